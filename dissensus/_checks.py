@@ -1,0 +1,251 @@
+"""What users hand in, checked: each function returns nothing, or says what was wanted, what came, what to do.
+
+Values are looked at through a few whole-tensor reductions that reach the host together, so a check waits for
+the device once. Where a bad value sits is searched for only after one was found.
+"""
+
+import warnings
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+
+def check_member_logits(logits: Tensor, weights: Tensor | None = None) -> None:
+    """Refuse what is not finite `(members, batch, classes)` logits; warn if they look like probabilities.
+
+    Args:
+        logits: Unnormalised member outputs, `(members, batch, classes)`.
+        weights: Member weights to check in the same go, as `check_weights` does.
+
+    Example:
+        >>> check_member_logits(torch.zeros(2, 3))
+        Traceback (most recent call last):
+        ValueError: `logits` must be shaped (members, batch, classes); got (2, 3). One model: `logits[None]`.
+    """
+    _check_tensor("logits", logits)
+    if logits.ndim != 3:
+        raise ValueError(
+            "`logits` must be shaped (members, batch, classes); "
+            f"got {tuple(logits.shape)}. One model: `logits[None]`."
+        )
+    _check_not_empty("logits", logits)
+    if logits.shape[-1] < 2:
+        raise ValueError(
+            f"`logits` must have at least two classes; got shape {tuple(logits.shape)}. "
+            "For a binary model with one output z, pass `torch.cat([torch.zeros_like(z), z], -1)`."
+        )
+    logits = logits.detach()
+    row_sums = logits.sum(-1, dtype=compute_dtype(logits))
+    facts = [*logits.aminmax(), (row_sums - 1).abs().amax()]
+    if weights is not None:
+        _check_weights_shape(weights, len(logits))
+        facts += _weight_facts(weights)
+    lowest, highest, distance_from_one, *weight_facts = _to_host(facts)
+
+    _check_members_finite("logits", logits, lowest, highest)
+    if weights is not None:
+        _check_weight_facts(weights, *weight_facts)
+    if lowest >= 0 and highest <= 1 and distance_from_one <= _sum_tolerance(logits):
+        # The fourth frame up is the user's: check, Beliefs.of, score, user.
+        warnings.warn(
+            "`logits` lie in [0, 1] and sum to 1, so they look like probabilities, but are read as logits. "
+            "If they are probabilities, pass their logarithm.",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def check_weights(weights: Tensor, num_members: int) -> None:
+    """Refuse what is not one non-negative weight per member with sum 1.
+
+    Args:
+        weights: Member weights, `(members,)`.
+        num_members: How many members there are.
+
+    Example:
+        >>> check_weights(torch.tensor([0.5, 0.6]), 2)
+        Traceback (most recent call last):
+        ValueError: `weights` must sum to 1; got sum 1.1. Pass `weights / weights.sum()`.
+    """
+    _check_weights_shape(weights, num_members)
+    _check_weight_facts(weights, *_to_host(_weight_facts(weights)))
+
+
+def check_labels(labels: Tensor, num: int, classes: int | None = None) -> None:
+    """Refuse what is not `num` integer class labels from 0 to `classes - 1`.
+
+    Args:
+        labels: True class indices, `(batch,)`.
+        num: How many labels are wanted.
+        classes: How many classes there are; any number if `None`, and then values are not looked at.
+
+    Example:
+        >>> check_labels(torch.tensor([0, 1, 3]), 3, 3)
+        Traceback (most recent call last):
+        ValueError: `labels` must lie in 0..2; got 3 in row 2. Count from 0.
+    """
+    if not isinstance(labels, Tensor):
+        raise ValueError(f"`labels` must be a torch tensor; got {type(labels).__name__}. Convert it first.")
+    if labels.dtype == torch.bool or labels.is_floating_point() or labels.is_complex():
+        raise ValueError(f"`labels` must be integers; got {labels.dtype}. Use `labels.long()`.")
+    if labels.shape != (num,):
+        raise ValueError(f"`labels` must be shaped ({num},); got {tuple(labels.shape)}. Pass one per input.")
+    if num == 0:
+        raise ValueError("`labels` must not be empty; got 0 labels. Pass at least one input.")
+    if classes is None:
+        return
+    lowest, highest = _to_host([*labels.aminmax()])
+    if lowest < 0 or highest >= classes:
+        row = int(((labels < 0) | (labels >= classes)).nonzero()[0])
+        raise ValueError(
+            f"`labels` must lie in 0..{classes - 1}; got {int(labels[row])} in row {row}. Count from 0."
+        )
+
+
+def check_mean_and_scale(mean: Tensor, scale: Tensor, weights: Tensor | None = None) -> None:
+    """Refuse what is not a finite mean and a non-negative scale per member and input.
+
+    Args:
+        mean: Member means, `(members, batch)` or `(members, batch, outputs)`.
+        scale: Member scales (sigma or b, never a variance), of the same shape.
+        weights: Member weights to check in the same go, as `check_weights` does.
+
+    Example:
+        >>> check_mean_and_scale(torch.zeros(2, 3), -torch.ones(2, 3))
+        Traceback (most recent call last):
+        ValueError: `scale` must not be negative; got -1 at the least. Pass softplus of the raw output.
+    """
+    _check_tensor("mean", mean)
+    _check_tensor("scale", scale)
+    if mean.ndim not in (2, 3):
+        raise ValueError(
+            "`mean` must be shaped (members, batch) or (members, batch, outputs); "
+            f"got {tuple(mean.shape)}. One model: `mean[None]`."
+        )
+    if scale.shape != mean.shape:
+        raise ValueError(
+            f"`scale` must be shaped as `mean`, {tuple(mean.shape)}; got {tuple(scale.shape)}. Expand it."
+        )
+    _check_not_empty("mean", mean)
+    facts = [*mean.detach().aminmax(), *scale.detach().aminmax()]
+    if weights is not None:
+        _check_weights_shape(weights, len(mean))
+        facts += _weight_facts(weights)
+    lowest_mean, highest_mean, lowest_scale, highest_scale, *weight_facts = _to_host(facts)
+
+    _check_members_finite("mean", mean, lowest_mean, highest_mean)
+    _check_members_finite("scale", scale, lowest_scale, highest_scale)
+    if lowest_scale < 0:
+        raise ValueError(
+            f"`scale` must not be negative; got {lowest_scale:g} at the least. "
+            "Pass softplus of the raw output."
+        )
+    if weights is not None:
+        _check_weight_facts(weights, *weight_facts)
+
+
+def check_features(features: Tensor) -> None:
+    """Refuse what is not a finite `(batch, features)` table.
+
+    Args:
+        features: One vector per input, `(batch, features)`.
+
+    Example:
+        >>> check_features(torch.tensor([[0.0], [float("nan")]]))
+        Traceback (most recent call last):
+        ValueError: `features` must be finite and at most 2e+19 in size; row 1 holds nan. Leave such rows out.
+    """
+    _check_tensor("features", features)
+    if features.ndim != 2:
+        raise ValueError(
+            f"`features` must be shaped (batch, features); got {tuple(features.shape)}. Use `flatten(1)`."
+        )
+    _check_not_empty("features", features)
+    lowest, highest = _to_host([*features.detach().aminmax()])
+    if not _usable(features, lowest, highest):
+        row, found = _first_unusable(features)
+        raise ValueError(
+            f"`features` must be finite and at most {_largest_usable(features):.0e} in size; "
+            f"row {row[0]} holds {found}. Leave such rows out."
+        )
+
+
+def compute_dtype(values: Tensor) -> torch.dtype:
+    """The dtype to compute in: float32 for half precision, else the tensor's own."""
+    return torch.promote_types(values.dtype, torch.float32)
+
+
+def _check_tensor(name: str, values: Tensor) -> None:
+    if not isinstance(values, Tensor):
+        raise ValueError(f"`{name}` must be a torch tensor; got {type(values).__name__}. Convert it first.")
+    if not values.is_floating_point():
+        raise ValueError(f"`{name}` must be floating point; got {values.dtype}. Use `{name}.float()`.")
+
+
+def _check_not_empty(name: str, values: Tensor) -> None:
+    if values.numel() == 0:
+        raise ValueError(
+            f"`{name}` must not be empty; got shape {tuple(values.shape)}. Pass one input or more."
+        )
+
+
+def _check_members_finite(name: str, values: Tensor, lowest: float, highest: float) -> None:
+    if not _usable(values, lowest, highest):
+        (member, row, *_), found = _first_unusable(values)
+        raise ValueError(
+            f"`{name}` must be finite and at most {_largest_usable(values):.0e} in size; "
+            f"row {row} of member {member} holds {found}. Leave such rows out, or train that member again."
+        )
+
+
+def _check_weights_shape(weights: Tensor, num_members: int) -> None:
+    _check_tensor("weights", weights)
+    if weights.shape != (num_members,):
+        raise ValueError(
+            f"`weights` must be shaped ({num_members},), one per member; got {tuple(weights.shape)}. "
+            "Give each member one number."
+        )
+
+
+def _weight_facts(weights: Tensor) -> list[Tensor]:
+    return [weights.amin(), weights.sum(dtype=compute_dtype(weights))]
+
+
+def _check_weight_facts(weights: Tensor, lowest: float, total: float) -> None:
+    if lowest < 0:
+        raise ValueError(f"`weights` must not be negative; got {lowest:g}. Leave such members out.")
+    # Not `>`: NaN, for which every comparison is false, must be refused too.
+    if not abs(total - 1) <= _sum_tolerance(weights):
+        raise ValueError(f"`weights` must sum to 1; got sum {total:g}. Pass `weights / weights.sum()`.")
+
+
+def _sum_tolerance(values: Tensor) -> float:
+    """How far a sum of probabilities stored in this dtype may be from 1."""
+    return 1e-4 if torch.finfo(values.dtype).eps < 1e-5 else 1e-2
+
+
+def _to_host(facts: list[Tensor]) -> list[float]:
+    """Numbers of any dtype and device, read with one wait for the device."""
+    device = facts[0].device
+    dtype = reduce(torch.promote_types, (fact.dtype for fact in facts))
+    together = torch.stack([fact.to(device, dtype, non_blocking=True) for fact in facts])
+    return [float(fact) for fact in together.tolist()]
+
+
+def _largest_usable(values: Tensor) -> float:
+    """Past this number, squares and differences overflow: finite input would give infinite or NaN scores."""
+    return torch.finfo(compute_dtype(values)).max ** 0.5
+
+
+def _usable(values: Tensor, lowest: float, highest: float) -> bool:
+    # `aminmax` passes NaN on, and with NaN no comparison holds.
+    largest = _largest_usable(values)
+    return -largest <= lowest and highest <= largest
+
+
+def _first_unusable(values: Tensor) -> tuple[tuple[int, ...], str]:
+    """Where the first unusable number is, and the number as text."""
+    bad = ~(values.to(compute_dtype(values)).abs() <= _largest_usable(values))
+    position = tuple(bad.nonzero()[0].tolist())
+    return position, f"{values[position].item():g}"

@@ -1,0 +1,1 @@
+"""Data: what users hand over, toy sets, augmentation and corruptions. Nothing downloads on import."""

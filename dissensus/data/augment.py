@@ -1,0 +1,224 @@
+"""Augmentation on the device, keyed: a batch's changes depend on (seed, member, step) and nothing else.
+
+An augmentation is a function `(x, y, noise) -> (x, y)`. `x` is `(batch, ...)` with scalar noise keys, or
+`(members, batch, ...)` with one key a member.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dissensus.randomness import Noise
+
+Augmentation = Callable[[Tensor, Tensor, Noise], tuple[Tensor, Tensor]]
+
+
+def _per_example(noise: Noise, x: Tensor, *shape: int) -> Tensor:
+    """Uniform draws for every example, `leading + shape`."""
+    return noise.uniform(x.shape[noise.keys.ndim], *shape)
+
+
+def _spread(values: Tensor, x: Tensor) -> Tensor:
+    """Append axes so that one value an example broadcasts over the example."""
+    return values.reshape(*values.shape, *(1 for _ in range(x.ndim - values.ndim)))
+
+
+@dataclass(frozen=True)
+class Compose:
+    """One augmentation after another, each with noise of its own."""
+
+    steps: tuple[Augmentation, ...]
+
+    def __call__(self, x: Tensor, y: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+        """Apply all in order."""
+        for number, step in enumerate(self.steps):
+            x, y = step(x, y, noise.at(number))
+        return x, y
+
+
+@dataclass(frozen=True)
+class HorizontalFlip:
+    """Mirror each image left to right with this probability."""
+
+    probability: float = 0.5
+
+    def __call__(self, x: Tensor, y: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+        """Flip some of the images `(..., channels, height, width)`."""
+        flip = _spread(_per_example(noise, x) < self.probability, x)
+        return torch.where(flip, x.flip(-1), x), y
+
+
+@dataclass(frozen=True)
+class RandomCrop:
+    """Pad each image by this many pixels of zeros and cut its own size out again, anywhere."""
+
+    padding: int = 4
+
+    def __call__(self, x: Tensor, y: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+        """Shift the images `(..., channels, height, width)`."""
+        height, width = x.shape[-2:]
+        top, left = (_per_example(noise, x, 2) * (2 * self.padding + 1)).long().unbind(-1)
+        padded = F.pad(x, (self.padding,) * 4)
+        rows = top[..., None] + torch.arange(height, device=x.device)
+        columns = left[..., None] + torch.arange(width, device=x.device)
+        # One gather an axis; images of a batch are shifted by different amounts.
+        padded = padded.gather(
+            -2, rows[..., None, :, None].expand(*padded.shape[:-2], height, padded.shape[-1])
+        )
+        return padded.gather(-1, columns[..., None, None, :].expand(*padded.shape[:-1], width)), y
+
+
+@dataclass(frozen=True)
+class GaussianNoise:
+    """Add normal noise of this standard deviation to every value."""
+
+    scale: float
+
+    def __call__(self, x: Tensor, y: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+        """Add the noise."""
+        return x + self.scale * noise.normal(*x.shape[noise.keys.ndim :]).to(x.dtype), y
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Turn each image by an angle drawn from [-degrees, degrees], bilinear, zeros outside."""
+
+    degrees: float
+
+    def __call__(self, x: Tensor, y: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+        """Turn the images `(..., channels, height, width)`."""
+        angles = (_per_example(noise, x) * 2 - 1).reshape(-1) * math.radians(self.degrees)
+        flat = x.reshape(-1, *x.shape[-3:])
+        height, width = x.shape[-2:]
+        cos, sin = angles.cos(), angles.sin()
+        # The sampling grid is in units of half the image, so turning a rectangle needs its aspect ratio.
+        zero = torch.zeros_like(cos)
+        turn = torch.stack(
+            [
+                torch.stack([cos, -sin * height / width, zero], -1),
+                torch.stack([sin * width / height, cos, zero], -1),
+            ],
+            -2,
+        ).to(flat.dtype)
+        grid = F.affine_grid(turn, list(flat.shape), align_corners=False)
+        return F.grid_sample(flat, grid, align_corners=False).reshape(x.shape), y
+
+
+@dataclass(frozen=True)
+class ColourJitter:
+    """Scale brightness, contrast and saturation of each image by factors drawn from [1 - strength, 1 + strength]."""
+
+    brightness: float = 0.0
+    contrast: float = 0.0
+    saturation: float = 0.0
+
+    def __call__(self, x: Tensor, y: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+        """Change the colours of images `(..., 3, height, width)`."""
+        draws = _per_example(noise, x, 3) * 2 - 1
+        brightness, contrast, saturation = (
+            _spread(1 + strength * draw, x)
+            for strength, draw in zip(
+                (self.brightness, self.contrast, self.saturation), draws.unbind(-1), strict=True
+            )
+        )
+        x = x * brightness
+        grey = x.mean(-3, keepdim=True)
+        middle = grey.mean((-2, -1), keepdim=True)
+        x = middle + (x - middle) * contrast
+        grey = x.mean(-3, keepdim=True)
+        return grey + (x - grey) * saturation, y
+
+
+@dataclass(frozen=True)
+class Mixup:
+    """Blend each example with another of its batch, inputs and labels alike.
+
+    The share is Beta(strength, strength), one draw a batch.
+
+    References:
+        Zhang et al., 2018, <https://arxiv.org/abs/1710.09412>.
+    """
+
+    num_classes: int
+    strength: float = 0.2
+
+    def __call__(self, x: Tensor, y: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+        """Return blended inputs and class probabilities."""
+        share = _beta(noise.at(0), self.strength)
+        partner = _partners(noise.at(1), x)
+        targets = _soft(y, self.num_classes)
+        mixed = _blend(targets, _take(targets, partner), share)
+        return _blend(x, _take(x, partner), share.to(x.dtype)), mixed
+
+
+@dataclass(frozen=True)
+class CutMix:
+    """Paste a rectangle of another image of the batch into each image; labels mix by area.
+
+    References:
+        Yun et al., 2019, <https://arxiv.org/abs/1905.04899>.
+    """
+
+    num_classes: int
+    strength: float = 1.0
+
+    def __call__(self, x: Tensor, y: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+        """Return pasted images `(..., channels, height, width)` and class probabilities."""
+        share = _beta(noise.at(0), self.strength)
+        partner = _partners(noise.at(1), x)
+        height, width = x.shape[-2:]
+        centre = noise.at(2).uniform(2)
+        half = (1 - share).sqrt() / 2
+        rows = _inside(centre[..., 0], half, height)
+        columns = _inside(centre[..., 1], half, width)
+        patch = rows[..., :, None] & columns[..., None, :]
+        kept = 1 - patch.to(torch.float32).mean((-2, -1))
+        patch = patch[..., None, None, :, :]
+        targets = _soft(y, self.num_classes)
+        mixed = _blend(targets, _take(targets, partner), kept)
+        return torch.where(patch, _take(x, partner), x), mixed
+
+
+def _soft(y: Tensor, num_classes: int) -> Tensor:
+    if y.is_floating_point():
+        return y
+    # Not F.one_hot: it looks at the values, which a recorded or captured step cannot.
+    return (y.unsqueeze(-1) == torch.arange(num_classes, device=y.device)).to(torch.float32)
+
+
+def _partners(noise: Noise, x: Tensor) -> Tensor:
+    return noise.uniform(x.shape[noise.keys.ndim]).argsort(-1)
+
+
+def _take(values: Tensor, index: Tensor) -> Tensor:
+    return values.gather(index.ndim - 1, _spread(index, values).expand_as(values))
+
+
+def _blend(a: Tensor, b: Tensor, share: Tensor) -> Tensor:
+    share = _spread(share, a)
+    return share * a + (1 - share) * b
+
+
+def _inside(centre: Tensor, half: Tensor, size: int) -> Tensor:
+    position = (torch.arange(size, device=centre.device) + 0.5) / size
+    return (position - centre[..., None]).abs() < half[..., None]
+
+
+def _beta(noise: Noise, strength: float, grid: int = 512) -> Tensor:
+    """Draw Beta(strength, strength) by inverting its distribution function on a grid, so that it stays keyed."""
+    # The grid is dense at both ends, where the density of a small strength has its mass.
+    t = torch.linspace(0, 1, grid, dtype=torch.float64, device=noise.keys.device)
+    points = torch.sin(t * math.pi / 2).square()
+    middle = (points[1:] + points[:-1]) / 2
+    weight = (middle * (1 - middle)).pow(strength - 1) * points.diff()
+    cumulative = torch.cat([t[:1] * 0, weight.cumsum(0)])
+    cumulative = (cumulative / cumulative[-1]).contiguous()
+    u = noise.uniform().double()
+    upper = torch.searchsorted(cumulative, u.contiguous()).clamp(1, grid - 1)
+    low, high = cumulative[upper - 1], cumulative[upper]
+    fraction = (u - low) / (high - low).clamp_min(1e-12)
+    return (points[upper - 1] + fraction * (points[upper] - points[upper - 1])).float()

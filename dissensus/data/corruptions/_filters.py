@@ -1,0 +1,141 @@
+"""Linear filters as small cached matrices and kernels, applied to whole batches.
+
+Every separable filter (a Gaussian, a zoom, a box resize) is a matrix for the rows and one for the columns.
+They are applied in float64, so that the order in which a matrix product adds its terms, which may change with
+the batch size, stays some nine decimal places below what decides a byte.
+"""
+
+import math
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def separable(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """`rows @ image @ columns.T` for every channel, in float64."""
+    values = images.double() @ columns.T.to(images.device)
+    return rows.to(images.device) @ values
+
+
+def gaussian(images: Tensor, sd: float, truncate: float = 4.0, border: str = "edge") -> Tensor:
+    """Gaussian blur of standard deviation `sd` pixels, float64."""
+    height, width = images.shape[-2:]
+    rows = gaussian_matrix(height, sd, truncate, border)
+    return separable(images, rows, gaussian_matrix(width, sd, truncate, border))
+
+
+@lru_cache(maxsize=128)
+def gaussian_matrix(size: int, sd: float, truncate: float, border: str) -> Tensor:
+    """Blur along one axis, `(size, size)`; the border is repeated ("edge") or mirrored ("reflect")."""
+    radius = int(truncate * sd + 0.5)
+    offsets = torch.arange(-radius, radius + 1)
+    weights = torch.ones(1) if radius == 0 else torch.exp(-0.5 * (offsets / sd).double() ** 2)
+    sources = torch.arange(size)[:, None] + offsets
+    if border == "edge":
+        sources = sources.clamp(0, size - 1)
+    else:
+        sources = sources % (2 * size)
+        sources = torch.minimum(sources, 2 * size - 1 - sources)
+    matrix = torch.zeros(size, size, dtype=torch.float64)
+    return matrix.scatter_add_(1, sources, (weights / weights.sum()).double().expand_as(sources))
+
+
+def zoom(images: Tensor, factor: float) -> Tensor:
+    """The centre of the images enlarged by `factor` to their own size, float64."""
+    return separable(images, *(zoom_matrix(size, factor) for size in images.shape[-2:]))
+
+
+@lru_cache(maxsize=256)
+def zoom_matrix(size: int, factor: float) -> Tensor:
+    """Linear interpolation from the central `size / factor` pixels of an axis to `size` pixels."""
+    kept = math.ceil(size / factor)
+    enlarged = max(round(kept * factor), size)
+    positions = torch.arange(size) + (enlarged - size) // 2
+    sources = positions.double() * ((kept - 1) / max(enlarged - 1, 1))
+    left = sources.long().clamp(max=max(kept - 2, 0))
+    share = (sources - left)[:, None]
+    left = left[:, None] + (size - kept) // 2
+    matrix = torch.zeros(size, size, dtype=torch.float64)
+    matrix.scatter_add_(1, left, 1 - share)
+    return matrix.scatter_add_(1, (left + 1).clamp(max=size - 1), share)
+
+
+def box_resize(images: Tensor, height: int, width: int) -> Tensor:
+    """Resize by the box filter, bytes in and out, as Pillow does: columns, rounded, then rows, rounded."""
+    columns, rows = (box_matrix(*pair) for pair in ((images.shape[-1], width), (images.shape[-2], height)))
+    wide = (images.double() @ columns.T.to(images.device)).add_(0.5).floor_()
+    return (rows.to(images.device) @ wide).add_(0.5).floor_().to(torch.uint8)
+
+
+@lru_cache(maxsize=128)
+def box_matrix(source: int, target: int) -> Tensor:
+    """Means over each target pixel's share of the source, `(target, source)`, in Pillow's 22-bit weights."""
+    scale = source / target
+    width = max(scale, 1.0)
+    centres = (torch.arange(target, dtype=torch.float64)[:, None] + 0.5) * scale
+    first = (centres - width / 2 + 0.5).long().clamp(min=0)
+    last = (centres + width / 2 + 0.5).long().clamp(max=source)
+    pixels = torch.arange(source)
+    distance = (pixels + 0.5 - centres) / width
+    inside = (pixels >= first) & (pixels < last) & (distance > -0.5) & (distance <= 0.5)
+    weights = inside / inside.sum(1, keepdim=True)
+    return (weights.double() * 2**22 + 0.5).floor() / 2**22
+
+
+@lru_cache(maxsize=64)
+def disk_kernel(radius: float, alias_sd: float) -> Tensor:
+    """A disk of `radius` pixels softened by a small Gaussian, `(2 k + 1, 2 k + 1)`, sum 1."""
+    # Three taps as published; more only where a larger image has scaled the Gaussian up.
+    soft = max(1, round(2 * alias_sd))
+    reach = int(radius) + soft
+    offsets = torch.arange(-reach, reach + 1, dtype=torch.float64)
+    disk = (offsets[:, None] ** 2 + offsets**2 <= radius**2).double()
+    taps = torch.arange(-soft, soft + 1, dtype=torch.float64)
+    weights = torch.exp(-0.5 * (taps / alias_sd) ** 2)
+    weights = (weights[:, None] * weights)[None, None]
+    softened = F.conv2d(disk[None, None], weights, padding=soft)[0, 0]
+    return softened / softened.sum()
+
+
+def correlate(images: Tensor, kernel: Tensor) -> Tensor:
+    """Weighted sum of shifted copies, float32; the image is mirrored about its border pixels."""
+    reach = len(kernel) // 2
+    height, width = images.shape[-2:]
+    padded = F.pad(images.float(), (reach, reach, reach, reach), mode="reflect")
+    total = torch.zeros(images.shape, device=images.device)
+    for row, column in (kernel > 1e-6).nonzero().tolist():
+        shifted = padded[..., row : row + height, column : column + width]
+        total.add_(shifted, alpha=kernel[row, column].item())
+    return total
+
+
+def streak(images: Tensor, degrees: Tensor, radius: float, sd: float) -> Tensor:
+    """Motion blur along one direction an image, float32: a one-sided Gaussian of `2 radius + 1` pixels.
+
+    Pixel p becomes the weighted mean of the pixels nearest to `p + i * (cos, sin)`, i = 0, 1, …; beyond the
+    border the last pixel is repeated.
+    """
+    batch, channels, height, width = images.shape
+    length = 2 * round(radius) + 1
+    weights = torch.exp(-0.5 * (torch.arange(length).double() / sd) ** 2)
+    weights /= weights.sum()
+    radians = degrees.double()[:, None] * (math.pi / 180)
+    across, down = radians.cos(), radians.sin()
+    column, row, first = (
+        torch.arange(n, dtype=torch.int32, device=images.device) for n in (width, height, batch)
+    )
+    first = first[:, None, None] * (height * width)
+    # Pixels as rows of a table: one index serves all channels.
+    pixels = images.float().permute(0, 2, 3, 1).reshape(-1, channels)
+    total = torch.zeros_like(pixels)
+    for i, weight in enumerate(weights.tolist()):
+        if weight < 1e-5:
+            break
+        # ceil(t - 1/2), not round: halves go one way, so that a streak has no kinks at steps to even numbers.
+        source_column = (column + torch.ceil(i * across - 0.5).int()).clamp(0, width - 1)
+        source_row = (row + torch.ceil(i * down - 0.5).int()).clamp(0, height - 1)
+        source = first + source_row[:, :, None] * width + source_column[:, None, :]
+        total.add_(pixels.index_select(0, source.flatten()), alpha=weight)
+    return total.view(batch, height, width, channels).permute(0, 3, 1, 2).contiguous()

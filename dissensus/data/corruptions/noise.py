@@ -1,0 +1,97 @@
+"""Noise on every pixel: uint8 images and per-image keys in, uint8 images out."""
+
+import math
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dissensus.data.corruptions._draws import bits, normal, uniform
+from dissensus.data.corruptions._pixels import to_uint8
+
+
+def gaussian_noise(images: Tensor, keys: Tensor, sd: float) -> Tensor:
+    """Adds normal noise of standard deviation `sd` (image range 0 to 1) to every value."""
+    return to_uint8(normal(keys, tuple(images.shape[1:])).mul_(255 * sd).add_(images.float()))
+
+
+def speckle_noise(images: Tensor, keys: Tensor, sd: float) -> Tensor:
+    """Multiplies every value by `1 + sd * z`, z standard normal."""
+    return to_uint8(normal(keys, tuple(images.shape[1:])).mul_(sd).add_(1.0).mul_(images.float()))
+
+
+def impulse_noise(images: Tensor, keys: Tensor, amount: float) -> Tensor:
+    """Replaces a fraction `amount` of all values by 0 or 255, each with equal chance."""
+    chance = uniform(keys, tuple(images.shape[1:]))
+    return images.masked_fill(chance < amount, 255).masked_fill_(chance < amount / 3, 0)
+
+
+def shot_noise(images: Tensor, keys: Tensor, photons: float) -> Tensor:
+    """Counts photons: value x becomes Poisson(`photons` * x) / `photons`.
+
+    Exact draws by Walker's alias method: a value has one of 256 levels, each level has its own table of
+    columns, and a column holds one count up to a threshold and another above it. One 32-bit number picks the
+    column (low bits) and the side of the threshold (high bits).
+    """
+    table, log_columns = _poisson_columns(photons)
+    random = bits(keys, tuple(images.shape[1:]))
+    column = random & ((1 << log_columns) - 1)
+    cell = (
+        table.to(images.device)
+        .index_select(0, ((images.int() << log_columns) + column).flatten())
+        .view_as(random)
+    )
+    threshold_mask = (1 << (32 - log_columns)) - 1
+    accepted = ((random >> log_columns) & threshold_mask) < ((cell >> log_columns) & threshold_mask)
+    counts = torch.where(accepted, column, cell & ((1 << log_columns) - 1))
+    return to_uint8(counts.float().mul_(255 / photons))
+
+
+@lru_cache(maxsize=16)
+def _poisson_columns(photons: float) -> tuple[Tensor, int]:
+    """Packed alias tables of Poisson(photons * level / 255) for all 256 levels, and log2 of their width.
+
+    The upper bits of an entry are its threshold, the lower ones the count beyond it.
+    """
+    # The largest mean is `photons`; ten standard deviations above it nothing is left in double precision's
+    # sight.
+    log_columns = math.ceil(math.log2(photons + 10 * math.sqrt(photons) + 20))
+    thresholds, aliases = alias_tables(poisson_probabilities(photons, 1 << log_columns))
+    levels = 1 << (32 - log_columns)
+    packed = ((thresholds * levels).round().long().clamp_(max=levels - 1) << log_columns) + aliases
+    return torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32).flatten(), log_columns
+
+
+def poisson_probabilities(photons: float, columns: int) -> Tensor:
+    """Probability of each count below `columns` at each of the 256 levels, float64 `(256, columns)`."""
+    means = torch.arange(256, dtype=torch.float64)[:, None] * (photons / 255)
+    counts = torch.arange(columns, dtype=torch.float64)
+    return torch.exp(torch.xlogy(counts, means) - means - torch.lgamma(counts + 1))
+
+
+def alias_tables(probabilities: Tensor) -> tuple[Tensor, Tensor]:
+    """Walker's tables of each row: column j keeps the share `thresholds[j]`, the rest is `aliases[j]`'s.
+
+    One sweep closes a column of every row at a time: a light one (below the mean), filled up from the current
+    heavy one, or the current heavy one once it has become light itself, filled up from the next.
+    """
+    columns = probabilities.shape[1]
+    row = np.arange(len(probabilities))
+    weights = (probabilities / probabilities.sum(1, keepdim=True)).numpy() * columns
+    thresholds, aliases = np.ones_like(weights), np.tile(np.arange(columns), (len(row), 1))
+    lights = np.argsort(weights > 1, axis=1, kind="stable")
+    heavies = np.argsort(weights <= 1, axis=1, kind="stable")
+    num_lights = (weights <= 1).sum(1)
+    light_at, heavy_at = np.zeros_like(row), np.zeros_like(row)
+    left = weights[row, heavies[row, 0]]
+    for _ in range(columns - 1):
+        heavy, following = heavies[row, heavy_at], heavies[row, np.minimum(heavy_at + 1, columns - 1)]
+        light = lights[row, np.minimum(light_at, columns - 1)]
+        take_light = (left > 1) & (light_at < num_lights)
+        closed = np.where(take_light, light, heavy)
+        thresholds[row, closed] = np.where(take_light, weights[row, light], left)
+        aliases[row, closed] = np.where(take_light, heavy, following)
+        left = left - 1 + np.where(take_light, weights[row, light], weights[row, following])
+        light_at, heavy_at = light_at + take_light, heavy_at + ~take_light
+    return torch.from_numpy(thresholds).clamp_(0.0, 1.0), torch.from_numpy(aliases)

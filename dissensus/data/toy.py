@@ -1,0 +1,157 @@
+"""Toy sets that a seed determines to the last bit: a noisy cubic to regress on, spirals to classify.
+
+They are drawn from numpy's legacy generator, whose streams are frozen, so a seed gives the same numbers on
+every machine and in every version. numpy's global generator is neither read nor touched.
+"""
+
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats: TypeAlias = NDArray[np.float64]
+Integers: TypeAlias = NDArray[np.int64]
+
+CUBIC_SEED = 173
+
+
+class MemberScales(NamedTuple):
+    """The seed drawn for each member and the scale of its initial parameters drawn under that seed."""
+
+    seeds: tuple[int, ...]
+    scales: tuple[float, ...]
+
+
+def cubic(
+    num_points: int = 40, low: float = -4.0, high: float = 4.0, noise: float = 3.0, seed: int = CUBIC_SEED
+) -> tuple[Floats, Floats]:
+    r"""Draw points of a cubic with normal noise: first all inputs, then all noise.
+
+    $$x \sim U(\text{low}, \text{high}),\qquad y = x^3 + \mathcal N(0, \text{noise}^2)$$
+
+    Args:
+        num_points: How many points.
+        low: Smallest input.
+        high: Largest input.
+        noise: Standard deviation of the noise.
+        seed: Seed of numpy's legacy generator; the default gives the practical's 40 points.
+
+    Returns:
+        Inputs `(points, 1)` and targets `(points,)`, float64, as `ds.fit` takes them. Reading: at noise 3 the
+        true function has an expected negative log-likelihood of 2.518 nats; nothing learnt does better.
+
+    Example:
+        >>> x, y = cubic()
+        >>> x.shape, [round(float(value), 4) for value in (x[0, 0], y[0])]
+        ((40, 1), [-3.2539, -35.7691])
+    """
+    _check_counts(num_points=num_points)
+    return _draw_cubic(np.random.RandomState(seed), num_points, low, high, noise)
+
+
+def practical_scales(num_members: int = 6, num_points: int = 40, seed: int = CUBIC_SEED) -> MemberScales:
+    r"""Return the scales of the initial parameters of the practical's regression members.
+
+    $$s_j = 100 + \lfloor 10^4\,|z_j|\rfloor,\qquad \text{scale}_j = |u_j|,\ u_j \sim \mathcal N(0, 0.1^2)$$
+
+    The stream goes on where `cubic` left it and gives the standard normal $z_1$. Each seed $s_j$ starts a new
+    stream, which gives $u_j$ and then the next member's $z$.
+
+    Args:
+        num_members: How many members; the first six are those of the practical.
+        num_points: How many points `cubic` drew from the stream before.
+        seed: Seed of that stream.
+
+    Returns:
+        Seeds and scales. Reading: member j's weights and biases start as its scale times normal draws.
+
+    Example:
+        >>> practical_scales(2)
+        MemberScales(seeds=(672, 7888), scales=(0.05341477341995916, 0.12899350046504218))
+    """
+    _check_counts(num_members=num_members, num_points=num_points)
+    stream = np.random.RandomState(seed)
+    _draw_cubic(stream, num_points, 0.0, 1.0, 1.0)
+    seeds, scales = [], []
+    for _ in range(num_members):
+        seeds.append(100 + abs(int(stream.normal(0, 1) * 10_000)))
+        stream = np.random.RandomState(seeds[-1])
+        scales.append(abs(float(stream.normal(0, 0.1))))
+    return MemberScales(tuple(seeds), tuple(scales))
+
+
+def spirals(
+    points_per_class: int = 1000, num_classes: int = 3, noise: float = 0.3, seed: int = 0
+) -> tuple[Floats, Integers]:
+    r"""Draw spiral arms, one a class, inside the unit circle.
+
+    $$x = r\,(\sin\theta, \cos\theta)$$
+
+    with the radius r going from 0 to 1 and the angle as `spiral_angles` gives it.
+
+    Args:
+        points_per_class: Points of each arm.
+        num_classes: How many arms.
+        noise: Standard deviation of the angle at the centre; twice that at the rim.
+        seed: Seed of numpy's legacy generator.
+
+    Returns:
+        Inputs `(points, 2)`, float64, and labels `(points,)`, arm by arm. Reading: arms overlap at the centre
+        and near the rim, so no classifier is right everywhere.
+
+    Example:
+        >>> x, y = spirals(points_per_class=10)
+        >>> x.shape, y.tolist()[::10]
+        ((30, 2), [0, 1, 2])
+    """
+    angles = spiral_angles(points_per_class, num_classes, noise, seed).reshape(-1)
+    radius = np.tile(_radii(points_per_class), num_classes)
+    x = np.stack([radius * np.sin(angles), radius * np.cos(angles)], axis=1)
+    return x, np.repeat(np.arange(num_classes, dtype=np.int64), points_per_class)
+
+
+def spiral_angles(
+    points_per_class: int = 1000, num_classes: int = 3, noise: float = 0.3, seed: int = 0
+) -> Floats:
+    r"""Return the angles of the points of `spirals`, in radians, not reduced to one turn.
+
+    $$\theta = 8\,(j + r) + \mathcal N(0, \text{noise}^2)\,(1 + r)$$
+
+    Args:
+        points_per_class: Points of each arm.
+        num_classes: How many arms j.
+        noise: Standard deviation of the angle at the centre.
+        seed: Seed of numpy's legacy generator.
+
+    Returns:
+        `(classes, points_per_class)`. Reading: an arm makes 8 radians, a turn and a quarter.
+
+    Example:
+        >>> [round(float(angle), 4) for angle in spiral_angles()[0, [0, -1]]]
+        [0.5292, 7.7851]
+    """
+    _check_counts(points_per_class=points_per_class, num_classes=num_classes)
+    stream = np.random.RandomState(seed)
+    radius = _radii(points_per_class)
+    arms = []
+    for j in range(num_classes):
+        wobble = stream.randn(points_per_class) * noise * (radius + 1)
+        arms.append(np.linspace(8 * j, 8 * (j + 1), points_per_class) + wobble)
+    return np.stack(arms)
+
+
+def _draw_cubic(
+    stream: np.random.RandomState, num_points: int, low: float, high: float, noise: float
+) -> tuple[Floats, Floats]:
+    x = stream.uniform(low, high, (num_points, 1))
+    return x, x[:, 0] ** 3 + stream.normal(0, noise, num_points)
+
+
+def _radii(points_per_class: int) -> Floats:
+    return np.linspace(0.0, 1.0, points_per_class)
+
+
+def _check_counts(**counts: int) -> None:
+    for name, count in counts.items():
+        if count < 1:
+            raise ValueError(f"`{name}` must be at least 1; got {count}. Ask for one or more.")

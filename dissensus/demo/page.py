@@ -1,0 +1,288 @@
+"""The demo's tables and its page."""
+
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dissensus import metrics, plots, scores
+from dissensus.demo import figures
+from dissensus.demo.answers import (
+    ENSEMBLE,
+    KNOWN_DIGITS,
+    ONE_MEMBER,
+    ONE_MEMBER_ENTROPY,
+    Answers,
+    Numbers,
+)
+from dissensus.demo.digits import CORRUPTIONS, KNOWN, NEW
+from dissensus.html import Picture, Section, Table, Text, write_page
+
+# How many digits a gallery shows.
+_GALLERY = 10
+
+
+def quality_table(numbers: Numbers, num_members: int) -> Table:
+    """Return how good predictions on known digits are, one member's beside the ensemble's."""
+    names = {ONE_MEMBER: f"{ONE_MEMBER} (mean of {num_members})", ENSEMBLE: f"{ENSEMBLE} of {num_members}"}
+    return _table("model", numbers, names, "Predictions on known digits that were not trained on")
+
+
+def uncertainty_table(numbers: Numbers) -> Table:
+    """Return each set's accuracy and mean uncertainties."""
+    names = {NEW: f"{NEW} ({KNOWN} to 9)", **{name: f"known digits, {name}" for name in CORRUPTIONS}}
+    return _table("inputs", numbers, names, "Accuracy of the ensemble, and its mean uncertainty in nats")
+
+
+def detection_table(numbers: Numbers) -> Table:
+    """Return how well each score tells known from unknown digits."""
+    names = {ONE_MEMBER_ENTROPY: f"{ONE_MEMBER_ENTROPY} (mean)"}
+    return _table("score", numbers, names, "AUROC, known against unknown digits (0.5 is chance, 1 perfect)")
+
+
+def _table(head: str, numbers: Numbers, names: Mapping[str, str], caption: str) -> Table:
+    columns = [head, *next(iter(numbers.values()))]
+    return Table(columns, [[names.get(key, key), *row.values()] for key, row in numbers.items()], caption)
+
+
+def write_demo_page(
+    path: Path, answers: Answers, quality: Numbers, uncertainty: Numbers, detection: Numbers, *, seed: int
+) -> Path:
+    """Write the page of the demo."""
+    sections = [
+        _data(answers),
+        _predictions(answers, quality),
+        _training(answers),
+        _calibration(answers),
+        _uncertainty(uncertainty),
+        _separation(answers, detection),
+        _members(answers),
+        _gallery(answers),
+        _settings(answers, seed),
+    ]
+    title = "What an ensemble knows about handwritten digits"
+    return write_page(path, title, sections, _lead(answers, quality, uncertainty))
+
+
+def _lead(answers: Answers, quality: Numbers, uncertainty: Numbers) -> str:
+    return (
+        f"An ensemble of {answers.num_members} small networks learned the digits 0 to {KNOWN - 1} and reads "
+        f"{quality[ENSEMBLE]['accuracy']:.1%} of the known digits in a test correctly. About these its members "
+        f"disagree by {uncertainty[KNOWN_DIGITS]['knowledge']:.3f} nats on average; about the digits {KNOWN} "
+        f"to 9, which they never saw, by {uncertainty[NEW]['knowledge']:.3f} nats."
+    )
+
+
+def _data(answers: Answers) -> Section:
+    digits, new = answers.digits, answers.digits.unknown[NEW]
+    shown = torch.stack([_nth(digits.test.y, digit, 0) for digit in range(KNOWN)])
+    unseen = torch.stack([_nth(new.y, KNOWN + place % (10 - KNOWN), place) for place in range(KNOWN)])
+    rows = {"known": digits.test.x[shown], "new": new.x[unseen]}
+    rows |= {name: digits.unknown[name].x[shown] for name in CORRUPTIONS}
+    return Section(
+        "What the ensemble is shown",
+        Text(
+            f"It learns from {len(digits.train.x)} images of the digits 0 to {KNOWN - 1}, 8 by 8 pixels each, "
+            f"and is tested on {len(digits.test.x)} others. Unknown to it are {len(new.x)} images of the digits "
+            f"{KNOWN} to 9, and the test images corrupted in three ways: by noise, by a shift of two pixels, and "
+            "by a grey cover."
+        ),
+        Picture(
+            figures.sample_sheet(rows),
+            f"Five rows of digits: known ones from 0 to {KNOWN - 1}, new ones, and the known ones with noise, "
+            "shifted, and partly covered.",
+        ),
+    )
+
+
+def _nth(labels: Tensor, digit: int, number: int) -> Tensor:
+    """Return where a digit occurs for the nth time, counted from 0."""
+    return torch.nonzero(labels == digit)[number, 0]
+
+
+def _predictions(answers: Answers, quality: Numbers) -> Section:
+    return Section(
+        "How good the predictions are",
+        Text(
+            "Accuracy should be high. NLL and Brier score judge the whole prediction, ECE the gap between "
+            "confidence and accuracy; these three should be low."
+        ),
+        quality_table(quality, answers.num_members),
+    )
+
+
+def _training(answers: Answers) -> Section:
+    figure, (ax,) = plots.panels(width=6.4, height=3.4)
+    columns = {"loss": "training", "validation_loss": "test, members", "ensemble_loss": "test, ensemble"}
+    for (column, name), colour in zip(columns.items(), plots.COLOURS, strict=False):
+        plots.training_curves(answers.run.history, ax, column=column, colour=colour)
+        ax.lines[-1].set_label(name)
+    ax.set(yscale="log", ylabel="cross-entropy (nats)")
+    ax.legend(frameon=False, fontsize="small")
+    return Section(
+        "Training",
+        Text(
+            "All members train at once, each from its own start and through the data in its own order. The "
+            "ensemble's line lies below its members' mean by what averaging their predictions gains."
+        ),
+        Picture(
+            figure,
+            "Training loss, the members' test loss and the ensemble's test loss over the steps of training.",
+            "Thin lines are single members, thick ones their mean or the ensemble. The test images are only "
+            "looked at: nothing is chosen by them.",
+        ),
+    )
+
+
+def _calibration(answers: Answers) -> Section:
+    sets = {
+        "known digits": (answers.known, answers.digits.test.y),
+        "corrupted digits": answers.corrupted,
+    }
+    return Section(
+        "Can its confidence be believed?",
+        Text(
+            "A dot says how often predictions of that confidence were right: on the dashed line confidence is "
+            "honest, below it the model claims more than it knows. Dots above short grey bars rest on few digits "
+            "and wobble."
+        ),
+        *(
+            _reliability(model, logits, labels, name)
+            for name, (together, labels) in sets.items()
+            for model, logits in {"member 0": together[[0]], ENSEMBLE: together}.items()
+        ),
+    )
+
+
+def _reliability(model: str, logits: Tensor, labels: Tensor, name: str) -> Picture:
+    curve = metrics.reliability_curve(logits.softmax(-1).mean(0), labels, bins=10)
+    figure, (ax,) = plots.panels()
+    plots.reliability(curve, ax, label=model)
+    ax.set_title(f"{model}, {name}")
+    return Picture(
+        figure,
+        f"Confidence against accuracy of {model} on {name}; expected calibration error {curve.ece:.3f}.",
+    )
+
+
+def _uncertainty(uncertainty: Numbers) -> Section:
+    data, knowledge = (
+        [float(row[part] or 0.0) for row in uncertainty.values()] for part in ("data", "knowledge")
+    )
+    return Section(
+        "How uncertain it is, and why",
+        Text(
+            "Total uncertainty is the entropy of the averaged prediction. Its data part is what members doubt "
+            "each by itself, its knowledge part what they disagree about. Both should be small on known digits "
+            "and larger on unknown ones, the more so the lower the accuracy. New digits have no accuracy: the "
+            "ensemble has no right answer to give."
+        ),
+        uncertainty_table(uncertainty),
+        Picture(
+            figures.uncertainty_bars(data, knowledge, list(uncertainty)),
+            "Bars of data and knowledge uncertainty, end to end, for each kind of input; numbers as in the table.",
+        ),
+    )
+
+
+def _separation(answers: Answers, detection: Numbers) -> Section:
+    sets = {"known": answers.known, "new": answers.unknown[NEW], "corrupted": answers.corrupted[0]}
+    uncertainties = {
+        "total uncertainty": scores.total_entropy,
+        "knowledge uncertainty": scores.mutual_information,
+    }
+    return Section(
+        "Telling known from unknown",
+        Text(
+            "The less known and unknown digits overlap, the better a threshold on the uncertainty tells them "
+            "apart. AUROC is the chance that an unknown digit scores higher than a known one."
+        ),
+        *(
+            Picture(
+                figures.uncertainty_histograms({key: score(logits) for key, logits in sets.items()}, name),
+                f"Histograms of {name} for known, new and corrupted digits.",
+                "On a logarithmic scale; what is below its left end is counted there.",
+            )
+            for name, score in uncertainties.items()
+        ),
+        detection_table(detection),
+    )
+
+
+def _members(answers: Answers) -> Section:
+    return Section(
+        "Members and ensemble",
+        Text(
+            "Each dot is one member, the line is the ensemble. A line above most dots means that members make "
+            "different mistakes, which averaging outvotes."
+        ),
+        _member_accuracies(answers.known, answers.digits.test.y, "known digits"),
+        _member_accuracies(*answers.corrupted, "corrupted digits"),
+    )
+
+
+def _member_accuracies(logits: Tensor, labels: Tensor, name: str) -> Picture:
+    probs = logits.softmax(-1)
+    members = [metrics.accuracy(own, labels) for own in probs]
+    ensemble = metrics.accuracy(probs.mean(0), labels)
+    figure = figures.member_dots(members, ensemble)
+    figure.axes[0].set_title(name)
+    listed = ", ".join(f"{value:.3f}" for value in members)
+    return Picture(figure, f"Accuracy on {name}: members {listed}; ensemble {ensemble:.3f}.")
+
+
+def _gallery(answers: Answers) -> Section:
+    sets = {"known": answers.digits.test, **answers.digits.unknown}
+    images = torch.cat([part.x for part in sets.values()])
+    logits = torch.cat([answers.known, *answers.unknown.values()], dim=1)
+    names = [
+        f"{digit}, {kind.removesuffix(' digits')}" for kind, part in sets.items() for digit in part.y.tolist()
+    ]
+    is_known = torch.cat([part.y < KNOWN for part in sets.values()])
+    disagreement = scores.mutual_information(logits)
+    doubt = scores.total_entropy(logits).masked_fill(is_known, float("inf"))
+    galleries = {
+        "Most disputed: members read them differently.": disagreement.argsort(descending=True, stable=True),
+        "Least disputed: members read them alike.": disagreement.argsort(stable=True),
+        "New and least doubted: members are sure, and no answer is right.": doubt.argsort(stable=True),
+    }
+    return Section(
+        "Digits and votes",
+        Text(
+            "Under each digit stand the votes of the members, then what it really shows and which set it is from. "
+            "The last picture is a warning: where a new digit looks like a known one, all members can be sure of "
+            "the same wrong answer."
+        ),
+        *(
+            _votes(
+                caption, images[best], logits[:, best].argmax(-1), [names[place] for place in best.tolist()]
+            )
+            for caption, order in galleries.items()
+            for best in [order[:_GALLERY]]
+        ),
+    )
+
+
+def _votes(caption: str, images: Tensor, votes: Tensor, names: Sequence[str]) -> Picture:
+    read = "; ".join(f"{name}: {figures.vote_text(votes[:, place])}" for place, name in enumerate(names))
+    return Picture(
+        figures.votes_sheet(images, votes, names), f"{caption} What they are and the votes: {read}.", caption
+    )
+
+
+def _settings(answers: Answers, seed: int) -> Section:
+    rows: list[list[object]] = [
+        ["members", answers.num_members],
+        ["epochs", answers.run.epoch],
+        ["steps", answers.run.step],
+        ["seed", seed],
+        ["Python", platform.python_version()],
+        ["PyTorch", torch.__version__],
+    ]
+    return Section(
+        "How this page was made",
+        Text("By the command dissensus demo. The seed decides everything that is random."),
+        Table(["setting", "value"], rows, "Settings and versions"),
+    )

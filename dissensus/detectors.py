@@ -1,0 +1,241 @@
+"""How far inputs lie from the training data: `(batch, features)` in, `(batch,)` out, higher = further away.
+
+These look at the features of one network, not at members: they are what ensembles are compared with. Each is
+fitted once, stays on the device of its training features, and scores any number of inputs in bounded memory.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Protocol, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dissensus._checks import check_features, check_labels, compute_dtype
+from dissensus.types import Float, Labels, Scores
+
+Features: TypeAlias = Float[Tensor, "batch features"]
+
+_ROWS = 1024  # inputs looked at together
+_BANK_ROWS = 16384  # training rows they are compared with together: 64 MiB of similarities in float32
+
+
+class Detector(Protocol):
+    """Whatever was fitted to the features of a training set and scores those of other inputs."""
+
+    def score(self, features: Features) -> Scores:
+        """Distance of each input from the training set, `(batch,)`."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Mahalanobis:
+    r"""Squared distance to the nearest class mean, in units of the covariance that all classes share.
+
+    $$\min_c\,(x - \mu_c)^\top \Sigma^{-1} (x - \mu_c)$$
+
+    The relative form subtracts the distance to one Gaussian that knows no classes; directions in which all
+    training data vary alike then cancel. Computed in float64.
+
+    Attributes:
+        centre: Mean of the training features, `(features,)`.
+        whitening: Matrix that makes the shared covariance the identity, `(features, features)`.
+        means: Class means, centred and whitened, `(classes, features)`.
+        background: The Gaussian without classes, if distances are relative to it.
+
+    Example:
+        >>> features = torch.tensor([[-1.0, 0.0], [1.0, 0.0], [0.0, -1.0], [0.0, 1.0]])
+        >>> detector = Mahalanobis.fit(features, torch.tensor([0, 0, 0, 0]), shrinkage=0.0)
+        >>> detector.score(torch.tensor([[0.0, 0.0], [3.0, 0.0]]))  # the variance is 1/2
+        tensor([ 0., 18.])
+
+    References:
+        Lee et al., 2018, <https://arxiv.org/abs/1807.03888>; Ren et al., 2021, <https://arxiv.org/abs/2106.09022>.
+    """
+
+    centre: Float[Tensor, " features"]
+    whitening: Float[Tensor, "features features"]
+    means: Float[Tensor, "classes features"]
+    background: "Mahalanobis | None" = None
+
+    @classmethod
+    def fit(
+        cls, features: Features, labels: Labels, *, shrinkage: float = 1e-3, relative: bool = False
+    ) -> "Mahalanobis":
+        """Fit class means and the covariance about them.
+
+        Args:
+            features: Features of the training set, `(batch, features)`.
+            labels: True class of each, `(batch,)`. Classes without a row are left out.
+            shrinkage: From 0 to 1, how far the covariance is drawn to the multiple of the identity with its
+                trace; needed where features outnumber rows or depend on each other.
+            relative: Whether to subtract the distance to a Gaussian without classes.
+
+        Returns:
+            The fitted detector.
+        """
+        check_features(features)
+        check_labels(labels, len(features))
+        if not 0 <= shrinkage <= 1:
+            raise ValueError(f"`shrinkage` must lie in [0, 1]; got {shrinkage}. Try 0.001.")
+        features = features.detach()
+        groups = torch.unique(labels.to(features.device), return_inverse=True)[1]
+        means = _group_means(features, groups)
+        centre = features.mean(0, dtype=torch.float64)
+        whitening = _whitening(_shrunk(_covariance(features, groups, means), shrinkage))
+        background = cls.fit(features, torch.zeros_like(labels), shrinkage=shrinkage) if relative else None
+        return cls(centre, whitening, (means - centre) @ whitening, background)
+
+    def score(self, features: Features) -> Scores:
+        """Distance of each input from the training set.
+
+        Args:
+            features: `(batch, features)`, from the network that gave the training features.
+
+        Returns:
+            `(batch,)`. Reading: on training data, at most the number of features on average; at most 0 for
+            the relative form, and above 0 where no class fits as well as all data together.
+        """
+        _check_width(features, len(self.centre))
+        chunks = [self._score_chunk(rows) for rows in torch.split(features.detach(), _ROWS)]
+        return torch.cat(chunks).to(features.device, compute_dtype(features))
+
+    def _score_chunk(self, rows: Features) -> Scores:
+        whitened = (rows.to(self.centre) - self.centre) @ self.whitening
+        nearest = torch.cdist(whitened, self.means).amin(-1).square()
+        return nearest if self.background is None else nearest - self.background._score_chunk(rows)
+
+
+@dataclass(frozen=True, eq=False)
+class KNearestNeighbours:
+    r"""Distance to the k-th nearest training input, all features scaled to length 1.
+
+    $$\lVert x / |x| - x_{(k)} / |x_{(k)}| \rVert$$
+
+    Attributes:
+        bank: Training features scaled to length 1, `(batch, features)`.
+        k: Which neighbour counts.
+
+    Example:
+        >>> detector = KNearestNeighbours.fit(torch.tensor([[1.0, 0.0], [0.0, 2.0]]), k=1)
+        >>> detector.score(torch.tensor([[5.0, 0.0], [-1.0, 0.0]]))
+        tensor([0.0000, 1.4142])
+
+    References:
+        Sun et al., 2022, <https://arxiv.org/abs/2204.06507>.
+    """
+
+    bank: Features
+    k: int
+
+    @classmethod
+    def fit(cls, features: Features, labels: Labels | None = None, *, k: int = 50) -> "KNearestNeighbours":
+        """Remember the training features.
+
+        Args:
+            features: Features of the training set, `(batch, features)`.
+            labels: Not used; taken so that all detectors are fitted alike.
+            k: Which neighbour counts, from 1 to the number of rows: larger is smoother.
+
+        Returns:
+            The fitted detector.
+        """
+        check_features(features)
+        if not 1 <= k <= len(features):
+            raise ValueError(f"`k` must lie in 1..{len(features)}, the number of rows; got {k}. Change `k`.")
+        return cls(_unit_length(features), k)
+
+    def score(self, features: Features) -> Scores:
+        """Distance of each input from the training set.
+
+        Args:
+            features: `(batch, features)`, from the network that gave the training features.
+
+        Returns:
+            `(batch,)`, from 0 to 2. Reading: 0 points the way of k training inputs; at 1.41, all but k - 1 of
+            them are at right angles or further.
+        """
+        _check_width(features, self.bank.shape[1])
+        chunks = [
+            self._score_chunk(rows) for rows in torch.split(_unit_length(features).to(self.bank), _ROWS)
+        ]
+        return torch.cat(chunks).to(features.device, compute_dtype(features))
+
+    def _score_chunk(self, rows: Features) -> Scores:
+        similarity = rows.new_empty(len(rows), 0)
+        neighbour = torch.empty_like(similarity, dtype=torch.long)
+        for start in range(0, len(self.bank), _BANK_ROWS):
+            part = rows @ self.bank[start : start + _BANK_ROWS].T
+            value, index = part.topk(min(self.k, part.shape[1]))
+            similarity, neighbour = (
+                torch.cat([similarity, value], 1),
+                torch.cat([neighbour, start + index], 1),
+            )
+            similarity, kept = similarity.topk(min(self.k, similarity.shape[1]))
+            neighbour = neighbour.gather(1, kept)
+        # From the difference, not as sqrt(2 - 2 similarity), which has three digits for close neighbours.
+        return (rows - self.bank[neighbour[:, -1]]).norm(dim=-1)
+
+
+DETECTORS: Mapping[str, Callable[..., Detector]] = MappingProxyType(
+    {
+        "mahalanobis": Mahalanobis.fit,
+        "relative_mahalanobis": partial(Mahalanobis.fit, relative=True),
+        "nearest_neighbours": KNearestNeighbours.fit,
+    }
+)
+
+
+def _chunks(features: Features, groups: Labels) -> Iterator[tuple[Features, Labels]]:
+    return zip(torch.split(features, _BANK_ROWS), torch.split(groups, _BANK_ROWS), strict=True)
+
+
+def _group_means(features: Features, groups: Labels) -> Float[Tensor, "groups features"]:
+    counts = groups.bincount()
+    sums = torch.zeros(len(counts), features.shape[1], dtype=torch.float64, device=features.device)
+    for rows, row_groups in _chunks(features, groups):
+        sums.index_add_(0, row_groups, rows.double())
+    return sums / counts[:, None]
+
+
+def _covariance(
+    features: Features, groups: Labels, means: Float[Tensor, "groups features"]
+) -> Float[Tensor, "features features"]:
+    total = torch.zeros(features.shape[1], features.shape[1], dtype=torch.float64, device=features.device)
+    for rows, row_groups in _chunks(features, groups):
+        residuals = rows.double() - means[row_groups]
+        total += residuals.T @ residuals
+    return total / len(features)
+
+
+def _shrunk(covariance: Float[Tensor, "f f"], shrinkage: float) -> Float[Tensor, "f f"]:
+    mean_variance = covariance.diagonal().mean()
+    identity = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
+    return (1 - shrinkage) * covariance + shrinkage * mean_variance * identity
+
+
+def _whitening(covariance: Float[Tensor, "f f"]) -> Float[Tensor, "f f"]:
+    """W with covariance^-1 = W W^T, so that x @ W has unit covariance."""
+    factor, failed = torch.linalg.cholesky_ex(covariance)
+    if failed:
+        raise ValueError(
+            "The covariance of `features` must be invertible; got one that is not. "
+            "Raise `shrinkage`, or drop features that never vary."
+        )
+    identity = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
+    return torch.linalg.solve_triangular(factor, identity, upper=False).T
+
+
+def _unit_length(features: Features) -> Features:
+    return F.normalize(features.detach().to(compute_dtype(features)), dim=-1)
+
+
+def _check_width(features: Features, width: int) -> None:
+    check_features(features)
+    if features.shape[1] != width:
+        raise ValueError(
+            f"`features` must have {width} columns, as in `fit`; got {features.shape[1]}. Use one network."
+        )

@@ -1,0 +1,280 @@
+"""Text, tables and figures in, one self-contained HTML page out.
+
+The page needs no network, no scripts and no files beside it: figures stand in it as SVG. It follows the
+reader's light or dark setting, and tables scroll in their own box where the screen is narrow. All text is
+escaped.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from io import StringIO
+from itertools import count, groupby
+from math import isfinite, isnan
+from numbers import Integral, Real
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    import matplotlib.figure
+
+# Pages with more sections than this begin with a table of contents.
+_SECTIONS_WITHOUT_CONTENTS = 3
+
+
+class Text:
+    """Paragraphs of plain text.
+
+    Example:
+        >>> Text("One paragraph.", "Another one.").paragraphs
+        ('One paragraph.', 'Another one.')
+    """
+
+    def __init__(self, *paragraphs: str) -> None:
+        self.paragraphs = paragraphs
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under named columns; columns of numbers are aligned to the right.
+
+    Attributes:
+        columns: Names of the columns.
+        rows: Cells, row by row: text, numbers, booleans, or None for a cell without a value.
+        caption: What the table shows.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    caption: str = ""
+
+    def __post_init__(self) -> None:
+        for number, row in enumerate(self.rows, start=1):
+            if len(row) != len(self.columns):
+                raise ValueError(
+                    f"Every row of a table must have a cell for each of its {len(self.columns)} columns; "
+                    f"row {number} has {len(row)}. Put None where there is no value."
+                )
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure, shown as SVG.
+
+    Attributes:
+        figure: What to show; it is drawn when the page is written.
+        alt: What the figure shows, for readers who cannot see it.
+        caption: A line under the figure.
+    """
+
+    figure: "matplotlib.figure.Figure"
+    alt: str
+    caption: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.alt.strip():
+            raise ValueError(
+                "`alt` must say what the figure shows, for readers who cannot see it; it is empty."
+            )
+
+
+Block: TypeAlias = Text | Table | Picture
+
+
+class Section:
+    """A titled part of a page.
+
+    Pictures that follow each other stand side by side where there is room.
+
+    Example:
+        >>> Section("Results", Text("All went well.")).title
+        'Results'
+    """
+
+    def __init__(self, title: str, *blocks: Block) -> None:
+        for block in blocks:
+            if not isinstance(block, Text | Table | Picture):
+                raise ValueError(
+                    f"A section holds Text, Table and Picture; got {type(block).__name__} in {title!r}. "
+                    "Wrap plain text in Text(...)."
+                )
+        self.title, self.blocks = title, blocks
+
+
+def write_page(path: Path | str, title: str, sections: Sequence[Section], lead: str = "") -> Path:
+    """Write one self-contained HTML page; folders on the way to it are made.
+
+    Args:
+        path: The file to write.
+        title: Title of the page.
+        sections: Its parts; a table of contents is added when there are more than three.
+        lead: A paragraph between title and sections that says the main thing.
+
+    Returns:
+        The path of the page.
+
+    Example:
+        >>> import tempfile
+        >>> section = Section("Result", Text("99 % < 100 %"))
+        >>> page = write_page(Path(tempfile.mkdtemp()) / "page.html", "Digits", [section])
+        >>> "<p>99 % &lt; 100 %</p>" in page.read_text()
+        True
+    """
+    target = Path(path)
+    if target.is_dir():
+        raise ValueError(
+            f"`path` must name a file; {target} is a folder. Add a file name, such as report.html."
+        )
+    page = _page(title, sections, lead)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(page, encoding="utf-8")
+    return target
+
+
+def cell_text(value: object) -> str:
+    """Return a table cell as text: floats with four significant digits, a dash for None.
+
+    Example:
+        >>> [cell_text(value) for value in (0.98, 12.34567, 123456.7, 1e-7, 42, None, True, "MLP")]
+        ['0.9800', '12.35', '123457', '1.000e-07', '42', '–', 'yes', 'MLP']
+    """
+    if isinstance(value, Tensor):
+        value = value.item()
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Real) and not isinstance(value, Integral):
+        return _significant(float(value))
+    return str(value)
+
+
+def _significant(value: float) -> str:
+    if not isfinite(value):
+        return "nan" if isnan(value) else ("∞" if value > 0 else "-∞")
+    if 1e4 <= abs(value) < 1e7:
+        return f"{value:.0f}"
+    return f"{value:#.4g}".removesuffix(".")
+
+
+def _page(title: str, sections: Sequence[Section], lead: str) -> str:
+    style = files("dissensus").joinpath("page.css").read_text(encoding="utf-8")
+    figure_numbers = count(1)
+    body = [
+        f'<section id="section-{number}" aria-labelledby="title-{number}">\n'
+        f'<h2 id="title-{number}">{escape(section.title)}</h2>\n'
+        f"{''.join(_blocks(section.blocks, figure_numbers))}</section>\n"
+        for number, section in enumerate(sections, start=1)
+    ]
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        # An empty icon of its own keeps browsers from asking a server for one.
+        '<link rel="icon" href="data:,">\n'
+        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
+        f"<header>\n<h1>{escape(title)}</h1>\n{_lead(lead)}</header>\n"
+        f"{_contents(sections)}<main>\n{''.join(body)}</main>\n</body>\n</html>\n"
+    )
+
+
+def _lead(lead: str) -> str:
+    return f'<p class="lead">{escape(lead)}</p>\n' if lead else ""
+
+
+def _contents(sections: Sequence[Section]) -> str:
+    if len(sections) <= _SECTIONS_WITHOUT_CONTENTS:
+        return ""
+    entries = "".join(
+        f'<li><a href="#section-{number}">{escape(section.title)}</a></li>\n'
+        for number, section in enumerate(sections, start=1)
+    )
+    return f'<nav aria-label="Contents">\n<ol>\n{entries}</ol>\n</nav>\n'
+
+
+def _blocks(blocks: Sequence[Block], figure_numbers: Iterator[int]) -> Iterator[str]:
+    for pictures, group in groupby(blocks, key=lambda block: isinstance(block, Picture)):
+        content = "".join(_block(block, figure_numbers) for block in group)
+        yield f'<div class="pictures">\n{content}</div>\n' if pictures else content
+
+
+def _block(block: Block, figure_numbers: Iterator[int]) -> str:
+    match block:
+        case Text():
+            return _text(block)
+        case Table():
+            return _table(block)
+        case Picture():
+            return _picture(block, next(figure_numbers))
+
+
+def _text(text: Text) -> str:
+    return "".join(f"<p>{escape(paragraph)}</p>\n" for paragraph in text.paragraphs)
+
+
+def _table(table: Table) -> str:
+    numeric = [_is_numeric([row[place] for row in table.rows]) for place in range(len(table.columns))]
+    classes = [' class="number"' if yes else "" for yes in numeric]
+    head = "".join(
+        f'<th scope="col"{kind}>{escape(name)}</th>'
+        for name, kind in zip(table.columns, classes, strict=True)
+    )
+    rows = "".join(f"<tr>{_cells(row, classes)}</tr>\n" for row in table.rows)
+    caption = f"<caption>{escape(table.caption)}</caption>\n" if table.caption else ""
+    label = escape(table.caption or "Table: " + ", ".join(table.columns))
+    # Focusable, so that it can be scrolled without a mouse.
+    return (
+        f'<div class="scroll" role="region" tabindex="0" aria-label="{label}">\n<table>\n{caption}'
+        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}</tbody>\n</table>\n</div>\n"
+    )
+
+
+def _cells(row: Sequence[object], classes: Sequence[str]) -> str:
+    """Return one row's cells; a first cell with text is the row's heading."""
+    texts = [escape(cell_text(value)) for value in row]
+    cells = [f"<td{kind}>{text}</td>" for text, kind in zip(texts, classes, strict=True)]
+    if row and isinstance(row[0], str):
+        cells[0] = f'<th scope="row">{texts[0]}</th>'
+    return "".join(cells)
+
+
+def _is_numeric(values: Sequence[object]) -> bool:
+    present = [value for value in values if value is not None]
+    return bool(present) and all(
+        isinstance(value, Real | Tensor) and not isinstance(value, bool) for value in present
+    )
+
+
+def _picture(picture: Picture, number: int) -> str:
+    caption = f"<figcaption>{escape(picture.caption)}</figcaption>\n" if picture.caption else ""
+    svg = _with_prefix(_svg(picture.figure), f"figure-{number}-")
+    svg = svg.replace("<svg ", f'<svg role="img" aria-label="{escape(picture.alt)}" ', 1)
+    return f"<figure>\n{svg}\n{caption}</figure>\n"
+
+
+def _svg(figure: "matplotlib.figure.Figure") -> str:
+    """Return a figure as an SVG element: no prolog, no metadata, no comments, no style rules of its own."""
+    from matplotlib import rc_context
+
+    drawing = StringIO()
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    # With a fixed salt the same figure gives the same page; letters that stay text can be found and copied.
+    with rc_context({"svg.hashsalt": "dissensus", "svg.fonttype": "none"}):
+        figure.savefig(drawing, format="svg", dpi=150, metadata=nothing)
+    svg = drawing.getvalue()
+    svg = re.sub(r"<!--.*?-->\s*|<style.*?</style>\s*|<metadata.*?</metadata>\s*", "", svg, flags=re.DOTALL)
+    # Namespaces are known to HTML; declaring them would be the page's only mention of another host.
+    return re.sub(r'\s+xmlns(:\w+)?="[^"]*"', "", svg[svg.index("<svg") :]).strip()
+
+
+def _with_prefix(svg: str, prefix: str) -> str:
+    """Put a prefix before every identifier and reference, so that figures on one page do not mix."""
+
+    def rename(tag: re.Match[str]) -> str:
+        return re.sub(r'(\bid="|\bhref="#|url\(#)', rf"\g<1>{prefix}", tag[0])
+
+    return re.sub(r"<[^<>]*>", rename, svg)

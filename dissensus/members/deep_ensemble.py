@@ -1,0 +1,309 @@
+"""Deep ensembles: members with weights of their own, stored stacked and run as one program where that is the same."""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from dissensus.members.dropout import dropout_keys, key_dropout, plain_dropout
+from dissensus.members.members import Keys, Members, keys_of
+from dissensus.members.probe import PROBE_MEMBERS, PROBE_ROWS, random_operations, why_not_vectorised
+from dissensus.members.stacking import Shell, can_stack, stack, tensors_of, why_not_one_program
+from dissensus.randomness import derive, seeded
+
+Execution = Literal["auto", "vectorised", "loop"]
+
+
+class DeepEnsemble(Members):
+    """Independent networks of any kind as one module: `forward(x)` gives `(members, batch, ...)`.
+
+    Networks whose tensors have the same names and shapes are stored as one set of tensors with a leading member axis.
+    With `execution="auto"` they run vectorised (`torch.func.vmap`) if a probe on the first batch shows that this gives
+    the loop's outputs and buffers, and in a loop otherwise; `execution_reason` then says why.
+
+    Args:
+        make_member: Makes one new network each time it is called.
+        num_members: How many to make.
+        seed: Member j's initial weights depend on `(seed, j)` only.
+        execution: `"auto"`, or `"vectorised"` / `"loop"` to decide yourself.
+
+    Example:
+        >>> ens = DeepEnsemble(lambda: nn.Linear(3, 2), num_members=5, seed=0)
+        >>> ens(torch.zeros(8, 3)).shape
+        torch.Size([5, 8, 2])
+    """
+
+    def __init__(
+        self,
+        make_member: Callable[[], nn.Module],
+        num_members: int,
+        seed: int = 0,
+        *,
+        execution: Execution = "auto",
+    ) -> None:
+        super().__init__(num_members, seed)
+        nets = []
+        for index in range(num_members):
+            with seeded(derive(seed, "initial weights", index)):
+                nets.append(make_member())
+        self._adopt(nets, execution)
+
+    @classmethod
+    def from_members(
+        cls, nets: Sequence[nn.Module], seed: int = 0, *, execution: Execution = "auto"
+    ) -> "DeepEnsemble":
+        """Make an ensemble of networks that exist already, trained or not, of one architecture or several.
+
+        The networks are copied. Those of different architectures run in a loop and need only give outputs of one shape.
+        """
+        nets = list(nets)
+        if len({id(net) for net in nets}) < len(nets):
+            raise ValueError(
+                "`from_members` wants different networks; the same object is in the list twice. Copy it first."
+            )
+        ensemble = cls.__new__(cls)
+        Members.__init__(ensemble, len(nets), seed)
+        ensemble._adopt([copy.deepcopy(net) for net in nets], execution)
+        return ensemble
+
+    def _adopt(self, nets: list[nn.Module], execution: Execution) -> None:
+        _check_nets(nets)
+        if execution not in ("auto", "vectorised", "loop"):
+            raise ValueError(f"`execution` must be 'auto', 'vectorised' or 'loop'; got {execution!r}.")
+        self.execution: Execution = execution
+        self.training = nets[0].training
+        self.net: nn.Module | None = None
+        self.nets: nn.ModuleList | None = None
+        nets = [key_dropout(net) for net in nets]
+        if can_stack(nets):
+            self._not_one_program = why_not_one_program(nets)
+            self.net = stack(nets)
+        else:
+            self._not_one_program = "members have different architectures"
+            self.nets = nn.ModuleList(copy.deepcopy(net) for net in nets)
+        self._shells = [Shell(net) for net in nets]
+        self._decisions: dict[tuple[Any, ...], _Decision] = {}
+
+    @property
+    def execution_reason(self) -> str | None:
+        """Why members run in a loop, as found for the newest kind of batch; None if they do not."""
+        decision = next(reversed(self._decisions.values()), None)
+        return None if decision is None else decision.why_loop
+
+    def train(self, mode: bool = True) -> "DeepEnsemble":
+        """Set training or evaluation mode for every member."""
+        super().train(mode)
+        for shell in getattr(self, "_shells", ()):
+            shell.net.train(mode)
+        return self
+
+    def run(
+        self, tensors: Mapping[str, Tensor], x: Tensor, *, own: bool, rows: Tensor | None, keys: Keys
+    ) -> Tensor:
+        """Run members on the given tensors; see `Members.run`."""
+        decision = self._decide(tensors, x, own, rows, keys)
+        if decision.why_loop is None:
+            return self._run_vectorised(tensors, x, own, keys)
+        return self._run_loop(tensors, x, own, rows, keys, random=decision.random)
+
+    def _decide(
+        self, tensors: Mapping[str, Tensor], x: Tensor, own: bool, rows: Tensor | None, keys: Keys
+    ) -> "_Decision":
+        kind_of_batch = (
+            self.training,
+            own,
+            x.shape[1 + own :],
+            x.dtype,
+            x.device,
+            torch.is_autocast_enabled(x.device.type),
+        )
+        if kind_of_batch not in self._decisions:
+            with seeded(0):
+                self._decisions[kind_of_batch] = self._probe(tensors, x, own, rows, keys)
+        return self._decisions[kind_of_batch]
+
+    def _probe(
+        self, tensors: Mapping[str, Tensor], x: Tensor, own: bool, rows: Tensor | None, keys: Keys
+    ) -> "_Decision":
+        count = min(self.num_members if rows is None else len(rows), PROBE_MEMBERS)
+        first = torch.arange(count, device=x.device)
+        picked = first if rows is None else rows[:count]
+        few = self.rows_of({name: tensor.detach() for name, tensor in tensors.items()}, first)
+        inputs = (x[:count, :PROBE_ROWS] if own else x[:PROBE_ROWS]).detach()
+
+        def loop(given: Mapping[str, Tensor], batch: Tensor) -> Tensor:
+            return self._run_loop(given, batch, own, picked, lambda: keys()[:count], random=False)
+
+        def vectorised(given: Mapping[str, Tensor], batch: Tensor) -> Tensor:
+            return self._run_vectorised(given, batch, own, lambda: keys()[:count])
+
+        copies = {name: tensor.clone() for name, tensor in few.items()}
+        drawn = random_operations(lambda: loop(copies, inputs))
+        if self.execution == "vectorised":
+            return _Decision(None, random=False)
+        if self.execution == "loop":
+            why: str | None = "execution='loop' was asked for"
+        elif self._not_one_program is not None:
+            why = self._not_one_program
+        elif drawn:
+            why = f"it draws random numbers outside dropout layers ({', '.join(sorted(drawn))})"
+        else:
+            why = why_not_vectorised(loop, vectorised, few, inputs)
+        return _Decision(why, random=bool(drawn))
+
+    def _run_vectorised(self, tensors: Mapping[str, Tensor], x: Tensor, own: bool, keys: Keys) -> Tensor:
+        net = self.net
+        if net is None:
+            raise ValueError(
+                "Members of different architectures cannot run vectorised. Leave `execution` at 'auto'."
+            )
+        stacked = {name.removeprefix("net."): t for name, t in tensors.items() if name.startswith("net.")}
+        stacked.update(dropout_keys(net, keys))
+
+        def call(one: dict[str, Tensor], batch: Tensor) -> Tensor:
+            return functional_call(net, one, (batch,))
+
+        return vmap(call, in_dims=(0, 0 if own else None), randomness="error")(stacked, x)
+
+    def _run_loop(
+        self,
+        tensors: Mapping[str, Tensor],
+        x: Tensor,
+        own: bool,
+        rows: Tensor | None,
+        keys: Keys,
+        random: bool,
+    ) -> Tensor:
+        members = list(range(self.num_members)) if rows is None else rows.tolist()
+        seeds = keys().tolist() if random and self.training else None
+        outputs = []
+        for place, (member, row) in enumerate(zip(members, self._split(tensors, members), strict=True)):
+            shell = self._shells[member]
+            row.update(dropout_keys(shell.net, partial(_key_at, keys, place)))
+            shell.lend(row)
+            with nullcontext() if seeds is None else seeded(seeds[place]):
+                outputs.append(shell.net(x[place] if own else x))
+            shell.collect(row)
+        return _join(outputs)
+
+    def _split(self, tensors: Mapping[str, Tensor], members: Sequence[int]) -> list[dict[str, Tensor]]:
+        if self.nets is not None:
+            return [
+                {
+                    name.removeprefix(f"nets.{m}."): t
+                    for name, t in tensors.items()
+                    if name.startswith(f"nets.{m}.")
+                }
+                for m in members
+            ]
+        # unbind, not indexing: its backward is one stack, where M selections would each fill a whole tensor.
+        split = {
+            name.removeprefix("net."): t.unbind(0) for name, t in tensors.items() if name.startswith("net.")
+        }
+        return [{name: parts[place] for name, parts in split.items()} for place in range(len(members))]
+
+    @property
+    def stacked(self) -> bool:
+        """Whether members are stored as one; those of different architectures are not."""
+        return self.net is not None
+
+    def parameter_rows(self) -> list[tuple[list[int] | None, list[str]]]:
+        """Return parameter names with the members that own them."""
+        if self.nets is None:
+            return super().parameter_rows()
+        return [
+            ([index], [f"nets.{index}.{name}" for name, _ in net.named_parameters()])
+            for index, net in enumerate(self.nets)
+        ]
+
+    def rows_of(self, tensors: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+        """Return copies of some members' rows; members of different architectures are left where they are."""
+        return dict(tensors) if self.nets is not None else super().rows_of(tensors, rows)
+
+    def put_rows(self, tensors: Mapping[str, Tensor], rows: Tensor, new: Mapping[str, Tensor]) -> None:
+        """Write rows that `rows_of` gathered back, in place."""
+        if self.nets is None:
+            super().put_rows(tensors, rows, new)
+
+    def member(self, index: int) -> nn.Module:
+        """Return one member as an independent plain module with its current weights."""
+        index = self.check_index(index)
+        (row,) = self._split(tensors_of(self), [index]) if self.nets is not None else self._rows_now(index)
+        return plain_dropout(self._shells[index].materialise(row)).train(self.training)
+
+    def _rows_now(self, index: int) -> list[dict[str, Tensor]]:
+        return [{name.removeprefix("net."): tensor[index] for name, tensor in tensors_of(self).items()}]
+
+    def keep_members(self, rows: Sequence[int]) -> None:
+        """Go on with these members only, in place; the others are gone."""
+        rows = [self.check_index(row) for row in rows]
+        self.member_ids = tuple(self.member_ids[row] for row in rows)
+        self.num_members = len(rows)
+        self.member_keys = keys_of(self.seed, self.member_ids).to(self.member_keys.device)
+        self._shells = [self._shells[row] for row in rows]
+        if self.nets is not None:
+            self.nets = nn.ModuleList(self.nets[row] for row in rows)
+            return
+        for tensor in tensors_of(self).values():
+            if tensor is not self.member_keys:
+                tensor.data = tensor.data[rows].clone()
+                tensor.grad = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        for shell in self._shells:
+            shell.release()
+        return self.__dict__.copy()
+
+
+@dataclass(frozen=True)
+class _Decision:
+    """How members run on one kind of batch."""
+
+    why_loop: str | None
+    random: bool
+
+
+def _check_nets(nets: Sequence[nn.Module]) -> None:
+    for index, net in enumerate(nets):
+        if not isinstance(net, nn.Module):
+            raise ValueError(f"Each member must be an nn.Module; member {index} is a {type(net).__name__}.")
+        lazy = [n for n, t in tensors_of(net).items() if torch.nn.parameter.is_lazy(t)]
+        if lazy:
+            raise ValueError(
+                f"Parameter {lazy[0]!r} of member {index} has no shape yet. Run a batch through the network before handing it over."
+            )
+    seen: dict[int, tuple[int, str]] = {}
+    for index, net in enumerate(nets):
+        for name, parameter in net.named_parameters():
+            other, other_name = seen.setdefault(id(parameter), (index, name))
+            if other != index:
+                raise ValueError(
+                    f"Members must not share parameters; {name!r} of member {index} is the same object as {other_name!r} of "
+                    f"member {other}. Make a new network in every call of the factory (for one frozen backbone under many heads "
+                    "use HeadEnsemble)."
+                )
+    if len({id(net) for net in nets}) < len(nets):
+        raise ValueError("The factory returned the same object twice. Make a new network in every call.")
+
+
+def _key_at(keys: Keys, place: int) -> Tensor:
+    return keys()[place]
+
+
+def _join(outputs: list[Tensor]) -> Tensor:
+    for output in outputs:
+        if not isinstance(output, Tensor):
+            raise ValueError(
+                f"A member must return one tensor; got {type(output).__name__}. Wrap it in a module that returns the tensor."
+            )
+        if output.shape != outputs[0].shape:
+            raise ValueError(
+                f"Members must give outputs of one shape; got {tuple(outputs[0].shape)} and {tuple(output.shape)}."
+            )
+    return torch.stack(outputs)

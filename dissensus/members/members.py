@@ -1,0 +1,261 @@
+"""The contract of every member kind: inputs go in, `(members, batch, ...)` comes out."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from dissensus.randomness import derive, fold
+
+Keys = Callable[[], Tensor]
+
+
+class Members(nn.Module, ABC):
+    """An ensemble as one module.
+
+    A kind implements `run`, a function of the tensors it is given, and says whether each member owns its parameters
+    (their first axis is then the member). Everything else follows: the forward passes, picking some members, passes that
+    leave no trace, and training with the tensors held elsewhere.
+    """
+
+    owns_parameters: ClassVar[bool] = True
+    member_keys: Tensor
+
+    def __init__(self, num_members: int, seed: int) -> None:
+        super().__init__()
+        if num_members < 1:
+            raise ValueError(f"An ensemble needs at least one member; got num_members={num_members}.")
+        self.num_members = num_members
+        self.seed = seed
+        self.member_ids: tuple[int, ...] = tuple(range(num_members))
+        self.register_buffer("member_keys", keys_of(seed, self.member_ids), persistent=False)
+        self._passes = 0
+
+    @abstractmethod
+    def run(
+        self, tensors: Mapping[str, Tensor], x: Tensor, *, own: bool, rows: Tensor | None, keys: Keys
+    ) -> Tensor:
+        """Run members on the given tensors instead of the registered ones.
+
+        Args:
+            tensors: Parameters and buffers by registered name; buffers are updated in place in training.
+            x: Inputs, `(batch, ...)`, or `(members, batch, ...)` if `own`.
+            own: Whether each member has inputs of its own.
+            rows: Which members the tensors belong to, `(picked,)`; None for all.
+            keys: Gives the noise keys of the members that run, `(members,)`; called only where noise is needed.
+
+        Returns:
+            Outputs, `(members, batch, ...)`.
+        """
+
+    @abstractmethod
+    def member(self, index: int) -> nn.Module:
+        """Return one member as an independent plain module with its current weights."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run all members on the same batch `(batch, ...)`; return `(members, batch, ...)`."""
+        return self.view()(x)
+
+    def each(self, x: Tensor) -> Tensor:
+        """Run each member on inputs of its own, `(members, batch, ...)`."""
+        return self.view().each(x)
+
+    def pick(self, rows: Tensor | Sequence[int]) -> "View":
+        """Return only these members; nothing of the others is computed."""
+        return self.view().pick(rows)
+
+    def view(self) -> "View":
+        """Return the ensemble as it now is, for passes that pick, perturb or leave buffers alone."""
+        self._passes += 1
+        number = self._passes
+        return View(
+            self,
+            dict(self.named_parameters()),
+            dict(self.named_buffers()),
+            keys=lambda: fold(self.member_keys, number),
+        )
+
+    def keep_members(self, rows: Sequence[int]) -> None:
+        """Go on with these members only, in place; for kinds whose members own their parameters."""
+        raise ValueError(f"{type(self).__name__} members share their parameters, so none can be left out.")
+
+    def soup(self) -> nn.Module:
+        """Return one plain module whose weights are the average of the members'.
+
+        Float buffers are averaged too; integer ones are the first member's. Members must be of one architecture.
+        """
+        nets = [self.member(index) for index in range(self.num_members)]
+        states = [net.state_dict() for net in nets]
+        if any(
+            {k: v.shape for k, v in state.items()} != {k: v.shape for k, v in states[0].items()}
+            for state in states
+        ):
+            raise ValueError(
+                "A soup averages weights of members that have one architecture; these differ. Average their predictions instead."
+            )
+        average = {
+            name: torch.stack([state[name] for state in states]).mean(0)
+            if tensor.is_floating_point()
+            else tensor
+            for name, tensor in states[0].items()
+        }
+        nets[0].load_state_dict(average)
+        return nets[0]
+
+    @property
+    def stacked(self) -> bool:
+        """Whether the first axis of every parameter and buffer is the member."""
+        return self.owns_parameters
+
+    def parameter_rows(self) -> list[tuple[list[int] | None, list[str]]]:
+        """Return groups of parameter names with the members that own their rows; None where members share them."""
+        names = [name for name, _ in self.named_parameters()]
+        return [(list(range(self.num_members)) if self.owns_parameters else None, names)]
+
+    def rows_of(self, tensors: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+        """Return copies of some members' rows of these tensors."""
+        return {name: tensor.index_select(0, rows) for name, tensor in tensors.items()}
+
+    def put_rows(self, tensors: Mapping[str, Tensor], rows: Tensor, new: Mapping[str, Tensor]) -> None:
+        """Write rows that `rows_of` gathered back, in place."""
+        for name, tensor in new.items():
+            tensors[name].index_copy_(0, rows, tensor)
+
+    def check_index(self, index: int) -> int:
+        """Return a member's index as a non-negative number, or say that there is no such member."""
+        if not -self.num_members <= index < self.num_members:
+            raise ValueError(f"There are members 0 to {self.num_members - 1}; got {index}.")
+        return index % self.num_members
+
+
+def keys_of(seed: int, member_ids: Sequence[int]) -> Tensor:
+    """Return the base key of each member's noise, `(members,)`: a hash of (seed, member) and nothing else."""
+    return torch.tensor([derive(seed, "member", index) for index in member_ids], dtype=torch.int64)
+
+
+class View:
+    """All or some members, run on tensors that may live elsewhere; what an objective calls `members`."""
+
+    def __init__(
+        self,
+        members: Members,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        *,
+        keys: Keys,
+        rows: Tensor | None = None,
+        run: Callable[..., Tensor] | None = None,
+    ) -> None:
+        self.members = members
+        self.parameters, self.buffers = parameters, buffers
+        self.rows = rows
+        self._make_keys = keys
+        self._keys: Tensor | None = None
+        self._run = members.run if run is None else run
+        self._pass = 0
+        self._traceless = False
+
+    def keys(self) -> Tensor:
+        """Return the noise keys of the members that run, `(members,)`, made when first needed."""
+        if self._keys is None:
+            self._keys = self._make_keys()
+        return self._keys
+
+    @property
+    def num_members(self) -> int:
+        """How many members this view runs."""
+        return self.members.num_members if self.rows is None else len(self.rows)
+
+    @property
+    def training(self) -> bool:
+        """Whether the members are in training mode."""
+        return self.members.training
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Run on one batch for all, `(batch, ...)`."""
+        return self._forward(x, own=False)
+
+    def each(self, x: Tensor) -> Tensor:
+        """Run each member on inputs of its own, `(members, batch, ...)`."""
+        if x.ndim < 2 or len(x) != self.num_members:
+            raise ValueError(
+                f"`each` wants inputs shaped (members={self.num_members}, batch, ...); got {tuple(x.shape)}. "
+                "For one batch shared by all members call the ensemble itself."
+            )
+        return self._forward(x, own=True)
+
+    def _forward(self, x: Tensor, own: bool) -> Tensor:
+        buffers = self.buffers
+        if self._traceless:
+            buffers = {name: buffer.clone() for name, buffer in buffers.items()}
+        else:
+            self._pass += 1
+        number = self._pass
+        outputs: Any = self._run(
+            {**self.parameters, **buffers}, x, own=own, rows=self.rows, keys=lambda: fold(self.keys(), number)
+        )
+        if not isinstance(outputs, Tensor):
+            raise ValueError(
+                f"A member must return one tensor; got {type(outputs).__name__}. Wrap it in a module that returns the tensor."
+            )
+        return outputs
+
+    @contextmanager
+    def perturbed(self) -> Iterator[None]:
+        """Passes inside leave no trace in buffers (BatchNorm statistics) and repeat the noise of the last pass."""
+        before, self._traceless = self._traceless, True
+        try:
+            yield
+        finally:
+            self._traceless = before
+
+    def pick(self, rows: Tensor | Sequence[int]) -> "View":
+        """Return a view of these members only; in training their buffers are written back after each pass."""
+        rows = torch.as_tensor(rows, device=self.members.member_keys.device)
+        if not self.members.owns_parameters:
+            raise ValueError(
+                f"{type(self.members).__name__} members share their parameters, so some cannot be run or trained alone. "
+                "Use an ensemble whose members own theirs, such as DeepEnsemble."
+            )
+        return _PickedView(self, rows)
+
+    def input_gradient(self, fn: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `fn(x)`, with its graph, and the gradient of its sum with respect to `x`.
+
+        `x` is `(members, batch, ...)`: since member m's value depends on row m alone, the gradient of the sum holds every
+        member's own gradient.
+        """
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            value = fn(x)
+            (gradient,) = torch.autograd.grad(value.sum(), x, retain_graph=True)
+        return value, gradient.detach()
+
+    def expand(self, x: Tensor) -> Tensor:
+        """Give every member the same inputs as its own: `(batch, ...)` to `(members, batch, ...)`."""
+        return x.expand(self.num_members, *x.shape)
+
+
+class _PickedView(View):
+    """Rows of another view, gathered for a pass and scattered back."""
+
+    def __init__(self, whole: View, rows: Tensor) -> None:
+        members = whole.members
+        super().__init__(
+            members,
+            members.rows_of(whole.parameters, rows),
+            members.rows_of(whole.buffers, rows),
+            keys=lambda: whole.keys()[rows],
+            rows=rows if whole.rows is None else whole.rows[rows],
+            run=whole._run,
+        )
+        self.whole, self.local_rows = whole, rows
+
+    def _forward(self, x: Tensor, own: bool) -> Tensor:
+        outputs = super()._forward(x, own)
+        if self.training and not self._traceless:
+            self.members.put_rows(self.whole.buffers, self.local_rows, self.buffers)
+        return outputs

@@ -1,0 +1,83 @@
+"""Finding out, by running both, whether one vectorised program gives what the loop over members gives."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+PROBE_ROWS = 4
+PROBE_MEMBERS = 3
+
+_TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-3}
+
+Run = Callable[[Mapping[str, Tensor], Tensor], Tensor]
+
+
+class _RandomOps(TorchDispatchMode):
+    """Records the operations that draw from a generator."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags and not _draws_nothing(func, args, kwargs):
+            self.names.add(str(func.overloadpacket))
+        return func(*args, **kwargs)
+
+
+def _draws_nothing(func: Any, args: Any, kwargs: Any) -> bool:
+    given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
+    # Attention kernels carry the tag whatever their dropout is.
+    rates = [
+        given[name] for name in ("dropout_p", "p", "dropout") if isinstance(given.get(name), int | float)
+    ]
+    if not rates and "scaled_dot_product" in str(func):
+        return True
+    return given.get("train") is False or (bool(rates) and not any(rates))
+
+
+def random_operations(run: Callable[[], object]) -> set[str]:
+    """Return the names of operations that drew random numbers while `run` ran."""
+    with _RandomOps() as recorder:
+        run()
+    return recorder.names
+
+
+def why_not_vectorised(loop: Run, vectorised: Run, tensors: Mapping[str, Tensor], x: Tensor) -> str | None:
+    """Compare outputs and updated buffers of both on the same tensors; say how they differ, None if they agree."""
+
+    def attempt(run: Run) -> tuple[Tensor, dict[str, Tensor]]:
+        copies = {name: t if t.requires_grad else t.clone() for name, t in tensors.items()}
+        with torch.enable_grad():
+            return run(copies, x).detach(), copies
+
+    wanted, wanted_tensors = attempt(loop)
+    try:
+        got, got_tensors = attempt(vectorised)
+    except Exception as problem:  # whatever vmap or the net under it cannot do is a reason to run the loop
+        return f"vmap cannot run it ({_first_line(problem)})"
+    if got.shape != wanted.shape or not _close(got, wanted):
+        return "its outputs under vmap differ from the loop's"
+    for name, tensor in wanted_tensors.items():
+        if not _close(got_tensors[name], tensor):
+            return f"buffer {name!r} after a pass under vmap differs from the loop's"
+    return None
+
+
+def _first_line(problem: Exception) -> str:
+    return (str(problem).strip().splitlines() or [type(problem).__name__])[0][:120]
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    # Kernels of another algorithm differ by rounding, which grows with depth; a wrong program differs by far more. Under
+    # autocast vmap adds biases in float32, the loop in the lower precision.
+    tolerance = max(_TOLERANCES.get(t.dtype, 5e-2) for t in (a, b))
+    a, b = a.double(), b.double()
+    scale = max(float(b.abs().nan_to_num(0.0, 0.0, 0.0).max()), 1e-6) if b.numel() else 1.0
+    return torch.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True)

@@ -1,0 +1,157 @@
+"""Same-shaped networks as one set of stacked tensors, and shells that run one row of them."""
+
+import copy
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+_BOOKKEEPING = {"_parameters", "_buffers", "_modules", "training", "_flat_weights", "_flat_weight_refs"}
+
+
+def tensors_of(net: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers by name, each tensor once (tied ones under their first name)."""
+    return {**dict(net.named_parameters()), **dict(net.named_buffers())}
+
+
+def can_stack(nets: Sequence[nn.Module]) -> bool:
+    """Whether all nets have tensors of the same names, shapes and dtypes, so that they can be stored as one."""
+    layouts = [
+        [
+            (n, t.shape, t.dtype, t.requires_grad, isinstance(t, nn.Parameter))
+            for n, t in tensors_of(net).items()
+        ]
+        for net in nets
+    ]
+    modules = [[name for name, _ in net.named_modules()] for net in nets]
+    return all(layout == layouts[0] for layout in layouts) and all(names == modules[0] for names in modules)
+
+
+def why_not_one_program(nets: Sequence[nn.Module]) -> str | None:
+    """Say why running the first net's code on another net's tensors would not be that net; None if it would."""
+    first = dict(nets[0].named_modules())
+    for net in nets:
+        for name, module in net.named_modules():
+            where = f"module {name!r}" if name else "the module itself"
+            if any(getattr(module, hooks, None) for hooks in _HOOKS):
+                return f"{where} has hooks"
+            if _kind(module) != _kind(first[name]):
+                return f"{where} is a {type(first[name]).__name__} in one member and a {type(module).__name__} in another"
+            for key, value in module.__dict__.items():
+                if key in _BOOKKEEPING or key in _HOOKS or isinstance(value, Tensor):
+                    continue
+                if not _equal(value, first[name].__dict__.get(key)):
+                    return f"attribute {key!r} of {where} differs between members"
+    return None
+
+
+def _kind(module: nn.Module) -> tuple[str, str]:
+    # By name: parametrised modules get a class of their own each.
+    return type(module).__module__, type(module).__qualname__
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, types.FunctionType):
+        same_cells = _equal(
+            [c.cell_contents for c in a.__closure__ or ()], [c.cell_contents for c in b.__closure__ or ()]
+        )
+        return a.__code__ is b.__code__ and _equal(a.__defaults__, b.__defaults__) and same_cells
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(_equal(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_equal(value, b[key]) for key, value in a.items())
+    if isinstance(a, Tensor):
+        return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
+    try:
+        return bool(a == b)
+    except Exception:  # an attribute of any class: what cannot be compared counts as different
+        return False
+
+
+def stack(nets: Sequence[nn.Module]) -> nn.Module:
+    """Return a copy of the first net whose parameters and buffers are those of all nets, stacked along a new first axis."""
+    skeleton = copy.deepcopy(nets[0])
+    rows = [tensors_of(net) for net in nets]
+    stacked: dict[int, Tensor] = {}
+    for name, tensor in tensors_of(skeleton).items():
+        joined = torch.stack([row[name].detach() for row in rows])
+        if isinstance(tensor, nn.Parameter):
+            joined = nn.Parameter(joined, requires_grad=tensor.requires_grad)
+        stacked[id(tensor)] = joined
+    for module in skeleton.modules():
+        stores: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for store in stores:
+            for name, old in store.items():
+                if old is not None:
+                    store[name] = stacked[id(old)]
+    return skeleton
+
+
+class Shell:
+    """One member's own module without tensors of its own: it is lent a row of the stacked ones for each pass."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.net = net
+        owner: dict[int, str] = {id(t): name for name, t in reversed(tensors_of(net).items())}
+        self._parameters: list[tuple[nn.Module, str, str, bool]] = []
+        self._buffers: list[tuple[nn.Module, str, str]] = []
+        for module in net.modules():
+            for name, parameter in list(module._parameters.items()):
+                if parameter is not None:
+                    self._parameters.append((module, name, owner[id(parameter)], parameter.requires_grad))
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    self._buffers.append((module, name, owner[id(buffer)]))
+        self.release()
+
+    def lend(self, row: Mapping[str, Tensor]) -> None:
+        """Bind the tensors of one member; gradients flow to where the row came from."""
+        for module, name, source, _ in self._parameters:
+            value = row[source]
+            # Through setattr: recurrent layers keep a second list of their weights up to date there. A Parameter would be
+            # registered by it, so it is lent as a view.
+            setattr(module, name, value.view_as(value) if isinstance(value, nn.Parameter) else value)
+        for module, name, source in self._buffers:
+            module._buffers[name] = row[source]
+
+    def collect(self, row: Mapping[str, Tensor]) -> None:
+        """Copy buffers that the pass replaced, rather than changed in place, back into the row."""
+        for module, name, source in self._buffers:
+            now = module._buffers[name]
+            if now is not None and now is not row[source]:
+                row[source].copy_(now.detach())
+
+    def release(self) -> None:
+        """Let go of all tensors, so that the shell can be copied and keeps nothing alive."""
+        for module, name, _, _ in self._parameters:
+            module._parameters.pop(name, None)
+            setattr(module, name, None)
+        for module, name, _ in self._buffers:
+            module._buffers[name] = None
+
+    def materialise(self, row: Mapping[str, Tensor]) -> nn.Module:
+        """Return an independent plain module with copies of these tensors."""
+        self.release()
+        twin = copy.deepcopy(self)
+        made: dict[str, nn.Parameter] = {}
+        for module, name, source, requires_grad in twin._parameters:
+            if source not in made:
+                made[source] = nn.Parameter(row[source].detach().clone(), requires_grad=requires_grad)
+            del module.__dict__[name]
+            setattr(module, name, made[source])
+        copies = {source: row[source].detach().clone() for _, _, source in twin._buffers}
+        for module, name, source in twin._buffers:
+            module._buffers[name] = copies[source]
+        return twin.net

@@ -1,0 +1,139 @@
+"""Predictions and truths of a whole data set -> numbers.
+
+Every metric takes tensors on any device or numpy arrays and returns a `float`. Uncertainty scores are higher
+when an input is less certain; probabilities are called `probs`, shaped `(batch, classes)`.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import TypeAlias
+
+from dissensus.metrics._inputs import Array
+from dissensus.metrics.calibration import (
+    ReliabilityCurve,
+    classwise_ece,
+    confidence_reliability,
+    ece,
+    reliability_curve,
+    top_confidences,
+)
+from dissensus.metrics.classification import accuracy, brier, nll, top_k_accuracy
+from dissensus.metrics.detection import RocCurve, aupr, auroc, fpr_at_tpr, roc_curve
+from dissensus.metrics.diversity import (
+    DiversityBounds,
+    disagreement,
+    diversity_bounds,
+    mean_disagreement,
+    pair_diversity,
+)
+from dissensus.metrics.groups import group_accuracies, worst_group_accuracy
+from dissensus.metrics.regression import (
+    central_interval,
+    ensemble_crps,
+    gaussian_crps,
+    gaussian_nll,
+    interval_coverage,
+    interval_width,
+    laplace_crps,
+    laplace_nll,
+    mae,
+    rmse,
+)
+from dissensus.metrics.selective import RiskCoverageCurve, risk_coverage_area, risk_coverage_curve
+from dissensus.metrics.smooth_calibration import smooth_ece
+from dissensus.metrics.temperature import Temperature, fit_temperature
+
+PairMetric: TypeAlias = Callable[[Array, Array], float]
+DensityMetric: TypeAlias = Callable[[Array, Array, Array], float]
+
+
+def _top_smooth_ece(probs: Array, labels: Array) -> float:
+    return smooth_ece(*top_confidences(probs, labels))
+
+
+CLASSIFICATION_METRICS: Mapping[str, PairMetric] = MappingProxyType(
+    {
+        "accuracy": accuracy,
+        "nll": nll,
+        "brier": brier,
+        "ece": ece,
+        "ece_mass": partial(ece, binning="mass"),
+        "classwise_ece": classwise_ece,
+        "smooth_ece": _top_smooth_ece,
+    }
+)
+"""Name to function of `(probs, labels)`."""
+
+OOD_METRICS: Mapping[str, PairMetric] = MappingProxyType(
+    {
+        "auroc": auroc,
+        "aupr_out": partial(aupr, positive="ood"),
+        "aupr_in": partial(aupr, positive="id"),
+        "fpr95_ood_positive": partial(fpr_at_tpr, positive="ood"),
+        "fpr95_id_positive": partial(fpr_at_tpr, positive="id"),
+    }
+)
+"""Name to function of `(ood_scores, id_scores)`."""
+
+REGRESSION_METRICS: Mapping[str, PairMetric] = MappingProxyType({"rmse": rmse, "mae": mae})
+"""Name to function of `(prediction, target)`."""
+
+DENSITY_METRICS: Mapping[str, DensityMetric] = MappingProxyType(
+    {
+        "gaussian_nll": gaussian_nll,
+        "laplace_nll": laplace_nll,
+        "gaussian_crps": gaussian_crps,
+        "laplace_crps": laplace_crps,
+    }
+)
+"""Name to function of `(mean, scale, target)`."""
+
+HIGHER_IS_BETTER: frozenset[str] = frozenset({"accuracy", "auroc", "aupr_out", "aupr_in"})
+"""Entries of the tables above that should be large; all others should be small."""
+
+__all__ = [
+    "CLASSIFICATION_METRICS",
+    "DENSITY_METRICS",
+    "HIGHER_IS_BETTER",
+    "OOD_METRICS",
+    "REGRESSION_METRICS",
+    "DiversityBounds",
+    "ReliabilityCurve",
+    "RiskCoverageCurve",
+    "RocCurve",
+    "Temperature",
+    "accuracy",
+    "aupr",
+    "auroc",
+    "brier",
+    "central_interval",
+    "classwise_ece",
+    "confidence_reliability",
+    "disagreement",
+    "diversity_bounds",
+    "ece",
+    "ensemble_crps",
+    "fit_temperature",
+    "fpr_at_tpr",
+    "gaussian_crps",
+    "gaussian_nll",
+    "group_accuracies",
+    "interval_coverage",
+    "interval_width",
+    "laplace_crps",
+    "laplace_nll",
+    "mae",
+    "mean_disagreement",
+    "nll",
+    "pair_diversity",
+    "reliability_curve",
+    "risk_coverage_area",
+    "risk_coverage_curve",
+    "rmse",
+    "roc_curve",
+    "smooth_ece",
+    "top_confidences",
+    "top_k_accuracy",
+    "worst_group_accuracy",
+]

@@ -1,0 +1,191 @@
+"""Scores of out-of-distribution and in-distribution inputs -> how well the scores tell them apart.
+
+Scores are higher when the input is less certain, so OOD inputs should lie above ID inputs. All metrics are
+exact: ties are counted as ties, and no score is binned or thresholded on a grid.
+"""
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dissensus.metrics._inputs import Array, one_of, scores_pair
+
+Positive = Literal["ood", "id"]
+
+
+@dataclass(frozen=True)
+class RocCurve:
+    """Rates at falling thresholds, as float64 tensors of shape `(points,)` on the CPU; from (0, 0) to (1, 1).
+
+    Attributes:
+        fpr: Fraction of ID inputs at or above the threshold.
+        tpr: Fraction of OOD inputs at or above the threshold.
+        threshold: The thresholds; the first is infinite.
+    """
+
+    fpr: Tensor
+    tpr: Tensor
+    threshold: Tensor
+
+
+def auroc(ood_scores: Array, id_scores: Array) -> float:
+    r"""Probability that a random OOD input scores above a random ID input; ties count one half.
+
+    $$P(s_\mathrm{ood} > s_\mathrm{id}) + \tfrac12 P(s_\mathrm{ood} = s_\mathrm{id})$$
+
+    Reading: 1 separates the sets, 0.5 is no better than chance (and exactly 0.5 for a constant score), below
+    0.5 the score points the wrong way.
+
+    Args:
+        ood_scores: Scores of OOD inputs, `(n_ood,)`, higher = less certain.
+        id_scores: Scores of ID inputs, `(n_id,)`.
+
+    Returns:
+        A number in [0, 1].
+
+    Example:
+        >>> auroc(torch.tensor([2.0, 3.0]), torch.tensor([1.0, 2.0]))
+        0.875
+
+    References:
+        Hanley and McNeil, 1982, <https://doi.org/10.1148/radiology.143.1.7063747>.
+    """
+    ood, known = (_ascending(scores) for scores in scores_pair(ood_scores, id_scores))
+    # Both sides sorted, so that the searches walk through memory once; sums of counts stay exact integers.
+    below = int(torch.searchsorted(known, ood).sum())
+    at_or_below = int(torch.searchsorted(known, ood, right=True).sum())
+    return (below + at_or_below) / (2 * len(ood) * len(known))
+
+
+def aupr(ood_scores: Array, id_scores: Array, positive: Positive = "ood") -> float:
+    r"""Area under the precision-recall curve, as average precision.
+
+    $$\sum_k (R_k - R_{k-1})\,P_k$$
+    over the distinct thresholds, without interpolation.
+
+    Reading: chance is the share of positive inputs, not 0.5: compare only at equal set sizes.
+    `positive="ood"` is often called AUPR-out, `positive="id"` AUPR-in.
+
+    Args:
+        ood_scores: Scores of OOD inputs, `(n_ood,)`, higher = less certain.
+        id_scores: Scores of ID inputs, `(n_id,)`.
+        positive: Which set is to be retrieved: OOD inputs by high scores, or ID inputs by low ones.
+
+    Returns:
+        A number in (0, 1].
+
+    Example:
+        >>> round(aupr(torch.tensor([2.0, 3.0]), torch.tensor([1.0, 2.0])), 4)
+        0.8333
+
+    References:
+        Hendrycks and Gimpel, 2017, <https://arxiv.org/abs/1610.02136>.
+    """
+    wanted, others = (_ascending(scores) for scores in _oriented(ood_scores, id_scores, positive))
+    # An input of the wanted set is retrieved together with everything that scores at least as high.
+    true = len(wanted) - torch.searchsorted(wanted, wanted)
+    false = len(others) - torch.searchsorted(others, wanted)
+    return float((true / (true + false).double()).mean())
+
+
+def fpr_at_tpr(ood_scores: Array, id_scores: Array, tpr: float = 0.95, positive: Positive = "ood") -> float:
+    """False positive rate at the first threshold whose true positive rate reaches `tpr`.
+
+    Reading: 0 is perfect, `tpr` is chance. The two conventions differ, sometimes by a factor of two, when the
+    sets differ in spread: always report which set was positive.
+
+    Args:
+        ood_scores: Scores of OOD inputs, `(n_ood,)`, higher = less certain.
+        id_scores: Scores of ID inputs, `(n_id,)`.
+        tpr: Fraction of positive inputs that must be caught, in (0, 1].
+        positive: `"ood"`: the fraction of ID inputs that raise an alarm when `tpr` of the OOD inputs do
+            (OpenOOD). `"id"`: the fraction of OOD inputs that pass when `tpr` of the ID inputs do (the ODIN
+            line of work).
+
+    Returns:
+        A number in [0, 1].
+
+    Example:
+        >>> ood, known = torch.tensor([0.5, 3.0, 4.0, 5.0]), torch.tensor([0.0, 1.0, 2.0, 2.5])
+        >>> fpr_at_tpr(ood, known), fpr_at_tpr(ood, known, positive="id")
+        (0.75, 0.25)
+
+    References:
+        Zhang et al., 2023, OpenOOD v1.5, <https://arxiv.org/abs/2306.09301>; Liang et al., 2018,
+        <https://arxiv.org/abs/1706.02690>.
+    """
+    if not 0 < tpr <= 1:
+        raise ValueError(f"`tpr` must lie in (0, 1]; got {tpr}.")
+    wanted, others = _oriented(ood_scores, id_scores, positive)
+    caught = ceil(tpr * len(wanted))
+    # The product may round up past an integer (0.07 * 100), the quotient does not.
+    if caught > 1 and (caught - 1) / len(wanted) >= tpr:
+        caught -= 1
+    threshold = _kth_smallest(wanted, len(wanted) - caught)
+    return int((others >= threshold).sum()) / len(others)
+
+
+def roc_curve(ood_scores: Array, id_scores: Array, points: int = 1000) -> RocCurve:
+    """ROC curve with OOD inputs positive, thinned to at most `points` points.
+
+    Reading: the further above the diagonal, the better; the area below the full curve is `auroc`. Every point
+    is exact, only their number is limited: thresholds are evenly spread over the ranks of both sets.
+
+    Args:
+        ood_scores: Scores of OOD inputs, `(n_ood,)`, higher = less certain.
+        id_scores: Scores of ID inputs, `(n_id,)`.
+        points: Largest number of points, at least 3. The curve is whole if neither set has half as many
+            distinct scores.
+
+    Returns:
+        The curve.
+
+    Example:
+        >>> curve = roc_curve(torch.tensor([2.0, 3.0]), torch.tensor([1.0, 2.0]))
+        >>> curve.fpr.tolist(), curve.tpr.tolist()
+        ([0.0, 0.0, 0.5, 1.0], [0.0, 0.5, 1.0, 1.0])
+    """
+    if points < 3:
+        raise ValueError(f"`points` must be at least 3; got {points}.")
+    ood, known = (_ascending(scores) for scores in scores_pair(ood_scores, id_scores))
+    threshold = torch.unique(
+        torch.cat([_thinned(scores, (points - 1) // 2) for scores in (ood, known)])
+    ).flip(0)
+    rates = [
+        (len(scores) - torch.searchsorted(scores, threshold)).double().cpu() / len(scores)
+        for scores in (known, ood)
+    ]
+    fpr, tpr = (torch.cat([rate.new_zeros(1), rate]) for rate in rates)
+    start = torch.full((1,), torch.inf, dtype=torch.float64)
+    return RocCurve(fpr=fpr, tpr=tpr, threshold=torch.cat([start, threshold.double().cpu()]))
+
+
+def _oriented(ood_scores: Array, id_scores: Array, positive: Positive) -> tuple[Tensor, Tensor]:
+    """Scores of the positive set and of the other, higher = more likely positive."""
+    one_of(positive, "positive", ("ood", "id"))
+    ood, known = scores_pair(ood_scores, id_scores)
+    return (ood, known) if positive == "ood" else (-known, -ood)
+
+
+def _ascending(scores: Tensor) -> Tensor:
+    # On the CPU numpy's vectorised sort is several times faster than torch's.
+    return scores.sort().values if scores.is_cuda else torch.from_numpy(np.sort(scores.numpy()))
+
+
+def _kth_smallest(scores: Tensor, k: int) -> float:
+    if scores.is_cuda:
+        return float(scores.sort().values[k])
+    return float(np.partition(scores.numpy(), k)[k])
+
+
+def _thinned(ascending: Tensor, count: int) -> Tensor:
+    """All distinct values if at most `count`, else `count` values at even ranks, from the smallest on."""
+    distinct = torch.unique_consecutive(ascending)
+    if len(distinct) <= count:
+        return distinct
+    ranks = torch.linspace(0, len(ascending) - 1, count, dtype=torch.float64).round().long()
+    return ascending[ranks.to(ascending.device)]

@@ -1,0 +1,166 @@
+"""Predicted classes of members -> how differently they err."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from dissensus.metrics._inputs import Array, as_tensor, indices, one_of
+
+
+@dataclass(frozen=True)
+class DiversityBounds:
+    """What `pair_diversity` would be for a perturbed copy (`lower`) and for independent errors (`upper`)."""
+
+    lower: float
+    upper: float
+
+
+def disagreement(predictions_a: Array, predictions_b: Array) -> float:
+    """Fraction of inputs on which two members predict different classes.
+
+    Reading: 0 for copies; at most the sum of the two error rates.
+
+    Args:
+        predictions_a: Predicted class indices of one member, `(batch,)`.
+        predictions_b: Predicted class indices of the other, `(batch,)`.
+
+    Returns:
+        A number in [0, 1].
+
+    Example:
+        >>> disagreement(torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 2, 0]))
+        0.25
+    """
+    first = indices(predictions_a, "predictions_a")
+    second = indices(predictions_b, "predictions_b", len(first)).to(first.device)
+    return _fraction(first != second)
+
+
+def mean_disagreement(predictions: Array) -> float:
+    r"""`disagreement` averaged over all pairs of members.
+
+    $$1 - \frac{1}{B}\sum_b \frac{\sum_c n_{bc}(n_{bc} - 1)}{M (M - 1)}$$
+    with $n_{bc}$ the number of members that predict class c for input b.
+
+    Reading: 0 when all members agree on every input, 1 when no two ever do.
+
+    Args:
+        predictions: Predicted class indices, `(members, batch)`, of two members or more.
+
+    Returns:
+        A number in [0, 1].
+
+    Example:
+        >>> round(mean_disagreement(torch.tensor([[0, 1], [0, 1], [0, 2]])), 4)
+        0.3333
+    """
+    votes = as_tensor(predictions, "predictions")
+    if votes.is_floating_point() or votes.ndim != 2 or len(votes) < 2:
+        raise ValueError(
+            "`predictions` must hold class indices, shaped (members, batch) with two members or more; "
+            f"got {votes.dtype} of shape {tuple(votes.shape)}. For member logits, pass their `argmax(-1)`."
+        )
+    num_members, batch = votes.shape
+    # Contiguous class ids, so that the count table is as wide as the classes that occur.
+    classes, votes = torch.unique(votes, return_inverse=True)
+    table = torch.zeros(batch, len(classes), dtype=torch.int32, device=votes.device)
+    for vote in votes:
+        table.scatter_add_(1, vote[:, None], torch.ones_like(table[:, :1]))
+    agreeing = int((table * (table - 1)).sum())
+    return 1 - agreeing / (batch * num_members * (num_members - 1))
+
+
+def pair_diversity(
+    predictions_a: Array,
+    predictions_b: Array,
+    labels: Array,
+    accuracy_of: Literal["pair", "a", "b"] = "pair",
+) -> float:
+    """Disagreement of two members, divided by their error rate.
+
+    Reading: 0 for copies, near 1 or above for members that err independently (see `diversity_bounds`). The
+    error rate is that of the pair's mean accuracy, or of one member: say which when comparing with published
+    figures. A pair without errors has nothing to be diverse about, and the value is then `nan` (`inf` if only
+    the named member is perfect).
+
+    Args:
+        predictions_a: Predicted class indices of one member, `(batch,)`.
+        predictions_b: Predicted class indices of the other, `(batch,)`.
+        labels: True class indices, `(batch,)`.
+        accuracy_of: Whose accuracy sets the error rate: the mean of both (`"pair"`), or one of them (`"a"`,
+            `"b"`).
+
+    Returns:
+        A number that is not negative, or `nan`.
+
+    Example:
+        >>> labels = torch.zeros(4, dtype=torch.long)
+        >>> pair_diversity(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 0, 1]), labels, accuracy_of="a")
+        0.5
+
+    References:
+        Durasov et al., 2021, <https://arxiv.org/abs/2012.08334>, eq. 7; Fort et al., 2019,
+        <https://arxiv.org/abs/1912.02757>.
+    """
+    one_of(accuracy_of, "accuracy_of", ("pair", "a", "b"))
+    first = indices(predictions_a, "predictions_a")
+    second = indices(predictions_b, "predictions_b", len(first)).to(first.device)
+    truth = indices(labels, "labels", len(first)).to(first.device)
+    errors = {"a": _fraction(first != truth), "b": _fraction(second != truth)}
+    error = sum(errors.values()) / 2 if accuracy_of == "pair" else errors[accuracy_of]
+    different = _fraction(first != second)
+    if error == 0:
+        return float("nan") if different == 0 else float("inf")
+    return different / error
+
+
+def diversity_bounds(accuracy: float, base_accuracy: float, num_classes: int) -> DiversityBounds:
+    r"""`pair_diversity` of two idealised members with these accuracies.
+
+    With $a$ the accuracy, $a^*$ the base accuracy and $C$ classes, members whose errors are independent and
+    spread evenly over the wrong classes disagree on
+    $$(1-a)a^* + (1-a^*)a + (1-a)(1-a^*)\frac{C-2}{C-1}$$
+    of the inputs, and a copy of the better one, a random fraction of whose predictions was redrawn, on
+    $$p\,\frac{C-1}{C}, \qquad p = \frac{\max(a, a^*) - \min(a, a^*)}{\max(a, a^*) - 1/C}.$$
+    Both are divided by $1 - a$.
+
+    Reading: a member near `upper` found its own solution; one near `lower` is a noisy copy of the base.
+    Compare with `pair_diversity(member, base, labels, accuracy_of="a")`.
+
+    Args:
+        accuracy: Accuracy of the member, at least 1/classes and below 1.
+        base_accuracy: Accuracy of the member it is compared with, at least 1/classes and at most 1.
+        num_classes: Number of classes.
+
+    Returns:
+        The two bounds, normalised as `pair_diversity` is.
+
+    Example:
+        >>> bounds = diversity_bounds(0.8, 0.9, num_classes=10)
+        >>> round(bounds.lower, 4), round(bounds.upper, 4)
+        (0.5625, 1.3889)
+
+    References:
+        Durasov et al., 2021, <https://arxiv.org/abs/2012.08334>, figure 2; Fort et al., 2019,
+        <https://arxiv.org/abs/1912.02757>.
+    """
+    if num_classes < 2:
+        raise ValueError(f"`num_classes` must be at least 2; got {num_classes}.")
+    chance = 1 / num_classes
+    if not (chance <= accuracy < 1 and chance <= base_accuracy <= 1):
+        raise ValueError(
+            f"accuracies must lie between chance, 1/{num_classes}, and 1, `accuracy` below 1; "
+            f"got accuracy {accuracy} and base_accuracy {base_accuracy}."
+        )
+    error, base_error = 1 - accuracy, 1 - base_accuracy
+    same_wrong_class = 1 / (num_classes - 1)
+    independent = error * base_accuracy + base_error * accuracy + error * base_error * (1 - same_wrong_class)
+    better, worse = max(accuracy, base_accuracy), min(accuracy, base_accuracy)
+    redrawn = (better - worse) / (better - chance) if better > worse else 0.0
+    return DiversityBounds(lower=redrawn * (1 - chance) / error, upper=independent / error)
+
+
+def _fraction(condition: Tensor) -> float:
+    return int(condition.sum()) / len(condition)

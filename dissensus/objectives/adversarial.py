@@ -1,0 +1,182 @@
+"""Objectives that perturb inputs: adversarial training with labels, and virtual adversarial training without."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from dissensus.members import View
+from dissensus.objectives.likelihoods import Likelihood
+from dissensus.objectives.objective import Batches, Objective, OutputObjective, Parts, Step
+
+
+@dataclass(frozen=True)
+class _Wrapper(Objective):
+    """An objective around another one; says what the inner one says."""
+
+    inner: OutputObjective
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.inner, OutputObjective):
+            raise ValueError(
+                f"{type(self).__name__} wraps an objective on outputs, such as Independent(); got {type(self.inner).__name__}."
+            )
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """That of the inner objective."""
+        return self.inner.likelihood
+
+    @property
+    def batches(self) -> Batches:  # type: ignore[override]
+        """Those of the inner objective."""
+        return self.inner.batches
+
+    @property
+    def couples(self) -> bool:  # type: ignore[override]
+        """As the inner objective."""
+        return self.inner.couples
+
+    def pick(self, step: Step, num_members: int) -> Tensor | None:
+        """As the inner objective."""
+        return self.inner.pick(step, num_members)
+
+
+def fast_gradient_sign(x: Tensor, gradient: Tensor, epsilon: Tensor | float) -> Tensor:
+    r"""Move inputs a step of fixed size up the loss: $x + \epsilon\,\mathrm{sign}(\nabla_x \ell)$.
+
+    Example:
+        >>> fast_gradient_sign(torch.zeros(3), torch.tensor([2.0, -0.1, 0.0]), 0.5)
+        tensor([ 0.5000, -0.5000,  0.0000])
+    """
+    return (x + epsilon * gradient.sign()).detach()
+
+
+@dataclass(frozen=True)
+class Adversarial(_Wrapper):
+    r"""Train on each batch and on its fast-gradient-sign copy, half and half.
+
+    $$\tfrac12\,\ell(x) + \tfrac12\,\ell(x'),\qquad x' = x + \epsilon\,\mathrm{sign}(\nabla_x \ell(x))$$
+
+    Each member is attacked with its own gradient. The perturbed pass leaves BatchNorm statistics alone.
+
+    Args:
+        inner: What is minimised on both.
+        epsilon: Size of the step, in units of the inputs.
+        of_range: Read `epsilon` as a fraction of each input's range (largest minus smallest value in the training data,
+            one number for each feature; each channel of an image).
+
+    References:
+        Goodfellow et al., 2015, <https://arxiv.org/abs/1412.6572>; Lakshminarayanan et al., 2017,
+        <https://arxiv.org/abs/1612.01474>.
+    """
+
+    epsilon: float = 0.01
+    of_range: bool = False
+    ranges: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.epsilon < 0:
+            raise ValueError(f"`epsilon` must not be negative; got {self.epsilon}.")
+
+    def prepare(self, x: Tensor) -> Objective:
+        """Measure the inputs' ranges where they are wanted."""
+        if not self.of_range or self.ranges is not None:
+            return self
+        # Images share one range a channel: a pixel's own range is an accident of the sample.
+        axes = [0, *range(2, x.ndim)] if x.ndim > 2 else [0]
+        ranges = x.amax(axes, keepdim=True) - x.amin(axes, keepdim=True)
+        return replace(self, ranges=ranges.to(torch.float32)[0])
+
+    def __call__(self, members: View, x: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
+        """Return the mean of the clean and the perturbed loss, and both."""
+        own = x if step.own else members.expand(x)
+        parts: Parts = {}
+
+        def clean_loss(inputs: Tensor) -> Tensor:
+            loss, found = self.inner.on_outputs(members.each(inputs), y, step)
+            parts.update(found)
+            return loss
+
+        epsilon = self.epsilon if self.ranges is None else self.epsilon * self.ranges.to(x.device)
+        clean, gradient = members.input_gradient(clean_loss, own)
+        attacked = fast_gradient_sign(own, gradient, epsilon)
+        with members.perturbed():
+            perturbed, perturbed_parts = self.inner.on_outputs(members.each(attacked), y, step)
+        parts.update({f"adversarial_{name}": value for name, value in perturbed_parts.items()})
+        return (clean + perturbed) / 2, parts
+
+
+@dataclass(frozen=True)
+class VirtualAdversarial(_Wrapper):
+    r"""Ask that predictions stay the same under the small perturbation that changes them most; no labels needed.
+
+    $$\ell(x) + w\,\mathrm{KL}(p(x)\,\Vert\,p(x + r)),\qquad r = \epsilon\, g / \lVert g\rVert,\quad
+      g = \nabla_d\,\mathrm{KL}(p(x)\,\Vert\,p(x + d))$$
+
+    where d starts as a random direction of length `xi` and p(x) takes no gradient. It is computed on the labelled batch and,
+    where `fit(..., unlabelled=...)` gives one, on the unlabelled batch too. Regression heads use the divergence of their
+    likelihood. Perturbed passes leave BatchNorm statistics alone and repeat the clean pass's dropout noise.
+
+    Args:
+        inner: The objective on labelled data.
+        epsilon: Length of the perturbation (L2 norm over one input).
+        weight: Weight of the smoothness term.
+        xi: Length of the finite step that finds the direction. Small values underflow in float32: the divergence is of
+            order xi².
+        iterations: Power iterations.
+
+    References:
+        Miyato et al., 2018, <https://arxiv.org/abs/1704.03976>.
+    """
+
+    epsilon: float = 1.0
+    weight: float = 1.0
+    xi: float = 0.1
+    iterations: int = 1
+
+    streams: ClassVar[tuple[str, ...]] = ("unlabelled",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if min(self.epsilon, self.xi) <= 0 or self.iterations < 1:
+            raise ValueError(
+                "`epsilon` and `xi` must be positive and `iterations` at least 1; "
+                f"got {self.epsilon}, {self.xi} and {self.iterations}."
+            )
+
+    def __call__(self, members: View, x: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
+        """Return the inner loss plus the weighted smoothness, and both."""
+        loss, parts = self.inner(members, x, y, step)
+        smoothness = self.smoothness(members, x, step)
+        unlabelled = step.streams.get("unlabelled")
+        if unlabelled is not None:
+            smoothness = (smoothness + self.smoothness(members, unlabelled, step)) / 2
+        return loss + self.weight * smoothness.sum(), {**parts, "virtual": smoothness.detach()}
+
+    def smoothness(self, members: View, x: Tensor, step: Step) -> Tensor:
+        """Return each member's mean divergence under its worst perturbation, `(members,)`."""
+        own = x if step.own else members.expand(x)
+        divergence = self.likelihood.divergence
+        with members.perturbed():
+            with torch.no_grad():
+                clean = members.each(own).detach()
+            direction = step.noise(rows=members.rows).normal(*own.shape[1:]).to(own.dtype)
+            for _ in range(self.iterations):
+                start = self.xi * _unit(direction)
+                _, direction = members.input_gradient(
+                    lambda d: divergence(clean, members.each(own + d)), start
+                )
+            worst = (own + self.epsilon * _unit(direction)).detach()
+            return divergence(clean, members.each(worst)).mean(-1)
+
+
+def _unit(direction: Tensor) -> Tensor:
+    """Scale every input's perturbation, `(members, batch, ...)`, to length one; zero stays zero."""
+    flat = direction.flatten(2)
+    # Divide by the largest entry first: the square of a tiny gradient underflows.
+    flat = flat / flat.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(flat.dtype).tiny)
+    flat = flat / flat.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(flat.dtype).tiny)
+    return flat.view_as(direction)

@@ -1,0 +1,269 @@
+"""Member outputs in; diversity out by other routes than its definition: closed forms and curvature."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dissensus._checks import compute_dtype
+from dissensus.objectives.losses import (
+    EVENT_LOSSES,
+    Loss,
+    check_arguments,
+    check_host_weights,
+    class_labels,
+    dense_targets,
+    errors,
+    event_sum,
+    events,
+    log_mixture,
+    majority_vote,
+    matching_weights,
+    output_sum,
+    weighted_mean,
+)
+from dissensus.types import MemberOutputs, Scores
+
+
+def diversity_closed_form(
+    outputs: MemberOutputs,
+    targets: Tensor | None = None,
+    loss: str = "cross_entropy",
+    average: str = "probs",
+    weights: Tensor | None = None,
+    label_smoothing: float = 0.0,
+) -> Scores:
+    r"""Diversity as a variance, a divergence from the pool, or a log-ratio, whichever the loss has.
+
+    | loss | diversity | needs targets |
+    |---|---|---|
+    | mse; brier on probabilities | $\sum_j w_j \lVert f_j-\bar f\rVert^2$ | no |
+    | cross_entropy, sigmoid, poisson on scores; logistic | $\sum_j w_j\,\mathrm{KL}(\bar q\Vert p_j)$ | no |
+    | the same on probabilities | $\sum_j w_j \sum_k y_k \log(\bar p_k / p_{jk})$ | yes |
+    | zero_one | vote right: share of wrong members; vote wrong: minus the share of right ones | yes |
+
+    Reading: equal to `decompose(...).diversity`, with no two large numbers subtracted; zero when all members
+    agree.
+
+    Args:
+        outputs: Member outputs, `(members, batch, ...)`; see `decompose`.
+        targets: Targets, where the table wants them; see `decompose`.
+        loss: A name; see the table.
+        average: "probs" or "scores"; see `decompose`.
+        weights: Non-negative member weights with sum 1, `(members,)`; `None` is uniform.
+        label_smoothing: Share of the target spread evenly over the classes (cross_entropy).
+
+    Returns:
+        Diversity, `(batch,)`, in nats for the likelihood losses.
+
+    Example:
+        >>> diversity_closed_form(torch.tensor([[3.0], [-1.0]]), loss="mse")
+        tensor([4.])
+
+    References:
+        Jeffares et al., 2023, equation 1 and theorem 4.3, <https://arxiv.org/abs/2301.11323>.
+    """
+    outputs, weights = _prepared(outputs, loss, average, weights, label_smoothing)
+    if loss == "mse":
+        return _variance(outputs, weights)
+    if loss == "brier" and average == "probs":
+        return _variance(outputs.softmax(-1), weights)
+    if loss == "logistic" or (loss in EVENT_LOSSES and average == "scores"):
+        return _divergence_from_pool(outputs, loss, weights)
+    if targets is None and (loss == "zero_one" or loss in EVENT_LOSSES):
+        raise ValueError(f"`targets` are needed for the diversity of {loss} here; got None. Pass the labels.")
+    if loss == "zero_one" and targets is not None:
+        return _signed_disagreement(outputs, class_labels(targets, outputs), weights)
+    if loss in EVENT_LOSSES and targets is not None:
+        log_prob, mass = events(loss, outputs, targets, label_smoothing)
+        log_probs = log_prob(outputs)
+        log_ratio = log_mixture(log_probs, weights) - log_probs
+        return weighted_mean(event_sum(log_ratio, mass), weights)
+    raise ValueError(
+        f"There is no closed form for loss {loss!r} with average {average!r}. "
+        "Use `decompose`, and `hessian_diversity` to check it."
+    )
+
+
+def hessian_diversity(
+    outputs: MemberOutputs,
+    targets: Tensor,
+    loss: Loss = "cross_entropy",
+    average: str = "probs",
+    weights: Tensor | None = None,
+    label_smoothing: float = 0.0,
+    nodes: int = 32,
+) -> Scores:
+    r"""Diversity as a curvature-weighted variance around the ensemble, for any twice differentiable loss.
+
+    $$\mathrm{DIV} = \sum_j w_j \int_0^1 (1-t)\; d_j^\top H(\bar f + t d_j)\, d_j \,\mathrm{d}t,
+      \qquad d_j = f_j - \bar f$$
+
+    The document states it with one unknown point per member, $\tfrac12 d_j^\top H(\bar f + c_j d_j) d_j$;
+    this integral is the same remainder of Taylor's theorem without an unknown, here by Gauss-Legendre
+    quadrature.
+
+    Reading: equal to `decompose(...).diversity`; a check, not a fast path. Nearly singular curvature (a
+    probability close to 0 under probability averaging) needs more nodes.
+
+    Args:
+        outputs: Member outputs, `(members, batch, ...)`; see `decompose`.
+        targets: Targets; see `decompose`.
+        loss: A name other than zero_one, or a callable; see `decompose`. The value of an example must not
+            depend on others.
+        average: "probs" or "scores"; see `decompose`.
+        weights: Non-negative member weights with sum 1, `(members,)`; `None` is uniform.
+        label_smoothing: Share of the target spread evenly over the classes (cross_entropy and brier).
+        nodes: Quadrature points.
+
+    Returns:
+        Diversity, `(batch,)`.
+
+    Example:
+        >>> diversity = hessian_diversity(torch.tensor([[3.0], [-1.0]]), torch.tensor([1.0]), loss="mse")
+        >>> round(diversity.item(), 4)
+        4.0
+
+    References:
+        Jeffares et al., 2023, theorem 4.5, <https://arxiv.org/abs/2301.11323>.
+    """
+    outputs, weights = _prepared(outputs, loss, average, weights, label_smoothing)
+    values, loss_at = _averaged(outputs, targets, loss, average, label_smoothing)
+    abscissae, quadrature = np.polynomial.legendre.leggauss(nodes)
+    # From [-1, 1] to [0, 1]; half the interval is also half of each quadrature weight.
+    times = (abscissae + 1) / 2
+    remainder = sum(
+        float(weight / 2 * (1 - time)) * _curvature(values, loss_at, weights, float(time))
+        for time, weight in zip(times, quadrature, strict=True)
+    )
+    return weighted_mean(torch.as_tensor(remainder), weights)
+
+
+def second_order_diversity(
+    outputs: MemberOutputs,
+    targets: Tensor,
+    loss: Loss = "cross_entropy",
+    average: str = "probs",
+    weights: Tensor | None = None,
+    label_smoothing: float = 0.0,
+) -> Scores:
+    r"""Diversity to second order: the variance around the ensemble, weighted by the curvature there.
+
+    $$\tfrac12 \sum_j w_j\, d_j^\top H(\bar f)\, d_j, \qquad d_j = f_j - \bar f$$
+
+    Reading: equal to diversity for mse and for brier on averaged probabilities, close to it elsewhere while
+    members are close. Members far apart make it arbitrarily wrong: it grows with the square of the distance
+    where most losses grow linearly.
+
+    Args:
+        outputs: Member outputs, `(members, batch, ...)`; see `decompose`.
+        targets: Targets; see `decompose`.
+        loss: A name other than zero_one, or a callable; see `decompose`. The value of an example must not
+            depend on others.
+        average: "probs" or "scores"; see `decompose`.
+        weights: Non-negative member weights with sum 1, `(members,)`; `None` is uniform.
+        label_smoothing: Share of the target spread evenly over the classes (cross_entropy and brier).
+
+    Returns:
+        `(batch,)`, differentiable.
+
+    Example:
+        >>> second_order_diversity(torch.tensor([[0.5], [-0.5]]), torch.tensor([1.0]), loss="logistic")
+        tensor([0.0312])
+
+    References:
+        Buschjäger et al., 2020, <https://arxiv.org/abs/2011.02952>.
+    """
+    outputs, weights = _prepared(outputs, loss, average, weights, label_smoothing)
+    if loss == "mse":
+        return _variance(outputs, weights)
+    if loss in EVENT_LOSSES and average == "probs":
+        # H = diag(y / pbar^2), so the form is the squared relative deviation; in logarithms it cannot
+        # overflow.
+        log_prob, mass = events(str(loss), outputs, targets, label_smoothing)
+        log_probs = log_prob(outputs)
+        relative = torch.expm1(log_probs - log_mixture(log_probs, weights))
+        return weighted_mean(event_sum(relative.square(), mass), weights) / 2
+    if loss == "cross_entropy":
+        # H = diag(q) - q q', so the form is the variance of the deviation under the pooled prediction.
+        mean = weighted_mean(outputs, weights)
+        deviation, pooled = outputs - mean, mean.softmax(-1)
+        centred = deviation - (pooled * deviation).sum(-1, keepdim=True)
+        return weighted_mean((pooled * centred.square()).sum(-1), weights) / 2
+    values, loss_at = _averaged(outputs, targets, loss, average, label_smoothing)
+    return weighted_mean(_curvature(values, loss_at, weights, 0.0), weights) / 2
+
+
+def _prepared(
+    outputs: Tensor, loss: Loss, average: str, weights: Tensor | None, label_smoothing: float
+) -> tuple[Tensor, Tensor | None]:
+    check_arguments(outputs, loss, average, label_smoothing)
+    outputs = outputs.to(compute_dtype(outputs))
+    if weights is None:
+        return outputs, None
+    check_host_weights(weights, len(outputs))
+    return outputs, matching_weights(weights, outputs)
+
+
+def _variance(values: Tensor, weights: Tensor | None) -> Tensor:
+    deviation = values - weighted_mean(values, weights)
+    return weighted_mean(output_sum(deviation.square()), weights)
+
+
+def _divergence_from_pool(scores: Tensor, loss: str, weights: Tensor | None) -> Tensor:
+    """Mean Kullback-Leibler divergence of the members from the distribution at the mean score."""
+    pooled = weighted_mean(scores, weights)
+    if loss == "cross_entropy":
+        log_pooled = pooled.log_softmax(-1)
+        divergence = log_pooled.exp() * (log_pooled - scores.log_softmax(-1))
+    elif loss == "poisson":
+        divergence = pooled.exp() * (pooled - scores) - pooled.exp() + scores.exp()
+    else:
+        yes = pooled.sigmoid() * (F.logsigmoid(pooled) - F.logsigmoid(scores))
+        no = (-pooled).sigmoid() * (F.logsigmoid(-pooled) - F.logsigmoid(-scores))
+        divergence = yes + no
+    return weighted_mean(output_sum(divergence), weights)
+
+
+def _signed_disagreement(outputs: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+    votes, winner = majority_vote(outputs, weights)
+    outvoted_wrong = weighted_mean((votes != labels).to(outputs), weights)
+    outvoted_right = weighted_mean((votes == labels).to(outputs), weights)
+    return torch.where(winner == labels, outvoted_wrong, -outvoted_right)
+
+
+def _averaged(
+    outputs: Tensor, targets: Tensor, loss: Loss, average: str, label_smoothing: float
+) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """What the ensemble averages, `(members, batch, ...)`, and the loss `(members, batch)` of it."""
+    if loss == "zero_one":
+        raise ValueError(
+            "The zero_one loss has no second derivative. Use `decompose` or `diversity_closed_form`."
+        )
+    if average == "probs" and loss == "brier":
+        target_probs = dense_targets(targets, outputs, label_smoothing)
+        return outputs.softmax(-1), lambda probs: (probs - target_probs).square().sum(-1)
+    if average == "probs" and loss in EVENT_LOSSES:
+        log_prob, mass = events(str(loss), outputs, targets, label_smoothing)
+        return log_prob(outputs).exp(), lambda probs: -event_sum(probs.log(), mass)
+    return outputs, lambda scores: errors(scores, targets, loss, average, label_smoothing=label_smoothing)[0]
+
+
+def _curvature(
+    values: Tensor, loss_at: Callable[[Tensor], Tensor], weights: Tensor | None, time: float
+) -> Tensor:
+    """Second derivative of the loss along each deviation, `time` of the way from ensemble to member."""
+    mean = weighted_mean(values, weights)
+    deviation = values - mean
+
+    def total_loss(times: Tensor) -> Tensor:
+        return loss_at(mean + times.reshape(*times.shape, *(1,) * (mean.ndim - 1)) * deviation).sum()
+
+    # Each (member, example) has its own time and only its own loss depends on it, so the derivative of the
+    # summed slope is the diagonal of the Hessian in the times: d' H d.
+    def total_slope(times: Tensor) -> Tensor:
+        return torch.func.grad(total_loss)(times).sum()
+
+    return torch.func.grad(total_slope)(values.new_full(values.shape[:2], time))

@@ -1,0 +1,100 @@
+"""Members that know nothing of each other: the deep ensemble, and a penalty on each one's weights."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from dissensus.members import View
+from dissensus.objectives.likelihoods import Likelihood, likelihood_of, smooth_labels
+from dissensus.objectives.objective import Batches, Objective, OutputObjective, Parts, Step
+
+
+@dataclass(frozen=True)
+class Independent(OutputObjective):
+    r"""Train every member on its own.
+
+    $$\sum_m \frac1B \sum_b \ell(f_m(x_{mb}), y_{mb})$$
+
+    Args:
+        loss: `"cross_entropy"`, `"brier"` (outputs are logits), `"mse"`, `"mae"`, `"gaussian_nll"` or `"laplace_nll"`
+            (the last two want a head that gives mean and rho on its last axis). Losses of several targets are summed.
+        label_smoothing: Share of each target given to the uniform distribution (classification).
+        over_classes: Divide by the number of classes, as a mean over batch *and* classes does. This only rescales the loss
+            against other terms; it is here to reproduce experiments that did so.
+
+    Example:
+        >>> Independent("gaussian_nll").likelihood.kind
+        'density'
+    """
+
+    loss: str = "cross_entropy"
+    label_smoothing: float = 0.0
+    over_classes: bool = False
+
+    batches: ClassVar[Batches] = "own"
+    couples: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        kind = likelihood_of(self.loss).kind
+        if not 0.0 <= self.label_smoothing < 1.0:
+            raise ValueError(f"`label_smoothing` must be in [0, 1); got {self.label_smoothing}.")
+        if kind != "classes" and (self.label_smoothing or self.over_classes):
+            raise ValueError(
+                f"`label_smoothing` and `over_classes` are for class labels; the loss is {self.loss!r}."
+            )
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """What outputs mean."""
+        return likelihood_of(self.loss)
+
+    def on_outputs(self, outputs: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
+        """Return the sum of the members' mean losses, and each one's."""
+        targets = smooth_labels(y, outputs.shape[-1], self.label_smoothing)
+        losses = self.likelihood.per_example(outputs, targets).mean(-1)
+        if self.over_classes:
+            losses = losses / outputs.shape[-1]
+        return losses.sum(), {"loss": losses.detach()}
+
+
+@dataclass(frozen=True)
+class NormPenalty(Objective):
+    r"""Add the norm of each member's parameters, not squared: $w\,\lVert\theta_m\rVert_2$.
+
+    Weight decay in optimizers acts on the squared norm; this form pulls with constant force whatever the size.
+    """
+
+    inner: Objective
+    weight: float
+
+    couples: ClassVar[bool] = False
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """That of the inner objective."""
+        return self.inner.likelihood
+
+    @property
+    def batches(self) -> Batches:  # type: ignore[override]
+        """Those of the inner objective."""
+        return self.inner.batches
+
+    @property
+    def streams(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Those of the inner objective."""
+        return self.inner.streams
+
+    def prepare(self, x: Tensor) -> Objective:
+        """Prepare the inner objective."""
+        return replace(self, inner=self.inner.prepare(x))
+
+    def __call__(self, members: View, x: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
+        """Return the inner loss plus the weighted norms."""
+        loss, parts = self.inner(members, x, y, step)
+        squares = [
+            p.float().square().flatten(1).sum(1) for p in members.parameters.values() if p.requires_grad
+        ]
+        norms = torch.stack(squares).sum(0).sqrt()
+        return loss + self.weight * norms.sum(), {**parts, "norm": norms.detach()}

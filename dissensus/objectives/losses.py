@@ -1,0 +1,268 @@
+"""Member outputs and targets in; the loss of every member and of their average out, example by example."""
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dissensus._checks import check_weights, compute_dtype
+from dissensus.types import MemberOutputs
+
+Loss: TypeAlias = str | Callable[[Tensor, Tensor], Tensor]
+# `log_prob(scores)` gives the log-probabilities of some events on a new last axis; `mass` is how much of the
+# target each holds, `None` if each counts once.
+Events: TypeAlias = tuple[Callable[[Tensor], Tensor], Tensor | None]
+
+
+def errors(
+    outputs: MemberOutputs,
+    targets: Tensor,
+    loss: Loss = "cross_entropy",
+    average: str = "probs",
+    weights: Tensor | None = None,
+    label_smoothing: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    r"""Loss of every member, and loss of the ensemble, per example.
+
+    $$\ell_{jb} = L(f_j(x_b), y_b), \qquad \mathrm{ERR}_b = L(\bar f(x_b), y_b)$$
+
+    The work horse behind `decompose` and `joint_loss`: it looks at shapes but never at values, so it runs
+    under `vmap`, `torch.compile` and CUDA graphs. Half precision is computed in float32.
+
+    Args:
+        outputs: Member outputs, `(members, batch, ...)`; see `decompose` for what each loss reads.
+        targets: Targets; see `decompose`.
+        loss: A name of `LOSSES`, or a callable `loss(outputs, targets)` from `(batch, ...)` to `(batch,)`.
+        average: "probs" or "scores"; read by cross_entropy, brier, sigmoid and poisson only.
+        weights: Non-negative `(members,)`, or `(members, batch)` where members differ from example to
+            example, summing to one over members; `None` is uniform. Not checked here.
+        label_smoothing: Share of the target spread evenly over the classes (cross_entropy and brier).
+
+    Returns:
+        Two tensors, `(members, batch)` and `(batch,)`. Lower is better.
+
+    Example:
+        >>> members, ensemble = errors(torch.tensor([[3.0], [-1.0]]), torch.tensor([1.0]), loss="mse")
+        >>> members.tolist(), ensemble.tolist()
+        ([[4.0], [4.0]], [0.0])
+
+    References:
+        Jeffares et al., 2023, definition 4.1, <https://arxiv.org/abs/2301.11323>.
+    """
+    check_arguments(outputs, loss, average, label_smoothing)
+    # A difference of two losses has no correct digit in bfloat16.
+    outputs = outputs.to(compute_dtype(outputs))
+    if weights is not None:
+        weights = matching_weights(weights, outputs)
+    if callable(loss):
+        return _callable_errors(loss, outputs, targets, weights)
+    if loss in ELEMENTWISE:
+        targets = like_outputs(targets, outputs)
+        elementwise = ELEMENTWISE[loss]
+        member = output_sum(elementwise(outputs, targets))
+        return member, output_sum(elementwise(weighted_mean(outputs, weights), targets), leading=1)
+    if loss == "zero_one":
+        return _zero_one_errors(outputs, targets, weights)
+    if loss == "brier":
+        target_probs = dense_targets(targets, outputs, label_smoothing)
+        probs, scores = outputs.softmax(-1), weighted_mean(outputs, weights)
+        pooled = weighted_mean(probs, weights) if average == "probs" else scores.softmax(-1)
+        return (probs - target_probs).square().sum(-1), (pooled - target_probs).square().sum(-1)
+    log_prob, mass = events(loss, outputs, targets, label_smoothing)
+    member_log_prob = log_prob(outputs)
+    if average == "probs":
+        pooled_log_prob = log_mixture(member_log_prob, weights)
+    else:
+        pooled_log_prob = log_prob(weighted_mean(outputs, weights))
+    return -event_sum(member_log_prob, mass), -event_sum(pooled_log_prob, mass, leading=1)
+
+
+def weighted_mean(values: Tensor, weights: Tensor | None) -> Tensor:
+    """Average over the members, the first axis of `values`."""
+    if weights is None:
+        return values.mean(0)
+    return (_aligned(weights, values) * values).sum(0)
+
+
+def output_sum(values: Tensor, leading: int = 2) -> Tensor:
+    """Sum over what comes after the first `leading` axes, if anything does."""
+    return values.flatten(leading).sum(-1) if values.ndim > leading else values
+
+
+def event_sum(values: Tensor, mass: Tensor | None, leading: int = 2) -> Tensor:
+    """Sum over events and outputs, each event counted by its mass; `None` counts every event once."""
+    return output_sum(values if mass is None else mass * values, leading)
+
+
+def check_host_weights(weights: Tensor, num_members: int) -> None:
+    """Check the values of weights where a look at them is free; `errors` checks the shape everywhere."""
+    if weights.device.type == "cpu" and not torch.compiler.is_compiling():
+        check_weights(weights, num_members)
+
+
+def matching_weights(weights: Tensor, outputs: Tensor) -> Tensor:
+    """Weights in the precision and on the device of `outputs`: one per member, or per member and example."""
+    # Checked because a wrong shape may broadcast: one weight for five members, say.
+    if weights.shape not in (outputs.shape[:1], outputs.shape[:2]):
+        raise ValueError(
+            f"`weights` must be shaped {tuple(outputs.shape[:1])}, one per member; "
+            f"got {tuple(weights.shape)}. Give each member one number."
+        )
+    return weights.to(outputs)
+
+
+def log_mixture(log_probs: Tensor, weights: Tensor | None) -> Tensor:
+    """Logarithm of the average probability over the members, the first axis."""
+    # logsumexp, not log(mean(exp)): one confident wrong member underflows to 0, and with all of them wrong
+    # the loss is inf.
+    if weights is None:
+        return log_probs.logsumexp(0) - math.log(len(log_probs))
+    return (log_probs + _aligned(weights.log(), log_probs)).logsumexp(0)
+
+
+def events(loss: str, outputs: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Events:
+    """What a likelihood loss scores: scores to log-probabilities of events, and the target's mass on each."""
+    if loss == "cross_entropy":
+        if not targets.is_floating_point() and label_smoothing == 0.0:
+            labels = class_labels(targets, outputs)
+            return partial(_label_log_prob, labels=labels), None
+        return partial(torch.log_softmax, dim=-1), dense_targets(targets, outputs, label_smoothing)
+    targets = like_outputs(targets, outputs)
+    if loss == "sigmoid":
+        return _bernoulli_log_prob, torch.stack([targets, 1 - targets], dim=-1)
+    return partial(_poisson_log_prob, counts=targets), None
+
+
+def class_labels(targets: Tensor, outputs: Tensor) -> Tensor:
+    """Integer labels `(batch,)`, checked against `outputs` `(members, batch, classes)`."""
+    if targets.is_floating_point() or targets.dtype == torch.bool or targets.shape != outputs.shape[1:2]:
+        raise ValueError(
+            f"`targets` must be integer labels shaped (batch,) = {tuple(outputs.shape[1:2])}; "
+            f"got {targets.dtype} shaped {tuple(targets.shape)}. "
+            "Soft labels are floats shaped (batch, classes)."
+        )
+    return targets.long()
+
+
+def dense_targets(targets: Tensor, outputs: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    """Targets as distributions over the classes, `(batch, classes)`."""
+    num_classes = outputs.shape[-1]
+    if not targets.is_floating_point():
+        labels = class_labels(targets, outputs)
+        targets = labels[:, None] == torch.arange(num_classes, device=labels.device)
+    elif targets.shape != outputs.shape[1:]:
+        raise ValueError(
+            f"Soft `targets` must be shaped (batch, classes) = {tuple(outputs.shape[1:])}; "
+            f"got {tuple(targets.shape)}. Pass integer labels (batch,) or one distribution per example."
+        )
+    return (1 - label_smoothing) * targets.to(outputs) + label_smoothing / num_classes
+
+
+def like_outputs(targets: Tensor, outputs: Tensor) -> Tensor:
+    """Targets in shape and precision of one member's output; `(batch,)` also serves a single column."""
+    wanted = outputs.shape[1:]
+    if targets.shape != wanted and (*targets.shape, 1) == tuple(wanted):
+        targets = targets[..., None]
+    # Refused rather than broadcast: (batch, 1) against (batch,) would quietly compare every example with
+    # every other.
+    if targets.shape != wanted:
+        raise ValueError(
+            f"`targets` must be shaped like one member's outputs, {tuple(wanted)}; "
+            f"got {tuple(targets.shape)}. Reshape the targets."
+        )
+    return targets.to(outputs)
+
+
+def check_arguments(outputs: Tensor, loss: Loss, average: str, label_smoothing: float) -> None:
+    """Refuse unknown names and shapes that cannot be meant."""
+    if not callable(loss) and loss not in LOSSES:
+        raise ValueError(
+            f"`loss` must be a callable or one of {', '.join(LOSSES)}; got {loss!r}. Pick one of these."
+        )
+    if average not in ("probs", "scores"):
+        raise ValueError(f'`average` must be "probs" or "scores"; got {average!r}. Pick one of these.')
+    wanted = LOSSES.get(loss, "(members, batch, ...)") if isinstance(loss, str) else "(members, batch, ...)"
+    if outputs.ndim != 3 if "classes" in wanted else outputs.ndim < 2:
+        raise ValueError(
+            f"`outputs` must be shaped {wanted}; got shape {tuple(outputs.shape)}. "
+            "For a single model, pass `outputs[None]`."
+        )
+    if not 0 <= label_smoothing < 1 or (label_smoothing and loss not in ("cross_entropy", "brier")):
+        raise ValueError(
+            "`label_smoothing` must lie in [0, 1) and needs loss cross_entropy or brier; "
+            f"got {label_smoothing} with loss {loss!r}. Leave it at 0."
+        )
+
+
+def _callable_errors(
+    loss: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, targets: Tensor, weights: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    ensemble = loss(weighted_mean(outputs, weights), targets)
+    if ensemble.shape != outputs.shape[1:2]:
+        raise ValueError(
+            f"A callable `loss` must return one value per example, shaped {tuple(outputs.shape[1:2])}; "
+            f"got {tuple(ensemble.shape)}. Do not reduce over the batch."
+        )
+    return torch.stack([loss(member, targets) for member in outputs]), ensemble
+
+
+def _zero_one_errors(outputs: Tensor, targets: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    labels = class_labels(targets, outputs)
+    votes, winner = majority_vote(outputs, weights)
+    return (votes != labels).to(outputs), (winner != labels).to(outputs)
+
+
+def majority_vote(outputs: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Classes the members choose `(members, batch)`, and the winner `(batch,)`, the lowest in a tie."""
+    votes = outputs.argmax(-1)
+    ballots = (votes[..., None] == torch.arange(outputs.shape[-1], device=outputs.device)).to(outputs)
+    # Counts, not fractions, where the vote is uniform: they are exact, so a tie is a tie.
+    tally = ballots.sum(0) if weights is None else weighted_mean(ballots, weights)
+    return votes, tally.argmax(-1)
+
+
+def _label_log_prob(logits: Tensor, labels: Tensor) -> Tensor:
+    index = labels[:, None].expand(*logits.shape[:-1], 1)
+    return logits.log_softmax(-1).gather(-1, index)
+
+
+def _bernoulli_log_prob(scores: Tensor) -> Tensor:
+    return torch.stack([F.logsigmoid(scores), F.logsigmoid(-scores)], dim=-1)
+
+
+def _poisson_log_prob(log_rates: Tensor, counts: Tensor) -> Tensor:
+    return (counts * log_rates - log_rates.exp() - torch.lgamma(counts + 1))[..., None]
+
+
+def _aligned(weights: Tensor, values: Tensor) -> Tensor:
+    return weights.to(values).reshape(*weights.shape, *(1,) * (values.ndim - weights.ndim))
+
+
+ELEMENTWISE: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
+    {
+        "mse": lambda outputs, targets: (outputs - targets).square(),
+        "logistic": lambda margins, signs: -F.logsigmoid(signs * margins),
+        "exponential": lambda margins, signs: torch.exp(-signs * margins),
+    }
+)
+
+EVENT_LOSSES = ("cross_entropy", "sigmoid", "poisson")
+
+# Every named loss, and the outputs it reads.
+LOSSES: Mapping[str, str] = MappingProxyType(
+    {
+        "mse": "(members, batch, ...)",
+        "cross_entropy": "(members, batch, classes)",
+        "brier": "(members, batch, classes)",
+        "zero_one": "(members, batch, classes)",
+        "sigmoid": "(members, batch, ...)",
+        "poisson": "(members, batch, ...)",
+        "logistic": "(members, batch, ...)",
+        "exponential": "(members, batch, ...)",
+    }
+)

@@ -1,0 +1,95 @@
+"""What `fit` minimises: `(members, x, y, step) -> (loss, parts)`."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from dissensus.members import View
+from dissensus.objectives.likelihoods import Likelihood
+from dissensus.randomness import Noise, fold
+
+Parts = dict[str, Tensor]
+Batches = Literal["own", "shared"]
+
+
+@dataclass
+class Step:
+    """Where training stands, the noise that belongs to it, and second streams of data.
+
+    Attributes:
+        index: Number of the step in the run, from 0; a tensor, so that a compiled step does not depend on its value.
+        total: Steps in the whole run.
+        own: Whether `x` and `y` have a leading member axis (each member sees a batch of its own).
+        member_keys: Keys of the members' noise, a hash of (seed, member), `(members,)`.
+        shared_key: Key of the noise that all share.
+        streams: Batches of further data by name (`"unlabelled"`, ...), with a member axis if `own`.
+    """
+
+    index: Tensor
+    total: int
+    own: bool
+    member_keys: Tensor
+    shared_key: Tensor
+    streams: Mapping[str, Tensor] = field(default_factory=dict)
+    _draws: int = 0
+
+    @property
+    def progress(self) -> Tensor:
+        """Share of the run that is done, from 0 towards 1."""
+        return self.index / self.total
+
+    def noise(self, *, shared: bool = False, rows: Tensor | None = None) -> Noise:
+        """Return noise of this step that no earlier call returned.
+
+        `step.noise().normal(3)` is `(members, 3)` and depends on (seed, member, step); shared noise gives `(3,)` and depends
+        on (seed, step). `rows` gives the noise of some members only.
+        """
+        self._draws += 1
+        keys = self.shared_key if shared else self.member_keys if rows is None else self.member_keys[rows]
+        return Noise(fold(keys, self.index)).at(self._draws)
+
+
+class Objective(ABC):
+    """What `fit` minimises. Subclasses are frozen dataclasses.
+
+    Attributes:
+        batches: Whether members see batches of their own by default, or must share them because they are compared.
+        streams: Names of second data streams that it reads.
+        couples: Whether one member's loss depends on other members.
+    """
+
+    batches: ClassVar[Batches] = "shared"
+    streams: ClassVar[tuple[str, ...]] = ()
+    couples: ClassVar[bool] = True
+
+    @property
+    @abstractmethod
+    def likelihood(self) -> Likelihood:
+        """What outputs mean, and the loss that validation reports."""
+
+    @abstractmethod
+    def __call__(self, members: View, x: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
+        """Return the loss, summed over members, and named parts for the log: scalars or `(members,)`, detached."""
+
+    def prepare(self, x: Tensor) -> "Objective":
+        """Return this objective with what it needs to know of the training inputs."""
+        return self
+
+    def pick(self, step: Step, num_members: int) -> Tensor | None:
+        """Return the distinct rows of the members that this step trains, or None for all."""
+        return None
+
+
+class OutputObjective(Objective):
+    """An objective that needs nothing but the members' outputs."""
+
+    def __call__(self, members: View, x: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
+        """Run the members and judge their outputs."""
+        return self.on_outputs(members.each(x) if step.own else members(x), y, step)
+
+    @abstractmethod
+    def on_outputs(self, outputs: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
+        """Return loss and parts of outputs `(members, batch, ...)` for targets `(batch, ...)` or `(members, batch, ...)`."""

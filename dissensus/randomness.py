@@ -1,0 +1,139 @@
+"""Counter-based randomness: every draw is a pure function of its key, the same in a loop, under vmap, compiled or captured.
+
+A key is a 64-bit integer. `fold` derives a new key from a key and a number, so that the noise of one member in one
+step is keyed by a hash of (seed, member, step, call) and needs no generator whose state would have to be saved.
+"""
+
+import math
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_MASK64 = (1 << 64) - 1
+
+
+def _signed(value: int) -> int:
+    value &= _MASK64
+    return value - (1 << 64) if value >> 63 else value
+
+
+# Constants of the splitmix64 generator; torch has only signed 64-bit integers, whose products wrap as wanted.
+_GOLDEN = _signed(0x9E3779B97F4A7C15)
+_MIX_1 = _signed(0xBF58476D1CE4E5B9)
+_MIX_2 = _signed(0x94D049BB133111EB)
+
+
+def mix(z: Tensor) -> Tensor:
+    """Return a bijective 64-bit hash of each element (the splitmix64 finaliser)."""
+    # `>>` keeps the sign on int64, so the copied sign bits are masked away.
+    z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * _MIX_1
+    z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * _MIX_2
+    return z ^ ((z >> 31) & ((1 << 33) - 1))
+
+
+def fold(key: Tensor, value: Tensor | int) -> Tensor:
+    """Derive a new key (or keys) from a key and a number; broadcasts."""
+    offset = _signed((value + 1) * _GOLDEN) if isinstance(value, int) else (value + 1) * _GOLDEN
+    return mix(key + offset)
+
+
+def derive(*parts: int | str) -> int:
+    """Return one signed 64-bit key from any numbers and words, on the host.
+
+    Example:
+        >>> derive(0, "order", 3) == derive(0, "order", 3), derive(0, 1) == derive(1, 0)
+        (True, False)
+    """
+    key = 0
+    for part in parts:
+        value = part if isinstance(part, int) else int.from_bytes(part.encode(), "little")
+        while True:
+            key = _mix_host(key + (value & _MASK64) * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019)
+            value >>= 64
+            if value in (0, -1):
+                break
+    return _signed(key)
+
+
+def _mix_host(z: int) -> int:
+    z &= _MASK64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return z ^ (z >> 31)
+
+
+def bits(keys: Tensor, *shape: int) -> Tensor:
+    """Return hashed integers shaped `keys.shape + shape`: counter i under key k gives splitmix64's i-th output."""
+    counters = torch.arange(1, math.prod(shape) + 1, device=keys.device) * _GOLDEN
+    return mix(keys.reshape(*keys.shape, *(1 for _ in shape)) + counters.reshape(shape))
+
+
+def uniform(keys: Tensor, *shape: int) -> Tensor:
+    """Return float32 draws from [0, 1), shaped `keys.shape + shape`."""
+    return ((bits(keys, *shape) >> 40) & 0xFFFFFF).to(torch.float32) * 2.0**-24
+
+
+def normal(keys: Tensor, *shape: int) -> Tensor:
+    """Return standard normal float32 draws, shaped `keys.shape + shape` (Box-Muller)."""
+    hashed = bits(keys, *shape)
+    # Both uniforms come from one hash: 24 high bits for the radius (never 0), 24 low ones for the angle.
+    radius = (((hashed >> 40) & 0xFFFFFF) + 1).to(torch.float32) * 2.0**-24
+    angle = (hashed & 0xFFFFFF).to(torch.float32) * (2.0**-24 * 2 * math.pi)
+    return torch.sqrt(-2 * torch.log(radius)) * torch.cos(angle)
+
+
+def permutation(keys: Tensor, count: int) -> Tensor:
+    """Return a random order of `range(count)` for each key, shaped `keys.shape + (count,)`."""
+    return bits(keys, count).argsort(dim=-1)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Keyed noise: draws are shaped `keys.shape + shape`; successive purposes take `at(number)`.
+
+    Example:
+        >>> noise = Noise(torch.tensor([1, 2]))  # two members
+        >>> noise.uniform(3).shape, bool((noise.at(0).uniform(3) == noise.at(1).uniform(3)).any())
+        (torch.Size([2, 3]), False)
+    """
+
+    keys: Tensor
+
+    def at(self, value: Tensor | int) -> "Noise":
+        """Return an independent noise for this number."""
+        return Noise(fold(self.keys, value))
+
+    def uniform(self, *shape: int) -> Tensor:
+        """Return float32 draws from [0, 1)."""
+        return uniform(self.keys, *shape)
+
+    def normal(self, *shape: int) -> Tensor:
+        """Return standard normal float32 draws."""
+        return normal(self.keys, *shape)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Run a block under generators seeded by `seed`; leave every global generator as it was found."""
+    # Not torch.manual_seed: it also queues a seed for CUDA devices that are not initialised yet.
+    numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
+    cpu_state = torch.default_generator.get_state()
+    devices = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
+    device_states = [generator.get_state() for generator in devices]
+    try:
+        for generator in (torch.default_generator, *devices):
+            generator.manual_seed(seed)
+        np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002
+        random.seed(seed)
+        yield
+    finally:
+        torch.default_generator.set_state(cpu_state)
+        for generator, state in zip(devices, device_states, strict=True):
+            generator.set_state(state)
+        np.random.set_state(numpy_state)  # noqa: NPY002
+        random.setstate(python_state)

@@ -1,0 +1,397 @@
+r"""How uncertain each input is: `(members, batch, classes)` logits in, `(batch,)` out, higher = less certain.
+
+Throughout, $M$ members with logits $z_m$ and probabilities $p_m = \mathrm{softmax}(z_m)$ see $C$ classes;
+$\bar z$ and $\bar p$ are the means of $z_m$ and $p_m$ over members, by weight where weights are given; $H$ is
+the entropy in nats. Half precision is computed in float32, and no gradient flows through a score. Every score
+also takes `Beliefs` in place of logits, so that many scores share one softmax; `all_scores` does just that.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Literal, TypeAlias
+
+import torch
+
+from dissensus._beliefs import Beliefs as Beliefs
+from dissensus._beliefs import entropy
+from dissensus._variances import data_variance as data_variance
+from dissensus._variances import knowledge_variance as knowledge_variance
+from dissensus._variances import total_variance as total_variance
+from dissensus.types import MemberLogits, MemberWeights, Scores
+
+Logits: TypeAlias = MemberLogits | Beliefs
+Weights: TypeAlias = MemberWeights | None
+Score: TypeAlias = Callable[..., Scores]
+
+
+def predictive_diversity(logits: Logits) -> Scores:
+    r"""Predictive diversity score (PDS): how much probability the members claim between them.
+
+    $$\frac{1}{C}\sum_c \max_m p_{m,c}$$
+
+    Args:
+        logits: Member outputs, `(members, batch, classes)`; all members count alike.
+
+    Returns:
+        `(batch,)`, from $1/C$ to $\min(M, C)/C$. Reading: times $C$, it is 1 where members agree, and as many
+        as the classes they are sure of between them; for two members, 1 + their total variation distance.
+
+    Example:
+        >>> predictive_diversity(100 * torch.eye(2, 4)[:, None])  # two members, each sure of another class
+        tensor([0.5000])
+    """
+    return Beliefs.of(logits).probs.amax(0).mean(-1)
+
+
+def bma(logits: Logits, *, average: Literal["probs", "logits"] = "probs", weights: Weights = None) -> Scores:
+    r"""Doubt of the averaged prediction (Bayesian model average).
+
+    $$1 - \max_c \bar p_c$$
+
+    Args:
+        logits: Member outputs, `(members, batch, classes)`.
+        average: `"probs"` averages probabilities; `"logits"` takes the softmax of the mean logits instead.
+        weights: Member weights with sum 1; equal if `None`.
+
+    Returns:
+        `(batch,)`, from 0 to $1 - 1/C$. Reading: the error rate to expect, if the ensemble is calibrated.
+
+    Example:
+        >>> bma(100 * torch.eye(2, 4)[:, None])
+        tensor([0.5000])
+    """
+    beliefs = Beliefs.of(logits, weights)
+    if average == "probs":
+        return 1 - beliefs.mean_probs.amax(-1)
+    if average == "logits":
+        return 1 - beliefs.mean_logits.softmax(-1).amax(-1)
+    raise ValueError(f'`average` must be "probs" or "logits"; got {average!r}. Choose one of the two.')
+
+
+def num_unique(logits: Logits) -> Scores:
+    r"""Number of different classes that members predict.
+
+    $$|\{\arg\max_c z_{m,c} : m = 1, \dots, M\}|$$
+
+    Args:
+        logits: Member outputs, `(members, batch, classes)`; all members count alike.
+
+    Returns:
+        `(batch,)`, whole numbers from 1 to $\min(M, C)$. Reading: 1 is a unanimous vote; many inputs tie.
+
+    Example:
+        >>> num_unique(100 * torch.eye(3, 4)[:, None])
+        tensor([3.])
+    """
+    beliefs = Beliefs.of(logits)
+    named = torch.zeros_like(beliefs.logits[0], dtype=torch.bool).scatter(-1, beliefs.votes.T, True)
+    return named.sum(-1, dtype=beliefs.logits.dtype)
+
+
+def mean_energy(logits: Logits, *, weights: Weights = None) -> Scores:
+    r"""Mean free energy of the members.
+
+    $$-\frac{1}{M}\sum_m \log\sum_c e^{z_{m,c}}$$
+
+    Args:
+        logits: Member outputs, `(members, batch, classes)`; a constant added to them is taken off the score.
+        weights: Member weights with sum 1; equal if `None`.
+
+    Returns:
+        `(batch,)`, unbounded. Reading: high where no class has evidence; compare inputs of one ensemble only.
+
+    Example:
+        >>> mean_energy(torch.zeros(3, 1, 4))  # -log 4
+        tensor([-1.3863])
+
+    References:
+        Liu et al., 2020, <https://arxiv.org/abs/2010.03759>.
+    """
+    beliefs = Beliefs.of(logits, weights)
+    return beliefs.mean(beliefs.energy)
+
+
+def energy_of_mean(logits: Logits, *, weights: Weights = None) -> Scores:
+    r"""Free energy of the mean logits.
+
+    $$-\log\sum_c e^{\bar z_c}$$
+
+    Args:
+        logits: Member outputs, `(members, batch, classes)`; a constant added to them is taken off the score.
+        weights: Member weights with sum 1; equal if `None`.
+
+    Returns:
+        `(batch,)`, unbounded. Reading: as `mean_energy`, and higher the more members contradict each other.
+
+    Example:
+        >>> energy_of_mean(torch.zeros(3, 1, 4))  # -log 4
+        tensor([-1.3863])
+    """
+    return -Beliefs.of(logits, weights).mean_logits.logsumexp(-1)
+
+
+def max_logit(logits: Logits, *, weights: Weights = None) -> Scores:
+    r"""Minus the largest mean logit.
+
+    $$-\max_c \bar z_c$$
+
+    Args:
+        logits: Member outputs, `(members, batch, classes)`; a constant added to them is taken off the score.
+        weights: Member weights with sum 1; equal if `None`.
+
+    Returns:
+        `(batch,)`, unbounded. Reading: high where no class has evidence; compare inputs of one ensemble only.
+
+    Example:
+        >>> max_logit(torch.tensor([[[3.0, 0.0]], [[1.0, 0.0]]]))
+        tensor([-2.])
+    """
+    return -Beliefs.of(logits, weights).mean_logits.amax(-1)
+
+
+def total_entropy(logits: Logits, *, weights: Weights = None) -> Scores:
+    r"""Total uncertainty: entropy of the averaged prediction.
+
+    $$H(\bar p)$$
+
+    Args:
+        logits: Member outputs, `(members, batch, classes)`.
+        weights: Member weights with sum 1; equal if `None`.
+
+    Returns:
+        `(batch,)` nats, from 0 to $\log C$. Reading: 0 is sure, $\log C$ knows nothing, for whichever reason.
+
+    Example:
+        >>> total_entropy(100 * torch.eye(2, 4)[:, None])  # log 2
+        tensor([0.6931])
+    """
+    return Beliefs.of(logits, weights).mixture_entropy
+
+
+def expected_entropy(logits: Logits, *, weights: Weights = None) -> Scores:
+    r"""Data uncertainty: mean entropy of the members.
+
+    $$\frac{1}{M}\sum_m H(p_m)$$
+
+    Args:
+        logits: Member outputs, `(members, batch, classes)`.
+        weights: Member weights with sum 1; equal if `None`.
+
+    Returns:
+        `(batch,)` nats, from 0 to $\log C$. Reading: high where each member by itself is unsure, as on noise.
+
+    Example:
+        >>> expected_entropy(torch.zeros(3, 1, 4))  # log 4
+        tensor([1.3863])
+    """
+    return Beliefs.of(logits, weights).expected_entropy
+
+
+def mutual_information(logits: Logits, *, weights: Weights = None) -> Scores:
+    r"""Knowledge uncertainty: total minus data uncertainty, the members' mean divergence from their mixture.
+
+    $$H(\bar p) - \frac{1}{M}\sum_m H(p_m) = \frac{1}{M}\sum_m \mathrm{KL}(p_m \,\|\, \bar p)$$
+
+    Args:
+        logits: Member outputs, `(members, batch, classes)`.
+        weights: Member weights with sum 1; equal if `None`.
+
+    Returns:
+        `(batch,)` nats, from 0 to $\log\min(M, C)$. Reading: 0 where members agree, however unsure they are.
+
+    Example:
+        >>> mutual_information(100 * torch.eye(2, 4)[:, None])  # log 2
+        tensor([0.6931])
+
+    References:
+        Depeweg et al., 2018, <https://arxiv.org/abs/1710.07283>.
+    """
+    beliefs = Beliefs.of(logits, weights)
+    # Clamp: the difference of two nearly equal entropies can round below zero.
+    return (beliefs.mixture_entropy - beliefs.expected_entropy).clamp_min(0)
+
+
+def mean_max_probability(logits: Logits, *, weights: Weights = None) -> Scores:
+    r"""Mean doubt of the members, each about its own prediction.
+
+    $$1 - \frac{1}{M}\sum_m \max_c p_{m,c}$$
+
+    Args:
+        logits: Member outputs, `(members, batch, classes)`.
+        weights: Member weights with sum 1; equal if `None`.
+
+    Returns:
+        `(batch,)`, from 0 to $1 - 1/C$. Reading: 0 where each is sure, even of another class; at most `bma`.
+
+    Example:
+        >>> mean_max_probability(torch.zeros(3, 1, 4))
+        tensor([0.7500])
+    """
+    beliefs = Beliefs.of(logits, weights)
+    return 1 - beliefs.mean(beliefs.top_log_probs.exp())
+
+
+def predicted_class_variance(logits: Logits, *, weights: Weights = None) -> Scores:
+    r"""Variance over members of the probability of the class that the ensemble predicts.
+
+    $$\frac{1}{M}\sum_m (p_{m,k} - \bar p_k)^2, \qquad k = \arg\max_c \bar p_c$$
+
+    Args:
+        logits: Member outputs, `(members, batch, classes)`.
+        weights: Member weights with sum 1; equal if `None`.
+
+    Returns:
+        `(batch,)`, from 0 to 1/4. Reading: its root is how far members' confidence in the answer differs.
+
+    Example:
+        >>> predicted_class_variance(100 * torch.eye(2, 4)[:, None])
+        tensor([0.2500])
+    """
+    beliefs = Beliefs.of(logits, weights)
+    confidence, predicted = beliefs.mean_probs.max(-1)
+    index = predicted[None, :, None].expand(len(beliefs.logits), -1, 1)
+    member_confidence = beliefs.probs.gather(-1, index).squeeze(-1)
+    return beliefs.mean((member_confidence - confidence).square())
+
+
+def mean_pairwise_kl(logits: Logits, *, weights: Weights = None) -> Scores:
+    r"""Mean divergence of one member from another.
+
+    $$\frac{1}{M(M-1)}\sum_{m \ne l} \mathrm{KL}(p_m \,\|\, p_l)$$
+
+    Args:
+        logits: Member outputs, `(members, batch, classes)`.
+        weights: Member weights with sum 1, a pair weighing their product; equal if `None`.
+
+    Returns:
+        `(batch,)` nats, from 0, unbounded; 0 for one member. Reading: dominated by members that rule out what
+        another believes; `jensen_shannon` is not.
+
+    Example:
+        >>> mean_pairwise_kl(torch.tensor([[[2.0, 0.0]], [[0.0, 2.0]]]))  # 2 tanh(1)
+        tensor([1.5232])
+    """
+    beliefs = Beliefs.of(logits, weights)
+    # The mean over all pairs is the cross-entropy of the mean p and the mean log p, less the mean entropy.
+    cross_entropy = -(beliefs.mean_probs * beliefs.mean(beliefs.log_probs)).sum(-1)
+    return beliefs.over_distinct_pairs(cross_entropy - beliefs.expected_entropy).clamp_min(0)
+
+
+def jensen_shannon(logits: Logits, *, weights: Weights = None) -> Scores:
+    r"""Mean Jensen-Shannon divergence of two members.
+
+    $$\frac{2}{M(M-1)}\sum_{m < l} H\left(\frac{p_m + p_l}{2}\right) - \frac{H(p_m) + H(p_l)}{2}$$
+
+    The mean over pairs: the divergence of all members at once is `mutual_information`, which is the same for
+    two members of equal weight. Time grows with the square of the number of members, memory does not.
+
+    Args:
+        logits: Member outputs, `(members, batch, classes)`.
+        weights: Member weights with sum 1, a pair weighing their product; equal if `None`.
+
+    Returns:
+        `(batch,)` nats, from 0 to $\log 2$; 0 for one member. Reading: $\log 2$ where no two share a class.
+
+    Example:
+        >>> jensen_shannon(100 * torch.eye(3, 4)[:, None])  # log 2
+        tensor([0.6931])
+    """
+    beliefs = Beliefs.of(logits, weights)
+    probs, member_entropy = beliefs.probs, beliefs.member_entropy
+    shares = torch.full_like(probs[:, 0, 0], 1 / len(probs)) if beliefs.weights is None else beliefs.weights
+    pair_mean = torch.zeros_like(member_entropy[0])
+    for last in range(1, len(probs)):
+        midpoint_entropy = entropy((probs[:last] + probs[last]) / 2)
+        divergence = midpoint_entropy - (member_entropy[:last] + member_entropy[last]) / 2
+        pair_mean = pair_mean + 2 * shares[last] * (shares[:last, None] * divergence).sum(0)
+    return beliefs.over_distinct_pairs(pair_mean).clamp_min(0)
+
+
+def variation_ratio(logits: Logits, *, weights: Weights = None) -> Scores:
+    r"""Share of members outside the largest group that votes alike.
+
+    $$1 - \frac{1}{M}\max_c |\{m : \arg\max_k z_{m,k} = c\}|$$
+
+    Args:
+        logits: Member outputs, `(members, batch, classes)`.
+        weights: Member weights with sum 1, which their votes carry; equal if `None`.
+
+    Returns:
+        `(batch,)`, from 0 to $1 - 1/\min(M, C)$. Reading: 0 is a unanimous vote, 0.2 one dissenter in five.
+
+    Example:
+        >>> variation_ratio(100 * torch.eye(4)[[0, 0, 0, 0, 1]][:, None])
+        tensor([0.2000])
+    """
+    beliefs = Beliefs.of(logits, weights)
+    ballots = torch.ones_like(beliefs.logits[:, 0, 0]) if beliefs.weights is None else beliefs.weights
+    tally = torch.zeros_like(beliefs.logits[0])
+    tally = tally.scatter_add(-1, beliefs.votes.T, ballots.expand(len(tally), -1))
+    return (1 - tally.amax(-1) / ballots.sum()).clamp_min(0)
+
+
+SCORES: Mapping[str, Score] = MappingProxyType(
+    {
+        "predictive_diversity": predictive_diversity,
+        "bma": bma,
+        "num_unique": num_unique,
+        "mean_energy": mean_energy,
+        "energy_of_mean": energy_of_mean,
+        "max_logit": max_logit,
+        "total_entropy": total_entropy,
+        "expected_entropy": expected_entropy,
+        "mutual_information": mutual_information,
+        "mean_max_probability": mean_max_probability,
+        "predicted_class_variance": predicted_class_variance,
+        "mean_pairwise_kl": mean_pairwise_kl,
+        "jensen_shannon": jensen_shannon,
+        "variation_ratio": variation_ratio,
+    }
+)
+
+# These measure disagreement and nothing else: zero where all members are copies of one.
+KNOWLEDGE_SCORES: frozenset[str] = frozenset(
+    {
+        "mutual_information",
+        "predicted_class_variance",
+        "mean_pairwise_kl",
+        "jensen_shannon",
+        "variation_ratio",
+    }
+)
+
+REGRESSION_SCORES: Mapping[str, Score] = MappingProxyType(
+    {
+        "total_variance": total_variance,
+        "data_variance": data_variance,
+        "knowledge_variance": knowledge_variance,
+    }
+)
+
+
+def all_scores(
+    logits: Logits, names: Iterable[str] | None = None, *, weights: Weights = None
+) -> dict[str, Scores]:
+    """Many scores of one batch; the softmax, and whatever else they share, is computed once.
+
+    Args:
+        logits: Member outputs, `(members, batch, classes)`; `Beliefs.unchecked(logits)` skips all checks.
+        names: Keys of `SCORES`; all of them if `None`.
+        weights: Member weights with sum 1; equal if `None`. `predictive_diversity` and `num_unique` do not
+            use them: they ask what any member says.
+
+    Returns:
+        Each name with its score, `(batch,)`, in the order of `names`. Reading: that of each score.
+
+    Example:
+        >>> all_scores(torch.zeros(2, 1, 4), ["num_unique", "total_entropy"])
+        {'num_unique': tensor([1.]), 'total_entropy': tensor([1.3863])}
+    """
+    chosen = list(SCORES if names is None else names)
+    unknown = [name for name in chosen if name not in SCORES]
+    if unknown:
+        raise ValueError(
+            f"`names` must be among {sorted(SCORES)}; got {unknown}. Correct them or leave them out."
+        )
+    beliefs = Beliefs.of(logits, weights)
+    return {name: SCORES[name](beliefs) for name in chosen}

@@ -1,0 +1,66 @@
+"""Where a study's results go: figures, `results.json`, the page, and a short table on the screen."""
+
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dissensus import plots
+from dissensus.html import Picture, Section, cell_text, write_page
+
+if TYPE_CHECKING:
+    import matplotlib.figure
+
+
+@dataclass
+class Outputs:
+    """A folder that fills with what a study finds."""
+
+    folder: Path
+    sections: list[Section] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def picture(self, name: str, figure: "matplotlib.figure.Figure", alt: str, caption: str = "") -> Picture:
+        """Save a figure as SVG and PNG; return it as a block of the page."""
+        plots.save(figure, self.folder / name)
+        return Picture(figure, alt, caption)
+
+    def results(self, values: Mapping[str, Any]) -> None:
+        """Write `results.json`, with what it was measured on."""
+        measured_on = {
+            "date": date.today().isoformat(),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+            "threads": torch.get_num_threads(),
+        }
+        text = json.dumps({**values, "measured_on": measured_on}, indent=1, default=_as_json)
+        (self.folder / "results.json").write_text(text + "\n", encoding="utf-8")
+
+    def page(self, title: str, lead: str) -> Path:
+        """Write the page; return its path."""
+        return write_page(self.folder / "report.html", title, self.sections, lead)
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table with aligned columns."""
+    cells = [list(columns), *([cell_text(value) for value in row] for row in rows)]
+    widths = [max(len(row[place]) for row in cells) for place in range(len(columns))]
+    for row in cells:
+        first, *others = zip(row, widths, strict=True)
+        print("  ".join([first[0].ljust(first[1]), *(text.rjust(width) for text, width in others)]))
+
+
+def _as_json(value: Any) -> Any:
+    if hasattr(value, "as_json"):
+        return value.as_json()
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")

@@ -1,0 +1,244 @@
+"""The practical's regression in four arms, on its own data and on many fresh samples of the same law, measured."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dissensus.data import toy
+from dissensus.members import DeepEnsemble
+from dissensus.objectives import Adversarial, Independent, Likelihood, Objective, mean_and_scale
+from dissensus.predictions import Family, mixture, predict
+from dissensus.randomness import derive
+from dissensus.studies.networks import fit_own_sets, scaled_mlp
+from dissensus.studies.repeats import Summary
+from dissensus.training import Run, fit
+
+SIZES = (1, 10, 6, 30, 2)
+STEPS = 600
+LEARNING_RATE = 0.08
+EPSILON = 0.08
+NUM_POINTS = 40
+PRACTICAL_MEMBERS = 6
+COUNTS = (1, 2, 4, 6, 10, 20)
+COVERED = 0.9
+
+# Inside lie the data; near is just beside them; outside is where only a guess is left.
+INSIDE, NEAR, OUTSIDE = (0.0, 4.0), (4.0, 4.5), (5.0, 6.0)
+
+Measures: TypeAlias = dict[str, Summary]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A likelihood, with or without adversarial training."""
+
+    family: Family
+    adversarial: bool
+
+    @property
+    def name(self) -> str:
+        """As tables and figures have it."""
+        return self.family.capitalize() + (" + adversarial" if self.adversarial else "")
+
+    @property
+    def objective(self) -> Objective:
+        """What `fit` minimises."""
+        plain = Independent(f"{self.family}_nll")
+        return Adversarial(plain, epsilon=EPSILON) if self.adversarial else plain
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """What the members' outputs mean."""
+        return self.objective.likelihood
+
+
+ARMS = tuple(Arm(family, adversarial) for family in ("gaussian", "laplace") for adversarial in (False, True))
+
+
+def train_practical(arm: Arm, num_members: int = PRACTICAL_MEMBERS, seed: int = 0, steps: int = STEPS) -> Run:
+    """Train the practical's ensemble: its data, its scales, one full batch a step."""
+    scales = toy.practical_scales(num_members).scales
+    nets = [scaled_mlp(SIZES, scale, seed, "practical", member) for member, scale in enumerate(scales)]
+    return fit(
+        DeepEnsemble.from_members(nets, seed),
+        toy.cubic(NUM_POINTS),
+        objective=arm.objective,
+        epochs=steps,
+        batch_size=NUM_POINTS,
+        optimizer="adam",
+        lr=LEARNING_RATE,
+        seed=seed,
+        device="cpu",
+    )
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """One arm trained on several samples of the cubic, `num_members` nets on each, as one ensemble.
+
+    Attributes:
+        arm: What was trained.
+        ensemble: All nets: those of the first sample, those of the second, and so on.
+        x: Training inputs, `(repeats, points, 1)`.
+        y: Training targets, `(repeats, points, 1)`.
+    """
+
+    arm: Arm
+    ensemble: DeepEnsemble
+    x: Tensor
+    y: Tensor
+
+    @property
+    def num_members(self) -> int:
+        """Nets on each sample."""
+        return self.ensemble.num_members // len(self.x)
+
+    def outputs(self, x: Tensor, num_members: int) -> Tensor:
+        """Return outputs in ensembles of a size: `(members, repeats, ensembles, points, 2)`.
+
+        The nets of one sample make as many separate ensembles as they can; every size is measured on all of them.
+
+        Args:
+            x: `(points, 1)` for all, or `(repeats, ensembles, points, 1)` for each ensemble its own.
+            num_members: Size of an ensemble.
+        """
+        place = torch.arange(self.num_members) // num_members
+        if x.ndim == 2:
+            every = self.ensemble(x)
+        else:
+            own = x[:, place.clamp(max=x.shape[1] - 1)].flatten(0, 1)
+            every = self.ensemble.each(own)
+        used = self.num_members // num_members * num_members
+        split = every.unflatten(0, (len(self.x), self.num_members))[:, :used]
+        return split.unflatten(1, (-1, num_members)).movedim(2, 0).double()
+
+
+def train_repeats(
+    arm: Arm, num_repeats: int, num_members: int = max(COUNTS), seed: int = 0, steps: int = STEPS
+) -> Repeats:
+    """Train nets on fresh samples; samples, scales and initial draws are those of the other arms."""
+    samples = [toy.cubic(NUM_POINTS, seed=_numpy_seed(seed, "sample", r)) for r in range(num_repeats)]
+    x = torch.from_numpy(np.stack([x for x, _ in samples])).float()
+    y = torch.from_numpy(np.stack([y for _, y in samples])).float().unsqueeze(-1)
+    nets = []
+    for repeat in range(num_repeats):
+        draws = np.random.RandomState(_numpy_seed(seed, "scales", repeat)).normal(0, 0.1, num_members)
+        for member, scale in enumerate(np.abs(draws)):
+            nets.append(scaled_mlp(SIZES, float(scale), seed, "repeat", repeat, member))
+    ensemble = DeepEnsemble.from_members(nets, seed)
+    fit_own_sets(
+        ensemble,
+        x,
+        y,
+        [repeat for repeat in range(num_repeats) for _ in range(num_members)],
+        arm.objective,
+        epochs=steps,
+        batch_size=NUM_POINTS,
+        optimizer="adam",
+        lr=LEARNING_RATE,
+        seed=seed,
+        check_every=100,
+    )
+    return Repeats(arm, ensemble.eval(), x, y)
+
+
+def measure(trained: Repeats, num_members: int, test: tuple[Tensor, Tensor]) -> Measures:
+    """Measure ensembles of a size; each quantity is the mean over the ensembles of a repeat.
+
+    Args:
+        trained: What `train_repeats` returned.
+        num_members: Size of the ensembles.
+        test: Fresh inputs and targets of the same law, `(points, 1)` each.
+
+    Returns:
+        `nll`, `nll_train` and `nll_attacked` of the exact mixture in nats, `rmse`, `coverage` of its central 90 % interval,
+        and mean standard deviations of the mixture (`sd_…`) and of the members' means (`knowledge_…`) by region.
+    """
+    x, y = test
+    arm = trained.arm
+    with torch.no_grad():
+        outputs = trained.outputs(x, num_members)
+        ensembles = outputs.shape[2]
+        own_x = trained.x[:, None].expand(-1, ensembles, -1, -1)
+        on_train = trained.outputs(own_x, num_members)
+        attacked = trained.outputs(attack(trained, num_members, test), num_members)
+        mean, _ = _moments(outputs, arm.family)
+        found = {
+            "nll": arm.likelihood.mixture(outputs, y),
+            "nll_train": arm.likelihood.mixture(on_train, trained.y[:, None]),
+            "nll_attacked": arm.likelihood.mixture(attacked, y),
+            "rmse": (mean - y[:, 0]).square().mean(-1, keepdim=True).sqrt(),
+            "coverage": _covered(outputs, y, arm.family).double(),
+        }
+        for name, (low, high) in (("inside", INSIDE), ("near", NEAR), ("outside", OUTSIDE)):
+            there = trained.outputs(region(low, high), num_members)
+            found[f"sd_{name}"] = _moments(there, arm.family)[1]
+            found[f"knowledge_{name}"] = mean_and_scale(there)[0][..., 0].std(0, correction=0)
+    return {name: Summary(tuple(values.mean((1, 2)).tolist())) for name, values in found.items()}
+
+
+def attack(trained: Repeats, num_members: int, test: tuple[Tensor, Tensor]) -> Tensor:
+    """Move each test input by at most `EPSILON` up the loss of each ensemble: `(repeats, ensembles, points, 1)`."""
+    x, y = test
+    shape = (len(trained.x), trained.num_members // num_members, *x.shape)
+    own = x.expand(shape).clone().requires_grad_()
+    with torch.enable_grad():
+        loss = trained.arm.likelihood.mixture(trained.outputs(own, num_members), y).sum()
+        (gradient,) = torch.autograd.grad(loss, own)
+    return (own + EPSILON * gradient.sign()).detach()
+
+
+def test_sample(num_points: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Draw fresh points of the practical's law, `(points, 1)` each."""
+    x, y = toy.cubic(num_points, seed=_numpy_seed(seed, "test sample"))
+    return torch.from_numpy(x).float(), torch.from_numpy(y).float()[:, None]
+
+
+def region(low: float, high: float, points: int = 61) -> Tensor:
+    """Return inputs whose distance from 0 goes from `low` to `high`, on both sides, `(2 * points, 1)`."""
+    right = torch.linspace(low, high, points)
+    return torch.cat([-right, right])[:, None]
+
+
+def band(run: Run, family: Family, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the members' means and scales, `(members, points)`, and mean and sd of their mixture, `(points,)`."""
+    mean, scale = (part[..., 0] for part in mean_and_scale(predict(run.members, x)))
+    return mean, scale, *mixture(mean, scale, family)
+
+
+def final_losses(run: Run, arm: Arm, data: tuple[Tensor, Tensor]) -> list[float]:
+    """Return each member's mean loss on the data at the end of training."""
+    x, y = data
+    losses: list[float] = arm.likelihood.per_example(predict(run.members, x), y).mean(-1).tolist()
+    return losses
+
+
+def _moments(outputs: Tensor, family: Family) -> tuple[Tensor, Tensor]:
+    """Return mean and sd of the mixture, `(repeats, ensembles, points)`."""
+    mean, scale = mean_and_scale(outputs)
+    return mixture(mean[..., 0], scale[..., 0], family)
+
+
+def _covered(outputs: Tensor, y: Tensor, family: Family) -> Tensor:
+    """Return whether each target lies in the mixture's central interval: where its distribution function says."""
+    mean, scale = mean_and_scale(outputs)
+    z = ((y - mean) / scale)[..., 0]
+    if family == "gaussian":
+        below = 0.5 * (1 + torch.erf(z / sqrt(2)))
+    else:
+        below = 0.5 * (1 + z.sign() * (1 - torch.exp(-z.abs())))
+    return (below.mean(0) - 0.5).abs() <= COVERED / 2
+
+
+def _numpy_seed(*key: int | str) -> int:
+    return derive(*key) & 0xFFFFFFFF
+
+
+def curves(measures: Sequence[Measures], name: str) -> tuple[list[float], list[float]]:
+    """Return means and standard errors of one quantity over numbers of members, as plots take them."""
+    return [found[name].mean for found in measures], [found[name].error for found in measures]

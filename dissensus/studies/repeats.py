@@ -1,0 +1,95 @@
+"""One number from each repeat in; means with standard errors, and whether two arms really differ, out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import comb, sqrt
+from statistics import fmean, median, stdev
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Repeated measurements of one quantity.
+
+    Attributes:
+        values: One for each repeat.
+
+    Example:
+        >>> str(Summary((1.0, 2.0, 3.0)))
+        '2.000 ± 0.577'
+    """
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean over repeats."""
+        return fmean(self.values)
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean; NaN for a single repeat."""
+        return stdev(self.values) / sqrt(len(self.values)) if len(self.values) > 1 else float("nan")
+
+    @property
+    def median(self) -> float:
+        """Median over repeats: what a few runaway members do not move."""
+        return median(self.values)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything, for a results file."""
+        error = self.error if len(self.values) > 1 else None
+        return {"mean": self.mean, "error": error, "median": self.median, "values": list(self.values)}
+
+    def __str__(self) -> str:
+        return f"{_digits(self.mean)} ± {_digits(self.error)}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Paired measurements of two arms: does the second have smaller values?
+
+    Attributes:
+        lower: In how many repeats the second arm's value is smaller.
+        repeats: How many repeats differ at all.
+        difference: Median of second minus first.
+        p: Two-sided probability of so uneven a count if neither arm were better (sign test, exact).
+
+    Example:
+        >>> compared = Comparison.of([2.0] * 8, [1.0] * 8)
+        >>> compared.lower, compared.p, compared.verdict
+        (8, 0.0078125, 'lower')
+    """
+
+    lower: int
+    repeats: int
+    difference: float
+    p: float
+
+    @classmethod
+    def of(cls, first: Sequence[float], second: Sequence[float]) -> "Comparison":
+        """Compare two arms, repeat by repeat."""
+        differences = [after - before for before, after in zip(first, second, strict=True)]
+        lower = sum(difference < 0 for difference in differences)
+        count = sum(difference != 0 for difference in differences)
+        tail = sum(comb(count, k) for k in range(min(lower, count - lower) + 1)) / 2**count
+        return cls(lower, count, median(differences), min(1.0, 2 * tail))
+
+    @property
+    def verdict(self) -> str:
+        """`"lower"`, `"higher"`, or `"unresolved"` where the sign test cannot tell at 5 %."""
+        if self.p >= 0.05:
+            return "unresolved"
+        return "lower" if 2 * self.lower > self.repeats else "higher"
+
+    def __str__(self) -> str:
+        return (
+            f"{self.verdict}: lower in {self.lower} of {self.repeats} repeats, "
+            f"median difference {_digits(self.difference)}, p = {self.p:.2g}"
+        )
+
+
+def _digits(value: float) -> str:
+    """Return three decimals, fewer where the number is large."""
+    size = abs(value)
+    return f"{value:.3f}" if size < 100 else f"{value:.0f}" if size < 1e6 else f"{value:.1e}"

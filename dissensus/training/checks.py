@@ -1,0 +1,67 @@
+"""Looking at a run from outside: validation, the best moment so far, and when to stop."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dissensus.data.sources import device_of
+from dissensus.members import Members
+from dissensus.objectives import Likelihood
+from dissensus.predictions import evaluation_mode
+
+Validation = Iterable[tuple[Tensor, Tensor]]
+
+
+def validate(
+    members: Members, batches: Validation, likelihood: Likelihood
+) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Return validation values for each member and for the ensemble."""
+    place = device_of(members)
+    sums: dict[str, Tensor] = {}
+    count = 0
+
+    def add(name: str, value: Tensor) -> None:
+        sums[name] = sums.get(name, torch.zeros(())) + value.double().cpu()
+
+    with evaluation_mode(members):
+        for x, y in batches:
+            x, y = x.to(place), y.to(place)
+            outputs = members(x)
+            count += len(x)
+            add("validation_loss", likelihood.per_example(outputs, y).sum(-1))
+            add("ensemble_loss", likelihood.mixture(outputs, y).sum())
+            if likelihood.kind == "classes":
+                labels = y.argmax(-1) if y.is_floating_point() else y
+                add("validation_accuracy", (outputs.argmax(-1) == labels).sum(-1))
+                add("ensemble_accuracy", (outputs.softmax(-1).mean(0).argmax(-1) == labels).sum())
+    means = {name: value / count for name, value in sums.items()}
+    return (
+        {name: value.tolist() for name, value in means.items() if value.ndim},
+        {name: float(value) for name, value in means.items() if not value.ndim},
+    )
+
+
+@dataclass
+class Watch:
+    """The best value so far of one watched quantity, and for how many checks it has not improved."""
+
+    name: str
+    best: float | None = None
+    best_step: int | None = None
+    stale: int = 0
+
+    @property
+    def larger_is_better(self) -> bool:
+        """Accuracies should rise, losses fall."""
+        return self.name.endswith("accuracy")
+
+    def see(self, value: float, step: int) -> bool:
+        """Take a new value; return whether it is the best so far."""
+        better = self.best is None or (value > self.best if self.larger_is_better else value < self.best)
+        if better:
+            self.best, self.best_step, self.stale = value, step, 0
+        else:
+            self.stale += 1
+        return better

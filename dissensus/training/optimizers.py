@@ -1,0 +1,358 @@
+"""Optimizers on rows: one update for all members, each with its own learning rate, decay and step count."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dissensus.training.packing import Block
+
+Factory = Callable[[Iterable[tuple[str, nn.Parameter]]], Optimizer]
+
+
+@dataclass(frozen=True)
+class Rule(ABC):
+    """An elementwise update, the same arithmetic as torch's optimizer of that name, on `(rows, columns)`."""
+
+    slots: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def update(
+        self,
+        values: Tensor,
+        gradient: Tensor,
+        slots: Mapping[str, Tensor],
+        count: Tensor,
+        lr: Tensor,
+        decay: Tensor | None,
+    ) -> None:
+        """Change values and slots in place; `count` is the number of this step, from 1, `(rows, 1)`.
+
+        `lr` and `decay` are `(rows, 1)` or `(rows, columns)`; no decay is None.
+        """
+
+
+@dataclass(frozen=True)
+class SGD(Rule):
+    """Stochastic gradient descent with momentum, as `torch.optim.SGD`."""
+
+    momentum: float = 0.0
+    dampening: float = 0.0
+    nesterov: bool = False
+
+    slots: ClassVar[tuple[str, ...]] = ("momentum",)
+
+    def update(
+        self,
+        values: Tensor,
+        gradient: Tensor,
+        slots: Mapping[str, Tensor],
+        count: Tensor,
+        lr: Tensor,
+        decay: Tensor | None,
+    ) -> None:
+        """Take one step."""
+        if decay is not None:
+            gradient = gradient + decay.to(values.dtype) * values
+        if self.momentum:
+            buffer = slots["momentum"]
+            fresh = gradient
+            if self.dampening:
+                fresh = torch.where(count == 1, gradient, gradient * (1 - self.dampening))
+            buffer.mul_(self.momentum).add_(fresh)
+            gradient = gradient + self.momentum * buffer if self.nesterov else buffer
+        values.addcmul_(gradient, -lr.to(values.dtype))
+
+
+@dataclass(frozen=True)
+class Adam(Rule):
+    """Adam with L2 decay added to the gradient, as `torch.optim.Adam`."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+
+    slots: ClassVar[tuple[str, ...]] = ("first", "second")
+    decoupled: ClassVar[bool] = False
+
+    def update(
+        self,
+        values: Tensor,
+        gradient: Tensor,
+        slots: Mapping[str, Tensor],
+        count: Tensor,
+        lr: Tensor,
+        decay: Tensor | None,
+    ) -> None:
+        """Take one step."""
+        if decay is not None and self.decoupled:
+            values.mul_((1 - lr * decay).to(values.dtype))
+        elif decay is not None:
+            gradient = gradient + decay.to(values.dtype) * values
+        first, second = slots["first"], slots["second"]
+        first.lerp_(gradient, 1 - self.betas[0])
+        second.mul_(self.betas[1]).addcmul_(gradient, gradient, value=1 - self.betas[1])
+        # torch divides sqrt(second) by `spread` before it adds eps; multiplied out, that takes fewer passes over the rows.
+        # In float64 the corrections, close to 1, stay exact where count is large.
+        exact = count.double()
+        spread = (1 - self.betas[1] ** exact).sqrt()
+        rate = (-lr * spread / (1 - self.betas[0] ** exact)).to(values.dtype)
+        scaled = first / second.sqrt().add_((spread * self.eps).to(values.dtype))
+        values.addcmul_(scaled, rate)
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam with decoupled decay, as `torch.optim.AdamW`."""
+
+    decoupled: ClassVar[bool] = True
+
+
+RULES: Mapping[str, type[Rule]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
+_TORCH_RULES: Mapping[type[Optimizer], type[Rule]] = {
+    torch.optim.SGD: SGD,
+    torch.optim.Adam: Adam,
+    torch.optim.AdamW: AdamW,
+}
+DEFAULT_DECAY: Mapping[type[Rule], float] = {SGD: 0.0, Adam: 0.0, AdamW: 1e-2}
+
+
+class RowOptimizer:
+    """A rule for every block. Its tensors (slots, counts, rates) are handed in, so that a step is a function of them."""
+
+    traceable = True
+
+    def __init__(
+        self,
+        rule: Rule,
+        blocks: Sequence[Block],
+        lr: Sequence[float],
+        decay: Sequence[float],
+        columns: Sequence[tuple[Tensor, Tensor] | None],
+    ) -> None:
+        self.rule, self.blocks = rule, blocks
+        self.decays = any(decay) or any(groups is not None and bool(groups[1].any()) for groups in columns)
+        self.slots = () if isinstance(rule, SGD) and not rule.momentum else rule.slots
+        self.tensors: dict[str, Tensor] = {}
+        for index, (block, groups) in enumerate(zip(blocks, columns, strict=True)):
+            self.tensors |= {f"{slot}.{index}": torch.zeros_like(block.flat) for slot in self.slots}
+            self.tensors[f"count.{index}"] = torch.zeros(
+                len(block.flat), dtype=torch.int64, device=block.flat.device
+            )
+            self.tensors[f"lr.{index}"] = _rows(lr, block)
+            self.tensors[f"decay.{index}"] = _rows(decay, block)
+            if groups is not None:
+                self.tensors[f"column_lr.{index}"], self.tensors[f"column_decay.{index}"] = groups
+
+    def update(
+        self,
+        tensors: Mapping[str, Tensor],
+        index: int,
+        values: Tensor,
+        gradient: Tensor,
+        factor: Tensor,
+        rows: Tensor | None,
+    ) -> None:
+        """Take one step on block `index`, in place; `rows` says which of its rows `values` and `gradient` are."""
+        whole = {slot: tensors[f"{slot}.{index}"] for slot in self.slots}
+        count, lr, decay = (tensors[f"{name}.{index}"] for name in ("count", "lr", "decay"))
+        slots = whole
+        if rows is None:
+            count.add_(1)
+        else:
+            count.index_add_(0, rows, torch.ones_like(rows))
+            slots = {name: slot.index_select(0, rows) for name, slot in whole.items()}
+            count, lr, decay = (t.index_select(0, rows) for t in (count, lr, decay))
+        rates = (lr * factor)[:, None]
+        decays = decay[:, None] if self.decays else None
+        if f"column_lr.{index}" in tensors:
+            rates, decays = rates * tensors[f"column_lr.{index}"], tensors[f"column_decay.{index}"]
+        self.rule.update(values, gradient, slots, count[:, None], rates, decays)
+        if rows is not None:
+            for name, slot in slots.items():
+                whole[name].index_copy_(0, rows, slot)
+
+
+def _rows(values: Sequence[float], block: Block) -> Tensor:
+    chosen = [values[0]] if block.members is None else [values[member] for member in block.members]
+    return torch.tensor(chosen, dtype=torch.float64, device=block.flat.device)
+
+
+class SeparateOptimizers:
+    """Any torch optimizer, one for each member's own slices; for those whose update is not elementwise."""
+
+    traceable = False
+
+    def __init__(self, factory: Factory, blocks: Sequence[Block]) -> None:
+        self.blocks = blocks
+        self.tensors: dict[str, Tensor] = {}
+        self._parameters = [[_leaves(block, row) for row in range(len(block.flat))] for block in blocks]
+        self._optimizers = [[factory(_plain_names(row)) for row in rows] for rows in self._parameters]
+        self._base_lr = [[[g["lr"] for g in opt.param_groups] for opt in row] for row in self._optimizers]
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the optimizers' state as tensors by name."""
+        found: dict[str, Tensor] = {}
+        for index, optimizers in enumerate(self._optimizers):
+            for row, optimizer in enumerate(optimizers):
+                for position, parameter in enumerate(self._parameters[index][row].values()):
+                    for key, value in optimizer.state.get(parameter, {}).items():
+                        found[f"{index}.{row}.{position}.{key}"] = torch.as_tensor(value)
+        return found
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take back what `state` gave."""
+        for name, value in tensors.items():
+            index, row, position, key = name.split(".", 3)
+            parameter = list(self._parameters[int(index)][int(row)].values())[int(position)]
+            home = torch.device("cpu") if value.ndim == 0 else parameter.device
+            self._optimizers[int(index)][int(row)].state[parameter][key] = value.to(home, copy=True)
+
+    def update(
+        self,
+        tensors: Mapping[str, Tensor],
+        index: int,
+        values: Tensor,
+        gradient: Tensor,
+        factor: Tensor,
+        rows: Tensor | None,
+    ) -> None:
+        """Take one step on block `index`, member by member, straight on the block."""
+        block = self.blocks[index]
+        scale = float(factor)
+        for place, row in enumerate(range(len(block.flat)) if rows is None else rows.tolist()):
+            optimizer = self._optimizers[index][row]
+            pieces = block.unpack(gradient[place : place + 1])
+            for name, parameter in self._parameters[index][row].items():
+                parameter.grad = pieces[name].reshape(parameter.shape)
+            for group, lr in zip(optimizer.param_groups, self._base_lr[index][row], strict=True):
+                group["lr"] = lr * scale
+            optimizer.step()
+            values[place] = block.flat[row]
+
+
+def _leaves(block: Block, row: int) -> dict[str, nn.Parameter]:
+    """Return one row's parameters as leaves that share the block's memory."""
+    return {name: nn.Parameter(view.detach()) for name, view in _one_row(block, row).items()}
+
+
+def _one_row(block: Block, row: int) -> dict[str, Tensor]:
+    views = block.unpack(block.flat[row : row + 1])
+    return {name: view[0] for name, view in views.items()} if block.stacked else views
+
+
+def _plain_names(parameters: Mapping[str, nn.Parameter]) -> list[tuple[str, nn.Parameter]]:
+    """Return one member's parameters under the names they have in the member itself."""
+    plain = []
+    for name, parameter in parameters.items():
+        head, _, rest = name.partition(".")
+        plain.append(
+            (rest.partition(".")[2] if head == "nets" else rest if head == "net" else name, parameter)
+        )
+    return plain
+
+
+AnyOptimizer = RowOptimizer | SeparateOptimizers
+
+
+def make_optimizer(
+    optimizer: str | type[Optimizer] | Factory,
+    blocks: Sequence[Block],
+    num_members: int,
+    lr: float | Sequence[float],
+    weight_decay: float | Sequence[float] | None,
+    options: Mapping[str, Any],
+) -> AnyOptimizer:
+    """Make the optimizer that `fit` was asked for: row-wise where its update is elementwise, one a member otherwise."""
+    rates = per_member(lr, num_members, "lr", blocks)
+    if isinstance(optimizer, str):
+        if optimizer not in RULES:
+            raise ValueError(
+                f"`optimizer` must be one of {', '.join(RULES)}, a torch optimizer class, or a function of one member's named "
+                f"parameters; got {optimizer!r}."
+            )
+        kind = RULES[optimizer]
+        known = {f.name for f in fields(kind)}
+        if unknown := set(options) - known:
+            raise ValueError(
+                f"{optimizer} has no option {sorted(unknown)[0]!r}; it takes {', '.join(sorted(known))}."
+            )
+        decay = DEFAULT_DECAY[kind] if weight_decay is None else weight_decay
+        decays = per_member(decay, num_members, "weight_decay", blocks)
+        return RowOptimizer(kind(**options), blocks, rates, decays, [None] * len(blocks))
+    factory: Factory
+    if isinstance(optimizer, type):
+        settings = dict(options) | ({} if weight_decay is None else {"weight_decay": weight_decay})
+        if not isinstance(lr, int | float) or not isinstance(weight_decay, int | float | None):
+            raise ValueError(
+                "Rates for each member are for sgd, adam and adamw by name; give one number for other optimizers."
+            )
+        factory = partial(_instance, kind=optimizer, lr=lr, **settings)
+    else:
+        if options or weight_decay is not None:
+            raise ValueError("An optimizer factory sets its own options and decay; leave those of `fit` out.")
+        factory = optimizer
+    trial = factory(_plain_names(_leaves(blocks[0], 0)))
+    if isinstance(trial, torch.optim.LBFGS):
+        raise ValueError(
+            "LBFGS calls the loss several times a step, which `fit` does not do. Choose another optimizer."
+        )
+    rule = _row_rule(trial)
+    if rule is None:
+        return SeparateOptimizers(factory, blocks)
+    columns = [_columns(factory, block) for block in blocks]
+    return RowOptimizer(rule, blocks, [1.0] * num_members, [0.0] * num_members, columns)
+
+
+def _instance(named: Iterable[tuple[str, nn.Parameter]], kind: type[Optimizer], **settings: Any) -> Optimizer:
+    return kind([parameter for _, parameter in named], **settings)
+
+
+def _row_rule(optimizer: Optimizer) -> Rule | None:
+    """Return the row-wise rule that is this torch optimizer, None if there is none."""
+    kind = _TORCH_RULES.get(type(optimizer))
+    if kind is None:
+        return None
+    settings = [
+        {f.name: group[f.name] for f in fields(kind)} | {k: group.get(k) for k in ("amsgrad", "maximize")}
+        for group in optimizer.param_groups
+    ]
+    if any(s != settings[0] for s in settings) or settings[0]["amsgrad"] or settings[0]["maximize"]:
+        return None
+    return kind(**{f.name: settings[0][f.name] for f in fields(kind)})
+
+
+def _columns(factory: Factory, block: Block) -> tuple[Tensor, Tensor]:
+    """Return learning rate and decay of every column, from the groups that the factory makes of one member."""
+    row = _leaves(block, 0)
+    optimizer = factory(_plain_names(row))
+    group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    sizes = torch.tensor(block.sizes)
+    found = []
+    for key in ("lr", "weight_decay"):
+        values = torch.tensor(
+            [float(group_of[id(p)][key]) if id(p) in group_of else 0.0 for p in row.values()],
+            dtype=torch.float64,
+        )
+        found.append(values.repeat_interleave(sizes).to(block.flat.device)[None])
+    return found[0], found[1]
+
+
+def per_member(value: float | Sequence[float], count: int, name: str, blocks: Sequence[Block]) -> list[float]:
+    """Return one number a member."""
+    if isinstance(value, int | float):
+        return [float(value)] * count
+    values = [float(v) for v in value]
+    if len(values) != count:
+        raise ValueError(
+            f"`{name}` must be one number or one for each of {count} members; got {len(values)}."
+        )
+    if any(block.members is None for block in blocks):
+        raise ValueError(
+            f"`{name}` cannot differ between members that share their parameters; give one number."
+        )
+    return values

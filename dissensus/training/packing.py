@@ -1,0 +1,84 @@
+"""All trainable parameters of an ensemble as few flat arrays, one row a member, while it trains."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from dissensus.members import Members
+
+
+@dataclass(frozen=True)
+class Block:
+    """Parameters of one dtype that share their rows: `flat` is `(rows, columns)`, each parameter a range of columns.
+
+    Attributes:
+        names: Registered names of the parameters, in column order.
+        shapes: Shape of each one's row.
+        stacked: Whether a parameter's first axis is the row; if not there is one row, the whole parameter.
+        members: Which member each row belongs to; None where members share the row.
+        flat: The values.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    stacked: bool
+    members: tuple[int, ...] | None
+    flat: Tensor
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of columns of each parameter."""
+        return [prod(shape) for shape in self.shapes]
+
+    def unpack(self, flat: Tensor) -> dict[str, Tensor]:
+        """Return the parameters as views of `flat`, which may hold fewer rows than the block."""
+        # One split: its backward is a single concatenation, the gradient of the whole row.
+        parts = torch.split(flat, self.sizes, dim=1)
+        lead = (len(flat),) if self.stacked else ()
+        return {
+            name: part.reshape(*lead, *shape)
+            for name, shape, part in zip(self.names, self.shapes, parts, strict=True)
+        }
+
+    def pack(self, tensors: dict[str, Tensor]) -> Tensor:
+        """Return values for these parameters as one flat array."""
+        rows = len(self.flat)
+        return torch.cat([tensors[name].detach().reshape(rows, -1) for name in self.names], dim=1)
+
+
+def pack(members: Members) -> list[Block]:
+    """Move every trainable parameter of the ensemble into flat arrays; the registered ones become views of them."""
+    blocks = []
+    for rows, names in members.parameter_rows():
+        trainable = {
+            name: members.get_parameter(name) for name in names if members.get_parameter(name).requires_grad
+        }
+        stacked = rows is not None and members.stacked
+        for dtype in dict.fromkeys(p.dtype for p in trainable.values()):
+            chosen = {name: p for name, p in trainable.items() if p.dtype == dtype}
+            count = len(rows) if stacked and rows is not None else 1
+            flat = torch.cat([p.detach().reshape(count, -1) for p in chosen.values()], dim=1).contiguous()
+            shapes = tuple(p.shape[1:] if stacked else p.shape for p in chosen.values())
+            block = Block(tuple(chosen), shapes, stacked, None if rows is None else tuple(rows), flat)
+            blocks.append(block)
+            attach(members, block)
+    if not blocks:
+        raise ValueError("There is nothing to train: no parameter of the ensemble requires a gradient.")
+    return blocks
+
+
+def attach(members: nn.Module, block: Block) -> None:
+    """Make the registered parameters views of the block."""
+    for name, view in block.unpack(block.flat).items():
+        members.get_parameter(name).data = view
+
+
+def detach(members: nn.Module, blocks: Sequence[Block]) -> None:
+    """Give every registered parameter memory of its own again."""
+    for block in blocks:
+        for name in block.names:
+            parameter = members.get_parameter(name)
+            parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)

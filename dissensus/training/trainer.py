@@ -1,0 +1,488 @@
+"""The life of one run: steps, checks, checkpoints, and what becomes of it."""
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from dissensus.data.augment import Augmentation
+from dissensus.members import Members
+from dissensus.objectives import Objective
+from dissensus.training.checkpoints import CheckpointError, CheckpointFolder
+from dissensus.training.checks import Validation, Watch, validate
+from dissensus.training.engines import Engine, EngineName, choose_engine
+from dissensus.training.feeds import ArrayFeed, Feed
+from dissensus.training.history import History
+from dissensus.training.optimizers import Factory, SeparateOptimizers, make_optimizer
+from dissensus.training.packing import Block, detach, pack
+from dissensus.training.progress import Progress
+from dissensus.training.schedules import AnySchedule, Plateau, factor_table
+from dissensus.training.step import State, TrainStep
+
+log = logging.getLogger("dissensus")
+
+
+class DivergedError(RuntimeError):
+    """A member's loss is no longer a finite number."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `fit` was asked for."""
+
+    epochs: int
+    optimizer: str | type[Optimizer] | Factory
+    lr: float | Sequence[float]
+    weight_decay: float | Sequence[float] | None
+    optimizer_options: Mapping[str, Any]
+    schedule: AnySchedule
+    clip_norm: float | None
+    bf16: bool
+    augment: Augmentation | None
+    check_every: Literal["epoch"] | int
+    select: str | None
+    patience: int | None
+    seed: int
+    engine: EngineName
+    checkpoint_dir: str | None
+    checkpoint_every: int
+    resume: bool
+    on_divergence: Literal["stop", "drop"]
+    progress: bool | None
+    callback: "Callable[[Run], None] | None"
+
+
+@dataclass
+class Run:
+    """A training run and what it found.
+
+    Attributes:
+        members: The trained ensemble.
+        history: One row for each check and member.
+        best: Value of the selected column at the best check, None if nothing was selected.
+        best_step: Step of that check.
+        dropped: Members that diverged and were left out.
+        engine: How steps were executed.
+        seconds: Time in training, over all sittings.
+        stopped_early: Whether patience ran out.
+        step: Steps taken.
+        epoch: Epochs finished.
+    """
+
+    members: Members
+    history: History = field(default_factory=History)
+    best: float | None = None
+    best_step: int | None = None
+    dropped: list[int] = field(default_factory=list)
+    engine: str = ""
+    seconds: float = 0.0
+    stopped_early: bool = False
+    step: int = 0
+    epoch: int = 0
+
+
+class Trainer:
+    """Runs one training from its first step, or from a checkpoint, to its end."""
+
+    def __init__(
+        self,
+        members: Members,
+        objective: Objective,
+        feed: Feed,
+        streams: Mapping[str, Tensor],
+        validation: Validation | None,
+        settings: Settings,
+    ) -> None:
+        self.members, self.objective, self.feed = members, objective, feed
+        self.streams, self.validation, self.settings = streams, validation, settings
+        self.result = Run(members)
+        self.first_ids = members.member_ids
+        self.watch = Watch(settings.select or "ensemble_loss")
+        self.plateau = Watch("ensemble_loss")
+        self.folder = None if settings.checkpoint_dir is None else CheckpointFolder(settings.checkpoint_dir)
+        self.good: dict[str, Tensor] | None = None
+        self._check_settings()
+
+    def _check_settings(self) -> None:
+        settings = self.settings
+        if settings.on_divergence not in ("stop", "drop"):
+            raise ValueError(f"`on_divergence` must be 'stop' or 'drop'; got {settings.on_divergence!r}.")
+        if settings.on_divergence == "drop" and (self.objective.couples or not self.members.owns_parameters):
+            raise ValueError(
+                "on_divergence='drop' needs members that own their parameters and an objective that does not couple them; "
+                "otherwise one member's divergence is every member's. Use on_divergence='stop'."
+            )
+        if settings.clip_norm is not None and not self.members.owns_parameters:
+            raise ValueError(
+                "`clip_norm` clips members one by one, and these share their parameters. Leave it out."
+            )
+        needs = settings.select or ("ensemble_loss" if isinstance(settings.schedule, Plateau) else None)
+        if needs is not None and self.validation is None:
+            raise ValueError(
+                "Selecting, stopping early and reducing the rate on a plateau look at validation data; give `validation=`."
+            )
+        columns = ["ensemble_loss", "validation_loss"]
+        if self.objective.likelihood.kind == "classes":
+            columns += ["ensemble_accuracy", "validation_accuracy"]
+        if settings.select is not None and settings.select not in columns:
+            raise ValueError(f"`select` must be one of {', '.join(columns)}; got {settings.select!r}.")
+
+    def run(self) -> Run:
+        """Train to the end; leave the ensemble with the last weights, or the best if a column was selected."""
+        self._set_up()
+        self.members.train()
+        progress = Progress(
+            self.total_steps, self.settings.epochs, self.result.step, show=self.settings.progress
+        )
+        try:
+            self._loop(progress)
+        finally:
+            progress.close()
+            self._load_best()
+            detach(self.members, self.step.blocks)
+        return self.result
+
+    def _set_up(self) -> None:
+        settings = self.settings
+        self.total_steps = settings.epochs * self.feed.steps_per_epoch
+        facts = self._stored() if self.folder is not None else None
+        if facts is not None and facts[1]["members"] != list(self.members.member_ids):
+            self.result.dropped = facts[1]["dropped"]
+            self.members.keep_members([self.members.member_ids.index(m) for m in facts[1]["members"]])
+            _keep_orders(self.feed, [self.first_ids.index(m) for m in facts[1]["members"]])
+        self._build()
+        if facts is not None:
+            self._restore(*facts)
+
+    def _build(self) -> None:
+        settings, members = self.settings, self.members
+        blocks = pack(members)
+        optimizer = make_optimizer(
+            settings.optimizer,
+            blocks,
+            members.num_members,
+            self._left(settings.lr),
+            self._left(settings.weight_decay),
+            settings.optimizer_options,
+        )
+        self.step = TrainStep(
+            members,
+            self.objective,
+            blocks,
+            optimizer,
+            self.feed,
+            getattr(self.feed, "batch_size", 0),
+            self.total_steps,
+            settings.seed,
+            settings.augment,
+            settings.clip_norm,
+            settings.bf16,
+        )
+        factors = factor_table(settings.schedule, settings.epochs, self.feed.steps_per_epoch)
+        self.state = self.step.initial_state(factors, self.streams)
+        self.engine: Engine | None = None
+
+    def _left(self, values: Any) -> Any:
+        """Return the values of the members that are left, where some were dropped and each has its own."""
+        if not self.result.dropped or values is None or isinstance(values, int | float):
+            return values
+        return [values[self.first_ids.index(member)] for member in self.members.member_ids]
+
+    def _loop(self, progress: Progress) -> None:
+        every = self.settings.check_every
+        start = time.monotonic()
+        while self.result.epoch < self.settings.epochs and not self.result.stopped_early:
+            skip = self.result.step % self.feed.steps_per_epoch
+            if skip == 0:
+                self.state["position"].zero_()
+            for size in self.feed.epoch(self.result.epoch, skip, self.state):
+                self._take_step(size)
+                progress.update(self.result.step, self.result.epoch + 1)
+                if every != "epoch" and self.result.step % every == 0:
+                    start = self._check(progress, start)
+                    if self.result.stopped_early:
+                        break
+            if not self.result.stopped_early:
+                self.result.epoch += 1
+                if every == "epoch":
+                    start = self._check(progress, start)
+            last = self.result.stopped_early or self.result.epoch == self.settings.epochs
+            if self.folder is not None and (last or self.result.epoch % self.settings.checkpoint_every == 0):
+                self._save("last")
+
+    def _take_step(self, size: int) -> None:
+        if self.engine is None:
+            steps = self.total_steps - self.result.step
+            self.engine = choose_engine(
+                self.result.engine or self.settings.engine, self.step, self.state, size, steps
+            )
+            self.result.engine = self.engine.name
+        self.engine.step(self.state, size)
+        self.result.step += 1
+
+    def _check(self, progress: Progress, start: float) -> float:
+        """Read the sums, validate, and decide what follows."""
+        self._handle_divergence()
+        per_member, whole = self._read_sums()
+        now = time.monotonic()
+        self.result.seconds += now - start
+        whole["lr_factor"] = self._lr_factor()
+        whole["seconds"] = self.result.seconds
+        if self.validation is not None:
+            seen_members, seen_whole = validate(self.members, self.validation, self.objective.likelihood)
+            per_member |= seen_members
+            whole |= seen_whole
+        head = {"epoch": -(-self.result.step // self.feed.steps_per_epoch), "step": self.result.step}
+        self.result.history.add(head, self.members.member_ids, per_member, whole)
+        if self.folder is not None:
+            self.result.history.save(self.folder.folder / "history.csv")
+        values = {name: sum(v) / len(v) for name, v in per_member.items()} | whole
+        progress.values(
+            {name: value for name, value in values.items() if name not in ("seconds", "lr_factor")}
+        )
+        self._select(values)
+        if self.settings.callback is not None:
+            self.settings.callback(self.result)
+            self.members.train()
+        return time.monotonic()
+
+    def _read_sums(self) -> tuple[dict[str, list[float]], dict[str, float]]:
+        per_member: dict[str, list[float]] = {}
+        whole: dict[str, float] = {}
+        for name in [name.removeprefix("sum.") for name in self.state if name.startswith("sum.")]:
+            total, seen = self.state[f"sum.{name}"], self.state[f"seen.{name}"]
+            mean = (total / seen).cpu()
+            if mean.ndim:
+                # Kinds whose members share a pass in training log one value for all of them.
+                per_member[name] = mean.expand(self.members.num_members).tolist()
+            else:
+                whole[name] = float(mean)
+            total.zero_()
+            seen.zero_()
+        return per_member, whole
+
+    def _lr_factor(self) -> float:
+        step = min(self.result.step, self.total_steps) - 1
+        return float(self.state["factors"][step] * self.state["plateau"])
+
+    def _handle_divergence(self) -> None:
+        """Stop, or go on without them, if the sum of some members' losses is no longer finite."""
+        losses = self.state.get("sum.loss")
+        if losses is None or bool(torch.isfinite(losses).all()):
+            return
+        bad = (~torch.isfinite(losses)).reshape(-1).nonzero().flatten().tolist()
+        names = ", ".join(f"member {self.members.member_ids[place]}" for place in bad)
+        when = f"epoch {-(-self.result.step // self.feed.steps_per_epoch)}"
+        if self.settings.on_divergence == "stop" or len(bad) == self.members.num_members:
+            raise DivergedError(
+                f"The loss of {names} was no longer finite in {when}. {self._last_good()} Lower the learning rate, clip "
+                "gradients with clip_norm, or go on without such members with on_divergence='drop'."
+            )
+        log.warning("dropped %s: its loss was no longer finite in %s", names, when)
+        self._drop(bad)
+
+    def _last_good(self) -> str:
+        if self.folder is None or not self.folder.exists("last"):
+            return "There is no checkpoint before it."
+        return f"The last checkpoint in {self.folder.folder} is from before it."
+
+    def _drop(self, bad: Sequence[int]) -> None:
+        keep = [place for place in range(self.members.num_members) if place not in bad]
+        self.result.dropped += [self.members.member_ids[place] for place in bad]
+        if isinstance(self.step.optimizer, SeparateOptimizers):
+            raise DivergedError(
+                "Going on without a member needs sgd, adam or adamw; other optimizers keep all they have."
+            )
+        old_state, old_blocks = self.state, self.step.blocks
+        self.members.keep_members(keep)
+        _keep_orders(self.feed, keep)
+        self._build()
+        _carry_over(old_state, old_blocks, self.state, self.step.blocks, keep)
+
+    def _select(self, values: Mapping[str, float]) -> None:
+        settings = self.settings
+        if isinstance(settings.schedule, Plateau):
+            self.plateau.see(values["ensemble_loss"], self.result.step)
+            if self.plateau.stale >= settings.schedule.patience:
+                scale = max(
+                    float(self.state["plateau"]) * settings.schedule.factor_each, settings.schedule.floor
+                )
+                self.state["plateau"].fill_(scale)
+                self.plateau.stale = 0
+        if settings.select is None:
+            return
+        if self.watch.see(values[settings.select], self.result.step):
+            self.result.best, self.result.best_step = self.watch.best, self.watch.best_step
+            self.good = {name: tensor.clone() for name, tensor in self._weights().items()}
+            if self.folder is not None:
+                self._save("best", self.good)
+        elif settings.patience is not None and self.watch.stale >= settings.patience:
+            self.result.stopped_early = True
+
+    def _weights(self) -> dict[str, Tensor]:
+        return {name: tensor for name, tensor in self.state.items() if name.startswith(("flat.", "buffer."))}
+
+    def _load_best(self) -> None:
+        if self.good is None:
+            return
+        for name, tensor in self.good.items():
+            self.state[name].copy_(tensor)
+
+    def _save(self, kind: str, tensors: Mapping[str, Tensor] | None = None) -> None:
+        assert self.folder is not None
+        if tensors is None:
+            tensors = {name: t for name, t in self.state.items() if not name.startswith(_NOT_SAVED)}
+            if isinstance(self.step.optimizer, SeparateOptimizers):
+                tensors = {**tensors, **{f"separate.{k}": v for k, v in self.step.optimizer.state().items()}}
+            if self.good is not None:
+                tensors = {**tensors, **{f"good.{name}": tensor for name, tensor in self.good.items()}}
+        facts = {
+            "settings": self._fingerprint(),
+            "architecture": self._architecture(),
+            "members": list(self.members.member_ids),
+            "dropped": self.result.dropped,
+            "epoch": self.result.epoch,
+            "step": self.result.step,
+            "engine": self.result.engine,
+            "seconds": self.result.seconds,
+            "stopped_early": self.result.stopped_early,
+            "watch": asdict(self.watch),
+            "plateau": asdict(self.plateau),
+            "history": self.result.history.rows,
+            "torch": torch.__version__,
+        }
+        self.folder.save(kind, self.result.step, tensors, facts)
+
+    def _stored(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        assert self.folder is not None
+        if not self.folder.exists("last"):
+            return None
+        if not self.settings.resume:
+            raise ValueError(
+                f"{self.folder.folder} already holds a run. Pass resume=True to go on with it, or choose another folder."
+            )
+        tensors, facts, problem = self.folder.load("last")
+        if problem is not None:
+            log.warning("%s Going on from the checkpoint before it, at step %d.", problem, facts["step"])
+        if facts["architecture"] != self._architecture():
+            raise CheckpointError(
+                f"The checkpoint in {self.folder.folder} is of another architecture: "
+                f"{_first_difference(facts['architecture'], self._architecture())}. Use the network it was made with."
+            )
+        if facts["settings"] != self._fingerprint():
+            raise CheckpointError(
+                f"The checkpoint in {self.folder.folder} belongs to a run with other settings: "
+                f"{_first_difference(facts['settings'], self._fingerprint())}. Give the same settings, or choose another folder."
+            )
+        return tensors, facts
+
+    def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        device = self.state["index"].device
+        separate = {}
+        good = {}
+        for name, tensor in tensors.items():
+            if name.startswith("separate."):
+                separate[name.removeprefix("separate.")] = tensor
+            elif name.startswith("good."):
+                good[name.removeprefix("good.")] = tensor.to(device)
+            elif name in self.state:
+                self.state[name].copy_(tensor)
+            else:
+                self.state[name] = tensor.to(device)
+        if isinstance(self.step.optimizer, SeparateOptimizers):
+            self.step.optimizer.load(separate)
+        self.good = good or None
+        result = self.result
+        result.history = History(facts["history"])
+        result.epoch, result.step, result.engine = facts["epoch"], facts["step"], facts["engine"]
+        result.seconds, result.stopped_early, result.dropped = (
+            facts["seconds"],
+            facts["stopped_early"],
+            facts["dropped"],
+        )
+        self.watch, self.plateau = Watch(**facts["watch"]), Watch(**facts["plateau"])
+        result.best, result.best_step = (self.watch.best, self.watch.best_step) if self.good else (None, None)
+
+    def _architecture(self) -> dict[str, str]:
+        """Return name, shape and dtype of every tensor, without the number of members."""
+        lead = 1 if self.members.stacked else 0
+        state = self.members.state_dict()
+        return {name: f"{list(tensor.shape[lead:])} {tensor.dtype}" for name, tensor in state.items()}
+
+    def _fingerprint(self) -> dict[str, Any]:
+        settings = self.settings
+        return {
+            "epochs": settings.epochs,
+            "steps an epoch": self.feed.steps_per_epoch,
+            "own batches": self.feed.own,
+            "objective": _describe(self.objective),
+            "optimizer": _describe(settings.optimizer),
+            "optimizer_options": _describe(settings.optimizer_options),
+            "lr": _describe(settings.lr),
+            "weight_decay": _describe(settings.weight_decay),
+            "schedule": _describe(settings.schedule),
+            "clip_norm": settings.clip_norm,
+            "bf16": settings.bf16,
+            "augment": _describe(settings.augment),
+            "select": settings.select,
+            "seed": settings.seed,
+        }
+
+
+_NOT_SAVED = ("data.", "order", "stream.", "frozen.", "batch.", "factors", "noise_keys", "shared_key")
+
+
+def _describe(value: Any) -> str:
+    """Return a text that is the same in every process for equal settings; functions go by their name."""
+    if isinstance(value, Tensor):
+        return hashlib.sha256(value.detach().cpu().contiguous().numpy().tobytes()).hexdigest()[:16]
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    if hasattr(value, "__dataclass_fields__"):
+        inner = {name: _describe(getattr(value, name)) for name in value.__dataclass_fields__}
+        return f"{type(value).__name__}({json.dumps(inner, sort_keys=True)})"
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(_describe, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {_describe(item)}' for key, item in sorted(value.items()))}}}"
+    return repr(value) if isinstance(value, str | int | float | bool | None) else type(value).__qualname__
+
+
+def _first_difference(stored: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    for key in [*stored, *now]:
+        if stored.get(key) != now.get(key):
+            return f"{key} is {stored.get(key, 'absent')} there and {now.get(key, 'absent')} here"
+    return "nothing"
+
+
+def _keep_orders(feed: Feed, keep: Sequence[int]) -> None:
+    """Let go of the data orders of members that are gone."""
+    if isinstance(feed, ArrayFeed) and feed.own:
+        feed.order_keys = feed.order_keys[list(keep)]
+        feed.tensors = {**feed.tensors, "order": feed.tensors["order"][list(keep)].clone()}
+
+
+def _carry_over(
+    old: State, old_blocks: Sequence[Block], new: State, new_blocks: Sequence[Block], keep: Sequence[int]
+) -> None:
+    """Copy what goes on from a state with more members: position, logged sums, and the optimizer's rows."""
+    for name in ("index", "position", "plateau"):
+        new[name].copy_(old[name])
+    for name, tensor in old.items():
+        if name.startswith(("sum.", "seen.")):
+            new[name] = tensor[list(keep)] if tensor.ndim else tensor
+    kept = [
+        i for i, b in enumerate(old_blocks) if b.stacked or (b.members is not None and b.members[0] in keep)
+    ]
+    for now, before in enumerate(kept):
+        rows = list(keep) if old_blocks[before].stacked else [0]
+        for name in [n for n in old if n.startswith("optimizer.") and n.endswith(f".{before}")]:
+            if "column" not in name:
+                new[f"{name.removesuffix(f'.{before}')}.{now}"].copy_(old[name][rows])

@@ -1,0 +1,110 @@
+"""Imports point one way along the arrow of the design, and importing the package stays cheap."""
+
+import ast
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import dissensus
+
+PACKAGE = Path(dissensus.__file__).parent
+# Each layer may import from itself and from the layers before it.
+LAYERS = [
+    {"types", "randomness", "_checks"},
+    {"masks", "architectures"},
+    {"data"},
+    {"members"},
+    {"objectives"},
+    {"_beliefs", "_variances", "scores", "detectors"},
+    {"predictions"},
+    {"training"},
+    {"metrics"},
+    {"diagnostics"},
+    {"evaluation"},
+    {"plots", "html"},
+    {"estimators", "recipes"},
+    {"demo", "demo_figures", "studies"},
+    {"cli"},
+]
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+
+
+def modules():
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        if parts != ("__init__",):
+            yield path, parts[0]
+
+
+def imported(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "dissensus":
+            tail = node.module.split(".")[1:]
+            yield from ([tail[0]] if tail else [alias.name for alias in node.names])
+        elif isinstance(node, ast.Import):
+            yield from (a.name.split(".")[1] for a in node.names if a.name.startswith("dissensus."))
+
+
+@pytest.mark.parametrize(
+    ("path", "layer"), list(modules()), ids=lambda value: str(getattr(value, "stem", value))
+)
+def test_imports_point_down(path, layer):
+    assert layer in LEVEL, f"{layer} has no place in LAYERS"
+    for name in imported(path):
+        if name in LEVEL:
+            assert LEVEL[name] <= LEVEL[layer], f"{path.name} ({layer}) imports {name}, which is above it"
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_no_pickle_and_no_network_in_the_package(path):
+    names = {
+        alias.name.split(".")[0]
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    } | {
+        (node.module or "").split(".")[0]
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom)
+    }
+    assert not names & {"pickle", "shelve", "urllib", "requests", "socket", "http"}
+    assert "torch.load(" not in path.read_text()
+
+
+def test_importing_pulls_in_nothing_heavy():
+    heavy = [
+        "pandas",
+        "sklearn",
+        "matplotlib",
+        "torchvision",
+        "timm",
+        "ray",
+        "rich",
+        "typer",
+        "scipy",
+        "pyarrow",
+        "PIL",
+        "jaxtyping",
+    ]
+    code = "import sys, dissensus; print([m for m in sys.argv[1:] if m in sys.modules])"
+    out = subprocess.run(
+        [sys.executable, "-c", code, *heavy], capture_output=True, text=True, check=True
+    ).stdout
+    assert out.strip() == "[]"
+
+
+@pytest.mark.slow
+def test_importing_costs_little_more_than_importing_torch():
+    def seconds(module):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-c", f"import {module}"], check=True)
+        return time.perf_counter() - start
+
+    seconds("dissensus")
+    # The best of several, taken in turns: other work on the machine only ever adds time.
+    pairs = [(seconds("torch"), seconds("dissensus")) for _ in range(7)]
+    ratio = min(ours for _, ours in pairs) / min(torch for torch, _ in pairs)
+    assert ratio < 1.15

@@ -1,0 +1,241 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from training_helpers import net, norm_net, weights, x, y
+
+import dissensus as ds
+from dissensus.training import CheckpointError
+
+SETTINGS = {"epochs": 6, "batch_size": 30, "lr": 0.02, "schedule": "cosine", "validation": (x, y)}
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_after(checks):
+    def callback(run):
+        if len(set(run.history["step"])) >= checks:
+            raise Stop
+
+    return callback
+
+
+def interrupted(folder, make, stop=4, **settings):
+    """Train, break off in the middle, and go on in a fresh ensemble."""
+    with pytest.raises(Stop):
+        ds.fit(ds.DeepEnsemble(make, 3), checkpoint_dir=folder, callback=stop_after(stop), **settings)
+    ens = ds.DeepEnsemble(make, 3)
+    return ens, ds.fit(ens, checkpoint_dir=folder, resume=True, **settings)
+
+
+@pytest.mark.parametrize("engine", ["eager", "traced"])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"optimizer": "sgd", "optimizer_options": {"momentum": 0.9}},
+        {"optimizer": "adamw"},
+        {"optimizer": torch.optim.RMSprop, "engine": "eager"},
+        {"select": "ensemble_loss"},
+        {"schedule": ds.schedules.Plateau(patience=1)},
+        {"check_every": 3},
+    ],
+    ids=["sgd", "adamw", "separate optimizers", "select", "plateau", "check every 3 steps"],
+)
+def test_a_resumed_run_ends_in_exactly_the_weights_of_an_uninterrupted_one(tmp_path, extra, engine):
+    settings = {"data": (x, y), **SETTINGS, "engine": engine, **extra}
+    whole = ds.DeepEnsemble(lambda: net(0.3), 3)
+    run = ds.fit(whole, **settings)
+    ens, resumed = interrupted(tmp_path, lambda: net(0.3), **settings)
+    for name, tensor in weights(whole).items():
+        assert torch.equal(tensor, weights(ens)[name]), name
+    assert resumed.history["loss"] == run.history["loss"]
+    assert resumed.best == run.best
+
+
+def test_a_shuffling_loader_resumes_exactly_too(tmp_path):
+    def settings():
+        data = DataLoader(TensorDataset(x, y), batch_size=30, shuffle=True)
+        return {"data": data, "epochs": 6, "lr": 0.02}
+
+    whole = ds.DeepEnsemble(norm_net, 3)
+    ds.fit(whole, **settings())
+    ens, _ = interrupted(tmp_path, norm_net, **settings())
+    for name, tensor in weights(whole).items():
+        assert torch.equal(tensor, weights(ens)[name]), name
+
+
+SCRIPT = """
+import sys, torch
+sys.path.insert(0, {tests!r})
+from training_helpers import net, x, y
+import dissensus as ds
+torch.set_num_threads(1)
+ens = ds.DeepEnsemble(lambda: net(0.3), 3)
+ds.fit(ens, (x, y), epochs={epochs}, batch_size=10, lr=0.01, checkpoint_dir={folder!r}, resume=True)
+torch.save  # weights are compared through the checkpoint itself
+print("done", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_process_resumes_to_exactly_the_same_weights(tmp_path):
+    tests = str(Path(__file__).parent)
+    folder = tmp_path / "killed"
+    script = SCRIPT.format(tests=tests, folder=str(folder), epochs=60)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    kills = 0
+    for wait in (2, 9, 17):
+        process = subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE)
+        deadline = time.monotonic() + 100
+        # Wait for a number of finished epochs, then kill without warning, wherever the process is.
+        while time.monotonic() < deadline and process.poll() is None:
+            history = folder / "history.csv"
+            if history.exists() and len(history.read_text().splitlines()) > 3 * wait:
+                break
+            time.sleep(0.005)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.wait()
+        process.stdout.close()
+    assert kills >= 1
+    subprocess.run(
+        [sys.executable, "-c", script], env=environment, check=True, capture_output=True, timeout=200
+    )
+
+    resumed, whole = ds.DeepEnsemble(lambda: net(0.3), 3), ds.DeepEnsemble(lambda: net(0.3), 3)
+    settings = {"epochs": 60, "batch_size": 10, "lr": 0.01}
+    ds.fit(resumed, (x, y), checkpoint_dir=folder, resume=True, **settings)
+    ds.fit(whole, (x, y), **settings)
+    for name, tensor in weights(whole).items():
+        assert torch.equal(tensor, weights(resumed)[name]), name
+
+
+def trained(folder, **changes):
+    settings = {**SETTINGS, **changes}
+    return ds.fit(ds.DeepEnsemble(net, 3), (x, y), checkpoint_dir=folder, **settings)
+
+
+def damage_truncate(path):
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def damage_flip(path):
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize(
+    "damage", [damage_truncate, damage_flip, Path.unlink], ids=["truncated", "changed", "missing"]
+)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path, damage, caplog):
+    run = trained(tmp_path)
+    newest = json.loads((tmp_path / "last.json").read_text())["checkpoints"][0]
+    damage(tmp_path / newest["file"])
+    ens = ds.DeepEnsemble(net, 3)
+    resumed = ds.fit(ens, (x, y), checkpoint_dir=tmp_path, resume=True, **SETTINGS)
+    assert newest["file"] in caplog.text
+    assert resumed.history["loss"] == run.history["loss"]
+
+
+def test_with_no_good_checkpoint_left_the_error_names_them(tmp_path):
+    trained(tmp_path)
+    for path in tmp_path.glob("*.safetensors"):
+        damage_flip(path)
+    with pytest.raises(CheckpointError, match="digest"):
+        trained(tmp_path, resume=True)
+
+
+def test_a_damaged_index_is_refused(tmp_path):
+    trained(tmp_path)
+    (tmp_path / "last.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"last\.json"):
+        trained(tmp_path, resume=True)
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path):
+    trained(tmp_path)
+    with pytest.raises(ValueError, match="resume=True"):
+        trained(tmp_path)
+
+
+def test_a_checkpoint_of_another_architecture_is_refused(tmp_path):
+    trained(tmp_path)
+    wider = ds.DeepEnsemble(lambda: nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 3)), 3)
+    with pytest.raises(CheckpointError, match="another architecture"):
+        ds.fit(wider, (x, y), checkpoint_dir=tmp_path, resume=True, **SETTINGS)
+
+
+def test_a_checkpoint_of_other_settings_is_refused_and_the_setting_named(tmp_path):
+    trained(tmp_path)
+    with pytest.raises(CheckpointError, match=r"lr is 0\.02 there and 0\.5 here"):
+        trained(tmp_path, resume=True, lr=0.5)
+
+
+def test_resuming_a_finished_run_gives_its_weights(tmp_path):
+    first = trained(tmp_path)
+    ens = ds.DeepEnsemble(net, 3)
+    again = ds.fit(ens, (x, y), checkpoint_dir=tmp_path, resume=True, **SETTINGS)
+    assert torch.equal(ds.predict(ens, x), ds.predict(first.members, x))
+    assert again.step == first.step
+
+
+def test_a_run_that_dropped_a_member_resumes_without_it(tmp_path):
+    class Fragile(nn.Module):
+        made = 0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 3)
+            self.register_buffer("blow", torch.tensor(float("inf") if Fragile.made % 3 == 1 else 0.0))
+            Fragile.made += 1
+
+        def forward(self, x):
+            return self.linear(x) + (self.blow if self.training else 0.0)
+
+    settings = {"data": (x, y), **SETTINGS, "on_divergence": "drop"}
+    whole = ds.DeepEnsemble(Fragile, 3)
+    ds.fit(whole, **settings)
+    ens, run = interrupted(tmp_path, Fragile, **settings)
+    assert run.dropped == [1]
+    assert torch.equal(ds.predict(ens, x), ds.predict(whole, x))
+
+
+def test_history_grows_on_disk(tmp_path):
+    lines = []
+    trained(
+        tmp_path, callback=lambda run: lines.append(len((tmp_path / "history.csv").read_text().splitlines()))
+    )
+    assert lines == [1 + 3 * checks for checks in range(1, 7)]
+
+
+def test_divergence_leaves_the_last_good_checkpoint_intact(tmp_path):
+    class Later(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 3)
+            self.register_buffer("steps", torch.zeros(()))
+
+        def forward(self, x):
+            if not self.training:
+                return self.linear(x)
+            self.steps += 1
+            return self.linear(x) + torch.where(self.steps > 9, float("nan"), 0.0)
+
+    ens = ds.DeepEnsemble(Later, 2)
+    with pytest.raises(ds.DivergedError, match="checkpoint"):
+        ds.fit(ens, (x, y), checkpoint_dir=tmp_path, epochs=6, batch_size=25)
+    facts = json.loads((tmp_path / "last.json").read_text())["checkpoints"][0]["facts"]
+    assert facts["epoch"] == 2
+    assert all(torch.isfinite(torch.tensor(row["loss"])) for row in facts["history"])

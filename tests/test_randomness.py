@@ -1,0 +1,83 @@
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dissensus.randomness import Noise, bits, derive, fold, normal, permutation, seeded, uniform
+
+
+def splitmix64(seed: int, count: int) -> list[int]:
+    """The published generator, in Python integers: an independent derivation."""
+    mask, out, state = (1 << 64) - 1, [], seed & ((1 << 64) - 1)
+    for _ in range(count):
+        state = (state + 0x9E3779B97F4A7C15) & mask
+        z = state
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+        out.append(z ^ (z >> 31))
+    return out
+
+
+@given(st.integers(-(2**63), 2**63 - 1))
+def test_bits_are_the_published_splitmix64_sequence(seed):
+    got = [value & ((1 << 64) - 1) for value in bits(torch.tensor(seed), 5).tolist()]
+    assert got == splitmix64(seed, 5)
+
+
+def test_splitmix64_starts_as_published_for_seed_1234567():
+    assert splitmix64(1234567, 2) == [6457827717110365317, 3203168211198807973]
+
+
+def test_uniform_draws_have_the_moments_of_a_uniform():
+    draws = uniform(torch.tensor(3), 200_000)
+    assert draws.min() >= 0.0
+    assert draws.max() < 1.0
+    assert draws.mean().item() == pytest.approx(0.5, abs=3e-3)
+    assert draws.var().item() == pytest.approx(1 / 12, abs=1e-3)
+
+
+def test_normal_draws_have_the_moments_of_a_normal():
+    draws = normal(torch.tensor(3), 200_000)
+    assert torch.isfinite(draws).all()
+    assert draws.mean().item() == pytest.approx(0.0, abs=0.01)
+    assert draws.var().item() == pytest.approx(1.0, abs=0.02)
+    assert (draws**4).mean().item() == pytest.approx(3.0, abs=0.1)
+
+
+def test_noise_of_one_member_does_not_depend_on_how_many_there_are():
+    few, many = Noise(torch.tensor([5, 6])), Noise(torch.tensor([5, 6, 7]))
+    assert torch.equal(few.normal(4, 3), many.normal(4, 3)[:2])
+
+
+def test_folding_different_numbers_gives_uncorrelated_noise():
+    base = torch.tensor(derive(0, "x"))
+    draws = torch.stack([uniform(fold(base, step), 5000) for step in range(4)])
+    off_diagonal = torch.corrcoef(draws) - torch.eye(4)
+    assert off_diagonal.abs().max() < 0.06
+
+
+def test_neighbouring_seeds_and_members_never_share_a_key():
+    keys = {derive(seed, "member", member) for seed in range(100) for member in range(100)}
+    assert len(keys) == 10_000
+
+
+def test_permutation_is_a_permutation_and_depends_on_its_key():
+    orders = permutation(torch.tensor([1, 2]), 100)
+    assert torch.equal(orders.sort(-1).values, torch.arange(100).expand(2, 100))
+    assert not torch.equal(orders[0], orders[1])
+
+
+def test_seeded_blocks_repeat_and_leave_every_global_generator_as_found():
+    before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # noqa: NPY002
+    with seeded(7):
+        first = torch.rand(3), np.random.rand(), random.random()  # noqa: NPY002
+    with seeded(7):
+        second = torch.rand(3), np.random.rand(), random.random()  # noqa: NPY002
+    assert torch.equal(first[0], second[0])
+    assert first[1:] == second[1:]
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert (before[1] == np.random.get_state()[1]).all()  # noqa: NPY002
+    assert before[2] == random.getstate()
