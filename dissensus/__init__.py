@@ -2,7 +2,7 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-from dissensus import objectives
+from dissensus import masks, metrics, objectives, scores
 from dissensus.members import DeepEnsemble, Members
 from dissensus.predictions import mixture, predict
 from dissensus.training import DivergedError, Run, fit, schedules
@@ -18,8 +18,11 @@ __all__ = [
     "Members",
     "Run",
     "fit",
+    "masks",
+    "metrics",
     "mixture",
     "objectives",
     "predict",
     "schedules",
+    "scores",
 ]

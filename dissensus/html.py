@@ -224,7 +224,7 @@ def _table(table: Table) -> str:
         for name, kind in zip(table.columns, classes, strict=True)
     )
     rows = "".join(f"<tr>{_cells(row, classes)}</tr>\n" for row in table.rows)
-    caption = f"<caption>{escape(table.caption)}</caption>\n" if table.caption else ""
+    caption = f"<caption><span>{escape(table.caption)}</span></caption>\n" if table.caption else ""
     label = escape(table.caption or "Table: " + ", ".join(table.columns))
     # Focusable, so that it can be scrolled without a mouse.
     return (

@@ -38,7 +38,7 @@ def interrupted(folder, make, stop=4, **settings):
     return ens, ds.fit(ens, checkpoint_dir=folder, resume=True, **settings)
 
 
-@pytest.mark.parametrize("engine", ["eager", "traced"])
+@pytest.mark.parametrize("engine", ["eager", "captured"])
 @pytest.mark.parametrize(
     "extra",
     [

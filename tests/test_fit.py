@@ -20,7 +20,7 @@ def test_training_lowers_the_loss_and_fits_the_data():
     assert run.history[-1]["ensemble_accuracy"] > 0.95
 
 
-@pytest.mark.parametrize("engine", ["eager", "traced"])
+@pytest.mark.parametrize("engine", ["eager", "captured"])
 @pytest.mark.parametrize(
     "objective",
     [
@@ -74,7 +74,7 @@ def test_a_members_gradient_does_not_depend_on_how_many_there_are():
 @pytest.mark.parametrize("execution", ["vectorised", "loop"])
 def test_a_recorded_step_gives_the_same_run_as_the_eager_one(make, execution):
     results = []
-    for engine in ("eager", "traced"):
+    for engine in ("eager", "captured"):
         ens = ds.DeepEnsemble(make, 3, execution=execution)
         run = ds.fit(
             ens,
@@ -194,7 +194,7 @@ class PickTwo(obj.Independent):
         return torch.stack([step.index % num_members, (step.index + 1) % num_members])
 
 
-@pytest.mark.parametrize("engine", ["eager", "traced"])
+@pytest.mark.parametrize("engine", ["eager", "captured"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 def test_members_that_a_step_did_not_pick_stay_bit_for_bit_as_they_were(optimizer, engine):
     options = {"momentum": 0.9} if optimizer == "sgd" else {}

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from math import log10
+from math import ceil, log10
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,13 +21,15 @@ _VOTES_ONE_BY_ONE = 6
 
 def sample_sheet(rows: Mapping[str, Tensor]) -> "matplotlib.figure.Figure":
     """Draw rows of digits, each with its name; `rows` holds images `(columns, 1, 8, 8)`."""
-    sheet = torch.cat([_side_by_side(images) for images in rows.values()])
-    columns = len(next(iter(rows.values())))
-    figure, (ax,) = panels(width=6.0, height=0.2 + 5.2 * len(rows) / columns)
-    _ink(sheet, ax)
+    # Each row becomes one image, with a white pixel around every digit.
+    sheet = torch.cat([torch.cat(list(F.pad(images[:, 0], (1, 1, 1, 1))), dim=1) for images in rows.values()])
+    figure, (ax,) = panels(width=5.2, height=0.2 + 4.5 * sheet.shape[0] / sheet.shape[1])
+    _draw_ink(sheet, ax)
     pitch = len(sheet) / len(rows)
-    ax.set_yticks([(number + 0.5) * pitch - 0.5 for number in range(len(rows))], list(rows))
+    ax.set_xticks([])
+    ax.set_yticks([(number + 0.5) * pitch for number in range(len(rows))], list(rows))
     ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
     return figure
 
 
@@ -35,47 +37,40 @@ def votes_sheet(
     images: Tensor, votes: Tensor, names: Sequence[str], *, columns: int = 5
 ) -> "matplotlib.figure.Figure":
     """Draw digits, each with what it is and what the members say it is; `votes` is `(members, images)`."""
-    rows = -(-len(images) // columns)
-    room = 5.0  # for two lines of text under each digit, in pixels of the digits
-    pitch = images.shape[-1] + 3.0
-    figure, (ax,) = panels(width=4.8, height=0.1 + 4.7 * rows * (images.shape[-1] + room) / (columns * pitch))
+    side = images.shape[-1]
+    # In pixels of the digits; two lines of text stand under each.
+    across, down = side + 3, side + 6
+    rows = ceil(len(images) / columns)
+    figure, (ax,) = panels(height=0.1 + 4.7 * rows * down / (columns * across))
     for place, image in enumerate(images):
-        left, top = place % columns * pitch, place // columns * (image.shape[-1] + room)
-        right, bottom = left + image.shape[-1], top + image.shape[-1]
-        ax.imshow(
-            image[0],
-            cmap="gray_r",
-            vmin=0,
-            vmax=1,
-            extent=(left, right, bottom, top),
-            interpolation="nearest",
-        )
-        middle = (left + right) / 2
-        ax.text(middle, bottom + 0.6, vote_text(votes[:, place]), ha="center", va="top", fontsize=9)
-        ax.text(middle, bottom + 2.6, names[place], ha="center", va="top", fontsize=8, color=NOTE_COLOUR)
-    ax.set(xlim=(-1.5, columns * pitch - 1.5), ylim=(rows * (images.shape[-1] + room), -0.5), aspect="equal")
+        left, top = place % columns * across, place // columns * down
+        _draw_ink(image[0], ax, left, top)
+        middle, bottom = left + side / 2, top + side
+        ax.text(middle, bottom + 0.6, vote_text(votes[:, place]), ha="center", va="top", fontsize=11)
+        ax.text(middle, bottom + 3.0, names[place], ha="center", va="top", fontsize=9, color=NOTE_COLOUR)
+    ax.set(xlim=(-1.5, columns * across - 1.5), ylim=(rows * down, -0.5))
     ax.set_axis_off()
     return figure
 
 
 def vote_text(votes: Tensor) -> str:
-    """Return the members' votes in order, or counted if they are many.
+    """Return the members' votes in order, or, if they are many, the two digits with most votes.
 
     Example:
         >>> vote_text(torch.tensor([3, 3, 5])), vote_text(torch.tensor([3, 3, 5, 3, 3, 3, 3]))
-        ('3 3 5', '3×6 5×1')
+        ('3 3 5', '6× 3, 1× 5')
     """
     ballots = votes.tolist()
     if len(ballots) <= _VOTES_ONE_BY_ONE:
         return " ".join(map(str, ballots))
-    return " ".join(f"{digit}×{number}" for digit, number in Counter(ballots).most_common(3))
+    return ", ".join(f"{number}× {digit}" for digit, number in Counter(ballots).most_common(2))
 
 
 def uncertainty_bars(
     data: Sequence[float], knowledge: Sequence[float], names: Sequence[str]
 ) -> "matplotlib.figure.Figure":
     """Draw data and knowledge uncertainty of each set end to end; together they are the total."""
-    figure, (ax,) = panels(width=6.0, height=0.9 + 0.42 * len(names))
+    figure, (ax,) = panels(height=0.9 + 0.42 * len(names))
     for values, starts, label, colour in (
         (data, [0.0] * len(data), "data", COLOURS[0]),
         (knowledge, data, "knowledge", COLOURS[1]),
@@ -99,7 +94,7 @@ def member_dots(members: Sequence[float], ensemble: float) -> "matplotlib.figure
     figure, (ax,) = panels(height=2.8)
     ax.plot(range(len(members)), members, "o", color=COLOURS[0])
     ax.axhline(ensemble, color=COLOURS[1], linewidth=1.6)
-    ax.annotate("ensemble", (-0.4, ensemble), (0, 4), textcoords="offset points", color=COLOURS[1])
+    ax.text(1.02, ensemble, "ensemble", color=COLOURS[1], va="center", transform=ax.get_yaxis_transform())
     ax.set_xticks(range(len(members)))
     ax.margins(y=0.25)
     ax.set(xlabel="member", ylabel="accuracy", xlim=(-0.5, len(members) - 0.5))
@@ -117,20 +112,23 @@ def uncertainty_histograms(scores: Mapping[str, Tensor], name: str) -> "matplotl
     edges[-1] = highest
     figure, (ax,) = panels()
     for (label, values), colour in zip(scores.items(), COLOURS, strict=False):
-        shares, _ = torch.histogram(values.double().clamp(lowest, highest), edges)
-        ax.stairs(shares / len(values), edges, color=colour, fill=True, alpha=0.2)
-        ax.stairs(shares / len(values), edges, color=colour, linewidth=1.4, label=label)
+        counts, _ = torch.histogram(values.double().clamp(lowest, highest), edges)
+        shares = (counts / len(values)).numpy()
+        ax.stairs(shares, edges.numpy(), color=colour, fill=True, alpha=0.2)
+        ax.stairs(shares, edges.numpy(), color=colour, linewidth=1.4, label=label)
     ax.set(xscale="log", xlabel=f"{name} (nats)", ylabel="share of digits")
     ax.legend(frameon=False, fontsize="small")
     return figure
 
 
-def _side_by_side(images: Tensor) -> Tensor:
-    """Join images `(columns, 1, height, width)` into one, with a white pixel around each."""
-    return torch.cat(list(F.pad(images[:, 0], (1, 1, 1, 1))), dim=1)
-
-
-def _ink(values: Tensor, ax: "matplotlib.axes.Axes") -> None:
-    ax.imshow(values, cmap="gray_r", vmin=0, vmax=1, interpolation="nearest")
-    ax.set_xticks([])
-    ax.spines[:].set_visible(False)
+def _draw_ink(values: Tensor, ax: "matplotlib.axes.Axes", left: int = 0, top: int = 0) -> None:
+    """Draw an image, dark on white, with its upper left corner at a place."""
+    height, width = values.shape
+    ax.imshow(
+        values.numpy(),
+        cmap="gray_r",
+        vmin=0,
+        vmax=1,
+        extent=(left, left + width, top + height, top),
+        interpolation="nearest",
+    )

@@ -114,7 +114,7 @@ def _predictions(answers: Answers, quality: Numbers) -> Section:
 
 
 def _training(answers: Answers) -> Section:
-    figure, (ax,) = plots.panels(width=6.4, height=3.4)
+    figure, (ax,) = plots.panels(height=3.4)
     columns = {"loss": "training", "validation_loss": "test, members", "ensemble_loss": "test, ensemble"}
     for (column, name), colour in zip(columns.items(), plots.COLOURS, strict=False):
         plots.training_curves(answers.run.history, ax, column=column, colour=colour)
@@ -174,10 +174,9 @@ def _uncertainty(uncertainty: Numbers) -> Section:
     return Section(
         "How uncertain it is, and why",
         Text(
-            "Total uncertainty is the entropy of the averaged prediction. Its data part is what members doubt "
-            "each by itself, its knowledge part what they disagree about. Both should be small on known digits "
-            "and larger on unknown ones, the more so the lower the accuracy. New digits have no accuracy: the "
-            "ensemble has no right answer to give."
+            "Total uncertainty is the entropy of the averaged prediction: a data part, what members doubt each by "
+            "itself, and a knowledge part, what they disagree about. Both should be small on known digits and "
+            "larger on unknown ones, for which there is no right answer (new) or which are harder (corrupted)."
         ),
         uncertainty_table(uncertainty),
         Picture(
@@ -243,9 +242,10 @@ def _gallery(answers: Answers) -> Section:
     is_known = torch.cat([part.y < KNOWN for part in sets.values()])
     disagreement = scores.mutual_information(logits)
     doubt = scores.total_entropy(logits).masked_fill(is_known, float("inf"))
+    alike = disagreement.argsort(stable=True)
     galleries = {
         "Most disputed: members read them differently.": disagreement.argsort(descending=True, stable=True),
-        "Least disputed: members read them alike.": disagreement.argsort(stable=True),
+        "Least disputed, two of a kind: members read them alike.": _two_of_a_kind(alike, logits),
         "New and least doubted: members are sure, and no answer is right.": doubt.argsort(stable=True),
     }
     return Section(
@@ -263,6 +263,13 @@ def _gallery(answers: Answers) -> Section:
             for best in [order[:_GALLERY]]
         ),
     )
+
+
+def _two_of_a_kind(order: Tensor, logits: Tensor) -> Tensor:
+    """Return the first two inputs of each predicted class, in their order."""
+    predicted = logits.softmax(-1).mean(0).argmax(-1)[order]
+    places = torch.cat([torch.nonzero(predicted == digit)[:2, 0] for digit in range(KNOWN)])
+    return order[places.sort().values]
 
 
 def _votes(caption: str, images: Tensor, votes: Tensor, names: Sequence[str]) -> Picture:

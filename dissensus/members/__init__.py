@@ -2,5 +2,6 @@
 
 from dissensus.members.deep_ensemble import DeepEnsemble
 from dissensus.members.members import Members, View
+from dissensus.members.single import SingleMember
 
-__all__ = ["DeepEnsemble", "Members", "View"]
+__all__ = ["DeepEnsemble", "Members", "SingleMember", "View"]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from dissensus.members.dropout import dropout_keys, key_dropout, plain_dropout
-from dissensus.members.members import Keys, Members, keys_of
+from dissensus.members.members import Keys, Members, keys_of, plain_attributes
 from dissensus.members.probe import PROBE_MEMBERS, PROBE_ROWS, random_operations, why_not_vectorised
 from dissensus.members.stacking import Shell, can_stack, stack, tensors_of, why_not_one_program
 from dissensus.randomness import derive, seeded
@@ -95,6 +95,17 @@ class DeepEnsemble(Members):
         """Why members run in a loop, as found for the newest kind of batch; None if they do not."""
         decision = next(reversed(self._decisions.values()), None)
         return None if decision is None else decision.why_loop
+
+    def python_state(self) -> list[tuple[str, object]]:
+        """Return the plain attributes of the modules that really run."""
+        return super().python_state() + [
+            pair for shell in self._shells for pair in plain_attributes(shell.net)
+        ]
+
+    def shell(self, index: int) -> Shell:
+        """Return a copy of one member's module without tensors."""
+        self._shells[index].release()
+        return copy.deepcopy(self._shells[index])
 
     def train(self, mode: bool = True) -> "DeepEnsemble":
         """Set training or evaluation mode for every member."""

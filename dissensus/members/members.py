@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from dissensus.members.dropout import KeyedDropout
 from dissensus.randomness import derive, fold
 
 Keys = Callable[[], Tensor]
@@ -78,6 +79,10 @@ class Members(nn.Module, ABC):
             keys=lambda: fold(self.member_keys, number),
         )
 
+    def python_state(self) -> list[tuple[str, object]]:
+        """Return the plain values (numbers, words) that modules keep as attributes, to see whether a pass changes them."""
+        return plain_attributes(self)
+
     def keep_members(self, rows: Sequence[int]) -> None:
         """Go on with these members only, in place; for kinds whose members own their parameters."""
         raise ValueError(f"{type(self).__name__} members share their parameters, so none can be left out.")
@@ -131,6 +136,17 @@ class Members(nn.Module, ABC):
         return index % self.num_members
 
 
+def plain_attributes(module: nn.Module) -> list[tuple[str, object]]:
+    """Return numbers and words that modules keep, except those that belong to our own bookkeeping."""
+    return [
+        (key, value)
+        for part in module.modules()
+        if not isinstance(part, Members | KeyedDropout)
+        for key, value in part.__dict__.items()
+        if isinstance(value, int | float | str) and key != "training"
+    ]
+
+
 def keys_of(seed: int, member_ids: Sequence[int]) -> Tensor:
     """Return the base key of each member's noise, `(members,)`: a hash of (seed, member) and nothing else."""
     return torch.tensor([derive(seed, "member", index) for index in member_ids], dtype=torch.int64)
@@ -147,14 +163,12 @@ class View:
         *,
         keys: Keys,
         rows: Tensor | None = None,
-        run: Callable[..., Tensor] | None = None,
     ) -> None:
         self.members = members
         self.parameters, self.buffers = parameters, buffers
         self.rows = rows
         self._make_keys = keys
         self._keys: Tensor | None = None
-        self._run = members.run if run is None else run
         self._pass = 0
         self._traceless = False
 
@@ -194,7 +208,7 @@ class View:
         else:
             self._pass += 1
         number = self._pass
-        outputs: Any = self._run(
+        outputs: Any = self.members.run(
             {**self.parameters, **buffers}, x, own=own, rows=self.rows, keys=lambda: fold(self.keys(), number)
         )
         if not isinstance(outputs, Tensor):
@@ -234,6 +248,27 @@ class View:
             (gradient,) = torch.autograd.grad(value.sum(), x, retain_graph=True)
         return value, gradient.detach()
 
+    def parameter_norms(self) -> Tensor:
+        """Return the norm of each member's trainable parameters, `(members,)`."""
+        squares = {name: p.square() for name, p in self.parameters.items() if p.requires_grad}
+        if self.members.stacked:
+            return torch.stack([square.flatten(1).sum(1) for square in squares.values()]).sum(0).sqrt()
+        groups = (
+            [list(squares)]
+            if self.num_members == 1
+            else [names for _, names in self.members.parameter_rows()]
+        )
+        if len(groups) != self.num_members:
+            raise ValueError(
+                "The norm of each member's parameters is asked for, and these members share theirs."
+            )
+        return torch.stack(
+            [
+                torch.stack([squares[name].sum() for name in names if name in squares]).sum()
+                for names in groups
+            ]
+        ).sqrt()
+
     def expand(self, x: Tensor) -> Tensor:
         """Give every member the same inputs as its own: `(batch, ...)` to `(members, batch, ...)`."""
         return x.expand(self.num_members, *x.shape)
@@ -250,7 +285,6 @@ class _PickedView(View):
             members.rows_of(whole.buffers, rows),
             keys=lambda: whole.keys()[rows],
             rows=rows if whole.rows is None else whole.rows[rows],
-            run=whole._run,
         )
         self.whole, self.local_rows = whole, rows
 

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from dissensus.members import View
@@ -93,8 +92,5 @@ class NormPenalty(Objective):
     def __call__(self, members: View, x: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Return the inner loss plus the weighted norms."""
         loss, parts = self.inner(members, x, y, step)
-        squares = [
-            p.float().square().flatten(1).sum(1) for p in members.parameters.values() if p.requires_grad
-        ]
-        norms = torch.stack(squares).sum(0).sqrt()
+        norms = members.parameter_norms()
         return loss + self.weight * norms.sum(), {**parts, "norm": norms.detach()}

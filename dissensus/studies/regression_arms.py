@@ -1,4 +1,4 @@
-"""The practical's regression in four arms, on its own data and on many fresh samples of the same law, measured."""
+"""The practical's regression in four arms, on its own data and on many samples of the same law, measured."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,10 +25,12 @@ EPSILON = 0.08
 NUM_POINTS = 40
 PRACTICAL_MEMBERS = 6
 COUNTS = (1, 2, 4, 6, 10, 20)
+# A multiple of every count: ensembles of each size are made of the same nets.
+NETS = 60
 COVERED = 0.9
 
 # Inside lie the data; near is just beside them; outside is where only a guess is left.
-INSIDE, NEAR, OUTSIDE = (0.0, 4.0), (4.0, 4.5), (5.0, 6.0)
+REGIONS = {"inside": (0.0, 4.0), "near": (4.0, 4.5), "outside": (5.0, 6.0)}
 
 Measures: TypeAlias = dict[str, Summary]
 
@@ -101,25 +103,21 @@ class Repeats:
     def outputs(self, x: Tensor, num_members: int) -> Tensor:
         """Return outputs in ensembles of a size: `(members, repeats, ensembles, points, 2)`.
 
-        The nets of one sample make as many separate ensembles as they can; every size is measured on all of them.
+        The nets of one sample are split into separate ensembles of that size.
 
         Args:
             x: `(points, 1)` for all, or `(repeats, ensembles, points, 1)` for each ensemble its own.
             num_members: Size of an ensemble.
         """
-        place = torch.arange(self.num_members) // num_members
         if x.ndim == 2:
             every = self.ensemble(x)
         else:
-            own = x[:, place.clamp(max=x.shape[1] - 1)].flatten(0, 1)
-            every = self.ensemble.each(own)
-        used = self.num_members // num_members * num_members
-        split = every.unflatten(0, (len(self.x), self.num_members))[:, :used]
-        return split.unflatten(1, (-1, num_members)).movedim(2, 0).double()
+            every = self.ensemble.each(x.repeat_interleave(num_members, 1).flatten(0, 1))
+        return every.unflatten(0, (len(self.x), -1, num_members)).movedim(2, 0).double()
 
 
 def train_repeats(
-    arm: Arm, num_repeats: int, num_members: int = max(COUNTS), seed: int = 0, steps: int = STEPS
+    arm: Arm, num_repeats: int, num_members: int = NETS, seed: int = 0, steps: int = STEPS
 ) -> Repeats:
     """Train nets on fresh samples; samples, scales and initial draws are those of the other arms."""
     samples = [toy.cubic(NUM_POINTS, seed=_numpy_seed(seed, "sample", r)) for r in range(num_repeats)]
@@ -156,8 +154,10 @@ def measure(trained: Repeats, num_members: int, test: tuple[Tensor, Tensor]) -> 
         test: Fresh inputs and targets of the same law, `(points, 1)` each.
 
     Returns:
-        `nll`, `nll_train` and `nll_attacked` of the exact mixture in nats, `rmse`, `coverage` of its central 90 % interval,
-        and mean standard deviations of the mixture (`sd_…`) and of the members' means (`knowledge_…`) by region.
+        `nll`, `nll_train` and `nll_attacked` of the exact mixture in nats; `rmse` of its mean; `wild`, the share
+        of ensembles with a larger error than the constant 0; by region, the coverage of its central 90 % interval
+        (`coverage_…`), mean standard deviations of the mixture (`sd_…`) and of the members' means
+        (`knowledge_…`); `overfit`, NLL minus that on the training data; `ratio`, sd outside over sd inside.
     """
     x, y = test
     arm = trained.arm
@@ -167,23 +167,29 @@ def measure(trained: Repeats, num_members: int, test: tuple[Tensor, Tensor]) -> 
         own_x = trained.x[:, None].expand(-1, ensembles, -1, -1)
         on_train = trained.outputs(own_x, num_members)
         attacked = trained.outputs(attack(trained, num_members, test), num_members)
-        mean, _ = _moments(outputs, arm.family)
+        errors = (_moments(outputs, arm.family)[0] - y[:, 0]).square().mean(-1, keepdim=True).sqrt()
         found = {
             "nll": arm.likelihood.mixture(outputs, y),
             "nll_train": arm.likelihood.mixture(on_train, trained.y[:, None]),
             "nll_attacked": arm.likelihood.mixture(attacked, y),
-            "rmse": (mean - y[:, 0]).square().mean(-1, keepdim=True).sqrt(),
-            "coverage": _covered(outputs, y, arm.family).double(),
+            "rmse": errors,
+            "wild": (errors > y.square().mean().sqrt()).double(),
         }
-        for name, (low, high) in (("inside", INSIDE), ("near", NEAR), ("outside", OUTSIDE)):
-            there = trained.outputs(region(low, high), num_members)
+        for name in REGIONS:
+            x, y = region(name)
+            there = trained.outputs(x, num_members)
+            found[f"coverage_{name}"] = _covered(there, y, arm.family).double()
             found[f"sd_{name}"] = _moments(there, arm.family)[1]
             found[f"knowledge_{name}"] = mean_and_scale(there)[0][..., 0].std(0, correction=0)
+        found["overfit"] = found["nll"].mean(-1, keepdim=True) - found["nll_train"].mean(-1, keepdim=True)
+        found["ratio"] = found["sd_outside"].mean(-1, keepdim=True) / found["sd_inside"].mean(
+            -1, keepdim=True
+        )
     return {name: Summary(tuple(values.mean((1, 2)).tolist())) for name, values in found.items()}
 
 
 def attack(trained: Repeats, num_members: int, test: tuple[Tensor, Tensor]) -> Tensor:
-    """Move each test input by at most `EPSILON` up the loss of each ensemble: `(repeats, ensembles, points, 1)`."""
+    """Move test inputs by `EPSILON` up the loss of each ensemble: `(repeats, ensembles, points, 1)`."""
     x, y = test
     shape = (len(trained.x), trained.num_members // num_members, *x.shape)
     own = x.expand(shape).clone().requires_grad_()
@@ -199,14 +205,16 @@ def test_sample(num_points: int, seed: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(x).float(), torch.from_numpy(y).float()[:, None]
 
 
-def region(low: float, high: float, points: int = 61) -> Tensor:
-    """Return inputs whose distance from 0 goes from `low` to `high`, on both sides, `(2 * points, 1)`."""
-    right = torch.linspace(low, high, points)
-    return torch.cat([-right, right])[:, None]
+def region(name: str, points: int = 200) -> tuple[Tensor, Tensor]:
+    """Return evenly spaced inputs of a region, on both sides, and targets of the practical's law there."""
+    right = torch.linspace(*REGIONS[name], points)
+    x = torch.cat([-right, right])[:, None]
+    noise = np.random.RandomState(_numpy_seed(name)).normal(0, 3, (2 * points, 1))
+    return x, x**3 + torch.from_numpy(noise).float()
 
 
 def band(run: Run, family: Family, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the members' means and scales, `(members, points)`, and mean and sd of their mixture, `(points,)`."""
+    """Return members' means and scales, `(members, points)`, and their mixture's mean and sd, `(points,)`."""
     mean, scale = (part[..., 0] for part in mean_and_scale(predict(run.members, x)))
     return mean, scale, *mixture(mean, scale, family)
 
@@ -225,7 +233,7 @@ def _moments(outputs: Tensor, family: Family) -> tuple[Tensor, Tensor]:
 
 
 def _covered(outputs: Tensor, y: Tensor, family: Family) -> Tensor:
-    """Return whether each target lies in the mixture's central interval: where its distribution function says."""
+    """Return whether each target lies in the mixture's central interval, by its distribution function."""
     mean, scale = mean_and_scale(outputs)
     z = ((y - mean) / scale)[..., 0]
     if family == "gaussian":

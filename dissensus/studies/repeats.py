@@ -83,10 +83,10 @@ class Comparison:
         return "lower" if 2 * self.lower > self.repeats else "higher"
 
     def __str__(self) -> str:
-        return (
-            f"{self.verdict}: lower in {self.lower} of {self.repeats} repeats, "
-            f"median difference {_digits(self.difference)}, p = {self.p:.2g}"
-        )
+        count = self.repeats - self.lower if self.verdict == "higher" else self.lower
+        word = "lower " if self.verdict == "unresolved" else ""
+        where = f"{word}in {count} of {self.repeats} repeats"
+        return f"{self.verdict} ({where}, median difference {_digits(self.difference)}, p = {self.p:.1g})"
 
 
 def _digits(value: float) -> str:

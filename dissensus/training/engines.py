@@ -1,35 +1,46 @@
-"""Engines: how a training step is executed. They change speed only, never the numbers.
+"""Engines: how training steps are executed. They change speed only, never the numbers.
 
-`eager` runs the step as Python. `traced` records its tensor operations once and replays them, free of Python's, autograd's
-and vmap's overhead. `compiled` hands the record to torch.compile.
+`eager` runs a step as Python. `captured` records its tensor operations once and replays them, free of Python's, autograd's
+and vmap's overhead; on a GPU as one CUDA graph. `compiled` also compiles what was recorded.
 """
 
 import logging
 import time
-from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from dissensus.training.recording import (
+    Program,
+    clone,
+    compile_program,
+    record,
+    row_of,
+    single_member_step,
+    why_not_by_member,
+)
 from dissensus.training.step import State, TrainStep
 
 log = logging.getLogger("dissensus")
 
-EngineName = Literal["auto", "eager", "traced", "compiled"]
-ENGINES = ("auto", "eager", "traced", "compiled")
+EngineName = Literal["auto", "eager", "captured", "compiled"]
+ENGINES = ("auto", "eager", "captured", "compiled")
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """Takes steps."""
 
     name: str
 
+    @abstractmethod
     def step(self, state: State, size: int) -> None:
         """Take one step on a batch of `size` examples, changing the state in place."""
 
 
-class Eager:
+class Eager(Engine):
     """The step as it is written."""
 
     name = "eager"
@@ -42,83 +53,108 @@ class Eager:
         self.train_step(state, size)
 
 
-class Traced:
-    """Records the operations of a step once for each batch shape and replays them."""
+class Recorded(Engine):
+    """Records the operations of a step once for each batch shape and replays them, compiled or not."""
 
-    name = "traced"
+    def __init__(self, train_step: TrainStep, compiled: bool) -> None:
+        self.train_step, self.compiled = train_step, compiled
+        self.name = "compiled" if compiled else "captured"
+        self.programs: dict[tuple[Any, ...], _Replay] = {}
 
-    def __init__(self, train_step: TrainStep) -> None:
-        self.train_step = train_step
-        self.programs: dict[tuple[Any, ...], tuple[list[str], Callable[..., Any]]] = {}
-
-    def step(self, state: State, size: int) -> None:
-        """Take one step; the first of its shape is recorded."""
+    def prepare(self, state: State, size: int) -> "_Replay":
+        """Return the program for batches of this shape, recorded when first asked for."""
         shape = (size, *(state[name].shape for name in ("batch.x", "batch.y") if name in state))
         if shape not in self.programs:
-            names = sorted(state)
-            self.programs[shape] = names, self.build(state, names, size)
-        names, program = self.programs[shape]
-        program(*(state[name] for name in names))
+            kind = _GraphReplay if state["index"].is_cuda else _Replay
+            self.programs[shape] = kind(self.train_step, state, size, self.compiled)
+        return self.programs[shape]
 
-    def build(self, state: State, names: list[str], size: int) -> Callable[..., Any]:
-        """Return a callable that takes one step on the named tensors."""
-        return record(self.train_step, state, names, size)
-
-
-class Compiled(Traced):
-    """The recorded step, compiled."""
-
-    name = "compiled"
-
-    def build(self, state: State, names: list[str], size: int) -> Callable[..., Any]:
-        """Record, then compile."""
-        program = torch.compile(record(self.train_step, state, names, size), dynamic=False)
-        scratch = clone(state)
-        with torch.no_grad():
-            program(*(scratch[name] for name in names))
-
-        def run(*tensors: Tensor) -> None:
-            with torch.no_grad():
-                program(*tensors)
-
-        return run
+    def step(self, state: State, size: int) -> None:
+        """Take one step."""
+        self.prepare(state, size).run(state)
 
 
-def record(train_step: TrainStep, state: State, names: list[str], size: int) -> torch.fx.GraphModule:
-    """Return the step's tensor operations, with every tensor of the state as an input that is changed in place."""
-    from torch.fx.experimental.proxy_tensor import make_fx
+class _Replay:
+    """The recorded step as a Python function of the state's tensors."""
 
-    def step(*tensors: Tensor) -> tuple[()]:
-        train_step(dict(zip(names, tensors, strict=True)), size)
-        return ()
+    def __init__(self, train_step: TrainStep, state: State, size: int, compiled: bool) -> None:
+        self.names = sorted(state)
+        recorded = record(train_step, state, self.names, size)
+        self.program: Program = recorded
+        if compiled:
+            self.program = compile_program(recorded)
+            scratch = clone(state)
+            self.program(*(scratch[name] for name in self.names))
 
-    scratch = clone(state)
-    program = make_fx(step)(*(scratch[name] for name in names))
-    _simplify(program.graph)
-    program.recompile()
-    return program
-
-
-def _simplify(graph: torch.fx.Graph) -> None:
-    """Remove operations that do nothing when replayed: detaching, and views that keep the shape."""
-    aten = torch.ops.aten
-    views = (aten.view.default, aten.expand.default, aten._unsafe_view.default)
-    for node in list(graph.nodes):
-        if node.target is not aten.detach.default and node.target not in views:
-            continue
-        source = node.args[0]
-        if node.target is aten.detach.default or source.meta["val"].shape == node.meta["val"].shape:
-            node.replace_all_uses_with(source)
-            graph.erase_node(node)
-    graph.eliminate_dead_code()
+    def run(self, state: State) -> None:
+        self.program(*(state[name] for name in self.names))
 
 
-def clone(state: State) -> State:
-    """Return a copy of everything that a step changes; data is shared."""
-    return {
-        name: tensor if name.startswith(("data.", "stream.", "frozen.", "batch.")) else tensor.clone()
-        for name, tensor in state.items()
-    }
+class _GraphReplay(_Replay):
+    """The recorded step as one CUDA graph on fixed memory.
+
+    Members that are large and do not depend on each other run as one program each, on streams of their own: vmap would
+    turn their convolutions into grouped ones, which are slower. Small ones run as one batched program.
+    """
+
+    def __init__(self, train_step: TrainStep, state: State, size: int, compiled: bool) -> None:
+        self.static = dict(state)
+        for name in ("batch.x", "batch.y"):
+            if name in state:
+                self.static[name] = state[name].clone()
+        self.by_member = has_convolutions(train_step) and why_not_by_member(train_step, state) is None
+        rows = [row_of(self.static, i, train_step.feed) for i in range(train_step.members.num_members)]
+        tensors = rows if self.by_member else [self.static]
+        source = single_member_step(train_step) if self.by_member else train_step
+        self.names = sorted(state)
+        recorded = record(source, tensors[0], self.names, size, advance=False)
+        program: Program = compile_program(recorded) if compiled else recorded
+        self.graph = torch.cuda.CUDAGraph()
+        streams = [torch.cuda.Stream() for _ in tensors]
+        # cuDNN may try its algorithms here, once for each convolution, unless the user wants determinism.
+        benchmark = torch.backends.cudnn.benchmark or not torch.are_deterministic_algorithms_enabled()
+        with torch.backends.cudnn.flags(enabled=True, benchmark=benchmark):
+            self._warm_up(program, tensors[0])
+            with torch.cuda.graph(self.graph):
+                _fan_out(program, [[each[name] for name in self.names] for each in tensors], streams)
+                self.static["index"].add_(1)
+                self.static["position"].add_(1)
+
+    def _warm_up(self, program: Program, tensors: State) -> None:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                scratch = clone(tensors)
+                program(*(scratch[name] for name in self.names))
+        torch.cuda.current_stream().wait_stream(stream)
+
+    def run(self, state: State) -> None:
+        for name in ("batch.x", "batch.y"):
+            if name in state:
+                self.static[name].copy_(state[name], non_blocking=True)
+        self.graph.replay()
+
+
+def _fan_out(
+    program: Program, arguments: Sequence[Sequence[Tensor]], streams: Sequence[torch.cuda.Stream]
+) -> None:
+    """Run the program on each list of tensors, side by side."""
+    if len(arguments) == 1:
+        program(*arguments[0])
+        return
+    main = torch.cuda.current_stream()
+    for tensors, stream in zip(arguments, streams, strict=True):
+        stream.wait_stream(main)
+        with torch.cuda.stream(stream):
+            program(*tensors)
+    for stream in streams:
+        main.wait_stream(stream)
+
+
+def has_convolutions(train_step: TrainStep) -> bool:
+    """Whether the members' work is in convolutions."""
+    return any(isinstance(module, torch.nn.modules.conv._ConvNd) for module in train_step.members.modules())
 
 
 def warm_up(train_step: TrainStep, state: State, size: int) -> None:
@@ -130,7 +166,16 @@ def warm_up(train_step: TrainStep, state: State, size: int) -> None:
             state[name] = torch.zeros_like(tensor)
 
 
-TRACE_SECONDS = 0.3
+def why_not_recorded(train_step: TrainStep, state: State, size: int) -> str | None:
+    """Take one eager step on a copy and say why a recording of it would not stay true; None if it would."""
+    before = train_step.members.python_state()
+    train_step(clone(state), size)
+    if train_step.members.python_state() != before:
+        return "its modules change Python attributes from step to step"
+    return None
+
+
+RECORD_SECONDS = 0.3
 
 
 def choose_engine(name: str, train_step: TrainStep, state: State, size: int, steps: int) -> Engine:
@@ -146,22 +191,35 @@ def choose_engine(name: str, train_step: TrainStep, state: State, size: int, ste
     warm_up(train_step, state, size)
     if name == "eager":
         return Eager(train_step)
-    if name == "compiled":
-        return Compiled(train_step)
     if name == "auto":
-        scratch = clone(state)
-        start = time.perf_counter()
-        train_step(scratch, size)
-        seconds = time.perf_counter() - start
-        # Steps that take long spend their time in arithmetic, which recording does not shorten.
-        if seconds > 0.05 or seconds * steps < 2 * TRACE_SECONDS:
+        seconds = _time_step(train_step, state, size)
+        # Steps that take long on a CPU spend their time in arithmetic, which recording does not shorten.
+        slow = seconds > 0.05 and not state["index"].is_cuda
+        if slow or seconds * steps < 2 * RECORD_SECONDS:
             return Eager(train_step)
-    traced = Traced(train_step)
-    try:
-        traced.step(clone(state), size)
-    except Exception as problem:
-        if name != "auto":
-            raise ValueError(f"The step cannot be recorded ({problem}). Use engine='eager'.") from problem
-        log.info("training runs eagerly: the step cannot be recorded (%s)", str(problem).splitlines()[0])
-        return Eager(train_step)
-    return traced
+    engine = Recorded(train_step, compiled=name == "compiled")
+    problem = why_not_recorded(train_step, state, size)
+    if problem is None:
+        try:
+            engine.prepare(state, size)
+            return engine
+        except Exception as failure:  # whatever a user's module does that cannot be recorded
+            problem = (str(failure).splitlines() or [type(failure).__name__])[0]
+    if name != "auto":
+        raise ValueError(f"The step cannot be recorded: {problem}. Use engine='eager'.")
+    log.info("training runs eagerly: the step cannot be recorded (%s)", problem)
+    return Eager(train_step)
+
+
+def _time_step(train_step: TrainStep, state: State, size: int) -> float:
+    scratch = clone(state)
+    _synchronize(state)
+    start = time.perf_counter()
+    train_step(scratch, size)
+    _synchronize(state)
+    return time.perf_counter() - start
+
+
+def _synchronize(state: State) -> None:
+    if state["index"].is_cuda:
+        torch.cuda.synchronize()

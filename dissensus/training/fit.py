@@ -95,7 +95,7 @@ def fit(
         seed: Decides everything: weights' noise, data order, augmentation. Member j depends on (seed, j) only, where the
             objective does not couple members.
         device: `"auto"` takes a GPU if there is one.
-        engine: `"auto"`, `"eager"`, `"traced"` or `"compiled"`; speed only.
+        engine: `"auto"`, `"eager"`, `"captured"` or `"compiled"`; speed only.
         checkpoint_dir: Folder for checkpoints and `history.csv`.
         checkpoint_every: Epochs between checkpoints.
         resume: Go on from the folder's last checkpoint, if it has one; ends in exactly the weights of an uninterrupted run.

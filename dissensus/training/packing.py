@@ -14,6 +14,8 @@ from dissensus.members import Members
 class Block:
     """Parameters of one dtype that share their rows: `flat` is `(rows, columns)`, each parameter a range of columns.
 
+    Weights of 2-D convolutions lie in channels-last order, in which GPUs convolve fastest; it is an order of memory only.
+
     Attributes:
         names: Registered names of the parameters, in column order.
         shapes: Shape of each one's row.
@@ -39,14 +41,23 @@ class Block:
         parts = torch.split(flat, self.sizes, dim=1)
         lead = (len(flat),) if self.stacked else ()
         return {
-            name: part.reshape(*lead, *shape)
+            name: _shaped(part, lead, shape)
             for name, shape, part in zip(self.names, self.shapes, parts, strict=True)
         }
 
-    def pack(self, tensors: dict[str, Tensor]) -> Tensor:
-        """Return values for these parameters as one flat array."""
-        rows = len(self.flat)
-        return torch.cat([tensors[name].detach().reshape(rows, -1) for name in self.names], dim=1)
+
+def _shaped(part: Tensor, lead: tuple[int, ...], shape: torch.Size) -> Tensor:
+    """Return one parameter's columns in its own shape."""
+    if len(shape) != 4:
+        return part.reshape(*lead, *shape)
+    out, channels, height, width = shape
+    return part.reshape(*lead, out, height, width, channels).movedim(-1, -3)
+
+
+def _columns_of(parameter: Tensor, rows: int, shape: torch.Size) -> Tensor:
+    """Return a parameter as `(rows, columns)`, in the order in which `_shaped` reads it."""
+    values = parameter.detach()
+    return (values.movedim(-3, -1) if len(shape) == 4 else values).reshape(rows, -1)
 
 
 def pack(members: Members) -> list[Block]:
@@ -60,8 +71,9 @@ def pack(members: Members) -> list[Block]:
         for dtype in dict.fromkeys(p.dtype for p in trainable.values()):
             chosen = {name: p for name, p in trainable.items() if p.dtype == dtype}
             count = len(rows) if stacked and rows is not None else 1
-            flat = torch.cat([p.detach().reshape(count, -1) for p in chosen.values()], dim=1).contiguous()
             shapes = tuple(p.shape[1:] if stacked else p.shape for p in chosen.values())
+            columns = [_columns_of(p, count, shape) for p, shape in zip(chosen.values(), shapes, strict=True)]
+            flat = torch.cat(columns, dim=1).contiguous()
             block = Block(tuple(chosen), shapes, stacked, None if rows is None else tuple(rows), flat)
             blocks.append(block)
             attach(members, block)

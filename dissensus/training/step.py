@@ -60,15 +60,16 @@ class TrainStep:
         state["shared_key"] = torch.tensor(derive(self.seed, "shared noise"), device=device)
         return state
 
-    def __call__(self, state: State, size: int, run: Any = None) -> None:
-        """Take one step on a batch of `size` examples; `run` replaces the members' own way of running."""
+    def __call__(self, state: State, size: int, *, advance: bool = True) -> None:
+        """Take one step on a batch of `size` examples; without `advance` the step's number stays as it is."""
         step = self._step(state, size)
         x, y = self.feed.batch(state, size)
         if self.augment is not None:
             x, y = self.augment(x, y, step.noise(shared=not self.feed.own))
+        x = _channels_last(x, x.ndim - self.feed.own)
         rows = self.objective.pick(step, self.members.num_members)
         leaves = [_leaf(state[f"flat.{index}"], block, rows) for index, block in enumerate(self.blocks)]
-        view = self._view(state, leaves, rows, step, run)
+        view = self._view(state, leaves, rows, step)
         with self._precision(x.device):
             loss, parts = self.objective(view, x, y, step)
         gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
@@ -77,8 +78,9 @@ class TrainStep:
                 self.members.put_rows(_with_prefix(state, "buffer."), rows, view.buffers)
             self._descend(state, leaves, gradients, rows)
             self._log(state, parts, rows)
-            state["index"].add_(1)
-            state["position"].add_(1)
+            if advance:
+                state["index"].add_(1)
+                state["position"].add_(1)
 
     def _step(self, state: State, size: int) -> Step:
         step = Step(state["index"], self.total_steps, self.feed.own, state["noise_keys"], state["shared_key"])
@@ -88,7 +90,7 @@ class TrainStep:
         }
         return step
 
-    def _view(self, state: State, leaves: list[Tensor], rows: Tensor | None, step: Step, run: Any) -> View:
+    def _view(self, state: State, leaves: list[Tensor], rows: Tensor | None, step: Step) -> View:
         parameters = dict(_with_prefix(state, "frozen."))
         buffers = _with_prefix(state, "buffer.")
         if rows is not None:
@@ -96,9 +98,7 @@ class TrainStep:
             buffers = self.members.rows_of(buffers, rows)
         for block, leaf in zip(self.blocks, leaves, strict=True):
             parameters.update(block.unpack(leaf))
-        return View(
-            self.members, parameters, buffers, keys=lambda: step.noise(rows=rows).keys, rows=rows, run=run
-        )
+        return View(self.members, parameters, buffers, keys=lambda: step.noise(rows=rows).keys, rows=rows)
 
     def _precision(self, device: torch.device) -> AbstractContextManager[Any]:
         # The cache of cast weights would outlive a captured step.
@@ -167,6 +167,13 @@ class TrainStep:
             else:
                 total.add_(value)
                 seen.add_(1.0)
+
+
+def _channels_last(x: Tensor, ndim: int) -> Tensor:
+    """Return images on a GPU in the memory order in which it convolves fastest; other inputs as they are."""
+    if not x.is_cuda or ndim != 4 or not x.is_floating_point():
+        return x
+    return x.movedim(-3, -1).contiguous().movedim(-1, -3)
 
 
 def _leaf(flat: Tensor, block: Block, rows: Tensor | None) -> Tensor:

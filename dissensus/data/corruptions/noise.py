@@ -24,7 +24,7 @@ def speckle_noise(images: Tensor, keys: Tensor, sd: float) -> Tensor:
 def impulse_noise(images: Tensor, keys: Tensor, amount: float) -> Tensor:
     """Replaces a fraction `amount` of all values by 0 or 255, each with equal chance."""
     chance = uniform(keys, tuple(images.shape[1:]))
-    return images.masked_fill(chance < amount, 255).masked_fill_(chance < amount / 3, 0)
+    return images.masked_fill(chance < amount, 255).masked_fill_(chance < amount / 2, 0)
 
 
 def shot_noise(images: Tensor, keys: Tensor, photons: float) -> Tensor:

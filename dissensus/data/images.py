@@ -1,0 +1,235 @@
+"""Pictures as tensors: decoding, one size and one number of channels for all, folders and lists of image files."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from math import prod
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Layout = Literal["auto", "channels_first", "channels_last"]
+
+IMAGE_ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
+
+# Weights of red, green and blue in grey, of ITU-R BT.601, as Pillow has them.
+_LUMA = (0.299, 0.587, 0.114)
+_GREY_MODES = frozenset({"1", "L", "LA"})
+_DEEP_MODES = ("I", "F")
+_CHUNK = 1024
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Image files of a folder or list: where they are, and the class of each where there are classes."""
+
+    paths: tuple[Path, ...]
+    labels: tuple[str, ...] | None
+
+
+def as_images(array: Tensor, layout: Layout = "auto", name: str = "the array") -> Tensor:
+    """Return images as `(images, channels, height, width)`.
+
+    Three axes are grey images. Of four axes the one of size 1 or 3 holds the channels.
+
+    Args:
+        array: `(images, height, width)`, `(images, channels, height, width)` or `(images, height, width, channels)`.
+        layout: Where the channels are, for shapes that do not tell: "channels_first" or "channels_last".
+        name: What to call the array in messages.
+
+    Returns:
+        The same values, channels first.
+
+    Example:
+        >>> as_images(torch.zeros(10, 28, 28)).shape, as_images(torch.zeros(10, 32, 32, 3)).shape
+        (torch.Size([10, 1, 28, 28]), torch.Size([10, 3, 32, 32]))
+    """
+    if array.ndim == 3:
+        return array.unsqueeze(1)
+    if array.ndim != 4:
+        raise ValueError(f"Images need 3 or 4 axes; {name} is shaped {tuple(array.shape)}.")
+    first, last = array.shape[1] in (1, 3), array.shape[3] in (1, 3)
+    if layout == "auto" and first == last:
+        raise ValueError(
+            f"The channels of images must be the one axis of size 1 or 3; {name} is shaped {tuple(array.shape)}. "
+            "Set layout to 'channels_first' or 'channels_last'."
+        )
+    if layout == "channels_last" or (layout == "auto" and last):
+        return array.movedim(3, 1).contiguous()
+    return array
+
+
+def match_images(x: Tensor, channels: int, height: int, width: int) -> tuple[Tensor, tuple[str, ...]]:
+    """Give images this number of channels and this size: grey is repeated, colour made grey, the rest resized and cropped.
+
+    Args:
+        x: Images `(images, channels, height, width)`, uint8 or floating point.
+        channels: 1 or 3.
+        height: Pixels wanted.
+        width: Pixels wanted. The picture is scaled until it covers the wanted frame; what stands out is cut off evenly.
+
+    Returns:
+        The images, and a sentence for each thing that was done; none where the images were as wanted.
+
+    Example:
+        >>> images, notes = match_images(torch.zeros(2, 1, 28, 28, dtype=torch.uint8), 3, 32, 32)
+        >>> images.shape, notes
+        (torch.Size([2, 3, 32, 32]), ('grey repeated in 3 channels', 'resized from 28 x 28 to 32 x 32'))
+    """
+    notes = []
+    if x.shape[1] != channels:
+        x, note = _match_channels(x, channels)
+        notes.append(note)
+    if x.shape[2:] != (height, width):
+        notes.append(f"resized from {x.shape[2]} x {x.shape[3]} to {height} x {width}")
+        x = torch.cat([_cover(part, height, width) for part in x.split(_CHUNK)])
+    return x, tuple(notes)
+
+
+def _match_channels(x: Tensor, channels: int) -> tuple[Tensor, str]:
+    if x.shape[1] == 1 and channels == 3:
+        return x.expand(-1, 3, -1, -1).contiguous(), "grey repeated in 3 channels"
+    if x.shape[1] == 3 and channels == 1:
+        grey = (x.float() * torch.tensor(_LUMA)[:, None, None]).sum(1, keepdim=True)
+        return _as_dtype(grey, x.dtype), "colour made grey"
+    raise ValueError(f"Images with {x.shape[1]} channels cannot be given {channels}. Use 1 or 3.")
+
+
+def _cover(x: Tensor, height: int, width: int) -> Tensor:
+    """Scale images until they cover the frame, then cut the middle out."""
+    scale = max(height / x.shape[2], width / x.shape[3])
+    size = (max(height, round(x.shape[2] * scale)), max(width, round(x.shape[3] * scale)))
+    large = F.interpolate(x.float(), size=size, mode="bilinear", antialias=True)
+    top, left = (size[0] - height) // 2, (size[1] - width) // 2
+    return _as_dtype(large[:, :, top : top + height, left : left + width], x.dtype)
+
+
+def _as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.to(dtype) if dtype.is_floating_point else x.round().clamp(0, 255).to(dtype)
+
+
+def find_pictures(folder: Path) -> Pictures:
+    """Find the image files of a folder: one class for each subfolder, or none where they lie in it directly."""
+    subfolders = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    by_class = {sub.name: _image_files(sub.rglob("*")) for sub in subfolders}
+    by_class = {name: files for name, files in by_class.items() if files}
+    flat = _image_files(folder.iterdir())
+    if flat and by_class:
+        raise ValueError(
+            f"{folder} holds both images and subfolders with images ({', '.join(list(by_class)[:3])}, ...). "
+            "Put every image into the subfolder of its class, or all into one folder."
+        )
+    if not flat and not by_class:
+        raise ValueError(
+            f"{folder} holds no images. Files that end in {', '.join(sorted(IMAGE_ENDINGS))} are looked for."
+        )
+    if flat:
+        return Pictures(tuple(flat), None)
+    pairs = [(path, name) for name, files in by_class.items() for path in files]
+    return Pictures(tuple(path for path, _ in pairs), tuple(name for _, name in pairs))
+
+
+def _image_files(paths: Iterable[Path]) -> list[Path]:
+    return sorted(p for p in paths if p.suffix.lower() in IMAGE_ENDINGS and not p.name.startswith("."))
+
+
+def read_list(path: Path, root: Path) -> Pictures:
+    """Read a list of image files: on every line a path, relative to `root`, and after a space its label."""
+    lines = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+    if not lines:
+        raise ValueError(f"{path} lists no images. Write one line for each: a path, a space, a label.")
+    pairs = [line.rpartition(" ") if " " in line else (line, "", "") for line in lines]
+    paths = tuple(root / name for name, _, _ in pairs)
+    missing = [p for p in paths if not p.is_file()]
+    if missing:
+        raise ValueError(
+            f"{len(missing)} of the {len(paths)} images that {path.name} lists are not there; the first is {missing[0]}."
+        )
+    labels = tuple(label for _, _, label in pairs)
+    return Pictures(paths, labels if all(labels) else None)
+
+
+def open_picture(source: Path | bytes) -> Any:
+    """Open an image file, or one that was read already, with Pillow."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        picture = Image.open(BytesIO(source) if isinstance(source, bytes) else source)
+        picture.load()
+    except (UnidentifiedImageError, OSError, SyntaxError) as problem:
+        what = "An embedded image" if isinstance(source, bytes) else str(source)
+        raise ValueError(f"{what} cannot be read as an image: {problem}. Remove or replace it.") from None
+    return picture
+
+
+def decode(openers: Sequence[Callable[[], Any]], names: Sequence[str], size: int | None) -> Tensor:
+    """Decode images into one uint8 tensor, `(images, channels, height, width)`.
+
+    Args:
+        openers: Functions that return a Pillow image each.
+        names: What to call each image in messages.
+        size: Height and width to give every image; None where all have one size already.
+
+    Returns:
+        One channel where all images are grey, three otherwise.
+    """
+    pixels: np.ndarray | None = None
+    grey = True
+    for index, (opener, name) in enumerate(zip(openers, names, strict=True)):
+        picture = opener()
+        grey = grey and picture.mode in _GREY_MODES
+        values = _pixels(picture, name, size)
+        if pixels is None:
+            pixels = np.empty((len(openers), *values.shape), dtype=np.uint8)
+        if values.shape != pixels.shape[1:]:
+            raise ValueError(
+                f"Images must have one size; {name} is {values.shape[1]} x {values.shape[0]} pixels and {names[0]} "
+                f"{pixels.shape[2]} x {pixels.shape[1]}. Set size to give all of them one."
+            )
+        pixels[index] = values
+    if pixels is None:
+        raise ValueError("There are no images to decode.")
+    kept = pixels[..., :1] if grey else pixels
+    return torch.from_numpy(np.ascontiguousarray(kept.transpose(0, 3, 1, 2)))
+
+
+def _pixels(picture: Any, name: str, size: int | None) -> np.ndarray:
+    """Return `(height, width, 3)` of one picture, resized and cropped to a square where a size is given."""
+    if picture.mode.startswith(_DEEP_MODES):
+        raise ValueError(
+            f"Images must have 8 bits a channel; {name} has mode {picture.mode}. Convert it to 8 bits, or hand over arrays."
+        )
+    if picture.mode == "P" and "transparency" in picture.info:
+        picture = picture.convert("RGBA")
+    picture = picture.convert("RGB")
+    if size is not None and picture.size != (size, size):
+        picture = _cropped(picture, size)
+    return np.asarray(picture)
+
+
+def _cropped(picture: Any, size: int) -> Any:
+    from PIL import Image
+
+    width, height = picture.size
+    scale = size / min(width, height)
+    wide, high = max(size, round(width * scale)), max(size, round(height * scale))
+    left, top = (wide - size) // 2, (high - size) // 2
+    large = picture.resize((wide, high), Image.Resampling.BILINEAR)
+    return large.crop((left, top, left + size, top + size))
+
+
+def describe_shape(shape: Sequence[int]) -> str:
+    """Say what an input of this shape is, for messages.
+
+    Example:
+        >>> describe_shape((3, 32, 32)), describe_shape((8,))
+        ('images of 32 x 32 pixels and 3 channels', '8 features')
+    """
+    if len(shape) == 3:
+        channels, height, width = shape
+        return f"images of {height} x {width} pixels and {channels} channel{'s' if channels > 1 else ''}"
+    return f"{prod(shape)} feature{'s' if prod(shape) != 1 else ''}"

@@ -1,0 +1,198 @@
+"""Named suites of out-of-distribution sets: which sets belong to them, and which of those a folder holds."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+import numpy as np
+from torch import Tensor
+
+from dissensus.data.files import TABLE_ENDINGS, Loaded, load
+from dissensus.data.images import describe_shape, match_images
+
+Group = Literal["near", "far"]
+
+_ENDINGS = (".npz", ".npy", *TABLE_ENDINGS, "")
+_LISTS, _PICTURES = "benchmark_imglist", "images_classic"
+
+
+@dataclass(frozen=True)
+class SuiteSet:
+    """One set of a suite.
+
+    Attributes:
+        name: What results call it.
+        group: Whether it is near to the known data or far from it.
+        files: Names that are looked for, without ending; case, `-` and `_` make no difference.
+    """
+
+    name: str
+    group: Group
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Out-of-distribution sets that are evaluated together.
+
+    Attributes:
+        name: How it is called on the command line.
+        known: The in-distribution data that it is made for, as its published lists call it.
+        sets: Its sets, in order.
+    """
+
+    name: str
+    known: str
+    sets: tuple[SuiteSet, ...]
+
+    def find(self, folder: str | Path) -> dict[str, Path]:
+        """Return where each set lies in a folder; sets that are not there are left out.
+
+        The suite's published lists (`benchmark_imglist/...` beside `images_classic/`) go before other files: they leave
+        out images that show a known class.
+        """
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise ValueError(f"The folder of the suite {self.name}, {folder}, does not exist.")
+        there = {_plain(path.name): path for path in _candidates(folder)}
+        found = {}
+        for each in self.sets:
+            listed = [folder / _LISTS / self.known / f"test_{name}.txt" for name in each.files]
+            plain = [there.get(_plain(name + ending)) for name in each.files for ending in _ENDINGS]
+            path = next((p for p in (*listed, *plain) if p is not None and p.exists()), None)
+            if path is not None:
+                found[each.name] = path
+        return found
+
+
+@dataclass(frozen=True)
+class LoadedSuite:
+    """What of a suite is there.
+
+    Attributes:
+        sets: Images of each set, made like the known data.
+        groups: "near" or "far" for each set.
+        missing: Sets that were not found.
+        notes: For each set what was done to its images.
+    """
+
+    sets: Mapping[str, Tensor]
+    groups: Mapping[str, Group]
+    missing: tuple[str, ...]
+    notes: Mapping[str, tuple[str, ...]]
+
+    def explain(self) -> str:
+        """Say in words what is there, what is missing and what was changed."""
+        lines = [
+            f"{name} ({self.groups[name]}): {len(x)} images"
+            + "".join(f", {note}" for note in self.notes[name])
+            for name, x in self.sets.items()
+        ]
+        if self.missing:
+            lines.append(f"missing: {', '.join(self.missing)}")
+        return "\n".join(lines)
+
+
+def load_suite(suite: Suite, folder: str | Path, shape: tuple[int, int, int]) -> LoadedSuite:
+    """Load what a folder holds of a suite, with channels and size of the known data.
+
+    Args:
+        suite: One of `SUITES`.
+        folder: Holds a file (.npz, .npy, .parquet) or a folder of images for each set, or the suite's published lists.
+        shape: Channels, height and width of the known images.
+
+    Returns:
+        The sets that are there, and the names of those that are not.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     np.savez(f"{folder}/MNIST.npz", x=np.zeros((2, 28, 28), np.uint8))
+        ...     print(load_suite(OPENOOD_CIFAR10, folder, (3, 32, 32)).explain())
+        mnist (far): 2 images, grey repeated in 3 channels, resized from 28 x 28 to 32 x 32
+        missing: cifar100, tiny_imagenet, svhn, textures, places
+    """
+    found = suite.find(folder)
+    if not found:
+        wanted = ", ".join(each.name for each in suite.sets)
+        raise ValueError(
+            f"{folder} holds none of the sets of {suite.name}: {wanted}. Put for each a file such as "
+            f"{suite.sets[0].files[0]}.npz, or a folder of images {suite.sets[0].files[0]}/, there."
+        )
+    sets, notes = {}, {}
+    for name, path in found.items():
+        try:
+            loaded = _load(path, Path(folder), shape)
+            sets[name], notes[name] = match_images(loaded.x, *shape)
+        except ValueError as problem:
+            raise ValueError(f"The set {name} of {suite.name}: {problem}") from None
+        notes[name] = (*loaded.notes, *notes[name])
+    groups = {each.name: each.group for each in suite.sets if each.name in found}
+    missing = tuple(each.name for each in suite.sets if each.name not in found)
+    return LoadedSuite(sets, groups, missing, notes)
+
+
+def _candidates(folder: Path) -> Iterable[Path]:
+    yield from sorted((folder / _PICTURES).iterdir()) if (folder / _PICTURES).is_dir() else ()
+    yield from sorted(folder.iterdir())
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
+
+
+def _load(path: Path, folder: Path, shape: tuple[int, int, int]) -> Loaded:
+    size = shape[1] if shape[1] == shape[2] else None
+    if path.suffix == ".txt":
+        return load(path, root=folder / _PICTURES, size=size)
+    if path.is_dir():
+        return load(path, size=size)
+    if path.suffix == ".npz":
+        with np.load(path, allow_pickle=False) as arrays:
+            has_test = any(key.lower() in ("x_test", "test_images", "test_x") for key in arrays.files)
+        loaded = load(path, split="test" if has_test else None)
+    else:
+        loaded = load(path)
+    if loaded.x.ndim != 4:
+        raise ValueError(f"{path.name} must hold images; it holds {describe_shape(loaded.x.shape[1:])}.")
+    return loaded
+
+
+def _suite(
+    name: str, known: str, near: Mapping[str, tuple[str, ...]], far: Mapping[str, tuple[str, ...]]
+) -> Suite:
+    groups: tuple[tuple[Group, Mapping[str, tuple[str, ...]]], ...] = (("near", near), ("far", far))
+    return Suite(
+        name,
+        known,
+        tuple(SuiteSet(each, group, files) for group, sets in groups for each, files in sets.items()),
+    )
+
+
+_TINY_IMAGENET = ("tin", "tiny_imagenet", "tiny_imagenet_200", "tiny_imagenet_test", "tiny_imagenet_val")
+_FAR = {
+    "mnist": ("mnist", "mnist_test"),
+    "svhn": ("svhn", "svhn_test"),
+    "textures": ("texture", "textures", "dtd", "dtd_test"),
+    "places": ("places365", "place365", "places", "places365_test"),
+}
+
+OPENOOD_CIFAR10 = _suite(
+    "openood-cifar10",
+    "cifar10",
+    near={"cifar100": ("cifar100", "cifar100_test"), "tiny_imagenet": _TINY_IMAGENET},
+    far=_FAR,
+)
+"""Near and far sets of the OpenOOD benchmark for CIFAR-10 (Yang et al., 2022, <https://arxiv.org/abs/2210.07242>)."""
+
+OPENOOD_CIFAR100 = _suite(
+    "openood-cifar100",
+    "cifar100",
+    near={"cifar10": ("cifar10", "cifar10_test"), "tiny_imagenet": _TINY_IMAGENET},
+    far=_FAR,
+)
+"""Near and far sets of the OpenOOD benchmark for CIFAR-100."""
+
+SUITES: Mapping[str, Suite] = MappingProxyType({s.name: s for s in (OPENOOD_CIFAR10, OPENOOD_CIFAR100)})

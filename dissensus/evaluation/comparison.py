@@ -1,0 +1,196 @@
+"""Two evaluations of the same inputs -> every difference, with a paired interval."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from dissensus.evaluation.resampling import BIASED
+from dissensus.evaluation.results import LEVEL, Evaluation, Kind, Number
+from dissensus.metrics import HIGHER_IS_BETTER
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much larger a number is in the second evaluation.
+
+    Attributes:
+        metric: As in `Number`, and so `set`, `kind`, `score`, `severity` and `member`.
+        first: The number in the first evaluation.
+        second: The number in the second.
+        value: Second less first.
+        low: Lower end of the 95 % interval of the difference.
+        high: Upper end.
+    """
+
+    metric: str
+    set: str
+    kind: Kind
+    score: str | None
+    severity: int | None
+    member: int | None
+    first: float
+    second: float
+    value: float
+    low: float
+    high: float
+
+    @property
+    def clear(self) -> bool:
+        """Whether the interval leaves out zero."""
+        return self.low > 0 or self.high < 0
+
+    @property
+    def better(self) -> str:
+        """"first" or "second" where the difference is clear and the metric has a good direction; else ""."""
+        if not self.clear or self.metric in UNDIRECTED:
+            return ""
+        return "second" if (self.value > 0) == (self.metric in BEST_HIGH) else "first"
+
+
+BEST_HIGH = HIGHER_IS_BETTER | {"member_accuracy"}
+# Neither high nor low is good in itself: means of scores, confidence, disagreement, coverage and width.
+UNDIRECTED = frozenset({"mean", "confidence", "disagreement", "coverage_90", "width_90"})
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Differences between two evaluations.
+
+    Attributes:
+        first: Name of the first ensemble.
+        second: Name of the second.
+        differences: One for each number that both have.
+    """
+
+    first: str
+    second: str
+    differences: tuple[Difference, ...]
+
+    def difference(
+        self,
+        metric: str,
+        set: str = "id",
+        *,
+        score: str | None = None,
+        severity: int | None = None,
+        member: int | None = None,
+    ) -> Difference:
+        """Return one difference; arguments as in `Evaluation.number`."""
+        wanted = (metric, set, score, severity, member)
+        for one in self.differences:
+            if (one.metric, one.set, one.score, one.severity, one.member) == wanted:
+                return one
+        raise ValueError(
+            f"The two evaluations have no {metric!r} of set {set!r} with score {score!r}, severity {severity!r} and "
+            f"member {member!r} in common."
+        )
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return every difference as a dict."""
+        return [asdict(one) for one in self.differences]
+
+    def to_pandas(self) -> Any:
+        """Return every difference as a row of a pandas DataFrame (pandas must be installed)."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows())
+
+    def table(self) -> str:
+        """Return the differences of predictions and AUROCs as text."""
+        from dissensus.evaluation.tables import comparison_table, text_table
+
+        return text_table(*comparison_table(self))
+
+
+def compare(first: Evaluation, second: Evaluation, *, same_inputs: bool = False) -> Comparison:
+    """Compare two evaluations of the same inputs, number by number, with paired intervals.
+
+    Both evaluations drew the same resamples, so that what makes an input hard for both cancels in the difference: the
+    interval is narrower than two separate ones suggest.
+
+    Args:
+        first: One evaluation.
+        second: Another, of the same sets, made with the same `bootstrap` and `seed`.
+        same_inputs: Set it to vouch that sets of one name hold the same inputs in the same order, where they were
+            prepared in two ways (each normalised for its own network, say) and so look different.
+
+    Returns:
+        The differences, second less first. Reading: where an interval leaves out zero, the difference is more than
+        the choice of test inputs explains; the choice of training seed is another matter.
+
+    Example:
+        >>> import torch
+        >>> from dissensus import DeepEnsemble
+        >>> from dissensus.evaluation import evaluate
+        >>> x, y = torch.randn(60, 2), torch.randint(3, (60,))
+        >>> runs = [
+        ...     evaluate(DeepEnsemble(lambda: torch.nn.Linear(2, 3), 2, seed=s), (x, y), bootstrap=50) for s in (0, 1)
+        ... ]
+        >>> one = compare(*runs).difference("nll")
+        >>> one.low <= one.value <= one.high
+        True
+    """
+    _check_pair(first, second, same_inputs)
+    rows = {number.key: place for place, number in enumerate(second.numbers[: len(second.replicates)])}
+    pairs = [
+        (place, rows[number.key])
+        for place, number in enumerate(first.numbers[: len(first.replicates)])
+        if number.key in rows
+    ]
+    ours, theirs = (np.array(places, dtype=np.intp) for places in zip(*pairs, strict=True))
+    spread = second.replicates[theirs].astype(np.float64) - first.replicates[ours]
+    ends = np.quantile(spread, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=1)
+    return Comparison(
+        first.name,
+        second.name,
+        tuple(
+            _difference(first.numbers[a], second.numbers[b], float(low), float(high))
+            for (a, b), low, high in zip(pairs, *ends, strict=True)
+        ),
+    )
+
+
+def _difference(first: Number, second: Number, low: float, high: float) -> Difference:
+    value = second.value - first.value
+    if first.metric in BIASED:
+        low, high = min(value, 2 * value - high), max(value, 2 * value - low)
+    return Difference(*first.key, first.value, second.value, value, low, high)
+
+
+def _check_pair(first: Evaluation, second: Evaluation, same_inputs: bool) -> None:
+    if not first.bootstrap or (first.bootstrap, first.seed) != (second.bootstrap, second.seed):
+        raise ValueError(
+            "Two evaluations must have the same number of resamples, not 0, and the same seed; got bootstrap "
+            f"{first.bootstrap} and {second.bootstrap}, seed {first.seed} and {second.seed}. Evaluate again."
+        )
+    if first.task != second.task:
+        raise ValueError(f"Two evaluations must be of one task; got {first.task} and {second.task}.")
+    theirs = {part.name: part for part in second.sets}
+    for part in first.sets:
+        other = theirs.get(part.name)
+        if other is None:
+            continue
+        if part.size != other.size or not (same_inputs or part.fingerprint == other.fingerprint):
+            raise ValueError(
+                f"Set {part.name!r} must hold the same inputs and targets in both evaluations; got {part.size} and "
+                f"{other.size} inputs, " + _advice(part.size == other.size)
+            )
+
+
+def _advice(same_size: bool) -> str:
+    if same_size:
+        return "which differ. If only their preparation does, pass same_inputs=True."
+    return "so they cannot be paired. Evaluate both on one set."
+
+
+def named_pairs(results: Sequence[Evaluation]) -> list[Comparison]:
+    """Return comparisons of every further evaluation with the first, where they can be paired."""
+    pairs = []
+    for other in results[1:]:
+        try:
+            pairs.append(compare(results[0], other))
+        except ValueError:
+            continue
+    return pairs

@@ -1,0 +1,207 @@
+"""Columns of per-input values in, numbers out, computed on a set as it is or on many resamples of it at once."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dissensus import metrics
+from dissensus.evaluation.results import Kind, Number
+
+# Scores of more distinct values are resampled in this many groups of neighbours.
+_GROUPS = 4096
+_BINS = 15
+_TPR = 0.95
+
+
+@dataclass(frozen=True)
+class Means:
+    """Numbers that are means over one set of a value per input, or roots of such means.
+
+    Attributes:
+        numbers: The numbers.
+        set: The set that is resampled.
+        values: What is averaged, `(numbers, inputs)`, float32.
+        root: Whether the numbers are roots of the means.
+    """
+
+    numbers: Sequence[Number]
+    set: str
+    values: Tensor
+    root: bool = False
+
+    def resampled(self, draws: Mapping[str, Tensor]) -> Tensor:
+        """Return weighted means, `(numbers, resamples)`."""
+        counts = draws[self.set]
+        means = self.values @ counts / len(counts)
+        return means.sqrt() if self.root else means
+
+
+@dataclass(frozen=True)
+class CalibrationError:
+    """Expected calibration error in bins of equal width.
+
+    Attributes:
+        numbers: The one number.
+        set: The set that is resampled.
+        bins: Bin of each input, `(inputs,)`.
+        gaps: Confidence less correctness of each input, `(inputs,)`.
+    """
+
+    numbers: Sequence[Number]
+    set: str
+    bins: Tensor
+    gaps: Tensor
+
+    @classmethod
+    def of(cls, number: Number, resampled: str, confidence: Tensor, correct: Tensor) -> "CalibrationError":
+        """Make it from confidences and outcomes, with the bins of `metrics.ece`."""
+        edges = (torch.arange(1, _BINS, dtype=torch.float64) / _BINS).to(confidence.dtype)
+        return cls(
+            [number],
+            resampled,
+            torch.bucketize(confidence, edges),
+            (confidence - correct.to(confidence)).float(),
+        )
+
+    def resampled(self, draws: Mapping[str, Tensor]) -> Tensor:
+        """Return the error on resamples, `(1, resamples)`."""
+        counts = draws[self.set]
+        totals = counts.new_zeros(_BINS, counts.shape[1]).index_add_(
+            0, self.bins, counts * self.gaps[:, None]
+        )
+        return totals.abs().sum(0, keepdim=True) / len(counts)
+
+
+@dataclass(frozen=True)
+class RiskCoverage:
+    """Area under the risk-coverage curve of one score.
+
+    Attributes:
+        numbers: The one number.
+        set: The set that is resampled.
+        groups: Rank of each input's score among the distinct ones, `(inputs,)`.
+        wrong: Whether each prediction was wrong, `(inputs, 1)`, as float32.
+    """
+
+    numbers: Sequence[Number]
+    set: str
+    groups: Tensor
+    wrong: Tensor
+
+    def resampled(self, draws: Mapping[str, Tensor]) -> Tensor:
+        """Return the area on resamples, `(1, resamples)`."""
+        counts = draws[self.set]
+        size = len(counts)
+        kept = _grouped(self.groups, counts).double().cumsum(1)
+        errors = _grouped(self.groups, counts * self.wrong).double().cumsum(1)
+        before, errors_before = _shifted(kept), _shifted(errors)
+        # Through a group of equal scores, from `before` inputs on, errors rise evenly by `slope` an input:
+        # the risks add up to sum of (errors_before + slope * t) / (before + t) over t = 1 ... group size.
+        slope = (errors - errors_before) / (kept - before).clamp_min(1)
+        harmonic = torch.cat(
+            [kept.new_zeros(1), (1 / torch.arange(1, size + 1, dtype=torch.float64)).cumsum(0)]
+        )
+        inverse = harmonic[kept.long()] - harmonic[before.long()]
+        area = (errors_before - slope * before) * inverse + slope * (kept - before)
+        return (area.sum(1) / size).float()[None]
+
+
+@dataclass(frozen=True)
+class Detection:
+    """AUROC, AUPR and FPR of one score that should tell a set from the known inputs.
+
+    Attributes:
+        numbers: One for each entry of `metrics.OOD_METRICS`, in its order.
+        known: Name of the set of known inputs.
+        unknown: Name of the other set.
+        known_groups: Rank of each known input's score among all distinct ones, `(inputs,)`.
+        unknown_groups: The same for the other set.
+    """
+
+    numbers: Sequence[Number]
+    known: str
+    unknown: str
+    known_groups: Tensor
+    unknown_groups: Tensor
+
+    def resampled(self, draws: Mapping[str, Tensor]) -> Tensor:
+        """Return all metrics on resamples, `(metrics, resamples)`."""
+        size, ood_size = len(draws[self.known]), len(draws[self.unknown])
+        total = int(max(self.known_groups.max(), self.unknown_groups.max())) + 1
+        known = _grouped(self.known_groups, draws[self.known], total)
+        ood = _grouped(self.unknown_groups, draws[self.unknown], total)
+        known_to, ood_to = known.cumsum(1), ood.cumsum(1)
+        known_from, ood_from = size - known_to + known, ood_size - ood_to + ood
+
+        auroc = (ood * (known_to - known / 2)).sum(1) / (size * ood_size)
+        aupr_out = (ood * ood_from / (ood_from + known_from).clamp_min(1)).sum(1) / ood_size
+        aupr_in = (known * known_to / (known_to + ood_to).clamp_min(1)).sum(1) / size
+        # The highest threshold that still catches enough: unknown inputs from above, known ones from below.
+        caught, kept = ceil(_TPR * ood_size - 1e-9), ceil(_TPR * size - 1e-9)
+        threshold = (ood_to <= ood_size - caught).sum(1, keepdim=True)
+        alarms = known_from.gather(1, threshold)[:, 0] / size
+        threshold = (known_to < kept).sum(1, keepdim=True)
+        passed = ood_to.gather(1, threshold)[:, 0] / ood_size
+        return torch.stack([auroc, aupr_out, aupr_in, alarms, passed])
+
+
+def detection(
+    kind: Kind, unknown: str, score: str, ood_scores: Tensor, id_scores: Tensor, known: str
+) -> Detection:
+    """Return every metric of `metrics.OOD_METRICS` for one score and set."""
+    numbers = [
+        Number(name, unknown, kind, metric(ood_scores, id_scores), score)
+        for name, metric in metrics.OOD_METRICS.items()
+    ]
+    groups = score_groups(torch.cat([id_scores, ood_scores]))
+    return Detection(numbers, known, unknown, groups[: len(id_scores)], groups[len(id_scores) :])
+
+
+def risk_coverage(kind: Kind, name: str, score: str, scores: Tensor, correct: Tensor) -> RiskCoverage:
+    """Return the area under the risk-coverage curve of one score on one labelled set."""
+    value = metrics.risk_coverage_area(scores, correct)
+    number = Number("risk_coverage_area", name, kind, value, score)
+    return RiskCoverage([number], name, score_groups(scores), (~correct).float()[:, None])
+
+
+def score_groups(scores: Tensor) -> Tensor:
+    """Return each score's rank among the distinct ones; neighbours share a rank where these are too many."""
+    distinct, rank = np.unique(scores.numpy(), return_inverse=True)
+    if len(distinct) > _GROUPS:
+        # By their share of the inputs, not of the distinct values, so that groups are of one size.
+        below = np.append(0, np.cumsum(np.bincount(rank))[:-1])
+        rank = (below * _GROUPS // len(rank))[rank]
+    return torch.from_numpy(rank.reshape(-1))
+
+
+def placements(ood_scores: Tensor, id_scores: Tensor) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return each input's part in the AUROC: the share of known inputs below each OOD one, of OOD ones above each known.
+
+    Both have the AUROC as mean, ties counting one half. Their means on a resample, added, less the AUROC, are the
+    AUROC of the resample up to a term that vanishes as 1/inputs.
+    """
+    ood, known = ood_scores.numpy(), id_scores.numpy()
+    return _share_below(ood, known), 1 - _share_below(known, ood)
+
+
+def _share_below(values: NDArray[Any], others: NDArray[Any]) -> NDArray[Any]:
+    ranked = np.sort(others)
+    return (np.searchsorted(ranked, values, "left") + np.searchsorted(ranked, values, "right")) / (
+        2 * len(others)
+    )
+
+
+def _grouped(groups: Tensor, counts: Tensor, total: int | None = None) -> Tensor:
+    """Return counts summed within groups, `(resamples, groups)`."""
+    total = int(groups.max()) + 1 if total is None else total
+    return counts.new_zeros(total, counts.shape[1]).index_add_(0, groups, counts).T.contiguous()
+
+
+def _shifted(cumulative: Tensor) -> Tensor:
+    return torch.cat([torch.zeros_like(cumulative[:, :1]), cumulative[:, :-1]], dim=1)

@@ -1,0 +1,167 @@
+"""Sets as users hand them over -> named, checked, read batch by batch, and recognised by a fingerprint."""
+
+import hashlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from dissensus.data.sources import Inputs, Pairs, arrays_of, input_batches, pair_batches
+from dissensus.evaluation.results import ALL_CORRUPTIONS, ID, Kind
+from dissensus.randomness import mix
+
+Batch: TypeAlias = tuple[Tensor, Tensor | None]
+# Words of eight bytes hashed at once, so that a batch of large images needs no second copy of itself in memory.
+_HASHED_AT_ONCE = 1 << 20
+
+
+@dataclass(frozen=True)
+class NamedSet:
+    """A set of inputs, with targets unless it is OOD."""
+
+    name: str
+    kind: Kind
+    data: Any
+
+    def batches(self, batch_size: int) -> Iterator[Batch]:
+        """Yield (inputs, targets or None) in order; refuse a set without inputs."""
+        empty = True
+        for x, y in self._batches(batch_size):
+            if len(x) == 0:
+                continue
+            empty = False
+            if y is not None and len(y) != len(x):
+                raise ValueError(
+                    f"Set {self.name!r} must have one target for each input; got {len(x)} inputs and {len(y)} targets."
+                )
+            yield x, y
+        if empty:
+            raise ValueError(f"Set {self.name!r} is empty; give it one input or more, or leave it out.")
+
+    def _batches(self, batch_size: int) -> Iterator[Batch]:
+        if self.kind == "ood":
+            # Labels of unknown inputs mean nothing to the ensemble.
+            data = self.data[0] if isinstance(self.data, tuple) and len(self.data) == 2 else self.data
+            if _is_empty(data):
+                return
+            yield from ((x, None) for x in input_batches(data, batch_size))
+            return
+        arrays = arrays_of(self.data)
+        if arrays is not None and len(arrays[0]) != len(arrays[1]):
+            raise ValueError(
+                f"Set {self.name!r} must have one target for each input; got {len(arrays[0])} inputs and "
+                f"{len(arrays[1])} targets."
+            )
+        yield from pair_batches(self.data, batch_size)
+
+
+def named_sets(
+    id_data: Pairs, shifted: Mapping[str, Pairs] | None, ood: Mapping[str, Inputs] | None
+) -> list[NamedSet]:
+    """Return all sets, the known one first; refuse names that clash and one set under two names."""
+    sets = [NamedSet(ID, "id", id_data)]
+    for argument, kind, given in (("shifted", "shifted", shifted), ("ood", "ood", ood)):
+        if given is not None and not isinstance(given, Mapping):
+            raise ValueError(
+                f"`{argument}` must map names to data; got {type(given).__name__}. Pass {{'name': data}}."
+            )
+        sets += [NamedSet(name, kind, data) for name, data in (given or {}).items()]  # type: ignore[arg-type]
+    names = [part.name for part in sets]
+    _check_names(names)
+    for place, part in enumerate(sets):
+        for other in sets[:place]:
+            if _inputs_of(part) is _inputs_of(other):
+                raise ValueError(_twice(other.name, part.name))
+    return sets
+
+
+def checked_groups(
+    groups: Mapping[str, Iterable[str]] | None, sets: list[NamedSet]
+) -> dict[str, tuple[str, ...]]:
+    """Return groups of OOD sets; refuse unknown sets, empty groups and clashing names."""
+    known = [part.name for part in sets if part.kind == "ood"]
+    checked = {name: tuple(parts) for name, parts in (groups or {}).items()}
+    _check_names([part.name for part in sets] + list(checked))
+    for name, parts in checked.items():
+        unknown = [part for part in parts if part not in known]
+        if unknown or not parts or len(set(parts)) != len(parts):
+            raise ValueError(
+                f"Group {name!r} must list OOD sets, each once, among {', '.join(known) or 'none'}; got "
+                f"{', '.join(parts) or 'none'}."
+            )
+    return checked
+
+
+def check_not_twice(name: str, fingerprint: str, seen: Mapping[str, str]) -> None:
+    """Refuse inputs that were already evaluated under another name; `seen` maps fingerprints to names."""
+    if fingerprint in seen:
+        raise ValueError(_twice(seen[fingerprint], name))
+
+
+def _twice(first: str, second: str) -> str:
+    return f"Sets {first!r} and {second!r} hold the same inputs; leave one of them out."
+
+
+def _check_names(names: Collection[str]) -> None:
+    for name in names:
+        if not isinstance(name, str) or not name or name == ALL_CORRUPTIONS:
+            raise ValueError(
+                f"A set needs a name other than {ALL_CORRUPTIONS!r}, which stands for their average; got {name!r}."
+            )
+    repeated = sorted({name for name in names if list(names).count(name) > 1})
+    if repeated:
+        raise ValueError(
+            f"Every set and group needs a name of its own, and {ID!r} is the in-distribution data; got "
+            f"{', '.join(repeated)} twice. Rename one of them."
+        )
+
+
+def _inputs_of(part: NamedSet) -> Any:
+    return part.data[0] if isinstance(part.data, tuple) and part.data else part.data
+
+
+def _is_empty(data: Any) -> bool:
+    return not isinstance(data, DataLoader) and hasattr(data, "__len__") and len(data) == 0
+
+
+class Fingerprint:
+    """A hash of inputs and targets in order, fed batch by batch; batch sizes and devices change nothing."""
+
+    def __init__(self) -> None:
+        self._inputs: list[Tensor] = []
+        self._targets: list[Tensor] = []
+
+    def add(self, x: Tensor, y: Tensor | None) -> None:
+        """Take in a batch."""
+        self._inputs.append(row_hashes(x))
+        if y is not None:
+            self._targets.append(row_hashes(y))
+
+    def inputs(self) -> str:
+        """Return the hash of the inputs alone."""
+        return _digest(self._inputs)
+
+    def whole(self) -> str:
+        """Return the hash of inputs and targets."""
+        return _digest(self._inputs + self._targets)
+
+
+def row_hashes(x: Tensor) -> Tensor:
+    """Return a 64-bit hash of each row, `(batch,)`: wrapping integer sums, exact in any order and on any device."""
+    raw = x.detach().contiguous().reshape(len(x), -1).view(torch.uint8)
+    padding = -raw.shape[1] % 8
+    words = (F.pad(raw, (0, padding)) if padding else raw).view(torch.int64)
+    factors = mix(torch.arange(1, words.shape[1] + 1, device=x.device))
+    width = max(1, _HASHED_AT_ONCE // max(1, len(x)))
+    total = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+    for part, factor in zip(words.split(width, dim=1), factors.split(width), strict=True):
+        total += (part * factor).sum(1)
+    return mix(total)
+
+
+def _digest(hashes: list[Tensor]) -> str:
+    return hashlib.sha256(torch.cat([part.cpu() for part in hashes]).numpy().astype("<i8").tobytes()).hexdigest()[:16]

@@ -1,0 +1,292 @@
+"""An ensemble and sets of inputs in, one pass over each, an Evaluation out."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dissensus import metrics
+from dissensus._checks import check_weights
+from dissensus.data.sources import Inputs, Pairs, device_of
+from dissensus.evaluation.classification import Classification, score_names
+from dissensus.evaluation.estimates import detection
+from dissensus.evaluation.inputs import check_not_twice, checked_groups, named_sets
+from dissensus.evaluation.regression import Regression, variance_names
+from dissensus.evaluation.resampling import Statistic, average, replicates_of, with_intervals
+from dissensus.evaluation.results import (
+    ALL_CORRUPTIONS,
+    ID,
+    Evaluation,
+    Histogram,
+    Number,
+    Roc,
+    SetInfo,
+    floats,
+)
+from dissensus.evaluation.streaming import Cell, Reader, Sample, Task
+from dissensus.members import Members
+from dissensus.objectives.likelihoods import likelihood_of
+from dissensus.predictions import evaluation_mode
+from dissensus.types import MemberWeights
+
+_HISTOGRAM_BINS = 40
+_ROC_POINTS = 129
+Found = tuple[list[Number], NDArray[np.float32]]
+
+
+def evaluate(
+    members: Members,
+    id_data: Pairs,
+    ood: Mapping[str, Inputs] | None = None,
+    *,
+    shifted: Mapping[str, Pairs] | None = None,
+    corruptions: Iterable[str] | None = None,
+    severities: Iterable[int] = (1, 2, 3, 4, 5),
+    groups: Mapping[str, Iterable[str]] | None = None,
+    scores: Iterable[str] | None = None,
+    loss: str = "cross_entropy",
+    weights: MemberWeights | None = None,
+    transform: Callable[[Tensor], Tensor] | None = None,
+    class_names: Sequence[str] | None = None,
+    batch_size: int = 1024,
+    bootstrap: int = 1000,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    name: str = "ensemble",
+) -> Evaluation:
+    """Measure an ensemble: every score and metric on every set, from one prediction of each input.
+
+    Sets are read batch by batch. Of each input there stay its scores, the pooled prediction's confidence, correctness
+    and probability of the true class, and which members were right: about 4 bytes a score and 20 beside, however
+    many members and classes there are. Ranks (AUROC, AUPR, risk-coverage), calibration errors of whole sets and
+    resamples need these values of all inputs at once, and nothing else; member outputs are dropped with their batch.
+
+    Intervals are 95 % bootstrap intervals over inputs, by the percentiles of the replicates; for `ece` and `smooth_ece`,
+    which count noise as error, replicates are reflected around the estimate. A corrupted image is resampled together
+    with the clean one it came from. Averages over corruptions and over the sets of a group are means of the
+    single values, never values of pooled inputs.
+
+    Args:
+        members: The ensemble; it is left in the mode (training or evaluation) in which it came.
+        id_data: Known inputs and their labels (or targets): a pair of arrays, a Dataset or a DataLoader.
+        ood: Unknown inputs by name; labels that come with them are passed over.
+        shifted: Further labelled sets by name, such as data of another year: measured as `id_data`, and told
+            from it as `ood`.
+        corruptions: Names of `data.corruptions.CORRUPTIONS` to apply to `id_data`, which must then be uint8 images.
+        severities: At which severities, from 1 to 5.
+        groups: Names of groups to the OOD sets that they average, such as `{"near": ["cifar100"], "far": ["svhn"]}`.
+        scores: Names of `scores.SCORES` (for regression, of `scores.REGRESSION_SCORES`). By default all, but from 50
+            members on without `jensen_shannon`, and for one member without those that measure disagreement.
+        loss: How outputs are read: "cross_entropy" for logits, "gaussian_nll" or "laplace_nll" for likelihood heads
+            (mean, rho), "mse" or "mae" for point predictions.
+        weights: Member weights with sum 1; equal if None.
+        transform: From a raw batch, on the ensemble's device, to what the members take, such as a normalisation of
+            uint8 images.
+        class_names: Names of the classes, for the report.
+        batch_size: How many inputs go through the members at once.
+        bootstrap: Number of resamples; 0 for no intervals.
+        seed: Decides resamples and corruptions.
+        device: Where to run; by default where the ensemble is. The ensemble moves there and stays.
+        name: What tables and pages call the ensemble.
+
+    Returns:
+        The evaluation. Reading: `print(result.table())`; `ds.report(result, "report.html")` explains each part.
+
+    Example:
+        >>> from dissensus import DeepEnsemble
+        >>> ens = DeepEnsemble(lambda: torch.nn.Linear(2, 3), num_members=4)
+        >>> x, y = torch.randn(50, 2), torch.randint(3, (50,))
+        >>> result = evaluate(ens, (x, y), ood={"far": 10 * torch.randn(40, 2)}, bootstrap=100)
+        >>> result.number("accuracy").low <= result.number("accuracy").value
+        True
+        >>> sorted(number.metric for number in result.numbers if number.score == "bma" and number.set == "far")
+        ['aupr_in', 'aupr_out', 'auroc', 'fpr95_id_positive', 'fpr95_ood_positive', 'mean']
+    """
+    if bootstrap < 0 or batch_size < 1:
+        raise ValueError(
+            f"`bootstrap` must not be negative and `batch_size` at least 1; got {bootstrap} and {batch_size}."
+        )
+    if weights is not None:
+        check_weights(weights, members.num_members)
+    task = _task(loss, scores, weights, members.num_members)
+    sets = named_sets(id_data, shifted, ood)
+    checked = checked_groups(groups, sets)
+    cells = _cells(task, corruptions, severities)
+    if device is not None:
+        members.to(device)
+    reader = Reader(members, task, transform, batch_size, device_of(members))
+    samples, seen = [], {}
+    with evaluation_mode(members):
+        for part in sets:
+            sample = reader.read(part, cells if part.kind == "id" else (), seed)
+            check_not_twice(sample.name, sample.inputs, seen)
+            seen[sample.inputs] = sample.name
+            samples.append(sample)
+    assert reader.shape is not None
+    numbers, replicates = _numbers(task, samples, checked, bootstrap, seed)
+    num_outputs = reader.shape[1] // (2 if task.task == "density" else 1)
+    return Evaluation(
+        name=name,
+        task=task.task,
+        loss=loss,
+        num_members=reader.shape[0],
+        num_outputs=num_outputs,
+        class_names=_checked_class_names(class_names, num_outputs),
+        weights=() if weights is None else tuple(weights.tolist()),
+        score_names=task.score_names,
+        bootstrap=bootstrap,
+        seed=seed,
+        sets=tuple(SetInfo(part.name, part.kind, part.size, part.fingerprint) for part in samples),
+        groups=checked,
+        numbers=tuple(numbers),
+        replicates=replicates,
+        reliability=tuple(
+            curve
+            for part in samples
+            if part.kind != "ood" and (curve := task.reliability(part.name, part.columns)) is not None
+        ),
+        rocs=tuple(_rocs(task, samples)),
+        histograms=tuple(_histograms(task, samples)),
+        gallery=tuple(item for part in samples for item in part.disputed),
+    )
+
+
+def _task(loss: str, scores: Iterable[str] | None, weights: Tensor | None, num_members: int) -> Task:
+    kind = likelihood_of(loss).kind
+    if kind == "classes":
+        return Classification(score_names(scores, num_members), weights, loss)
+    return Regression(variance_names(scores, kind), weights, loss, kind)
+
+
+def _cells(task: Task, corruptions: Iterable[str] | None, severities: Iterable[int]) -> list[Cell]:
+    """Return every corruption at every severity, or say which there are."""
+    if corruptions is None:
+        return []
+    from dissensus.data.corruptions import CORRUPTIONS, SEVERITIES
+
+    if task.task != "classification":
+        raise ValueError("`corruptions` are for classifiers of images; got a regression loss. Leave them out.")
+    names = [corruptions] if isinstance(corruptions, str) else list(corruptions)
+    unknown = [name for name in names if name not in CORRUPTIONS]
+    if unknown or not names or len(set(names)) != len(names):
+        raise ValueError(
+            f"`corruptions` must name each corruption once, among {', '.join(CORRUPTIONS)}; got "
+            f"{', '.join(map(str, names)) or 'none'}."
+        )
+    levels = list(severities)
+    if not levels or len(set(levels)) != len(levels) or any(level not in SEVERITIES for level in levels):
+        raise ValueError(f"`severities` must be among 1, 2, 3, 4 and 5, each once; got {levels}.")
+    return [(name, level) for name in names for level in levels]
+
+
+def _checked_class_names(names: Sequence[str] | None, num_outputs: int) -> tuple[str, ...]:
+    if names is None:
+        return ()
+    if len(names) != num_outputs:
+        raise ValueError(
+            f"`class_names` must name each of the {num_outputs} outputs; got {len(names)} names."
+        )
+    return tuple(map(str, names))
+
+
+def _numbers(
+    task: Task, samples: Sequence[Sample], groups: Mapping[str, tuple[str, ...]], count: int, seed: int
+) -> Found:
+    """Return all numbers with intervals, and the replicates of the first of them."""
+    known = samples[0]
+    sizes = {part.name: part.size for part in samples}
+    statistics: list[Statistic] = []
+    for part in samples:
+        statistics += task.statistics(part.kind, part.name, part.columns)
+        if part is not known:
+            statistics += [
+                detection(part.kind, part.name, score, ood_scores, id_scores, known.name)
+                for score, ood_scores, id_scores in zip(
+                    task.score_names, part.columns["scores"], known.columns["scores"], strict=True
+                )
+            ]
+    main = _resampled(statistics, sizes, count, seed)
+    means = _group_means(main, groups)
+    single, averages, unresampled = _corrupted_numbers(task, known, count, seed)
+    replicated = [*main[0], *means[0], *averages[0]]
+    replicates = np.concatenate([main[1], means[1], averages[1]])
+    numbers = with_intervals(replicated, replicates) + with_intervals(*single) + unresampled
+    return numbers, replicates
+
+
+def _resampled(statistics: Sequence[Statistic], sizes: Mapping[str, int], count: int, seed: int) -> Found:
+    numbers = [number for part in statistics for number in part.numbers]
+    if not count or not numbers:
+        return numbers, np.zeros((len(numbers), count), np.float32)
+    return numbers, replicates_of(statistics, sizes, count, seed)
+
+
+def _group_means(found: Found, groups: Mapping[str, tuple[str, ...]]) -> Found:
+    """Return the mean over the sets of each group of every number that they have."""
+    place = {(n.set, n.metric, n.score): row for row, n in enumerate(found[0]) if n.kind == "ood"}
+    means = []
+    for group, parts in groups.items():
+        for _, metric, score in [key for key in place if key[0] == parts[0]]:
+            rows = [place[part, metric, score] for part in parts]
+            like = Number(metric, group, "group", 0.0, score)
+            means.append(average([found[0][row] for row in rows], found[1][rows], like))
+    return _stacked(means, found[1].shape[1])
+
+
+def _corrupted_numbers(task: Task, known: Sample, count: int, seed: int) -> tuple[Found, Found, list[Number]]:
+    """Return numbers of each corruption, their averages, and numbers without replicates."""
+    statistics: list[Statistic] = []
+    points: list[Number] = []
+    for (name, severity), columns in known.corrupted.items():
+        assert isinstance(task, Classification)
+        parts, without = task.corrupted(name, severity, columns, known.columns)
+        statistics += parts
+        points += without
+    single = _resampled(statistics, {known.name: known.size}, count, seed)
+    averages = _stacked(_severity_means(*single), count)
+    return single, averages, [*points, *(number for number, _ in _severity_means(points, None))]
+
+
+def _severity_means(
+    numbers: Sequence[Number], replicates: NDArray[np.float32] | None
+) -> list[tuple[Number, NDArray[np.float32]]]:
+    """Return means over corruptions, for each severity and for all."""
+    if replicates is None:
+        replicates = np.zeros((len(numbers), 0), np.float32)
+    levels: list[int | None] = [*sorted({number.severity for number in numbers if number.severity}), None]
+    means = []
+    for level in levels if numbers else ():
+        chosen = [row for row, number in enumerate(numbers) if level in (None, number.severity)]
+        chosen.sort(key=lambda row: (numbers[row].metric, numbers[row].score or ""))
+        for (metric, score), rows in groupby(chosen, key=lambda row: (numbers[row].metric, numbers[row].score)):
+            places = list(rows)
+            like = Number(metric, ALL_CORRUPTIONS, "corruptions", 0.0, score, level)
+            means.append(average([numbers[row] for row in places], replicates[places], like))
+    return means
+
+
+def _stacked(found: Sequence[tuple[Number, NDArray[np.float32]]], count: int) -> Found:
+    if not found:
+        return [], np.zeros((0, count), np.float32)
+    return [number for number, _ in found], np.stack([rows for _, rows in found])
+
+
+def _rocs(task: Task, samples: Sequence[Sample]) -> Iterable[Roc]:
+    known = samples[0].columns["scores"]
+    for part in samples[1:]:
+        for score, ood_scores, id_scores in zip(task.score_names, part.columns["scores"], known, strict=True):
+            curve = metrics.roc_curve(ood_scores, id_scores, points=_ROC_POINTS)
+            yield Roc(part.name, score, floats(curve.fpr.numpy()), floats(curve.tpr.numpy()))
+
+
+def _histograms(task: Task, samples: Sequence[Sample]) -> Iterable[Histogram]:
+    for place, score in enumerate(task.score_names):
+        values = {part.name: part.columns["scores"][place].double().numpy() for part in samples}
+        low, high = np.quantile(np.concatenate(list(values.values())), [0.001, 0.999])
+        edges = np.histogram_bin_edges([], _HISTOGRAM_BINS, (float(low), float(high)))
+        for name, own in values.items():
+            counts, _ = np.histogram(own.clip(edges[0], edges[-1]), edges)
+            yield Histogram(name, score, floats(edges), floats(counts / len(own)))

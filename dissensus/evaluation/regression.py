@@ -1,0 +1,221 @@
+"""Member means (and scales) of a batch -> columns, one value per input; columns of a whole set -> numbers and curves."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from math import log, pi, sqrt
+from types import MappingProxyType
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from dissensus._beliefs import member_mean
+from dissensus.evaluation.classification import Columns, checked_names
+from dissensus.evaluation.estimates import Means
+from dissensus.evaluation.resampling import Statistic
+from dissensus.evaluation.results import COVERAGE_LEVELS, Kind, Number, Reliability
+from dissensus.objectives.likelihoods import as_columns, full, gaussian_nll, laplace_nll, mean_and_scale
+from dissensus.scores import REGRESSION_SCORES
+
+Elementwise = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Family:
+    """A location-scale family of distributions.
+
+    Attributes:
+        name: As in `ds.mixture`.
+        variance: Variance at scale one.
+        nll: Negative log-likelihood of (mean, scale, target), element by element.
+        crps: Continuous ranked probability score of the same.
+        half_width: Half the width of the central interval of this probability, at scale one.
+    """
+
+    name: str
+    variance: float
+    nll: Elementwise
+    crps: Elementwise
+    half_width: Callable[[float], float]
+
+
+def _gaussian_crps(mean: Tensor, scale: Tensor, target: Tensor) -> Tensor:
+    z = (target - mean) / scale
+    density = torch.exp(-z.square() / 2) / sqrt(2 * pi)
+    return scale * (z * torch.erf(z / sqrt(2)) + 2 * density - 1 / sqrt(pi))
+
+
+def _laplace_crps(mean: Tensor, scale: Tensor, target: Tensor) -> Tensor:
+    distance = ((target - mean) / scale).abs()
+    return scale * (distance + torch.exp(-distance) - 0.75)
+
+
+def _gaussian_half_width(level: float) -> float:
+    return sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64)))
+
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "gaussian_nll": Family("gaussian", 1.0, gaussian_nll, _gaussian_crps, _gaussian_half_width),
+        "laplace_nll": Family("laplace", 2.0, laplace_nll, _laplace_crps, lambda level: -log(1 - level)),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Regression:
+    """How outputs of a regression ensemble are read.
+
+    Attributes:
+        score_names: The variances to compute.
+        weights: Member weights, or None.
+        loss: "gaussian_nll" or "laplace_nll" for likelihood heads, "mse" or "mae" for point predictions.
+        task: "density" or "points".
+    """
+
+    score_names: tuple[str, ...]
+    weights: Tensor | None
+    loss: str
+    task: Literal["density", "points"]
+
+    def check(self, outputs: Tensor) -> None:
+        """Refuse outputs of the wrong shape."""
+        if outputs.ndim != 3:
+            raise ValueError(
+                "Members must return (batch, outputs), which makes (members, batch, outputs); the ensemble gave "
+                f"{tuple(outputs.shape)}. Add a last axis of size one to a single output."
+            )
+
+    def num_outputs(self, outputs: Tensor) -> int:
+        """Return the number of targets."""
+        return outputs.shape[-1] // 2 if self.task == "density" else outputs.shape[-1]
+
+    def check_targets(self, targets: Tensor, outputs: Tensor, name: str, start: int) -> None:
+        """Refuse targets that do not fit the outputs, or are not finite."""
+        wanted, got = self.num_outputs(outputs), tuple(as_columns(targets).shape[1:])
+        if got != (wanted,):
+            raise ValueError(
+                f"Targets of set {name!r} must be shaped (inputs, {wanted}), as the outputs say; got "
+                f"{tuple(targets.shape)} in a batch."
+            )
+        usable = as_columns(targets).isfinite().all(1)
+        if not bool(usable.all()):
+            row = int((~usable).nonzero()[0])
+            raise ValueError(
+                f"Targets of set {name!r} must be finite; row {start + row} is not. Leave it out."
+            )
+
+    def columns(self, outputs: Tensor, targets: Tensor | None) -> Columns:
+        """Return all that numbers need of a batch; the last axis of each column is the batch."""
+        outputs = full(outputs)
+        weights = None if self.weights is None else self.weights.to(outputs)
+        mean, scale = (
+            mean_and_scale(outputs) if self.task == "density" else (outputs, torch.zeros_like(outputs))
+        )
+        spread = scale.square() * (FAMILIES[self.loss].variance if self.task == "density" else 1.0)
+        centre = member_mean(mean, weights)
+        # Around the centre: the difference of two second moments cancels when means are large.
+        knowledge, data = member_mean((mean - centre).square(), weights), member_mean(spread, weights)
+        variances = {
+            "total_variance": data + knowledge,
+            "data_variance": data,
+            "knowledge_variance": knowledge,
+        }
+        columns = {"scores": torch.stack([variances[name].mean(-1) for name in self.score_names])}
+        if targets is not None:
+            truth = as_columns(targets).to(centre)
+            columns |= {
+                "mse": (centre - truth).square().mean(-1),
+                "mae": (centre - truth).abs().mean(-1),
+                "member_mse": (mean - truth).square().mean(-1),
+            }
+            if self.task == "density":
+                deviation = (data + knowledge).sqrt()
+                columns |= self._density_columns(mean, scale, centre, deviation, truth, weights)
+        return columns
+
+    def _density_columns(
+        self,
+        mean: Tensor,
+        scale: Tensor,
+        centre: Tensor,
+        deviation: Tensor,
+        truth: Tensor,
+        weights: Tensor | None,
+    ) -> Columns:
+        family = FAMILIES[self.loss]
+        pooled = deviation / sqrt(family.variance)
+        shares = torch.full_like(mean[:, 0, 0], 1 / len(mean)) if weights is None else weights
+        members = shares.log()[:, None] - family.nll(mean, scale, truth).sum(-1)
+        distance = (truth - centre).abs() / pooled
+        levels = torch.tensor([family.half_width(level) for level in COVERAGE_LEVELS])
+        inside = distance <= levels.to(distance)[:, None, None]
+        return {
+            "nll": family.nll(centre, pooled, truth).mean(-1),
+            "crps": family.crps(centre, pooled, truth).mean(-1),
+            "mixture_nll": -members.logsumexp(0),
+            "inside": inside.to(mean.dtype).mean(-1),
+            "scale": pooled.mean(-1),
+        }
+
+    def statistics(self, kind: Kind, name: str, columns: Columns) -> list[Statistic]:
+        """Return the numbers of one set that need no other."""
+        scores = Means(
+            [
+                Number("mean", name, kind, float(own.double().mean()), score)
+                for score, own in zip(self.score_names, columns["scores"], strict=True)
+            ],
+            name,
+            columns["scores"].float(),
+        )
+        if kind == "ood":
+            return [scores]
+        members = columns["member_mse"].double()
+        roots = Means(
+            [
+                Number("rmse", name, kind, sqrt(float(columns["mse"].double().mean()))),
+                *(
+                    Number("rmse", name, kind, sqrt(float(own.mean())), member=place)
+                    for place, own in enumerate(members)
+                ),
+            ],
+            name,
+            torch.cat([columns["mse"][None], columns["member_mse"]]).float(),
+            root=True,
+        )
+        values = {metric: column.double() for metric, column in self._averaged(columns).items()}
+        means = Means(
+            [Number(metric, name, kind, float(column.mean())) for metric, column in values.items()],
+            name,
+            torch.stack(list(values.values())).float(),
+        )
+        return [means, roots, scores]
+
+    def _averaged(self, columns: Columns) -> dict[str, Tensor]:
+        values = {"mae": columns["mae"]}
+        if self.task == "density":
+            family = FAMILIES[self.loss]
+            place = COVERAGE_LEVELS.index(0.9)
+            values |= {
+                f"{family.name}_nll": columns["nll"],
+                "mixture_nll": columns["mixture_nll"],
+                f"{family.name}_crps": columns["crps"],
+                "coverage_90": columns["inside"][place],
+                "width_90": 2 * family.half_width(0.9) * columns["scale"],
+            }
+        return values
+
+    def reliability(self, name: str, columns: Columns) -> Reliability | None:
+        """Return the share of targets inside central intervals of a labelled set; None without densities."""
+        if self.task == "points":
+            return None
+        inside = tuple(columns["inside"].double().mean(-1).tolist())
+        return Reliability(
+            name, COVERAGE_LEVELS, inside, (1.0,) * len(inside), COVERAGE_LEVELS, COVERAGE_LEVELS
+        )
+
+
+def variance_names(names: Iterable[str] | None, task: str) -> tuple[str, ...]:
+    """Return the variances to compute; point predictions have only one."""
+    known = list(REGRESSION_SCORES) if task == "density" else ["knowledge_variance"]
+    return tuple(known) if names is None else checked_names(names, known)

@@ -1,0 +1,264 @@
+"""What an evaluation found: frozen numbers, curves and pictures, as tables, as JSON and back."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Kind = Literal["id", "shifted", "ood", "group", "corruption", "corruptions"]
+Task = Literal["classification", "density", "points"]
+
+LEVEL = 0.95
+COVERAGE_LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+# Names of the average over corruptions, and of the set that all others are compared with.
+ALL_CORRUPTIONS = "corruptions"
+ID = "id"
+
+
+@dataclass(frozen=True)
+class Number:
+    """One metric on one set, with the ends of its 95 % interval.
+
+    Attributes:
+        metric: What was measured, by the name it has in `dissensus.metrics`; "mean" is the mean of a score.
+        set: On which inputs: "id", the name of a set or a group, a corruption, or "corruptions" for their average.
+        kind: What kind of set it is: "id", "shifted" (labelled), "ood", "group" (an average over sets),
+            "corruption" (one of them) or "corruptions" (their average).
+        value: The metric.
+        score: Which uncertainty score it is about; None for metrics of predictions.
+        severity: Of a corruption; None elsewhere, and for the average over all severities.
+        member: Which member it is about; None for the ensemble.
+        low: Lower end of the interval; None without one.
+        high: Upper end.
+    """
+
+    metric: str
+    set: str
+    kind: Kind
+    value: float
+    score: str | None = None
+    severity: int | None = None
+    member: int | None = None
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def key(self) -> tuple[str, str, str, str | None, int | None, int | None]:
+        """What the number is about: everything but its value and interval."""
+        return (self.metric, self.set, self.kind, self.score, self.severity, self.member)
+
+
+@dataclass(frozen=True)
+class SetInfo:
+    """A set of inputs that was evaluated.
+
+    Attributes:
+        name: Its name.
+        kind: "id", "shifted" or "ood".
+        size: How many inputs it has.
+        fingerprint: A hash of its inputs and targets, in order; the same for the same data.
+    """
+
+    name: str
+    kind: Kind
+    size: int
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """What was claimed against what came true on one set.
+
+    For classes: mean confidence and accuracy, bin by bin. For densities: the probability of central intervals and
+    the share of targets inside.
+
+    Attributes:
+        set: Name of the set.
+        claimed: Mean confidence, or probability of the interval.
+        observed: Accuracy, or coverage.
+        share: Share of the inputs in each bin; for intervals, 1.
+        lower: Left edge of each bin; for intervals, what is claimed.
+        upper: Right edge.
+    """
+
+    set: str
+    claimed: tuple[float, ...]
+    observed: tuple[float, ...]
+    share: tuple[float, ...]
+    lower: tuple[float, ...]
+    upper: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Shares of a set's inputs whose score falls between neighbouring edges.
+
+    The edges are common to all sets of a score and leave out its most extreme thousandth at either end, which is
+    counted in the outermost bins.
+    """
+
+    set: str
+    score: str
+    edges: tuple[float, ...]
+    shares: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Roc:
+    """ROC curve of a score that should tell a set from the known inputs; `auroc` of the whole curve is a number."""
+
+    set: str
+    score: str
+    fpr: tuple[float, ...]
+    tpr: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Disputed:
+    """An input that members disagree about most, or least, in its set.
+
+    Attributes:
+        set: Name of the set.
+        most: Whether it is one of the most disputed; else one of the least.
+        index: Its number in the set.
+        dispute: Mutual information, in nats.
+        predicted: Class that the ensemble predicts.
+        label: True class; None where there is none.
+        votes: Class that each member predicts.
+        shape: Channels, height and width of the picture.
+        pixels: The picture, uint8, row by row.
+    """
+
+    set: str
+    most: bool
+    index: int
+    dispute: float
+    predicted: int
+    label: int | None
+    votes: tuple[int, ...]
+    shape: tuple[int, int, int]
+    pixels: bytes
+
+    @property
+    def image(self) -> NDArray[np.uint8]:
+        """The picture, `(channels, height, width)`."""
+        return np.frombuffer(self.pixels, dtype=np.uint8).reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Everything that `evaluate` measured. `print(result.table())` is the short form, `ds.report` the long one.
+
+    Attributes:
+        name: Name of the ensemble, for tables and pages.
+        task: "classification", "density" or "points".
+        loss: The loss that says how outputs are read.
+        num_members: Number of members.
+        num_outputs: Number of classes, or of targets.
+        class_names: Names of the classes; empty where none were given.
+        weights: Weights of the members; empty if they are equal.
+        score_names: The uncertainty scores.
+        bootstrap: Number of resamples behind each interval.
+        seed: What decided the resamples and the corruptions.
+        sets: The sets of inputs.
+        groups: Name of a group to the sets that it averages.
+        numbers: Every metric.
+        replicates: `(rows, bootstrap)`, float32: row i holds the resampled values of `numbers[i]`. Numbers past the
+            last row have none: single corruptions, and smooth calibration errors under corruption.
+        reliability: One curve for each labelled set.
+        rocs: One curve for each score and set that is not "id".
+        histograms: One for each score and set.
+        gallery: The most and least disputed inputs of each set, where inputs are images.
+    """
+
+    name: str
+    task: Task
+    loss: str
+    num_members: int
+    num_outputs: int
+    class_names: tuple[str, ...]
+    weights: tuple[float, ...]
+    score_names: tuple[str, ...]
+    bootstrap: int
+    seed: int
+    sets: tuple[SetInfo, ...]
+    groups: Mapping[str, tuple[str, ...]]
+    numbers: tuple[Number, ...]
+    replicates: NDArray[np.float32] = field(repr=False, compare=False)
+    reliability: tuple[Reliability, ...]
+    rocs: tuple[Roc, ...]
+    histograms: tuple[Histogram, ...]
+    gallery: tuple[Disputed, ...]
+
+    def number(
+        self,
+        metric: str,
+        set: str = ID,
+        *,
+        score: str | None = None,
+        severity: int | None = None,
+        member: int | None = None,
+    ) -> Number:
+        """Return one number, with its interval.
+
+        Args:
+            metric: As in `Number`.
+            set: Which set, group or corruption; "corruptions" for the average over these.
+            score: Which score, for metrics that are about one.
+            severity: Which severity of a corruption; None for the average over severities.
+            member: Which member, for metrics of one.
+
+        Returns:
+            The number; `.value` is its value, `.low` and `.high` are the ends of its interval.
+        """
+        wanted = (metric, set, score, severity, member)
+        for number in self.numbers:
+            if (number.metric, number.set, number.score, number.severity, number.member) == wanted:
+                return number
+        known = sorted({number.metric for number in self.numbers if number.set == set})
+        raise ValueError(
+            f"There is no {metric!r} of set {set!r} with score {score!r}, severity {severity!r} and member {member!r}; "
+            + (f"that set has {', '.join(known)}." if known else f"sets are {', '.join(self.set_names)}.")
+        )
+
+    @property
+    def set_names(self) -> list[str]:
+        """Names of all sets, groups and corruptions that numbers are about."""
+        return list(dict.fromkeys(number.set for number in self.numbers))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return every number as a dict: metric, set, kind, value, score, severity, member, low, high."""
+        return [asdict(number) for number in self.numbers]
+
+    def to_pandas(self) -> Any:
+        """Return every number as a row of a pandas DataFrame (pandas must be installed)."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows())
+
+    def table(self) -> str:
+        """Return the main numbers with their intervals as text."""
+        from dissensus.evaluation.tables import as_text
+
+        return as_text(self)
+
+    def save(self, path: Path | str) -> Path:
+        """Write everything as one JSON file, replacing it in one step; folders on the way to it are made."""
+        from dissensus.evaluation.storage import save
+
+        return save(self, Path(path))
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Evaluation":
+        """Read what `save` wrote."""
+        from dissensus.evaluation.storage import load
+
+        return load(Path(path))
+
+
+def floats(values: Sequence[float] | NDArray[Any]) -> tuple[float, ...]:
+    """Return numbers rounded to the seven digits that a picture can need, as a tuple."""
+    return tuple(float(f"{value:.7g}") for value in values)

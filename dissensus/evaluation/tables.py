@@ -1,0 +1,209 @@
+"""Evaluations in, the tables that people read out: columns and rows of short text."""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from dissensus.evaluation.comparison import UNDIRECTED, Comparison, Difference
+from dissensus.evaluation.results import ALL_CORRUPTIONS, ID, Evaluation, Number
+
+# Columns, and rows with a cell for each of them.
+Cells: TypeAlias = tuple[list[str], list[list[str]]]
+
+METRIC_TITLES = {
+    "accuracy": "accuracy",
+    "member_accuracy": "mean member accuracy",
+    "nll": "NLL",
+    "brier": "Brier",
+    "ece": "ECE",
+    "smooth_ece": "smooth ECE",
+    "confidence": "confidence",
+    "disagreement": "disagreement",
+    "auroc": "AUROC",
+    "aupr_out": "AUPR out",
+    "aupr_in": "AUPR in",
+    "fpr95_ood_positive": "FPR at 95 % TPR (OOD positive)",
+    "fpr95_id_positive": "FPR at 95 % TPR (ID positive)",
+    "risk_coverage_area": "risk-coverage area",
+    "rmse": "RMSE",
+    "mae": "MAE",
+    "gaussian_nll": "Gaussian NLL",
+    "laplace_nll": "Laplace NLL",
+    "mixture_nll": "mixture NLL",
+    "gaussian_crps": "CRPS",
+    "laplace_crps": "CRPS",
+    "coverage_90": "coverage of 90 % intervals",
+    "width_90": "width of 90 % intervals",
+}
+_PREDICTION_METRICS = {
+    "classification": ("accuracy", "member_accuracy", "nll", "brier", "ece", "smooth_ece"),
+    "density": ("rmse", "mixture_nll", "gaussian_nll", "laplace_nll", "gaussian_crps", "laplace_crps", "coverage_90"),
+    "points": ("rmse", "mae"),
+}
+
+
+def interval_text(number: Number | None) -> str:
+    """Return a value with its interval, such as `0.934 [0.929, 0.939]`; a dash for None."""
+    if number is None:
+        return "–"
+    if number.low is None or number.high is None:
+        return short(number.value)
+    return f"{short(number.value)} [{short(number.low)}, {short(number.high)}]"
+
+
+def short(value: float) -> str:
+    """Return a number with three decimals, or four digits where it is large or very small.
+
+    Example:
+        >>> short(0.98765), short(123.456), short(0.0000123), short(-0.0)
+        ('0.988', '123.5', '1.23e-05', '0.000')
+    """
+    if value == 0 or 1e-3 <= abs(value) < 100:
+        return f"{value + 0.0:.3f}"
+    return f"{value:.3g}" if abs(value) < 1e-3 else f"{value:.4g}"
+
+
+def title_of(name: str) -> str:
+    """Return a metric's or score's name as people write it."""
+    return METRIC_TITLES.get(name, name.replace("_", " "))
+
+
+def prediction_table(results: Sequence[Evaluation]) -> Cells:
+    """Return how good predictions are, set by set and run by run."""
+    metrics = [
+        name
+        for name in _PREDICTION_METRICS[results[0].task]
+        if any(number.metric == name for result in results for number in result.numbers)
+    ]
+    rows = []
+    for result in results:
+        labelled = [part.name for part in result.sets if part.kind != "ood"]
+        if any(number.kind == "corruptions" for number in result.numbers):
+            labelled.append(ALL_CORRUPTIONS)
+        for name in labelled:
+            row = [_name_of_set(name), *(interval_text(find(result, metric, name)) for metric in metrics)]
+            rows.append([result.name, *row] if len(results) > 1 else row)
+    head = ["run", "set"] if len(results) > 1 else ["set"]
+    return [*head, *map(title_of, metrics)], rows
+
+
+def detection_table(result: Evaluation, metric: str = "auroc") -> Cells:
+    """Return how well each score tells each set from the known inputs."""
+    sets = detection_sets(result)
+    rows = [
+        [title_of(score), *(interval_text(find(result, metric, name, score)) for name in sets)]
+        for score in result.score_names
+    ]
+    return [f"{title_of(metric)} by score", *map(_name_of_set, sets)], rows
+
+
+def detection_sets(result: Evaluation) -> list[str]:
+    """Return the names of all that is told from known inputs: groups, sets, and corruptions together."""
+    names = [*result.groups, *(part.name for part in result.sets if part.kind != "id")]
+    if any(number.kind == "corruptions" for number in result.numbers):
+        names.append(ALL_CORRUPTIONS)
+    return names
+
+
+def severity_table(result: Evaluation, score: str) -> Cells:
+    """Return accuracy, calibration and AUROC of one score at each severity, averaged over corruptions."""
+    levels = severities(result)
+    rows = []
+    for level in levels:
+        cells = [
+            find(result, metric, ALL_CORRUPTIONS, None, level)
+            for metric in ("accuracy", "nll", "ece", "smooth_ece")
+        ]
+        auroc = find(result, "auroc", ALL_CORRUPTIONS, score, level)
+        rows.append([str(level), *map(interval_text, cells), interval_text(auroc)])
+    return ["severity", "accuracy", "NLL", "ECE", "smooth ECE", f"AUROC of {title_of(score)}"], rows
+
+
+def corruption_table(results: Sequence[Evaluation], severity: int) -> Cells:
+    """Return accuracies of every corruption at one severity, run by run."""
+    names = list(
+        dict.fromkeys(n.set for result in results for n in result.numbers if n.kind == "corruption")
+    )
+    rows = [
+        [
+            name.replace("_", " "),
+            *(interval_text(find(result, "accuracy", name, None, severity)) for result in results),
+        ]
+        for name in names
+    ]
+    heads = [result.name for result in results] if len(results) > 1 else ["accuracy"]
+    return ["corruption", *heads], rows
+
+
+def comparison_table(comparison: Comparison) -> Cells:
+    """Return the differences of predictions, and of AUROCs, between two runs."""
+    rows = [
+        [
+            title_of(one.metric) + (f" of {title_of(one.score)}" if one.score else ""),
+            _name_of_set(one.set),
+            short(one.first),
+            short(one.second),
+            f"{_signed(one.value)} [{_signed(one.low)}, {_signed(one.high)}]",
+            _verdict(one, comparison),
+        ]
+        for one in comparison.differences
+        if _in_comparison(one)
+    ]
+    return ["number", "set", comparison.first, comparison.second, "difference", "clearly better"], rows
+
+
+def severities(result: Evaluation) -> list[int]:
+    """Return the severities that were evaluated."""
+    return sorted({number.severity for number in result.numbers if number.severity is not None})
+
+
+def find(
+    result: Evaluation, metric: str, name: str = ID, score: str | None = None, severity: int | None = None
+) -> Number | None:
+    """Return a number of the ensemble, or None where it was not measured."""
+    wanted = (metric, name, score, severity, None)
+    for number in result.numbers:
+        if (number.metric, number.set, number.score, number.severity, number.member) == wanted:
+            return number
+    return None
+
+
+def as_text(result: Evaluation) -> str:
+    """Return the main tables of an evaluation as text."""
+    parts = [f"{result.name}: {_summary(result)}", text_table(*prediction_table([result]))]
+    if detection_sets(result):
+        parts.append(text_table(*detection_table(result)))
+    if severities(result):
+        parts.append(text_table(*severity_table(result, result.score_names[0])))
+    return "\n\n".join(parts)
+
+
+def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return columns and rows as aligned text."""
+    lines = [list(columns), *map(list, rows)]
+    widths = [max(len(line[place]) for line in lines) for place in range(len(columns))]
+    texts = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    return "\n".join([texts[0], "  ".join("-" * width for width in widths), *texts[1:]])
+
+
+def _summary(result: Evaluation) -> str:
+    members = f"{result.num_members} member" + ("s" if result.num_members > 1 else "")
+    sizes = ", ".join(f"{part.name} {part.size}" for part in result.sets)
+    return f"{members}; inputs: {sizes}" + ("; in brackets: 95 % intervals" if result.bootstrap else "")
+
+
+def _name_of_set(name: str) -> str:
+    return "mean over corruptions" if name == ALL_CORRUPTIONS else name
+
+
+def _in_comparison(one: Difference) -> bool:
+    if one.member is not None or one.severity is not None or one.metric in UNDIRECTED:
+        return False
+    return one.score is None or one.metric == "auroc"
+
+
+def _verdict(one: Difference, comparison: Comparison) -> str:
+    return {"first": comparison.first, "second": comparison.second, "": "–"}[one.better]
+
+
+def _signed(value: float) -> str:
+    return ("+" if value > 0 else "") + short(value)

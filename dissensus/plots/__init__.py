@@ -1,0 +1,27 @@
+"""Results in, pictures out.
+
+What is one picture is drawn into the `Axes` that it is given; what has several panels returns a `Figure`.
+Nothing global is read or changed: no pyplot, no style, no settings of matplotlib. The colours are told apart
+on white by readers with any kind of colour vision.
+"""
+
+from dissensus.plots.curves import member_count_curves, reliability, score_histograms, training_curves
+from dissensus.plots.figures import COLOURS, NOTE_COLOUR, panels, save
+from dissensus.plots.planes import class_maps, class_points, four_panels
+from dissensus.plots.regression import bands, member_bands
+
+__all__ = [
+    "COLOURS",
+    "NOTE_COLOUR",
+    "bands",
+    "class_maps",
+    "class_points",
+    "four_panels",
+    "member_bands",
+    "member_count_curves",
+    "panels",
+    "reliability",
+    "save",
+    "score_histograms",
+    "training_curves",
+]

@@ -1,0 +1,169 @@
+"""Calibration, scores, training and numbers of members, each drawn into one `Axes`."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dissensus.metrics import ReliabilityCurve
+from dissensus.plots.figures import COLOURS, NOTE_COLOUR, Values, as_array, flat_array
+from dissensus.training.history import History
+
+if TYPE_CHECKING:
+    import matplotlib.axes
+
+
+def reliability(curve: ReliabilityCurve, ax: "matplotlib.axes.Axes", *, label: str = "ensemble") -> None:
+    """Draw how often confidences were right, bin by bin, above the share of inputs in each bin.
+
+    Reading: a line below the diagonal is overconfident, above it underconfident; bins with few inputs wobble.
+
+    Args:
+        curve: What `metrics.reliability_curve` returns.
+        ax: Where to draw.
+        label: Name in the legend, beside the expected calibration error.
+
+    Example:
+        >>> import torch
+        >>> from dissensus.metrics import reliability_curve
+        >>> from dissensus.plots import panels
+        >>> figure, (ax,) = panels()
+        >>> reliability(reliability_curve(torch.tensor([[0.8, 0.2]]), torch.tensor([0])), ax)
+        >>> [line.get_label() for line in ax.lines]
+        ['calibrated', 'ensemble (ECE 0.2000)']
+    """
+    edges, width = as_array(curve.lower), as_array(curve.upper) - as_array(curve.lower)
+    ax.bar(
+        edges,
+        as_array(curve.weight),
+        width=width,
+        align="edge",
+        color="#BBBBBB",
+        linewidth=0,
+        label="share of inputs",
+    )
+    ax.plot([0, 1], [0, 1], color=NOTE_COLOUR, linestyle="--", linewidth=1, label="calibrated")
+    ax.plot(
+        as_array(curve.confidence),
+        as_array(curve.accuracy),
+        "o-",
+        color=COLOURS[0],
+        markersize=4,
+        label=f"{label} (ECE {curve.ece:.4f})",
+    )
+    ax.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
+    ax.legend(frameon=False, fontsize="small", loc="upper left")
+
+
+def score_histograms(
+    scores: Mapping[str, Values], ax: "matplotlib.axes.Axes", *, bins: int = 40, xlabel: str = "score"
+) -> None:
+    """Draw the distributions of a score on several sets, in common bins; each has area one.
+
+    Reading: the less known and unknown inputs overlap, the better the score tells them apart.
+
+    Args:
+        scores: Name of a set to its scores, `(batch,)`.
+        ax: Where to draw.
+        bins: Number of bins between the smallest and the largest score of all.
+        xlabel: Name of the score.
+
+    Example:
+        >>> from dissensus.plots import panels
+        >>> figure, (ax,) = panels()
+        >>> score_histograms({"known": [0.1, 0.2], "unknown": [0.6, 0.9]}, ax)
+        >>> ax.get_legend_handles_labels()[1]
+        ['known', 'unknown']
+    """
+    arrays = {name: flat_array(values) for name, values in scores.items()}
+    for name, values in arrays.items():
+        if not len(values) or not np.isfinite(values).all():
+            raise ValueError(
+                f"Scores of {name!r} must be finite, one or more; got {len(values)}, not all finite or none."
+            )
+    if not arrays:
+        raise ValueError("`scores` must name at least one set; got none.")
+    edges = np.histogram_bin_edges(np.concatenate(list(arrays.values())), bins).tolist()
+    for index, (name, values) in enumerate(arrays.items()):
+        colour = COLOURS[index % len(COLOURS)]
+        ax.hist(values, edges, density=True, histtype="stepfilled", color=colour, alpha=0.25)
+        ax.hist(values, edges, density=True, histtype="step", color=colour, linewidth=1.4, label=name)
+    ax.set(xlabel=xlabel, ylabel="density")
+    ax.legend(frameon=False, fontsize="small")
+
+
+def training_curves(
+    history: History,
+    ax: "matplotlib.axes.Axes",
+    *,
+    column: str = "loss",
+    colour: str = COLOURS[0],
+    label: str = "",
+) -> None:
+    """Draw a column of a training history: a thin line for each member, a thick one for their mean.
+
+    Args:
+        history: `run.history`.
+        ax: Where to draw.
+        column: Which column; one that belongs to the ensemble as a whole gives one line.
+        colour: Colour of the lines.
+        label: Name of the mean in the legend; the column's by default.
+
+    Example:
+        >>> history = History()
+        >>> history.add({"epoch": 1, "step": 5}, [0, 1], {"loss": [1.0, 3.0]}, {})
+        >>> history.add({"epoch": 2, "step": 10}, [0, 1], {"loss": [0.5, 0.7]}, {})
+        >>> from dissensus.plots import panels
+        >>> figure, (ax,) = panels()
+        >>> training_curves(history, ax)
+        >>> [line.get_ydata().tolist() for line in ax.lines]
+        [[1.0, 0.5], [3.0, 0.7], [2.0, 0.6]]
+    """
+    if column not in history.columns:
+        raise ValueError(f"`column` must be one of {', '.join(history.columns)}; got {column!r}.")
+    rows = [row for row in history if column in row]
+    members = sorted({int(row["member"]) for row in rows})
+    lines = [[(row["step"], row[column]) for row in rows if row["member"] == member] for member in members]
+    if any(line != lines[0] for line in lines):
+        for line in lines:
+            ax.plot(*zip(*line, strict=True), color=colour, linewidth=0.7, alpha=0.45)
+    steps = sorted({int(row["step"]) for row in rows})
+    ax.plot(
+        steps, history.by_epoch(column), color=colour, linewidth=1.8, label=label or column.replace("_", " ")
+    )
+    ax.set(xlabel="step", ylabel=column.replace("_", " "))
+
+
+def member_count_curves(
+    counts: Sequence[int],
+    curves: Mapping[str, tuple[Values, Values]],
+    ax: "matplotlib.axes.Axes",
+    *,
+    ylabel: str = "",
+) -> None:
+    """Draw how quantities change with the number of members, each with its standard error.
+
+    Args:
+        counts: Numbers of members.
+        curves: Name of a line to its values and their standard errors, one for each count.
+        ax: Where to draw; the horizontal axis becomes logarithmic.
+        ylabel: What is measured.
+
+    Example:
+        >>> from dissensus.plots import panels
+        >>> figure, (ax,) = panels()
+        >>> member_count_curves([1, 2, 4], {"RMSE": ([3.0, 2.5, 2.4], [0.1, 0.1, 0.1])}, ax)
+        >>> ax.lines[0].get_ydata().tolist()
+        [3.0, 2.5, 2.4]
+    """
+    for index, (name, (values, errors)) in enumerate(curves.items()):
+        centre, spread = flat_array(values), flat_array(errors)
+        colour = COLOURS[index % len(COLOURS)]
+        ax.plot(counts, centre, "o-", color=colour, markersize=4, linewidth=1.5, label=name)
+        ax.fill_between(counts, centre - spread, centre + spread, color=colour, alpha=0.2, linewidth=0)
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(list(counts), [str(count) for count in counts])
+    ax.minorticks_off()
+    ax.set(xlabel="members", ylabel=ylabel)
+    if len(curves) > 1:
+        ax.legend(frameon=False, fontsize="small")

@@ -1,0 +1,180 @@
+"""From data as it is in files to what members see, learned from the training data and kept with the run."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dissensus.data.builtin import BUILT_IN
+from dissensus.data.files import Loaded, load
+from dissensus.data.images import describe_shape, match_images
+from dissensus.data.tables import Columns
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """What happens to inputs before members see them, and what members' outputs mean. Calling it prepares inputs.
+
+    Attributes:
+        shape: Shape of one input.
+        pixels: Whether inputs are uint8 images, which are divided by 255.
+        mean: Subtracted from each channel of an image or each feature; None leaves values as they are.
+        std: What the difference is then divided by.
+        classes: Names of the classes, in the order of the outputs; None for regression.
+        target: Name of the target in files.
+        columns: How the columns of a table become features.
+        target_mean: Subtracted from regression targets, one number a target.
+        target_std: What the difference is then divided by.
+    """
+
+    shape: tuple[int, ...]
+    pixels: bool
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    classes: tuple[str, ...] | None = None
+    target: str | None = None
+    columns: Columns | None = None
+    target_mean: tuple[float, ...] | None = None
+    target_std: tuple[float, ...] | None = None
+
+    @classmethod
+    def learn(
+        cls,
+        train: Loaded,
+        *,
+        classes: Sequence[str] | None,
+        target: str | None,
+        standardise: bool,
+        standardise_target: bool,
+    ) -> "Preprocessing":
+        """Learn from the training data: means and scales of its inputs, and of its targets in regression."""
+        plain = cls(
+            shape=tuple(train.x.shape[1:]),
+            pixels=train.x.dtype == torch.uint8,
+            classes=None if classes is None else tuple(classes),
+            target=target,
+            columns=train.columns,
+        )
+        if standardise:
+            mean, std = _moments(plain(train.x))
+            plain = replace(plain, mean=mean, std=std)
+        if classes is None and standardise_target and train.y is not None:
+            mean, std = _moments(train.y.float().reshape(len(train.y), -1))
+            plain = replace(plain, target_mean=mean, target_std=std)
+        return plain
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return inputs as members see them, float32, on their device."""
+        self._check(x)
+        x = x.float() / 255 if self.pixels else x.float()
+        if self.mean is None or self.std is None:
+            return x
+        spread = (
+            (-1, *(1 for _ in self.shape[1:])) if self.pixels or len(self.shape) == 3 else (self.shape[-1],)
+        )
+        mean, std = (x.new_tensor(values).reshape(spread) for values in (self.mean, self.std))
+        return (x - mean) / std
+
+    def _check(self, x: Tensor) -> None:
+        if x.shape[1:] != self.shape:
+            raise ValueError(
+                f"This run was trained on {describe_shape(self.shape)}; got {describe_shape(x.shape[1:])}."
+            )
+        if (x.dtype == torch.uint8) != self.pixels:
+            wanted = "uint8 images of range 0 to 255" if self.pixels else "floating-point inputs"
+            raise ValueError(f"This run was trained on {wanted}; got {x.dtype}.")
+
+    def read(self, source: str | Path) -> Loaded:
+        """Read further data as the training data was read; images get its size and channels.
+
+        Targets that the data lacks are left out.
+        """
+        loaded = read_source(source, self._target_for(source), columns=self.columns, need_target=False)
+        if len(self.shape) == 3 and loaded.x.ndim == 4:
+            x, notes = match_images(loaded.x, *self.shape)
+            loaded = replace(loaded, x=x, notes=(*loaded.notes, *notes))
+        self._check(loaded.x)
+        return loaded
+
+    def _target_for(self, source: str | Path) -> str | None:
+        """The target's name, but for image folders and lists, which hold classes themselves."""
+        return None if Path(source).is_dir() or Path(source).suffix == ".txt" else self.target
+
+    def targets(self, loaded: Loaded) -> Tensor:
+        """Return targets as members are trained on them: class indices, or standardised values."""
+        if loaded.y is None:
+            raise ValueError(
+                "The data has no targets" + (f" called {self.target!r}." if self.target else ".")
+            )
+        if self.classes is not None:
+            return class_indices(loaded, self.classes)
+        y = loaded.y.float().reshape(len(loaded.y), -1)
+        if self.target_mean is None or self.target_std is None:
+            return y
+        return (y - torch.tensor(self.target_mean)) / torch.tensor(self.target_std)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Preprocessing":
+        """Make it again from plain values."""
+        columns = values["columns"]
+        frozen: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+        }
+        if columns is not None:
+            levels = {name: tuple(found) for name, found in columns["levels"].items()}
+            frozen["columns"] = Columns(tuple(columns["names"]), levels)
+        return cls(**frozen)
+
+
+def _moments(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel of images, or of each feature (the last axis)."""
+    axes = [0, 2, 3] if x.ndim == 4 else list(range(x.ndim - 1))
+    std, mean = torch.std_mean(x.double(), dim=axes, correction=0)
+    # A feature that never changes has nothing to scale.
+    std = torch.where(std > 1e-12 * mean.abs().clamp_min(1e-30), std, 1.0)
+    return tuple(mean.tolist()), tuple(std.tolist())
+
+
+def read_source(source: str | Path, target: str | None = None, **options: Any) -> Loaded:
+    """Read a file or folder, or a built-in data set by its name."""
+    if str(source) not in BUILT_IN or Path(source).exists():
+        return load(source, target, **{key: value for key, value in options.items() if value is not None})
+    loaded = BUILT_IN[str(source)]()
+    size = options.get("size")
+    if size is None or loaded.x.ndim != 4:
+        return loaded
+    x, notes = match_images(loaded.x, loaded.x.shape[1], size, size)
+    return replace(loaded, x=x, notes=(*loaded.notes, *notes))
+
+
+def label_names(loaded: Loaded) -> list[str]:
+    """Return each row's label as text."""
+    assert loaded.y is not None
+    if loaded.y.is_floating_point() or loaded.y.ndim != 1:
+        raise ValueError(
+            f"Class labels must be whole numbers or text, one a row; the target holds {loaded.y.dtype} shaped "
+            f"{tuple(loaded.y.shape)}. For regression choose a loss such as 'gaussian_nll' under [objective]."
+        )
+    if loaded.classes is not None:
+        return [loaded.classes[index] for index in loaded.y.tolist()]
+    return [str(value) for value in loaded.y.tolist()]
+
+
+def class_indices(loaded: Loaded, classes: Sequence[str]) -> Tensor:
+    """Return the place of each row's label in the list of classes."""
+    place = {name: index for index, name in enumerate(classes)}
+    labels = label_names(loaded)
+    unknown = sorted(set(labels) - set(place))
+    if unknown:
+        raise ValueError(
+            f"The data holds the classes {', '.join(unknown[:3])}{', ...' if len(unknown) > 3 else ''}, which the run does not "
+            f"know; it knows {', '.join(classes[:10])}{', ...' if len(classes) > 10 else ''}."
+        )
+    return torch.tensor([place[label] for label in labels])

@@ -1,0 +1,278 @@
+"""A recipe: everything that decides a run, read from TOML, checked before anything is trained."""
+
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from dissensus.members import Members
+from dissensus.objectives import Likelihood, Objective
+from dissensus.recipes.choices import (
+    KINDS,
+    build_augment,
+    build_objective,
+    build_optimizer,
+    build_schedule,
+    member_factory,
+    resolve_augment,
+    resolve_model,
+    resolve_objective,
+    resolve_schedule,
+)
+from dissensus.recipes.preprocessing import Preprocessing
+from dissensus.recipes.runs import RECIPE, check_folder, save_ensemble
+from dissensus.recipes.sets import DataSettings, Sets, load_sets
+from dissensus.recipes.settings import changed, check_names, checked, choose, to_toml
+from dissensus.training import Run, fit
+
+# Arguments of `fit` that are not settings of a recipe's [training].
+_NOT_TRAINING = (
+    *("members", "data", "objective", "schedule", "augment", "unlabelled", "validation", "seed"),
+    *("checkpoint_dir", "resume", "callback", "progress"),
+)
+_NOT_OPTIONS = ("make_member", "num_members", "seed")
+# Settings that change how fast or where a run goes, not what comes out.
+_NOT_COMPARED = ("device", "engine", "checkpoint_every")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A run described: data, network, ensemble, objective, training and augmentation.
+
+    All settings are there, with defaults filled in; `Recipe.read` makes one from a file, and `train` runs it.
+
+    Attributes:
+        data: Where the data is, and what is held out of it.
+        model: Name of the network and its options.
+        ensemble: Its kind, number of members, seed, and options of the kind.
+        objective: Name of the objective and its options; what it wraps under `inner`.
+        training: Arguments of `ds.fit`.
+        augment: Name of each augmentation and its options, in order.
+
+    Example:
+        >>> recipe = Recipe.from_tables({"data": {"path": "digits"}, "model": {"name": "mlp", "hidden": [32]}})
+        >>> recipe.ensemble["members"], recipe.training["epochs"], recipe.objective["loss"]
+        (5, 10, 'cross_entropy')
+    """
+
+    data: DataSettings
+    model: Mapping[str, Any]
+    ensemble: Mapping[str, Any]
+    objective: Mapping[str, Any]
+    training: Mapping[str, Any]
+    augment: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, path: str | Path, changes: Sequence[str] = ()) -> "Recipe":
+        """Read a recipe.
+
+        Args:
+            path: A TOML file. Paths in it are relative to its folder.
+            changes: Settings to change, such as `"training.epochs=3"`.
+        """
+        path = Path(path)
+        if not path.is_file():
+            raise ValueError(f"There is no recipe {path}.")
+        try:
+            tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+            raise ValueError(f"{path} is not valid TOML: {problem}") from None
+        try:
+            return cls.from_tables(changed(tables, changes), path.parent)
+        except ValueError as problem:
+            raise ValueError(f"{path}: {problem}") from None
+
+    @classmethod
+    def from_tables(cls, tables: Mapping[str, Any], folder: str | Path = ".") -> "Recipe":
+        """Make a recipe from nested dicts; paths in them are relative to `folder`."""
+        _check_tables(tables, [field.name for field in fields(cls)])
+        training = dict(tables.get("training", {}))
+        schedule = resolve_schedule(training.pop("schedule", "constant"))
+        recipe = cls(
+            data=_data(tables["data"]).resolved(Path(folder)),
+            model=resolve_model(tables["model"]),
+            ensemble=_resolve_ensemble(tables.get("ensemble", {})),
+            objective=resolve_objective(tables.get("objective", {})),
+            training={**_resolve_training(training), "schedule": schedule},
+            augment=resolve_augment(tables.get("augment", {})),
+        )
+        # What these find is better known now than after the data is read.
+        recipe.build_objective()
+        build_optimizer(recipe.training["optimizer"])
+        return recipe
+
+    def to_toml(self) -> str:
+        """Return the recipe as TOML, with every default filled in."""
+        return to_toml(
+            {**asdict(self), "data": {key: value for key, value in asdict(self.data).items() if value != ()}}
+        )
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """What outputs mean."""
+        return self.build_objective().likelihood
+
+    def build_objective(self) -> Objective:
+        """Make the objective."""
+        return build_objective(self.objective)
+
+    def build_ensemble(
+        self, preprocessing: Preprocessing, outputs: int, *, allow_import: bool = False
+    ) -> Members:
+        """Make the untrained ensemble.
+
+        Args:
+            preprocessing: Says what inputs look like.
+            outputs: Values a prediction of one member has.
+            allow_import: Whether `module:factory` of `[model]` may be imported, which runs that module's code.
+        """
+        options = {
+            key: value for key, value in self.ensemble.items() if key not in ("kind", "members", "seed")
+        }
+        make = member_factory(self.model, preprocessing.shape, outputs, allow_import)
+        kind = KINDS[self.ensemble["kind"]]
+        return kind(make, self.ensemble["members"], self.ensemble["seed"], **options)
+
+    def load_sets(self) -> Sets:
+        """Read the data and split it; the same rows every time."""
+        return load_sets(self.data, self.likelihood.kind == "classes")
+
+    def train(
+        self,
+        folder: str | Path,
+        *,
+        resume: bool = False,
+        allow_import: bool = False,
+        progress: bool | None = None,
+    ) -> Run:
+        """Train the ensemble and write the run into a folder.
+
+        The folder gets `recipe.toml`, checkpoints, `history.csv` and, at the end, the ensemble for `load_run`.
+
+        Args:
+            folder: The run's folder; it is made where it does not exist.
+            resume: Go on with a run that was interrupted; it ends as if it had not been.
+            allow_import: Whether `module:factory` of `[model]` may be imported, which runs that module's code.
+            progress: Show progress; by default on a terminal only.
+
+        Returns:
+            What `ds.fit` returns.
+        """
+        folder = Path(folder)
+        check_folder(folder, resume)
+        if resume and (folder / RECIPE).exists():
+            self._check_same(Recipe.read(folder / RECIPE), folder)
+        sets = self.load_sets()
+        preprocessing = Preprocessing.learn(
+            sets.train,
+            classes=sets.classes,
+            target=self.data.target,
+            standardise=self.data.standardise,
+            standardise_target=self.data.standardise_target,
+        )
+        y = preprocessing.targets(sets.train)
+        outputs = _num_outputs(self.likelihood, y, sets.classes)
+        ensemble = self.build_ensemble(preprocessing, outputs, allow_import=allow_import)
+        unlabelled = None if self.data.unlabelled is None else preprocessing.read(self.data.unlabelled).x
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(folder / RECIPE, self.to_toml())
+        run = fit(
+            ensemble,
+            (preprocessing(sets.train.x), y),
+            objective=self.build_objective(),
+            validation=None
+            if sets.validation is None
+            else (preprocessing(sets.validation.x), preprocessing.targets(sets.validation)),
+            unlabelled=None if unlabelled is None else preprocessing(unlabelled),
+            augment=build_augment(self.augment, None if sets.classes is None else len(sets.classes)),
+            seed=self.ensemble["seed"],
+            checkpoint_dir=str(folder),
+            resume=resume,
+            progress=progress,
+            **self._arguments_of_fit(),
+        )
+        save_ensemble(folder, ensemble, preprocessing, outputs, run.step)
+        return run
+
+    def _arguments_of_fit(self) -> dict[str, Any]:
+        built = {
+            "optimizer": build_optimizer(self.training["optimizer"]),
+            "schedule": build_schedule(self.training["schedule"]),
+        }
+        return {**self.training, **built}
+
+    def _check_same(self, stored: "Recipe", folder: Path) -> None:
+        """Refuse to go on with a run of another recipe."""
+        here, there = asdict(self), asdict(stored)
+        for table in here:
+            for key in {**there[table], **here[table]}:
+                one, other = there[table].get(key), here[table].get(key)
+                if _plain(one) != _plain(other) and key not in _NOT_COMPARED:
+                    raise ValueError(
+                        f"The run in {folder} has another recipe: {key} in [{table}] is {one!r} there and {other!r} here. "
+                        "Give the same recipe, or choose another folder."
+                    )
+
+
+def _plain(value: Any) -> Any:
+    """Lists and tuples are alike, also inside tables."""
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return {key: _plain(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+
+
+def _check_tables(tables: Mapping[str, Any], known: Sequence[str]) -> None:
+    check_names(tables, known, "the recipe")
+    for name, table in tables.items():
+        if not isinstance(table, Mapping):
+            raise ValueError(f"{name} must be a table, [{name}]; got {table!r}.")
+    for name in ("data", "model"):
+        if name not in tables:
+            raise ValueError(f"A recipe needs the table [{name}].")
+    # A seed or a size written into the wrong table is a common slip, and no close match would be found for it.
+    for name, home in {
+        "seed": "ensemble",
+        "members": "ensemble",
+        "epochs": "training",
+        "loss": "objective",
+    }.items():
+        for table in tables:
+            if name in tables[table] and table != home and (name, table) != ("seed", "data"):
+                raise ValueError(f"{name!r} stands in [{table}]; it belongs into [{home}].")
+
+
+def _data(table: Mapping[str, Any]) -> DataSettings:
+    return DataSettings(**checked(DataSettings, table, "[data]"))
+
+
+def _resolve_ensemble(table: Mapping[str, Any]) -> dict[str, Any]:
+    head = {"kind": "deep", "members": 5, "seed": 0, **table}
+    kind = choose(KINDS, head["kind"], "[ensemble]")
+    options = {key: value for key, value in table.items() if key not in ("kind", "members", "seed")}
+    for name in ("members", "seed"):
+        if type(head[name]) is not int or (name == "members" and head[name] < 1):
+            raise ValueError(f"{name} in [ensemble] must be a whole number; got {head[name]!r}.")
+    return {
+        "kind": head["kind"],
+        "members": head["members"],
+        "seed": head["seed"],
+        **checked(kind, options, "[ensemble]", without=_NOT_OPTIONS),
+    }
+
+
+def _resolve_training(table: Mapping[str, Any]) -> dict[str, Any]:
+    return checked(fit, table, "[training]", without=_NOT_TRAINING)
+
+
+def _num_outputs(likelihood: Likelihood, y: Any, classes: Sequence[str] | None) -> int:
+    if classes is not None:
+        return len(classes)
+    return int(y.shape[-1]) * (2 if likelihood.kind == "density" else 1)
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)

@@ -1,0 +1,138 @@
+"""A run's folder: what a finished run leaves there, and how it is read back."""
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dissensus.members import DeepEnsemble, Members
+from dissensus.objectives import mean_and_scale
+from dissensus.objectives.likelihoods import SCALE_FLOOR
+from dissensus.recipes.preprocessing import Preprocessing
+from dissensus.training.checkpoints import CheckpointError, CheckpointFolder
+
+if TYPE_CHECKING:
+    from dissensus.recipes.recipe import Recipe
+
+RECIPE = "recipe.toml"
+ENSEMBLE = "ensemble"
+
+log = logging.getLogger("dissensus")
+
+
+class LoadedRun(NamedTuple):
+    """A finished run: the trained ensemble, its recipe, and what happens to inputs before members see them.
+
+    Predictions of a regression are in the units of the data: `ds.predict(run.ensemble, run.preprocessing(x))`.
+    """
+
+    ensemble: Members
+    recipe: "Recipe"
+    preprocessing: Preprocessing
+
+
+def check_folder(folder: Path, resume: bool) -> None:
+    """Refuse to train into a folder that holds a run, unless it is to go on."""
+    if not resume and any((folder / f"{kind}.json").exists() for kind in ("last", ENSEMBLE)):
+        raise ValueError(
+            f"{folder} already holds a run. Go on with it (--resume, resume=True), or choose another folder."
+        )
+
+
+def save_ensemble(
+    folder: Path, ensemble: Members, preprocessing: Preprocessing, outputs: int, step: int
+) -> None:
+    """Write the ensemble's tensors, and what is needed to build it again, in one step."""
+    facts = {
+        "preprocessing": preprocessing.to_json(),
+        "outputs": outputs,
+        "members": list(ensemble.member_ids),
+    }
+    CheckpointFolder(folder).save(ENSEMBLE, step, ensemble.state_dict(), facts)
+
+
+def load_run(folder: str | Path, *, allow_import: bool = False) -> LoadedRun:
+    """Read a finished run.
+
+    Args:
+        folder: What `Recipe.train` or `dissensus train` wrote.
+        allow_import: Whether `module:factory` of the recipe may be imported, which runs that module's code.
+
+    Returns:
+        The ensemble, on the CPU and in evaluation mode, with the selected weights (the best, or else the last); the
+        recipe; and the preprocessing.
+
+    Example:
+        >>> load_run("no/such/folder")
+        Traceback (most recent call last):
+        ValueError: There is no run in no/such/folder: it holds no recipe.toml. Train one with: dissensus train RECIPE.toml
+    """
+    from dissensus.recipes.recipe import Recipe
+
+    folder = Path(folder)
+    if not (folder / RECIPE).is_file():
+        raise ValueError(
+            f"There is no run in {folder}: it holds no {RECIPE}. Train one with: dissensus train RECIPE.toml"
+        )
+    recipe = Recipe.read(folder / RECIPE)
+    if not (folder / f"{ENSEMBLE}.json").exists():
+        raise ValueError(
+            f"The run in {folder} has not finished. Go on with: dissensus train {folder} --resume"
+        )
+    tensors, facts, problem = CheckpointFolder(folder).load(ENSEMBLE)
+    if problem is not None:
+        log.warning("%s The ensemble saved before it is used.", problem)
+    preprocessing = Preprocessing.from_json(facts["preprocessing"])
+    ensemble = recipe.build_ensemble(preprocessing, facts["outputs"], allow_import=allow_import)
+    if list(ensemble.member_ids) != facts["members"]:
+        ensemble.keep_members([ensemble.member_ids.index(member) for member in facts["members"]])
+    try:
+        ensemble.load_state_dict(tensors)
+    except RuntimeError as difference:
+        first = str(difference).strip().splitlines()[-1].strip()
+        raise CheckpointError(
+            f"The ensemble in {folder} does not fit the network of its recipe: {first}"
+        ) from None
+    return LoadedRun(_in_units(ensemble.eval(), recipe, preprocessing), recipe, preprocessing)
+
+
+class InUnits(nn.Module):
+    """Outputs of a member that learned standardised targets, in the units of the data.
+
+    Args:
+        mean: What was subtracted from the targets, `(targets,)`.
+        std: What they were then divided by.
+        density: Whether outputs are (mean, rho) of a likelihood rather than point predictions.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Tensor, std: Tensor, density: bool) -> None:
+        super().__init__()
+        self.density = density
+        self.register_buffer("mean", mean)
+        self.register_buffer("std", std)
+
+    def forward(self, outputs: Tensor) -> Tensor:
+        """Return outputs `(batch, outputs)` of the same meaning."""
+        if not self.density:
+            return outputs * self.std + self.mean
+        mean, scale = mean_and_scale(outputs)
+        wanted = (scale * self.std - SCALE_FLOOR).clamp_min(1e-12)
+        # The inverse of softplus, in a form that neither overflows for large scales nor cancels for small ones.
+        rho = wanted + torch.log(-torch.expm1(-wanted))
+        return torch.cat([mean * self.std + self.mean, rho], dim=-1)
+
+
+def _in_units(ensemble: Members, recipe: "Recipe", preprocessing: Preprocessing) -> Members:
+    if preprocessing.target_mean is None or preprocessing.target_std is None:
+        return ensemble
+    mean, std = torch.tensor(preprocessing.target_mean), torch.tensor(preprocessing.target_std)
+    density = recipe.likelihood.kind == "density"
+    nets = [
+        nn.Sequential(ensemble.member(j), InUnits(mean, std, density)) for j in range(ensemble.num_members)
+    ]
+    return DeepEnsemble.from_members(nets, seed=ensemble.seed).eval()

@@ -1,0 +1,106 @@
+"""Recording a training step: its tensor operations as a program that can be replayed, compiled or captured."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from dissensus.members import DeepEnsemble, SingleMember
+from dissensus.training.feeds import Feed
+from dissensus.training.step import State, TrainStep
+
+Program = Callable[..., object]
+
+COMPILE_OPTIONS: dict[str, bool | int | str] = {}
+
+
+def record(
+    train_step: TrainStep, state: State, names: list[str], size: int, advance: bool = True
+) -> torch.fx.GraphModule:
+    """Return the step's tensor operations, with every named tensor of the state as an input that is changed in place."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def step(*tensors: Tensor) -> tuple[()]:
+        train_step(dict(zip(names, tensors, strict=True)), size, advance=advance)
+        return ()
+
+    scratch = clone(state)
+    # The dispatcher in Python takes decompositions that are the same on every device (no cuDNN BatchNorm, for one).
+    with torch._dispatch.python.enable_python_dispatcher():  # type: ignore[attr-defined]
+        program = make_fx(step)(*(scratch[name] for name in names))
+    _simplify(program.graph)
+    program.recompile()
+    return program
+
+
+def _simplify(graph: torch.fx.Graph) -> None:
+    """Remove operations that do nothing when replayed: detaching, and views that keep the shape."""
+    aten = torch.ops.aten
+    views = (aten.view.default, aten.expand.default, aten._unsafe_view.default)
+    for node in list(graph.nodes):
+        if node.target is not aten.detach.default and node.target not in views:
+            continue
+        source = node.args[0]
+        if node.target is aten.detach.default or source.meta["val"].shape == node.meta["val"].shape:
+            node.replace_all_uses_with(source)
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
+
+
+def clone(state: State) -> State:
+    """Return a copy of everything that a step changes; data is shared."""
+    return {
+        name: tensor
+        if name.startswith(("data.", "stream.", "frozen.", "batch.", "factors"))
+        else tensor.clone()
+        for name, tensor in state.items()
+    }
+
+
+def compile_program(program: torch.fx.GraphModule) -> Program:
+    """Return the recorded program compiled for its shapes; gradients are part of it already."""
+    compiled = torch.compile(program, dynamic=False, options=COMPILE_OPTIONS)
+
+    def run(*tensors: Tensor) -> None:
+        with torch.no_grad():
+            compiled(*tensors)
+
+    return run
+
+
+def row_of(state: State, index: int, feed: Feed) -> State:
+    """Return one member's part of the state, as views; what members share stays whole.
+
+    The member's own tensors (buffers, frozen parameters) lose the member axis, so that a program can change them in place;
+    what is logged and optimized keeps it.
+    """
+
+    def part(name: str, tensor: Tensor) -> Tensor:
+        if name.startswith(("buffer.", "frozen.")):
+            return tensor[index]
+        kept = name.startswith(("flat.", "sum.", "seen.", "noise_keys")) or (name == "order" and feed.own)
+        if kept or (name.startswith("optimizer.") and not name.startswith("optimizer.column")):
+            return tensor[index : index + 1]
+        return tensor
+
+    return {name: part(name, tensor) for name, tensor in state.items()}
+
+
+def why_not_by_member(train_step: TrainStep, state: State) -> str | None:
+    """Say why the step is not the same as one separate step for each member; None if it is."""
+    members = train_step.members
+    if train_step.objective.couples:
+        return "the objective couples members"
+    if not isinstance(members, DeepEnsemble) or not members.stacked:
+        return "members are not stored as one"
+    if any(state[name].ndim == 0 for name in state if name.startswith("sum.")):
+        return "the objective logs values of the whole ensemble"
+    return None
+
+
+def single_member_step(train_step: TrainStep) -> TrainStep:
+    """Return the step for an ensemble of one member; its tensors come with the state."""
+    assert isinstance(train_step.members, DeepEnsemble)
+    blocks = [replace(block, stacked=False, members=(0,), flat=block.flat[:1]) for block in train_step.blocks]
+    return replace(train_step, members=SingleMember(train_step.members), blocks=blocks)
