@@ -22,10 +22,14 @@ CASES = {"20 small": (20, 30, 64, 60), "10 wide": (10, 128, 256, 30)}
 
 def make(hidden: int) -> nn.Module:
     """Return a network of two hidden layers."""
-    return nn.Sequential(nn.Linear(10, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+    return nn.Sequential(
+        nn.Linear(10, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1)
+    )
 
 
-def loop_seconds(members: int, hidden: int, batch: int, steps: int, x: torch.Tensor, y: torch.Tensor) -> float:
+def loop_seconds(
+    members: int, hidden: int, batch: int, steps: int, x: torch.Tensor, y: torch.Tensor
+) -> float:
     """Return the seconds a step of the plain loop takes, at best."""
     nets = [make(hidden) for _ in range(members)]
     optimizers = [torch.optim.Adam(net.parameters(), lr=1e-3) for net in nets]
@@ -43,7 +47,9 @@ def loop_seconds(members: int, hidden: int, batch: int, steps: int, x: torch.Ten
     return best
 
 
-def fit_seconds(members: int, hidden: int, batch: int, steps: int, x: torch.Tensor, y: torch.Tensor, engine: str) -> float:
+def fit_seconds(
+    members: int, hidden: int, batch: int, steps: int, x: torch.Tensor, y: torch.Tensor, engine: str
+) -> float:
     """Return the seconds a step of `ds.fit` takes, at best over epochs (set-up apart)."""
     stamps: list[float] = []
     ds.fit(
@@ -87,7 +93,11 @@ def main() -> None:
     for case, values in results.items():
         print(case, " ".join(f"{name} {value:.3g}" for name, value in values.items()))
     if arguments.output:
-        about = {"torch": torch.__version__, "machine": platform.machine(), "python": platform.python_version()}
+        about = {
+            "torch": torch.__version__,
+            "machine": platform.machine(),
+            "python": platform.python_version(),
+        }
         with open(arguments.output, "w") as file:
             json.dump({"about": about, "results": results}, file, indent=1)
 

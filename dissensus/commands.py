@@ -89,12 +89,15 @@ def _summary(run: "Run", recipe: "Recipe") -> str:
             recipe.likelihood.name: ("ensemble_loss", "validation_loss"),
         }
         numbers = [
-            f"{name} {run.history.by_epoch(whole)[at]:.4f} (one member {run.history.by_epoch(one)[at]:.4f})"
+            f"{name} {run.history.by_epoch(whole)[at]:.4f} (members alone {run.history.by_epoch(one)[at]:.4f})"
             for name, (whole, one) in shown.items()
             if whole in columns
         ]
         kept = "last" if run.best_step is None else "best"
-        lines.append(f"Validation, {kept} check: {', '.join(numbers)}.")
+        scaled = recipe.likelihood.kind != "classes" and recipe.data.standardise_target
+        lines.append(
+            f"Validation, {kept} check: {', '.join(numbers)}{', of standardised targets' if scaled else ''}."
+        )
     return "\n".join(lines)
 
 
@@ -196,7 +199,7 @@ def evaluate(
     )
     typer.echo(result.table())
     path = result.save((output or run) / EVALUATION)
-    typer.echo(f"Everything measured: {path}\nNext: dissensus report {path.parent} -o report.html")
+    typer.echo(f"\nEverything measured: {path}\nNext: dissensus report {path.parent} -o report.html")
 
 
 def report(

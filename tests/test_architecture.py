@@ -26,8 +26,8 @@ LAYERS = [
     {"evaluation"},
     {"plots", "html"},
     {"estimators", "recipes"},
-    {"demo", "demo_figures", "studies"},
-    {"cli"},
+    {"demo", "studies"},
+    {"commands", "cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 

@@ -1,3 +1,4 @@
+import json
 import logging
 
 import pytest
@@ -8,7 +9,7 @@ from training_helpers import net, norm_net, x, y
 import dissensus as ds
 from dissensus import objectives as obj
 from dissensus.data import augment
-from dissensus.training import recording
+from dissensus.training import recording, timings
 from dissensus.training.engines import warm_up
 
 images = torch.randn(40, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -73,7 +74,7 @@ def test_a_program_for_each_member_is_the_same_step(monkeypatch, objective, batc
     whole, apart = ds.DeepEnsemble(conv_net, 3).double(), ds.DeepEnsemble(conv_net, 3).double()
     run = ds.fit(whole, (images.double(), labels), **settings)
 
-    def choose(name, train_step, state, size, steps):
+    def choose(name, train_step, state, size, steps, concurrent):
         warm_up(train_step, state, size)
         assert recording.why_not_by_member(train_step, state) is None
         return ByMember(train_step)
@@ -125,6 +126,63 @@ def test_auto_runs_short_trainings_eagerly_and_long_ones_captured():
     short = ds.fit(ds.DeepEnsemble(net, 2), (x, y), epochs=1)
     long = ds.fit(ds.DeepEnsemble(net, 2), (x, y), epochs=300, batch_size=10)
     assert (short.engine, long.engine) == ("eager", "captured")
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def test_a_choice_is_remembered_and_a_broken_cache_does_no_harm(own_cache):
+    settings = {"epochs": 300, "batch_size": 10}
+    first = ds.fit(ds.DeepEnsemble(net, 2), (x, y), **settings)
+    kept = timings.cache_file().read_text()
+    ds.fit(ds.DeepEnsemble(net, 2), (x, y), **settings)
+    assert first.engine == "captured"
+    assert timings.cache_file().read_text() == kept
+    timings.cache_file().write_text("{broken")
+    ds.fit(ds.DeepEnsemble(net, 2), (x, y), **settings)
+    assert "captured" in next(iter(json.loads(timings.cache_file().read_text()).values()))
+
+
+def test_compiling_is_tried_where_the_memory_says_that_it_pays(own_cache, monkeypatch):
+    settings = {"epochs": 300, "batch_size": 10}
+    ds.fit(ds.DeepEnsemble(net, 2), (x, y), **settings)
+    (key,) = json.loads(timings.cache_file().read_text())
+    timings.remember(key, {"captured": 1.0, "compiled": 0.001, "compiling": 1.0})
+    tried = []
+    monkeypatch.setattr(
+        "dissensus.training.replay.compile_program", lambda program: tried.append(1) or program
+    )
+    run = ds.fit(ds.DeepEnsemble(net, 2), (x, y), **settings)
+    assert tried
+    assert run.engine == "compiled"
+
+
+def test_measuring_leaves_no_trace(own_cache):
+    outputs = []
+    for engine in ("auto", "captured"):
+        ens = ds.DeepEnsemble(norm_net, 2)
+        ds.fit(ens, (x, y), epochs=200, batch_size=10, engine=engine)
+        outputs.append(ds.predict(ens, x))
+    assert torch.equal(*outputs)
+
+
+@pytest.mark.parametrize("engine", ["auto", "captured", "eager"])
+def test_members_in_turn_give_the_same_numbers(engine):
+    outputs = []
+    for concurrent in (None, 1):
+        ens = ds.DeepEnsemble(conv_net, 3).double()
+        ds.fit(
+            ens,
+            (images.double(), labels),
+            epochs=2,
+            batch_size=16,
+            concurrent_members=concurrent,
+            engine=engine,
+        )
+        outputs.append(ds.predict(ens, images.double()))
+    torch.testing.assert_close(*outputs)
 
 
 def test_the_engine_is_kept_on_resume(tmp_path):

@@ -4,7 +4,7 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -21,12 +21,14 @@ _OPTIONS = frozenset({"size", "layout"})
 def load_npz(path: Path, target: str | None, options: Options) -> Loaded:
     """Read inputs and targets of an archive of arrays."""
     check_options(options, _OPTIONS | {"inputs", "split"}, path.name)
-    arrays = _open(path)
-    if not isinstance(arrays, np.lib.npyio.NpzFile):
-        raise ValueError(f"{path} is not an .npz archive, whatever its name says.")
-    with arrays:
-        inputs = _pick_array(arrays, options.inputs, INPUT_NAMES, options.split, path, "inputs")
-        wanted = _pick_array(arrays, target, TARGET_NAMES, options.split, path, "target", options.need_target)
+    with open(path, "rb") as file:
+        arrays = _numpy(file, path)
+        if not isinstance(arrays, np.lib.npyio.NpzFile):
+            raise ValueError(f"{path} is not an .npz archive, whatever its name says.")
+        inputs = _pick_array(arrays.files, options.inputs, INPUT_NAMES, options.split, path, "inputs")
+        wanted = _pick_array(
+            arrays.files, target, TARGET_NAMES, options.split, path, "target", options.need_target
+        )
         assert inputs is not None
         x = as_inputs(_read_array(arrays, inputs, path), options.layout, f"{inputs} of {path.name}")
         y = None if wanted is None else _read_array(arrays, wanted, path)
@@ -34,8 +36,13 @@ def load_npz(path: Path, target: str | None, options: Options) -> Loaded:
 
 
 def _open(path: Path) -> Any:
+    with open(path, "rb") as file:
+        return _numpy(file, path)
+
+
+def _numpy(file: BinaryIO, path: Path) -> Any:
     try:
-        return np.load(path, allow_pickle=False)
+        return np.load(file, allow_pickle=False)
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as problem:
         raise ValueError(f"{path} cannot be read as arrays: {problem}") from None
 
@@ -51,7 +58,7 @@ def _read_array(arrays: Any, key: str, path: Path) -> np.ndarray:
 
 
 def _pick_array(
-    arrays: Any,
+    keys: Sequence[str],
     named: str | None,
     usual: Sequence[str],
     split: str | None,
@@ -60,7 +67,6 @@ def _pick_array(
     required: bool = True,
 ) -> str | None:
     """Return the key of the inputs or targets; None where there are no targets."""
-    keys = list(arrays.files)
     bases = usual if named is None else (named,)
     wanted = [
         w
@@ -71,13 +77,19 @@ def _pick_array(
     found = next((by_name[w.lower()] for w in wanted if w.lower() in by_name), None)
     if found is not None or (what == "target" and (named is None or not required)):
         return found
-    splits = sorted(
-        {key.split("_", 1)[1] for key in keys if key.split("_", 1)[0].lower() in usual and "_" in key}
-    )
+    splits = _splits(keys, usual)
     hint = f"Set split to one of {', '.join(splits)}." if splits and split is None else f"Name the {what}."
     raise ValueError(
         f"{path.name} holds {', '.join(keys)}; none of them is called {' or '.join(wanted[:6])}. {hint}"
     )
+
+
+def _splits(keys: Sequence[str], usual: Sequence[str]) -> list[str]:
+    """Return the splits that keys such as x_test or test_images speak of."""
+    parts = [(key.rsplit("_", 1), key.split("_", 1)) for key in keys if "_" in key]
+    after = {split for (base, split), _ in parts if base.lower() in usual}
+    before = {split for _, (split, base) in parts if base.lower() in usual}
+    return sorted(after | before)
 
 
 def load_npy(path: Path, target: str | None, options: Options) -> Loaded:

@@ -100,7 +100,12 @@ def _write_csv(table: Table, path: Path) -> None:
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(table)
-        writer.writerows(zip(*table.values(), strict=True))
+        writer.writerows(map(_cell, row) for row in zip(*table.values(), strict=True))
+
+
+def _cell(value: Any) -> Any:
+    """Nine digits tell any two float32 numbers apart; more are noise."""
+    return f"{value:.9g}" if isinstance(value, float) else value
 
 
 def _write_parquet(table: Table, path: Path) -> None:

@@ -7,21 +7,13 @@ and vmap's overhead; on a GPU as one CUDA graph. `compiled` also compiles what w
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
-from dissensus.training.recording import (
-    Program,
-    clone,
-    compile_program,
-    record,
-    row_of,
-    single_member_step,
-    why_not_by_member,
-)
+from dissensus.training import timings
+from dissensus.training.recording import clone, restore, why_not_by_member
+from dissensus.training.replay import ByMemberReplay, GraphReplay, Replay
 from dissensus.training.step import State, TrainStep
 
 log = logging.getLogger("dissensus")
@@ -56,105 +48,27 @@ class Eager(Engine):
 class Recorded(Engine):
     """Records the operations of a step once for each batch shape and replays them, compiled or not."""
 
-    def __init__(self, train_step: TrainStep, compiled: bool) -> None:
-        self.train_step, self.compiled = train_step, compiled
+    def __init__(self, train_step: TrainStep, compiled: bool, concurrent: int | None = None) -> None:
+        self.train_step, self.compiled, self.concurrent = train_step, compiled, concurrent
         self.name = "compiled" if compiled else "captured"
-        self.programs: dict[tuple[Any, ...], _Replay] = {}
+        self.programs: dict[tuple[Any, ...], Replay] = {}
 
-    def prepare(self, state: State, size: int) -> "_Replay":
+    def prepare(self, state: State, size: int) -> Replay:
         """Return the program for batches of this shape, recorded when first asked for."""
         shape = (size, *(state[name].shape for name in ("batch.x", "batch.y") if name in state))
         if shape not in self.programs:
-            kind = _GraphReplay if state["index"].is_cuda else _Replay
-            self.programs[shape] = kind(self.train_step, state, size, self.compiled)
+            self.programs[shape] = self._record(state, size)
         return self.programs[shape]
+
+    def _record(self, state: State, size: int) -> Replay:
+        if state["index"].is_cuda:
+            return GraphReplay(self.train_step, state, size, self.compiled, self.concurrent)
+        kind = Replay if self.concurrent is None else ByMemberReplay
+        return kind(self.train_step, state, size, self.compiled)
 
     def step(self, state: State, size: int) -> None:
         """Take one step."""
         self.prepare(state, size).run(state)
-
-
-class _Replay:
-    """The recorded step as a Python function of the state's tensors."""
-
-    def __init__(self, train_step: TrainStep, state: State, size: int, compiled: bool) -> None:
-        self.names = sorted(state)
-        recorded = record(train_step, state, self.names, size)
-        self.program: Program = recorded
-        if compiled:
-            self.program = compile_program(recorded)
-            scratch = clone(state)
-            self.program(*(scratch[name] for name in self.names))
-
-    def run(self, state: State) -> None:
-        self.program(*(state[name] for name in self.names))
-
-
-class _GraphReplay(_Replay):
-    """The recorded step as one CUDA graph on fixed memory.
-
-    Members that are large and do not depend on each other run as one program each, on streams of their own: vmap would
-    turn their convolutions into grouped ones, which are slower. Small ones run as one batched program.
-    """
-
-    def __init__(self, train_step: TrainStep, state: State, size: int, compiled: bool) -> None:
-        self.static = dict(state)
-        for name in ("batch.x", "batch.y"):
-            if name in state:
-                self.static[name] = state[name].clone()
-        self.by_member = has_convolutions(train_step) and why_not_by_member(train_step, state) is None
-        rows = [row_of(self.static, i, train_step.feed) for i in range(train_step.members.num_members)]
-        tensors = rows if self.by_member else [self.static]
-        source = single_member_step(train_step) if self.by_member else train_step
-        self.names = sorted(state)
-        recorded = record(source, tensors[0], self.names, size, advance=False)
-        program: Program = compile_program(recorded) if compiled else recorded
-        self.graph = torch.cuda.CUDAGraph()
-        streams = [torch.cuda.Stream() for _ in tensors]
-        # cuDNN may try its algorithms here, once for each convolution, unless the user wants determinism.
-        benchmark = torch.backends.cudnn.benchmark or not torch.are_deterministic_algorithms_enabled()
-        with torch.backends.cudnn.flags(enabled=True, benchmark=benchmark):
-            self._warm_up(program, tensors[0])
-            with torch.cuda.graph(self.graph):
-                _fan_out(program, [[each[name] for name in self.names] for each in tensors], streams)
-                self.static["index"].add_(1)
-                self.static["position"].add_(1)
-
-    def _warm_up(self, program: Program, tensors: State) -> None:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                scratch = clone(tensors)
-                program(*(scratch[name] for name in self.names))
-        torch.cuda.current_stream().wait_stream(stream)
-
-    def run(self, state: State) -> None:
-        for name in ("batch.x", "batch.y"):
-            if name in state:
-                self.static[name].copy_(state[name], non_blocking=True)
-        self.graph.replay()
-
-
-def _fan_out(
-    program: Program, arguments: Sequence[Sequence[Tensor]], streams: Sequence[torch.cuda.Stream]
-) -> None:
-    """Run the program on each list of tensors, side by side."""
-    if len(arguments) == 1:
-        program(*arguments[0])
-        return
-    main = torch.cuda.current_stream()
-    for tensors, stream in zip(arguments, streams, strict=True):
-        stream.wait_stream(main)
-        with torch.cuda.stream(stream):
-            program(*tensors)
-    for stream in streams:
-        main.wait_stream(stream)
-
-
-def has_convolutions(train_step: TrainStep) -> bool:
-    """Whether the members' work is in convolutions."""
-    return any(isinstance(module, torch.nn.modules.conv._ConvNd) for module in train_step.members.modules())
 
 
 def warm_up(train_step: TrainStep, state: State, size: int) -> None:
@@ -175,51 +89,95 @@ def why_not_recorded(train_step: TrainStep, state: State, size: int) -> str | No
     return None
 
 
-RECORD_SECONDS = 0.3
-
-
-def choose_engine(name: str, train_step: TrainStep, state: State, size: int, steps: int) -> Engine:
+def choose_engine(
+    name: str, train_step: TrainStep, state: State, size: int, steps: int, concurrent: int | None = None
+) -> Engine:
     """Return the engine asked for, or the one that will finish `steps` steps soonest."""
     if name not in ENGINES:
         raise ValueError(f"`engine` must be one of {', '.join(ENGINES)}; got {name!r}.")
     if not train_step.optimizer.traceable:
-        if name not in ("auto", "eager"):
+        if name not in ("auto", "eager") or concurrent is not None:
             raise ValueError(
                 f"engine={name!r} needs sgd, adam or adamw; other optimizers run with engine='eager'."
             )
         return Eager(train_step)
     warm_up(train_step, state, size)
-    if name == "eager":
+    if concurrent is not None and (reason := why_not_by_member(train_step, state)) is not None:
+        raise ValueError(f"`concurrent_members` trains members one by one, and {reason}. Leave it out.")
+    if name == "eager" and concurrent is None:
         return Eager(train_step)
-    if name == "auto":
-        seconds = _time_step(train_step, state, size)
-        # Steps that take long on a CPU spend their time in arithmetic, which recording does not shorten.
-        slow = seconds > 0.05 and not state["index"].is_cuda
-        if slow or seconds * steps < 2 * RECORD_SECONDS:
-            return Eager(train_step)
-    engine = Recorded(train_step, compiled=name == "compiled")
+    if name in ("captured", "compiled"):
+        problem, engine = _try(train_step, state, size, name == "compiled", concurrent)
+        if engine is None:
+            raise ValueError(f"The step cannot be recorded: {problem}. Use engine='eager'.")
+        return engine
+    return _fastest(train_step, state, size, steps, concurrent)
+
+
+def _try(
+    train_step: TrainStep, state: State, size: int, compiled: bool, concurrent: int | None
+) -> tuple[str | None, Recorded | None]:
+    """Return the engine, ready for batches of this size, or why there is none."""
     problem = why_not_recorded(train_step, state, size)
-    if problem is None:
-        try:
-            engine.prepare(state, size)
-            return engine
-        except Exception as failure:  # whatever a user's module does that cannot be recorded
-            problem = (str(failure).splitlines() or [type(failure).__name__])[0]
-    if name != "auto":
-        raise ValueError(f"The step cannot be recorded: {problem}. Use engine='eager'.")
-    log.info("training runs eagerly: the step cannot be recorded (%s)", problem)
-    return Eager(train_step)
+    if problem is not None:
+        return problem, None
+    engine = Recorded(train_step, compiled, concurrent)
+    try:
+        engine.prepare(state, size)
+    except Exception as failure:  # whatever a user's module does that cannot be recorded
+        return (str(failure).splitlines() or [type(failure).__name__])[0], None
+    return None, engine
 
 
-def _time_step(train_step: TrainStep, state: State, size: int) -> float:
-    scratch = clone(state)
-    _synchronize(state)
-    start = time.perf_counter()
-    train_step(scratch, size)
-    _synchronize(state)
-    return time.perf_counter() - start
+# Recording takes about half a second; compiling a step took 5 to 30 s where we measured it, and made it 1.6 to 3 times faster.
+RECORD_SECONDS, COMPILE_SECONDS, COMPILE_GAIN = 0.5, 30.0, 1.6
 
 
-def _synchronize(state: State) -> None:
-    if state["index"].is_cuda:
-        torch.cuda.synchronize()
+def _fastest(train_step: TrainStep, state: State, size: int, steps: int, concurrent: int | None) -> Engine:
+    """Measure, and compile only where the run is long enough to pay for it."""
+    eager = Eager(train_step)
+    eager_seconds = _seconds_a_step(eager, state, size, repeats=1)
+    if concurrent is None and eager_seconds * steps < 2 * RECORD_SECONDS:
+        return eager
+    problem, captured = _try(train_step, state, size, compiled=False, concurrent=concurrent)
+    if captured is None:
+        log.info("training runs eagerly: the step cannot be recorded (%s)", problem)
+        return eager
+    replay = captured.prepare(state, size)
+    known = timings.recall(replay.key) or {}
+    if "captured" not in known:
+        known["captured"] = _seconds_a_step(captured, state, size)
+    captured_seconds = known["captured"]
+    compiled_seconds = known.get("compiled", captured_seconds / COMPILE_GAIN)
+    gain = (captured_seconds - compiled_seconds) * steps
+    if gain > known.get("compiling", COMPILE_SECONDS):
+        start = time.perf_counter()
+        problem, compiled = _try(train_step, state, size, compiled=True, concurrent=concurrent)
+        if compiled is not None:
+            known["compiling"] = time.perf_counter() - start
+            known["compiled"] = _seconds_a_step(compiled, state, size)
+            timings.remember(replay.key, known)
+            if known["compiled"] < captured_seconds:
+                return compiled
+        else:
+            log.info("training runs uncompiled: %s", problem)
+            known |= {"compiling": float("inf"), "compiled": float("inf")}
+    timings.remember(replay.key, known)
+    return captured if concurrent is not None or captured_seconds < eager_seconds else eager
+
+
+def _seconds_a_step(engine: Engine, state: State, size: int, repeats: int = 5) -> float:
+    """Return the time of a step, and leave the state as it was."""
+    saved = clone(state)
+    cuda = state["index"].is_cuda
+    best = float("inf")
+    for _ in range(repeats):
+        if cuda:
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        engine.step(state, size)
+        if cuda:
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - start)
+        restore(state, saved)
+    return best

@@ -55,6 +55,7 @@ def fit(
     seed: int = 0,
     device: str | torch.device = "auto",
     engine: EngineName = "auto",
+    concurrent_members: int | None = None,
     checkpoint_dir: str | None = None,
     checkpoint_every: int = 1,
     resume: bool = False,
@@ -95,7 +96,10 @@ def fit(
         seed: Decides everything: weights' noise, data order, augmentation. Member j depends on (seed, j) only, where the
             objective does not couple members.
         device: `"auto"` takes a GPU if there is one.
-        engine: `"auto"`, `"eager"`, `"captured"` or `"compiled"`; speed only.
+        engine: `"auto"` measures and picks; `"eager"`, `"captured"` (recorded once, replayed; a CUDA graph on a GPU) or
+            `"compiled"` (captured and compiled). It changes speed only.
+        concurrent_members: Have at most this many members in flight (on a CPU one): slower, but the memory of so many.
+            For members that own their parameters and objectives that do not couple them.
         checkpoint_dir: Folder for checkpoints and `history.csv`.
         checkpoint_every: Epochs between checkpoints.
         resume: Go on from the folder's last checkpoint, if it has one; ends in exactly the weights of an uninterrupted run.
@@ -114,7 +118,7 @@ def fit(
         (8, ['epoch', 'step', 'member', 'loss'])
     """
     objective = Independent() if objective is None else objective
-    _check_numbers(epochs, batch_size, patience, checkpoint_every, check_every, clip_norm)
+    _check_numbers(epochs, batch_size, patience, checkpoint_every, concurrent_members, check_every, clip_norm)
     target = _device(device)
     members.to(target)
     feed, sample = _feed(members, data, objective, batch_size, batches, last_batch, seed, target)
@@ -143,6 +147,7 @@ def fit(
         patience=patience,
         seed=seed,
         engine=engine,
+        concurrent_members=concurrent_members,
         checkpoint_dir=checkpoint_dir,
         checkpoint_every=checkpoint_every,
         resume=resume,
@@ -159,6 +164,7 @@ def _check_numbers(
     batch_size: int | None,
     patience: int | None,
     checkpoint_every: int,
+    concurrent_members: int | None,
     check_every: str | int,
     clip_norm: float | None,
 ) -> None:
@@ -167,6 +173,7 @@ def _check_numbers(
         "batch_size": batch_size,
         "patience": patience,
         "checkpoint_every": checkpoint_every,
+        "concurrent_members": concurrent_members,
     }
     if check_every != "epoch":
         wanted["check_every"] = check_every if isinstance(check_every, int) else -1

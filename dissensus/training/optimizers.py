@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -291,7 +290,7 @@ def make_optimizer(
             raise ValueError(
                 "Rates for each member are for sgd, adam and adamw by name; give one number for other optimizers."
             )
-        factory = partial(_instance, kind=optimizer, lr=lr, **settings)
+        factory = _class_factory(optimizer, {"lr": lr, **settings})
     else:
         if options or weight_decay is not None:
             raise ValueError("An optimizer factory sets its own options and decay; leave those of `fit` out.")
@@ -308,8 +307,11 @@ def make_optimizer(
     return RowOptimizer(rule, blocks, [1.0] * num_members, [0.0] * num_members, columns)
 
 
-def _instance(named: Iterable[tuple[str, nn.Parameter]], kind: type[Optimizer], **settings: Any) -> Optimizer:
-    return kind([parameter for _, parameter in named], **settings)
+def _class_factory(kind: type[Optimizer], settings: Mapping[str, Any]) -> Factory:
+    def factory(named: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
+        return kind([parameter for _, parameter in named], **settings)
+
+    return factory
 
 
 def _row_rule(optimizer: Optimizer) -> Rule | None:

@@ -12,8 +12,6 @@ from dissensus.training.step import State, TrainStep
 
 Program = Callable[..., object]
 
-COMPILE_OPTIONS: dict[str, bool | int | str] = {}
-
 
 def record(
     train_step: TrainStep, state: State, names: list[str], size: int, advance: bool = True
@@ -58,9 +56,16 @@ def clone(state: State) -> State:
     }
 
 
+def restore(state: State, saved: State) -> None:
+    """Put back, in place, what `clone` copied."""
+    for name, tensor in saved.items():
+        if tensor is not state[name]:
+            state[name].copy_(tensor)
+
+
 def compile_program(program: torch.fx.GraphModule) -> Program:
     """Return the recorded program compiled for its shapes; gradients are part of it already."""
-    compiled = torch.compile(program, dynamic=False, options=COMPILE_OPTIONS)
+    compiled = torch.compile(program, dynamic=False)
 
     def run(*tensors: Tensor) -> None:
         with torch.no_grad():

@@ -51,6 +51,7 @@ class Settings:
     patience: int | None
     seed: int
     engine: EngineName
+    concurrent_members: int | None
     checkpoint_dir: str | None
     checkpoint_every: int
     resume: bool
@@ -221,7 +222,12 @@ class Trainer:
         if self.engine is None:
             steps = self.total_steps - self.result.step
             self.engine = choose_engine(
-                self.result.engine or self.settings.engine, self.step, self.state, size, steps
+                self.result.engine or self.settings.engine,
+                self.step,
+                self.state,
+                size,
+                steps,
+                self.settings.concurrent_members,
             )
             self.result.engine = self.engine.name
         self.engine.step(self.state, size)

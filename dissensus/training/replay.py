@@ -1,0 +1,140 @@
+"""Recorded steps, ready to run: as a Python function, member by member, or as one CUDA graph."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dissensus.training import timings
+from dissensus.training.recording import (
+    Program,
+    clone,
+    compile_program,
+    record,
+    row_of,
+    single_member_step,
+    why_not_by_member,
+)
+from dissensus.training.step import State, TrainStep
+
+
+class Replay:
+    """The recorded step as a function of the state's tensors."""
+
+    key: str
+
+    def __init__(self, train_step: TrainStep, state: State, size: int, compiled: bool) -> None:
+        self.names = sorted(state)
+        self.program = self._record(train_step, state, size, compiled, parallel=1, advance=True)
+
+    def _record(
+        self, train_step: TrainStep, state: State, size: int, compiled: bool, parallel: int, advance: bool
+    ) -> Program:
+        recorded = record(train_step, state, self.names, size, advance=advance)
+        self.key = timings.step_key(recorded.code, [state[name] for name in self.names], parallel)
+        program: Program = compile_program(recorded) if compiled else recorded
+        scratch = clone(state)
+        program(*(scratch[name] for name in self.names))
+        return program
+
+    def run(self, state: State) -> None:
+        """Take one step."""
+        self.program(*(state[name] for name in self.names))
+
+
+class ByMemberReplay(Replay):
+    """One program, run for one member after another: the memory of one member at a time."""
+
+    def __init__(self, train_step: TrainStep, state: State, size: int, compiled: bool) -> None:
+        self.names = sorted(state)
+        self.feed, self.count = train_step.feed, train_step.members.num_members
+        row = row_of(state, 0, self.feed)
+        self.program = self._record(single_member_step(train_step), row, size, compiled, 1, advance=False)
+
+    def run(self, state: State) -> None:
+        """Take one step of every member."""
+        for index in range(self.count):
+            row = row_of(state, index, self.feed)
+            self.program(*(row[name] for name in self.names))
+        state["index"].add_(1)
+        state["position"].add_(1)
+
+
+class GraphReplay(Replay):
+    """The recorded step as one CUDA graph on fixed memory.
+
+    Members that are large and do not depend on each other run as one program each, on streams of their own: vmap would
+    turn their convolutions into grouped ones, which are slower. Small ones run as one batched program. `concurrent` limits
+    how many members are in flight, and so the memory they need.
+    """
+
+    def __init__(
+        self, train_step: TrainStep, state: State, size: int, compiled: bool, concurrent: int | None = None
+    ) -> None:
+        self.names = sorted(state)
+        self.static = dict(state)
+        for name in ("batch.x", "batch.y"):
+            if name in state:
+                self.static[name] = state[name].clone()
+        count = train_step.members.num_members
+        apart = concurrent is not None or has_convolutions(train_step)
+        if apart and why_not_by_member(train_step, state) is None:
+            tensors = [row_of(self.static, index, train_step.feed) for index in range(count)]
+            train_step = single_member_step(train_step)
+        else:
+            tensors = [self.static]
+        parallel = min(len(tensors), concurrent or len(tensors))
+        # cuDNN may try its algorithms here, once for each convolution, unless the user wants determinism.
+        benchmark = torch.backends.cudnn.benchmark or not torch.are_deterministic_algorithms_enabled()
+        with torch.backends.cudnn.flags(enabled=True, benchmark=benchmark):
+            program = self._on_side_stream(train_step, tensors[0], size, compiled, parallel)
+            self.graph = torch.cuda.CUDAGraph()
+            streams = [torch.cuda.Stream() for _ in range(parallel)]
+            with torch.cuda.graph(self.graph):
+                _fan_out(program, [[each[name] for name in self.names] for each in tensors], streams)
+                self.static["index"].add_(1)
+                self.static["position"].add_(1)
+
+    def _on_side_stream(
+        self, train_step: TrainStep, tensors: State, size: int, compiled: bool, parallel: int
+    ) -> Program:
+        """Record, compile and warm up on a stream that is not the default one, as capturing wants."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            program = self._record(train_step, tensors, size, compiled, parallel, advance=False)
+            for _ in range(2):
+                scratch = clone(tensors)
+                program(*(scratch[name] for name in self.names))
+        torch.cuda.current_stream().wait_stream(stream)
+        return program
+
+    def run(self, state: State) -> None:
+        """Take one step."""
+        for name in ("batch.x", "batch.y"):
+            if name in state:
+                self.static[name].copy_(state[name], non_blocking=True)
+        self.graph.replay()
+
+
+def _fan_out(
+    program: Program, arguments: Sequence[Sequence[Tensor]], streams: Sequence[torch.cuda.Stream]
+) -> None:
+    """Run the program on each list of tensors, as many side by side as there are streams."""
+    if len(streams) == 1:
+        for tensors in arguments:
+            program(*tensors)
+        return
+    main = torch.cuda.current_stream()
+    for stream in streams:
+        stream.wait_stream(main)
+    for index, tensors in enumerate(arguments):
+        with torch.cuda.stream(streams[index % len(streams)]):
+            program(*tensors)
+    for stream in streams:
+        main.wait_stream(stream)
+
+
+def has_convolutions(train_step: TrainStep) -> bool:
+    """Whether the members' work is in convolutions."""
+    return any(isinstance(module, torch.nn.modules.conv._ConvNd) for module in train_step.members.modules())

@@ -1,0 +1,309 @@
+"""Resamples give what metrics give on them; intervals cover the truth; paired differences are paired."""
+
+import numpy as np
+import pytest
+import torch
+from evaluation_cases import classifier, labelled, regression_data, regressor, trained_classifier, unlabelled
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dissensus import metrics
+from dissensus.evaluation import compare, evaluate
+from dissensus.evaluation.estimates import (
+    CalibrationError,
+    Means,
+    detection,
+    placements,
+    risk_coverage,
+    score_groups,
+)
+from dissensus.evaluation.resampling import draw_counts, interval, replicates_of, with_intervals
+from dissensus.evaluation.results import Number
+from dissensus.evaluation.smooth import SmoothCalibrationError
+
+
+def repeated(values, counts):
+    """A resample written out: each value as often as it was drawn."""
+    return values[torch.repeat_interleave(torch.arange(len(values)), counts.long())]
+
+
+def first_draws(sizes, count=7):
+    return next(draw_counts(sizes, count, seed=3))
+
+
+def tied_scores(size, seed, distinct):
+    return torch.randint(distinct, (size,), generator=torch.Generator().manual_seed(seed)).float() / 7
+
+
+@pytest.mark.parametrize("distinct", [1, 3, 40, 10_000])
+def test_detection_on_resamples_is_the_metric_of_the_resampled_scores(distinct):
+    known, ood = tied_scores(60, 0, distinct), tied_scores(45, 1, distinct) + 0.3
+    draws = first_draws({"id": 60, "far": 45})
+    part = detection("ood", "far", "bma", ood, known, "id")
+    got = part.resampled(draws)
+    for row, (name, metric) in enumerate(metrics.OOD_METRICS.items()):
+        assert part.numbers[row].metric == name
+        for column in range(got.shape[1]):
+            pair = [repeated(v, draws[s][:, column]) for v, s in ((ood, "far"), (known, "id"))]
+            assert got[row, column].item() == pytest.approx(metric(*pair), abs=1e-6), name
+
+
+@pytest.mark.parametrize("distinct", [1, 4, 10_000])
+def test_risk_coverage_on_resamples_is_the_metric_of_the_resampled_scores(distinct):
+    scores = tied_scores(50, 0, distinct)
+    correct = torch.rand(50, generator=torch.Generator().manual_seed(2)) < 0.7
+    draws = first_draws({"id": 50})
+    got = risk_coverage("id", "id", "bma", scores, correct).resampled(draws)
+    for column in range(got.shape[1]):
+        counts = draws["id"][:, column]
+        want = metrics.risk_coverage_area(repeated(scores, counts), repeated(correct, counts))
+        assert got[0, column].item() == pytest.approx(want, abs=1e-6)
+
+
+def confidences(size, seed=0, power=1.4):
+    generator = torch.Generator().manual_seed(seed)
+    confidence = 0.4 + 0.6 * torch.rand(size, generator=generator)
+    confidence[: size // 10] = 1.0
+    return confidence, torch.rand(size, generator=generator) < confidence**power
+
+
+def test_calibration_error_on_resamples_is_the_metric_of_the_resampled_inputs():
+    confidence, correct = confidences(80)
+    draws = first_draws({"id": 80})
+    value = metrics.confidence_reliability(confidence, correct).ece
+    got = CalibrationError.of(Number("ece", "id", "id", value), "id", confidence, correct).resampled(draws)
+    for column in range(got.shape[1]):
+        pair = [repeated(values, draws["id"][:, column]) for values in (confidence, correct)]
+        assert got[0, column].item() == pytest.approx(metrics.confidence_reliability(*pair).ece, abs=1e-6)
+
+
+@pytest.mark.parametrize("power", [0.3, 1.0, 1.4, 6.0])
+@pytest.mark.parametrize("size", [60, 3000])
+def test_smooth_calibration_error_on_resamples_is_the_metric_of_the_resampled_inputs(size, power):
+    confidence, correct = confidences(size, power=power)
+    draws = first_draws({"id": size})
+    number = Number("smooth_ece", "id", "id", metrics.smooth_ece(confidence, correct))
+    got = SmoothCalibrationError([number], "id", confidence, confidence - correct.float()).resampled(draws)
+    for column in range(got.shape[1]):
+        pair = [repeated(values, draws["id"][:, column]) for values in (confidence, correct)]
+        assert got[0, column].item() == pytest.approx(metrics.smooth_ece(*pair), rel=0.01, abs=1e-4)
+
+
+def test_scores_of_many_values_are_resampled_in_groups_that_barely_matter():
+    generator = torch.Generator().manual_seed(0)
+    known, ood = torch.randn(9000, generator=generator), torch.randn(8000, generator=generator) + 1
+    assert score_groups(known).max() < 4096 < len(known)
+    draws = first_draws({"id": 9000, "far": 8000}, count=2)
+    part = detection("ood", "far", "bma", ood, known, "id")
+    got = part.resampled(draws)
+    for row, metric in enumerate(metrics.OOD_METRICS.values()):
+        pair = [repeated(v, draws[s][:, 0]) for v, s in ((ood, "far"), (known, "id"))]
+        assert got[row, 0].item() == pytest.approx(metric(*pair), abs=1e-3)
+
+
+@given(st.integers(2, 30), st.integers(1, 30), st.integers(1, 5))
+def test_placements_have_the_auroc_as_mean(num_known, num_ood, distinct):
+    known, ood = tied_scores(num_known, 0, distinct), tied_scores(num_ood, 1, distinct)
+    for values in placements(ood, known):
+        assert values.mean() == pytest.approx(metrics.auroc(ood, known))
+
+
+def test_intervals_by_placements_are_those_of_full_resamples():
+    # Paired sets, as a corrupted copy of each image: first-order against exact, on the same draws.
+    generator = torch.Generator().manual_seed(0)
+    known = torch.randn(800, generator=generator)
+    corrupted = known + 0.7 * torch.randn(800, generator=generator) + 0.5
+    auroc = metrics.auroc(corrupted, known)
+    values = torch.from_numpy(sum(placements(corrupted, known)) - auroc).float()[None]
+    part = Means([Number("auroc", "fog", "corruption", auroc, "bma", 1)], "id", values)
+    linear = replicates_of([part], {"id": 800}, 400, seed=0)[0]
+    exact = []
+    for draws in draw_counts({"id": 800}, 400, seed=0):
+        for column in draws["id"].T:
+            exact.append(metrics.auroc(repeated(corrupted, column), repeated(known, column)))
+    np.testing.assert_allclose(np.quantile(linear, [0.025, 0.5, 0.975]), np.quantile(exact, [0.025, 0.5, 0.975]), atol=6e-4)
+    assert np.corrcoef(linear, exact)[0, 1] > 0.999
+
+
+def test_draws_are_of_the_size_of_the_set_and_do_not_depend_on_how_many_are_made_at_once(monkeypatch):
+    from dissensus.evaluation import resampling
+
+    def all_draws():
+        parts = list(draw_counts({"id": 40, "far": 25}, 150, seed=1))
+        return {name: torch.cat([part[name] for part in parts], dim=1) for name in ("id", "far")}
+
+    whole = all_draws()
+    assert whole["id"].shape == (40, 150)
+    assert torch.equal(whole["far"].sum(0), torch.full((150,), 25.0))
+    assert whole["id"].var() == pytest.approx(1, abs=0.1)
+    monkeypatch.setattr(resampling, "_NUMBERS_AT_ONCE", 40 * 11)
+    for name, values in all_draws().items():
+        assert torch.equal(values, whole[name])
+
+
+def coverage(sample, metric, truth, repeats=200, size=120):
+    """Share of intervals that hold the truth."""
+    inside = 0
+    for repeat in range(repeats):
+        statistic, sizes = sample(repeat, size)
+        replicates = replicates_of([statistic], sizes, 300, seed=repeat)
+        (number,) = [n for n in with_intervals(statistic.numbers, replicates) if n.metric == metric]
+        inside += number.low <= truth <= number.high
+    return inside / repeats
+
+
+def test_intervals_of_a_mean_cover_it_as_often_as_they_say():
+    def sample(repeat, size):
+        values = torch.rand(size, generator=torch.Generator().manual_seed(repeat)) < 0.8
+        value = values.double().mean().item()
+        return Means([Number("accuracy", "id", "id", value)], "id", values.float()[None]), {"id": size}
+
+    # Two standard errors of a share of 0.95 in 200 repeats are 0.03; percentile intervals run a little short.
+    assert 0.90 <= coverage(sample, "accuracy", 0.8) <= 0.98
+
+
+def test_intervals_of_an_auroc_cover_it_as_often_as_they_say():
+    def sample(repeat, size):
+        generator = torch.Generator().manual_seed(repeat)
+        known, ood = torch.randn(size, generator=generator), torch.randn(size, generator=generator) + 1
+        return detection("ood", "far", "bma", ood, known, "id"), {"id": size, "far": size}
+
+    # Closed form: P(N(1,1) > N(0,1)) = Phi(1 / sqrt 2).
+    truth = torch.special.ndtr(torch.tensor(0.5**0.5)).item()
+    assert 0.90 <= coverage(sample, "auroc", truth) <= 0.98
+
+
+def test_intervals_of_a_calibration_error_are_not_fooled_by_noise():
+    """A calibrated model has error 0, of which every sample and, more so, every resample sees too much."""
+
+    def sample(repeat, size):
+        confidence, correct = confidences(size, seed=repeat, power=1.0)
+        value = metrics.confidence_reliability(confidence, correct).ece
+        return CalibrationError.of(Number("ece", "id", "id", value), "id", confidence, correct), {"id": size}
+
+    low, high, value = [], [], []
+    for repeat in range(60):
+        statistic, sizes = sample(repeat, 500)
+        (number,) = with_intervals(statistic.numbers, replicates_of([statistic], sizes, 300, seed=repeat))
+        low.append(number.low), high.append(number.high), value.append(number.value)
+    plain = np.mean(value)
+    assert np.mean(low) < 0.4 * plain
+    assert np.mean(high) < 1.6 * plain
+
+
+def test_an_interval_of_a_biased_metric_holds_its_value_and_stays_above_zero():
+    assert interval("ece", 0.02, 0.025, 0.05) == (0.0, 0.02)
+    assert interval("ece", 0.10, 0.08, 0.13) == pytest.approx((0.07, 0.12))
+    assert interval("accuracy", 0.9, 0.8, 0.95) == (0.8, 0.95)
+
+
+@pytest.fixture(scope="module")
+def ensembles():
+    return trained_classifier(4, seed=0), classifier(4, seed=1)
+
+
+@pytest.fixture(scope="module")
+def pair(ensembles):
+    known, far = labelled(400), unlabelled(300)
+    return [
+        evaluate(ensemble, known, {"far": far}, bootstrap=400, name=name)
+        for ensemble, name in zip(ensembles, ("trained", "raw"), strict=True)
+    ]
+
+
+def test_intervals_hold_their_values_and_have_the_width_of_the_normal_approximation(pair):
+    result = pair[0]
+    for number in result.numbers:
+        assert number.low <= number.value + 1e-6, number
+        assert number.high >= number.value - 1e-6, number
+    accuracy = result.number("accuracy")
+    wald = 2 * 1.96 * (accuracy.value * (1 - accuracy.value) / 400) ** 0.5
+    assert accuracy.high - accuracy.low == pytest.approx(wald, rel=0.15)
+
+
+def test_the_seed_decides_the_intervals(ensembles):
+    known = labelled(100)
+    one, same, other = (evaluate(ensembles[0], known, bootstrap=50, seed=seed) for seed in (0, 0, 1))
+    assert one == same
+    np.testing.assert_array_equal(one.replicates, same.replicates)
+    assert (one.replicates != other.replicates).any()
+    assert [n.value for n in one.numbers] == [n.value for n in other.numbers]
+
+
+def test_without_resamples_there_are_no_intervals(ensembles):
+    result = evaluate(ensembles[0], labelled(50), {"far": unlabelled(40)}, bootstrap=0)
+    assert result.replicates.shape == (len(result.numbers), 0)
+    assert all(number.low is None and number.high is None for number in result.numbers)
+    assert "[" not in result.table()
+
+
+def test_a_run_does_not_differ_from_itself(pair):
+    for one in compare(pair[0], pair[0]).differences:
+        assert (one.value, one.low, one.high, one.clear, one.better) == (0, 0, 0, False, "")
+
+
+def test_differences_have_paired_intervals(pair):
+    comparison = compare(*pair)
+    accuracy = comparison.difference("accuracy")
+    assert accuracy.value == pytest.approx(pair[1].number("accuracy").value - pair[0].number("accuracy").value)
+    assert accuracy.low < accuracy.value < accuracy.high
+    assert accuracy.clear
+    assert accuracy.better == "first"
+    assert comparison.difference("mean", score="bma").better == ""
+    assert {one.set for one in comparison.differences} == {"id", "far"}
+    text = comparison.table()
+    assert "trained" in text
+    assert "raw" in text
+    assert len(comparison.to_pandas()) == len(comparison.rows()) == len(comparison.differences)
+
+
+def test_a_paired_interval_is_that_of_the_mean_difference_by_input(ensembles):
+    """Accuracy differs by the mean over inputs of a value in {-1, 0, 1}; its standard error has a closed form."""
+    from dissensus import predict
+
+    x, y = labelled(400)
+    runs = [evaluate(ensemble, (x, y), bootstrap=1000) for ensemble in ensembles]
+    right = [predict(ensemble, x).softmax(-1).mean(0).argmax(-1) == y for ensemble in ensembles]
+    error = (right[1].double() - right[0].double()).std(correction=0).item() / 400**0.5
+    one = compare(*runs).difference("accuracy")
+    assert one.high - one.low == pytest.approx(2 * 1.96 * error, rel=0.1)
+    alone = [run.number("accuracy") for run in runs]
+    unpaired = sum((number.high - number.low) ** 2 for number in alone) ** 0.5
+    assert one.high - one.low < 0.95 * unpaired
+
+
+def test_only_what_both_runs_have_is_compared(ensembles):
+    known = labelled(80)
+    one = evaluate(ensembles[0], known, {"far": unlabelled(60)}, scores=["bma", "max_logit"], bootstrap=30)
+    other = evaluate(ensembles[1], known, scores=["bma"], bootstrap=30)
+    comparison = compare(one, other)
+    assert {(d.set, d.score) for d in comparison.differences} == {("id", None), ("id", "bma")}
+    with pytest.raises(ValueError, match="no 'auroc' of set 'far'"):
+        comparison.difference("auroc", "far", score="bma")
+
+
+def test_what_cannot_be_paired_is_refused(ensembles):
+    ensemble = ensembles[0]
+    base = evaluate(ensemble, labelled(50), bootstrap=30)
+    with pytest.raises(ValueError, match="got bootstrap 30 and 20"):
+        compare(base, evaluate(ensemble, labelled(50), bootstrap=20))
+    with pytest.raises(ValueError, match="seed 0 and 4"):
+        compare(base, evaluate(ensemble, labelled(50), bootstrap=30, seed=4))
+    with pytest.raises(ValueError, match="not 0"):
+        compare(*[evaluate(ensemble, labelled(50), bootstrap=0)] * 2)
+    with pytest.raises(ValueError, match="50 and 60 inputs, so they cannot be paired"):
+        compare(base, evaluate(ensemble, labelled(60), bootstrap=30))
+    regression = evaluate(regressor(), regression_data(50), loss="gaussian_nll", bootstrap=30)
+    with pytest.raises(ValueError, match="classification and density"):
+        compare(base, regression)
+
+
+def test_the_same_inputs_prepared_otherwise_need_a_word(ensembles):
+    x, y = labelled(50)
+    runs = [
+        evaluate(ensembles[0], (factor * x, y), bootstrap=30, transform=lambda batch, f=factor: batch / f)
+        for factor in (1.0, 2.0)
+    ]
+    with pytest.raises(ValueError, match="same_inputs=True"):
+        compare(*runs)
+    assert compare(*runs, same_inputs=True).difference("accuracy").value == 0
