@@ -11,6 +11,7 @@ best epoch's. The loop is the usual eager code with fused optimizers, with and w
 """
 
 import argparse
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -90,7 +91,7 @@ def ours(
     before = torch.cuda.memory_allocated()
     start = time.perf_counter()
     run = ds.fit(ds.DeepEnsemble(make, members), data, device="cuda", callback=stamp, **settings)
-    steps = [(b[0] - a[0]) / (b[1] - a[1]) * 1e3 for a, b in zip(stamps, stamps[1:], strict=False)]
+    steps = [(b[0] - a[0]) / (b[1] - a[1]) * 1e3 for a, b in itertools.pairwise(stamps)]
     return {
         "engine": run.engine,
         "ms": min(steps),

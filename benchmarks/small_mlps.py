@@ -7,6 +7,7 @@ arithmetic). Both sides shuffle; ours also logs every member's loss. Times are t
 """
 
 import argparse
+import itertools
 import json
 import platform
 import time
@@ -64,7 +65,7 @@ def fit_seconds(
         device="cpu",
         callback=lambda run: stamps.append(time.perf_counter()),
     )
-    return min(b - a for a, b in zip(stamps, stamps[1:], strict=False)) / steps
+    return min(b - a for a, b in itertools.pairwise(stamps)) / steps
 
 
 def measure(engines: list[str]) -> dict[str, dict[str, float]]:

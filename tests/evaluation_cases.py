@@ -43,7 +43,7 @@ def images(size, seed=0):
     generator = torch.Generator().manual_seed(seed)
     y = torch.randint(CLASSES, (size,), generator=generator)
     x = torch.randint(0, 120, (size, 3, 16, 16), generator=generator)
-    x[torch.arange(size), y] += 60
+    x[torch.arange(size), y] += 12
     return x.to(torch.uint8), y
 
 
@@ -54,14 +54,16 @@ def as_floats(batch):
 def image_classifier(num_members=3):
     ensemble = ds.DeepEnsemble(make_image_member, num_members=num_members, seed=0)
     x, y = images(300, seed=1)
-    ds.fit(ensemble, (as_floats(x), y), epochs=3, batch_size=50, lr=1e-2)
+    ds.fit(ensemble, (as_floats(x), y), epochs=6, batch_size=50, lr=1e-2)
     return ensemble
 
 
 def regression_data(size, seed=0, outputs=1):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(size, 2, generator=generator)
-    y = x @ torch.tensor([[1.0, -1.0], [0.5, 2.0]])[:, :outputs] + 0.3 * torch.randn(size, outputs, generator=generator)
+    y = x @ torch.tensor([[1.0, -1.0], [0.5, 2.0]])[:, :outputs] + 0.3 * torch.randn(
+        size, outputs, generator=generator
+    )
     return x, y
 
 

@@ -52,11 +52,13 @@ def test_help_names_every_command():
         assert command.callback.__name__ in result.output
 
 
-@pytest.mark.parametrize("command", [command.callback.__name__ for command in cli.app.registered_commands])
-def test_every_command_and_every_option_explains_itself(command):
+@pytest.mark.parametrize(
+    "function", [command.callback for command in cli.app.registered_commands], ids=lambda f: f.__name__
+)
+def test_every_command_and_every_option_explains_itself(function):
+    command = function.__name__
     result = invoke(command, "--help")
     assert result.exit_code == 0
-    function = getattr(cli, command)
     assert function.__doc__.splitlines()[0][:40] in " ".join(result.output.split())
     for name, annotation in function.__annotations__.items():
         if name != "return":

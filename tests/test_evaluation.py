@@ -95,7 +95,13 @@ def test_every_number_is_the_metric_of_the_predictions(ensemble, data, weights):
     result = run(ensemble, data, weights=weights, batch_size=70)
     logits = {name: ds.predict(ensemble, inputs_of(part)) for name, part in data.items()}
     labels = {name: data[name][1] for name in ("id", "later")}
-    assert {number.metric for number in result.numbers} >= {*metrics.OOD_METRICS, "accuracy", "nll", "brier", "ece"}
+    assert {number.metric for number in result.numbers} >= {
+        *metrics.OOD_METRICS,
+        "accuracy",
+        "nll",
+        "brier",
+        "ece",
+    }
     for number in result.numbers:
         expected = float(expected_value(number, logits, labels, weights))
         assert number.value == pytest.approx(expected, rel=1e-5, abs=1e-6), number
@@ -103,14 +109,29 @@ def test_every_number_is_the_metric_of_the_predictions(ensemble, data, weights):
 
 def test_every_set_has_every_number_that_it_can_have(ensemble, data):
     result = run(ensemble, data)
-    of_sets = {name: {(n.metric, n.score) for n in result.numbers if n.set == name} for name in (*SIZES, "all")}
+    of_sets = {
+        name: {(n.metric, n.score) for n in result.numbers if n.set == name} for name in (*SIZES, "all")
+    }
     detection = {(metric, score) for metric in metrics.OOD_METRICS for score in SCORES}
     predictions = {
         (metric, None)
-        for metric in ("accuracy", "nll", "brier", "ece", "smooth_ece", "member_accuracy", "confidence", "disagreement")
+        for metric in (
+            "accuracy",
+            "nll",
+            "brier",
+            "ece",
+            "smooth_ece",
+            "member_accuracy",
+            "confidence",
+            "disagreement",
+        )
     }
     per_score = {(metric, score) for metric in ("mean", "risk_coverage_area") for score in SCORES}
-    unlabelled_numbers = {("confidence", None), ("disagreement", None), *(("mean", score) for score in SCORES)}
+    unlabelled_numbers = {
+        ("confidence", None),
+        ("disagreement", None),
+        *(("mean", score) for score in SCORES),
+    }
     assert of_sets["id"] == predictions | per_score
     assert of_sets["later"] == predictions | per_score | detection
     assert of_sets["far"] == of_sets["near"] == of_sets["all"] == unlabelled_numbers | detection
@@ -122,7 +143,9 @@ def test_every_set_has_every_number_that_it_can_have(ensemble, data):
 def test_the_size_of_batches_changes_nothing(ensemble, data, batch_size):
     one, other = (run(ensemble, data, batch_size=size, bootstrap=20) for size in (64, batch_size))
     assert [n.key for n in one.numbers] == [n.key for n in other.numbers]
-    np.testing.assert_allclose([n.value for n in one.numbers], [n.value for n in other.numbers], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        [n.value for n in one.numbers], [n.value for n in other.numbers], rtol=1e-5, atol=1e-6
+    )
     # Scores of single precision may swap ranks, which moves single replicates by up to 1 / inputs.
     np.testing.assert_allclose(one.replicates, other.replicates, rtol=2e-3, atol=2e-3)
     assert one.sets == other.sets
@@ -140,7 +163,9 @@ def test_tensors_datasets_and_loaders_give_one_result(ensemble):
         (DataLoader(pairs, batch_size=30), DataLoader(TensorDataset(far), batch_size=33)),
         (DataLoader(listed, batch_size=30), (far, torch.zeros(80))),
     ]
-    results = [evaluate(ensemble, known, {"far": unknown}, bootstrap=0, batch_size=30) for known, unknown in forms]
+    results = [
+        evaluate(ensemble, known, {"far": unknown}, bootstrap=0, batch_size=30) for known, unknown in forms
+    ]
     for other in results[1:]:
         assert [part.fingerprint for part in other.sets] == [part.fingerprint for part in results[0].sets]
         np.testing.assert_allclose(
@@ -242,7 +267,10 @@ def density_values(ensemble, x, y, family):
         "coverage_90": metrics.interval_coverage(low, high, y),
         "width_90": metrics.interval_width(low, high),
         **{("rmse", m): metrics.rmse(mean[m], y) for m in range(len(mean))},
-        **{("mean", name): score(mean, scale, family=family).mean() for name, score in REGRESSION_SCORES.items()},
+        **{
+            ("mean", name): score(mean, scale, family=family).mean()
+            for name, score in REGRESSION_SCORES.items()
+        },
     }
 
 
@@ -266,7 +294,9 @@ def test_every_number_of_a_density_ensemble_is_the_metric_of_the_predictions(fam
     known = mean_and_scale(ds.predict(ensemble, x))
     for name, score in REGRESSION_SCORES.items():
         pair = [score(*part, family=family).mean(-1) for part in ((mean, scale), known)]
-        assert result.number("auroc", "far", score=name).value == pytest.approx(metrics.auroc(*pair), abs=1e-3)
+        assert result.number("auroc", "far", score=name).value == pytest.approx(
+            metrics.auroc(*pair), abs=1e-3
+        )
 
 
 def test_weights_reach_every_part_of_a_density_ensemble():
@@ -278,7 +308,9 @@ def test_weights_reach_every_part_of_a_density_ensemble():
     single = evaluate(alone, (x, y), loss="gaussian_nll", bootstrap=0)
     for number in single.numbers:
         if number.member is None:
-            assert result.number(number.metric, score=number.score).value == pytest.approx(number.value, rel=1e-5)
+            assert result.number(number.metric, score=number.score).value == pytest.approx(
+                number.value, rel=1e-5
+            )
 
 
 def test_point_predictions_have_errors_and_one_variance():
@@ -312,9 +344,11 @@ def test_curves_and_histograms_are_those_of_the_scores(ensemble, data):
     want = metrics.reliability_curve(logits["later"].softmax(-1).mean(0), data["later"][1])
     np.testing.assert_allclose(curve.claimed, want.confidence, rtol=1e-5)
     np.testing.assert_allclose(curve.observed, want.accuracy, rtol=1e-5)
-    assert {(part.set, part.score) for part in result.rocs} == {(s, k) for s in ("later", "far", "near") for k in SCORES}
+    assert {(part.set, part.score) for part in result.rocs} == {
+        (s, k) for s in ("later", "far", "near") for k in SCORES
+    }
     (roc,) = [part for part in result.rocs if (part.set, part.score) == ("far", "bma")]
-    area = np.trapezoid(roc.tpr, roc.fpr) if hasattr(np, "trapezoid") else np.trapz(roc.tpr, roc.fpr)
+    area = torch.trapezoid(torch.tensor(roc.tpr), torch.tensor(roc.fpr)).item()
     assert area == pytest.approx(result.number("auroc", "far", score="bma").value, abs=0.01)
     assert {(part.set, part.score) for part in result.histograms} == {(s, k) for s in SIZES for k in SCORES}
     for part in result.histograms:

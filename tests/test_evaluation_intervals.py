@@ -7,6 +7,7 @@ from evaluation_cases import classifier, labelled, regression_data, regressor, t
 from hypothesis import given
 from hypothesis import strategies as st
 
+import dissensus as ds
 from dissensus import metrics
 from dissensus.evaluation import compare, evaluate
 from dissensus.evaluation.estimates import (
@@ -121,8 +122,11 @@ def test_intervals_by_placements_are_those_of_full_resamples():
     for draws in draw_counts({"id": 800}, 400, seed=0):
         for column in draws["id"].T:
             exact.append(metrics.auroc(repeated(corrupted, column), repeated(known, column)))
-    np.testing.assert_allclose(np.quantile(linear, [0.025, 0.5, 0.975]), np.quantile(exact, [0.025, 0.5, 0.975]), atol=6e-4)
-    assert np.corrcoef(linear, exact)[0, 1] > 0.999
+    # An eighth of the standard error, which is 0.0067 here.
+    np.testing.assert_allclose(
+        np.quantile(linear, [0.025, 0.5, 0.975]), np.quantile(exact, [0.025, 0.5, 0.975]), atol=8e-4
+    )
+    assert np.corrcoef(linear, exact)[0, 1] > 0.998
 
 
 def test_draws_are_of_the_size_of_the_set_and_do_not_depend_on_how_many_are_made_at_once(monkeypatch):
@@ -245,7 +249,9 @@ def test_a_run_does_not_differ_from_itself(pair):
 def test_differences_have_paired_intervals(pair):
     comparison = compare(*pair)
     accuracy = comparison.difference("accuracy")
-    assert accuracy.value == pytest.approx(pair[1].number("accuracy").value - pair[0].number("accuracy").value)
+    assert accuracy.value == pytest.approx(
+        pair[1].number("accuracy").value - pair[0].number("accuracy").value
+    )
     assert accuracy.low < accuracy.value < accuracy.high
     assert accuracy.clear
     assert accuracy.better == "first"
@@ -257,19 +263,20 @@ def test_differences_have_paired_intervals(pair):
     assert len(comparison.to_pandas()) == len(comparison.rows()) == len(comparison.differences)
 
 
-def test_a_paired_interval_is_that_of_the_mean_difference_by_input(ensembles):
-    """Accuracy differs by the mean over inputs of a value in {-1, 0, 1}; its standard error has a closed form."""
-    from dissensus import predict
-
+def test_a_paired_interval_is_that_of_the_mean_difference_by_input():
+    """NLLs differ by the mean of a value per input, whose standard error has a closed form."""
+    ensembles = [trained_classifier(seed=seed) for seed in (0, 1)]
     x, y = labelled(400)
     runs = [evaluate(ensemble, (x, y), bootstrap=1000) for ensemble in ensembles]
-    right = [predict(ensemble, x).softmax(-1).mean(0).argmax(-1) == y for ensemble in ensembles]
-    error = (right[1].double() - right[0].double()).std(correction=0).item() / 400**0.5
-    one = compare(*runs).difference("accuracy")
+    losses = [
+        -ds.predict(ensemble, x).softmax(-1).mean(0)[torch.arange(400), y].log() for ensemble in ensembles
+    ]
+    error = (losses[1] - losses[0]).double().std(correction=0).item() / 400**0.5
+    one = compare(*runs).difference("nll")
     assert one.high - one.low == pytest.approx(2 * 1.96 * error, rel=0.1)
-    alone = [run.number("accuracy") for run in runs]
+    alone = [run.number("nll") for run in runs]
     unpaired = sum((number.high - number.low) ** 2 for number in alone) ** 0.5
-    assert one.high - one.low < 0.95 * unpaired
+    assert one.high - one.low < 0.7 * unpaired
 
 
 def test_only_what_both_runs_have_is_compared(ensembles):

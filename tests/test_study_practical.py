@@ -269,20 +269,24 @@ def check_outputs(folder, page):
 
 
 def test_the_regression_study_writes_its_page(tmp_path, monkeypatch, capsys):
+    counts = (1, 2, 6)
+    monkeypatch.setattr(practical_regression, "COUNTS", counts)
     for name in ("train_practical", "train_repeats"):
-        few = functools.partial(getattr(regression_arms, name), steps=20)
+        few = functools.partial(getattr(regression_arms, name), steps=20, num_members=6)
         monkeypatch.setattr(practical_regression, name, few)
     page = STUDIES["practical-regression"].run(tmp_path / "new" / "folder", quick=True)
     results = check_outputs(tmp_path / "new" / "folder", page)
-    assert len(results["repeats"]) == len(regression_arms.ARMS) * len(regression_arms.COUNTS)
+    assert len(results["repeats"]) == len(regression_arms.ARMS) * len(counts)
     assert all(claim["verdict"] for claim in results["claims"])
     assert "Laplace + adversarial" in capsys.readouterr().out
 
 
 def test_the_classification_study_writes_its_page(tmp_path, monkeypatch, capsys):
     def train(arm, seed, steps, **settings):
-        return spiral_arms.train_spirals(arm, seed, 20, **{**settings, "check_every": 10})
+        return spiral_arms.train_spirals(arm, seed, 10, **{**settings, "check_every": 5, "engine": "eager"})
 
+    coarse = functools.partial(spiral_arms.Plane.of, side=41)
+    monkeypatch.setattr(spiral_arms.Plane, "of", coarse)
     monkeypatch.setattr(practical_classification, "train_spirals", train)
     page = STUDIES["practical-classification"].run(tmp_path, quick=True)
     results = check_outputs(tmp_path, page)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -10,8 +10,8 @@ from torch import Tensor
 from dissensus import metrics
 from dissensus._checks import check_member_logits
 from dissensus.evaluation.estimates import CalibrationError, Means, placements, risk_coverage
-from dissensus.evaluation.results import ID, Kind, Number, Reliability, floats
 from dissensus.evaluation.resampling import Statistic
+from dissensus.evaluation.results import ID, Kind, Number, Reliability, floats
 from dissensus.evaluation.smooth import SmoothCalibrationError
 from dissensus.scores import KNOWLEDGE_SCORES, SCORES, Beliefs, all_scores
 

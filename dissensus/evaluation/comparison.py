@@ -43,7 +43,7 @@ class Difference:
 
     @property
     def better(self) -> str:
-        """"first" or "second" where the difference is clear and the metric has a good direction; else ""."""
+        """Say "first" or "second" where the difference is clear and the metric has a good direction; else ""."""
         if not self.clear or self.metric in UNDIRECTED:
             return ""
         return "second" if (self.value > 0) == (self.metric in BEST_HIGH) else "first"

@@ -164,4 +164,6 @@ def row_hashes(x: Tensor) -> Tensor:
 
 
 def _digest(hashes: list[Tensor]) -> str:
-    return hashlib.sha256(torch.cat([part.cpu() for part in hashes]).numpy().astype("<i8").tobytes()).hexdigest()[:16]
+    return hashlib.sha256(
+        torch.cat([part.cpu() for part in hashes]).numpy().astype("<i8").tobytes()
+    ).hexdigest()[:16]

@@ -18,7 +18,6 @@ from dissensus.evaluation.regression import Regression, variance_names
 from dissensus.evaluation.resampling import Statistic, average, replicates_of, with_intervals
 from dissensus.evaluation.results import (
     ALL_CORRUPTIONS,
-    ID,
     Evaluation,
     Histogram,
     Number,
@@ -118,7 +117,8 @@ def evaluate(
     if device is not None:
         members.to(device)
     reader = Reader(members, task, transform, batch_size, device_of(members))
-    samples, seen = [], {}
+    samples: list[Sample] = []
+    seen: dict[str, str] = {}
     with evaluation_mode(members):
         for part in sets:
             sample = reader.read(part, cells if part.kind == "id" else (), seed)
@@ -168,7 +168,9 @@ def _cells(task: Task, corruptions: Iterable[str] | None, severities: Iterable[i
     from dissensus.data.corruptions import CORRUPTIONS, SEVERITIES
 
     if task.task != "classification":
-        raise ValueError("`corruptions` are for classifiers of images; got a regression loss. Leave them out.")
+        raise ValueError(
+            "`corruptions` are for classifiers of images; got a regression loss. Leave them out."
+        )
     names = [corruptions] if isinstance(corruptions, str) else list(corruptions)
     unknown = [name for name in names if name not in CORRUPTIONS]
     if unknown or not names or len(set(names)) != len(names):
@@ -261,7 +263,9 @@ def _severity_means(
     for level in levels if numbers else ():
         chosen = [row for row, number in enumerate(numbers) if level in (None, number.severity)]
         chosen.sort(key=lambda row: (numbers[row].metric, numbers[row].score or ""))
-        for (metric, score), rows in groupby(chosen, key=lambda row: (numbers[row].metric, numbers[row].score)):
+        for (metric, score), rows in groupby(
+            chosen, key=lambda row: (numbers[row].metric, numbers[row].score)
+        ):
             places = list(rows)
             like = Number(metric, ALL_CORRUPTIONS, "corruptions", 0.0, score, level)
             means.append(average([numbers[row] for row in places], replicates[places], like))

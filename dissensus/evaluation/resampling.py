@@ -43,7 +43,9 @@ def replicates_of(
     statistics: Sequence[Statistic], sizes: Mapping[str, int], count: int, seed: int
 ) -> NDArray[np.float32]:
     """Return all numbers of all statistics on `count` resamples of each set, `(numbers, count)`."""
-    values = torch.tensor([number.value for part in statistics for number in part.numbers], dtype=torch.float64)
+    values = torch.tensor(
+        [number.value for part in statistics for number in part.numbers], dtype=torch.float64
+    )
     whole = {name: torch.ones(size, 1) for name, size in sizes.items()}
     # Statistics may take short cuts (scores in groups, float32); replicates are shifted to the exact value.
     shift = values[:, None] - torch.cat([part.resampled(whole) for part in statistics])
@@ -91,10 +93,9 @@ def interval(metric: str, value: float, low: float, high: float) -> tuple[float,
 
 
 def average(
-    numbers: Sequence[Number], replicates: Sequence[NDArray[np.float32]], like: Number
+    numbers: Sequence[Number], replicates: NDArray[np.float32], like: Number
 ) -> tuple[Number, NDArray[np.float32]]:
-    """Return the plain mean of numbers, named as `like`, and of their replicates."""
+    """Return the plain mean of numbers, named as `like`, and of their replicates, `(numbers, resamples)`."""
     value = sum(number.value for number in numbers) / len(numbers)
-    return replace(like, value=value), np.mean(np.stack(replicates), axis=0, dtype=np.float64).astype(
-        np.float32
-    )
+    rows: NDArray[np.float32] = replicates.mean(axis=0, dtype=np.float64).astype(np.float32)
+    return replace(like, value=value), rows

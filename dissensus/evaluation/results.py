@@ -46,7 +46,7 @@ class Number:
     high: float | None = None
 
     @property
-    def key(self) -> tuple[str, str, str, str | None, int | None, int | None]:
+    def key(self) -> tuple[str, str, Kind, str | None, int | None, int | None]:
         """What the number is about: everything but its value and interval."""
         return (self.metric, self.set, self.kind, self.score, self.severity, self.member)
 
@@ -140,7 +140,7 @@ class Disputed:
     label: int | None
     votes: tuple[int, ...]
     shape: tuple[int, int, int]
-    pixels: bytes
+    pixels: bytes = field(repr=False)
 
     @property
     def image(self) -> NDArray[np.uint8]:
@@ -186,12 +186,12 @@ class Evaluation:
     seed: int
     sets: tuple[SetInfo, ...]
     groups: Mapping[str, tuple[str, ...]]
-    numbers: tuple[Number, ...]
+    numbers: tuple[Number, ...] = field(repr=False)
     replicates: NDArray[np.float32] = field(repr=False, compare=False)
-    reliability: tuple[Reliability, ...]
-    rocs: tuple[Roc, ...]
-    histograms: tuple[Histogram, ...]
-    gallery: tuple[Disputed, ...]
+    reliability: tuple[Reliability, ...] = field(repr=False)
+    rocs: tuple[Roc, ...] = field(repr=False)
+    histograms: tuple[Histogram, ...] = field(repr=False)
+    gallery: tuple[Disputed, ...] = field(repr=False)
 
     def number(
         self,

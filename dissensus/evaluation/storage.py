@@ -4,9 +4,10 @@ import json
 import os
 import zlib
 from base64 import b64decode, b64encode
+from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,6 @@ from dissensus.evaluation.results import (
 )
 
 FORMAT = "dissensus evaluation 1"
-Part = TypeVar("Part", Disputed, Histogram, Number, Reliability, Roc, SetInfo)
 
 
 def save(result: Evaluation, path: Path) -> Path:
@@ -82,7 +82,7 @@ def from_json(text: str) -> Evaluation:
     return Evaluation(**whole)
 
 
-def _rebuilt(kind: type[Part], values: dict[str, Any]) -> Part:
+def _rebuilt(kind: Callable[..., Any], values: dict[str, Any]) -> Any:
     return kind(
         **{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     )

@@ -36,7 +36,15 @@ METRIC_TITLES = {
 }
 _PREDICTION_METRICS = {
     "classification": ("accuracy", "member_accuracy", "nll", "brier", "ece", "smooth_ece"),
-    "density": ("rmse", "mixture_nll", "gaussian_nll", "laplace_nll", "gaussian_crps", "laplace_crps", "coverage_90"),
+    "density": (
+        "rmse",
+        "mixture_nll",
+        "gaussian_nll",
+        "laplace_nll",
+        "gaussian_crps",
+        "laplace_crps",
+        "coverage_90",
+    ),
     "points": ("rmse", "mae"),
 }
 
@@ -120,9 +128,7 @@ def severity_table(result: Evaluation, score: str) -> Cells:
 
 def corruption_table(results: Sequence[Evaluation], severity: int) -> Cells:
     """Return accuracies of every corruption at one severity, run by run."""
-    names = list(
-        dict.fromkeys(n.set for result in results for n in result.numbers if n.kind == "corruption")
-    )
+    names = list(dict.fromkeys(n.set for result in results for n in result.numbers if n.kind == "corruption"))
     rows = [
         [
             name.replace("_", " "),
@@ -181,7 +187,10 @@ def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return columns and rows as aligned text."""
     lines = [list(columns), *map(list, rows)]
     widths = [max(len(line[place]) for line in lines) for place in range(len(columns))]
-    texts = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    texts = [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
     return "\n".join([texts[0], "  ".join("-" * width for width in widths), *texts[1:]])
 
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 
 from dissensus.members.deep_ensemble import DeepEnsemble
 from dissensus.members.dropout import dropout_keys
-from dissensus.members.members import Keys, Members
+from dissensus.members.members import Keys, Members, plain_attributes
 
 
 class SingleMember(Members):
@@ -33,9 +34,17 @@ class SingleMember(Members):
         net = self._shell.net
         row.update(dropout_keys(net, lambda: keys()[0]))
         self._shell.lend(row)
-        output: Tensor = net(x[0] if own else x)
+        x = x[0] if own else x
+        if x.is_cuda and x.ndim == 4 and x.is_floating_point():
+            # The memory order in which GPUs convolve fastest.
+            x = x.contiguous(memory_format=torch.channels_last)
+        output: Tensor = net(x)
         self._shell.collect(row)
         return output.unsqueeze(0)
+
+    def python_state(self) -> list[tuple[str, object]]:
+        """Return the plain attributes of the module that runs."""
+        return plain_attributes(self._shell.net)
 
     def member(self, index: int) -> nn.Module:
         """There is no weight to give; ask the ensemble."""

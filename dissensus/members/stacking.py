@@ -99,6 +99,10 @@ def stack(nets: Sequence[nn.Module]) -> nn.Module:
     return skeleton
 
 
+def _nothing() -> None:
+    """Stand in for a method that must not run."""
+
+
 class Shell:
     """One member's own module without tensors of its own: it is lent a row of the stacked ones for each pass."""
 
@@ -108,6 +112,9 @@ class Shell:
         self._parameters: list[tuple[nn.Module, str, str, bool]] = []
         self._buffers: list[tuple[nn.Module, str, str]] = []
         for module in net.modules():
+            if isinstance(module, nn.RNNBase):
+                # On a GPU it would move the weights it was lent into memory of its own.
+                module.flatten_parameters = _nothing  # type: ignore[method-assign]
             for name, parameter in list(module._parameters.items()):
                 if parameter is not None:
                     self._parameters.append((module, name, owner[id(parameter)], parameter.requires_grad))
@@ -151,6 +158,8 @@ class Shell:
                 made[source] = nn.Parameter(row[source].detach().clone(), requires_grad=requires_grad)
             del module.__dict__[name]
             setattr(module, name, made[source])
+        for module in twin.net.modules():
+            module.__dict__.pop("flatten_parameters", None)
         copies = {source: row[source].detach().clone() for _, _, source in twin._buffers}
         for module, name, source in twin._buffers:
             module._buffers[name] = copies[source]

@@ -38,7 +38,7 @@ def panels(
     return figure, list(axes.flat)
 
 
-def save(figure: "matplotlib.figure.Figure", path: Path | str, *, dpi: int = 150) -> list[Path]:
+def save(figure: "matplotlib.figure.Figure", path: Path | str, *, dpi: int = 110) -> list[Path]:
     """Write a figure as SVG and as PNG; drawn and written again, it gives the same bytes.
 
     Args:

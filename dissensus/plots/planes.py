@@ -56,7 +56,7 @@ def four_panels(
                 f"{tuple(values.shape)} and {tuple(mean_probs.shape)}. Reshape them to (side, side, ...)."
             )
     _check_colours(num_classes)
-    figure, axes = panels(2, 2, width=4.6, height=4.1)
+    figure, axes = panels(2, 2, width=4.2, height=3.9)
     # Panels of a fixed shape leave gaps in the usual layout.
     figure.set_layout_engine("compressed")
     if title:
@@ -72,8 +72,9 @@ def four_panels(
             cmap="viridis",
             vmin=0,
             vmax=log(num_classes),
+            interpolation="none",
         )
-        figure.colorbar(image, ax=ax, label="nats", shrink=0.85)
+    figure.colorbar(image, ax=axes, label="nats", shrink=0.44, anchor=(0.0, 0.03))
     titles = ("data", "mean prediction", "data uncertainty", "knowledge uncertainty")
     for ax, text in zip(axes, titles, strict=True):
         ax.set(title=text, xlim=ends, ylim=ends, aspect="equal")
@@ -133,7 +134,7 @@ def class_points(points: Values, labels: Values, ax: "matplotlib.axes.Axes") -> 
 
 def _class_image(probs: Tensor, axis: Values, ax: "matplotlib.axes.Axes") -> None:
     ends = (float(axis[0]), float(axis[-1]))
-    ax.imshow(_blend(probs), extent=(*ends, *ends), origin="lower", interpolation="nearest")
+    ax.imshow(_blend(probs), extent=(*ends, *ends), origin="lower", interpolation="none")
 
 
 def _check_colours(num_classes: int) -> None:

@@ -113,7 +113,7 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
 def _practical(outputs: Outputs, seed: int) -> dict[str, object]:
     """Run the practical itself, in all four arms; draw its figure."""
     x, y = (torch.from_numpy(part).float() for part in toy.cubic(NUM_POINTS))
-    grid = torch.linspace(-6, 6, 121)[:, None]
+    grid = torch.linspace(-6, 6, 61)[:, None]
     found: dict[str, object] = {}
     rows = []
     figure, axes = plots.panels(2, 2, width=4.8, height=3.3)

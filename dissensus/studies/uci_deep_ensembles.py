@@ -303,6 +303,12 @@ def _figure(results: Mapping[str, SetResult]) -> "matplotlib.figure.Figure":
     ax.axvline(0, color=plots.NOTE_COLOUR, linestyle="--", linewidth=1)
     ax.set_yticks(range(len(results)), list(results))
     ax.invert_yaxis()
+    # Logarithmic beyond a tenth of a nat: sets differ by an order of magnitude.
+    ax.set_xscale("symlog", linthresh=0.1, linscale=0.7)
+    ticks = (-1, -0.5, -0.2, -0.1, 0, 0.1, 0.2, 0.5, 1, 2)
+    shown = [tick for tick in ticks if ax.get_xlim()[0] <= tick <= ax.get_xlim()[1]]
+    ax.set_xticks(shown, [f"{tick:g}" for tick in shown], minor=False)
+    ax.minorticks_off()
     ax.set_xlabel("NLL minus that of a single net, nats (median and quartiles over splits)")
     ax.legend(frameon=False, fontsize="small")
     return figure

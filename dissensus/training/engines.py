@@ -12,8 +12,8 @@ from typing import Any, Literal
 import torch
 
 from dissensus.training import timings
-from dissensus.training.recording import clone, restore, why_not_by_member
-from dissensus.training.replay import ByMemberReplay, GraphReplay, Replay
+from dissensus.training.recording import clone, restore, row_of, single_member_step, why_not_by_member
+from dissensus.training.replay import ByMemberReplay, GraphReplay, Replay, runs_by_member
 from dissensus.training.step import State, TrainStep
 
 log = logging.getLogger("dissensus")
@@ -71,22 +71,27 @@ class Recorded(Engine):
         self.prepare(state, size).run(state)
 
 
-def warm_up(train_step: TrainStep, state: State, size: int) -> None:
-    """Take one eager step on a copy, so that lazy choices are made and every logged part has its place in the state."""
+def try_out(train_step: TrainStep, state: State, size: int, concurrent: int | None) -> tuple[State, bool]:
+    """Take one eager step on a copy; return the copy and whether a module's Python attributes changed.
+
+    Where each member will get a program of its own one member is enough, and takes one member's memory.
+    """
     scratch = clone(state)
+    if runs_by_member(train_step, state, concurrent):
+        scratch = clone(row_of(state, 0, train_step.feed))
+        train_step = single_member_step(train_step)
+    before = train_step.members.python_state()
     train_step(scratch, size)
+    return scratch, train_step.members.python_state() != before
+
+
+def warm_up(train_step: TrainStep, state: State, size: int, concurrent: int | None = None) -> None:
+    """Have lazy choices made, and give every logged part its place in the state."""
+    scratch, _ = try_out(train_step, state, size, concurrent)
     for name, tensor in scratch.items():
         if name not in state:
-            state[name] = torch.zeros_like(tensor)
-
-
-def why_not_recorded(train_step: TrainStep, state: State, size: int) -> str | None:
-    """Take one eager step on a copy and say why a recording of it would not stay true; None if it would."""
-    before = train_step.members.python_state()
-    train_step(clone(state), size)
-    if train_step.members.python_state() != before:
-        return "its modules change Python attributes from step to step"
-    return None
+            shape = (train_step.members.num_members, *tensor.shape[1:]) if tensor.ndim else ()
+            state[name] = tensor.new_zeros(shape)
 
 
 def choose_engine(
@@ -101,7 +106,7 @@ def choose_engine(
                 f"engine={name!r} needs sgd, adam or adamw; other optimizers run with engine='eager'."
             )
         return Eager(train_step)
-    warm_up(train_step, state, size)
+    warm_up(train_step, state, size, concurrent)
     if concurrent is not None and (reason := why_not_by_member(train_step, state)) is not None:
         raise ValueError(f"`concurrent_members` trains members one by one, and {reason}. Leave it out.")
     if name == "eager" and concurrent is None:
@@ -118,9 +123,8 @@ def _try(
     train_step: TrainStep, state: State, size: int, compiled: bool, concurrent: int | None
 ) -> tuple[str | None, Recorded | None]:
     """Return the engine, ready for batches of this size, or why there is none."""
-    problem = why_not_recorded(train_step, state, size)
-    if problem is not None:
-        return problem, None
+    if try_out(train_step, state, size, concurrent)[1]:
+        return "its modules change Python attributes from step to step", None
     engine = Recorded(train_step, compiled, concurrent)
     try:
         engine.prepare(state, size)

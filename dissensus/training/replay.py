@@ -1,6 +1,7 @@
 """Recorded steps, ready to run: as a Python function, member by member, or as one CUDA graph."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from dissensus.training.recording import (
     record,
     row_of,
     single_member_step,
+    take_out_counters,
     why_not_by_member,
 )
 from dissensus.training.step import State, TrainStep
@@ -31,6 +33,7 @@ class Replay:
         self, train_step: TrainStep, state: State, size: int, compiled: bool, parallel: int, advance: bool
     ) -> Program:
         recorded = record(train_step, state, self.names, size, advance=advance)
+        self.counters = {} if advance else take_out_counters(recorded, self.names)
         self.key = timings.step_key(recorded.code, [state[name] for name in self.names], parallel)
         program: Program = compile_program(recorded) if compiled else recorded
         scratch = clone(state)
@@ -40,6 +43,15 @@ class Replay:
     def run(self, state: State) -> None:
         """Take one step."""
         self.program(*(state[name] for name in self.names))
+
+    def count_step(self, state: State) -> None:
+        """Count the step, and the passes of BatchNorm layers, for all members at once."""
+        state["index"].add_(1)
+        state["position"].add_(1)
+        for amount in set(self.counters.values()):
+            torch._foreach_add_(
+                [state[name] for name, added in self.counters.items() if added == amount], amount
+            )
 
 
 class ByMemberReplay(Replay):
@@ -56,8 +68,7 @@ class ByMemberReplay(Replay):
         for index in range(self.count):
             row = row_of(state, index, self.feed)
             self.program(*(row[name] for name in self.names))
-        state["index"].add_(1)
-        state["position"].add_(1)
+        self.count_step(state)
 
 
 class GraphReplay(Replay):
@@ -77,23 +88,20 @@ class GraphReplay(Replay):
             if name in state:
                 self.static[name] = state[name].clone()
         count = train_step.members.num_members
-        apart = concurrent is not None or has_convolutions(train_step)
-        if apart and why_not_by_member(train_step, state) is None:
+        if runs_by_member(train_step, state, concurrent):
             tensors = [row_of(self.static, index, train_step.feed) for index in range(count)]
             train_step = single_member_step(train_step)
         else:
             tensors = [self.static]
         parallel = min(len(tensors), concurrent or len(tensors))
         # cuDNN may try its algorithms here, once for each convolution, unless the user wants determinism.
-        benchmark = torch.backends.cudnn.benchmark or not torch.are_deterministic_algorithms_enabled()
-        with torch.backends.cudnn.flags(enabled=True, benchmark=benchmark):
+        with _choosing_algorithms(not torch.are_deterministic_algorithms_enabled()):
             program = self._on_side_stream(train_step, tensors[0], size, compiled, parallel)
             self.graph = torch.cuda.CUDAGraph()
             streams = [torch.cuda.Stream() for _ in range(parallel)]
             with torch.cuda.graph(self.graph):
                 _fan_out(program, [[each[name] for name in self.names] for each in tensors], streams)
-                self.static["index"].add_(1)
-                self.static["position"].add_(1)
+                self.count_step(self.static)
 
     def _on_side_stream(
         self, train_step: TrainStep, tensors: State, size: int, compiled: bool, parallel: int
@@ -117,6 +125,17 @@ class GraphReplay(Replay):
         self.graph.replay()
 
 
+@contextmanager
+def _choosing_algorithms(choose: bool) -> Iterator[None]:
+    # Not cudnn.flags: it also sets what it is not told, the use of TF32 among it.
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = before or choose
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
 def _fan_out(
     program: Program, arguments: Sequence[Sequence[Tensor]], streams: Sequence[torch.cuda.Stream]
 ) -> None:
@@ -135,6 +154,8 @@ def _fan_out(
         main.wait_stream(stream)
 
 
-def has_convolutions(train_step: TrainStep) -> bool:
-    """Whether the members' work is in convolutions."""
-    return any(isinstance(module, torch.nn.modules.conv._ConvNd) for module in train_step.members.modules())
+def runs_by_member(train_step: TrainStep, state: State, concurrent: int | None) -> bool:
+    """Whether each member gets a program of its own: asked for, or convolutions on a GPU; and the same thing."""
+    convolves = any(isinstance(m, torch.nn.modules.conv._ConvNd) for m in train_step.members.modules())
+    wanted = concurrent is not None or (convolves and state["index"].is_cuda)
+    return wanted and why_not_by_member(train_step, state) is None

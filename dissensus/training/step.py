@@ -66,7 +66,6 @@ class TrainStep:
         x, y = self.feed.batch(state, size)
         if self.augment is not None:
             x, y = self.augment(x, y, step.noise(shared=not self.feed.own))
-        x = _channels_last(x, x.ndim - self.feed.own)
         rows = self.objective.pick(step, self.members.num_members)
         leaves = [_leaf(state[f"flat.{index}"], block, rows) for index, block in enumerate(self.blocks)]
         view = self._view(state, leaves, rows, step)
@@ -167,13 +166,6 @@ class TrainStep:
             else:
                 total.add_(value)
                 seen.add_(1.0)
-
-
-def _channels_last(x: Tensor, ndim: int) -> Tensor:
-    """Return images on a GPU in the memory order in which it convolves fastest; other inputs as they are."""
-    if not x.is_cuda or ndim != 4 or not x.is_floating_point():
-        return x
-    return x.movedim(-3, -1).contiguous().movedim(-1, -3)
 
 
 def _leaf(flat: Tensor, block: Block, rows: Tensor | None) -> Tensor:

@@ -1,0 +1,271 @@
+"""Recipes: everything they can name, what they refuse, and that a run comes back as it was."""
+
+import re
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from recipe_cases import recipe, save_blobs, save_line
+from torch import nn
+
+from dissensus.architectures import ARCHITECTURES
+from dissensus.data.builtin import BUILT_IN
+from dissensus.data.files import Loaded
+from dissensus.data.suites import SUITES
+from dissensus.recipes import AUGMENTATIONS, KINDS, OBJECTIVES, SCHEDULES, Preprocessing, Recipe
+from dissensus.recipes.choices import build_augment, build_schedule, member_factory, resolve_model
+from dissensus.recipes.sets import DataSettings, load_sets, split_rows
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def blobs(tmp_path):
+    return save_blobs(tmp_path)
+
+
+@pytest.fixture
+def line(tmp_path):
+    return save_line(tmp_path)
+
+
+class TestNames:
+    @pytest.mark.parametrize("name", ARCHITECTURES)
+    def test_every_architecture_gets_its_sizes_from_the_data(self, name):
+        options = {"hidden": [4]} if name == "mlp" else {}
+        net = member_factory(resolve_model({"name": name, **options}), (1, 32, 32), 7)().eval()
+        assert net(torch.zeros(2, 1, 32, 32)).shape == (2, 7)
+
+    @pytest.mark.parametrize("name", OBJECTIVES)
+    def test_every_objective_trains(self, name, blobs):
+        options = {"weight": 0.1} if name == "norm_penalty" else {}
+        run = recipe(blobs, objective={"name": name, **options}, training={"epochs": 1}).train(blobs / "run")
+        assert np.isfinite(run.history["loss"]).all()
+
+    @pytest.mark.parametrize("name", SCHEDULES)
+    def test_every_schedule_can_be_named(self, name, blobs):
+        options = {"step": {"every": 5}, "multi_step": {"milestones": [1, 2]}}.get(name, {})
+        resolved = recipe(blobs, training={"schedule": {"name": name, **options}}).training["schedule"]
+        assert isinstance(build_schedule(resolved), SCHEDULES[name])
+
+    @pytest.mark.parametrize("name", AUGMENTATIONS)
+    def test_every_augmentation_can_be_named(self, name, blobs):
+        options = {"gaussian_noise": {"scale": 0.1}, "rotation": {"degrees": 10}}.get(name, {})
+        resolved = recipe(blobs, augment={name: options}).augment
+        assert isinstance(build_augment(resolved, 3).steps[0], AUGMENTATIONS[name])
+
+    @pytest.mark.parametrize("name", KINDS)
+    def test_every_kind_can_be_named(self, name, blobs):
+        assert recipe(blobs, ensemble={"kind": name}).ensemble["kind"] == name
+
+    def test_augmentations_keep_their_order_and_can_be_switched_off(self, blobs):
+        wanted = {"horizontal_flip": True, "mixup": False, "random_crop": {"padding": 2}}
+        assert list(recipe(blobs, augment=wanted).augment) == ["horizontal_flip", "random_crop"]
+
+    def test_optimizers_of_torch_go_by_their_class_name(self, blobs):
+        run = recipe(blobs, training={"optimizer": "RAdam", "epochs": 1}).train(blobs / "run")
+        assert run.step == 6
+
+    def test_an_activation_goes_by_its_name(self):
+        net = member_factory(resolve_model({"name": "mlp", "hidden": [4], "activation": "tanh"}), (2,), 2)()
+        assert any(isinstance(module, nn.Tanh) for module in net)
+
+
+@pytest.mark.parametrize(
+    ("tables", "words"),
+    [
+        ({"training": {"epoch": 3}}, r"unknown key 'epoch' in \[training\]; did you mean 'epochs'"),
+        ({"trainign": {}}, "unknown key 'trainign' in the recipe; did you mean 'training'"),
+        ({"training": {"epochs": "many"}}, "must be a whole number"),
+        ({"training": {"optimizer": "adamm"}}, "class of torch.optim"),
+        ({"training": {"seed": 1}}, r"'seed' stands in \[training\]; it belongs into \[ensemble\]"),
+        ({"training": {"callback": 1}}, "unknown key 'callback'"),
+        ({"training": {"schedule": "cosin"}}, "did you mean 'cosine'"),
+        ({"training": {"schedule": {"name": "step"}}}, "needs every"),
+        ({"model": {"name": "mpl"}}, "did you mean 'mlp'"),
+        ({"model": {"hiden": [3]}}, "did you mean 'hidden'"),
+        ({"model": {"activation": "rellu"}}, "did you mean 'relu'"),
+        ({"ensemble": {"members": 0}}, "members in .* whole number"),
+        ({"ensemble": {"kind": "dep"}}, "did you mean 'deep'"),
+        ({"ensemble": {"execution": "fast"}}, "'auto' or 'vectorised' or 'loop'"),
+        ({"objective": {"name": "adversarail"}}, "did you mean 'adversarial'"),
+        ({"objective": {"name": "adversarial", "loss": "mse"}}, r"\[objective\.inner\]"),
+        ({"objective": {"inner": {}}}, "wraps no other objective"),
+        (
+            {"objective": {"name": "adversarial", "inner": {"los": 1}}},
+            r"'los' in \[objective\.inner\]; did you mean 'loss'",
+        ),
+        ({"objective": {"name": "adversarial", "epsilon": -1}}, "must not be negative"),
+        ({"objective": {"loss": "crossentropy"}}, "cross_entropy"),
+        ({"augment": {"flip": True}}, "horizontal_flip"),
+        ({"augment": {"horizontal_flip": 3}}, "true, false or a table"),
+        ({"data": {"validation": 0.5, "test": 0.5}}, "nothing is left"),
+        ({"data": {"test": 1.5}}, "share from 0 to 1"),
+        ({"data": {"pth": "x"}}, "did you mean 'path'"),
+    ],
+)
+def test_slips_in_a_recipe_are_found_before_anything_runs(blobs, tables, words):
+    with pytest.raises(ValueError, match=words):
+        recipe(blobs, **tables)
+
+
+@pytest.mark.parametrize("missing", ["data", "model"])
+def test_what_a_recipe_needs_is_named(missing):
+    tables = {"data": {"path": "digits"}, "model": {"name": "mlp", "hidden": []}}
+    with pytest.raises(ValueError, match=rf"needs the table \[{missing}\]"):
+        Recipe.from_tables({name: table for name, table in tables.items() if name != missing})
+
+
+def test_a_file_that_is_no_toml_is_named(tmp_path):
+    (tmp_path / "a.toml").write_text("[data\n")
+    with pytest.raises(ValueError, match=r"a\.toml is not valid TOML"):
+        Recipe.read(tmp_path / "a.toml")
+    with pytest.raises(ValueError, match="There is no recipe"):
+        Recipe.read(tmp_path / "b.toml")
+
+
+def test_the_resolved_recipe_says_the_same(blobs):
+    first = recipe(
+        blobs,
+        data={"leave_out": [2], "unlabelled": "more.npz", "test": "other.npz"},
+        objective={"name": "virtual_adversarial", "inner": {"label_smoothing": 0.1}},
+        training={
+            "schedule": {"name": "multi_step", "milestones": [1, 2]},
+            "optimizer_options": {"betas": [0.8, 0.9]},
+        },
+        augment={"gaussian_noise": {"scale": 0.1}},
+    )
+    # Read from another folder: paths must not depend on it.
+    second = Recipe.from_tables(tomllib.loads(first.to_toml()), "elsewhere")
+    assert second == first
+    assert first.data.path == str(blobs / "blobs.npz")
+
+
+def test_the_recipes_of_examples_and_docs_are_recipes():
+    page = (ROOT / "docs" / "recipes.md").read_text()
+    shown = [
+        Recipe.from_tables(tomllib.loads(block))
+        for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    ]
+    assert len(shown) == 3
+    assert shown[0] == Recipe.read(ROOT / "examples" / "digits.toml")
+
+
+def test_the_docs_name_everything_a_recipe_can():
+    page = (ROOT / "docs" / "recipes.md").read_text()
+    names = [f.name for f in fields(DataSettings)]
+    for name in (*names, *ARCHITECTURES, *OBJECTIVES, *SCHEDULES, *AUGMENTATIONS, *BUILT_IN, *SUITES):
+        assert f"`{name}`" in page, name
+
+
+class TestRows:
+    @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.floats(0, 0.4), st.floats(0, 0.4))
+    def test_parts_are_disjoint_whole_and_balanced(self, labels, first, second):
+        parts = split_rows(len(labels), [str(label) for label in labels], [first, second], seed=1)
+        assert sorted(torch.cat(parts).tolist()) == list(range(len(labels)))
+        for label in set(labels):
+            rows = {i for i, other in enumerate(labels) if other == label}
+            for part, share in zip(parts[1:], (first, second), strict=True):
+                assert abs(len(rows & set(part.tolist())) - share * len(rows)) <= 0.5
+
+    def test_the_seed_of_the_ensemble_does_not_move_the_test_rows(self, blobs):
+        one, other = (recipe(blobs, data={"test": 0.3}, ensemble={"seed": s}).load_sets() for s in (0, 1))
+        assert torch.equal(one.test.x, other.test.x)
+        moved = recipe(blobs, data={"test": 0.3, "seed": 1}).load_sets()
+        assert not torch.equal(one.test.x, moved.test.x)
+
+    def test_classes_that_are_left_out_are_nowhere_but_there(self, blobs):
+        sets = recipe(blobs, data={"leave_out": ["1"], "test": 0.3}).load_sets()
+        assert sets.classes == ("0", "2")
+        assert set(sets.left_out.y.tolist()) == {1}
+        assert all(1 not in part.y.tolist() for part in (sets.train, sets.validation, sets.test))
+        assert len(sets.train) + len(sets.validation) + len(sets.test) + len(sets.left_out) == 90
+
+    def test_files_of_their_own_are_read_for_validation_and_test(self, blobs):
+        np.savez(blobs / "more.npz", x=np.zeros((4, 2)), y=np.array([0, 1, 2, 2]))
+        sets = recipe(
+            blobs, data={"validation": "more.npz", "test": "more.npz", "leave_out": [2]}
+        ).load_sets()
+        assert sets.validation.y.tolist() == sets.test.y.tolist() == [0, 1]
+        assert len(sets.train) == 60
+
+    def test_numbers_sort_as_numbers(self, tmp_path):
+        np.savez(tmp_path / "a.npz", x=np.zeros((4, 1)), y=np.array([10, 9, 2, 10]))
+        settings = DataSettings(str(tmp_path / "a.npz"), validation=0.0)
+        assert load_sets(settings, classification=True).classes == ("2", "9", "10")
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"leave_out": [5]}, "names the class '5', which the data does not hold; it holds 0, 1, 2"),
+            ({"leave_out": [0, 1]}, "two classes or more"),
+            ({"target": "z"}, "none of them is called z"),
+        ],
+    )
+    def test_what_cannot_be_split_is_said(self, blobs, options, words):
+        with pytest.raises(ValueError, match=words):
+            recipe(blobs, data=options).load_sets()
+
+    def test_values_are_no_classes(self, line):
+        with pytest.raises(
+            ValueError, match=r"For regression choose a loss such as 'gaussian_nll' under \[objective\]"
+        ):
+            recipe(line, "line.csv", data={"target": "y"}).load_sets()
+
+    def test_targets_must_be_there(self, line):
+        with pytest.raises(ValueError, match="has no targets"):
+            recipe(line, "line.csv").load_sets()
+
+
+class TestPreprocessing:
+    def learn(self, x, y=None, classes=("a", "b"), **options):
+        settings = {"standardise": True, "standardise_target": True, "target": None, **options}
+        return Preprocessing.learn(Loaded(x, y), classes=classes, **settings)
+
+    def test_training_inputs_get_mean_zero_and_variance_one(self):
+        x = torch.randn(200, 3) * torch.tensor([1.0, 10.0, 0.1]) + torch.tensor([0.0, 5.0, -3.0])
+        seen = self.learn(x)(x)
+        torch.testing.assert_close(seen.mean(0), torch.zeros(3), atol=1e-5, rtol=0)
+        torch.testing.assert_close(seen.std(0, correction=0), torch.ones(3))
+
+    def test_pixels_are_standardised_channel_by_channel(self):
+        x = torch.randint(0, 256, (20, 3, 4, 4), dtype=torch.uint8)
+        x[:, 1] //= 4
+        seen = self.learn(x)(x)
+        torch.testing.assert_close(seen.mean((0, 2, 3)), torch.zeros(3), atol=1e-5, rtol=0)
+        plain = self.learn(x, standardise=False)(x)
+        torch.testing.assert_close(plain, x / 255)
+
+    def test_a_feature_that_never_changes_stays_finite(self):
+        x = torch.full((10, 2), 0.1)
+        assert bool(torch.isfinite(self.learn(x)(x)).all())
+
+    def test_it_comes_back_from_json(self, line):
+        sets = recipe(line, "line.csv", data={"target": "y"}, objective={"loss": "mse"}).load_sets()
+        first = Preprocessing.learn(
+            sets.train, classes=None, target="y", standardise=True, standardise_target=True
+        )
+        assert Preprocessing.from_json(first.to_json()) == first
+
+    def test_inputs_of_another_kind_are_refused(self):
+        images = self.learn(torch.zeros(2, 1, 8, 8, dtype=torch.uint8))
+        with pytest.raises(
+            ValueError, match=r"trained on uint8 images of range 0 to 255; got torch\.float32"
+        ):
+            images(torch.zeros(2, 1, 8, 8))
+        with pytest.raises(ValueError, match="images of 8 x 8 pixels and 1 channel; got 3 features"):
+            images(torch.zeros(2, 3))
+
+    def test_labels_are_matched_by_name(self):
+        prepared = self.learn(torch.zeros(2, 1), classes=("bee", "cow"))
+        other = Loaded(torch.zeros(3, 1), torch.tensor([1, 0, 1]), ("cow", "bee"))
+        assert prepared.targets(other).tolist() == [0, 1, 0]
+        with pytest.raises(
+            ValueError, match="holds the classes ant, which the run does not know; it knows bee, cow"
+        ):
+            prepared.targets(Loaded(torch.zeros(1, 1), torch.tensor([0]), ("ant",)))
