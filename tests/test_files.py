@@ -140,7 +140,7 @@ class TestTables:
         first = load(save_csv(tmp_path / "a.csv", "u,v,y\n1,m,0\n2,f,1\n"), "y")
         # Columns in another order, one more of them, no target, and a value that was never seen.
         path = save_csv(tmp_path / "b.csv", "extra,v,u\n9,f,5\n9,new,6\n")
-        second = load(path, "y", columns=first.columns, need_target=False)
+        second = load(path, "y", columns=first.columns, strict=False)
         assert second.x.tolist() == [[5, 1, 0], [6, 0, 0]]
         assert second.y is None
         assert "'new'" in second.notes[0]

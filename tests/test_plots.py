@@ -53,7 +53,9 @@ DRAWINGS = {
     "score_histograms": lambda: single(
         lambda ax: plots.score_histograms({"id": [0.1, 0.3], "ood": [0.5]}, ax)
     ),
-    "training_curves": lambda: single(lambda ax: plots.training_curves(history_of([[1, 2], [0, 1]]), ax)),
+    "training_curves": lambda: single(
+        lambda ax: plots.training_curves(history_of([[1.0, 2.0], [0.0, 1.0]]), ax)
+    ),
     "member_count_curves": lambda: single(
         lambda ax: plots.member_count_curves(
             [1, 2], {"a": ([2, 1], [0.1, 0.1]), "b": ([3, 2], [0.1, 0.1])}, ax
@@ -107,7 +109,7 @@ def test_bands_lie_one_two_and_three_deviations_around_the_mean():
 def test_member_panels_and_the_mixtures_show_their_own_moments(family):
     x = torch.linspace(0, 1, 5)
     mean, scale = torch.randn(4, 5), torch.rand(4, 5) + 0.1
-    figure = plots.member_bands(x, mean, scale, family=family, limits=(-9, 9))
+    figure = plots.member_bands(x, mean, scale, family=family, limits=(-9.0, 9.0))
     assert len(figure.axes) == 5
     for member, ax in enumerate(figure.axes[:4]):
         np.testing.assert_allclose(ax.lines[0].get_ydata(), mean[member], rtol=1e-6)

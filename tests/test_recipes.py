@@ -224,8 +224,7 @@ class TestRows:
 
 class TestPreprocessing:
     def learn(self, x, y=None, classes=("a", "b"), **options):
-        settings = {"standardise": True, "standardise_target": True, "target": None, **options}
-        return Preprocessing.learn(Loaded(x, y), classes=classes, **settings)
+        return Preprocessing.learn(Loaded(x, y), classes, DataSettings("nowhere", **options))
 
     def test_training_inputs_get_mean_zero_and_variance_one(self):
         x = torch.randn(200, 3) * torch.tensor([1.0, 10.0, 0.1]) + torch.tensor([0.0, 5.0, -3.0])
@@ -246,10 +245,8 @@ class TestPreprocessing:
         assert bool(torch.isfinite(self.learn(x)(x)).all())
 
     def test_it_comes_back_from_json(self, line):
-        sets = recipe(line, "line.csv", data={"target": "y"}, objective={"loss": "mse"}).load_sets()
-        first = Preprocessing.learn(
-            sets.train, classes=None, target="y", standardise=True, standardise_target=True
-        )
+        described = recipe(line, "line.csv", data={"target": "y"}, objective={"loss": "mse"})
+        first = Preprocessing.learn(described.load_sets().train, None, described.data)
         assert Preprocessing.from_json(first.to_json()) == first
 
     def test_inputs_of_another_kind_are_refused(self):

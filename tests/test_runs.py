@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from recipe_cases import recipe, save_blobs, save_line
 
 import dissensus as ds
@@ -194,3 +195,39 @@ class TestRegression:
             recipe(
                 line, "line.csv", data={"target": "y"}, objective={"loss": "mse"}, augment={"mixup": True}
             ).train(line / "run")
+
+
+class TestFurtherData:
+    """A run reads files of other kinds than its own, and in the same way."""
+
+    def test_a_table_run_reads_arrays_and_an_array_run_reads_tables(self, line, blobs):
+        recipe(line, "line.csv", data={"target": "y"}, objective={"loss": "mse"}).train(line / "run")
+        np.savez(line / "more.npz", x=np.ones((3, 1)))
+        assert load_run(line / "run").preprocessing.read(line / "more.npz").x.tolist() == [[1], [1], [1]]
+        recipe(blobs).train(blobs / "other")
+        (blobs / "more.csv").write_text("a,b\n1,2\n3,4\n")
+        assert load_run(blobs / "other").preprocessing.read(blobs / "more.csv").x.tolist() == [[1, 2], [3, 4]]
+
+    def test_names_and_layout_of_the_recipe_are_kept_and_usual_names_work_too(self, tmp_path):
+        pixels = np.random.default_rng(0).integers(0, 256, (12, 3, 5, 3), dtype=np.uint8)
+        np.savez(tmp_path / "a.npz", pics=pixels, kind=np.arange(12) % 2)
+        np.savez(tmp_path / "b.npz", x=pixels)
+        data = {"inputs": "pics", "target": "kind", "layout": "channels_last"}
+        recipe(tmp_path, "a.npz", data=data).train(tmp_path / "run")
+        prepare = load_run(tmp_path / "run").preprocessing
+        assert prepare.shape == (3, 3, 5)
+        for name in ("a.npz", "b.npz"):
+            np.testing.assert_array_equal(
+                prepare.read(tmp_path / name).x.numpy(), pixels.transpose(0, 3, 1, 2)
+            )
+
+    def test_pictures_of_any_size_fit_a_run_on_square_images(self, tmp_path):
+        np.savez(tmp_path / "a.npz", x=np.zeros((12, 8, 8), np.uint8), y=np.arange(12) % 2)
+        recipe(tmp_path, "a.npz", data={"target": "y"}).train(tmp_path / "run")
+        (tmp_path / "pictures").mkdir()
+        for number, size in enumerate([(10, 20), (30, 30)]):
+            Image.new("RGB", size, (100, 100, 100)).save(tmp_path / "pictures" / f"{number}.png")
+        read = load_run(tmp_path / "run").preprocessing.read(tmp_path / "pictures")
+        assert read.x.shape == (2, 1, 8, 8)
+        assert bool((read.x == 100).all())
+        assert read.names == ("0.png", "1.png")

@@ -78,7 +78,10 @@ def test_what_does_not_fit_is_said(given, words):
 
 
 def test_a_whole_number_is_a_number():
-    assert checked(example, {"count": 1, "rate": 2}, "[x]")["rate"] == 2
+    found = checked(example, {"count": 1, "rate": 2, "pair": [1]}, "[x]")
+    assert isinstance(found["rate"], float)
+    assert isinstance(found["pair"][0], float)
+    assert isinstance(found["count"], int)
 
 
 def test_changes_reach_inner_tables_and_leave_the_original_alone():

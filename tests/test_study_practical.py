@@ -252,7 +252,7 @@ def test_boundaries_are_found_where_the_predicted_class_changes():
     # One linear net that says class 1 to the right of 0.5, wherever up or down.
     net = nn.Linear(2, 2)
     net.weight.data, net.bias.data = torch.tensor([[0.0, 0.0], [4.0, 0.0]]), torch.tensor([0.0, -2.0])
-    plane = spiral_arms.Plane.of(DeepEnsemble.from_members([net]), -1, 1, side=9)
+    plane = spiral_arms.Plane.of(DeepEnsemble.from_members([net]), -1.0, 1.0, side=9)
     edge = plane.grid(plane.boundary())
     # Columns are at -1, -0.75, ...; at 0.5 both classes tie and the first wins.
     assert edge.all(0).nonzero().flatten().tolist() == [6, 7]

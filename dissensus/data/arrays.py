@@ -25,9 +25,11 @@ def load_npz(path: Path, target: str | None, options: Options) -> Loaded:
         arrays = _numpy(file, path)
         if not isinstance(arrays, np.lib.npyio.NpzFile):
             raise ValueError(f"{path} is not an .npz archive, whatever its name says.")
-        inputs = _pick_array(arrays.files, options.inputs, INPUT_NAMES, options.split, path, "inputs")
+        inputs = _pick_array(
+            arrays.files, options.inputs, INPUT_NAMES, options.split, path, "inputs", options.strict
+        )
         wanted = _pick_array(
-            arrays.files, target, TARGET_NAMES, options.split, path, "target", options.need_target
+            arrays.files, target, TARGET_NAMES, options.split, path, "target", options.strict
         )
         assert inputs is not None
         x = as_inputs(_read_array(arrays, inputs, path), options.layout, f"{inputs} of {path.name}")
@@ -64,10 +66,11 @@ def _pick_array(
     split: str | None,
     path: Path,
     what: str,
-    required: bool = True,
+    strict: bool,
 ) -> str | None:
     """Return the key of the inputs or targets; None where there are no targets."""
-    bases = usual if named is None else (named,)
+    own = () if named is None else (named,)
+    bases = own if own and strict else (*own, *usual)
     wanted = [
         w
         for base in bases
@@ -75,7 +78,7 @@ def _pick_array(
     ]
     by_name = {key.lower(): key for key in keys}
     found = next((by_name[w.lower()] for w in wanted if w.lower() in by_name), None)
-    if found is not None or (what == "target" and (named is None or not required)):
+    if found is not None or (what == "target" and (named is None or not strict)):
         return found
     splits = _splits(keys, usual)
     hint = f"Set split to one of {', '.join(splits)}." if splits and split is None else f"Name the {what}."
@@ -100,7 +103,7 @@ def load_npy(path: Path, target: str | None, options: Options) -> Loaded:
         return loaded
     beside = path.parent / target
     if not beside.exists():
-        if not options.need_target:
+        if not options.strict:
             return loaded
         raise ValueError(
             f"The target of an .npy file is the name of another one beside it; there is no {beside}."

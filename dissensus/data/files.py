@@ -102,7 +102,7 @@ def _load_table(path: Path, target: str | None, options: Options) -> Loaded:
     if images is not None:
         return _load_image_column(frame, images, target, options, path)
     check_options(options, _TABLE_OPTIONS, path.name)
-    if target is not None and not options.need_target and target not in frame.columns:
+    if target is not None and not options.strict and target not in frame.columns:
         target = None
     wanted = list(frame.columns) if options.columns is None else [*options.columns.names, target]
     used = [column for column in wanted if column is not None and column not in options.drop]
@@ -133,7 +133,7 @@ def _load_image_column(frame: Any, column: str, target: str | None, options: Opt
     openers = [partial(open_picture, cell["bytes"]) for cell in frame[column]]
     names = [f"row {row} of {path.name}" for row in range(len(frame))]
     loaded = Loaded(decode(openers, names, options.size))
-    if target is None or (target not in frame.columns and not options.need_target):
+    if target is None or (target not in frame.columns and not options.strict):
         target = next((name for name in TARGET_NAMES if name in frame.columns), None)
     if target is None:
         return loaded
@@ -145,19 +145,19 @@ def _load_folder(path: Path, target: str | None, options: Options) -> Loaded:
     if any(path.glob("*.parquet")) and not any(p.is_dir() for p in path.iterdir()):
         return _load_table(path, target, options)
     check_options(options, _IMAGE_OPTIONS, path.name)
-    _check_no_target(target, f"the folder {path.name}")
+    _check_no_target(target, options, f"the folder {path.name}")
     return _load_pictures(find_pictures(path), path, options.size)
 
 
 def _load_list(path: Path, target: str | None, options: Options) -> Loaded:
     check_options(options, _IMAGE_OPTIONS | {"root"}, path.name)
-    _check_no_target(target, path.name)
+    _check_no_target(target, options, path.name)
     root = path.parent if options.root is None else Path(options.root)
     return _load_pictures(read_list(path, root), root, options.size)
 
 
-def _check_no_target(target: str | None, name: str) -> None:
-    if target is not None:
+def _check_no_target(target: str | None, options: Options, name: str) -> None:
+    if target is not None and options.strict:
         raise ValueError(f"The classes of images are in {name} itself; leave target = {target!r} out.")
 
 

@@ -55,7 +55,8 @@ class Options:
         missing: What to do with rows of a table that have missing values: "error" or "drop".
         columns: Read a table in the same way as another one, `Loaded.columns` of that one.
         root: Folder that the paths of an image list start from; by default that of the list.
-        need_target: Whether a target that was named must be there.
+        strict: Whether options that a file has no use for, and a target that it lacks, are errors. Where not, they are
+            passed over: files of several kinds can then be read with the same options.
     """
 
     inputs: str | None = None
@@ -66,12 +67,14 @@ class Options:
     missing: Missing = "error"
     columns: Columns | None = None
     root: str | Path | None = None
-    need_target: bool = True
+    strict: bool = True
 
 
 def check_options(options: Options, useful: frozenset[str], name: str) -> None:
     """Refuse options that this kind of data has no use for."""
-    plain = Options(need_target=options.need_target)
+    if not options.strict:
+        return
+    plain = Options()
     for option in vars(options):
         if option not in useful and getattr(options, option) != getattr(plain, option):
             raise ValueError(f"{name} has no use for {option} = {getattr(options, option)!r}. Leave it out.")

@@ -53,7 +53,7 @@ class Suite:
         The suite's published lists (`benchmark_imglist/...` beside `images_classic/`) go before other files: they leave
         out images that show a known class.
         """
-        folder = Path(folder)
+        folder = Path(folder).expanduser()
         if not folder.is_dir():
             raise ValueError(f"The folder of the suite {self.name}, {folder}, does not exist.")
         there = {_plain(path.name): path for path in _candidates(folder)}
@@ -114,6 +114,7 @@ def load_suite(suite: Suite, folder: str | Path, shape: tuple[int, int, int]) ->
         mnist (far): 2 images, grey repeated in 3 channels, resized from 28 x 28 to 32 x 32
         missing: cifar100, tiny_imagenet, svhn, textures, places
     """
+    folder = Path(folder).expanduser()
     found = suite.find(folder)
     if not found:
         wanted = ", ".join(each.name for each in suite.sets)
@@ -124,7 +125,7 @@ def load_suite(suite: Suite, folder: str | Path, shape: tuple[int, int, int]) ->
     sets, notes = {}, {}
     for name, path in found.items():
         try:
-            loaded = _load(path, Path(folder), shape)
+            loaded = _load(path, folder, shape)
             sets[name], notes[name] = match_images(loaded.x, *shape)
         except ValueError as problem:
             raise ValueError(f"The set {name} of {suite.name}: {problem}") from None

@@ -162,11 +162,16 @@ class DeepEnsemble(Members):
             why: str | None = "execution='loop' was asked for"
         elif self._not_one_program is not None:
             why = self._not_one_program
+        elif x.is_cuda and not self.training and self._convolves():
+            why = "on a GPU convolutions of large batches are faster one member at a time"
         elif drawn:
             why = f"it draws random numbers outside dropout layers ({', '.join(sorted(drawn))})"
         else:
             why = why_not_vectorised(loop, vectorised, few, inputs)
         return _Decision(why, random=bool(drawn))
+
+    def _convolves(self) -> bool:
+        return any(isinstance(module, torch.nn.modules.conv._ConvNd) for module in self.modules())
 
     def _run_vectorised(self, tensors: Mapping[str, Tensor], x: Tensor, own: bool, keys: Keys) -> Tensor:
         net = self.net

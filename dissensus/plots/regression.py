@@ -23,7 +23,7 @@ def bands(
     *,
     truth: Values | None = None,
     points: tuple[Values, Values] | None = None,
-    levels: Sequence[float] = (1, 2, 3),
+    levels: Sequence[float] = (1.0, 2.0, 3.0),
     label: str = "mean prediction",
 ) -> None:
     """Draw a mean with bands of so many standard deviations around it, the truth, and the data.

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dissensus.data.builtin import BUILT_IN
-from dissensus.data.files import Loaded, load
-from dissensus.data.images import describe_shape, match_images
+from dissensus.data.files import Loaded
+from dissensus.data.images import Layout, describe_shape, match_images
 from dissensus.data.tables import Columns
+from dissensus.recipes.reading import class_indices, read_source
+from dissensus.recipes.sets import DataSettings
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Preprocessing:
         std: What the difference is then divided by.
         classes: Names of the classes, in the order of the outputs; None for regression.
         target: Name of the target in files.
+        inputs: Name of the inputs in files.
+        layout: Where arrays of images have their channels.
         columns: How the columns of a table become features.
         target_mean: Subtracted from regression targets, one number a target.
         target_std: What the difference is then divided by.
@@ -36,32 +39,34 @@ class Preprocessing:
     std: tuple[float, ...] | None = None
     classes: tuple[str, ...] | None = None
     target: str | None = None
+    inputs: str | None = None
+    layout: Layout = "auto"
     columns: Columns | None = None
     target_mean: tuple[float, ...] | None = None
     target_std: tuple[float, ...] | None = None
 
     @classmethod
-    def learn(
-        cls,
-        train: Loaded,
-        *,
-        classes: Sequence[str] | None,
-        target: str | None,
-        standardise: bool,
-        standardise_target: bool,
-    ) -> "Preprocessing":
-        """Learn from the training data: means and scales of its inputs, and of its targets in regression."""
+    def learn(cls, train: Loaded, classes: Sequence[str] | None, settings: DataSettings) -> "Preprocessing":
+        """Learn from the training data: means and scales of its inputs, and of its targets in regression.
+
+        Args:
+            train: The training rows.
+            classes: Names of the classes, in the order of the outputs; None for regression.
+            settings: How data is read, and what is to be standardised.
+        """
         plain = cls(
             shape=tuple(train.x.shape[1:]),
             pixels=train.x.dtype == torch.uint8,
             classes=None if classes is None else tuple(classes),
-            target=target,
+            target=settings.target,
+            inputs=settings.inputs,
+            layout=settings.layout,
             columns=train.columns,
         )
-        if standardise:
+        if settings.standardise:
             mean, std = _moments(plain(train.x))
             plain = replace(plain, mean=mean, std=std)
-        if classes is None and standardise_target and train.y is not None:
+        if classes is None and settings.standardise_target and train.y is not None:
             mean, std = _moments(train.y.float().reshape(len(train.y), -1))
             plain = replace(plain, target_mean=mean, target_std=std)
         return plain
@@ -92,16 +97,20 @@ class Preprocessing:
 
         Targets that the data lacks are left out.
         """
-        loaded = read_source(source, self._target_for(source), columns=self.columns, need_target=False)
+        loaded = read_source(
+            source,
+            self.target,
+            inputs=self.inputs,
+            layout=self.layout,
+            columns=self.columns,
+            size=self.shape[1] if len(self.shape) == 3 and self.shape[1] == self.shape[2] else None,
+            strict=False,
+        )
         if len(self.shape) == 3 and loaded.x.ndim == 4:
             x, notes = match_images(loaded.x, *self.shape)
             loaded = replace(loaded, x=x, notes=(*loaded.notes, *notes))
         self._check(loaded.x)
         return loaded
-
-    def _target_for(self, source: str | Path) -> str | None:
-        """The target's name, but for image folders and lists, which hold classes themselves."""
-        return None if Path(source).is_dir() or Path(source).suffix == ".txt" else self.target
 
     def targets(self, loaded: Loaded) -> Tensor:
         """Return targets as members are trained on them: class indices, or standardised values."""
@@ -140,41 +149,3 @@ def _moments(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     # A feature that never changes has nothing to scale.
     std = torch.where(std > 1e-12 * mean.abs().clamp_min(1e-30), std, 1.0)
     return tuple(mean.tolist()), tuple(std.tolist())
-
-
-def read_source(source: str | Path, target: str | None = None, **options: Any) -> Loaded:
-    """Read a file or folder, or a built-in data set by its name."""
-    if str(source) not in BUILT_IN or Path(source).exists():
-        return load(source, target, **{key: value for key, value in options.items() if value is not None})
-    loaded = BUILT_IN[str(source)]()
-    size = options.get("size")
-    if size is None or loaded.x.ndim != 4:
-        return loaded
-    x, notes = match_images(loaded.x, loaded.x.shape[1], size, size)
-    return replace(loaded, x=x, notes=(*loaded.notes, *notes))
-
-
-def label_names(loaded: Loaded) -> list[str]:
-    """Return each row's label as text."""
-    assert loaded.y is not None
-    if loaded.y.is_floating_point() or loaded.y.ndim != 1:
-        raise ValueError(
-            f"Class labels must be whole numbers or text, one a row; the target holds {loaded.y.dtype} shaped "
-            f"{tuple(loaded.y.shape)}. For regression choose a loss such as 'gaussian_nll' under [objective]."
-        )
-    if loaded.classes is not None:
-        return [loaded.classes[index] for index in loaded.y.tolist()]
-    return [str(value) for value in loaded.y.tolist()]
-
-
-def class_indices(loaded: Loaded, classes: Sequence[str]) -> Tensor:
-    """Return the place of each row's label in the list of classes."""
-    place = {name: index for index, name in enumerate(classes)}
-    labels = label_names(loaded)
-    unknown = sorted(set(labels) - set(place))
-    if unknown:
-        raise ValueError(
-            f"The data holds the classes {', '.join(unknown[:3])}{', ...' if len(unknown) > 3 else ''}, which the run does not "
-            f"know; it knows {', '.join(classes[:10])}{', ...' if len(classes) > 10 else ''}."
-        )
-    return torch.tensor([place[label] for label in labels])

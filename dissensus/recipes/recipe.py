@@ -165,13 +165,7 @@ class Recipe:
         if resume and (folder / RECIPE).exists():
             self._check_same(Recipe.read(folder / RECIPE), folder)
         sets = self.load_sets()
-        preprocessing = Preprocessing.learn(
-            sets.train,
-            classes=sets.classes,
-            target=self.data.target,
-            standardise=self.data.standardise,
-            standardise_target=self.data.standardise_target,
-        )
+        preprocessing = Preprocessing.learn(sets.train, sets.classes, self.data)
         y = preprocessing.targets(sets.train)
         outputs = _num_outputs(self.likelihood, y, sets.classes)
         ensemble = self.build_ensemble(preprocessing, outputs, allow_import=allow_import)

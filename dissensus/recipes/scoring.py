@@ -12,7 +12,7 @@ from torch import Tensor
 from dissensus.data.files import Loaded
 from dissensus.objectives import mean_and_scale
 from dissensus.predictions import predict
-from dissensus.recipes.preprocessing import label_names
+from dissensus.recipes.reading import label_names
 from dissensus.recipes.runs import LoadedRun
 from dissensus.scores import REGRESSION_SCORES, all_scores
 

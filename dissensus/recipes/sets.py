@@ -13,7 +13,7 @@ from dissensus.data.files import Loaded
 from dissensus.data.images import Layout
 from dissensus.data.tables import Missing
 from dissensus.randomness import derive
-from dissensus.recipes.preprocessing import label_names, read_source
+from dissensus.recipes.reading import label_names, read_source
 
 Part = Literal["train", "validation", "test"]
 

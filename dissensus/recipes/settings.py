@@ -73,11 +73,19 @@ def checked(
         n: p.default for n, p in known.items() if p.default is not None and _fits(p.default, p.annotation)
     }
     chosen = {**defaults, **given}
-    return {name: _frozen(chosen[name], known[name].annotation) for name in known if name in chosen}
+    return {name: _as_hinted(chosen[name], known[name].annotation) for name in known if name in chosen}
 
 
-def _frozen(value: Any, hint: Any) -> Any:
-    return tuple(value) if isinstance(value, list) and get_origin(hint) is tuple else value
+def _as_hinted(value: Any, hint: Any) -> Any:
+    """Return a whole number as a float, and a list as a tuple, where such is wanted."""
+    if get_origin(hint) in (Union, UnionType):
+        hint = next(part for part in get_args(hint) if _fits(value, part))
+    if hint is float:
+        return float(value)
+    if isinstance(value, list) and get_args(hint):
+        items = [_as_hinted(item, get_args(hint)[0]) for item in value]
+        return tuple(items) if get_origin(hint) is tuple else items
+    return value
 
 
 def _fits(value: Any, hint: Any) -> bool:

@@ -128,7 +128,7 @@ def _practical(outputs: Outputs, seed: int) -> dict[str, object]:
         plots.bands(grid, centre, sd, ax, truth=grid**3, points=(x, y))
         ax.set(title=arm.name, ylim=(-300, 300), xlabel="x", ylabel="y")
         if arm == ARMS[0]:
-            main = plots.member_bands(grid, mean, scale, truth=grid**3, points=(x, y), limits=(-300, 300))
+            main = plots.member_bands(grid, mean, scale, truth=grid**3, points=(x, y), limits=(-300.0, 300.0))
             members = _members_table(losses)
     axes[0].legend(frameon=False, fontsize="small")
     outputs.sections.append(

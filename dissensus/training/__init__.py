@@ -4,6 +4,6 @@ from dissensus.training import schedules
 from dissensus.training.checkpoints import CheckpointError
 from dissensus.training.fit import fit
 from dissensus.training.history import History
-from dissensus.training.trainer import DivergedError, Run
+from dissensus.training.run import DivergedError, Run
 
 __all__ = ["CheckpointError", "DivergedError", "History", "Run", "fit", "schedules"]

@@ -26,8 +26,9 @@ from dissensus.randomness import derive, seeded
 from dissensus.training.engines import EngineName
 from dissensus.training.feeds import ArrayFeed, DatasetFeed, Feed, LoaderFeed
 from dissensus.training.optimizers import Factory
+from dissensus.training.run import Run, Settings
 from dissensus.training.schedules import AnySchedule
-from dissensus.training.trainer import Run, Settings, Trainer
+from dissensus.training.trainer import Trainer
 
 
 def fit(

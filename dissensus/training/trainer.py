@@ -1,92 +1,30 @@
 """The life of one run: steps, checks, checkpoints, and what becomes of it."""
 
-import hashlib
-import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
-from dissensus.data.augment import Augmentation
 from dissensus.members import Members
 from dissensus.objectives import Objective
 from dissensus.training.checkpoints import CheckpointError, CheckpointFolder
 from dissensus.training.checks import Validation, Watch, validate
-from dissensus.training.engines import Engine, EngineName, choose_engine
+from dissensus.training.engines import Engine, choose_engine
 from dissensus.training.feeds import ArrayFeed, Feed
 from dissensus.training.history import History
-from dissensus.training.optimizers import Factory, SeparateOptimizers, make_optimizer
+from dissensus.training.identity import architecture, fingerprint, first_difference
+from dissensus.training.optimizers import SeparateOptimizers, make_optimizer
 from dissensus.training.packing import Block, detach, pack
 from dissensus.training.progress import Progress
-from dissensus.training.schedules import AnySchedule, Plateau, factor_table
+from dissensus.training.run import DivergedError, Run, Settings
+from dissensus.training.schedules import Plateau, factor_table
 from dissensus.training.step import State, TrainStep
 
 log = logging.getLogger("dissensus")
-
-
-class DivergedError(RuntimeError):
-    """A member's loss is no longer a finite number."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What `fit` was asked for."""
-
-    epochs: int
-    optimizer: str | type[Optimizer] | Factory
-    lr: float | Sequence[float]
-    weight_decay: float | Sequence[float] | None
-    optimizer_options: Mapping[str, Any]
-    schedule: AnySchedule
-    clip_norm: float | None
-    bf16: bool
-    augment: Augmentation | None
-    check_every: Literal["epoch"] | int
-    select: str | None
-    patience: int | None
-    seed: int
-    engine: EngineName
-    concurrent_members: int | None
-    checkpoint_dir: str | None
-    checkpoint_every: int
-    resume: bool
-    on_divergence: Literal["stop", "drop"]
-    progress: bool | None
-    callback: "Callable[[Run], None] | None"
-
-
-@dataclass
-class Run:
-    """A training run and what it found.
-
-    Attributes:
-        members: The trained ensemble.
-        history: One row for each check and member.
-        best: Value of the selected column at the best check, None if nothing was selected.
-        best_step: Step of that check.
-        dropped: Members that diverged and were left out.
-        engine: How steps were executed.
-        seconds: Time in training, over all sittings.
-        stopped_early: Whether patience ran out.
-        step: Steps taken.
-        epoch: Epochs finished.
-    """
-
-    members: Members
-    history: History = field(default_factory=History)
-    best: float | None = None
-    best_step: int | None = None
-    dropped: list[int] = field(default_factory=list)
-    engine: str = ""
-    seconds: float = 0.0
-    stopped_early: bool = False
-    step: int = 0
-    epoch: int = 0
 
 
 class Trainer:
@@ -350,8 +288,8 @@ class Trainer:
             if self.good is not None:
                 tensors = {**tensors, **{f"good.{name}": tensor for name, tensor in self.good.items()}}
         facts = {
-            "settings": self._fingerprint(),
-            "architecture": self._architecture(),
+            "settings": fingerprint(self.settings, self.objective, self.feed),
+            "architecture": architecture(self.members),
             "members": list(self.members.member_ids),
             "dropped": self.result.dropped,
             "epoch": self.result.epoch,
@@ -377,15 +315,15 @@ class Trainer:
         tensors, facts, problem = self.folder.load("last")
         if problem is not None:
             log.warning("%s Going on from the checkpoint before it, at step %d.", problem, facts["step"])
-        if facts["architecture"] != self._architecture():
+        where = f"The checkpoint in {self.folder.folder}"
+        if (difference := first_difference(facts["architecture"], architecture(self.members))) is not None:
             raise CheckpointError(
-                f"The checkpoint in {self.folder.folder} is of another architecture: "
-                f"{_first_difference(facts['architecture'], self._architecture())}. Use the network it was made with."
+                f"{where} is of another architecture: {difference}. Use the network it was made with."
             )
-        if facts["settings"] != self._fingerprint():
+        settings = fingerprint(self.settings, self.objective, self.feed)
+        if (difference := first_difference(facts["settings"], settings)) is not None:
             raise CheckpointError(
-                f"The checkpoint in {self.folder.folder} belongs to a run with other settings: "
-                f"{_first_difference(facts['settings'], self._fingerprint())}. Give the same settings, or choose another folder."
+                f"{where} belongs to a run with other settings: {difference}. Give the same settings, or choose another folder."
             )
         return tensors, facts
 
@@ -416,56 +354,8 @@ class Trainer:
         self.watch, self.plateau = Watch(**facts["watch"]), Watch(**facts["plateau"])
         result.best, result.best_step = (self.watch.best, self.watch.best_step) if self.good else (None, None)
 
-    def _architecture(self) -> dict[str, str]:
-        """Return name, shape and dtype of every tensor, without the number of members."""
-        lead = 1 if self.members.stacked else 0
-        state = self.members.state_dict()
-        return {name: f"{list(tensor.shape[lead:])} {tensor.dtype}" for name, tensor in state.items()}
-
-    def _fingerprint(self) -> dict[str, Any]:
-        settings = self.settings
-        return {
-            "epochs": settings.epochs,
-            "steps an epoch": self.feed.steps_per_epoch,
-            "own batches": self.feed.own,
-            "objective": _describe(self.objective),
-            "optimizer": _describe(settings.optimizer),
-            "optimizer_options": _describe(settings.optimizer_options),
-            "lr": _describe(settings.lr),
-            "weight_decay": _describe(settings.weight_decay),
-            "schedule": _describe(settings.schedule),
-            "clip_norm": settings.clip_norm,
-            "bf16": settings.bf16,
-            "augment": _describe(settings.augment),
-            "select": settings.select,
-            "seed": settings.seed,
-        }
-
 
 _NOT_SAVED = ("data.", "order", "stream.", "frozen.", "batch.", "factors", "noise_keys", "shared_key")
-
-
-def _describe(value: Any) -> str:
-    """Return a text that is the same in every process for equal settings; functions go by their name."""
-    if isinstance(value, Tensor):
-        return hashlib.sha256(value.detach().cpu().contiguous().numpy().tobytes()).hexdigest()[:16]
-    if callable(value) and hasattr(value, "__qualname__"):
-        return f"{value.__module__}.{value.__qualname__}"
-    if hasattr(value, "__dataclass_fields__"):
-        inner = {name: _describe(getattr(value, name)) for name in value.__dataclass_fields__}
-        return f"{type(value).__name__}({json.dumps(inner, sort_keys=True)})"
-    if isinstance(value, tuple | list):
-        return f"[{', '.join(map(_describe, value))}]"
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key}: {_describe(item)}' for key, item in sorted(value.items()))}}}"
-    return repr(value) if isinstance(value, str | int | float | bool | None) else type(value).__qualname__
-
-
-def _first_difference(stored: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    for key in [*stored, *now]:
-        if stored.get(key) != now.get(key):
-            return f"{key} is {stored.get(key, 'absent')} there and {now.get(key, 'absent')} here"
-    return "nothing"
 
 
 def _keep_orders(feed: Feed, keep: Sequence[int]) -> None:

@@ -1,0 +1,74 @@
+"""What a training run was asked for and what it found."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch.optim import Optimizer
+
+from dissensus.data.augment import Augmentation
+from dissensus.members import Members
+from dissensus.training.engines import EngineName
+from dissensus.training.history import History
+from dissensus.training.optimizers import Factory
+from dissensus.training.schedules import AnySchedule
+
+
+class DivergedError(RuntimeError):
+    """A member's loss is no longer a finite number."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `fit` was asked for."""
+
+    epochs: int
+    optimizer: str | type[Optimizer] | Factory
+    lr: float | Sequence[float]
+    weight_decay: float | Sequence[float] | None
+    optimizer_options: Mapping[str, Any]
+    schedule: AnySchedule
+    clip_norm: float | None
+    bf16: bool
+    augment: Augmentation | None
+    check_every: Literal["epoch"] | int
+    select: str | None
+    patience: int | None
+    seed: int
+    engine: EngineName
+    concurrent_members: int | None
+    checkpoint_dir: str | None
+    checkpoint_every: int
+    resume: bool
+    on_divergence: Literal["stop", "drop"]
+    progress: bool | None
+    callback: "Callable[[Run], None] | None"
+
+
+@dataclass
+class Run:
+    """A training run and what it found.
+
+    Attributes:
+        members: The trained ensemble.
+        history: One row for each check and member.
+        best: Value of the selected column at the best check, None if nothing was selected.
+        best_step: Step of that check.
+        dropped: Members that diverged and were left out.
+        engine: How steps were executed.
+        seconds: Time in training, over all sittings.
+        stopped_early: Whether patience ran out.
+        step: Steps taken.
+        epoch: Epochs finished.
+    """
+
+    members: Members
+    history: History = field(default_factory=History)
+    best: float | None = None
+    best_step: int | None = None
+    dropped: list[int] = field(default_factory=list)
+    engine: str = ""
+    seconds: float = 0.0
+    stopped_early: bool = False
+    step: int = 0
+    epoch: int = 0
