@@ -23,6 +23,9 @@ OBJECTIVES = {
     "smoothing": obj.Independent(label_smoothing=0.1),
     "adversarial": obj.Adversarial(obj.Independent(), epsilon=0.01, of_range=True),
     "virtual adversarial": obj.VirtualAdversarial(obj.Independent(), epsilon=0.1),
+    "joint": obj.Joint(0.5),
+    "joint, scores and dropout": obj.Joint(0.3, average="scores", member_dropout=0.4),
+    "adversarial joint": obj.Adversarial(obj.Joint(0.5), 0.01),
     "norm penalty": obj.NormPenalty(obj.Adversarial(obj.Independent()), 1e-3),
 }
 

@@ -12,6 +12,7 @@ from dissensus.objectives.diversity import diversity_closed_form, hessian_divers
 from dissensus.objectives.gradient_adjusted import beta_from_step, gradient_adjusted_loss, step_from_beta
 from dissensus.objectives.independent import Independent, NormPenalty
 from dissensus.objectives.joint import joint_loss
+from dissensus.objectives.joint_training import Joint
 from dissensus.objectives.likelihoods import (
     LIKELIHOODS,
     Likelihood,
@@ -28,6 +29,7 @@ __all__ = [
     "Debiased",
     "Decomposition",
     "Independent",
+    "Joint",
     "Likelihood",
     "NormPenalty",
     "Objective",

@@ -1,0 +1,67 @@
+import importlib
+import re
+
+import pytest
+from markdown_blocks import ROOT, python_blocks, run_blocks
+
+import dissensus
+from dissensus import metrics, objectives, scores
+
+DOCS = ROOT / "docs"
+API = "\n".join(page.read_text(encoding="utf-8") for page in sorted((DOCS / "api").glob("*.md")))
+SHOWN = re.findall(r"^::: (\S+)", API, re.MULTILINE)
+NAV = re.findall(r"(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+# Commands are documented by their own help; the demonstration is one of them.
+NOT_API = {"cli", "demo"}
+# Pages whose examples follow each other and need nothing from outside.
+RUNNING = ["index", "getting-started", "shapes_and_signs", "members", "objectives", "training"]
+
+
+def is_shown(module, name):
+    """Whether an API page lists the name, or shows the module that gives it (whole pages show public names)."""
+    return f"{module}.{name}" in SHOWN or module in SHOWN or re.search(rf"`ds\.{name}`", API) is not None
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        *(("dissensus", name) for name in dissensus.__all__),
+        *(("dissensus.objectives", name) for name in objectives.__all__),
+        *(("dissensus.metrics", name) for name in metrics.__all__),
+        *(("dissensus.scores", name) for name in scores.SCORES),
+    ],
+)
+def test_every_public_name_is_in_the_api_pages(module, name):
+    assert is_shown(module, name)
+
+
+def test_every_public_module_has_an_api_page():
+    names = {path.stem for path in (ROOT / "dissensus").glob("[!_]*.py")}
+    names |= {path.parent.name for path in (ROOT / "dissensus").glob("[!_]*/__init__.py")}
+    missing = [
+        name
+        for name in sorted(names - NOT_API)
+        if not any(shown == f"dissensus.{name}" or shown.startswith(f"dissensus.{name}.") for shown in SHOWN)
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("path", SHOWN)
+def test_what_an_api_page_shows_exists(path):
+    parent, _, name = path.rpartition(".")
+    try:
+        importlib.import_module(path)
+    except ModuleNotFoundError:
+        assert hasattr(importlib.import_module(parent), name)
+
+
+def test_the_navigation_has_every_page_and_no_other():
+    # Pages of results are put in by docs/hooks/results.py.
+    pages = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md") if path.parent.name != "results"}
+    assert pages == set(NAV)
+
+
+@pytest.mark.parametrize("name", RUNNING)
+def test_the_examples_of_a_page_run_in_order(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_blocks(f"docs/{name}.md", python_blocks(f"docs/{name}.md"))

@@ -1,0 +1,126 @@
+import pytest
+import torch
+from torch import nn
+from training_helpers import net, x, y
+
+import dissensus as ds
+from dissensus import objectives as obj
+from dissensus.objectives.objective import Step
+
+
+def a_step(index: int = 0) -> Step:
+    return Step(torch.tensor(index), 10, False, torch.arange(4), torch.tensor(9))
+
+
+@pytest.mark.parametrize("average", ["probs", "scores"])
+@pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("loss", ["cross_entropy", "brier", "mse"])
+def test_the_objective_is_m_times_the_pure_term(loss, beta, average):
+    outputs = torch.randn(4, 6, 3)
+    targets = torch.randn(6, 3) if loss == "mse" else torch.arange(6) % 3
+    got, parts = obj.Joint(beta, loss, average).on_outputs(outputs, targets, a_step())
+    torch.testing.assert_close(got, 4 * obj.joint_loss(outputs, targets, beta, loss, average))
+    decomposed = obj.decompose(outputs, targets, loss, average)
+    torch.testing.assert_close(parts["diversity"], decomposed.diversity.mean())
+    torch.testing.assert_close(parts["ensemble_error"], decomposed.ensemble_error.mean())
+
+
+@pytest.mark.parametrize("engine", ["eager", "captured"])
+def test_beta_zero_is_independent_training_on_shared_batches(engine):
+    joint, alone = ds.DeepEnsemble(net, 3), ds.DeepEnsemble(net, 3)
+    settings = {"epochs": 4, "batch_size": 20, "lr": 0.02, "engine": engine}
+    ds.fit(joint, (x, y), objective=obj.Joint(0.0), **settings)
+    ds.fit(alone, (x, y), objective=obj.Independent(), batches="shared", **settings)
+    torch.testing.assert_close(ds.predict(joint, x), ds.predict(alone, x), rtol=1e-4, atol=1e-5)
+
+
+def test_beta_can_follow_the_run():
+    outputs, targets = torch.randn(4, 6, 3), torch.arange(6) % 3
+    got, _ = obj.Joint(lambda progress: progress).on_outputs(outputs, targets, a_step(5))
+    torch.testing.assert_close(got, 4 * obj.joint_loss(outputs, targets, 0.5))
+
+
+def test_dropping_by_batch_leaves_out_the_stated_number_of_members():
+    outputs, targets = torch.randn(5, 6, 3), torch.arange(6) % 3
+    objective = obj.Joint(1.0, member_dropout=0.4)
+    got, _ = objective.on_outputs(outputs, targets, a_step())
+    candidates = [
+        5 * obj.joint_loss(outputs[list(kept)], targets, 1.0)
+        for kept in torch.combinations(torch.arange(5), 3).tolist()
+    ]
+    assert min(abs(got - value) for value in candidates) < 1e-5
+
+
+def test_dropping_by_example_counts_only_examples_that_kept_a_member():
+    outputs, targets = torch.randn(2, 400, 3, requires_grad=True), torch.arange(400) % 3
+    loss, _ = obj.Joint(0.5, member_dropout=0.7, dropout_per="example").on_outputs(outputs, targets, a_step())
+    loss.backward()
+    reached = outputs.grad.abs().sum(-1) > 0
+    assert torch.isfinite(outputs.grad).all()
+    assert (~reached.any(0)).float().mean().item() == pytest.approx(0.49, abs=0.08)
+    assert reached.float().mean().item() == pytest.approx(0.3, abs=0.05)
+
+
+def test_joint_training_of_regression_members_ends_in_collusion():
+    # The recorded check: 10 learners of one hidden layer of 20, 400 points of 8 features.
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(800, 8, generator=generator)
+    truth = (
+        inputs[:, :1].sin()
+        + 0.5 * inputs[:, 1:2] * inputs[:, 2:3]
+        + 0.3 * torch.randn(800, 1, generator=generator)
+    )
+    train, test = slice(0, 400), slice(400, 800)
+    found = {}
+    for beta in (0.0, 1.0):
+        ens = ds.DeepEnsemble(lambda: nn.Sequential(nn.Linear(8, 20), nn.ReLU(), nn.Linear(20, 1)), 10)
+        data = (inputs[train], truth[train])
+        ds.fit(
+            ens, data, objective=obj.Joint(beta, "mse"), epochs=150, batch_size=32, optimizer="adam", lr=0.01
+        )
+        found[beta] = (
+            obj.decompose(ds.predict(ens, inputs[test]), truth[test], "mse"),
+            ds.predict(ens, inputs[test]),
+        )
+    diversity = {beta: d.diversity.mean().item() for beta, (d, _) in found.items()}
+    error = {beta: d.ensemble_error.mean().item() for beta, (d, _) in found.items()}
+    assert diversity[1.0] > 50 * diversity[0.0]
+    assert error[1.0] > error[0.0]
+    # Dropping 4 of 10 members raises the error by DIV (M - m) / (m (M - 1)), exactly on average.
+    outputs = found[1.0][1].double()
+    order = torch.rand(400, 10, 400, generator=generator).argsort(1)[:, :6]
+    kept = outputs[order, torch.arange(400)].mean(1)
+    increase = (kept - truth[test].double()).square().mean().item() - error[1.0]
+    assert increase == pytest.approx(diversity[1.0] * 4 / (6 * 9), rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: obj.Joint(1.1), "theorem 5.1"),
+        (lambda: obj.Joint(-0.1), "beta"),
+        (lambda: obj.Joint(loss="gaussian_nll"), "cross_entropy"),
+        (lambda: obj.Joint(average="mean"), "'scores'"),
+        (lambda: obj.Joint(member_dropout=1.0), "member_dropout"),
+        (lambda: obj.Joint(weights=(0.5, 0.6)), "sum to 1"),
+        (
+            lambda: ds.fit(ds.DeepEnsemble(net, 2), (x, y), objective=obj.Joint(), batches="own", epochs=1),
+            "share batches",
+        ),
+        (
+            lambda: ds.fit(ds.DeepEnsemble(net, 2), (x, y), objective=obj.Joint(weights=(1.0,)), epochs=1),
+            "each of 2",
+        ),
+        (
+            lambda: ds.fit(ds.DeepEnsemble(net, 2), (x, y), objective=obj.Joint(), on_divergence="drop"),
+            "couple",
+        ),
+        (
+            lambda: ds.fit(ds.DeepEnsemble(net, 2), (x, y), objective=obj.Joint(), concurrent_members=1),
+            "couples",
+        ),
+    ],
+)
+def test_bad_input_gets_one_clear_sentence(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
