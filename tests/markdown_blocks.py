@@ -11,8 +11,8 @@ def python_blocks(page):
     return BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
 
 
-def run_blocks(page, blocks):
+def run_blocks(page, blocks, **given):
     """Run blocks one after the other in one namespace, with the page's name in tracebacks."""
-    namespace = {"__name__": "example"}
+    namespace = {"__name__": "example", **given}
     for number, block in enumerate(blocks, start=1):
         exec(compile(block, f"{page}, example {number}", "exec"), namespace)

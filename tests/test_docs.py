@@ -2,6 +2,7 @@ import importlib
 import re
 
 import pytest
+import torch
 from markdown_blocks import ROOT, python_blocks, run_blocks
 
 import dissensus
@@ -11,10 +12,11 @@ DOCS = ROOT / "docs"
 API = "\n".join(page.read_text(encoding="utf-8") for page in sorted((DOCS / "api").glob("*.md")))
 SHOWN = re.findall(r"^::: (\S+)", API, re.MULTILINE)
 NAV = re.findall(r"(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
-# Commands are documented by their own help; the demonstration is one of them.
-NOT_API = {"cli", "demo"}
-# Pages whose examples follow each other and need nothing from outside.
-RUNNING = ["index", "getting-started", "shapes_and_signs", "members", "objectives", "training"]
+# The command line is documented by its own help and in docs/recipes.md.
+NOT_API = {"cli", "commands", "demo"}
+# Pages whose examples need nothing from outside, and pages that speak of outputs and scores at hand.
+WHOLE = ["index", "getting-started", "shapes_and_signs", "members", "objectives", "training"]
+FROM_OUTPUTS = ["scores", "metrics", "masks", "joint_terms"]
 
 
 def is_shown(module, name):
@@ -61,7 +63,18 @@ def test_the_navigation_has_every_page_and_no_other():
     assert pages == set(NAV)
 
 
-@pytest.mark.parametrize("name", RUNNING)
+@pytest.mark.parametrize("name", WHOLE)
 def test_the_examples_of_a_page_run_in_order(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_blocks(f"docs/{name}.md", python_blocks(f"docs/{name}.md"))
+
+
+@pytest.mark.parametrize("name", FROM_OUTPUTS)
+def test_the_examples_of_a_page_about_outputs_run_on_outputs(name):
+    given = {
+        "logits": torch.randn(5, 8, 10),
+        "labels": torch.randint(0, 10, (8,)),
+        "ood_scores": torch.randn(20),
+        "id_scores": torch.randn(30),
+    }
+    run_blocks(f"docs/{name}.md", python_blocks(f"docs/{name}.md"), **given)

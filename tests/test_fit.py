@@ -146,6 +146,15 @@ def test_datasets_and_loaders_train_repeatably_and_leave_the_global_generator_al
     assert torch.equal(*outputs)
 
 
+def test_items_can_be_loaded_ahead_in_other_processes():
+    outputs = []
+    for _ in range(2):
+        ens = ds.DeepEnsemble(net, 2)
+        ds.fit(ens, Items(), epochs=2, batch_size=30, workers=2)
+        outputs.append(ds.predict(ens, x))
+    assert torch.equal(*outputs)
+
+
 def test_a_loaders_batches_come_in_its_own_order():
     ens, by_hand = ds.DeepEnsemble(net, 1).double(), None
     by_hand = ens.member(0)

@@ -6,6 +6,7 @@ their replicates are those of a paired bootstrap.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol
 
@@ -47,12 +48,25 @@ def replicates_of(
         [number.value for part in statistics for number in part.numbers], dtype=torch.float64
     )
     whole = {name: torch.ones(size, 1) for name, size in sizes.items()}
-    # Statistics may take short cuts (scores in groups, float32); replicates are shifted to the exact value.
-    shift = values[:, None] - torch.cat([part.resampled(whole) for part in statistics])
-    parts = [
-        torch.cat([part.resampled(draws) for part in statistics]) for draws in draw_counts(sizes, count, seed)
-    ]
+    with _one_thread():
+        # Statistics may take short cuts (scores in groups, float32); replicates are shifted to the exact value.
+        shift = values[:, None] - torch.cat([part.resampled(whole) for part in statistics])
+        parts = [
+            torch.cat([part.resampled(draws) for part in statistics])
+            for draws in draw_counts(sizes, count, seed)
+        ]
     return (torch.cat(parts, dim=1) + shift).numpy().astype(np.float32)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Run a block on one thread: its many small operations would spend their time waiting for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def draw_counts(sizes: Mapping[str, int], count: int, seed: int) -> Iterator[dict[str, Tensor]]:

@@ -5,6 +5,7 @@ from typing import TypeAlias
 
 from dissensus.evaluation.comparison import UNDIRECTED, Comparison, Difference
 from dissensus.evaluation.results import ALL_CORRUPTIONS, ID, Evaluation, Number
+from dissensus.metrics import OOD_METRICS
 
 # Columns, and rows with a cell for each of them.
 Cells: TypeAlias = tuple[list[str], list[list[str]]]
@@ -140,8 +141,18 @@ def corruption_table(results: Sequence[Evaluation], severity: int) -> Cells:
     return ["corruption", *heads], rows
 
 
-def comparison_table(comparison: Comparison) -> Cells:
-    """Return the differences of predictions, and of AUROCs, between two runs."""
+def metrics_table(result: Evaluation, score: str) -> Cells:
+    """Return every metric of telling each set from the known inputs by one score."""
+    names = [name for name in detection_sets(result) if name != ALL_CORRUPTIONS]
+    rows = [
+        [name, *(interval_text(find(result, metric, name, score)) for metric in OOD_METRICS)]
+        for name in names
+    ]
+    return ["set", *map(title_of, OOD_METRICS)], rows
+
+
+def comparison_table(comparison: Comparison, score: str | None = None) -> Cells:
+    """Return the differences of predictions, and of AUROCs of one score or all, between two runs."""
     rows = [
         [
             title_of(one.metric) + (f" of {title_of(one.score)}" if one.score else ""),
@@ -152,7 +163,7 @@ def comparison_table(comparison: Comparison) -> Cells:
             _verdict(one, comparison),
         ]
         for one in comparison.differences
-        if _in_comparison(one)
+        if _in_comparison(one, score)
     ]
     return ["number", "set", comparison.first, comparison.second, "difference", "clearly better"], rows
 
@@ -204,10 +215,10 @@ def _name_of_set(name: str) -> str:
     return "mean over corruptions" if name == ALL_CORRUPTIONS else name
 
 
-def _in_comparison(one: Difference) -> bool:
+def _in_comparison(one: Difference, score: str | None) -> bool:
     if one.member is not None or one.severity is not None or one.metric in UNDIRECTED:
         return False
-    return one.score is None or one.metric == "auroc"
+    return one.score is None or (one.metric == "auroc" and score in (None, one.score))
 
 
 def _verdict(one: Difference, comparison: Comparison) -> str:

@@ -106,12 +106,18 @@ class DatasetFeed(LoaderFeed):
     """A map-style Dataset, loaded item by item in a seeded order that all members share."""
 
     def __init__(
-        self, dataset: Dataset[Any], batch_size: int, seed: int, device: torch.device, drop_last: bool
+        self,
+        dataset: Dataset[Any],
+        batch_size: int,
+        seed: int,
+        device: torch.device,
+        drop_last: bool,
+        workers: int = 0,
     ) -> None:
         count = len(dataset)  # type: ignore[arg-type]
         if count == 0:
             raise ValueError("The training data is empty: the Dataset has no items.")
-        self.dataset, self.count = dataset, count
+        self.dataset, self.count, self.workers = dataset, count, workers
         self.batch_size = min(batch_size, count)
         full, rest = divmod(count, self.batch_size)
         self.steps_per_epoch = full + bool(rest and not drop_last)
@@ -119,15 +125,33 @@ class DatasetFeed(LoaderFeed):
         self.tensors = {}
 
     def epoch(self, number: int, skip: int, state: MutableMapping[str, Tensor]) -> Iterator[int]:
-        """Yield batch sizes; random transforms in the dataset draw under a seed of (seed, epoch, position)."""
-        key = torch.tensor(derive(self.seed, "order", number))
-        order = permutation(key, self.count).tolist()
-        for position in range(skip, self.steps_per_epoch):
-            with seeded(derive(self.seed, "items", number, position)):
-                pair = collate(
-                    self.dataset, order[position * self.batch_size : (position + 1) * self.batch_size]
-                )
+        """Yield batch sizes; random transforms in the dataset draw under seeds of (seed, epoch)."""
+        order = permutation(torch.tensor(derive(self.seed, "order", number)), self.count).tolist()
+        starts = range(0, self.steps_per_epoch * self.batch_size, self.batch_size)
+        batches = [order[start : start + self.batch_size] for start in starts]
+        load = self._in_processes if self.workers else self._here
+        for pair in load(batches, number, skip):
             yield self.place(pair, state)
+
+    def _here(self, batches: list[list[int]], number: int, skip: int) -> Iterator[Any]:
+        for position in range(skip, len(batches)):
+            with seeded(derive(self.seed, "items", number, position)):
+                pair = collate(self.dataset, batches[position])
+            yield pair
+
+    def _in_processes(self, batches: list[list[int]], number: int, skip: int) -> Iterator[Any]:
+        """Load ahead in other processes; a resumed epoch loads what it skips, so that their generators stand as before."""
+        loader: DataLoader[Any] = DataLoader(
+            self.dataset,
+            batch_sampler=batches,
+            num_workers=self.workers,
+            pin_memory=self.device.type == "cuda",
+            prefetch_factor=4,
+            generator=torch.Generator().manual_seed(derive(self.seed, "items", number) & 0x7FFFFFFFFFFFFFFF),
+        )
+        for position, pair in enumerate(loader):
+            if position >= skip:
+                yield pair
 
 
 def stream_batch(values: Tensor, keys: Tensor, size: int) -> Tensor:

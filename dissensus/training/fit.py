@@ -47,6 +47,7 @@ def fit(
     precision: Literal["fp32", "bf16"] = "fp32",
     batches: Batches | None = None,
     last_batch: Literal["keep", "drop"] = "keep",
+    workers: int = 0,
     augment: Augmentation | None = None,
     unlabelled: Any = None,
     validation: Pairs | None = None,
@@ -87,6 +88,7 @@ def fit(
         batches: `"own"`: each member goes through the data in its own order; `"shared"`: all see the same batch. The
             objective's wish by default (members that train independently: own).
         last_batch: Keep or drop the smaller batch at an epoch's end.
+        workers: Processes that load the items of a Dataset ahead of training (a DataLoader has its own).
         augment: A function `(x, y, noise) -> (x, y)` on batches; see `dissensus.data.augment`.
         unlabelled: Inputs without labels, a second stream for objectives that read it.
         validation: Held-out data, looked at every check.
@@ -122,7 +124,7 @@ def fit(
     _check_numbers(epochs, batch_size, patience, checkpoint_every, concurrent_members, check_every, clip_norm)
     target = _device(device)
     members.to(target)
-    feed, sample = _feed(members, data, objective, batch_size, batches, last_batch, seed, target)
+    feed, sample = _feed(members, data, objective, batch_size, batches, last_batch, workers, seed, target)
     _check_outputs(members, *sample, objective.likelihood)
     if isinstance(feed, ArrayFeed):
         objective = objective.prepare(feed.tensors["data.x"])
@@ -207,6 +209,7 @@ def _feed(
     batch_size: int | None,
     batches: Batches | None,
     last_batch: str,
+    workers: int,
     seed: int,
     device: torch.device,
 ) -> tuple[Feed, tuple[Tensor, Tensor]]:
@@ -231,7 +234,7 @@ def _feed(
                 sample = next(iter(pair_batches(data, 1)))
             return feed, (sample[0][:2], sample[1])
         assert isinstance(data, Dataset)
-        feed = DatasetFeed(data, batch_size or 128, seed, device, last_batch == "drop")
+        feed = DatasetFeed(data, batch_size or 128, seed, device, last_batch == "drop", workers)
         with seeded(0):
             sample = next(iter(pair_batches(data, 2)))
         return feed, sample

@@ -1,0 +1,161 @@
+"""Times of several sides, taken in turns in one run, so that what else the machine does meets all of them."""
+
+import itertools
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+import dissensus as ds
+from dissensus import objectives as obj
+from dissensus.bench.problems import Problem
+from dissensus.bench.rivals import Turn
+from dissensus.objectives.objective import Batches
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Have torch use one thread in a block: on a shared machine more threads time the neighbours."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def seconds(turn: Turn, device: torch.device) -> float:
+    """Return how long a turn took, to the end of what it started on the device."""
+    _wait_for(device)
+    start = time.perf_counter()
+    turn()
+    _wait_for(device)
+    return time.perf_counter() - start
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class Stopwatch:
+    """The best time of each rival so far; other work on the machine only ever adds time."""
+
+    def __init__(self, rivals: Mapping[str, Turn], device: torch.device) -> None:
+        self.rivals, self.device = dict(rivals), device
+        self.best = dict.fromkeys(rivals, float("inf"))
+        for turn in self.rivals.values():
+            seconds(turn, device)
+
+    def round(self) -> None:
+        """Give each rival a turn."""
+        for name, turn in self.rivals.items():
+            self.best[name] = min(self.best[name], seconds(turn, self.device))
+
+
+@dataclass(frozen=True)
+class PickSome(obj.Independent):
+    """Trains a few members a step, drawn without replacement; nothing else is evaluated."""
+
+    count: int = 2
+    batches: ClassVar[Batches] = "shared"
+
+    def pick(self, step: obj.Step, num_members: int) -> Tensor:
+        """Draw the members."""
+        return step.noise(shared=True).uniform(num_members).topk(self.count).indices
+
+
+def time_fit(
+    problem: Problem, engine: str, watch: Stopwatch, *, repeats: int = 5, concurrent: int | None = None
+) -> dict[str, Any]:
+    """Train by `ds.fit`, and between its epochs give the rivals a turn.
+
+    Args:
+        problem: What to train.
+        engine: Engine of `ds.fit`.
+        watch: The rivals.
+        repeats: Epochs that count, after one that does not.
+        concurrent: Members in flight at once; all by default.
+
+    Returns:
+        `ms` a step in the best epoch, `first_epoch_s` with set-up and compilation, and on a GPU `peak_GB` beyond what
+        the rivals hold.
+    """
+    cuda = problem.x.is_cuda
+    stamps: list[tuple[float, float]] = []
+    peaks: list[int] = []
+    before = _reset_memory(cuda)
+
+    def between(run: ds.Run) -> None:
+        _wait_for(problem.device)
+        ended = time.perf_counter()
+        if cuda:
+            peaks.append(torch.cuda.max_memory_allocated())
+        if stamps:
+            watch.round()
+            _reset_memory(cuda)
+        stamps.append((ended, time.perf_counter()))
+
+    objective = obj.Independent(problem.loss)
+    if problem.picked is not None:
+        objective = PickSome(problem.loss, count=problem.picked)
+    options = dict(problem.options)
+    start = time.perf_counter()
+    run = ds.fit(
+        ds.DeepEnsemble(problem.make, problem.members),
+        (problem.x, problem.y),
+        objective=objective,
+        epochs=repeats + 1,
+        batch_size=problem.batch,
+        optimizer=problem.optimizer,
+        lr=problem.lr,
+        weight_decay=options.pop("weight_decay", None),
+        optimizer_options=options,
+        schedule="cosine",
+        precision="bf16" if problem.bf16 else "fp32",
+        augment=problem.augment,
+        device=problem.device,
+        engine=engine,  # type: ignore[arg-type]
+        concurrent_members=concurrent,
+        progress=False,
+        callback=between,
+    )
+    epochs = [ended - began for (_, began), (ended, _) in itertools.pairwise(stamps)]
+    steps = run.step / (repeats + 1)
+    timed = {"ms": min(epochs) / steps * 1e3, "first_epoch_s": stamps[0][0] - start}
+    if cuda:
+        timed["peak_GB"] = (max(peaks) - before) / 1e9
+    return timed
+
+
+def _reset_memory(cuda: bool) -> int:
+    if not cuda:
+        return 0
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_allocated()
+
+
+def compare(
+    problem: Problem, engines: Sequence[str], rivals: Mapping[str, Turn], *, repeats: int = 5
+) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
+    """Time `ds.fit` with each engine beside the rivals.
+
+    Returns:
+        Each side's times, and ratios: how many times faster than each rival each engine took its steps. Both sides of a
+        ratio are best times of one run.
+    """
+    watch = Stopwatch(rivals, problem.device)
+    ours = {engine: time_fit(problem, engine, watch, repeats=repeats) for engine in engines}
+    theirs = {name: best / problem.turn_steps * 1e3 for name, best in watch.best.items()}
+    sides: dict[str, dict[str, Any]] = {f"ds.fit, {engine}": timed for engine, timed in ours.items()}
+    sides |= {name: {"ms": ms} for name, ms in theirs.items()}
+    ratios = {
+        f"{engine} against {name}": ms / timed["ms"]
+        for engine, timed in ours.items()
+        for name, ms in theirs.items()
+    }
+    return sides, ratios

@@ -1,0 +1,236 @@
+"""Parts of evaluations in, figures out."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from math import pi
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from dissensus.evaluation import Disputed, Histogram, Number, Reliability, Roc
+from dissensus.metrics import ReliabilityCurve
+from dissensus.plots import COLOURS, NOTE_COLOUR, panels, reliability
+
+if TYPE_CHECKING:
+    import matplotlib.axes
+    import matplotlib.figure
+
+    Figure = matplotlib.figure.Figure
+    Axes = matplotlib.axes.Axes
+
+_LINES = ("-", "--", ":")
+# More votes than this do not fit under a picture one by one; they are counted instead.
+_VOTES_ONE_BY_ONE = 6
+_LETTERS_A_LINE = 20
+
+
+def style(place: int) -> dict[str, Any]:
+    """Return colour and line style of the nth line of a figure; both change when the colours are used up."""
+    return {"color": COLOURS[place % len(COLOURS)], "linestyle": _LINES[place // len(COLOURS) % len(_LINES)]}
+
+
+def reliability_diagram(curve: Reliability, name: str) -> "Figure":
+    """Draw confidence against accuracy, bin by bin."""
+    figure, (ax,) = panels(width=4.4, height=3.8)
+    columns = (curve.claimed, curve.observed, curve.share, curve.lower, curve.upper)
+    reliability(ReliabilityCurve(*(torch.tensor(c, dtype=torch.float64) for c in columns)), ax, label=name)
+    ax.set_title(curve.set)
+    return figure
+
+
+def coverage_diagram(curves: Mapping[str, Reliability], title: str) -> "Figure":
+    """Draw the probability that intervals claim against the share of targets inside, run by run."""
+    figure, (ax,) = panels(width=4.4, height=3.8)
+    ax.plot([0, 1], [0, 1], color=NOTE_COLOUR, linestyle="--", linewidth=1, label="calibrated")
+    for place, (name, curve) in enumerate(curves.items()):
+        ax.plot(curve.claimed, curve.observed, marker="o", markersize=4, label=name, **style(place))
+    ax.set(
+        title=title,
+        xlabel="probability of the interval",
+        ylabel="share of targets inside",
+        xlim=(0, 1),
+        ylim=(0, 1),
+    )
+    ax.legend(frameon=False, fontsize="small")
+    return figure
+
+
+def score_histogram(histograms: Sequence[Histogram], xlabel: str, title: str) -> "Figure":
+    """Draw the distributions of a score on several sets, in common bins."""
+    figure, (ax,) = panels(width=4.4, height=3.3)
+    for place, part in enumerate(histograms):
+        look = style(place)
+        ax.stairs(part.shares, part.edges, fill=True, color=look["color"], alpha=0.18)
+        ax.stairs(part.shares, part.edges, linewidth=1.4, label=part.set, **look)
+    ax.set(title=title, xlabel=xlabel, ylabel="share of inputs")
+    ax.margins(x=0)
+    ax.legend(frameon=False, fontsize="small")
+    return figure
+
+
+def roc_diagram(curves: Mapping[str, Roc], title: str) -> "Figure":
+    """Draw ROC curves, one for each label."""
+    figure, (ax,) = panels(width=4.4, height=3.8)
+    ax.plot([0, 1], [0, 1], color=NOTE_COLOUR, linestyle="--", linewidth=1, label="chance")
+    for place, (label, curve) in enumerate(curves.items()):
+        ax.plot(curve.fpr, curve.tpr, linewidth=1.6, label=label, **style(place))
+    ax.set(
+        title=title,
+        xlabel="known inputs flagged",
+        ylabel="unknown inputs flagged",
+        xlim=(0, 1),
+        ylim=(0, 1.01),
+    )
+    ax.legend(frameon=False, fontsize="small", loc="lower right")
+    return figure
+
+
+def severity_curves(curves: Mapping[str, Mapping[int, Number]], ylabel: str) -> "Figure":
+    """Draw a metric against the severity of corruptions, with its intervals; 0 is the clean set."""
+    figure, (ax,) = panels(width=4.4, height=3.3)
+    for place, (label, numbers) in enumerate(curves.items()):
+        levels = sorted(numbers)
+        look = style(place)
+        ax.plot(
+            levels, [numbers[level].value for level in levels], marker="o", markersize=4, label=label, **look
+        )
+        known = [level for level in levels if numbers[level].low is not None]
+        ax.fill_between(
+            known,
+            [numbers[level].low or 0.0 for level in known],
+            [numbers[level].high or 0.0 for level in known],
+            color=look["color"],
+            alpha=0.18,
+            linewidth=0,
+        )
+    ax.set(xlabel="severity (0 is clean)", ylabel=ylabel)
+    ax.set_xticks(sorted({level for numbers in curves.values() for level in numbers}))
+    if len(curves) > 1:
+        ax.legend(frameon=False, fontsize="small")
+    return figure
+
+
+def uncertainty_bars(parts: Mapping[str, Mapping[str, float]], unit: str, title: str) -> "Figure":
+    """Draw data and knowledge uncertainty of each set end to end; together they are the total."""
+    names = list(parts)
+    figure, (ax,) = panels(width=5.4, height=1.1 + 0.36 * len(names))
+    starts = np.zeros(len(names))
+    for place, part in enumerate(("data", "knowledge")):
+        values = np.array([parts[name][part] for name in names])
+        ax.barh(names, values, left=starts, height=0.62, color=COLOURS[place], label=part)
+        starts = starts + values
+    for row, total in enumerate(starts):
+        ax.annotate(
+            f"{total:.3g}", (total, row), (5, 0), textcoords="offset points", va="center", fontsize="small"
+        )
+    ax.invert_yaxis()
+    ax.margins(x=0.14)
+    ax.set(title=title, xlabel=f"mean uncertainty ({unit}); the number is the total")
+    ax.tick_params(axis="y", length=0)
+    ax.spines[["top", "right"]].set_visible(False)
+    figure.legend(
+        *ax.get_legend_handles_labels(), frameon=False, fontsize="small", loc="outside lower center", ncols=2
+    )
+    return figure
+
+
+def member_dots(members: Sequence[Number], ensemble: Number, ylabel: str, title: str) -> "Figure":
+    """Draw a dot with its interval for each member, and a line with a band for the ensemble."""
+    figure, (ax,) = panels(width=4.4, height=3.0)
+    places = range(len(members))
+    values = [number.value for number in members]
+    ax.plot(places, values, "o", color=COLOURS[0], label="members", zorder=3)
+    if ensemble.low is not None and ensemble.high is not None:
+        ends = [(number.low or 0.0, number.high or 0.0) for number in members]
+        ax.vlines(places, *zip(*ends, strict=True), color=COLOURS[0], linewidth=1.2, zorder=2)
+        ax.axhspan(ensemble.low, ensemble.high, color=COLOURS[1], alpha=0.15, linewidth=0)
+    ax.axhline(ensemble.value, color=COLOURS[1], linewidth=1.6, label="ensemble")
+    ax.set(title=title, xlabel="member", ylabel=ylabel, xlim=(-0.6, len(members) - 0.4))
+    if len(members) <= 20:
+        ax.set_xticks(places)
+    ax.margins(y=0.2)
+    figure.legend(
+        *ax.get_legend_handles_labels(), frameon=False, fontsize="small", loc="outside lower center", ncols=2
+    )
+    return figure
+
+
+def votes_sheet(items: Sequence[Disputed], class_names: Sequence[str]) -> "Figure":
+    """Draw pictures in a row, each with what it is, what the ensemble says, and what the members say."""
+    figure, axes = panels(columns=len(items), width=1.5, height=2.35)
+    for ax, item in zip(axes, items, strict=True):
+        image = item.image.transpose(1, 2, 0)
+        ax.imshow(image.squeeze(-1) if image.shape[-1] == 1 else image, cmap="gray", vmin=0, vmax=255)
+        ax.set_axis_off()
+        text = votes_text(item, class_names)
+        ax.text(0.5, -0.04, text, transform=ax.transAxes, ha="center", va="top", fontsize=7, linespacing=1.35)
+    return figure
+
+
+def votes_text(item: Disputed, class_names: Sequence[str]) -> str:
+    """Return the lines under a picture: what it is, the ensemble's answer, and the votes."""
+    names = [_short(class_names[vote] if class_names else str(vote)) for vote in item.votes]
+    votes = names if len(names) <= _VOTES_ONE_BY_ONE and not class_names else _counted(names)
+    truth = "unknown" if item.label is None else _name(item.label, class_names)
+    return "\n".join([f"is: {truth}", f"says: {_name(item.predicted, class_names)}", *_wrapped(votes)])
+
+
+def _counted(names: Sequence[str]) -> list[str]:
+    return [f"{name} ×{number}" for name, number in Counter(names).most_common(4)]
+
+
+def _wrapped(words: Sequence[str]) -> list[str]:
+    """Put words into as few lines as they need."""
+    lines = [""]
+    for word in words:
+        if lines[-1] and len(lines[-1]) + len(word) + 1 > _LETTERS_A_LINE:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return ["votes: " + lines[0], *lines[1:]]
+
+
+def _name(index: int, class_names: Sequence[str]) -> str:
+    return _short(class_names[index]) if class_names else f"class {index}"
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _LETTERS_A_LINE else name[: _LETTERS_A_LINE - 1] + "…"
+
+
+def radar(runs: Mapping[str, Mapping[str, float]]) -> "Figure":
+    """Draw several good-when-large numbers of each run as a polygon; all share one scale."""
+    from matplotlib.figure import Figure
+
+    axes = list(next(iter(runs.values())))
+    figure = Figure(figsize=(6.0, 4.6), layout="constrained")
+    ax = figure.add_subplot(projection="polar")
+    angles = [2 * pi * place / len(axes) for place in range(len(axes))]
+    for place, (name, values) in enumerate(runs.items()):
+        heights = [values[axis] for axis in axes]
+        look = style(place)
+        ax.plot(
+            [*angles, angles[0]],
+            [*heights, heights[0]],
+            marker="o",
+            markersize=4,
+            linewidth=1.6,
+            label=name,
+            **look,
+        )
+        ax.fill(angles, heights, color=look["color"], alpha=0.08)
+    ax.set_theta_offset(pi / 2)  # type: ignore[attr-defined]
+    ax.set_theta_direction(-1)  # type: ignore[attr-defined]
+    ax.set_ylim(radar_floor(runs), 1.0)
+    ax.set_xticks(angles, axes, fontsize="small")
+    ax.tick_params(axis="x", pad=10)
+    ax.tick_params(axis="y", labelsize="x-small", labelcolor=NOTE_COLOUR)
+    if len(runs) > 1:
+        figure.legend(frameon=False, fontsize="small", loc="outside lower center", ncols=min(3, len(runs)))
+    return figure
+
+
+def radar_floor(runs: Mapping[str, Mapping[str, float]]) -> float:
+    """Return where a radar's scale begins: a tenth or two below the smallest number, and not below 0."""
+    smallest = min(value for values in runs.values() for value in values.values())
+    return max(0.0, (int(smallest * 10) - 1) / 10)
