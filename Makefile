@@ -32,7 +32,7 @@ types: .venv/.installed
 	$(RUN)/mypy
 
 docs: .venv/.docs
-	$(RUN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --strict
 
 bench: .venv/.installed
 	$(RUN)/dissensus bench

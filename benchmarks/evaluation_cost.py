@@ -1,6 +1,6 @@
 """What one-pass evaluation costs over the predictions alone, and what its bootstrap intervals cost.
 
-    python benchmarks/evaluation_cost.py [--network resnet18] [--members 5] [--inputs 1000] [--device cuda]
+    python benchmarks/evaluation_cost.py [--network resnet18] [--members 5] [--inputs 500] [--device cuda]
 
 Three sets (known, and two unknown ones) go through the same ensemble, once with `ds.predict` alone and once with
 `evaluate` without intervals: the ratio is what scores, metrics and checks add. Intervals are timed apart, on sets of
@@ -97,10 +97,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--network", choices=NETWORKS, default="narrow")
     parser.add_argument("--members", type=int, default=5)
-    parser.add_argument("--inputs", type=int, default=1000, help="inputs of each set that is predicted")
+    parser.add_argument("--inputs", type=int, default=500, help="inputs of each set that is predicted")
     parser.add_argument("--resampled", type=int, default=10_000, help="inputs of each set that is resampled")
-    parser.add_argument("--batch-size", type=int, default=500)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--batch-size", type=int, default=250)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--clock", choices=CLOCKS, default="wall")

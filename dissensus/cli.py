@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from dissensus.bench.command import register as register_bench
 from dissensus.commands import register
 
 # What is raised because of what a user gave or has installed, and not because of a mistake of ours.
@@ -114,6 +115,7 @@ def study(
 
 
 register(app)
+register_bench(app)
 
 
 def main() -> None:

@@ -209,8 +209,8 @@ def report(
     ),
 ) -> None:
     """Write one HTML page about evaluated runs, side by side if there are several."""
-    import dissensus as ds
     from dissensus.evaluation import Evaluation
+    from dissensus.reporting import report as write_report
 
     results = []
     for run in runs:
@@ -218,7 +218,7 @@ def report(
         if not path.exists():
             raise ValueError(f"{run} has not been evaluated yet. First run: dissensus evaluate {run}")
         results.append(Evaluation.load(path))
-    page = ds.report(results, output)
+    page = write_report(results, output)
     typer.echo(f"Page with pictures: {page}")
 
 

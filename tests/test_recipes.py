@@ -259,10 +259,10 @@ class TestPreprocessing:
             images(torch.zeros(2, 3))
 
     def test_labels_are_matched_by_name(self):
-        prepared = self.learn(torch.zeros(2, 1), classes=("bee", "cow"))
-        other = Loaded(torch.zeros(3, 1), torch.tensor([1, 0, 1]), ("cow", "bee"))
-        assert prepared.targets(other).tolist() == [0, 1, 0]
+        prepared = self.learn(torch.zeros(2, 1), classes=("bee", "cow", "dog"))
+        other = Loaded(torch.zeros(3, 1), torch.tensor([1, 0, 2]), ("dog", "bee", "cow"))
+        assert prepared.targets(other).tolist() == [0, 2, 1]
         with pytest.raises(
-            ValueError, match="holds the classes ant, which the run does not know; it knows bee, cow"
+            ValueError, match="holds the classes ant, which the run does not know; it knows bee, cow, dog"
         ):
             prepared.targets(Loaded(torch.zeros(1, 1), torch.tensor([0]), ("ant",)))

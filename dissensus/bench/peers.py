@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import os
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -38,18 +39,17 @@ def vmap_and_scan(problem: Problem) -> Turn | str:
 def _set_up_jax() -> None:
     """Have JAX leave GPU memory to others and use one thread, as torch does here; read when JAX first starts."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    os.environ.setdefault(
-        "XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-    )
+    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
 
 
 def _jax_turn(jax: Any, problem: Problem, widths: tuple[int, ...], device: Any) -> Turn:
-    jnp, tree = jax.numpy, jax.tree_util
+    jnp, tree_map = jax.numpy, jax.tree.map
     x, y = (jax.device_put(part.cpu().numpy(), device) for part in (problem.x, problem.y))
-    steps, batch = problem.turn_steps, problem.batch
+    # A whole epoch in one program, as is its habit: a shorter scan would mostly time its start.
+    shape = (len(x) // problem.batch, problem.batch)
 
     def new_weights(key: Any) -> Any:
-        pairs = list(zip(widths, widths[1:], strict=False))
+        pairs = list(itertools.pairwise(widths))
         keys = jax.random.split(key, len(pairs))
         return [
             (jax.random.uniform(k, pair, minval=-1, maxval=1) / pair[0] ** 0.5, jnp.zeros(pair[1]))
@@ -66,24 +66,21 @@ def _jax_turn(jax: Any, problem: Problem, widths: tuple[int, ...], device: Any) 
         weights, first, second, count = state
         value, gradient = jax.value_and_grad(loss)(weights, x[rows], y[rows])
         count = count + 1
-        first = tree.tree_map(lambda m, g: 0.9 * m + 0.1 * g, first, gradient)
-        second = tree.tree_map(lambda v, g: 0.999 * v + 0.001 * g * g, second, gradient)
+        first = tree_map(lambda m, g: 0.9 * m + 0.1 * g, first, gradient)
+        second = tree_map(lambda v, g: 0.999 * v + 0.001 * g * g, second, gradient)
 
         def update(weight: Any, m: Any, v: Any) -> Any:
-            return weight - problem.lr * (m / (1 - 0.9**count)) / (
-                jnp.sqrt(v / (1 - 0.999**count)) + 1e-8
-            )
+            return weight - problem.lr * (m / (1 - 0.9**count)) / (jnp.sqrt(v / (1 - 0.999**count)) + 1e-8)
 
-        return (tree.tree_map(update, weights, first, second), first, second, count), value
+        return (tree_map(update, weights, first, second), first, second, count), value
 
     def member_turn(state: Any, key: Any) -> Any:
-        order = jax.random.permutation(key, len(x))[: steps * batch].reshape(steps, batch)
-        return jax.lax.scan(step, state, order)
+        return jax.lax.scan(step, state, jax.random.randint(key, shape, 0, len(x)))
 
     program = jax.jit(jax.vmap(member_turn))
     keys = jax.random.split(jax.random.key(0), problem.members)
     weights = jax.vmap(new_weights)(keys)
-    nothing = tree.tree_map(jnp.zeros_like, weights)
+    nothing = tree_map(jnp.zeros_like, weights)
     held = [(weights, nothing, nothing, jnp.zeros(problem.members))]
 
     def turn() -> None:
@@ -91,7 +88,7 @@ def _jax_turn(jax: Any, problem: Problem, widths: tuple[int, ...], device: Any) 
             held[0], losses = program(held[0], keys)
             jax.block_until_ready((held[0], losses))
 
-    return turn
+    return Turn(turn, shape[0])
 
 
 def voting(problem: Problem) -> Turn | str:
@@ -117,7 +114,7 @@ def voting(problem: Problem) -> Turn | str:
         ):
             ensemble.fit(loader, epochs=1, log_interval=problem.turn_steps, save_model=False)
 
-    return turn
+    return Turn(turn, problem.turn_steps)
 
 
 PEERS: Mapping[str, Peer] = {

@@ -1,5 +1,6 @@
 """A training job that every side of a comparison is given: networks, data, loss and optimizer."""
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -11,7 +12,7 @@ from torch.optim import Optimizer
 
 from dissensus.data.augment import Augmentation
 
-_OPTIMIZERS: Mapping[str, type[Optimizer]] = {
+_OPTIMIZERS: Mapping[str, Callable[..., Optimizer]] = {
     "sgd": torch.optim.SGD,
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
@@ -28,7 +29,7 @@ class Problem:
         x: Inputs, on the device that is measured.
         y: Targets, beside them.
         batch: Examples a step and member.
-        turn_steps: Steps that a rival takes in one turn; `ds.fit` takes an epoch in its turn.
+        turn_steps: Steps that slower rivals take in one turn; `ds.fit` takes an epoch in its turn.
         loss: `"mse"` or `"cross_entropy"`.
         optimizer: `"sgd"`, `"adam"` or `"adamw"`.
         lr: Learning rate.
@@ -54,12 +55,6 @@ class Problem:
     picked: int | None = None
     widths: tuple[int, ...] | None = None
 
-    def __post_init__(self) -> None:
-        if self.turn_steps * self.batch > len(self.x):
-            raise ValueError(
-                f"A turn of {self.turn_steps} steps needs {self.turn_steps * self.batch} examples; there are {len(self.x)}."
-            )
-
     @property
     def device(self) -> torch.device:
         """Where the data is, and so where everything runs."""
@@ -76,8 +71,8 @@ class Problem:
 
     def torch_optimizer(self, parameters: Iterable[Tensor]) -> Optimizer:
         """Make the usual torch optimizer; a fused one where that is what people use, on a GPU."""
-        fused = {"fused": True} if self.x.is_cuda else {}
-        return _OPTIMIZERS[self.optimizer](parameters, lr=self.lr, **self.options, **fused)  # type: ignore[call-arg]
+        options = {"lr": self.lr, **self.options} | ({"fused": True} if self.x.is_cuda else {})
+        return _OPTIMIZERS[self.optimizer](parameters, **options)
 
     def mean_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss, averaged over everything."""
@@ -94,7 +89,7 @@ def mlp(widths: tuple[int, ...]) -> nn.Module:
         torch.Size([64, 1])
     """
     layers: list[nn.Module] = []
-    for inputs, outputs in zip(widths, widths[1:], strict=False):
+    for inputs, outputs in itertools.pairwise(widths):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 

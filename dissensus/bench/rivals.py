@@ -1,7 +1,11 @@
-"""What people write by hand: a Python loop over modules, and one program over stacked parameters by `torch.func`."""
+"""What people write by hand: a Python loop over modules, and one program over stacked parameters by `torch.func`.
+
+Rivals draw their batches with replacement, which costs less than the shuffling that `ds.fit` does.
+"""
 
 import copy
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +14,12 @@ from torch.func import functional_call, stack_module_state, vmap
 from dissensus.bench.problems import Problem
 from dissensus.randomness import Noise
 
-# Takes a rival's steps of one turn.
-Turn = Callable[[], None]
+
+class Turn(NamedTuple):
+    """What a rival does when it is its turn, and how many steps that is."""
+
+    run: Callable[[], None]
+    steps: int = 1
 
 
 def plain_loop(problem: Problem) -> Turn:
@@ -21,10 +29,10 @@ def plain_loop(problem: Problem) -> Turn:
     clock = torch.zeros((), dtype=torch.int64, device=problem.device)
 
     def turn() -> None:
-        orders = _orders(problem)
+        drawn = _draw(problem, 1 if problem.picked else problem.members)
         for step in range(problem.turn_steps):
             for index in _trained(problem):
-                rows = orders[index][step * problem.batch : (step + 1) * problem.batch]
+                rows = drawn[index % len(drawn), step]
                 x, y = problem.x[rows], problem.y[rows]
                 if problem.augment is not None:
                     x, y = problem.augment(x, y, Noise(clock.add_(1)))
@@ -34,14 +42,13 @@ def plain_loop(problem: Problem) -> Turn:
                 loss.backward()
                 optimizers[index].step()
 
-    return turn
+    return Turn(turn, problem.turn_steps)
 
 
-def _orders(problem: Problem) -> Sequence[Tensor]:
-    """Return the order in which each member sees the data."""
-    count = 1 if problem.picked else problem.members
-    orders = [torch.randperm(len(problem.x), device=problem.device) for _ in range(count)]
-    return orders * (problem.members // count)
+def _draw(problem: Problem, members: int) -> Tensor:
+    """Return the rows of the data that each member sees in each step of a turn."""
+    shape = (members, problem.turn_steps, problem.batch)
+    return torch.randint(len(problem.x), shape, device=problem.device)
 
 
 def _trained(problem: Problem) -> Sequence[int]:
@@ -60,9 +67,7 @@ def stacked_by_hand(problem: Problem) -> Turn:
     clock = torch.zeros((), dtype=torch.int64, device=problem.device)
 
     def turn() -> None:
-        orders = torch.rand(problem.members, len(problem.x), device=problem.device).argsort(1)
-        for step in range(problem.turn_steps):
-            rows = orders[:, step * problem.batch : (step + 1) * problem.batch]
+        for rows in _draw(problem, problem.members).unbind(1):
             x, y = problem.x[rows], problem.y[rows]
             if problem.augment is not None:
                 changed, _ = problem.augment(x.flatten(0, 1), y.flatten(0, 1), Noise(clock.add_(1)))
@@ -74,7 +79,7 @@ def stacked_by_hand(problem: Problem) -> Turn:
             loss.backward()
             optimizer.step()
 
-    return turn
+    return Turn(turn, problem.turn_steps)
 
 
 def stacked_forward(net: nn.Module, shared_inputs: bool = False) -> Callable[..., Tensor]:

@@ -28,18 +28,23 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def seconds(turn: Turn, device: torch.device) -> float:
-    """Return how long a turn took, to the end of what it started on the device."""
-    _wait_for(device)
-    start = time.perf_counter()
-    turn()
-    _wait_for(device)
-    return time.perf_counter() - start
+def seconds_a_step(turn: Turn, device: torch.device) -> float:
+    """Return how long a step of a turn took, to the end of what it started on the device."""
+    start = clock(device)
+    turn.run()
+    return (clock(device) - start) / turn.steps
 
 
-def _wait_for(device: torch.device) -> None:
+def clock(device: torch.device) -> float:
+    """Return the time in seconds: on a GPU the clock's once all work is done, on a CPU what this process has used.
+
+    All sides use one thread, so processor time is what the clock would show on an idle machine; a neighbour's share of a
+    busy one is not in it.
+    """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+        return time.perf_counter()
+    return time.process_time()
 
 
 class Stopwatch:
@@ -49,12 +54,12 @@ class Stopwatch:
         self.rivals, self.device = dict(rivals), device
         self.best = dict.fromkeys(rivals, float("inf"))
         for turn in self.rivals.values():
-            seconds(turn, device)
+            seconds_a_step(turn, device)
 
     def round(self) -> None:
         """Give each rival a turn."""
         for name, turn in self.rivals.items():
-            self.best[name] = min(self.best[name], seconds(turn, self.device))
+            self.best[name] = min(self.best[name], seconds_a_step(turn, self.device))
 
 
 @dataclass(frozen=True)
@@ -85,20 +90,18 @@ def time_fit(
         `ms` a step in the best epoch, `first_epoch_s` with set-up and compilation, and on a GPU `peak_GB` beyond what
         the rivals hold.
     """
-    cuda = problem.x.is_cuda
     stamps: list[tuple[float, float]] = []
-    peaks: list[int] = []
-    before = _reset_memory(cuda)
+    timed: dict[str, Any] = {}
+    memory = PeakMemory(problem.device)
 
     def between(run: ds.Run) -> None:
-        _wait_for(problem.device)
-        ended = time.perf_counter()
-        if cuda:
-            peaks.append(torch.cuda.max_memory_allocated())
+        ended = clock(problem.device)
+        if not stamps:
+            timed["first_epoch_s"] = time.perf_counter() - start
         if stamps:
-            watch.round()
-            _reset_memory(cuda)
-        stamps.append((ended, time.perf_counter()))
+            with memory.set_aside():
+                watch.round()
+        stamps.append((ended, clock(problem.device)))
 
     objective = obj.Independent(problem.loss)
     if problem.picked is not None:
@@ -126,17 +129,37 @@ def time_fit(
     )
     epochs = [ended - began for (_, began), (ended, _) in itertools.pairwise(stamps)]
     steps = run.step / (repeats + 1)
-    timed = {"ms": min(epochs) / steps * 1e3, "first_epoch_s": stamps[0][0] - start}
-    if cuda:
-        timed["peak_GB"] = (max(peaks) - before) / 1e9
+    timed["ms"] = min(epochs) / steps * 1e3
+    if problem.x.is_cuda:
+        timed["peak_GB"] = memory.peak() / 1e9
     return timed
 
 
-def _reset_memory(cuda: bool) -> int:
-    if not cuda:
-        return 0
-    torch.cuda.reset_peak_memory_stats()
-    return torch.cuda.memory_allocated()
+class PeakMemory:
+    """The most GPU memory in use since the start, beyond what was in use then; a block can be set aside."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda, self.highest = device.type == "cuda", 0
+        self.others = self._restart() if self.cuda else 0
+
+    def _restart(self) -> int:
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated()
+
+    def peak(self) -> int:
+        """Return the peak in bytes."""
+        if self.cuda:
+            self.highest = max(self.highest, torch.cuda.max_memory_allocated() - self.others)
+        return self.highest
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Leave out what a block uses, and what it keeps."""
+        self.peak()
+        before = torch.cuda.memory_allocated() if self.cuda else 0
+        yield
+        if self.cuda:
+            self.others += self._restart() - before
 
 
 def compare(
@@ -150,7 +173,7 @@ def compare(
     """
     watch = Stopwatch(rivals, problem.device)
     ours = {engine: time_fit(problem, engine, watch, repeats=repeats) for engine in engines}
-    theirs = {name: best / problem.turn_steps * 1e3 for name, best in watch.best.items()}
+    theirs = {name: best * 1e3 for name, best in watch.best.items()}
     sides: dict[str, dict[str, Any]] = {f"ds.fit, {engine}": timed for engine, timed in ours.items()}
     sides |= {name: {"ms": ms} for name, ms in theirs.items()}
     ratios = {

@@ -27,6 +27,15 @@ def _spread(values: Tensor, x: Tensor) -> Tensor:
     return values.reshape(*values.shape, *(1 for _ in range(x.ndim - values.ndim)))
 
 
+def _real(x: Tensor, augmentation: object) -> Tensor:
+    """Refuse images of integers where values are computed with."""
+    if not x.is_floating_point():
+        raise ValueError(
+            f"{type(augmentation).__name__} computes with values and wants floating-point inputs; got {x.dtype}. Scale them first."
+        )
+    return x
+
+
 @dataclass(frozen=True)
 class Compose:
     """One augmentation after another, each with noise of its own."""
@@ -80,7 +89,7 @@ class GaussianNoise:
 
     def __call__(self, x: Tensor, y: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
         """Add the noise."""
-        return x + self.scale * noise.normal(*x.shape[noise.keys.ndim :]).to(x.dtype), y
+        return _real(x, self) + self.scale * noise.normal(*x.shape[noise.keys.ndim :]).to(x.dtype), y
 
 
 @dataclass(frozen=True)
@@ -92,7 +101,7 @@ class Rotation:
     def __call__(self, x: Tensor, y: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
         """Turn the images `(..., channels, height, width)`."""
         angles = (_per_example(noise, x) * 2 - 1).reshape(-1) * math.radians(self.degrees)
-        flat = x.reshape(-1, *x.shape[-3:])
+        flat = _real(x, self).reshape(-1, *x.shape[-3:])
         height, width = x.shape[-2:]
         cos, sin = angles.cos(), angles.sin()
         # The sampling grid is in units of half the image, so turning a rectangle needs its aspect ratio.
@@ -125,7 +134,7 @@ class ColourJitter:
                 (self.brightness, self.contrast, self.saturation), draws.unbind(-1), strict=True
             )
         )
-        x = x * brightness
+        x = _real(x, self) * brightness
         grey = x.mean(-3, keepdim=True)
         middle = grey.mean((-2, -1), keepdim=True)
         x = middle + (x - middle) * contrast
@@ -148,6 +157,7 @@ class Mixup:
 
     def __call__(self, x: Tensor, y: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
         """Return blended inputs and class probabilities."""
+        x = _real(x, self)
         share = _beta(noise.at(0), self.strength)
         partner = _partners(noise.at(1), x)
         targets = _soft(y, self.num_classes)

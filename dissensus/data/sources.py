@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
+from dissensus.randomness import seeded
+
 Array: TypeAlias = Tensor | np.ndarray
 Inputs: TypeAlias = Array | Dataset[Any] | DataLoader[Any]
 Pairs: TypeAlias = tuple[Array, Array] | Dataset[Any] | DataLoader[Any]
@@ -19,6 +21,8 @@ def as_tensor(array: Any, name: str) -> Tensor:
     if isinstance(array, Tensor):
         return array
     values = np.asarray(array)
+    if not values.flags.writeable:
+        values = values.copy()
     if values.dtype == object:
         raise ValueError(
             f"`{name}` must be a tensor or a numeric array; got {type(array).__name__} of dtype object."
@@ -104,7 +108,8 @@ def all_inputs(data: Any, name: str) -> Tensor:
     if isinstance(data, tuple | list) and len(data) == 2 and not isinstance(data, TensorDataset):
         return as_tensor(data[0], name)
     if isinstance(data, Dataset | DataLoader):
-        return torch.cat(list(input_batches(data, 1024)))
+        with seeded(0):
+            return torch.cat(list(input_batches(data, 1024)))
     return as_tensor(data, name)
 
 

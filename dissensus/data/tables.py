@@ -160,10 +160,8 @@ def _numbers(values: Any, column: str, name: str) -> np.ndarray:
 
 def _one_hot(values: Any, levels: Sequence[str], column: str) -> tuple[np.ndarray, list[str]]:
     text = values.astype(str).to_numpy()
-    missing = values.isna().to_numpy()
     hot = (text[:, None] == np.asarray(levels, dtype=object)[None, :]).astype(np.float32)
-    new = sorted(set(text[(hot.sum(1) == 0) & ~missing].tolist()))
-    hot[missing] = np.nan
+    new = sorted(set(text[hot.sum(1) == 0].tolist()))
     if not new:
         return hot, []
     shown = ", ".join(map(repr, new[:3])) + (", ..." if len(new) > 3 else "")

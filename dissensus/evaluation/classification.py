@@ -154,6 +154,7 @@ class Classification:
             values["accuracy"] = columns["correct"].double()
             values["nll"] = 0.0 - own.clamp(torch.finfo(own.dtype).tiny, 1.0).double().log()
             values["brier"] = (1 - own.double()).square() + columns["others"].double()
+        if "correct" in columns and len(columns["member_correct"]) > 1:
             values["member_accuracy"] = columns["member_correct"].double().mean(0)
         values["confidence"] = columns["confidence"].double()
         if "disagreement" in columns:

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dissensus import metrics
 from dissensus.evaluation.results import Kind, Number
+from dissensus.metrics import OOD_METRICS, risk_coverage_area
 
 # Scores of more distinct values are resampled in this many groups of neighbours.
 _GROUPS = 4096
@@ -132,52 +132,66 @@ class Detection:
 
     def resampled(self, draws: Mapping[str, Tensor]) -> Tensor:
         """Return all metrics on resamples, `(metrics, resamples)`."""
-        size, ood_size = len(draws[self.known]), len(draws[self.unknown])
         total = int(max(self.known_groups.max(), self.unknown_groups.max())) + 1
         known = _grouped(self.known_groups, draws[self.known], total)
         ood = _grouped(self.unknown_groups, draws[self.unknown], total)
-        known_to, ood_to = known.cumsum(1), ood.cumsum(1)
-        known_from, ood_from = size - known_to + known, ood_size - ood_to + ood
+        return _detection_metrics(known, ood, len(draws[self.known]), len(draws[self.unknown]))
 
-        auroc = (ood * (known_to - known / 2)).sum(1) / (size * ood_size)
-        aupr_out = (ood * ood_from / (ood_from + known_from).clamp_min(1)).sum(1) / ood_size
-        aupr_in = (known * known_to / (known_to + ood_to).clamp_min(1)).sum(1) / size
-        # The highest threshold that still catches enough: unknown inputs from above, known ones from below.
-        caught, kept = ceil(_TPR * ood_size - 1e-9), ceil(_TPR * size - 1e-9)
-        threshold = (ood_to <= ood_size - caught).sum(1, keepdim=True)
-        alarms = known_from.gather(1, threshold)[:, 0] / size
-        threshold = (known_to < kept).sum(1, keepdim=True)
-        passed = ood_to.gather(1, threshold)[:, 0] / ood_size
-        return torch.stack([auroc, aupr_out, aupr_in, alarms, passed])
+
+def _detection_metrics(known: Tensor, ood: Tensor, size: int, ood_size: int) -> Tensor:
+    """Return the metrics of `metrics.OOD_METRICS` from counts in groups of rising scores, `(resamples, groups)`."""
+    known_to, ood_to = known.cumsum(1), ood.cumsum(1)
+    known_from, ood_from = size - known_to + known, ood_size - ood_to + ood
+    auroc = (ood * (known_to - known / 2)).sum(1) / (size * ood_size)
+    aupr_out = (ood * ood_from / (ood_from + known_from).clamp_min(1)).sum(1) / ood_size
+    aupr_in = (known * known_to / (known_to + ood_to).clamp_min(1)).sum(1) / size
+    # The strictest threshold that still catches enough: unknown inputs from above, known ones from below.
+    caught, kept = ceil(_TPR * ood_size - 1e-9), ceil(_TPR * size - 1e-9)
+    threshold = (ood_to <= ood_size - caught).sum(1, keepdim=True)
+    alarms = known_from.gather(1, threshold)[:, 0] / size
+    threshold = (known_to < kept).sum(1, keepdim=True)
+    passed = ood_to.gather(1, threshold)[:, 0] / ood_size
+    return torch.stack([auroc, aupr_out, aupr_in, alarms, passed])
 
 
 def detection(
     kind: Kind, unknown: str, score: str, ood_scores: Tensor, id_scores: Tensor, known: str
 ) -> Detection:
-    """Return every metric of `metrics.OOD_METRICS` for one score and set."""
+    """Return every metric of `metrics.OOD_METRICS` for one score and set, all from one sort."""
+    size, ood_size = len(id_scores), len(ood_scores)
+    ranks = _ranks(torch.cat([id_scores, ood_scores]))
+    known_counts, ood_counts = (
+        torch.from_numpy(np.bincount(part, minlength=int(ranks.max()) + 1)).double()[None]
+        for part in (ranks[:size], ranks[size:])
+    )
+    values = _detection_metrics(known_counts, ood_counts, size, ood_size)[:, 0].tolist()
     numbers = [
-        Number(name, unknown, kind, metric(ood_scores, id_scores), score)
-        for name, metric in metrics.OOD_METRICS.items()
+        Number(name, unknown, kind, value, score) for name, value in zip(OOD_METRICS, values, strict=True)
     ]
-    groups = score_groups(torch.cat([id_scores, ood_scores]))
-    return Detection(numbers, known, unknown, groups[: len(id_scores)], groups[len(id_scores) :])
+    groups = _grouped_ranks(ranks)
+    return Detection(numbers, known, unknown, groups[:size], groups[size:])
 
 
 def risk_coverage(kind: Kind, name: str, score: str, scores: Tensor, correct: Tensor) -> RiskCoverage:
     """Return the area under the risk-coverage curve of one score on one labelled set."""
-    value = metrics.risk_coverage_area(scores, correct)
+    value = risk_coverage_area(scores, correct)
     number = Number("risk_coverage_area", name, kind, value, score)
-    return RiskCoverage([number], name, score_groups(scores), (~correct).float()[:, None])
+    return RiskCoverage([number], name, _grouped_ranks(_ranks(scores)), (~correct).float()[:, None])
 
 
-def score_groups(scores: Tensor) -> Tensor:
-    """Return each score's rank among the distinct ones; neighbours share a rank where these are too many."""
-    distinct, rank = np.unique(scores.numpy(), return_inverse=True)
-    if len(distinct) > _GROUPS:
+def _ranks(scores: Tensor) -> NDArray[np.intp]:
+    """Return each score's place among the distinct ones, from 0."""
+    return np.unique(scores.numpy(), return_inverse=True)[1].reshape(-1)
+
+
+def _grouped_ranks(ranks: NDArray[np.intp]) -> Tensor:
+    """Return ranks as they are, or, where there are too many, groups of neighbours."""
+    counts = np.bincount(ranks)
+    if len(counts) > _GROUPS:
         # By their share of the inputs, not of the distinct values, so that groups are of one size.
-        below = np.append(0, np.cumsum(np.bincount(rank))[:-1])
-        rank = (below * _GROUPS // len(rank))[rank]
-    return torch.from_numpy(rank.reshape(-1))
+        below = np.append(0, np.cumsum(counts)[:-1])
+        ranks = (below * _GROUPS // len(ranks))[ranks]
+    return torch.from_numpy(ranks)
 
 
 def placements(ood_scores: Tensor, id_scores: Tensor) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from dissensus.evaluation.results import Disputed
 
-_KEPT = 5
+_KEPT = 6
 _LARGEST_SIDE = 96
 
 

@@ -60,7 +60,7 @@ class NamedSet:
 
 
 def named_sets(
-    id_data: Pairs, shifted: Mapping[str, Pairs] | None, ood: Mapping[str, Inputs] | None
+    id_data: Pairs, shifted: Mapping[str, Pairs] | None, ood: Mapping[str, Inputs | Pairs] | None
 ) -> list[NamedSet]:
     """Return all sets, the known one first; refuse names that clash and one set under two names."""
     sets = [NamedSet(ID, "id", id_data)]

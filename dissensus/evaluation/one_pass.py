@@ -31,7 +31,7 @@ from dissensus.objectives.likelihoods import likelihood_of
 from dissensus.predictions import evaluation_mode
 from dissensus.types import MemberWeights
 
-_HISTOGRAM_BINS = 40
+_HISTOGRAM_BINS = 32
 _ROC_POINTS = 129
 Found = tuple[list[Number], NDArray[np.float32]]
 
@@ -39,7 +39,7 @@ Found = tuple[list[Number], NDArray[np.float32]]
 def evaluate(
     members: Members,
     id_data: Pairs,
-    ood: Mapping[str, Inputs] | None = None,
+    ood: Mapping[str, Inputs | Pairs] | None = None,
     *,
     shifted: Mapping[str, Pairs] | None = None,
     corruptions: Iterable[str] | None = None,
@@ -158,7 +158,7 @@ def _task(loss: str, scores: Iterable[str] | None, weights: Tensor | None, num_m
     kind = likelihood_of(loss).kind
     if kind == "classes":
         return Classification(score_names(scores, num_members), weights, loss)
-    return Regression(variance_names(scores, kind), weights, loss, kind)
+    return Regression(variance_names(scores, kind, num_members), weights, loss, kind)
 
 
 def _cells(task: Task, corruptions: Iterable[str] | None, severities: Iterable[int]) -> list[Cell]:
@@ -289,8 +289,15 @@ def _rocs(task: Task, samples: Sequence[Sample]) -> Iterable[Roc]:
 def _histograms(task: Task, samples: Sequence[Sample]) -> Iterable[Histogram]:
     for place, score in enumerate(task.score_names):
         values = {part.name: part.columns["scores"][place].double().numpy() for part in samples}
-        low, high = np.quantile(np.concatenate(list(values.values())), [0.001, 0.999])
-        edges = np.histogram_bin_edges([], _HISTOGRAM_BINS, (float(low), float(high)))
+        edges, logarithmic = _edges(np.concatenate(list(values.values())))
         for name, own in values.items():
             counts, _ = np.histogram(own.clip(edges[0], edges[-1]), edges)
-            yield Histogram(name, score, floats(edges), floats(counts / len(own)))
+            yield Histogram(name, score, floats(edges), floats(counts / len(own)), logarithmic)
+
+
+def _edges(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], bool]:
+    """Return edges of bins, and whether they grow by a factor: in even bins most of a skewed score would be in one."""
+    low, middle, high = (float(end) for end in np.quantile(values, [0.001, 0.5, 0.999]))
+    if low >= 0 and 0 < middle < high / 6:
+        return np.geomspace(max(low, high * 1e-5), high, _HISTOGRAM_BINS + 1), True
+    return np.histogram_bin_edges([], _HISTOGRAM_BINS, (low, high)), False

@@ -215,7 +215,10 @@ class Regression:
         )
 
 
-def variance_names(names: Iterable[str] | None, task: str) -> tuple[str, ...]:
-    """Return the variances to compute; point predictions have only one."""
-    known = list(REGRESSION_SCORES) if task == "density" else ["knowledge_variance"]
-    return tuple(known) if names is None else checked_names(names, known)
+def variance_names(names: Iterable[str] | None, task: str, num_members: int) -> tuple[str, ...]:
+    """Return the variances to compute: those asked for, or all that say something of their own."""
+    known = tuple(REGRESSION_SCORES) if task == "density" else ("knowledge_variance",)
+    if names is not None:
+        return checked_names(names, known)
+    # A single density does not disagree with itself: all its variance is that of the data.
+    return ("total_variance",) if task == "density" and num_members == 1 else known

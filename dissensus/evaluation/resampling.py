@@ -8,7 +8,7 @@ their replicates are those of a paired bootstrap.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ _NUMBERS_AT_ONCE = 1 << 23
 BIASED = frozenset({"ece", "smooth_ece"})
 
 
+@runtime_checkable
 class Statistic(Protocol):
     """Numbers of one or two sets that can be computed anew on resamples.
 

@@ -98,12 +98,20 @@ class Histogram:
 
     The edges are common to all sets of a score and leave out its most extreme thousandth at either end, which is
     counted in the outermost bins.
+
+    Attributes:
+        set: Name of the set.
+        score: Name of the score.
+        edges: Edges of the bins.
+        shares: Share of the inputs in each bin.
+        logarithmic: Whether edges grow by a factor, as they do where most scores are close to zero.
     """
 
     set: str
     score: str
     edges: tuple[float, ...]
     shares: tuple[float, ...]
+    logarithmic: bool
 
 
 @dataclass(frozen=True)

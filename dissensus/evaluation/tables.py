@@ -10,7 +10,7 @@ from dissensus.metrics import OOD_METRICS
 # Columns, and rows with a cell for each of them.
 Cells: TypeAlias = tuple[list[str], list[list[str]]]
 
-METRIC_TITLES = {
+TITLES = {
     "accuracy": "accuracy",
     "member_accuracy": "mean member accuracy",
     "nll": "NLL",
@@ -34,6 +34,12 @@ METRIC_TITLES = {
     "laplace_crps": "CRPS",
     "coverage_90": "coverage of 90 % intervals",
     "width_90": "width of 90 % intervals",
+    "bma": "BMA (1 − confidence)",
+    "num_unique": "number of unique votes",
+    "mean_max_probability": "1 − mean max-probability",
+    "max_logit": "−max-logit",
+    "mean_pairwise_kl": "mean pairwise KL",
+    "jensen_shannon": "Jensen-Shannon",
 }
 _PREDICTION_METRICS = {
     "classification": ("accuracy", "member_accuracy", "nll", "brier", "ece", "smooth_ece"),
@@ -60,20 +66,25 @@ def interval_text(number: Number | None) -> str:
 
 
 def short(value: float) -> str:
-    """Return a number with three decimals, or four digits where it is large or very small.
+    """Return a number with three decimals; with more where it is small, and four digits where it is large.
 
     Example:
-        >>> short(0.98765), short(123.456), short(0.0000123), short(-0.0)
-        ('0.988', '123.5', '1.23e-05', '0.000')
+        >>> short(0.98765), short(123.456), short(0.00042), short(0.0000123), short(-0.0)
+        ('0.988', '123.5', '0.0004', '1.2e-05', '0.000')
     """
-    if value == 0 or 1e-3 <= abs(value) < 100:
-        return f"{value + 0.0:.3f}"
-    return f"{value:.3g}" if abs(value) < 1e-3 else f"{value:.4g}"
+    size = abs(value)
+    if size < 1e-12:
+        return "0.000"
+    if size >= 100:
+        return f"{value:.4g}"
+    if size >= 1e-3:
+        return f"{value:.3f}"
+    return f"{value:.4f}" if size >= 1e-4 else f"{value:.1e}"
 
 
 def title_of(name: str) -> str:
     """Return a metric's or score's name as people write it."""
-    return METRIC_TITLES.get(name, name.replace("_", " "))
+    return TITLES.get(name, name.replace("_", " "))
 
 
 def prediction_table(results: Sequence[Evaluation]) -> Cells:
@@ -102,7 +113,7 @@ def detection_table(result: Evaluation, metric: str = "auroc") -> Cells:
         [title_of(score), *(interval_text(find(result, metric, name, score)) for name in sets)]
         for score in result.score_names
     ]
-    return [f"{title_of(metric)} by score", *map(_name_of_set, sets)], rows
+    return [f"{title_of(metric)} by score", *(_name_of_group(result, name) for name in sets)], rows
 
 
 def detection_sets(result: Evaluation) -> list[str]:
@@ -144,10 +155,10 @@ def corruption_table(results: Sequence[Evaluation], severity: int) -> Cells:
 def metrics_table(result: Evaluation, score: str) -> Cells:
     """Return every metric of telling each set from the known inputs by one score."""
     names = [name for name in detection_sets(result) if name != ALL_CORRUPTIONS]
-    rows = [
-        [name, *(interval_text(find(result, metric, name, score)) for metric in OOD_METRICS)]
-        for name in names
-    ]
+    rows = []
+    for name in names:
+        cells = [interval_text(find(result, metric, name, score)) for metric in OOD_METRICS]
+        rows.append([_name_of_group(result, name), *cells])
     return ["set", *map(title_of, OOD_METRICS)], rows
 
 
@@ -213,6 +224,13 @@ def _summary(result: Evaluation) -> str:
 
 def _name_of_set(name: str) -> str:
     return "mean over corruptions" if name == ALL_CORRUPTIONS else name
+
+
+def _name_of_group(result: Evaluation, name: str) -> str:
+    if name not in result.groups:
+        return _name_of_set(name)
+    size = len(result.groups[name])
+    return f"{name} (mean of {size})" if size > 1 else f"{name} (1 set)"
 
 
 def _in_comparison(one: Difference, score: str | None) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from dissensus.members.dropout import dropout_keys, key_dropout, plain_dropout
+from dissensus.members.dropout import dropout_keys, key_dropout, plain_dropout, rewind_dropout
 from dissensus.members.members import Keys, Members, keys_of, plain_attributes
 from dissensus.members.probe import PROBE_MEMBERS, PROBE_ROWS, random_operations, why_not_vectorised
 from dissensus.members.stacking import Shell, can_stack, stack, tensors_of, why_not_one_program
@@ -48,6 +48,11 @@ class DeepEnsemble(Members):
         execution: Execution = "auto",
     ) -> None:
         super().__init__(num_members, seed)
+        if isinstance(make_member, nn.Module):
+            raise ValueError(
+                "`make_member` must be a function that makes a network; got a network. Write `lambda: Net(...)`, or use "
+                "DeepEnsemble.from_members([...]) for networks that exist already."
+            )
         nets = []
         for index in range(num_members):
             with seeded(derive(seed, "initial weights", index)):
@@ -62,6 +67,8 @@ class DeepEnsemble(Members):
 
         The networks are copied. Those of different architectures run in a loop and need only give outputs of one shape.
         """
+        if isinstance(nets, nn.Module) and not isinstance(nets, nn.ModuleList | nn.Sequential):
+            raise ValueError("`from_members` wants a list of networks: from_members([net_a, net_b]).")
         nets = list(nets)
         if len({id(net) for net in nets}) < len(nets):
             raise ValueError(
@@ -89,6 +96,11 @@ class DeepEnsemble(Members):
             self.nets = nn.ModuleList(copy.deepcopy(net) for net in nets)
         self._shells = [Shell(net) for net in nets]
         self._decisions: dict[tuple[Any, ...], _Decision] = {}
+
+    @property
+    def why_different(self) -> str | None:
+        """Why one member's module is not every member's, tensors apart; None if it is."""
+        return self._not_one_program
 
     @property
     def execution_reason(self) -> str | None:
@@ -167,7 +179,8 @@ class DeepEnsemble(Members):
         elif drawn:
             why = f"it draws random numbers outside dropout layers ({', '.join(sorted(drawn))})"
         else:
-            why = why_not_vectorised(loop, vectorised, few, inputs)
+            trainable = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
+            why = why_not_vectorised(loop, vectorised, few, inputs, trainable if self.training else ())
         return _Decision(why, random=bool(drawn))
 
     def _convolves(self) -> bool:
@@ -185,7 +198,9 @@ class DeepEnsemble(Members):
         def call(one: dict[str, Tensor], batch: Tensor) -> Tensor:
             return functional_call(net, one, (batch,))
 
-        return vmap(call, in_dims=(0, 0 if own else None), randomness="error")(stacked, x)
+        outputs = vmap(call, in_dims=(0, 0 if own else None), randomness="error")(stacked, x)
+        rewind_dropout(net)
+        return outputs
 
     def _run_loop(
         self,
@@ -197,6 +212,7 @@ class DeepEnsemble(Members):
         random: bool,
     ) -> Tensor:
         members = list(range(self.num_members)) if rows is None else rows.tolist()
+        self._follow_modes(members)
         seeds = keys().tolist() if random and self.training else None
         outputs = []
         for place, (member, row) in enumerate(zip(members, self._split(tensors, members), strict=True)):
@@ -206,7 +222,16 @@ class DeepEnsemble(Members):
             with nullcontext() if seeds is None else seeded(seeds[place]):
                 outputs.append(shell.net(x[place] if own else x))
             shell.collect(row)
+            rewind_dropout(shell.net)
         return _join(outputs)
+
+    def _follow_modes(self, members: Sequence[int]) -> None:
+        """Have each member's own modules train or evaluate as the registered ones do."""
+        for member in members:
+            registered = self.nets[member] if self.nets is not None else self.net
+            assert isinstance(registered, nn.Module)
+            for module, shown in zip(self._shells[member].net.modules(), registered.modules(), strict=True):
+                module.training = shown.training
 
     def _split(self, tensors: Mapping[str, Tensor], members: Sequence[int]) -> list[dict[str, Tensor]]:
         if self.nets is not None:

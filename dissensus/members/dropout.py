@@ -100,6 +100,12 @@ def dropout_keys(net: nn.Module, keys: Callable[[], Tensor]) -> dict[str, Tensor
     return {f"{name}.key" if name else "key": fold(base, index) for index, (name, _) in enumerate(layers)}
 
 
+def rewind_dropout(net: nn.Module) -> None:
+    """Let layers that run again in the backward pass (activation checkpointing) draw as they did in the forward."""
+    for _, layer in _keyed_layers(net):
+        layer.calls = 0
+
+
 def _keyed_layers(net: nn.Module) -> list[tuple[str, KeyedDropout]]:
     # Kept on the net: walking a deep network costs more than a small one's whole pass.
     layers = net.__dict__.get("_keyed_layers")

@@ -252,22 +252,18 @@ class View:
         """Return the norm of each member's trainable parameters, `(members,)`."""
         squares = {name: p.square() for name, p in self.parameters.items() if p.requires_grad}
         if self.members.stacked:
-            return torch.stack([square.flatten(1).sum(1) for square in squares.values()]).sum(0).sqrt()
-        groups = (
-            [list(squares)]
-            if self.num_members == 1
-            else [names for _, names in self.members.parameter_rows()]
-        )
-        if len(groups) != self.num_members:
-            raise ValueError(
-                "The norm of each member's parameters is asked for, and these members share theirs."
-            )
-        return torch.stack(
-            [
-                torch.stack([squares[name].sum() for name in names if name in squares]).sum()
-                for names in groups
-            ]
-        ).sqrt()
+            totals = torch.stack([square.flatten(1).sum(1) for square in squares.values()]).sum(0)
+        else:
+            rows = self.members.parameter_rows()
+            groups = [list(squares)] if self.num_members == 1 else [names for _, names in rows]
+            if len(groups) != self.num_members:
+                raise ValueError(
+                    "The norm of each member's parameters is asked for, and these members share theirs."
+                )
+            sums = [[squares[name].sum() for name in names if name in squares] for names in groups]
+            totals = torch.stack([torch.stack(each).sum() for each in sums])
+        # The slope of a root is infinite at zero, where that of the norm counts as zero.
+        return totals.clamp_min(torch.finfo(totals.dtype).tiny).sqrt()
 
     def expand(self, x: Tensor) -> Tensor:
         """Give every member the same inputs as its own: `(batch, ...)` to `(members, batch, ...)`."""

@@ -1,6 +1,6 @@
 """Finding out, by running both, whether one vectorised program gives what the loop over members gives."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -24,9 +24,14 @@ class _RandomOps(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded in func.tags and not _draws_nothing(func, args, kwargs):
+        if draws(func, args, kwargs):
             self.names.add(str(func.overloadpacket))
         return func(*args, **kwargs)
+
+
+def draws(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether this call of an operation takes numbers from a generator."""
+    return torch.Tag.nondeterministic_seeded in func.tags and not _draws_nothing(func, args, kwargs)
 
 
 def _draws_nothing(func: Any, args: Any, kwargs: Any) -> bool:
@@ -47,13 +52,24 @@ def random_operations(run: Callable[[], object]) -> set[str]:
     return recorder.names
 
 
-def why_not_vectorised(loop: Run, vectorised: Run, tensors: Mapping[str, Tensor], x: Tensor) -> str | None:
+def why_not_vectorised(
+    loop: Run, vectorised: Run, tensors: Mapping[str, Tensor], x: Tensor, trainable: Collection[str]
+) -> str | None:
     """Compare outputs and updated buffers of both on the same tensors; say how they differ, None if they agree."""
 
     def attempt(run: Run) -> tuple[Tensor, dict[str, Tensor]]:
-        copies = {name: t if t.requires_grad else t.clone() for name, t in tensors.items()}
+        copies = {name: tensor.clone() for name, tensor in tensors.items()}
         with torch.enable_grad():
-            return run(copies, x).detach(), copies
+            leaves = [
+                t.requires_grad_()
+                for name, t in copies.items()
+                if name in trainable and t.is_floating_point()
+            ]
+            outputs = run(copies, x)
+            if leaves and outputs.requires_grad:
+                # Some operations run under vmap and fail only in their backward.
+                torch.autograd.grad(outputs.sum(), leaves, allow_unused=True)
+        return outputs.detach(), {name: tensor.detach() for name, tensor in copies.items()}
 
     wanted, wanted_tensors = attempt(loop)
     try:

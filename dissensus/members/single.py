@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from dissensus.members.deep_ensemble import DeepEnsemble
-from dissensus.members.dropout import dropout_keys
+from dissensus.members.dropout import dropout_keys, rewind_dropout
 from dissensus.members.members import Keys, Members, plain_attributes
 
 
@@ -40,6 +40,7 @@ class SingleMember(Members):
             x = x.contiguous(memory_format=torch.channels_last)
         output: Tensor = net(x)
         self._shell.collect(row)
+        rewind_dropout(net)
         return output.unsqueeze(0)
 
     def python_state(self) -> list[tuple[str, object]]:

@@ -38,6 +38,8 @@ def can_stack(nets: Sequence[nn.Module]) -> bool:
 def why_not_one_program(nets: Sequence[nn.Module]) -> str | None:
     """Say why running the first net's code on another net's tensors would not be that net; None if it would."""
     first = dict(nets[0].named_modules())
+    if len(list(nets[0].named_modules(remove_duplicate=False))) > len(first):
+        return "a module is used under two names"
     for net in nets:
         for name, module in net.named_modules():
             where = f"module {name!r}" if name else "the module itself"
@@ -46,7 +48,7 @@ def why_not_one_program(nets: Sequence[nn.Module]) -> str | None:
             if _kind(module) != _kind(first[name]):
                 return f"{where} is a {type(first[name]).__name__} in one member and a {type(module).__name__} in another"
             for key, value in module.__dict__.items():
-                if key in _BOOKKEEPING or key in _HOOKS or isinstance(value, Tensor):
+                if key in _BOOKKEEPING or key in _HOOKS:
                     continue
                 if not _equal(value, first[name].__dict__.get(key)):
                     return f"attribute {key!r} of {where} differs between members"
@@ -91,12 +93,19 @@ def stack(nets: Sequence[nn.Module]) -> nn.Module:
             joined = nn.Parameter(joined, requires_grad=tensor.requires_grad)
         stacked[id(tensor)] = joined
     for module in skeleton.modules():
+        keep_weights_apart(module)
         stores: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
         for store in stores:
             for name, old in store.items():
                 if old is not None:
                     store[name] = stacked[id(old)]
     return skeleton
+
+
+def keep_weights_apart(module: nn.Module) -> None:
+    """Stop a recurrent layer from moving its weights, which are stacked or lent, into memory of its own on a GPU."""
+    if isinstance(module, nn.RNNBase):
+        module.flatten_parameters = _nothing  # type: ignore[method-assign]
 
 
 def _nothing() -> None:
@@ -109,15 +118,13 @@ class Shell:
     def __init__(self, net: nn.Module) -> None:
         self.net = net
         owner: dict[int, str] = {id(t): name for name, t in reversed(tensors_of(net).items())}
-        self._parameters: list[tuple[nn.Module, str, str, bool]] = []
+        self._parameters: list[tuple[nn.Module, str, str]] = []
         self._buffers: list[tuple[nn.Module, str, str]] = []
         for module in net.modules():
-            if isinstance(module, nn.RNNBase):
-                # On a GPU it would move the weights it was lent into memory of its own.
-                module.flatten_parameters = _nothing  # type: ignore[method-assign]
+            keep_weights_apart(module)
             for name, parameter in list(module._parameters.items()):
                 if parameter is not None:
-                    self._parameters.append((module, name, owner[id(parameter)], parameter.requires_grad))
+                    self._parameters.append((module, name, owner[id(parameter)]))
             for name, buffer in module._buffers.items():
                 if buffer is not None:
                     self._buffers.append((module, name, owner[id(buffer)]))
@@ -125,7 +132,7 @@ class Shell:
 
     def lend(self, row: Mapping[str, Tensor]) -> None:
         """Bind the tensors of one member; gradients flow to where the row came from."""
-        for module, name, source, _ in self._parameters:
+        for module, name, source in self._parameters:
             value = row[source]
             # Through setattr: recurrent layers keep a second list of their weights up to date there. A Parameter would be
             # registered by it, so it is lent as a view.
@@ -142,7 +149,7 @@ class Shell:
 
     def release(self) -> None:
         """Let go of all tensors, so that the shell can be copied and keeps nothing alive."""
-        for module, name, _, _ in self._parameters:
+        for module, name, _ in self._parameters:
             module._parameters.pop(name, None)
             setattr(module, name, None)
         for module, name, _ in self._buffers:
@@ -153,9 +160,11 @@ class Shell:
         self.release()
         twin = copy.deepcopy(self)
         made: dict[str, nn.Parameter] = {}
-        for module, name, source, requires_grad in twin._parameters:
+        for module, name, source in twin._parameters:
             if source not in made:
-                made[source] = nn.Parameter(row[source].detach().clone(), requires_grad=requires_grad)
+                made[source] = nn.Parameter(
+                    row[source].detach().clone(), requires_grad=row[source].requires_grad
+                )
             del module.__dict__[name]
             setattr(module, name, made[source])
         for module in twin.net.modules():

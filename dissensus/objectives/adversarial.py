@@ -7,13 +7,12 @@ import torch
 from torch import Tensor
 
 from dissensus.members import View
-from dissensus.objectives.likelihoods import Likelihood
-from dissensus.objectives.objective import Batches, Objective, OutputObjective, Parts, Step
+from dissensus.objectives.objective import Objective, OutputObjective, Parts, Step, Wrapper
 
 
 @dataclass(frozen=True)
-class _Wrapper(Objective):
-    """An objective around another one; says what the inner one says."""
+class _OutputWrapper(Wrapper):
+    """A wrapper that judges outputs of inputs it changed itself."""
 
     inner: OutputObjective
 
@@ -22,25 +21,6 @@ class _Wrapper(Objective):
             raise ValueError(
                 f"{type(self).__name__} wraps an objective on outputs, such as Independent(); got {type(self.inner).__name__}."
             )
-
-    @property
-    def likelihood(self) -> Likelihood:
-        """That of the inner objective."""
-        return self.inner.likelihood
-
-    @property
-    def batches(self) -> Batches:  # type: ignore[override]
-        """Those of the inner objective."""
-        return self.inner.batches
-
-    @property
-    def couples(self) -> bool:  # type: ignore[override]
-        """As the inner objective."""
-        return self.inner.couples
-
-    def pick(self, step: Step, num_members: int) -> Tensor | None:
-        """As the inner objective."""
-        return self.inner.pick(step, num_members)
 
 
 def fast_gradient_sign(x: Tensor, gradient: Tensor, epsilon: Tensor | float) -> Tensor:
@@ -54,7 +34,7 @@ def fast_gradient_sign(x: Tensor, gradient: Tensor, epsilon: Tensor | float) -> 
 
 
 @dataclass(frozen=True)
-class Adversarial(_Wrapper):
+class Adversarial(_OutputWrapper):
     r"""Train on each batch and on its fast-gradient-sign copy, half and half.
 
     $$\tfrac12\,\ell(x) + \tfrac12\,\ell(x'),\qquad x' = x + \epsilon\,\mathrm{sign}(\nabla_x \ell(x))$$
@@ -110,7 +90,7 @@ class Adversarial(_Wrapper):
 
 
 @dataclass(frozen=True)
-class VirtualAdversarial(_Wrapper):
+class VirtualAdversarial(_OutputWrapper):
     r"""Ask that predictions stay the same under the small perturbation that changes them most; no labels needed.
 
     $$\ell(x) + w\,\mathrm{KL}(p(x)\,\Vert\,p(x + r)),\qquad r = \epsilon\, g / \lVert g\rVert,\quad

@@ -1,13 +1,13 @@
 """Members that know nothing of each other: the deep ensemble, and a penalty on each one's weights."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
 from dissensus.members import View
 from dissensus.objectives.likelihoods import Likelihood, likelihood_of, smooth_labels
-from dissensus.objectives.objective import Batches, Objective, OutputObjective, Parts, Step
+from dissensus.objectives.objective import Batches, OutputObjective, Parts, Step, Wrapper
 
 
 @dataclass(frozen=True)
@@ -59,35 +59,13 @@ class Independent(OutputObjective):
 
 
 @dataclass(frozen=True)
-class NormPenalty(Objective):
+class NormPenalty(Wrapper):
     r"""Add the norm of each member's parameters, not squared: $w\,\lVert\theta_m\rVert_2$.
 
     Weight decay in optimizers acts on the squared norm; this form pulls with constant force whatever the size.
     """
 
-    inner: Objective
     weight: float
-
-    couples: ClassVar[bool] = False
-
-    @property
-    def likelihood(self) -> Likelihood:
-        """That of the inner objective."""
-        return self.inner.likelihood
-
-    @property
-    def batches(self) -> Batches:  # type: ignore[override]
-        """Those of the inner objective."""
-        return self.inner.batches
-
-    @property
-    def streams(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Those of the inner objective."""
-        return self.inner.streams
-
-    def prepare(self, x: Tensor) -> Objective:
-        """Prepare the inner objective."""
-        return replace(self, inner=self.inner.prepare(x))
 
     def __call__(self, members: View, x: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Return the inner loss plus the weighted norms."""

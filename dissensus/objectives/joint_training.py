@@ -101,7 +101,8 @@ class Joint(OutputObjective):
             # Members in a random order; the first int(M p) are left out.
             places = noise.uniform(count).argsort().argsort()
             kept = base * (places >= int(count * self.member_dropout))
-            return kept / kept.sum(), None
+            # Members of weight zero may be all that is left.
+            return torch.where(kept.sum() > 0, kept / kept.sum().clamp_min(1e-12), base), None
         kept = base[:, None] * (noise.uniform(count, batch) >= self.member_dropout)
         total = kept.sum(0)
         counts = total > 0

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 from torch import Tensor
@@ -93,3 +93,39 @@ class OutputObjective(Objective):
     @abstractmethod
     def on_outputs(self, outputs: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Return loss and parts of outputs `(members, batch, ...)` for targets `(batch, ...)` or `(members, batch, ...)`."""
+
+
+@dataclass(frozen=True)
+class Wrapper(Objective):
+    """An objective around another one: what it does not say itself, the inner one says."""
+
+    inner: Objective
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """That of the inner objective."""
+        return self.inner.likelihood
+
+    @property
+    def batches(self) -> Batches:  # type: ignore[override]
+        """Those of the inner objective."""
+        return self.inner.batches
+
+    @property
+    def streams(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Those of the inner objective."""
+        return self.inner.streams
+
+    @property
+    def couples(self) -> bool:  # type: ignore[override]
+        """As the inner objective."""
+        return self.inner.couples
+
+    def prepare(self, x: Tensor) -> Objective:
+        """Prepare the inner objective."""
+        inner = self.inner.prepare(x)
+        return self if inner is self.inner else replace(self, inner=inner)
+
+    def pick(self, step: Step, num_members: int) -> Tensor | None:
+        """As the inner objective."""
+        return self.inner.pick(step, num_members)

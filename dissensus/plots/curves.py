@@ -140,6 +140,7 @@ def member_count_curves(
     ax: "matplotlib.axes.Axes",
     *,
     ylabel: str = "",
+    legend: bool = True,
 ) -> None:
     """Draw how quantities change with the number of members, each with its standard error.
 
@@ -148,6 +149,7 @@ def member_count_curves(
         curves: Name of a line to its values and their standard errors, one for each count.
         ax: Where to draw; the horizontal axis becomes logarithmic.
         ylabel: What is measured.
+        legend: Name the lines; for one of several panels with the same lines, leave it to another.
 
     Example:
         >>> from dissensus.plots import panels
@@ -165,5 +167,5 @@ def member_count_curves(
     ax.set_xticks(list(counts), [str(count) for count in counts])
     ax.minorticks_off()
     ax.set(xlabel="members", ylabel=ylabel)
-    if len(curves) > 1:
+    if legend:
         ax.legend(frameon=False, fontsize="small")

@@ -16,7 +16,7 @@ from dissensus.architectures import ARCHITECTURES
 from dissensus.data import augment
 from dissensus.data.images import describe_shape
 from dissensus.members import DeepEnsemble, Members
-from dissensus.objectives import Adversarial, Independent, NormPenalty, Objective, VirtualAdversarial
+from dissensus.objectives import Adversarial, Independent, Joint, NormPenalty, Objective, VirtualAdversarial
 from dissensus.recipes.settings import checked, choose, parameters
 from dissensus.training import schedules
 from dissensus.training.optimizers import RULES
@@ -27,6 +27,7 @@ KINDS: Mapping[str, Callable[..., Members]] = MappingProxyType({"deep": DeepEnse
 OBJECTIVES: Mapping[str, Callable[..., Objective]] = MappingProxyType(
     {
         "independent": Independent,
+        "joint": Joint,
         "adversarial": Adversarial,
         "virtual_adversarial": VirtualAdversarial,
         "norm_penalty": NormPenalty,
@@ -198,7 +199,8 @@ def member_factory(
         allow_import: Whether `module:factory` may be imported, which runs that module's code.
     """
     name = model["name"]
-    make = _import_factory(name, allow_import) if ":" in name else ARCHITECTURES[name]
+    check_import(name, allow_import)
+    make = _import_factory(name) if ":" in name else ARCHITECTURES[name]
     options = {key: value for key, value in model.items() if key != "name"}
     if "activation" in options and ":" not in name:
         options["activation"] = ACTIVATIONS[options["activation"]]
@@ -220,12 +222,16 @@ def member_factory(
     return make_member
 
 
-def _import_factory(name: str, allow_import: bool) -> Callable[..., nn.Module]:
-    if not allow_import:
+def check_import(name: str, allow_import: bool) -> None:
+    """Refuse to import a network's module where that was not allowed."""
+    if ":" in name and not allow_import:
         raise ValueError(
             f"The recipe asks to import {name}, which runs that module's code. "
             "If you trust it, allow it: --allow-import on the command line, allow_import=True in Python."
         )
+
+
+def _import_factory(name: str) -> Callable[..., nn.Module]:
     module_name, _, attribute = name.partition(":")
     # As `python -m` does: a module in the working folder is found.
     sys.path.insert(0, str(Path.cwd()))

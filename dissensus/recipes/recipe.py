@@ -15,6 +15,7 @@ from dissensus.recipes.choices import (
     build_objective,
     build_optimizer,
     build_schedule,
+    check_import,
     member_factory,
     resolve_augment,
     resolve_model,
@@ -30,11 +31,11 @@ from dissensus.training import Run, fit
 # Arguments of `fit` that are not settings of a recipe's [training].
 _NOT_TRAINING = (
     *("members", "data", "objective", "schedule", "augment", "unlabelled", "validation", "seed"),
-    *("checkpoint_dir", "resume", "callback", "progress"),
+    *("checkpoint_dir", "resume", "callback", "progress", "workers"),
 )
 _NOT_OPTIONS = ("make_member", "num_members", "seed")
 # Settings that change how fast or where a run goes, not what comes out.
-_NOT_COMPARED = ("device", "engine", "checkpoint_every")
+_NOT_COMPARED = ("device", "engine", "concurrent_members", "checkpoint_every")
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,7 @@ class Recipe:
         """
         folder = Path(folder)
         check_folder(folder, resume)
+        check_import(self.model["name"], allow_import)
         if resume and (folder / RECIPE).exists():
             self._check_same(Recipe.read(folder / RECIPE), folder)
         sets = self.load_sets()

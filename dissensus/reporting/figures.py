@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from math import pi
+from math import ceil, cos, pi
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     Axes = matplotlib.axes.Axes
 
 _LINES = ("-", "--", ":")
-# More votes than this do not fit under a picture one by one; they are counted instead.
-_VOTES_ONE_BY_ONE = 6
+_PICTURES_A_ROW = 3
+# As many as fit under a picture.
 _LETTERS_A_LINE = 20
 
 
@@ -57,13 +57,19 @@ def coverage_diagram(curves: Mapping[str, Reliability], title: str) -> "Figure":
 
 
 def score_histogram(histograms: Sequence[Histogram], xlabel: str, title: str) -> "Figure":
-    """Draw the distributions of a score on several sets, in common bins."""
+    """Draw the distributions of a score on several sets, in common bins; the first is filled."""
     figure, (ax,) = panels(width=4.4, height=3.3)
     for place, part in enumerate(histograms):
         look = style(place)
-        ax.stairs(part.shares, part.edges, fill=True, color=look["color"], alpha=0.18)
+        if place == 0:
+            ax.stairs(part.shares, part.edges, fill=True, color=look["color"], alpha=0.2)
         ax.stairs(part.shares, part.edges, linewidth=1.4, label=part.set, **look)
-    ax.set(title=title, xlabel=xlabel, ylabel="share of inputs")
+    ax.set(
+        title=title,
+        xlabel=xlabel,
+        ylabel="share of inputs",
+        xscale="log" if histograms[0].logarithmic else "linear",
+    )
     ax.margins(x=0)
     ax.legend(frameon=False, fontsize="small")
     return figure
@@ -95,15 +101,9 @@ def severity_curves(curves: Mapping[str, Mapping[int, Number]], ylabel: str) -> 
         ax.plot(
             levels, [numbers[level].value for level in levels], marker="o", markersize=4, label=label, **look
         )
-        known = [level for level in levels if numbers[level].low is not None]
-        ax.fill_between(
-            known,
-            [numbers[level].low or 0.0 for level in known],
-            [numbers[level].high or 0.0 for level in known],
-            color=look["color"],
-            alpha=0.18,
-            linewidth=0,
-        )
+        if all(number.low is not None for number in numbers.values()):
+            low, high = ([getattr(numbers[level], end) for level in levels] for end in ("low", "high"))
+            ax.fill_between(levels, low, high, color=look["color"], alpha=0.18, linewidth=0)
     ax.set(xlabel="severity (0 is clean)", ylabel=ylabel)
     ax.set_xticks(sorted({level for numbers in curves.values() for level in numbers}))
     if len(curves) > 1:
@@ -122,7 +122,7 @@ def uncertainty_bars(parts: Mapping[str, Mapping[str, float]], unit: str, title:
         starts = starts + values
     for row, total in enumerate(starts):
         ax.annotate(
-            f"{total:.3g}", (total, row), (5, 0), textcoords="offset points", va="center", fontsize="small"
+            f"{total:#.3g}", (total, row), (5, 0), textcoords="offset points", va="center", fontsize="small"
         )
     ax.invert_yaxis()
     ax.margins(x=0.14)
@@ -157,44 +157,50 @@ def member_dots(members: Sequence[Number], ensemble: Number, ylabel: str, title:
 
 
 def votes_sheet(items: Sequence[Disputed], class_names: Sequence[str]) -> "Figure":
-    """Draw pictures in a row, each with what it is, what the ensemble says, and what the members say."""
-    figure, axes = panels(columns=len(items), width=1.5, height=2.35)
-    for ax, item in zip(axes, items, strict=True):
+    """Draw pictures in rows of three, each with what it is, what the ensemble says, and what the members say."""
+    from matplotlib.figure import Figure
+
+    rows = ceil(len(items) / _PICTURES_A_ROW)
+    cell_width, cell_height, side = 1.5, 2.3, 1.36
+    width, height = cell_width * _PICTURES_A_ROW, cell_height * rows
+    figure = Figure(figsize=(width, height))
+    for place, item in enumerate(items):
+        left, top = place % _PICTURES_A_ROW * cell_width, height - place // _PICTURES_A_ROW * cell_height
+        margin = (cell_width - side) / 2
+        ax = figure.add_axes(
+            ((left + margin) / width, (top - margin - side) / height, side / width, side / height)
+        )
         image = item.image.transpose(1, 2, 0)
         ax.imshow(image.squeeze(-1) if image.shape[-1] == 1 else image, cmap="gray", vmin=0, vmax=255)
         ax.set_axis_off()
-        text = votes_text(item, class_names)
-        ax.text(0.5, -0.04, text, transform=ax.transAxes, ha="center", va="top", fontsize=7, linespacing=1.35)
+        middle, line = (left + cell_width / 2) / width, top - margin - side - 0.05
+        for number, text in enumerate(votes_lines(item, class_names)):
+            weight = "bold" if number == 1 else "normal"
+            y = (line - 0.145 * number) / height
+            figure.text(middle, y, text, ha="center", va="top", fontsize=8, weight=weight)
     return figure
 
 
-def votes_text(item: Disputed, class_names: Sequence[str]) -> str:
+def votes_lines(item: Disputed, class_names: Sequence[str]) -> list[str]:
     """Return the lines under a picture: what it is, the ensemble's answer, and the votes."""
-    names = [_short(class_names[vote] if class_names else str(vote)) for vote in item.votes]
-    votes = names if len(names) <= _VOTES_ONE_BY_ONE and not class_names else _counted(names)
+    votes = Counter(_name(vote, class_names) for vote in item.votes)
+    counted = [f"{name} {number}" for name, number in votes.most_common(4)]
     truth = "unknown" if item.label is None else _name(item.label, class_names)
-    return "\n".join([f"is: {truth}", f"says: {_name(item.predicted, class_names)}", *_wrapped(votes)])
-
-
-def _counted(names: Sequence[str]) -> list[str]:
-    return [f"{name} ×{number}" for name, number in Counter(names).most_common(4)]
+    return [f"is {truth}", f"says {_name(item.predicted, class_names)}", *_wrapped(counted)[:3]]
 
 
 def _wrapped(words: Sequence[str]) -> list[str]:
     """Put words into as few lines as they need."""
     lines = [""]
     for word in words:
-        if lines[-1] and len(lines[-1]) + len(word) + 1 > _LETTERS_A_LINE:
+        if lines[-1] and len(lines[-1]) + len(word) + 2 > _LETTERS_A_LINE:
             lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return ["votes: " + lines[0], *lines[1:]]
+        lines[-1] = f"{lines[-1]}, {word}".removeprefix(", ")
+    return lines
 
 
 def _name(index: int, class_names: Sequence[str]) -> str:
-    return _short(class_names[index]) if class_names else f"class {index}"
-
-
-def _short(name: str) -> str:
+    name = class_names[index] if class_names else str(index)
     return name if len(name) <= _LETTERS_A_LINE else name[: _LETTERS_A_LINE - 1] + "…"
 
 
@@ -203,30 +209,27 @@ def radar(runs: Mapping[str, Mapping[str, float]]) -> "Figure":
     from matplotlib.figure import Figure
 
     axes = list(next(iter(runs.values())))
-    figure = Figure(figsize=(6.0, 4.6), layout="constrained")
-    ax = figure.add_subplot(projection="polar")
-    angles = [2 * pi * place / len(axes) for place in range(len(axes))]
+    figure = Figure(figsize=(5.0, 3.9))
+    ax = figure.add_axes((0.22, 0.16, 0.56, 0.7), projection="polar")
+    # The first axis points up, the others follow clockwise.
+    angles = [(pi / 2 - 2 * pi * place / len(axes)) % (2 * pi) for place in range(len(axes))]
     for place, (name, values) in enumerate(runs.items()):
         heights = [values[axis] for axis in axes]
         look = style(place)
-        ax.plot(
-            [*angles, angles[0]],
-            [*heights, heights[0]],
-            marker="o",
-            markersize=4,
-            linewidth=1.6,
-            label=name,
-            **look,
-        )
+        closed = ([*angles, angles[0]], [*heights, heights[0]])
+        ax.plot(*closed, marker="o", markersize=4, linewidth=1.6, label=name, **look)
         ax.fill(angles, heights, color=look["color"], alpha=0.08)
-    ax.set_theta_offset(pi / 2)  # type: ignore[attr-defined]
-    ax.set_theta_direction(-1)  # type: ignore[attr-defined]
-    ax.set_ylim(radar_floor(runs), 1.0)
-    ax.set_xticks(angles, axes, fontsize="small")
-    ax.tick_params(axis="x", pad=10)
+    floor = radar_floor(runs)
+    ax.set_ylim(floor, 1.0)
+    ax.set_yticks([floor + (1 - floor) * step / 4 for step in range(1, 5)])
+    ax.yaxis.set_major_formatter("{x:.2f}")
     ax.tick_params(axis="y", labelsize="x-small", labelcolor=NOTE_COLOUR)
+    ax.set_xticks(angles, axes, fontsize="small")
+    for label, angle in zip(ax.get_xticklabels(), angles, strict=True):
+        side = cos(angle)
+        label.set_horizontalalignment("center" if abs(side) < 0.2 else "left" if side > 0 else "right")
     if len(runs) > 1:
-        figure.legend(frameon=False, fontsize="small", loc="outside lower center", ncols=min(3, len(runs)))
+        figure.legend(frameon=False, fontsize="small", loc="lower center", ncols=min(3, len(runs)))
     return figure
 
 

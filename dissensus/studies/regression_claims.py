@@ -76,12 +76,12 @@ def _ensemble_claims(results: Results) -> list[Claim]:
             _with_members(results, "coverage_outside", 1, members),
         ),
         Claim.compared(
-            f"An ensemble of {members} improves the NLL on fresh data.",
+            f"An ensemble of {members} improves the NLL on fresh data (Jensen: it cannot be worse than its members' mean).",
             "lower",
             _with_members(results, "nll", 1, members),
         ),
         Claim.compared(
-            f"An ensemble of {members} improves the error of the mean.",
+            f"An ensemble of {members} improves the error of the mean (Jensen again).",
             "lower",
             _with_members(results, "rmse", 1, members),
         ),

@@ -15,8 +15,8 @@ class Summary:
         values: One for each repeat.
 
     Example:
-        >>> str(Summary((1.0, 2.0, 3.0)))
-        '2.000 ± 0.577'
+        >>> str(Summary((1.0, 2.0, 3.0))).split()
+        ['2.000', '±', '0.577']
     """
 
     values: tuple[float, ...]
@@ -42,7 +42,9 @@ class Summary:
         return {"mean": self.mean, "error": error, "median": self.median, "values": list(self.values)}
 
     def __str__(self) -> str:
-        return f"{_digits(self.mean)} ± {_digits(self.error)}"
+        size = max(abs(self.mean), self.error) if len(self.values) > 1 else abs(self.mean)
+        # Spaces that do not break keep both numbers on one line of a table.
+        return f"{_digits(self.mean, size)}\u00a0±\u00a0{_digits(self.error, size)}"
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,12 @@ class Comparison:
         return f"{self.verdict} ({where}, median difference {_digits(self.difference)}, p = {self.p:.1g})"
 
 
-def _digits(value: float) -> str:
-    """Return three decimals, fewer where the number is large."""
-    size = abs(value)
-    return f"{value:.3f}" if size < 100 else f"{value:.0f}" if size < 1e6 else f"{value:.1e}"
+def _digits(value: float, size: float | None = None) -> str:
+    """Return a number with three digits or more, as many decimals as a number of this size wants (its own by default)."""
+    size = abs(value) if size is None else size
+    if size >= 1e6:
+        return f"{value:.1e}"
+    decimals = next(
+        (decimals for least, decimals in ((100, 0), (10, 2), (0.1, 3), (0.01, 4)) if size >= least), 5
+    )
+    return f"{value:.{decimals}f}"

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 
 from dissensus.training import timings
+from dissensus.training.packing import aligned_rows
 from dissensus.training.recording import clone, restore, row_of, single_member_step, why_not_by_member
 from dissensus.training.replay import ByMemberReplay, GraphReplay, Replay, runs_by_member
 from dissensus.training.step import State, TrainStep
@@ -90,8 +91,8 @@ def warm_up(train_step: TrainStep, state: State, size: int, concurrent: int | No
     scratch, _ = try_out(train_step, state, size, concurrent)
     for name, tensor in scratch.items():
         if name not in state:
-            shape = (train_step.members.num_members, *tensor.shape[1:]) if tensor.ndim else ()
-            state[name] = tensor.new_zeros(shape)
+            rows = tensor.new_zeros(train_step.members.num_members) if tensor.ndim else tensor.new_zeros(())
+            state[name] = aligned_rows(rows) if rows.ndim else rows
 
 
 def choose_engine(

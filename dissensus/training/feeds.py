@@ -1,5 +1,6 @@
 """Batches for every step of an epoch: gathered on the device from arrays that live there, or loaded from elsewhere."""
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, MutableMapping
 from typing import Any
@@ -18,6 +19,10 @@ class Feed(ABC):
     own: bool
     steps_per_epoch: int
     tensors: dict[str, Tensor]
+
+    def identity(self) -> str:
+        """Return a text that tells this data from other data, as far as that is cheap to see."""
+        return "unknown"
 
     @abstractmethod
     def epoch(self, number: int, skip: int, state: MutableMapping[str, Tensor]) -> Iterator[int]:
@@ -43,6 +48,14 @@ class ArrayFeed(Feed):
         self.steps_per_epoch = len(self.sizes)
         order = torch.zeros(*order_keys.shape, count, dtype=torch.int64, device=x.device)
         self.tensors = {"data.x": x, "data.y": y, "order": order}
+
+    def identity(self) -> str:
+        """Return sizes, and a digest of the first inputs and targets."""
+        x, y = self.tensors["data.x"], self.tensors["data.y"]
+        digest = hashlib.sha256()
+        for values in (x[:32], y[:4096]):
+            digest.update(values.detach().cpu().contiguous().numpy().tobytes())
+        return f"{len(x)} examples in batches of {self.batch_size}, {digest.hexdigest()[:12]}"
 
     def epoch(self, number: int, skip: int, state: MutableMapping[str, Tensor]) -> Iterator[int]:
         """Draw the epoch's order, then yield batch sizes."""

@@ -121,13 +121,28 @@ def fit(
         (8, ['epoch', 'step', 'member', 'loss'])
     """
     objective = Independent() if objective is None else objective
-    _check_numbers(epochs, batch_size, patience, checkpoint_every, concurrent_members, check_every, clip_norm)
+    if not isinstance(objective, Objective):
+        raise ValueError(
+            "`objective` must be an objective of dissensus.objectives, such as Independent('mse'); got "
+            f"{objective!r:.80}."
+        )
+    seed = int(seed)
+    _one_of("precision", precision, ("fp32", "bf16"))
+    _one_of("last_batch", last_batch, ("keep", "drop"))
+    _check_numbers(
+        epochs, batch_size, patience, checkpoint_every, concurrent_members, check_every, clip_norm, lr
+    )
     target = _device(device)
     members.to(target)
     feed, sample = _feed(members, data, objective, batch_size, batches, last_batch, workers, seed, target)
-    _check_outputs(members, *sample, objective.likelihood)
+    outputs = _check_outputs(members, *sample, objective.likelihood)
     if isinstance(feed, ArrayFeed):
         objective = objective.prepare(feed.tensors["data.x"])
+    elif objective.prepare(sample[0]) is not objective:
+        raise ValueError(
+            f"{type(objective).__name__} needs to know the ranges of all inputs. Hand over tensors or arrays, or set epsilon "
+            "as a number."
+        )
     streams = {}
     if unlabelled is not None:
         if "unlabelled" not in objective.streams:
@@ -158,8 +173,13 @@ def fit(
         progress=progress,
         callback=callback,
     )
-    held_out = None if validation is None else list_batches(validation, objective.likelihood)
+    held_out = None if validation is None else list_batches(validation, objective.likelihood, outputs)
     return Trainer(members, objective, feed, streams, held_out, settings).run()
+
+
+def _one_of(name: str, value: object, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise ValueError(f"`{name}` must be {' or '.join(map(repr, allowed))}; got {value!r}.")
 
 
 def _check_numbers(
@@ -170,6 +190,7 @@ def _check_numbers(
     concurrent_members: int | None,
     check_every: str | int,
     clip_norm: float | None,
+    lr: Any,
 ) -> None:
     wanted = {
         "epochs": epochs,
@@ -181,12 +202,14 @@ def _check_numbers(
     if check_every != "epoch":
         wanted["check_every"] = check_every if isinstance(check_every, int) else -1
     for name, value in wanted.items():
-        if value is not None and value < 1:
+        if value is not None and (value < 1 or value != int(value)):
             raise ValueError(
                 f"`{name}` must be at least 1"
                 + (" or 'epoch'" if name == "check_every" else "")
                 + f"; got {value}."
             )
+    if any(float(rate) < 0 for rate in (lr if hasattr(lr, "__len__") else [lr])):
+        raise ValueError(f"`lr` must not be negative; got {lr}.")
     if clip_norm is not None and clip_norm <= 0:
         raise ValueError(f"`clip_norm` must be positive; got {clip_norm}.")
 
@@ -194,7 +217,10 @@ def _check_numbers(
 def _device(device: str | torch.device) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    target = torch.device(device)
+    try:
+        target = torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"`device` must be 'auto', 'cpu', 'cuda' or 'cuda:N'; got {device!r}.") from None
     if target.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(
             "device='cuda' was asked for and this machine has no CUDA device. Use device='auto'."
@@ -214,8 +240,8 @@ def _feed(
     device: torch.device,
 ) -> tuple[Feed, tuple[Tensor, Tensor]]:
     """Return where batches come from, and a few examples."""
-    if batches not in (None, "own", "shared"):
-        raise ValueError(f"`batches` must be 'own' or 'shared'; got {batches!r}.")
+    if batches is not None:
+        _one_of("batches", batches, ("own", "shared"))
     if batches == "own" and objective.batches == "shared":
         raise ValueError(
             f"{type(objective).__name__} compares members, so they must share batches. Leave `batches` out."
@@ -241,7 +267,9 @@ def _feed(
     x, y = arrays
     check_pair(x, y, "training")
     if objective.likelihood.kind != "classes":
-        y = as_columns(y.to(x.dtype) if not y.is_floating_point() else y)
+        y = _real_targets(x, y)
+    elif not y.is_floating_point():
+        y = y.long()
     own = (batches or objective.batches) == "own" and members.owns_parameters
     size = batch_size or 128
     if last_batch == "drop" and len(x) < size:
@@ -253,7 +281,14 @@ def _feed(
     return ArrayFeed(x.to(device), y.to(device), size, keys, own, last_batch == "drop"), (x[:2], y)
 
 
-def _check_outputs(members: Members, x: Tensor, y: Tensor, likelihood: Likelihood) -> None:
+def _real_targets(x: Tensor, y: Tensor) -> Tensor:
+    """Return regression targets as columns of real numbers, in the precision of the inputs where those are real."""
+    if not y.is_floating_point():
+        y = y.to(x.dtype if x.dtype == torch.float64 else torch.float32)
+    return as_columns(y)
+
+
+def _check_outputs(members: Members, x: Tensor, y: Tensor, likelihood: Likelihood) -> Tensor:
     """Run two examples through the members and compare what comes out with what the loss wants."""
     place = next(members.parameters()).device
     try:
@@ -265,14 +300,15 @@ def _check_outputs(members: Members, x: Tensor, y: Tensor, likelihood: Likelihoo
             f"{str(problem).strip().splitlines()[0]}"
         ) from problem
     check_targets(outputs, y, likelihood)
+    return outputs
 
 
 def check_targets(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str = "training") -> None:
     """Refuse targets that do not fit the members' outputs."""
-    if outputs.ndim < 3:
+    if outputs.ndim != 3:
         raise ValueError(
             f"A member must give (batch, outputs); got (members, batch, ...) = {tuple(outputs.shape)}. "
-            "Keep an output axis, also for a single output."
+            "Keep one output axis, also for a single output; flatten further ones."
         )
     if likelihood.kind == "classes":
         check_labels_fit(y, outputs.shape[-1], name)
@@ -286,15 +322,15 @@ def check_targets(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str 
         )
 
 
-def list_batches(validation: Pairs, likelihood: Likelihood) -> Any:
+def list_batches(validation: Pairs, likelihood: Likelihood, outputs: Tensor) -> Any:
     """Return validation batches that can be gone through again and again."""
     arrays = arrays_of(validation)
     if arrays is None:
         return _Again(validation)
     x, y = arrays
     check_pair(x, y, "validation")
-    if likelihood.kind != "classes":
-        y = as_columns(y.to(x.dtype) if not y.is_floating_point() else y)
+    y = _real_targets(x, y) if likelihood.kind != "classes" else y if y.is_floating_point() else y.long()
+    check_targets(outputs, y, likelihood, "validation")
     return list(zip(torch.split(x, 2048), torch.split(y, 2048), strict=True))
 
 

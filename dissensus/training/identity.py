@@ -25,6 +25,7 @@ def fingerprint(settings: Settings, objective: Objective, feed: Feed) -> dict[st
         "epochs": settings.epochs,
         "steps an epoch": feed.steps_per_epoch,
         "own batches": feed.own,
+        "data": feed.identity(),
         "objective": describe(objective),
         "optimizer": describe(settings.optimizer),
         "optimizer_options": describe(settings.optimizer_options),

@@ -6,10 +6,11 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dissensus.training.packing import Block
+from dissensus.training.packing import Block, aligned_rows
 
 Factory = Callable[[Iterable[tuple[str, nn.Parameter]]], Optimizer]
 
@@ -139,9 +140,8 @@ class RowOptimizer:
         self.tensors: dict[str, Tensor] = {}
         for index, (block, groups) in enumerate(zip(blocks, columns, strict=True)):
             self.tensors |= {f"{slot}.{index}": torch.zeros_like(block.flat) for slot in self.slots}
-            self.tensors[f"count.{index}"] = torch.zeros(
-                len(block.flat), dtype=torch.int64, device=block.flat.device
-            )
+            count = torch.zeros(len(block.flat), dtype=torch.int64, device=block.flat.device)
+            self.tensors[f"count.{index}"] = aligned_rows(count)
             self.tensors[f"lr.{index}"] = _rows(lr, block)
             self.tensors[f"decay.{index}"] = _rows(decay, block)
             if groups is not None:
@@ -178,7 +178,7 @@ class RowOptimizer:
 
 def _rows(values: Sequence[float], block: Block) -> Tensor:
     chosen = [values[0]] if block.members is None else [values[member] for member in block.members]
-    return torch.tensor(chosen, dtype=torch.float64, device=block.flat.device)
+    return aligned_rows(torch.tensor(chosen, dtype=torch.float64, device=block.flat.device))
 
 
 class SeparateOptimizers:
@@ -282,6 +282,11 @@ def make_optimizer(
             )
         decay = DEFAULT_DECAY[kind] if weight_decay is None else weight_decay
         decays = per_member(decay, num_members, "weight_decay", blocks)
+        if any(block.flat.is_complex() for block in blocks):
+            raise ValueError(
+                "Complex parameters train with a torch optimizer class, such as optimizer=torch.optim.Adam; got the name "
+                f"{optimizer!r}."
+            )
         return RowOptimizer(kind(**options), blocks, rates, decays, [None] * len(blocks))
     factory: Factory
     if isinstance(optimizer, type):
@@ -301,7 +306,7 @@ def make_optimizer(
             "LBFGS calls the loss several times a step, which `fit` does not do. Choose another optimizer."
         )
     rule = _row_rule(trial)
-    if rule is None:
+    if rule is None or any(block.flat.is_complex() for block in blocks):
         return SeparateOptimizers(factory, blocks)
     columns = [_columns(factory, block) for block in blocks]
     return RowOptimizer(rule, blocks, [1.0] * num_members, [0.0] * num_members, columns)
@@ -319,6 +324,8 @@ def _row_rule(optimizer: Optimizer) -> Rule | None:
     kind = _TORCH_RULES.get(type(optimizer))
     if kind is None:
         return None
+    if kind is Adam and any(group.get("decoupled_weight_decay") for group in optimizer.param_groups):
+        kind = AdamW
     settings = [
         {f.name: group[f.name] for f in fields(kind)} | {k: group.get(k) for k in ("amsgrad", "maximize")}
         for group in optimizer.param_groups
@@ -340,13 +347,14 @@ def _columns(factory: Factory, block: Block) -> tuple[Tensor, Tensor]:
             [float(group_of[id(p)][key]) if id(p) in group_of else 0.0 for p in row.values()],
             dtype=torch.float64,
         )
-        found.append(values.repeat_interleave(sizes).to(block.flat.device)[None])
+        columns = F.pad(values.repeat_interleave(sizes), (0, block.padding))
+        found.append(columns.to(block.flat.device)[None])
     return found[0], found[1]
 
 
 def per_member(value: float | Sequence[float], count: int, name: str, blocks: Sequence[Block]) -> list[float]:
     """Return one number a member."""
-    if isinstance(value, int | float):
+    if not isinstance(value, Sequence):
         return [float(value)] * count
     values = [float(v) for v in value]
     if len(values) != count:

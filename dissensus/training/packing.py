@@ -9,6 +9,15 @@ from torch import Tensor, nn
 
 from dissensus.members import Members
 
+# Columns are padded to a multiple of this, so that every row starts where vector loads and cuDNN want it.
+ALIGNMENT = 64
+
+
+def aligned_rows(values: Tensor) -> Tensor:
+    """Return one value a row, `(rows,)`, with each row's memory as well aligned as a new tensor's."""
+    spread = values.new_zeros(len(values), ALIGNMENT)[:, 0]
+    return spread.copy_(values)
+
 
 @dataclass(frozen=True)
 class Block:
@@ -35,14 +44,19 @@ class Block:
         """Number of columns of each parameter."""
         return [prod(shape) for shape in self.shapes]
 
+    @property
+    def padding(self) -> int:
+        """Number of columns at the end that belong to no parameter."""
+        return -sum(self.sizes) % ALIGNMENT
+
     def unpack(self, flat: Tensor) -> dict[str, Tensor]:
         """Return the parameters as views of `flat`, which may hold fewer rows than the block."""
         # One split: its backward is a single concatenation, the gradient of the whole row.
-        parts = torch.split(flat, self.sizes, dim=1)
+        parts = torch.split(flat, [*self.sizes, self.padding], dim=1)
         lead = (len(flat),) if self.stacked else ()
         return {
             name: _shaped(part, lead, shape)
-            for name, shape, part in zip(self.names, self.shapes, parts, strict=True)
+            for name, shape, part in zip(self.names, self.shapes, parts, strict=False)
         }
 
 
@@ -73,7 +87,8 @@ def pack(members: Members) -> list[Block]:
             count = len(rows) if stacked and rows is not None else 1
             shapes = tuple(p.shape[1:] if stacked else p.shape for p in chosen.values())
             columns = [_columns_of(p, count, shape) for p, shape in zip(chosen.values(), shapes, strict=True)]
-            flat = torch.cat(columns, dim=1).contiguous()
+            padding = columns[0].new_zeros(count, -sum(c.shape[1] for c in columns) % ALIGNMENT)
+            flat = torch.cat([*columns, padding], dim=1).contiguous()
             block = Block(tuple(chosen), shapes, stacked, None if rows is None else tuple(rows), flat)
             blocks.append(block)
             attach(members, block)

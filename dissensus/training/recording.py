@@ -2,11 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from dissensus.members import DeepEnsemble, SingleMember
+from dissensus.members.probe import draws
 from dissensus.training.feeds import Feed
 from dissensus.training.step import State, TrainStep
 
@@ -25,11 +28,30 @@ def record(
 
     scratch = clone(state)
     # The dispatcher in Python takes decompositions that are the same on every device (no cuDNN BatchNorm, for one).
-    with torch._dispatch.python.enable_python_dispatcher():  # type: ignore[attr-defined]
+    with _NoValues(), torch._dispatch.python.enable_python_dispatcher():  # type: ignore[attr-defined]
         program = make_fx(step)(*(scratch[name] for name in names))
+    _refuse_random(program.graph)
     _simplify(program.graph)
     program.recompile()
     return program
+
+
+class _NoValues(TorchFunctionMode):
+    """Refuses what would turn a tensor's present values into constants of the recording."""
+
+    refused = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in self.refused:
+            raise RuntimeError("it reads the values of a tensor")
+        return func(*args, **(kwargs or {}))
+
+
+def _refuse_random(graph: torch.fx.Graph) -> None:
+    """Refuse operations that draw from a generator: replayed they would not follow the run's seed."""
+    for node in graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload) and draws(node.target, node.args, node.kwargs):
+            raise RuntimeError(f"it draws random numbers outside dropout layers ({node.target})")
 
 
 def _simplify(graph: torch.fx.Graph) -> None:
@@ -120,6 +142,10 @@ def why_not_by_member(train_step: TrainStep, state: State) -> str | None:
         return "the objective couples members"
     if not isinstance(members, DeepEnsemble) or not members.stacked:
         return "members are not stored as one"
+    if members.why_different is not None:
+        return members.why_different
+    if train_step.picks(state):
+        return "the objective picks members"
     if any(state[name].ndim == 0 for name in state if name.startswith("sum.")):
         return "the objective logs values of the whole ensemble"
     return None

@@ -72,3 +72,7 @@ class Run:
     stopped_early: bool = False
     step: int = 0
     epoch: int = 0
+
+    def __repr__(self) -> str:
+        found = "" if self.best is None else f", best {self.best:.4g} at step {self.best_step}"
+        return f"Run({self.members.num_members} members, {self.epoch} epochs, {self.seconds:.1f} s, engine {self.engine}{found})"

@@ -14,7 +14,7 @@ from dissensus.objectives import Objective, Step
 from dissensus.randomness import derive
 from dissensus.training.feeds import Feed, stream_batch
 from dissensus.training.optimizers import AnyOptimizer
-from dissensus.training.packing import Block
+from dissensus.training.packing import Block, aligned_rows
 
 State = dict[str, Tensor]
 
@@ -54,9 +54,8 @@ class TrainStep:
         state["plateau"] = torch.ones((), dtype=torch.float64, device=device)
         state["index"] = torch.zeros((), dtype=torch.int64, device=device)
         state["position"] = torch.zeros((), dtype=torch.int64, device=device)
-        state["noise_keys"] = torch.tensor(
-            [derive(self.seed, "noise", member) for member in self.members.member_ids], device=device
-        )
+        keys = [derive(self.seed, "noise", member) for member in self.members.member_ids]
+        state["noise_keys"] = aligned_rows(torch.tensor(keys, device=device))
         state["shared_key"] = torch.tensor(derive(self.seed, "shared noise"), device=device)
         return state
 
@@ -80,6 +79,11 @@ class TrainStep:
             if advance:
                 state["index"].add_(1)
                 state["position"].add_(1)
+
+    def picks(self, state: State) -> bool:
+        """Whether the objective trains only some members a step."""
+        step = Step(state["index"], self.total_steps, self.feed.own, state["noise_keys"], state["shared_key"])
+        return self.objective.pick(step, self.members.num_members) is not None
 
     def _step(self, state: State, size: int) -> Step:
         step = Step(state["index"], self.total_steps, self.feed.own, state["noise_keys"], state["shared_key"])

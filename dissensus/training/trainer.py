@@ -18,7 +18,7 @@ from dissensus.training.feeds import ArrayFeed, Feed
 from dissensus.training.history import History
 from dissensus.training.identity import architecture, fingerprint, first_difference
 from dissensus.training.optimizers import SeparateOptimizers, make_optimizer
-from dissensus.training.packing import Block, detach, pack
+from dissensus.training.packing import Block, aligned_rows, detach, pack
 from dissensus.training.progress import Progress
 from dissensus.training.run import DivergedError, Run, Settings
 from dissensus.training.schedules import Plateau, factor_table
@@ -47,6 +47,8 @@ class Trainer:
         self.plateau = Watch("ensemble_loss")
         self.folder = None if settings.checkpoint_dir is None else CheckpointFolder(settings.checkpoint_dir)
         self.good: dict[str, Tensor] | None = None
+        self.state: State = {}
+        self.checked_step = 0
         self._check_settings()
 
     def _check_settings(self) -> None:
@@ -91,26 +93,27 @@ class Trainer:
     def _set_up(self) -> None:
         settings = self.settings
         self.total_steps = settings.epochs * self.feed.steps_per_epoch
-        facts = self._stored() if self.folder is not None else None
-        if facts is not None and facts[1]["members"] != list(self.members.member_ids):
-            self.result.dropped = facts[1]["dropped"]
-            self.members.keep_members([self.members.member_ids.index(m) for m in facts[1]["members"]])
-            _keep_orders(self.feed, [self.first_ids.index(m) for m in facts[1]["members"]])
+        stored = self._stored() if self.folder is not None else None
         self._build()
-        if facts is not None:
-            self._restore(*facts)
+        if stored is not None:
+            self._restore(*stored)
 
     def _build(self) -> None:
         settings, members = self.settings, self.members
         blocks = pack(members)
-        optimizer = make_optimizer(
-            settings.optimizer,
-            blocks,
-            members.num_members,
-            self._left(settings.lr),
-            self._left(settings.weight_decay),
-            settings.optimizer_options,
-        )
+        try:
+            optimizer = make_optimizer(
+                settings.optimizer,
+                blocks,
+                members.num_members,
+                self._left(settings.lr),
+                self._left(settings.weight_decay),
+                settings.optimizer_options,
+            )
+            factors = factor_table(settings.schedule, settings.epochs, self.feed.steps_per_epoch)
+        except Exception:
+            detach(members, blocks)
+            raise
         self.step = TrainStep(
             members,
             self.objective,
@@ -124,8 +127,9 @@ class Trainer:
             settings.clip_norm,
             settings.bf16,
         )
-        factors = factor_table(settings.schedule, settings.epochs, self.feed.steps_per_epoch)
-        self.state = self.step.initial_state(factors, self.streams)
+        # The same dictionary throughout: a running epoch of a loader puts its batches into it.
+        self.state.clear()
+        self.state.update(self.step.initial_state(factors, self.streams))
         self.engine: Engine | None = None
 
     def _left(self, values: Any) -> Any:
@@ -153,7 +157,10 @@ class Trainer:
                 if every == "epoch":
                     start = self._check(progress, start)
             last = self.result.stopped_early or self.result.epoch == self.settings.epochs
+            if last and self.checked_step < self.result.step:
+                start = self._check(progress, start)
             if self.folder is not None and (last or self.result.epoch % self.settings.checkpoint_every == 0):
+                self._handle_divergence()
                 self._save("last")
 
     def _take_step(self, size: int) -> None:
@@ -173,6 +180,7 @@ class Trainer:
 
     def _check(self, progress: Progress, start: float) -> float:
         """Read the sums, validate, and decide what follows."""
+        self.checked_step = self.result.step
         self._handle_divergence()
         per_member, whole = self._read_sums()
         now = time.monotonic()
@@ -218,10 +226,9 @@ class Trainer:
 
     def _handle_divergence(self) -> None:
         """Stop, or go on without them, if the sum of some members' losses is no longer finite."""
-        losses = self.state.get("sum.loss")
-        if losses is None or bool(torch.isfinite(losses).all()):
+        bad = self._not_finite()
+        if not bad:
             return
-        bad = (~torch.isfinite(losses)).reshape(-1).nonzero().flatten().tolist()
         names = ", ".join(f"member {self.members.member_ids[place]}" for place in bad)
         when = f"epoch {-(-self.result.step // self.feed.steps_per_epoch)}"
         if self.settings.on_divergence == "stop" or len(bad) == self.members.num_members:
@@ -231,6 +238,17 @@ class Trainer:
             )
         log.warning("dropped %s: its loss was no longer finite in %s", names, when)
         self._drop(bad)
+
+    def _not_finite(self) -> list[int]:
+        """Return the places of members whose loss or weights are no longer finite."""
+        count = self.members.num_members
+        bad = torch.zeros(count, dtype=torch.bool, device=self.state["index"].device)
+        if (losses := self.state.get("sum.loss")) is not None:
+            bad |= ~torch.isfinite(losses)
+        for block in self.step.blocks:
+            rows = list(block.members) if block.members is not None else list(range(count))
+            bad[rows] |= ~torch.isfinite(block.flat).all(1)
+        return bad.nonzero().flatten().tolist()
 
     def _last_good(self) -> str:
         if self.folder is None or not self.folder.exists("last"):
@@ -244,11 +262,13 @@ class Trainer:
             raise DivergedError(
                 "Going on without a member needs sgd, adam or adamw; other optimizers keep all they have."
             )
-        old_state, old_blocks = self.state, self.step.blocks
+        old_state, old_blocks = dict(self.state), self.step.blocks
         self.members.keep_members(keep)
         _keep_orders(self.feed, keep)
         self._build()
         _carry_over(old_state, old_blocks, self.state, self.step.blocks, keep)
+        # The best so far was the best of other members too: the search begins again.
+        self.good, self.watch = None, Watch(self.watch.name)
 
     def _select(self, values: Mapping[str, float]) -> None:
         settings = self.settings
@@ -316,6 +336,16 @@ class Trainer:
         if problem is not None:
             log.warning("%s Going on from the checkpoint before it, at step %d.", problem, facts["step"])
         where = f"The checkpoint in {self.folder.folder}"
+        began_with = sorted([*facts["members"], *facts["dropped"]])
+        if began_with != sorted(self.first_ids):
+            raise CheckpointError(
+                f"{where} is of {len(began_with)} members; this ensemble has {len(self.first_ids)}. Make it with as many."
+            )
+        if facts["dropped"]:
+            self.result.dropped = facts["dropped"]
+            keep = [self.first_ids.index(member) for member in facts["members"]]
+            self.members.keep_members(keep)
+            _keep_orders(self.feed, keep)
         if (difference := first_difference(facts["architecture"], architecture(self.members))) is not None:
             raise CheckpointError(
                 f"{where} is of another architecture: {difference}. Use the network it was made with."
@@ -345,6 +375,7 @@ class Trainer:
         self.good = good or None
         result = self.result
         result.history = History(facts["history"])
+        self.checked_step = max((int(row["step"]) for row in facts["history"]), default=0)
         result.epoch, result.step, result.engine = facts["epoch"], facts["step"], facts["engine"]
         result.seconds, result.stopped_early, result.dropped = (
             facts["seconds"],
@@ -373,7 +404,9 @@ def _carry_over(
         new[name].copy_(old[name])
     for name, tensor in old.items():
         if name.startswith(("sum.", "seen.")):
-            new[name] = tensor[list(keep)] if tensor.ndim else tensor
+            new[name] = aligned_rows(tensor[list(keep)]) if tensor.ndim else tensor
+        elif name.startswith("batch."):
+            new[name] = tensor
     kept = [
         i for i, b in enumerate(old_blocks) if b.stacked or (b.members is not None and b.members[0] in keep)
     ]

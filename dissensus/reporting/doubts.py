@@ -1,0 +1,197 @@
+"""Evaluations in, sections on when and why an ensemble is unsure out."""
+
+from collections.abc import Iterable
+
+from dissensus.evaluation import Evaluation, Number
+from dissensus.evaluation.results import ALL_CORRUPTIONS, ID
+from dissensus.evaluation.tables import (
+    corruption_table,
+    detection_sets,
+    detection_table,
+    find,
+    metrics_table,
+    severities,
+    title_of,
+)
+from dissensus.html import Block, Picture, Section, Text
+from dissensus.reporting import figures
+from dissensus.reporting.quality import Runs, as_table
+
+# What curves show beside the chosen score, where it was computed.
+_SHOWN_SCORES = ("total_entropy", "mutual_information", "predictive_diversity", "mean_energy")
+_PARTS = {
+    "classification": ("expected_entropy", "mutual_information"),
+    "density": ("data_variance", "knowledge_variance"),
+}
+
+
+def detection(runs: Runs, score: str) -> Section | None:
+    """How well scores tell unknown from known inputs: tables, histograms and ROC curves."""
+    if not any(detection_sets(run) for run in runs):
+        return None
+    blocks: list[Block] = []
+    for run in runs:
+        of_run = f" of {run.name}" if len(runs) > 1 else ""
+        blocks.append(
+            as_table(
+                detection_table(run), f"AUROC{of_run}: how well each score tells each set from known inputs"
+            )
+        )
+        blocks.append(as_table(metrics_table(run, score), f"Other metrics{of_run}, by {title_of(score)}"))
+    return Section(
+        "Telling known from unknown",
+        Text(
+            "A score is high where the ensemble is unsure. AUROC is the chance that an unknown input scores higher than "
+            "a known one: 1 tells them apart, 0.5 is chance, below 0.5 the score points the wrong way. FPR is the share "
+            "of false alarms at a threshold that catches 95 %. Averages over groups and corruptions are means of the "
+            "single values.",
+            "In the histograms, the less known and unknown inputs overlap, the better. A ROC curve shows every "
+            "threshold: the closer to the upper left corner, the better.",
+        ),
+        *blocks,
+        *_histograms(runs, score),
+        *_rocs(runs, score),
+    )
+
+
+def _shown_scores(runs: Runs, score: str) -> list[str]:
+    """Return the scores that curves show: the chosen one first, then others that all runs have."""
+    others = _SHOWN_SCORES if runs[0].task == "classification" else runs[0].score_names
+    shared = [name for name in others if all(name in run.score_names for run in runs)]
+    return list(dict.fromkeys([score, *shared]))
+
+
+def _histograms(runs: Runs, score: str) -> Iterable[Picture]:
+    for name in _shown_scores(runs, score)[: 2 if len(runs) > 1 else None]:
+        for run in runs:
+            parts = [part for part in run.histograms if part.score == name]
+            sets = ", ".join(part.set for part in parts)
+            yield Picture(
+                figures.score_histogram(parts, title_of(name), run.name if len(runs) > 1 else title_of(name)),
+                f"Histograms of {title_of(name)} of {run.name} on {sets}.",
+            )
+
+
+def _rocs(runs: Runs, score: str) -> Iterable[Picture]:
+    curves = {(run.name, roc.set, roc.score): roc for run in runs for roc in run.rocs}
+    for name in dict.fromkeys(roc.set for roc in curves.values()):
+        if len(runs) > 1:
+            lines = {run.name: (run.name, name, score) for run in runs}
+            title = f"{name}, by {title_of(score)}"
+        else:
+            lines = {title_of(other): (runs[0].name, name, other) for other in _shown_scores(runs, score)}
+            title = name
+        shown = {label: curves[key] for label, key in lines.items() if key in curves}
+        yield Picture(figures.roc_diagram(shown, title), f"ROC curves for {title}: {', '.join(shown)}.")
+
+
+def under_corruption(runs: Runs, score: str) -> Section | None:
+    """Accuracy, calibration and AUROC as images are corrupted more and more."""
+    corrupted = [run for run in runs if severities(run)]
+    if not corrupted:
+        return None
+    worst = max(severities(corrupted[0]))
+    curves = {
+        "accuracy": {run.name: _by_severity(run, "accuracy", None) for run in corrupted},
+        "smooth ECE": {run.name: _by_severity(run, "smooth_ece", None) for run in corrupted},
+        f"AUROC of {title_of(score)}": {run.name: _by_severity(run, "auroc", score) for run in corrupted},
+    }
+    return Section(
+        "Under corruption",
+        Text(
+            "The same images, corrupted ever more strongly. Accuracy will fall; calibration error should not rise with it, "
+            "and AUROC, corrupted against clean, should: an ensemble that knows what it does not know grows unsure as it "
+            "grows wrong. Every value is the mean over the corruptions, computed for each of them alone."
+        ),
+        *(
+            Picture(figures.severity_curves(lines, label), f"{label} against severity. {_listed(lines)}")
+            for label, lines in curves.items()
+        ),
+        as_table(corruption_table(corrupted, worst), f"Accuracy under each corruption at severity {worst}"),
+    )
+
+
+def _by_severity(run: Evaluation, metric: str, score: str | None) -> dict[int, Number]:
+    """Return a metric at each severity; 0 is the clean set, which nothing can tell from itself."""
+    itself = Number(metric, ID, "id", 0.5, score, low=0.5, high=0.5)
+    numbers = {0: itself if metric == "auroc" else run.number(metric, score=score)}
+    return numbers | {
+        level: run.number(metric, ALL_CORRUPTIONS, score=score, severity=level) for level in severities(run)
+    }
+
+
+def _listed(lines: dict[str, dict[int, Number]]) -> str:
+    return " ".join(
+        f"{name}: " + ", ".join(f"{level}: {number.value:.3f}" for level, number in numbers.items()) + "."
+        for name, numbers in lines.items()
+    )
+
+
+def decomposition(runs: Runs, score: str) -> Section | None:
+    """Data and knowledge uncertainty of every set."""
+    parts = _PARTS.get(runs[0].task)
+    shown = [run for run in runs if parts is not None and set(parts) <= set(run.score_names)]
+    if parts is None or not shown:
+        return None
+    classes = runs[0].task == "classification"
+    pictures = []
+    for run in shown:
+        rows = _parts_of_sets(run, parts)
+        listed = "; ".join(
+            f"{name}: data {p['data']:.3g}, knowledge {p['knowledge']:.3g}" for name, p in rows.items()
+        )
+        title = run.name if len(runs) > 1 else ""
+        figure = figures.uncertainty_bars(rows, "nats" if classes else "squared target units", title)
+        pictures.append(Picture(figure, f"Data and knowledge uncertainty of {run.name}. {listed}."))
+    return Section(
+        "How uncertain it is, and why",
+        Text(
+            "Total uncertainty has two parts: data uncertainty, which each member has by itself (noise, ambiguity), and "
+            "knowledge uncertainty, what members disagree about (too little was learned there). Knowledge uncertainty "
+            "should be small on known inputs and larger on unknown ones."
+        ),
+        *pictures,
+    )
+
+
+def _parts_of_sets(run: Evaluation, parts: tuple[str, str]) -> dict[str, dict[str, float]]:
+    places: list[tuple[str, str, int | None]] = [(part.name, part.name, None) for part in run.sets]
+    places += [(f"corrupted, severity {level}", ALL_CORRUPTIONS, level) for level in severities(run)]
+    rows = {}
+    for label, name, level in places:
+        found = [find(run, "mean", name, part, level) for part in parts]
+        rows[label] = {
+            kind: number.value for kind, number in zip(("data", "knowledge"), found, strict=True) if number
+        }
+    return rows
+
+
+def disputed_inputs(runs: Runs, score: str) -> Section | None:
+    """Pictures that members disagree about most and least, with their votes."""
+    pictures = []
+    for run in runs:
+        for name in dict.fromkeys(item.set for item in run.gallery):
+            for most in (True, False):
+                items = [item for item in run.gallery if (item.set, item.most) == (name, most)]
+                caption = f"{'Most' if most else 'Least'} disputed of {name}" + (
+                    f", {run.name}" if len(runs) > 1 else ""
+                )
+                read = "; ".join(", ".join(figures.votes_lines(item, run.class_names)) for item in items)
+                pictures.append(
+                    Picture(
+                        figures.votes_sheet(items, run.class_names),
+                        f"{caption}. Input by input: {read}.",
+                        caption,
+                    )
+                )
+    if not pictures:
+        return None
+    return Section(
+        "Disputed inputs",
+        Text(
+            "Inputs that members disagree about most, and least (by mutual information). Under each stand what it is, what "
+            "the ensemble says (bold), and how many members vote for what. Disputed inputs are often ambiguous, mislabelled or unlike "
+            "the training data; unknown inputs that nobody disputes are the dangerous ones."
+        ),
+        *pictures,
+    )

@@ -1,0 +1,190 @@
+"""Evaluations in, sections on how good predictions, confidences and members are out."""
+
+from collections.abc import Sequence
+
+from dissensus.evaluation import Evaluation
+from dissensus.evaluation.comparison import named_pairs
+from dissensus.evaluation.results import ALL_CORRUPTIONS
+from dissensus.evaluation.tables import Cells, comparison_table, find, prediction_table, title_of
+from dissensus.html import Picture, Section, Table, Text
+from dissensus.reporting import figures
+
+Runs = Sequence[Evaluation]
+
+_MEMBER_METRIC = {"classification": "accuracy", "density": "rmse", "points": "rmse"}
+
+
+def main_numbers(runs: Runs, score: str) -> Section:
+    """Metrics of the predictions on every labelled set, with intervals."""
+    readings = {
+        "classification": "Accuracy should be high. NLL and Brier score judge the whole predicted distribution; ECE and smooth ECE "
+        "are the average gap between confidence and accuracy; these four should be low. A mean member accuracy below the "
+        "ensemble's is what averaging gains.",
+        "density": "RMSE is the typical error; NLL and CRPS judge the whole predicted distribution; these should be low. "
+        "Intervals that claim 90 % should hold about 90 % of the targets.",
+        "points": "RMSE and MAE are typical errors, in units of the target, and should be low.",
+    }
+    return Section(
+        "Main numbers",
+        Text(readings[runs[0].task] + _brackets(runs)),
+        as_table(prediction_table(runs), "Predictions on inputs with known answers"),
+    )
+
+
+def _brackets(runs: Runs) -> str:
+    if not all(run.bootstrap for run in runs):
+        return ""
+    return " In brackets: 95 % intervals, within which the number would lie had other inputs of the same kind been drawn."
+
+
+def differences(runs: Runs, score: str) -> Section | None:
+    """What further runs gain or lose against the first, with paired intervals."""
+    pairs = named_pairs(runs)
+    if not pairs:
+        return None
+    return Section(
+        "Differences between runs",
+        Text(
+            "Runs saw the same inputs, so that differences are more certain than the numbers themselves. A run is "
+            "clearly better where the interval of the difference leaves out zero. Other training seeds are another "
+            "matter: these intervals are about the choice of test inputs alone."
+        ),
+        *(as_table(comparison_table(pair, score), f"{pair.second} less {pair.first}") for pair in pairs),
+    )
+
+
+def calibration(runs: Runs, score: str) -> Section | None:
+    """Confidence against accuracy, or claimed against observed coverage."""
+    if not any(run.reliability for run in runs):
+        return None
+    if runs[0].task == "density":
+        return _coverage(runs)
+    return Section(
+        "Can its confidence be believed?",
+        Text(
+            "A dot says how often predictions of that confidence were right: on the dashed line confidence is honest, "
+            "below it the ensemble claims more than it knows, above it less. Dots over short grey bars rest on few "
+            "inputs and wobble."
+        ),
+        *(
+            Picture(
+                figures.reliability_diagram(curve, run.name),
+                f"Confidence against accuracy of {run.name} on {curve.set}: "
+                + "; ".join(
+                    f"{c:.2f} to {a:.2f}" for c, a in zip(curve.claimed, curve.observed, strict=True)
+                ),
+            )
+            for run in runs
+            for curve in run.reliability
+        ),
+    )
+
+
+def _coverage(runs: Runs) -> Section:
+    names = list(dict.fromkeys(curve.set for run in runs for curve in run.reliability))
+    pictures = []
+    for name in names:
+        curves = {run.name: curve for run in runs for curve in run.reliability if curve.set == name}
+        listed = "; ".join(
+            f"{run}: "
+            + ", ".join(f"{c:.2f} to {o:.2f}" for c, o in zip(curve.claimed, curve.observed, strict=True))
+            for run, curve in curves.items()
+        )
+        pictures.append(
+            Picture(
+                figures.coverage_diagram(curves, name),
+                f"Claimed against observed coverage on {name}. {listed}.",
+            )
+        )
+    return Section(
+        "Can its intervals be believed?",
+        Text(
+            "An interval that claims some probability should hold that share of the targets: on the dashed line it does, "
+            "below it intervals are too narrow (overconfident), above it too wide."
+        ),
+        *pictures,
+    )
+
+
+def members(runs: Runs, score: str) -> Section | None:
+    """Each member's accuracy or error beside the ensemble's."""
+    several = [run for run in runs if run.num_members > 1]
+    if not several:
+        return None
+    metric = _MEMBER_METRIC[runs[0].task]
+    pictures = []
+    for run in several:
+        for name in [part.name for part in run.sets if part.kind != "ood"]:
+            own = [n for n in run.numbers if (n.metric, n.set) == (metric, name) and n.member is not None]
+            ensemble = run.number(metric, name)
+            title = f"{run.name}, {name}" if len(runs) > 1 else name
+            listed = ", ".join(f"{number.value:.3g}" for number in own)
+            pictures.append(
+                Picture(
+                    figures.member_dots(own, ensemble, title_of(metric), title),
+                    f"{title_of(metric)} on {title}: members {listed}; ensemble {ensemble.value:.3g}.",
+                )
+            )
+    side = "above" if metric == "accuracy" else "below"
+    return Section(
+        "Members and ensemble",
+        Text(
+            f"Each dot is one member, the line is the ensemble, with their intervals. A line {side} most dots means that "
+            "members make different mistakes, which averaging evens out; a dot far off is a member to look at."
+        ),
+        *pictures,
+    )
+
+
+def trade_offs(runs: Runs, score: str) -> Section | None:
+    """Numbers that should all be large, run by run, on a radar."""
+    if runs[0].task != "classification":
+        return None
+    values = {run.name: _good_numbers(run, score) for run in runs}
+    shared = [axis for axis in values[runs[0].name] if all(axis in own for own in values.values())]
+    if len(shared) < 3:
+        return None
+    values = {name: {axis: own[axis] for axis in shared} for name, own in values.items()}
+    read = "; ".join(
+        f"{name}: " + ", ".join(f"{' '.join(axis.split())} {value:.3f}" for axis, value in own.items())
+        for name, own in values.items()
+    )
+    return Section(
+        "Trade-offs",
+        Text(
+            "Every axis is a number that should be large, on one scale, which begins at "
+            f"{figures.radar_floor(values):.1f} in the middle and ends at 1. Further out is better; a run that gains on one side "
+            "often gives up another. Compare axis by axis: the area means nothing."
+        ),
+        Picture(figures.radar(values), f"Radar of trade-offs. {read}."),
+    )
+
+
+def _good_numbers(run: Evaluation, score: str) -> dict[str, float]:
+    """Return numbers in [0, 1] that should be large, by the name of their axis."""
+    found = {
+        "accuracy": find(run, "accuracy"),
+        "corruption\naccuracy": find(run, "accuracy", ALL_CORRUPTIONS),
+        "1 −\nsmooth ECE": find(run, "smooth_ece"),
+        "1 − smooth ECE\n(corrupted)": find(run, "smooth_ece", ALL_CORRUPTIONS),
+    }
+    values = {
+        name: 1 - number.value if name.startswith("1") else number.value
+        for name, number in found.items()
+        if number
+    }
+    told = list(run.groups) or [part.name for part in run.sets if part.kind == "ood"]
+    for name in told[:6]:
+        number = find(run, "auroc", name, score)
+        values |= {f"AUROC\n{name}": number.value} if number else {}
+    number = find(run, "auroc", ALL_CORRUPTIONS, score)
+    return values | ({"AUROC\ncorruptions": number.value} if number else {})
+
+
+def as_table(cells: Cells, caption: str) -> Table:
+    """Return cells as a table of the page."""
+    columns, rows = cells
+    # Where a cell is narrow, the interval goes to a line of its own and stays in one piece.
+    return Table(
+        columns, [[cell.replace(", ", ",\N{NO-BREAK SPACE}") for cell in row] for row in rows], caption
+    )

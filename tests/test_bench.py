@@ -1,0 +1,374 @@
+"""The benchmark: every side does its work, ratios mean what they say, and a worse one is noticed."""
+
+import itertools
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import dissensus as ds
+from dissensus import cli
+from dissensus.bench import cases, one_run, peers, timing
+from dissensus.bench.cases import CASES, LOOP, STACKED, Options, heads_results, resnet_result, training_result
+from dissensus.bench.check import check_comparable, find_slower, flat_ratios, keep_better, read_stored
+from dissensus.bench.inference import BARE, PREDICT, SCORED, compare_inference
+from dissensus.bench.problems import Problem, mlp, mlp_problem
+from dissensus.bench.report import missing_peers, print_results, scaling_figure, write_results
+from dissensus.bench.rivals import Turn, plain_loop, stacked_by_hand, stacked_forward
+from dissensus.data.augment import HorizontalFlip
+
+TINY = mlp_problem(3, (4, 8, 1), batch=8, steps=4, turn_steps=2, device="cpu")
+
+
+def result(ratio=2.0, case="small-mlps", what="a job", name="captured against plain loop"):
+    return {
+        "case": case,
+        "what": what,
+        "sides": {"ds.fit, captured": {"ms": 1.0}, LOOP: {"ms": ratio}},
+        "ratios": {name: ratio},
+        "missing": {"JAX vmap + scan": "not installed"},
+    }
+
+
+def stored_file(folder, results, **about):
+    path = folder / "stored.json"
+    path.write_text(json.dumps({"about": {"device": "cpu", "quick": True} | about, "results": results}))
+    return path
+
+
+@pytest.fixture
+def no_peers(monkeypatch):
+    monkeypatch.setattr(peers, "find_spec", lambda name: None)
+
+
+@pytest.fixture
+def one_case(monkeypatch):
+    """A single case, `small-mlps`, that takes its results from a list, run by run."""
+    found = []
+    case = cases.Case("A case.", lambda options: [result(found.pop(0))])
+    monkeypatch.setattr(one_run, "CASES", {"small-mlps": case})
+    return found
+
+
+def check_result(entry):
+    assert set(entry) >= {"case", "what", "sides", "ratios", "missing"}
+    assert entry["case"] in CASES
+    numbers = [*entry["ratios"].values(), *(side["ms"] for side in entry["sides"].values())]
+    assert numbers
+    assert all(math.isfinite(value) and value > 0 for value in numbers)
+    json.dumps(entry)
+
+
+@pytest.mark.parametrize("make", [plain_loop, stacked_by_hand])
+def test_rivals_train_every_member(monkeypatch, make):
+    nets = [mlp((4, 8, 1)) for _ in range(3)]
+    made = iter(nets)
+    problem = replace(TINY, make=lambda: next(made), lr=0.05, turn_steps=60)
+    stacked = []
+    original = torch.func.stack_module_state
+    monkeypatch.setattr(
+        "dissensus.bench.rivals.stack_module_state", lambda nets: stacked.append(original(nets)) or stacked[0]
+    )
+    before = [problem.mean_loss(net(problem.x), problem.y).item() for net in nets]
+    make(problem).run()
+    if stacked:
+        outputs = stacked_forward(nets[0], shared_inputs=True)(*stacked[0], problem.x)
+    else:
+        outputs = [net(problem.x) for net in nets]
+    after = [problem.mean_loss(output, problem.y).item() for output in outputs]
+    assert all(late < 0.7 * early for early, late in zip(before, after, strict=True))
+
+
+def test_a_step_of_the_stacked_program_is_a_step_of_the_loop(monkeypatch):
+    nets = [mlp((4, 8, 1)).double() for _ in range(3)]
+    twins = [mlp((4, 8, 1)).double() for _ in range(3)]
+    for net, twin in zip(nets, twins, strict=True):
+        twin.load_state_dict(net.state_dict())
+    rows = torch.randint(len(TINY.x), (3, 5, 8))
+    monkeypatch.setattr("dissensus.bench.rivals._draw", lambda problem, members: rows)
+    double = replace(TINY, x=TINY.x.double(), y=TINY.y.double(), optimizer="sgd", lr=0.1, turn_steps=5)
+    held = []
+    original = torch.func.stack_module_state
+    monkeypatch.setattr(
+        "dissensus.bench.rivals.stack_module_state", lambda nets: held.append(original(nets)) or held[0]
+    )
+    for make, own in ((plain_loop, nets), (stacked_by_hand, twins)):
+        made = iter(own)
+        make(replace(double, make=lambda made=made: next(made))).run()
+    for name, weights in held[0][0].items():
+        torch.testing.assert_close(weights, torch.stack([net.state_dict()[name] for net in nets]))
+
+
+def test_the_loop_trains_only_the_members_that_a_step_picks():
+    nets = [nn.Linear(4, 3) for _ in range(6)]
+    before = [net.weight.clone() for net in nets]
+    made = iter(nets)
+    y = torch.randint(0, 3, (len(TINY.x),))
+    problem = Problem(6, lambda: next(made), TINY.x, y, 8, 1, "cross_entropy", "adamw", picked=2)
+    plain_loop(problem).run()
+    changed = [not torch.equal(net.weight, old) for net, old in zip(nets, before, strict=True)]
+    assert sum(changed) == 2
+
+
+def test_picking_trains_so_many_members_of_ours():
+    ens = ds.DeepEnsemble(lambda: nn.Linear(4, 3), 6)
+    before = ens(TINY.x).detach()
+    y = torch.randint(0, 3, (len(TINY.x),))
+    ds.fit(
+        ens,
+        (TINY.x, y),
+        objective=timing.PickSome(count=2),
+        epochs=1,
+        batch_size=len(y),
+        engine="eager",
+        device="cpu",
+    )
+    assert (ens(TINY.x) - before).flatten(1).abs().amax(1).gt(0).sum() == 2
+
+
+def test_sides_are_timed_in_turns():
+    order = []
+    rivals = {"a": Turn(lambda: order.append("a")), "b": Turn(lambda: order.append("b"))}
+    watch = timing.Stopwatch(rivals, TINY.device)
+    timing.time_fit(TINY, "eager", watch, repeats=3)
+    assert order == ["a", "b"] * 4, "one turn to warm up, and one after each epoch that counts"
+
+
+def test_time_is_a_step_and_the_best_of_all_rounds(monkeypatch):
+    times = itertools.accumulate([0, 10, 0, 8, 0, 6, 0, 9])
+    monkeypatch.setattr(timing, "clock", lambda device: next(times))
+    watch = timing.Stopwatch({"a": Turn(lambda: None, steps=2)}, TINY.device)
+    for _ in range(3):
+        watch.round()
+    assert watch.best == {"a": 3.0}
+
+
+def test_a_ratio_is_the_rivals_time_over_ours(no_peers):
+    entry = training_result("small-mlps", "tiny", TINY, ("eager", "captured"), repeats=2)
+    check_result(entry)
+    assert set(entry["sides"]) == {"ds.fit, eager", "ds.fit, captured", LOOP, STACKED}
+    for engine, rival in itertools.product(("eager", "captured"), (LOOP, STACKED)):
+        ratio = entry["sides"][rival]["ms"] / entry["sides"][f"ds.fit, {engine}"]["ms"]
+        assert entry["ratios"][f"{engine} against {rival}"] == pytest.approx(ratio)
+
+
+def test_heads_compare_the_cost_of_many_members_with_that_of_few(monkeypatch):
+    # The machine is half as fast when the second is measured, and many members cost 1.5 times as much.
+    times = iter([({"ds.fit, eager": 2.0}, 4.0), ({"ds.fit, eager": 6.0}, 8.0)])
+
+    def fake(problem, engines, rivals, *, repeats):
+        ours, yard = next(times)
+        ms = ours | dict.fromkeys(rivals, yard)
+        return {name: {"ms": value} for name, value in ms.items()}, {
+            f"eager against {name}": 1.0 for name in rivals
+        }
+
+    monkeypatch.setattr(cases, "compare", fake)
+    few, many = heads_results("cpu", (2, 5), (6, 4, 3), 8, 4, 2, "eager", repeats=2)
+    assert set(few["ratios"]) == {"eager against plain loop"}
+    assert many["ratios"]["cost of 2 members / cost of 5"] == pytest.approx(1 / 1.5)
+
+
+def test_heads_are_measured_at_every_number_of_members():
+    entries = heads_results("cpu", (2, 5), (6, 4, 3), 8, 4, 2, "eager", repeats=2)
+    for entry in entries:
+        check_result(entry)
+    assert [entry["what"][:9] for entry in entries] == ["2 of 2 he", "2 of 5 he"]
+
+
+def test_the_image_case_has_one_model_beside_the_ensemble():
+    def make():
+        return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3))
+
+    x, y = torch.randn(32, 1, 4, 4), torch.randint(0, 3, (32,))
+    problem = Problem(2, make, x, y, 8, 2, "cross_entropy", "sgd", augment=HorizontalFlip())
+    entry = resnet_result("tiny", problem, "eager", repeats=2, in_flight=1)
+    check_result(entry)
+    assert {"one eager model", "one model, ds.fit, eager", "ds.fit, eager, 1 in flight"} <= set(
+        entry["sides"]
+    )
+
+
+def test_inference_compares_with_bare_forward_passes():
+    entry = compare_inference("tiny", 3, lambda: mlp((4, 8, 3)), (4,), 20, 8, device="cpu", repeats=2)
+    check_result(entry)
+    ratio = entry["sides"][BARE]["ms"] / entry["sides"][SCORED]["ms"]
+    assert entry["ratios"][f"{SCORED} against {BARE}"] == pytest.approx(ratio)
+    assert entry["sides"][PREDICT]["inputs_per_s"] == pytest.approx(20e3 / entry["sides"][PREDICT]["ms"])
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("quick", [True, False])
+def test_every_case_puts_its_jobs_together(monkeypatch, name, quick):
+    # Measuring replaced: what is left is the choice of sizes, engines and names.
+    def fake(problem, engines, rivals, **kwargs):
+        sides = [*(f"ds.fit, {engine}" for engine in engines), *rivals]
+        ratios = {f"{engine} against {rival}": 1.0 for engine in engines for rival in rivals}
+        return {name: {"ms": 1.0} for name in sides}, ratios
+
+    monkeypatch.setattr(cases, "compare", fake)
+    monkeypatch.setattr(cases, "time_fit", lambda *args, **kwargs: {"ms": 1.0})
+    monkeypatch.setattr(cases, "compare_inference", lambda what, *a, **k: result(1.0, "inference", what))
+    entries = CASES[name].run(Options(quick=quick))
+    for entry in entries:
+        check_result(entry)
+        assert entry["case"] == name
+    assert len({entry["what"] for entry in entries}) == len(entries)
+
+
+@pytest.mark.parametrize("name", peers.PEERS)
+def test_peers_that_are_not_installed_are_named(no_peers, name, capsys):
+    turns, missing = peers.join_peers(TINY)
+    assert turns == {}
+    assert missing[name] == "not installed"
+    print_results([result() | {"missing": missing}])
+    assert f"{name}: not installed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", peers.WITHOUT_ADAPTER)
+def test_peers_without_an_adapter_are_named(name):
+    assert peers.join_peers(TINY)[1][name] == "no adapter"
+
+
+@pytest.mark.parametrize("name", peers.PEERS)
+def test_installed_peers_take_their_turn(name):
+    peer = peers.PEERS[name]
+    pytest.importorskip(peer.module)
+    turn = peer.make(TINY)
+    turn.run()
+    assert turn.steps in (TINY.turn_steps, len(TINY.x) // TINY.batch)
+
+
+def test_reasons_of_several_cases_are_told_once():
+    entries = [result(), result(), result() | {"missing": {"JAX vmap + scan": "for MLPs"}}]
+    assert missing_peers(entries) == {"JAX vmap + scan": "not installed; for MLPs"}
+
+
+def test_only_ratios_worse_than_the_tolerance_are_slower():
+    now, stored = {"a": 1.0, "b": 1.0, "new": 1.0}, {"a": 1.49, "b": 1.51, "old": 9.0}
+    assert [worse.name for worse in find_slower(now, stored)] == ["b"]
+
+
+def test_nothing_in_common_is_an_error_and_not_a_pass():
+    with pytest.raises(ValueError, match="None of the stored ratios"):
+        find_slower({"a": 1.0}, {"b": 1.0})
+
+
+def test_of_two_measurements_the_better_one_counts():
+    both = keep_better(result(2.0), result(3.0))
+    assert both["ratios"] == {"captured against plain loop": 3.0}
+    assert both["sides"][LOOP] == {"ms": 2.0}
+
+
+@pytest.mark.parametrize("about", [{"device": "cuda"}, {"quick": False}])
+def test_only_runs_of_one_kind_are_compared(about):
+    with pytest.raises(ValueError, match="same way"):
+        check_comparable(
+            {"device": "cpu", "quick": True} | about, {"about": {"device": "cpu", "quick": True}}
+        )
+
+
+@pytest.mark.parametrize("text", ["no json", "[]", "{}", '{"about": {}, "results": []}'])
+def test_a_file_that_is_no_result_is_refused(tmp_path, text):
+    path = tmp_path / "stored.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"results\.json"):
+        read_stored(path)
+
+
+def bench(tmp_path, *arguments):
+    given = [
+        "bench",
+        "--device",
+        "cpu",
+        "--quick",
+        "--cases",
+        "small-mlps",
+        "--output",
+        str(tmp_path / "out"),
+    ]
+    return CliRunner().invoke(cli.app, [*given, *map(str, arguments)])
+
+
+def test_check_fails_on_a_ratio_that_stays_worse(tmp_path, one_case):
+    one_case += [2.0, 2.1]
+    ended = bench(tmp_path, "--check", stored_file(tmp_path, [result(4.0)]))
+    assert ended.exit_code == 1
+    assert "Slower than stored" in ended.stderr
+    assert one_case == [], "measured a second time before it is believed"
+
+
+def test_check_passes_when_the_second_measurement_is_good(tmp_path, one_case):
+    one_case += [2.0, 3.9]
+    assert bench(tmp_path, "--check", stored_file(tmp_path, [result(4.0)])).exit_code == 0
+
+
+def test_check_measures_once_when_nothing_is_worse(tmp_path, one_case):
+    one_case += [3.0, 99.0]
+    assert bench(tmp_path, "--check", stored_file(tmp_path, [result(4.0)])).exit_code == 0
+    assert one_case == [99.0]
+
+
+def test_the_command_writes_results_figures_and_a_page(tmp_path, one_case):
+    one_case.append(3.0)
+    ended = bench(tmp_path)
+    assert ended.exit_code == 0, ended.output
+    assert {"results.json", "small-mlps.svg", "small-mlps.png", "report.html"} <= {
+        path.name for path in (tmp_path / "out").iterdir()
+    }
+    written = read_stored(tmp_path / "out" / "results.json")
+    assert flat_ratios(written["results"]) == {"small-mlps | a job | captured against plain loop": 3.0}
+    assert {"date", "processor", "cores", "python", "versions"} <= set(written["about"])
+    assert "torch" in written["about"]["versions"]
+
+
+def test_scaling_is_drawn_as_a_line_for_each_side(tmp_path):
+    points = [result(value, "scaling") | {"axis": "members", "value": value} for value in (1, 10, 100)]
+    (ax,) = scaling_figure(points).axes
+    assert [line.get_xdata().tolist() for line in ax.lines] == [[1, 10, 100]] * 2
+    write_results(tmp_path, {"device": "cpu"}, points)
+    assert (tmp_path / "scaling.svg").exists()
+
+
+def test_without_matplotlib_there_is_a_page_without_pictures(tmp_path, monkeypatch):
+    monkeypatch.setattr("dissensus.bench.report.find_spec", lambda name: None)
+    page = write_results(tmp_path, {"device": "cpu"}, [result()])
+    assert "<svg" not in page.read_text()
+    assert not list(tmp_path.glob("*.svg"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("--cases", "smal-mlps"), "'smal-mlps'"),
+        (("--engines", "fast"), "'fast'"),
+        (("--device", "tpu"), "'tpu'"),
+        (("--check", "nowhere.json"), "nowhere.json"),
+    ],
+)
+def test_what_cannot_be_measured_ends_in_one_sentence(tmp_path, arguments, word):
+    ended = bench(tmp_path, *arguments)
+    assert ended.exit_code == 2
+    assert word in ended.stderr
+
+
+def test_the_stored_reference_is_a_quick_run_on_a_cpu():
+    stored = read_stored(Path(__file__).parents[1] / "benchmarks" / "reference.json")
+    assert (stored["about"]["device"], stored["about"]["quick"]) == ("cpu", True)
+    names = {entry["case"] for entry in stored["results"]}
+    assert names == set(cases.default_cases(quick=True))
+
+
+def test_threads_are_set_back():
+    torch.set_num_threads(2)
+    try:
+        with timing.one_thread():
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)

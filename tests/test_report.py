@@ -1,0 +1,262 @@
+"""Reports: a section for everything that was measured, none for what was not, and figures that show the numbers."""
+
+import re
+from dataclasses import replace
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from evaluation_cases import (
+    as_floats,
+    classifier,
+    image_classifier,
+    images,
+    labelled,
+    regression_data,
+    regressor,
+    trained_classifier,
+    unlabelled,
+)
+
+from dissensus.evaluation import Disputed, Number, evaluate
+from dissensus.reporting import figures, report
+
+ALL_SECTIONS = [
+    "Main numbers",
+    "Can its confidence be believed?",
+    "Telling known from unknown",
+    "Under corruption",
+    "How uncertain it is, and why",
+    "Members and ensemble",
+    "Disputed inputs",
+    "Trade-offs",
+    "How this page was made",
+]
+
+
+@pytest.fixture(scope="module")
+def full():
+    """An evaluation that has something for every section."""
+    return evaluate(
+        image_classifier(),
+        images(80),
+        {"noise": images(60, seed=7)[0] // 2, "dark": images(60, seed=8)[0] // 4},
+        groups={"both": ["noise", "dark"]},
+        corruptions=("gaussian_noise", "contrast"),
+        severities=(1, 3, 5),
+        transform=as_floats,
+        class_names=("red <b>", "green", "blue"),
+        bootstrap=40,
+        name="three nets",
+    )
+
+
+@pytest.fixture(scope="module")
+def full_page(full, tmp_path_factory):
+    return page_of(full, tmp_path_factory.mktemp("full"), title="All of it")
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return evaluate(
+        trained_classifier(), labelled(80), {"far": unlabelled(60)}, bootstrap=40, name="four nets"
+    )
+
+
+def page_of(results, folder, **options):
+    return report(results, folder / "report.html", **options).read_text(encoding="utf-8")
+
+
+def titles(page):
+    return re.findall(r"<h2[^>]*>(.*?)</h2>", page)
+
+
+def section(page, title):
+    return page.split(f">{title}</h2>")[1].split("</section>")[0]
+
+
+def test_a_full_evaluation_has_every_section(full_page):
+    page = full_page
+    assert titles(page) == ALL_SECTIONS
+    assert "<h1>All of it</h1>" in page
+    for title in ALL_SECTIONS:
+        assert "<p>" in section(page, title), f"{title} does not say how to read it"
+    for svg in re.findall(r"<svg [^>]*>", page):
+        assert re.search(r'aria-label="[^"]{20,}"', svg)
+    assert "http" not in page
+    assert "<script" not in page
+    assert "<b>" not in page
+
+
+def test_every_headline_number_stands_on_the_page_with_its_interval(full, full_page):
+    page = full_page.replace("\N{NO-BREAK SPACE}", " ")
+    numbers = [full.number(metric) for metric in ("accuracy", "nll", "brier", "ece", "smooth_ece")]
+    numbers += [
+        full.number("auroc", name, score=score) for name in ("noise", "both") for score in full.score_names
+    ]
+    numbers += [full.number("accuracy", name, severity=5) for name in ("gaussian_noise", "contrast")]
+    for number in numbers:
+        text = "{:.3f} [{:.3f}, {:.3f}]".format(
+            *(value + 0.0 for value in (number.value, number.low, number.high))
+        )
+        assert text in page, number
+
+
+def test_sections_without_data_are_left_out(plain, tmp_path):
+    missing = {"Under corruption", "Disputed inputs"}
+    assert titles(page_of(plain, tmp_path)) == [title for title in ALL_SECTIONS if title not in missing]
+    bare = evaluate(classifier(1), labelled(40), bootstrap=0)
+    assert titles(page_of(bare, tmp_path)) == [
+        "Main numbers",
+        "Can its confidence be believed?",
+        "How this page was made",
+    ]
+    assert "[" not in section(page_of(bare, tmp_path), "Main numbers")
+
+
+@pytest.mark.parametrize("loss", ["gaussian_nll", "mse"])
+def test_regression_has_the_sections_that_fit_it(loss, tmp_path):
+    ensemble = regressor(2 if loss == "gaussian_nll" else 1)
+    result = evaluate(ensemble, regression_data(60), {"far": unlabelled(50)}, loss=loss, bootstrap=30)
+    page = page_of(result, tmp_path)
+    of_densities = ["Can its intervals be believed?"] if loss == "gaussian_nll" else []
+    parts = ["How uncertain it is, and why"] if loss == "gaussian_nll" else []
+    assert titles(page) == [
+        "Main numbers",
+        *of_densities,
+        "Telling known from unknown",
+        *parts,
+        "Members and ensemble",
+        "How this page was made",
+    ]
+    assert "RMSE" in section(page, "Main numbers")
+
+
+def test_runs_stand_side_by_side_with_paired_differences(plain, tmp_path):
+    other = evaluate(
+        classifier(4, seed=2), labelled(80), {"far": unlabelled(60)}, bootstrap=40, name="untrained"
+    )
+    page = page_of([plain, other], tmp_path)
+    assert titles(page)[:2] == ["Main numbers", "Differences between runs"]
+    for title in titles(page):
+        assert "untrained" in section(page, title), title
+        assert "four nets" in section(page, title), title
+    assert "untrained less four nets" in section(page, "Differences between runs")
+
+
+def test_runs_that_cannot_be_paired_have_no_differences(plain, tmp_path):
+    other = evaluate(
+        classifier(4, seed=2), labelled(70), {"far": unlabelled(60)}, bootstrap=40, name="elsewhere"
+    )
+    assert "Differences between runs" not in titles(page_of([plain, other], tmp_path))
+
+
+def test_runs_of_one_name_are_numbered(plain, tmp_path):
+    page = page_of([plain, plain, plain], tmp_path)
+    assert "four nets (2)" in page
+    assert "four nets (3)" in page
+
+
+def test_the_chosen_score_is_that_of_curves_and_trade_offs(plain, tmp_path):
+    page = page_of(plain, tmp_path, score="mean_pairwise_kl")
+    assert "by mean pairwise KL it tells" in page
+    assert "by mean pairwise KL" in section(page, "Telling known from unknown")
+    with pytest.raises(ValueError, match=r"`score` must be one that every run has.*got 'entropy'"):
+        page_of(plain, tmp_path, score="entropy")
+
+
+def test_what_cannot_share_a_page_is_refused(plain, tmp_path):
+    regression = evaluate(regressor(), regression_data(40), loss="gaussian_nll", bootstrap=0)
+    with pytest.raises(ValueError, match="of one task; got classification, density"):
+        page_of([plain, regression], tmp_path)
+    with pytest.raises(ValueError, match="at least one evaluation"):
+        page_of([], tmp_path)
+    one, two = (
+        evaluate(classifier(2), labelled(40), scores=[name], bootstrap=0) for name in ("bma", "max_logit")
+    )
+    with pytest.raises(ValueError, match="a score in common"):
+        page_of([one, two], tmp_path)
+
+
+def test_the_same_evaluation_gives_the_same_page_and_leaves_matplotlib_alone(plain, tmp_path):
+    before = dict(mpl.rcParams)
+    assert page_of(plain, tmp_path) == page_of(plain, tmp_path)
+    assert dict(mpl.rcParams) == before
+
+
+def test_a_saved_evaluation_gives_the_same_page(full, full_page, tmp_path):
+    again = type(full).load(full.save(tmp_path / "evaluation.json"))
+    assert page_of(again, tmp_path, title="All of it") == full_page
+
+
+def test_histograms_and_rocs_draw_what_the_evaluation_holds(plain):
+    parts = [part for part in plain.histograms if part.score == "bma"]
+    (ax,) = figures.score_histogram(parts, "x", "t").axes
+    assert [label for label in ax.get_legend_handles_labels()[1]] == ["id", "far"]
+    np.testing.assert_allclose(ax.patches[-1].get_data().values, parts[-1].shares)
+    (roc,) = [part for part in plain.rocs if part.score == "bma"]
+    (ax,) = figures.roc_diagram({"bma": roc}, "t").axes
+    np.testing.assert_allclose(ax.lines[-1].get_xydata(), np.column_stack([roc.fpr, roc.tpr]))
+
+
+def test_skewed_scores_are_shown_on_a_logarithmic_axis():
+    x, y = labelled(300)
+    # Confident on most inputs, unsure where the classes meet: mutual information spans orders of magnitude.
+    result = evaluate(trained_classifier(), (3 * x, y), {"far": unlabelled(200)}, bootstrap=0)
+    parts = [part for part in result.histograms if part.score == "mutual_information"]
+    assert parts[0].logarithmic
+    ratios = np.array(parts[0].edges[1:]) / np.array(parts[0].edges[:-1])
+    np.testing.assert_allclose(ratios, ratios[0], rtol=1e-4)
+    assert figures.score_histogram(parts, "x", "t").axes[0].get_xscale() == "log"
+    assert sum(parts[0].shares) == pytest.approx(1)
+    assert not next(part for part in result.histograms if part.score == "max_logit").logarithmic
+
+
+def test_severity_curves_show_intervals_only_where_all_levels_have_one():
+    numbers = {
+        level: Number("accuracy", "id", "id", 1 / (level + 1), low=0.1, high=0.9) for level in range(3)
+    }
+    (ax,) = figures.severity_curves({"run": numbers}, "accuracy").axes
+    np.testing.assert_allclose(ax.lines[0].get_xydata(), [[0, 1], [1, 1 / 2], [2, 1 / 3]])
+    assert len(ax.collections) == 1
+    numbers[1] = replace(numbers[1], low=None, high=None)
+    (ax,) = figures.severity_curves({"run": numbers}, "accuracy").axes
+    assert len(ax.collections) == 0
+
+
+def test_uncertainty_bars_add_up_to_the_total():
+    (ax,) = figures.uncertainty_bars({"id": {"data": 0.25, "knowledge": 0.5}}, "nats", "").axes
+    data, knowledge = ax.patches
+    assert (data.get_width(), knowledge.get_x(), knowledge.get_width()) == (0.25, 0.25, 0.5)
+    assert ax.texts[0].get_text() == "0.750"
+
+
+def test_a_radar_has_a_corner_for_each_number_on_a_scale_that_holds_all():
+    runs = {"a": {"x": 0.93, "y": 0.61, "z": 1.0}, "b": {"x": 0.7, "y": 0.8, "z": 0.9}}
+    figure = figures.radar(runs)
+    (ax,) = figure.axes
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["x", "y", "z"]
+    assert ax.lines[0].get_ydata().tolist() == [0.93, 0.61, 1.0, 0.93]
+    assert ax.get_ylim() == (0.5, 1.0)
+    low, high = ax.get_xlim()
+    assert high - low == pytest.approx(2 * np.pi)
+    assert figures.radar_floor({"a": {"x": 0.02}}) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("label", "names", "lines"),
+    [
+        (1, (), ["is 1", "says 0", "0 3, 1 1, 2 1"]),
+        (
+            None,
+            ("cat", "dog", "a very long name of a class"),
+            ["is unknown", "says cat", "cat 3, dog 1", "a very long name of… 1"],
+        ),
+    ],
+)
+def test_votes_are_counted_under_each_picture(label, names, lines):
+    item = Disputed("id", True, 4, 0.5, 0, label, (0, 0, 1, 2, 0), (1, 2, 2), bytes(4))
+    assert figures.votes_lines(item, names) == lines
+    figure = figures.votes_sheet([item] * 4, names)
+    assert len(figure.axes) == 4
+    assert [text.get_text() for text in figure.texts[: len(lines)]] == lines
