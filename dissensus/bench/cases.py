@@ -227,14 +227,13 @@ def scaling(options: Options) -> list[Result]:
         + [("width", size, 20, 64, size) for size in widths]
     )
     engines = options.engines or ("captured",)
-    steps = 200 if options.cuda else 40
     results = []
     for axis, value, count, batch, width in points:
         # Short turns are noisy: few members take more steps.
-        turn = max(10, 100 // count)
+        steps, turn = max(200 if options.cuda else 40, 400 // count), max(10, 100 // count)
         problem = mlp_problem(count, (10, width, width, 1), batch, steps, turn, options.device)
         what = f"{axis}: {count} x 10-{width}-{width}-1, batch {batch}"
-        result = training_result("scaling", what, problem, engines, 4, peers=False)
+        result = training_result("scaling", what, problem, engines, 5, peers=False)
         results.append(result | {"axis": axis, "value": value})
     return results
 

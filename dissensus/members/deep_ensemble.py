@@ -174,8 +174,9 @@ class DeepEnsemble(Members):
             why: str | None = "execution='loop' was asked for"
         elif self._not_one_program is not None:
             why = self._not_one_program
-        elif x.is_cuda and not self.training and self._convolves():
-            why = "on a GPU convolutions of large batches are faster one member at a time"
+        elif self._convolves() and not (x.is_cuda and self.training):
+            # vmap makes them grouped convolutions; only where launching kernels is the bottleneck is that faster.
+            why = "convolutions are faster one member at a time"
         elif drawn:
             why = f"it draws random numbers outside dropout layers ({', '.join(sorted(drawn))})"
         else:

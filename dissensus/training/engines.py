@@ -64,8 +64,8 @@ class Recorded(Engine):
     def _record(self, state: State, size: int) -> Replay:
         if state["index"].is_cuda:
             return GraphReplay(self.train_step, state, size, self.compiled, self.concurrent)
-        kind = Replay if self.concurrent is None else ByMemberReplay
-        return kind(self.train_step, state, size, self.compiled)
+        apart = runs_by_member(self.train_step, state, self.concurrent)
+        return (ByMemberReplay if apart else Replay)(self.train_step, state, size, self.compiled)
 
     def step(self, state: State, size: int) -> None:
         """Take one step."""

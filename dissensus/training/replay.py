@@ -155,7 +155,6 @@ def _fan_out(
 
 
 def runs_by_member(train_step: TrainStep, state: State, concurrent: int | None) -> bool:
-    """Whether each member gets a program of its own: asked for, or convolutions on a GPU; and the same thing."""
+    """Whether each member gets a program of its own: asked for, or faster, as for convolutions; and the same thing."""
     convolves = any(isinstance(m, torch.nn.modules.conv._ConvNd) for m in train_step.members.modules())
-    wanted = concurrent is not None or (convolves and state["index"].is_cuda)
-    return wanted and why_not_by_member(train_step, state) is None
+    return (convolves or concurrent is not None) and why_not_by_member(train_step, state) is None
