@@ -94,9 +94,16 @@ def clone(state: State) -> State:
     return {
         name: tensor
         if name.startswith(("data.", "stream.", "frozen.", "batch.", "factors"))
-        else tensor.clone()
+        else _copy(tensor)
         for name, tensor in state.items()
     }
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    # With the same strides, for which a program is compiled; `Tensor.clone` would close the gaps between rows.
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(
+        tensor
+    )
 
 
 def restore(state: State, saved: State) -> None:
