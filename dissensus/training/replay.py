@@ -1,5 +1,6 @@
 """Recorded steps, ready to run: as a Python function, member by member, or as one CUDA graph."""
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -35,9 +36,12 @@ class Replay:
         recorded = record(train_step, state, self.names, size, advance=advance)
         self.counters = {} if advance else take_out_counters(recorded, self.names)
         self.key = timings.step_key(recorded.code, [state[name] for name in self.names], parallel)
-        program: Program = compile_program(recorded) if compiled else recorded
         scratch = clone(state)
-        program(*(scratch[name] for name in self.names))
+        with warnings.catch_warnings():
+            # Compiling warns of torch's own affairs: deprecations inside it, settings that might be faster.
+            warnings.simplefilter("ignore")
+            program: Program = compile_program(recorded) if compiled else recorded
+            program(*(scratch[name] for name in self.names))
         return program
 
     def run(self, state: State) -> None:
