@@ -13,9 +13,18 @@ from torch.func import functional_call, vmap
 
 from dissensus.members.dropout import dropout_keys, key_dropout, plain_dropout, rewind_dropout
 from dissensus.members.members import Keys, Members, keys_of, plain_attributes
-from dissensus.members.probe import PROBE_MEMBERS, PROBE_ROWS, random_operations, why_not_vectorised
+from dissensus.members.probe import (
+    PROBE_MEMBERS,
+    PROBE_ROWS,
+    Run,
+    is_faster_apart,
+    random_operations,
+    why_not_vectorised,
+)
 from dissensus.members.stacking import Shell, can_stack, stack, tensors_of, why_not_one_program
 from dissensus.randomness import derive, seeded
+
+FASTER_APART = "convolutions are faster one member at a time"
 
 Execution = Literal["auto", "vectorised", "loop"]
 
@@ -174,18 +183,38 @@ class DeepEnsemble(Members):
             why: str | None = "execution='loop' was asked for"
         elif self._not_one_program is not None:
             why = self._not_one_program
-        elif self._convolves() and not (x.is_cuda and self.training):
-            # vmap makes them grouped convolutions; only where launching kernels is the bottleneck is that faster.
-            why = "convolutions are faster one member at a time"
         elif drawn:
             why = f"it draws random numbers outside dropout layers ({', '.join(sorted(drawn))})"
         else:
-            trainable = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
-            why = why_not_vectorised(loop, vectorised, few, inputs, trainable if self.training else ())
+            trainable = (
+                {name for name, p in self.named_parameters() if p.requires_grad} if self.training else set()
+            )
+            why = why_not_vectorised(loop, vectorised, few, inputs, trainable)
+            batch = (x[:count] if own else x).detach()
+            if (
+                why is None
+                and self._convolves()
+                and self._loop_is_faster(loop, vectorised, few, batch, trainable)
+            ):
+                why = FASTER_APART
         return _Decision(why, random=bool(drawn))
 
     def _convolves(self) -> bool:
         return any(isinstance(module, torch.nn.modules.conv._ConvNd) for module in self.modules())
+
+    def _loop_is_faster(
+        self, loop: Run, vectorised: Run, few: dict[str, Tensor], x: Tensor, trainable: set[str]
+    ) -> bool:
+        """Whether members that convolve run faster one by one: vmap turns their convolutions into grouped ones."""
+        if x.is_cuda:
+            # In training a GPU waits for launches, of which one program makes fewer; in evaluation it does not.
+            return not self.training
+        return is_faster_apart(loop, vectorised, few, x, trainable)
+
+    @property
+    def faster_apart(self) -> bool:
+        """Whether a batch was seen in training for which members run faster one by one."""
+        return any(key[0] and decision.why_loop == FASTER_APART for key, decision in self._decisions.items())
 
     def _run_vectorised(self, tensors: Mapping[str, Tensor], x: Tensor, own: bool, keys: Keys) -> Tensor:
         net = self.net

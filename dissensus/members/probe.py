@@ -1,5 +1,6 @@
 """Finding out, by running both, whether one vectorised program gives what the loop over members gives."""
 
+import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -56,24 +57,9 @@ def why_not_vectorised(
     loop: Run, vectorised: Run, tensors: Mapping[str, Tensor], x: Tensor, trainable: Collection[str]
 ) -> str | None:
     """Compare outputs and updated buffers of both on the same tensors; say how they differ, None if they agree."""
-
-    def attempt(run: Run) -> tuple[Tensor, dict[str, Tensor]]:
-        copies = {name: tensor.clone() for name, tensor in tensors.items()}
-        with torch.enable_grad():
-            leaves = [
-                t.requires_grad_()
-                for name, t in copies.items()
-                if name in trainable and t.is_floating_point()
-            ]
-            outputs = run(copies, x)
-            if leaves and outputs.requires_grad:
-                # Some operations run under vmap and fail only in their backward.
-                torch.autograd.grad(outputs.sum(), leaves, allow_unused=True)
-        return outputs.detach(), {name: tensor.detach() for name, tensor in copies.items()}
-
-    wanted, wanted_tensors = attempt(loop)
+    wanted, wanted_tensors = _attempt(loop, tensors, x, trainable)
     try:
-        got, got_tensors = attempt(vectorised)
+        got, got_tensors = _attempt(vectorised, tensors, x, trainable)
     except Exception as problem:  # whatever vmap or the net under it cannot do is a reason to run the loop
         return f"vmap cannot run it ({_first_line(problem)})"
     if got.shape != wanted.shape or not _close(got, wanted):
@@ -82,6 +68,38 @@ def why_not_vectorised(
         if not _close(got_tensors[name], tensor):
             return f"buffer {name!r} after a pass under vmap differs from the loop's"
     return None
+
+
+def is_faster_apart(
+    loop: Run, vectorised: Run, tensors: Mapping[str, Tensor], x: Tensor, trainable: Collection[str]
+) -> bool:
+    """Time both on a whole batch, backward pass included where there is one, and say whether the loop is faster."""
+
+    def seconds(run: Run) -> float:
+        best = float("inf")
+        for _ in range(3):
+            start = time.perf_counter()
+            _attempt(run, tensors, x, trainable)
+            best = min(best, time.perf_counter() - start)
+        return best
+
+    return seconds(loop) < seconds(vectorised)
+
+
+def _attempt(
+    run: Run, tensors: Mapping[str, Tensor], x: Tensor, trainable: Collection[str]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Run on copies; return outputs and the copies as the pass left them."""
+    copies = {name: tensor.clone() for name, tensor in tensors.items()}
+    with torch.enable_grad():
+        leaves = [
+            t.requires_grad_() for name, t in copies.items() if name in trainable and t.is_floating_point()
+        ]
+        outputs = run(copies, x)
+        if leaves and outputs.requires_grad:
+            # Some operations run under vmap and fail only in their backward.
+            torch.autograd.grad(outputs.sum(), leaves, allow_unused=True)
+    return outputs.detach(), {name: tensor.detach() for name, tensor in copies.items()}
 
 
 def _first_line(problem: Exception) -> str:

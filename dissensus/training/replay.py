@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from dissensus.members import DeepEnsemble
 from dissensus.training import timings
 from dissensus.training.recording import (
     Program,
@@ -160,5 +161,9 @@ def _fan_out(
 
 def runs_by_member(train_step: TrainStep, state: State, concurrent: int | None) -> bool:
     """Whether each member gets a program of its own: asked for, or faster, as for convolutions; and the same thing."""
-    convolves = any(isinstance(m, torch.nn.modules.conv._ConvNd) for m in train_step.members.modules())
-    return (convolves or concurrent is not None) and why_not_by_member(train_step, state) is None
+    members = train_step.members
+    on_streams = state["index"].is_cuda and any(
+        isinstance(m, torch.nn.modules.conv._ConvNd) for m in members.modules()
+    )
+    faster = on_streams or (isinstance(members, DeepEnsemble) and members.faster_apart)
+    return (faster or concurrent is not None) and why_not_by_member(train_step, state) is None
