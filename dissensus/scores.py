@@ -207,6 +207,9 @@ def mutual_information(logits: Logits, *, weights: Weights = None) -> Scores:
         Depeweg et al., 2018, <https://arxiv.org/abs/1710.07283>.
     """
     beliefs = Beliefs.of(logits, weights)
+    if len(beliefs.logits) == 1:
+        # One member has nobody to disagree with; the difference would be rounding noise, which ranks inputs.
+        return torch.zeros_like(beliefs.expected_entropy)
     # Clamp: the difference of two nearly equal entropies can round below zero.
     return (beliefs.mixture_entropy - beliefs.expected_entropy).clamp_min(0)
 

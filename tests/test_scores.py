@@ -373,3 +373,7 @@ def test_a_checked_call_waits_for_the_device_once(device):
         finally:
             torch.cuda.set_sync_debug_mode("default")
     assert sum("synchronizing CUDA operation" in str(warning.message) for warning in caught) == 1
+
+
+def test_one_member_shares_no_information_with_itself():
+    assert torch.equal(SCORES["mutual_information"](torch.randn(1, 50, 4)), torch.zeros(50))

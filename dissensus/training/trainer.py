@@ -13,12 +13,13 @@ from dissensus.members import Members
 from dissensus.objectives import Objective
 from dissensus.training.checkpoints import CheckpointError, CheckpointFolder
 from dissensus.training.checks import Validation, Watch, validate
+from dissensus.training.dropping import carry_over, keep_orders
 from dissensus.training.engines import Engine, choose_engine
-from dissensus.training.feeds import ArrayFeed, Feed
+from dissensus.training.feeds import Feed
 from dissensus.training.history import History
 from dissensus.training.identity import architecture, fingerprint, first_difference
 from dissensus.training.optimizers import SeparateOptimizers, make_optimizer
-from dissensus.training.packing import Block, aligned_rows, detach, pack
+from dissensus.training.packing import detach, pack
 from dissensus.training.progress import Progress
 from dissensus.training.run import DivergedError, Run, Settings
 from dissensus.training.schedules import Plateau, factor_table
@@ -264,9 +265,9 @@ class Trainer:
             )
         old_state, old_blocks = dict(self.state), self.step.blocks
         self.members.keep_members(keep)
-        _keep_orders(self.feed, keep)
+        keep_orders(self.feed, keep)
         self._build()
-        _carry_over(old_state, old_blocks, self.state, self.step.blocks, keep)
+        carry_over(old_state, old_blocks, self.state, self.step.blocks, keep)
         # The best so far was the best of other members too: the search begins again.
         self.good, self.watch = None, Watch(self.watch.name)
 
@@ -345,7 +346,7 @@ class Trainer:
             self.result.dropped = facts["dropped"]
             keep = [self.first_ids.index(member) for member in facts["members"]]
             self.members.keep_members(keep)
-            _keep_orders(self.feed, keep)
+            keep_orders(self.feed, keep)
         if (difference := first_difference(facts["architecture"], architecture(self.members))) is not None:
             raise CheckpointError(
                 f"{where} is of another architecture: {difference}. Use the network it was made with."
@@ -387,31 +388,3 @@ class Trainer:
 
 
 _NOT_SAVED = ("data.", "order", "stream.", "frozen.", "batch.", "factors", "noise_keys", "shared_key")
-
-
-def _keep_orders(feed: Feed, keep: Sequence[int]) -> None:
-    """Let go of the data orders of members that are gone."""
-    if isinstance(feed, ArrayFeed) and feed.own:
-        feed.order_keys = feed.order_keys[list(keep)]
-        feed.tensors = {**feed.tensors, "order": feed.tensors["order"][list(keep)].clone()}
-
-
-def _carry_over(
-    old: State, old_blocks: Sequence[Block], new: State, new_blocks: Sequence[Block], keep: Sequence[int]
-) -> None:
-    """Copy what goes on from a state with more members: position, logged sums, and the optimizer's rows."""
-    for name in ("index", "position", "plateau"):
-        new[name].copy_(old[name])
-    for name, tensor in old.items():
-        if name.startswith(("sum.", "seen.")):
-            new[name] = aligned_rows(tensor[list(keep)]) if tensor.ndim else tensor
-        elif name.startswith("batch."):
-            new[name] = tensor
-    kept = [
-        i for i, b in enumerate(old_blocks) if b.stacked or (b.members is not None and b.members[0] in keep)
-    ]
-    for now, before in enumerate(kept):
-        rows = list(keep) if old_blocks[before].stacked else [0]
-        for name in [n for n in old if n.startswith("optimizer.") and n.endswith(f".{before}")]:
-            if "column" not in name:
-                new[f"{name.removesuffix(f'.{before}')}.{now}"].copy_(old[name][rows])
