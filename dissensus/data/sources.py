@@ -13,7 +13,7 @@ from dissensus.randomness import seeded
 
 Array: TypeAlias = Tensor | np.ndarray
 Inputs: TypeAlias = Array | Dataset[Any] | DataLoader[Any]
-Pairs: TypeAlias = tuple[Array, Array] | Dataset[Any] | DataLoader[Any]
+Pairs: TypeAlias = tuple[Array, Array] | list[Array] | Dataset[Any] | DataLoader[Any]
 
 
 def as_tensor(array: Any, name: str) -> Tensor:

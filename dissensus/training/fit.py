@@ -1,6 +1,7 @@
 """`fit`: the only training loop."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -58,7 +59,7 @@ def fit(
     device: str | torch.device = "auto",
     engine: EngineName = "auto",
     concurrent_members: int | None = None,
-    checkpoint_dir: str | None = None,
+    checkpoint_dir: str | Path | None = None,
     checkpoint_every: int = 1,
     resume: bool = False,
     on_divergence: Literal["stop", "drop"] = "stop",

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from torch.optim import Optimizer
@@ -37,7 +38,7 @@ class Settings:
     seed: int
     engine: EngineName
     concurrent_members: int | None
-    checkpoint_dir: str | None
+    checkpoint_dir: str | Path | None
     checkpoint_every: int
     resume: bool
     on_divergence: Literal["stop", "drop"]
