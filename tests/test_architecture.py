@@ -75,6 +75,23 @@ def test_no_pickle_and_no_network_in_the_package(path):
     assert "torch.load(" not in path.read_text()
 
 
+def test_no_module_shares_the_name_of_a_public_name_beside_it():
+    for path in PACKAGE.rglob("__init__.py"):
+        beside = {p.stem for p in path.parent.glob("*.py")} | {
+            p.name for p in path.parent.iterdir() if p.is_dir()
+        }
+        public = {
+            alias.asname or alias.name
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.ImportFrom)
+            and node.module
+            and f"{path.parent.name}." in f"{node.module}."
+            for alias in node.names
+            if node.module.split(".")[-1] in beside
+        }
+        assert not public & beside, path
+
+
 def test_importing_pulls_in_nothing_heavy():
     heavy = [
         "pandas",

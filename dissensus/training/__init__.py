@@ -2,7 +2,7 @@
 
 from dissensus.training import schedules
 from dissensus.training.checkpoints import CheckpointError
-from dissensus.training.fit import fit
+from dissensus.training.fitting import fit
 from dissensus.training.history import History
 from dissensus.training.run import DivergedError, Run
 
