@@ -288,10 +288,10 @@ def test_the_rate_falls_on_a_plateau():
         validation=(x, (y + 1) % 3),
         schedule=ds.schedules.Plateau(factor_each=0.1, patience=2),
     )
-    assert (
-        min(run.history["lr_factor"]) == pytest.approx(0.1 ** ((12 - 1) // 2), rel=0.2)
-        or min(run.history["lr_factor"]) < 0.011
-    )
+    # The loss on wrong labels only rises, so the rate falls at every second check.
+    factors = run.history.by_epoch("lr_factor")
+    assert factors[0] == 1.0
+    assert min(factors) < 0.011
 
 
 def explosive(member_ids):
