@@ -23,15 +23,17 @@ class Members(nn.Module, ABC):
     """
 
     owns_parameters: ClassVar[bool] = True
+    # Whether training may run one cheaper pass (`run_one_pass`) where the objective does not compare members.
+    one_pass: bool = False
     member_keys: Tensor
 
-    def __init__(self, num_members: int, seed: int) -> None:
+    def __init__(self, num_members: int, seed: int, num_trained: int | None = None) -> None:
         super().__init__()
         if num_members < 1:
             raise ValueError(f"An ensemble needs at least one member; got num_members={num_members}.")
         self.num_members = num_members
         self.seed = seed
-        self.member_ids: tuple[int, ...] = tuple(range(num_members))
+        self.member_ids: tuple[int, ...] = tuple(range(num_trained or num_members))
         self.register_buffer("member_keys", keys_of(seed, self.member_ids), persistent=False)
         self._passes = 0
 
@@ -51,6 +53,17 @@ class Members(nn.Module, ABC):
         Returns:
             Outputs, `(members, batch, ...)`.
         """
+
+    def run_one_pass(
+        self, tensors: Mapping[str, Tensor], x: Tensor, *, own: bool, rows: Tensor | None, keys: Keys
+    ) -> Tensor:
+        """Run the cheaper pass of training, for kinds with `one_pass`; arguments as those of `run`.
+
+        Returns:
+            `(1, batch, ...)` where members share their parameters (each example meets one member), else
+            `(trained, batch, ...)`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no such pass.")
 
     @abstractmethod
     def member(self, index: int) -> nn.Module:
@@ -111,21 +124,30 @@ class Members(nn.Module, ABC):
         return nets[0]
 
     @property
+    def num_trained(self) -> int:
+        """How many rows of parameters are trained; fewer than members where several members are one network's."""
+        return len(self.member_ids)
+
+    @property
     def stacked(self) -> bool:
-        """Whether the first axis of every parameter and buffer is the member."""
+        """Whether the first axis of every trained parameter is the member."""
         return self.owns_parameters
 
     def parameter_rows(self) -> list[tuple[list[int] | None, list[str]]]:
         """Return groups of parameter names with the members that own their rows; None where members share them."""
         names = [name for name, _ in self.named_parameters()]
-        return [(list(range(self.num_members)) if self.owns_parameters else None, names)]
+        return [(list(range(self.num_trained)) if self.owns_parameters else None, names)]
 
     def rows_of(self, tensors: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
-        """Return copies of some members' rows of these tensors."""
+        """Return copies of some members' rows of these tensors; what members share stays whole."""
+        if not self.owns_parameters:
+            return dict(tensors)
         return {name: tensor.index_select(0, rows) for name, tensor in tensors.items()}
 
     def put_rows(self, tensors: Mapping[str, Tensor], rows: Tensor, new: Mapping[str, Tensor]) -> None:
         """Write rows that `rows_of` gathered back, in place."""
+        if not self.owns_parameters:
+            return
         for name, tensor in new.items():
             tensors[name].index_copy_(0, rows, tensor)
 
@@ -163,8 +185,11 @@ class View:
         *,
         keys: Keys,
         rows: Tensor | None = None,
+        together: bool = False,
     ) -> None:
+        """Make a view; `together` asks for every member's outputs where training could do with fewer."""
         self.members = members
+        self.together = together
         self.parameters, self.buffers = parameters, buffers
         self.rows = rows
         self._make_keys = keys
@@ -179,9 +204,18 @@ class View:
         return self._keys
 
     @property
+    def in_one_pass(self) -> bool:
+        """Whether passes are the cheaper ones of training, in which not every member gives an output."""
+        return self.members.one_pass and self.training and not self.together
+
+    @property
     def num_members(self) -> int:
-        """How many members this view runs."""
-        return self.members.num_members if self.rows is None else len(self.rows)
+        """How many members this view runs: the first axis of what it returns."""
+        if self.in_one_pass and not self.members.owns_parameters:
+            return 1
+        if self.rows is not None:
+            return len(self.rows)
+        return self.members.num_trained if self.in_one_pass else self.members.num_members
 
     @property
     def training(self) -> bool:
@@ -208,7 +242,8 @@ class View:
         else:
             self._pass += 1
         number = self._pass
-        outputs: Any = self.members.run(
+        run = self.members.run_one_pass if self.in_one_pass else self.members.run
+        outputs: Any = run(
             {**self.parameters, **buffers}, x, own=own, rows=self.rows, keys=lambda: fold(self.keys(), number)
         )
         if not isinstance(outputs, Tensor):
@@ -229,11 +264,6 @@ class View:
     def pick(self, rows: Tensor | Sequence[int]) -> "View":
         """Return a view of these members only; in training their buffers are written back after each pass."""
         rows = torch.as_tensor(rows, device=self.members.member_keys.device)
-        if not self.members.owns_parameters:
-            raise ValueError(
-                f"{type(self.members).__name__} members share their parameters, so some cannot be run or trained alone. "
-                "Use an ensemble whose members own theirs, such as DeepEnsemble."
-            )
         return _PickedView(self, rows)
 
     def input_gradient(self, fn: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
@@ -281,6 +311,7 @@ class _PickedView(View):
             members.rows_of(whole.buffers, rows),
             keys=lambda: whole.keys()[rows],
             rows=rows if whole.rows is None else whole.rows[rows],
+            together=True,
         )
         self.whole, self.local_rows = whole, rows
 

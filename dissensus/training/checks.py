@@ -38,7 +38,8 @@ def validate(
                 add("ensemble_accuracy", (outputs.softmax(-1).mean(0).argmax(-1) == labels).sum())
     means = {name: value / count for name, value in sums.items()}
     return (
-        {name: value.tolist() for name, value in means.items() if value.ndim},
+        # Where several members are one trained network's, its value is their mean.
+        {name: v.reshape(members.num_trained, -1).mean(1).tolist() for name, v in means.items() if v.ndim},
         {name: float(value) for name, value in means.items() if not value.ndim},
     )
 

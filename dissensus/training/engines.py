@@ -91,7 +91,7 @@ def warm_up(train_step: TrainStep, state: State, size: int, concurrent: int | No
     scratch, _ = try_out(train_step, state, size, concurrent)
     for name, tensor in scratch.items():
         if name not in state:
-            rows = tensor.new_zeros(train_step.members.num_members) if tensor.ndim else tensor.new_zeros(())
+            rows = tensor.new_zeros(train_step.members.num_trained) if tensor.ndim else tensor.new_zeros(())
             state[name] = aligned_rows(rows) if rows.ndim else rows
 
 

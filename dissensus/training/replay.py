@@ -64,7 +64,7 @@ class ByMemberReplay(Replay):
 
     def __init__(self, train_step: TrainStep, state: State, size: int, compiled: bool) -> None:
         self.names = sorted(state)
-        self.feed, self.count = train_step.feed, train_step.members.num_members
+        self.feed, self.count = train_step.feed, train_step.members.num_trained
         row = row_of(state, 0, self.feed)
         self.program = self._record(single_member_step(train_step), row, size, compiled, 1, advance=False)
 
@@ -92,7 +92,7 @@ class GraphReplay(Replay):
         for name in ("batch.x", "batch.y"):
             if name in state:
                 self.static[name] = state[name].clone()
-        count = train_step.members.num_members
+        count = train_step.members.num_trained
         if runs_by_member(train_step, state, concurrent):
             tensors = [row_of(self.static, index, train_step.feed) for index in range(count)]
             train_step = single_member_step(train_step)

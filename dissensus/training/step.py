@@ -65,11 +65,14 @@ class TrainStep:
         x, y = self.feed.batch(state, size)
         if self.augment is not None:
             x, y = self.augment(x, y, step.noise(shared=not self.feed.own))
-        rows = self.objective.pick(step, self.members.num_members)
+        rows = self.objective.pick(step, self.members.num_trained)
         leaves = [_leaf(state[f"flat.{index}"], block, rows) for index, block in enumerate(self.blocks)]
         view = self._view(state, leaves, rows, step)
         with self._precision(x.device):
             loss, parts = self.objective(view, x, y, step)
+            if not self.members.owns_parameters:
+                # Members that share parameters are one network's views: their mean trains it as that network alone.
+                loss = loss / view.num_members
         gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
         with torch.no_grad():
             if rows is not None:
@@ -83,7 +86,7 @@ class TrainStep:
     def picks(self, state: State) -> bool:
         """Whether the objective trains only some members a step."""
         step = Step(state["index"], self.total_steps, self.feed.own, state["noise_keys"], state["shared_key"])
-        return self.objective.pick(step, self.members.num_members) is not None
+        return self.objective.pick(step, self.members.num_trained) is not None
 
     def _step(self, state: State, size: int) -> Step:
         step = Step(state["index"], self.total_steps, self.feed.own, state["noise_keys"], state["shared_key"])
@@ -101,7 +104,14 @@ class TrainStep:
             buffers = self.members.rows_of(buffers, rows)
         for block, leaf in zip(self.blocks, leaves, strict=True):
             parameters.update(block.unpack(leaf))
-        return View(self.members, parameters, buffers, keys=lambda: step.noise(rows=rows).keys, rows=rows)
+        return View(
+            self.members,
+            parameters,
+            buffers,
+            keys=lambda: step.noise(rows=rows).keys,
+            rows=rows,
+            together=self.objective.couples,
+        )
 
     def _precision(self, device: torch.device) -> AbstractContextManager[Any]:
         # The cache of cast weights would outlive a captured step.
@@ -137,7 +147,7 @@ class TrainStep:
         """Scale each member's gradient down to the largest norm allowed; members are clipped on their own."""
         if self.clip_norm is None:
             return gradients
-        count = self.members.num_members if rows is None or not self.blocks[0].stacked else len(rows)
+        count = self.members.num_trained if rows is None or not self.blocks[0].stacked else len(rows)
         squares = torch.zeros(count, device=self.blocks[0].flat.device)
         places = []
         for block, gradient in zip(self.blocks, gradients, strict=True):
@@ -159,7 +169,7 @@ class TrainStep:
     def _log(self, state: State, parts: Mapping[str, Tensor], rows: Tensor | None) -> None:
         for name, value in parts.items():
             value = value.detach().float()
-            count = (self.members.num_members,) if value.ndim and rows is not None else value.shape
+            count = (self.members.num_trained,) if value.ndim and rows is not None else value.shape
             for kind in ("sum", "seen"):
                 if f"{kind}.{name}" not in state:
                     state[f"{kind}.{name}"] = torch.zeros(count, device=value.device)

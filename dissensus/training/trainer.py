@@ -106,7 +106,7 @@ class Trainer:
             optimizer = make_optimizer(
                 settings.optimizer,
                 blocks,
-                members.num_members,
+                members.num_trained,
                 self._left(settings.lr),
                 self._left(settings.weight_decay),
                 settings.optimizer_options,
@@ -214,7 +214,7 @@ class Trainer:
             mean = (total / seen).cpu()
             if mean.ndim:
                 # Kinds whose members share a pass in training log one value for all of them.
-                per_member[name] = mean.expand(self.members.num_members).tolist()
+                per_member[name] = mean.expand(self.members.num_trained).tolist()
             else:
                 whole[name] = float(mean)
             total.zero_()
@@ -232,7 +232,7 @@ class Trainer:
             return
         names = ", ".join(f"member {self.members.member_ids[place]}" for place in bad)
         when = f"epoch {-(-self.result.step // self.feed.steps_per_epoch)}"
-        if self.settings.on_divergence == "stop" or len(bad) == self.members.num_members:
+        if self.settings.on_divergence == "stop" or len(bad) == self.members.num_trained:
             raise DivergedError(
                 f"The loss of {names} was no longer finite in {when}. {self._last_good()} Lower the learning rate, clip "
                 "gradients with clip_norm, or go on without such members with on_divergence='drop'."
@@ -242,7 +242,7 @@ class Trainer:
 
     def _not_finite(self) -> list[int]:
         """Return the places of members whose loss or weights are no longer finite."""
-        count = self.members.num_members
+        count = self.members.num_trained
         bad = torch.zeros(count, dtype=torch.bool, device=self.state["index"].device)
         if (losses := self.state.get("sum.loss")) is not None:
             bad |= ~torch.isfinite(losses)
@@ -257,7 +257,7 @@ class Trainer:
         return f"The last checkpoint in {self.folder.folder} is from before it."
 
     def _drop(self, bad: Sequence[int]) -> None:
-        keep = [place for place in range(self.members.num_members) if place not in bad]
+        keep = [place for place in range(self.members.num_trained) if place not in bad]
         self.result.dropped += [self.members.member_ids[place] for place in bad]
         if isinstance(self.step.optimizer, SeparateOptimizers):
             raise DivergedError(
