@@ -5,12 +5,26 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from dissensus import masks, metrics, objectives, scores
-from dissensus.members import DeepEnsemble, Members
-from dissensus.predictions import mixture, predict
-from dissensus.training import DivergedError, Run, fit, schedules
+from dissensus.caching import cache_features
+from dissensus.data.features import CachedFeatures
+from dissensus.members import (
+    Anchored,
+    BatchEnsemble,
+    DeepEnsemble,
+    HeadEnsemble,
+    Masksembles,
+    MCDropout,
+    Members,
+    cut,
+)
+from dissensus.predictions import mixture, predict, predict_scores
+from dissensus.training import DivergedError, Run, diverse_hyperparameters, fit, schedules
 
 if TYPE_CHECKING:
+    from dissensus.aggregation import greedy_soup
+    from dissensus.diagnostics import Finding, diagnose
     from dissensus.evaluation import Evaluation, compare, evaluate
+    from dissensus.probing import linear_probe
     from dissensus.reporting import report
 
 try:
@@ -21,25 +35,43 @@ except PackageNotFoundError:  # run from a source tree that was never installed
 # Loaded when first used: what only looks at a trained ensemble need not cost those who train.
 _LATER = {
     "Evaluation": "dissensus.evaluation",
+    "Finding": "dissensus.diagnostics",
     "compare": "dissensus.evaluation",
+    "diagnose": "dissensus.diagnostics",
     "evaluate": "dissensus.evaluation",
+    "greedy_soup": "dissensus.aggregation",
+    "linear_probe": "dissensus.probing",
     "report": "dissensus.reporting",
 }
 
 __all__ = [
+    "Anchored",
+    "BatchEnsemble",
+    "CachedFeatures",
     "DeepEnsemble",
     "DivergedError",
     "Evaluation",
+    "Finding",
+    "HeadEnsemble",
+    "MCDropout",
+    "Masksembles",
     "Members",
     "Run",
+    "cache_features",
     "compare",
+    "cut",
+    "diagnose",
+    "diverse_hyperparameters",
     "evaluate",
     "fit",
+    "greedy_soup",
+    "linear_probe",
     "masks",
     "metrics",
     "mixture",
     "objectives",
     "predict",
+    "predict_scores",
     "report",
     "schedules",
     "scores",

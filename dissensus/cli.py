@@ -96,10 +96,39 @@ def study(
             metavar="DIR", help="Folder with the real data, for studies that need it.", show_default=False
         ),
     ] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(help="Train so long instead of as long as the study does.", show_default=False),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="Begin no further part after this time; what is done is kept.", show_default=False),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Use at most so many training images.", show_default=False)
+    ] = None,
+    arms: Annotated[
+        str | None,
+        typer.Option(
+            help="Run only these parts: names or their beginnings, with commas between.", show_default=False
+        ),
+    ] = None,
+    known: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Which of the folder's image sets to train on.", show_default=False
+        ),
+    ] = None,
+    setting: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Another setting of the study, such as imagenet.", show_default=False
+        ),
+    ] = None,
 ) -> None:
     """Run an experiment by name, or list the experiments there are.
 
-    Writes results.json, the figures and report.html.
+    Writes results.json, the figures and report.html. Options that a study does not have are refused.
     """
     from dissensus.studies import STUDIES
 
@@ -110,7 +139,16 @@ def study(
         return
     if name not in STUDIES:
         raise ValueError(f"There is no study {name!r}; there are {', '.join(STUDIES)}.")
-    page = STUDIES[name].run(output or Path("runs") / name, quick=quick, seed=seed, data=data)
+    further = {
+        "epochs": epochs,
+        "minutes": minutes,
+        "limit": limit,
+        "arms": None if arms is None else [part.strip() for part in arms.split(",")],
+        "known": known,
+        "setting": setting,
+    }
+    options = {option: value for option, value in further.items() if value is not None}
+    page = STUDIES[name].run(output or Path("runs") / name, quick=quick, seed=seed, data=data, **options)
     typer.echo(f"Page with pictures: {page}")
 
 
@@ -121,3 +159,7 @@ register_bench(app)
 def main() -> None:
     """Run the command line."""
     app()
+
+
+if __name__ == "__main__":
+    main()

@@ -28,7 +28,7 @@ BatchSize = Annotated[int, typer.Option(min=1, help="Inputs that go through the 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to a command line."""
-    for command in (train, score, evaluate, report):
+    for command in (train, score, evaluate, diagnose, report):
         app.command()(command)
 
 
@@ -200,6 +200,82 @@ def evaluate(
     typer.echo(result.table())
     path = result.save((output or run) / EVALUATION)
     typer.echo(f"\nEverything measured: {path}\nNext: dissensus report {path.parent} -o report.html")
+
+
+def diagnose(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN|PREDICTIONS",
+            help="Folder of a trained run; or member outputs and targets in .npz, .parquet or .csv.",
+        ),
+    ],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DATA", help="Held-out inputs with targets; by default what the recipe held out."
+        ),
+    ] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(
+            help="Loss of predictions: mse, cross_entropy, brier, ...", show_default="from the targets"
+        ),
+    ] = None,
+    average: Annotated[
+        str | None,
+        typer.Option(
+            help="What the ensemble averages: probs or scores.", show_default="as trained, or probs"
+        ),
+    ] = None,
+    drop_per: Annotated[
+        str, typer.Option(help="Drop other members for each example, or for the whole set.")
+    ] = "example",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="DIR",
+            help="Folder for the results.",
+            show_default="RUN, or beside PREDICTIONS",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Decides which members are dropped.")] = 0,
+    batch_size: BatchSize = 1024,
+    device: Device = "auto",
+    allow_import: AllowImport = False,
+) -> None:
+    """Tell whether members know different things, or only cancel each other (collude).
+
+    Prints the verdict and how to read it; writes diagnosis.json and diagnosis.html with drop curves, offsets, errors over
+    training and diversity of pairs.
+    """
+    from dissensus.recipes.diagnosing import diagnose_predictions, diagnose_run
+    from dissensus.reporting.diagnosis import write_diagnosis
+
+    if source.is_dir():
+        if loss is not None:
+            raise ValueError("The loss of a run is in its recipe; leave --loss out.")
+        loaded_run = _load(source, device, allow_import)
+        known, _ = _known(loaded_run, data)
+        _note("held-out inputs", known.notes)
+        finding = diagnose_run(
+            loaded_run,
+            source,
+            (known.x, _targets(loaded_run, known)),
+            average=average,
+            drop_per=drop_per,
+            seed=seed,
+            batch_size=batch_size,
+        )
+    else:
+        finding = diagnose_predictions(source, loss=loss, average=average, drop_per=drop_per, seed=seed)
+    typer.echo(finding.explain())
+    folder = output or (source if source.is_dir() else source.parent)
+    path = finding.save(folder / "diagnosis.json")
+    page = write_diagnosis(finding, folder / "diagnosis.html", f"Diagnosis of {source.resolve().stem}")
+    typer.echo(f"\nEverything measured: {path}\nPage with pictures: {page}")
 
 
 def report(

@@ -1,44 +1,43 @@
 """From an ensemble and inputs to member outputs, and from member outputs to the moments of their mixture."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from dissensus._checks import check_weights
+from dissensus._capture import Captured
+from dissensus._checks import check_member_logits, check_weights
+from dissensus._memory import inputs_under
 from dissensus.data.sources import Inputs, device_of, input_batches
 from dissensus.members import Members
+from dissensus.members.heads import reader_of
+from dissensus.members.modes import evaluation_mode
 from dissensus.randomness import seeded
+from dissensus.scores import SCORES, Beliefs, all_scores
+from dissensus.types import MemberWeights
 
 Family = Literal["gaussian", "laplace"]
 
 
-@contextmanager
-def evaluation_mode(members: torch.nn.Module) -> Iterator[None]:
-    """Run a block in evaluation mode and without gradients; set every module back as it was."""
-    modes = [(module, module.training) for module in members.modules()]
-    was_training = members.training
-    members.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        members.train(was_training)
-        for module, mode in modes:
-            module.training = mode
-
-
 def predict(
-    members: Members, x: Inputs, *, batch_size: int = 1024, device: str | torch.device | None = None
+    members: Members,
+    x: Inputs,
+    *,
+    batch_size: int = 1024,
+    memory_limit: int | None = None,
+    device: str | torch.device | None = None,
 ) -> Tensor:
     """Return every member's output for every input, in batches and without gradients.
 
+    On a GPU all members run as one captured program, those that convolve side by side.
+
     Args:
         members: The ensemble; it is left in the mode (training or evaluation) in which it came.
-        x: Inputs as a tensor, an array, a Dataset or a DataLoader (targets in them are passed over).
+        x: Inputs as a tensor, an array, a Dataset or a DataLoader (targets in them are passed over); or the features of
+            `cache_features`, which go to the heads of a HeadEnsemble.
         batch_size: How many inputs go through the members at once.
+        memory_limit: Bytes that a pass may allocate beside the ensemble itself: batches are made smaller until they fit.
         device: Where to run; by default where the ensemble is. The ensemble moves there and stays.
 
     Returns:
@@ -53,13 +52,86 @@ def predict(
     if device is not None:
         members.to(device)
     home = x.device if isinstance(x, Tensor) else torch.device("cpu")
-    place = device_of(members)
+    run = Captured(reader_of(members, x))
     # Seeded: loaders, and members that draw even in evaluation, would move the global generators.
     with evaluation_mode(members), seeded(0):
-        outputs = [members(batch.to(place)).to(home) for batch in input_batches(x, batch_size)]
+        # A copy: the program's next run overwrites what it returned.
+        outputs = [run(b).to(home, copy=True) for b in _batches(members, x, run, batch_size, memory_limit)]
     if not outputs:
         raise ValueError("There is nothing to predict: `x` gives no batch.")
     return torch.cat(outputs, dim=1)
+
+
+def predict_scores(
+    members: Members,
+    x: Inputs,
+    names: Iterable[str] | None = None,
+    *,
+    weights: MemberWeights | None = None,
+    batch_size: int = 1024,
+    memory_limit: int | None = None,
+    device: str | torch.device | None = None,
+) -> dict[str, Tensor]:
+    """Return scores of every input without keeping the members' outputs.
+
+    Members and scores run as one program, on a GPU a captured one.
+
+    Args:
+        members: The ensemble; its outputs must be logits.
+        x: Inputs, as `predict` takes them.
+        names: Keys of `scores.SCORES`; all of them by default.
+        weights: Member weights with sum 1; equal if None.
+        batch_size: How many inputs go through the members at once.
+        memory_limit: Bytes that a pass may allocate beside the ensemble itself.
+        device: Where to run; by default where the ensemble is. The ensemble moves there and stays.
+
+    Returns:
+        Each name with its score, `(inputs,)`, on the device of `x`, or on the CPU if `x` is not a tensor. Reading: higher is
+        less certain; see each score.
+
+    Example:
+        >>> from dissensus import DeepEnsemble
+        >>> ens = DeepEnsemble(lambda: torch.nn.Linear(3, 4), num_members=5)
+        >>> predict_scores(ens, torch.zeros(10, 3), ["bma", "mutual_information"])["bma"].shape
+        torch.Size([10])
+    """
+    chosen = list(SCORES if names is None else names)
+    if device is not None:
+        members.to(device)
+    home = x.device if isinstance(x, Tensor) else torch.device("cpu")
+    reader = reader_of(members, x)
+
+    def work(batch: Tensor) -> Tensor:
+        beliefs = Beliefs.unchecked(reader(batch), weights)
+        return torch.stack(list(all_scores(beliefs, chosen).values()))
+
+    run = Captured(work)
+    parts: list[Tensor] = []
+    with evaluation_mode(members), seeded(0):
+        for batch in _batches(members, x, run, batch_size, memory_limit):
+            if not parts:
+                # Once, on a few inputs: what is wrong with outputs is rarely wrong with some only.
+                check_member_logits(reader(batch[:8]))
+            parts.append(run(batch).to(home, copy=True))
+    if not parts:
+        raise ValueError("There is nothing to score: `x` gives no batch.")
+    found = torch.cat(parts, dim=1)
+    if not bool(found.isfinite().all()):
+        row = int((~found.isfinite()).any(0).nonzero()[0])
+        raise ValueError(f"Outputs must be finite; those for input {row} are not. Leave such inputs out.")
+    return dict(zip(chosen, found, strict=True))
+
+
+def _batches(
+    members: Members, x: Inputs, run: Callable[[Tensor], object], batch_size: int, memory_limit: int | None
+) -> Iterator[Tensor]:
+    """Yield batches on the ensemble's device, none larger than fits under the limit."""
+    place, fitting = device_of(members), None
+    for batch in input_batches(x, batch_size):
+        batch = batch.to(place)
+        if memory_limit is not None and fitting is None:
+            fitting = inputs_under(memory_limit, run, batch)
+        yield from batch.split(len(batch) if fitting is None else fitting)
 
 
 def mixture(

@@ -69,9 +69,19 @@ def _mix_host(z: int) -> int:
 
 def bits(keys: Tensor, *shape: int) -> Tensor:
     """Return hashed integers shaped `keys.shape + shape`: counter i under key k gives splitmix64's i-th output."""
-    # `^ 0` changes nothing but keeps the compiler from folding the product into its 32-bit index arithmetic.
-    counters = (torch.arange(1, math.prod(shape) + 1, device=keys.device) ^ 0) * _GOLDEN
+    counters = _counters(math.prod(shape), keys.device)
     return mix(keys.reshape((*keys.shape, *(1 for _ in shape))) + counters.reshape(shape))
+
+
+def _counters(count: int, device: torch.device) -> Tensor:
+    """Return the first multiples of splitmix64's step, wrapped to 64 bits."""
+    # `^ 0` changes nothing but keeps the compiler from folding the product into its 32-bit index arithmetic.
+    numbers = torch.arange(1, count + 1, device=device) ^ 0
+    if device.type != "cpu":
+        return numbers * _GOLDEN
+    # Compiled for a CPU this is C++, where a signed product must not wrap: from its factor, the loop's counter, the compiler
+    # concluded that the loop ends early. Unsigned ones may wrap.
+    return (numbers.view(torch.uint64) * (_GOLDEN & _MASK64)).view(torch.int64)
 
 
 def uniform(keys: Tensor, *shape: int) -> Tensor:

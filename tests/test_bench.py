@@ -13,14 +13,18 @@ from typer.testing import CliRunner
 
 import dissensus as ds
 from dissensus import cli
-from dissensus.bench import cases, one_run, peers, timing
+from dissensus import objectives as obj
+from dissensus.bench import cases, masked, one_run, peers, timing
+from dissensus.bench.cached_heads import STRENGTH, Size, _guided_loss, cost_rows, guided_heads
 from dissensus.bench.cases import CASES, LOOP, STACKED, Options, heads_results, resnet_result, training_result
 from dissensus.bench.check import check_comparable, find_slower, flat_ratios, keep_better, read_stored
 from dissensus.bench.inference import BARE, PREDICT, SCORED, compare_inference
+from dissensus.bench.masked import ENSEMBLE, MEMBERS, PLAIN, SPLIT, masked_inference, masked_training
 from dissensus.bench.problems import Problem, mlp, mlp_problem
 from dissensus.bench.report import missing_peers, print_results, scaling_figure, write_results
 from dissensus.bench.rivals import Turn, plain_loop, stacked_by_hand, stacked_forward
 from dissensus.data.augment import HorizontalFlip
+from dissensus.objectives.objective import Step
 
 TINY = mlp_problem(3, (4, 8, 1), batch=8, steps=4, turn_steps=2, device="cpu")
 
@@ -202,6 +206,30 @@ def test_inference_compares_with_bare_forward_passes():
     assert entry["sides"][PREDICT]["inputs_per_s"] == pytest.approx(20e3 / entry["sides"][PREDICT]["ms"])
 
 
+def small_convolutional_net():
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3),
+        nn.ReLU(),
+        nn.Conv2d(4, 8, 3),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32, 3),
+    )
+
+
+def test_masked_networks_are_compared_with_the_plain_one_and_with_their_members():
+    x, y = torch.randn(32, 1, 6, 6), torch.randint(0, 3, (32,))
+    problem = Problem(1, small_convolutional_net, x, y, 8, 2, "cross_entropy", "sgd")
+    training = masked_training("tiny", problem, 4, "eager", repeats=2)
+    check_result(training)
+    assert set(training["sides"]) == {SPLIT, PLAIN, masked.LOOP}
+    found = masked_inference("tiny", small_convolutional_net, 4, (1, 6, 6), 20, 8, device="cpu", repeats=2)
+    check_result(found)
+    ratio = found["sides"][MEMBERS]["ms"] / found["sides"][ENSEMBLE]["ms"]
+    assert found["ratios"] == {f"{ENSEMBLE} against {MEMBERS}": pytest.approx(ratio)}
+
+
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("quick", [True, False])
 def test_every_case_puts_its_jobs_together(monkeypatch, name, quick):
@@ -214,11 +242,40 @@ def test_every_case_puts_its_jobs_together(monkeypatch, name, quick):
     monkeypatch.setattr(cases, "compare", fake)
     monkeypatch.setattr(cases, "time_fit", lambda *args, **kwargs: {"ms": 1.0})
     monkeypatch.setattr(cases, "compare_inference", lambda what, *a, **k: result(1.0, "inference", what))
+    for measured in ("masked_training", "masked_inference"):
+        monkeypatch.setattr(cases, measured, lambda what, *a, **k: result(1.0, "masksembles", what))
+    monkeypatch.setattr(
+        cases,
+        "guided_heads",
+        lambda device, size, counts, *a: [result(1.0, "ldr-imagenet-size", f"{m} of {size}") for m in counts],
+    )
     entries = CASES[name].run(Options(quick=quick))
     for entry in entries:
         check_result(entry)
         assert entry["case"] == name
     assert len({entry["what"] for entry in entries}) == len(entries)
+
+
+def test_guided_heads_are_measured_at_every_number_of_heads(capsys):
+    entries = guided_heads("cpu", Size(64, 6, 3, 16), (2, 5), "eager", repeats=2, turn_steps=2)
+    for entry in entries:
+        check_result(entry)
+    assert [entry["what"][:12] for entry in entries] == ["2 of 2 heads", "2 of 5 heads"]
+    assert set(entries[1]["ratios"]) == {"eager against per-module loop", "cost of 2 heads / cost of 5"}
+    rows = cost_rows(entries)
+    assert rows[0][3] == 1.0
+    assert rows[1][2] == pytest.approx(rows[1][1] * 4 / 1e3)
+    assert 1 / rows[1][3] == pytest.approx(entries[1]["ratios"]["cost of 2 heads / cost of 5"])
+    print_results(entries)
+    assert capsys.readouterr().out.count("s an epoch") == 2
+
+
+def test_the_loop_by_hand_minimises_what_the_objective_does():
+    logits, y = torch.randn(2, 16, 4, dtype=torch.float64), torch.randint(0, 4, (16,))
+    keys = torch.arange(2)
+    step = Step(torch.tensor(0), 10, False, keys, torch.tensor(0))
+    loss, _ = obj.LossGuided(STRENGTH, guard=None).on_outputs(logits, y, step)
+    torch.testing.assert_close(_guided_loss(logits, y), loss)
 
 
 @pytest.mark.parametrize("name", peers.PEERS)

@@ -4,12 +4,21 @@ import copy
 
 import pytest
 import torch
+from backbone_cases import small_backbone
 from torch import nn
 from training_helpers import net, norm_net, x, y
 
 import dissensus as ds
 from dissensus import objectives as obj
+from dissensus.randomness import seeded
 from dissensus.scores import SCORES
+
+
+def made(make):
+    """Make a network whose weights do not depend on what ran before."""
+    with seeded(0):
+        return make()
+
 
 KINDS = {
     "deep, vectorised": lambda: ds.DeepEnsemble(norm_net, 3, execution="vectorised"),
@@ -18,6 +27,25 @@ KINDS = {
     "deep, different architectures": lambda: ds.DeepEnsemble.from_members(
         [net(), norm_net(), nn.Linear(4, 3)]
     ),
+}
+KINDS |= {
+    "anchored": lambda: ds.Anchored(norm_net, x, 3, mask_probability=0.2, initialise="fresh"),
+    "anchored ensemble": lambda: ds.Anchored(
+        norm_net, x, 2, num_nets=3, mask_probability=0.2, mask_per="example"
+    ),
+}
+KINDS |= {
+    "masksembles": lambda: ds.Masksembles(made(norm_net), 3, 2.0),
+    "masksembles, grown, whole batches": lambda: ds.Masksembles(
+        made(lambda: net(0.3)), 3, 3.0, grow=True, batches="whole"
+    ),
+    "mc dropout": lambda: ds.MCDropout(made(lambda: net(0.2)), 3),
+    "batch ensemble": lambda: ds.BatchEnsemble(norm_net, 3),
+}
+KINDS |= {
+    "heads": lambda: ds.HeadEnsemble(
+        small_backbone(), lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), 3
+    )
 }
 OBJECTIVES = {
     "independent": obj.Independent(),
@@ -30,8 +58,36 @@ OBJECTIVES = {
     "adversarial joint": obj.Adversarial(obj.Joint(0.5), 0.01),
     "norm penalty": obj.NormPenalty(obj.Adversarial(obj.Independent()), 1e-3),
 }
+OBJECTIVES |= {
+    "hard delta": obj.HardDelta(obj.Independent(), 0.1),
+    "masked uniform": obj.MaskedUniform(obj.Independent()),
+}
+OBJECTIVES |= {
+    "loss-guided": obj.LossGuided(0.3),
+    "loss-guided, weights from all": obj.LossGuided(0.3, weights_from="all", regulariser="divdis"),
+    "loss-guided, all pairs": obj.LossGuided(0.3, active=None, regulariser="jensen_shannon"),
+    "disagree": obj.Disagree(3 * x, strength=0.05),
+}
+ANCHORED = (KINDS["anchored"], KINDS["anchored ensemble"])
+FOR_ANCHORED = (obj.HardDelta, obj.MaskedUniform)
 
 
+def why_not(kind, objective):
+    """Say why a kind is not for an objective; tests of either say that the pair is refused."""
+    if isinstance(objective, FOR_ANCHORED) and kind not in ANCHORED:
+        return "the objective is for anchored networks"
+    if objective.couples and kind is KINDS["anchored"]:
+        return "one anchored network has nothing to be compared with"
+    return None
+
+
+@pytest.fixture
+def pair_that_works(kind, objective):
+    if (reason := why_not(kind, objective)) is not None:
+        pytest.skip(reason)
+
+
+@pytest.mark.usefixtures("pair_that_works")
 @pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES.keys())
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 class TestKindsAndObjectives:

@@ -16,7 +16,20 @@ NAV = re.findall(r"(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"
 # What the command line is made of: documented by its own help and in docs/recipes.md.
 NOT_API = {"bench", "cli", "commands", "demo"}
 # Pages whose examples need nothing from outside, and pages that speak of outputs and scores at hand.
-WHOLE = ["index", "getting-started", "shapes_and_signs", "members", "objectives", "training"]
+WHOLE = [
+    "index",
+    "getting-started",
+    "shapes_and_signs",
+    "members",
+    "heads",
+    "masksembles",
+    "objectives",
+    "training",
+    "studies",
+    "loss_guided",
+    "anchoring",
+    "diagnosis",
+]
 FROM_OUTPUTS = ["scores", "metrics", "masks", "joint_terms"]
 
 

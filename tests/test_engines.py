@@ -222,6 +222,19 @@ def test_engines_on_a_gpu_follow_the_eager_trajectory(make, data, engine):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("engine", ["captured", "compiled"])
+def test_compared_members_that_convolve_follow_the_eager_trajectory_on_a_gpu(engine):
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    curves = []
+    for name in ("eager", engine):
+        ens = ds.DeepEnsemble(conv_net, 3)
+        settings = {"epochs": 10, "batch_size": 20, "device": "cuda", "optimizer": "sgd", "lr": 0.05}
+        run = ds.fit(ens, (images, labels), objective=obj.Joint(0.7), engine=name, **settings)
+        curves.append(run.history["ensemble_error"])
+    assert curves[1] == pytest.approx(curves[0], rel=1e-4)
+
+
+@pytest.mark.gpu
 def test_training_on_a_gpu_is_training_on_the_cpu():
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     outputs = []

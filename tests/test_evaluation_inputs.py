@@ -9,8 +9,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dissensus as ds
+from dissensus.data import fingerprints
+from dissensus.data.fingerprints import Fingerprint, row_hashes
 from dissensus.evaluation import evaluate
-from dissensus.evaluation.inputs import Fingerprint, row_hashes
 
 
 @pytest.fixture(scope="module")
@@ -225,9 +226,7 @@ def test_a_fingerprint_depends_on_values_and_their_order_and_not_on_batches(firs
 
 
 def test_wide_rows_are_hashed_in_parts_without_changing_the_hash(monkeypatch):
-    from dissensus.evaluation import inputs
-
     x = torch.rand(5, 1000)
     whole = row_hashes(x)
-    monkeypatch.setattr(inputs, "_HASHED_AT_ONCE", 64)
+    monkeypatch.setattr(fingerprints, "_HASHED_AT_ONCE", 64)
     assert torch.equal(row_hashes(x), whole)

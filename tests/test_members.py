@@ -340,3 +340,15 @@ def test_the_same_net_twice_is_refused():
     net = mlp()
     with pytest.raises(ValueError, match="twice"):
         ds.DeepEnsemble.from_members([net, net])
+
+
+@pytest.mark.gpu
+def test_an_ensemble_of_networks_on_a_gpu_is_on_the_gpu():
+    ens = ds.DeepEnsemble.from_members([mlp().cuda(), mlp().cuda()])
+    assert {tensor.device.type for tensor in (*ens.parameters(), *ens.buffers())} == {"cuda"}
+    assert ens(torch.randn(5, 4, device="cuda")).shape[:2] == (2, 5)
+
+
+def test_an_ensemble_lies_where_its_networks_lie():
+    ens = ds.DeepEnsemble.from_members([mlp().to("meta"), mlp().to("meta")])
+    assert ens.member_keys.device.type == "meta"

@@ -9,6 +9,7 @@ import torch
 from matplotlib.colors import to_rgb
 
 from dissensus import metrics, plots
+from dissensus.diagnostics import Check, DropCurve, Pair
 from dissensus.predictions import mixture
 from dissensus.training.history import History
 
@@ -60,6 +61,18 @@ DRAWINGS = {
         lambda ax: plots.member_count_curves(
             [1, 2], {"a": ([2, 1], [0.1, 0.1]), "b": ([3, 2], [0.1, 0.1])}, ax
         )
+    ),
+    "drop_curve": lambda: single(
+        lambda ax: plots.drop_curve(
+            DropCurve("error", (0.5,), (1,), 1.0, (1.5,), (0.1,), exact=(1.4,)), ax, label="run"
+        )
+    ),
+    "offset_bars": lambda: single(lambda ax: plots.offset_bars([0.5, 0.5], ax, ensemble_error=0.1)),
+    "error_curves": lambda: single(
+        lambda ax: plots.error_curves([Check(1, 5, 2.0, 1.0, 2.5, 1.5), Check(2, 10, 2.0, 0.1, 2.5, 1.5)], ax)
+    ),
+    "diversity_accuracy": lambda: single(
+        lambda ax: plots.diversity_accuracy([Pair((0, 1), 0.8, 0.9, 1.0, 0.56, 1.39)], 10, ax)
     ),
 }
 

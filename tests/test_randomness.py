@@ -1,4 +1,5 @@
 import random
+import warnings
 
 import numpy as np
 import pytest
@@ -81,3 +82,20 @@ def test_seeded_blocks_repeat_and_leave_every_global_generator_as_found():
     assert torch.equal(before[0], torch.get_rng_state())
     assert (before[1] == np.random.get_state()[1]).all()  # noqa: NPY002
     assert before[2] == random.getstate()
+
+
+@pytest.mark.parametrize(
+    "keys", [torch.tensor(12345678901234567), torch.tensor([1, -5, 3])], ids=["one", "three"]
+)
+def test_draws_used_as_places_are_the_same_compiled(keys):
+    # Compiled for a CPU, a signed product that wraps let the compiler end the loop early: images were garbage.
+    def shifted(keys, images):
+        start = (uniform(keys, 16) * 3).long() - 1
+        places = (start[..., None] + torch.arange(8)).clamp(0, 7)[..., None, None, :]
+        return images.expand(*start.shape, 3, 8, 8).gather(-1, places.expand(*start.shape, 3, 8, 8))
+
+    images = torch.randn(16, 3, 8, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = torch.compile(shifted)(keys, images)
+    assert torch.equal(found, shifted(keys, images))

@@ -44,7 +44,11 @@ class TestNames:
     @pytest.mark.parametrize("name", OBJECTIVES)
     def test_every_objective_trains(self, name, blobs):
         options = {"weight": 0.1} if name == "norm_penalty" else {}
-        run = recipe(blobs, objective={"name": name, **options}, training={"epochs": 1}).train(blobs / "run")
+        data = {"unlabelled": "blobs.npz"} if name == "disagree" else {}
+        tables = {"objective": {"name": name, **options}, "data": {"path": "blobs.npz", **data}}
+        if name in ("hard_delta", "masked_uniform"):
+            tables["ensemble"] = {"kind": "anchored"}
+        run = recipe(blobs, **tables, training={"epochs": 1}).train(blobs / "run")
         assert np.isfinite(run.history["loss"]).all()
 
     @pytest.mark.parametrize("name", SCHEDULES)

@@ -28,6 +28,7 @@ ALL_SECTIONS = [
     "Under corruption",
     "How uncertain it is, and why",
     "Members and ensemble",
+    "Do members collude?",
     "Disputed inputs",
     "Trade-offs",
     "How this page was made",
@@ -127,6 +128,7 @@ def test_regression_has_the_sections_that_fit_it(loss, tmp_path):
         "Telling known from unknown",
         *parts,
         "Members and ensemble",
+        "Do members collude?",
         "How this page was made",
     ]
     assert "RMSE" in section(page, "Main numbers")

@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 from dissensus.architectures import resnet18
+from dissensus.bench.cached_heads import FIFTIETH, IMAGENET, guided_heads
 from dissensus.bench.inference import compare_inference
+from dissensus.bench.masked import masked_inference, masked_training
 from dissensus.bench.peers import join_peers
 from dissensus.bench.problems import Problem, mlp, mlp_problem
 from dissensus.bench.rivals import plain_loop, stacked_by_hand
@@ -131,6 +133,14 @@ def _cost_ratio(few: Mapping[str, Any], many: Mapping[str, Any], side: str, cuda
     return ratio if cuda else ratio * many[_YARDSTICK]["ms"] / few[_YARDSTICK]["ms"]
 
 
+def guided(options: Options) -> list[Result]:
+    """Two of M heads a step by the loss-guided objective, on cached features of ImageNet's size; a fiftieth on a CPU."""
+    counts: tuple[int, ...] = (2, 50) if options.quick else (2, 5, 50, 1000)
+    size, turn = (IMAGENET, 50) if options.cuda else (FIFTIETH, 20)
+    engine = (options.engines or ("captured" if options.quick else "compiled",))[-1]
+    return guided_heads(options.device, size, counts, engine, 3 if options.quick else options.repeats, turn)
+
+
 def resnet(options: Options) -> list[Result]:
     """Five ResNet-18 with crop and flip, beside one eager model and a loop over five."""
     if options.cuda:
@@ -238,6 +248,40 @@ def scaling(options: Options) -> list[Result]:
     return results
 
 
+def masksembles(options: Options) -> list[Result]:
+    """A ResNet-18 with four masks: its training step beside the plain one's, predictions beside its members'."""
+    if options.cuda:
+        make: Callable[[], nn.Module] = resnet18
+        size, batch, steps, turn, engine, inputs, at_once = 32, 128, 100, 10, "compiled", 8192, 512
+    else:
+        make = _small_resnet18
+        size, batch, steps, turn, engine, inputs, at_once = 16, 32, 4, 2, "captured", 128, 64
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(batch * steps, 3, size, size, generator=generator).to(options.device)
+    y = torch.randint(0, 10, (batch * steps,), generator=generator).to(options.device)
+    problem = Problem(1, make, x, y, batch, turn, "cross_entropy", "sgd", lr=0.1, bf16=options.cuda)
+    engine = (options.engines or (engine,))[-1]
+    net = "ResNet-18" if options.cuda else "ResNet-18 of width 32"
+    repeats = 3 if options.quick else options.repeats
+    return [
+        masked_training(f"{net}, 4 masks, a training step, batch {batch}", problem, 4, engine, repeats),
+        masked_inference(
+            f"{net}, 4 masks, predictions",
+            make,
+            4,
+            (3, size, size),
+            inputs,
+            at_once,
+            device=options.device,
+            repeats=repeats,
+        ),
+    ]
+
+
+def _small_resnet18() -> nn.Module:
+    return resnet18(width=32)
+
+
 class Case(NamedTuple):
     """A case: what it measures, and how."""
 
@@ -248,13 +292,15 @@ class Case(NamedTuple):
 CASES: Mapping[str, Case] = {
     "small-mlps": Case("20 small MLPs and 10 wider ones, Adam", small_mlps),
     "heads": Case("two of M heads trained a step, M up to 1000", heads),
+    "ldr-imagenet-size": Case("two of M loss-guided heads a step, on features of ImageNet's size", guided),
     "resnet": Case("five ResNet-18 (on a CPU three narrow ones)", resnet),
     "inference": Case("predictions with all scores against bare forward passes", inference),
+    "masksembles": Case("a ResNet-18 with masks beside the plain one and its members", masksembles),
     "scaling": Case("cost against members, batch and width", scaling),
 }
 
 # What a quick run leaves out unless it is asked for by name.
-_LONG = ("resnet",)
+_LONG = ("ldr-imagenet-size", "resnet", "masksembles")
 
 
 def default_cases(quick: bool) -> list[str]:

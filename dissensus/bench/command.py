@@ -17,7 +17,7 @@ def bench(
         str | None,
         typer.Option(
             metavar="NAMES",
-            help="small-mlps, heads, resnet, inference, scaling, with commas.",
+            help="small-mlps, heads, ldr-imagenet-size, resnet, inference, masksembles, scaling, with commas.",
             show_default="all",
         ),
     ] = None,

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dissensus.bench.cached_heads import cost_rows
 from dissensus.bench.cases import Result
 from dissensus.html import Block, Picture, Section, Table, Text, cell_text, write_page
 
@@ -42,6 +43,10 @@ def print_results(results: Sequence[Result]) -> None:
         )
     else:
         _print_grid(results)
+    for job, ms, seconds, growth, faster in cost_rows(results):
+        print(
+            f"{job}: {ms:.3g} ms a step, {seconds:.3g} s an epoch, {growth:.2f} x the fewest, {faster:.2f} x as fast as a loop"
+        )
     for name, reason in missing_peers(results).items():
         print(f"{name}: {reason}")
 
@@ -111,7 +116,13 @@ def _case_sections(results: Sequence[Result], pictures: Mapping[str, Picture]) -
             rows,
             "Milliseconds a step; for inference, for all inputs.",
         )
-        sections.append(Section(case, *([pictures[case]] if case in pictures else []), table))
+        own = cost_rows([result for result in results if result["case"] == case])
+        costs = (
+            [Table(("job", "ms a step", "s an epoch", "x the fewest", "x as fast as a loop"), own)]
+            if own
+            else []
+        )
+        sections.append(Section(case, *([pictures[case]] if case in pictures else []), table, *costs))
     return sections
 
 

@@ -75,7 +75,15 @@ class PickSome(obj.Independent):
 
 
 def time_fit(
-    problem: Problem, engine: str, watch: Stopwatch, *, repeats: int = 5, concurrent: int | None = None
+    problem: Problem,
+    engine: str,
+    watch: Stopwatch,
+    *,
+    repeats: int = 5,
+    concurrent: int | None = None,
+    members: ds.Members | None = None,
+    data: ds.CachedFeatures | None = None,
+    objective: obj.Objective | None = None,
 ) -> dict[str, Any]:
     """Train by `ds.fit`, and between its epochs give the rivals a turn.
 
@@ -85,6 +93,9 @@ def time_fit(
         watch: The rivals.
         repeats: Epochs that count, after one that does not.
         concurrent: Members in flight at once; all by default.
+        members: The ensemble, where it is not a deep one of the problem's networks.
+        data: What it trains on, where it is not the problem's inputs and targets.
+        objective: What it minimises, where that is not the problem's loss alone.
 
     Returns:
         `ms` a step in the best epoch, `first_epoch_s` with set-up and compilation, and on a GPU `peak_GB` beyond what
@@ -103,14 +114,15 @@ def time_fit(
                 watch.round()
         stamps.append((ended, clock(problem.device)))
 
-    objective = obj.Independent(problem.loss)
-    if problem.picked is not None:
-        objective = PickSome(problem.loss, count=problem.picked)
+    if objective is None:
+        objective = obj.Independent(problem.loss)
+        if problem.picked is not None:
+            objective = PickSome(problem.loss, count=problem.picked)
     options = dict(problem.options)
     start = time.perf_counter()
     run = ds.fit(
-        ds.DeepEnsemble(problem.make, problem.members),
-        (problem.x, problem.y),
+        ds.DeepEnsemble(problem.make, problem.members) if members is None else members,
+        (problem.x, problem.y) if data is None else data,
         objective=objective,
         epochs=repeats + 1,
         batch_size=problem.batch,

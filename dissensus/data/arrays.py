@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dissensus.data.images import Layout, as_images
 from dissensus.data.loaded import INPUT_NAMES, TARGET_NAMES, Loaded, Options, check_options
+from dissensus.data.packed import is_packed, unpack
 from dissensus.data.sources import as_tensor
 from dissensus.data.tables import label_indices
 
@@ -25,16 +26,22 @@ def load_npz(path: Path, target: str | None, options: Options) -> Loaded:
         arrays = _numpy(file, path)
         if not isinstance(arrays, np.lib.npyio.NpzFile):
             raise ValueError(f"{path} is not an .npz archive, whatever its name says.")
-        inputs = _pick_array(
-            arrays.files, options.inputs, INPUT_NAMES, options.split, path, "inputs", options.strict
-        )
         wanted = _pick_array(
             arrays.files, target, TARGET_NAMES, options.split, path, "target", options.strict
         )
-        assert inputs is not None
-        x = as_inputs(_read_array(arrays, inputs, path), options.layout, f"{inputs} of {path.name}")
+        x = _inputs(arrays, options, path)
         y = None if wanted is None else _read_array(arrays, wanted, path)
     return with_targets(Loaded(x), y, f"{wanted} of {path.name}")
+
+
+def _inputs(arrays: Any, options: Options, path: Path) -> Tensor:
+    if options.inputs is None and is_packed(arrays.files):
+        return torch.from_numpy(unpack(arrays, path.name))
+    inputs = _pick_array(
+        arrays.files, options.inputs, INPUT_NAMES, options.split, path, "inputs", options.strict
+    )
+    assert inputs is not None
+    return as_inputs(_read_array(arrays, inputs, path), options.layout, f"{inputs} of {path.name}")
 
 
 def _open(path: Path) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dissensus.data.files import Loaded
 from dissensus.data.tables import Columns
@@ -16,6 +17,13 @@ def digits() -> Loaded:
     data = _datasets().load_digits()
     pixels = np.rint(data.images * (255 / 16)).astype(np.uint8)
     return Loaded(torch.from_numpy(pixels)[:, None], torch.from_numpy(data.target.astype(np.int64)))
+
+
+def photographs() -> list[Tensor]:
+    """Two colour photographs, uint8 `(3, height, width)`: a temple, a flower (Pillow must be installed)."""
+    return [
+        torch.from_numpy(image.copy()).permute(2, 0, 1) for image in _datasets().load_sample_images().images
+    ]
 
 
 def breast_cancer() -> Loaded:

@@ -1,5 +1,7 @@
 """Data from the user's files, or from a data set object, as tensors. Nothing is downloaded and nothing unpickled."""
 
+import tarfile
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -7,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from dissensus.data.arrays import load_npy, load_npz
-from dissensus.data.images import Pictures, decode, find_pictures, match_images, open_picture, read_list
+from dissensus.data.images import (
+    IMAGE_ENDINGS,
+    Pictures,
+    decode,
+    find_pictures,
+    match_images,
+    open_picture,
+    read_list,
+)
 from dissensus.data.items import load_items
 from dissensus.data.loaded import TARGET_NAMES, Loaded, Options, check_options
 from dissensus.data.tables import (
@@ -19,9 +29,10 @@ from dissensus.data.tables import (
     without_missing,
 )
 
-__all__ = ["TABLE_ENDINGS", "Loaded", "Options", "load"]
+__all__ = ["TABLE_ENDINGS", "TAR_ENDINGS", "Loaded", "Options", "load"]
 
 TABLE_ENDINGS = (".csv", ".tsv", ".parquet")
+TAR_ENDINGS = (".tar", ".tar.gz", ".tgz")
 
 _TABLE_OPTIONS = frozenset({"drop", "missing", "columns"})
 _IMAGE_OPTIONS = frozenset({"size"})
@@ -33,11 +44,13 @@ def load(source: str | Path | Any, target: str | None = None, **options: Any) ->
     | source | inputs | targets |
     |---|---|---|
     | `.npz` | array `x` or `images`, ..., `x_test` of `"a.npz#test"` | array `y` or `labels`, ..., or `target` |
+    | `.npz` of packed images | the images: see `dissensus.data.packed` | array `y` or `labels`, ..., or `target` |
     | `.npy` | the array | another `.npy` beside it, named `target` |
     | `.csv`, `.tsv`, `.parquet` | all columns but the target; text becomes 0/1 columns | column `target` |
     | `.parquet` with an image column | the images | column `label`, or `target` |
     | folder | its image files | the subfolder of each |
     | `.txt` | image files that it lists, one a line | what follows each path |
+    | `.tar`, `.tar.gz` | its image files, by name | none |
     | data set object | image of each item `(image, label)` or `{"image": ..., "label": ...}` | its label |
 
     Args:
@@ -80,9 +93,12 @@ def _reader(path: Path) -> Callable[[Path, str | None, Options], Loaded]:
         return _load_folder
     readers = {".npz": load_npz, ".npy": load_npy, ".txt": _load_list}
     readers |= dict.fromkeys(TABLE_ENDINGS, _load_table)
+    if path.name.lower().endswith(TAR_ENDINGS):
+        return _load_tar
     if path.suffix.lower() not in readers:
+        known = ", ".join((*readers, *TAR_ENDINGS))
         raise ValueError(
-            f"{path} is of no known kind: files that end in {', '.join(readers)} and folders of images can be read."
+            f"{path} is of no known kind: files that end in {known} and folders of images can be read."
         )
     return readers[path.suffix.lower()]
 
@@ -154,6 +170,23 @@ def _load_list(path: Path, target: str | None, options: Options) -> Loaded:
     _check_no_target(target, options, path.name)
     root = path.parent if options.root is None else Path(options.root)
     return _load_pictures(read_list(path, root), root, options.size)
+
+
+def _load_tar(path: Path, target: str | None, options: Options) -> Loaded:
+    check_options(options, _IMAGE_OPTIONS, path.name)
+    _check_no_target(target, options, path.name)
+    found: dict[str, bytes] = {}
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                file = archive.extractfile(member) if member.isfile() else None
+                if file is not None and Path(member.name).suffix.lower() in IMAGE_ENDINGS:
+                    found[member.name] = file.read()
+    except (tarfile.TarError, EOFError, zlib.error) as problem:
+        raise ValueError(f"{path} cannot be read as an archive: {problem}. Fetch it again.") from None
+    names = tuple(sorted(found))
+    openers = [partial(open_picture, found[name]) for name in names]
+    return Loaded(decode(openers, names, options.size), names=names)
 
 
 def _check_no_target(target: str | None, options: Options, name: str) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
+from dissensus.data.features import CachedFeatures
 from dissensus.randomness import seeded
 
 Array: TypeAlias = Tensor | np.ndarray
@@ -45,6 +46,9 @@ def input_batches(x: Inputs, batch_size: int) -> Iterator[Tensor]:
         for batch in x:
             yield first_of(batch)
         return
+    if isinstance(x, CachedFeatures):
+        yield from x.batches(batch_size)
+        return
     if isinstance(x, Dataset) and not isinstance(x, TensorDataset):
         loader = DataLoader(x, batch_size=batch_size, generator=torch.Generator())
         for batch in loader:
@@ -60,6 +64,8 @@ def pair_batches(data: Pairs, batch_size: int) -> Iterator[tuple[Tensor, Tensor]
     """Yield (inputs, targets) in batches, in order."""
     if isinstance(data, DataLoader):
         yield from (pair_of(batch) for batch in data)
+    elif isinstance(data, CachedFeatures):
+        yield from data.pairs(batch_size)
     elif (arrays := arrays_of(data)) is not None:
         x, y = arrays
         yield from zip(x.split(batch_size), y.split(batch_size), strict=True)

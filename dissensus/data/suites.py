@@ -9,12 +9,12 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
-from dissensus.data.files import TABLE_ENDINGS, Loaded, load
+from dissensus.data.files import TABLE_ENDINGS, TAR_ENDINGS, Loaded, load
 from dissensus.data.images import describe_shape, match_images
 
 Group = Literal["near", "far"]
 
-_ENDINGS = (".npz", ".npy", *TABLE_ENDINGS, "")
+_ENDINGS = (".npz", ".npy", *TABLE_ENDINGS, *TAR_ENDINGS, "")
 _LISTS, _PICTURES = "benchmark_imglist", "images_classic"
 
 
@@ -148,7 +148,7 @@ def _load(path: Path, folder: Path, shape: tuple[int, int, int]) -> Loaded:
     size = shape[1] if shape[1] == shape[2] else None
     if path.suffix == ".txt":
         return load(path, root=folder / _PICTURES, size=size)
-    if path.is_dir():
+    if path.is_dir() or path.name.lower().endswith(TAR_ENDINGS):
         return load(path, size=size)
     if path.suffix == ".npz":
         with np.load(path, allow_pickle=False) as arrays:
@@ -196,4 +196,42 @@ OPENOOD_CIFAR100 = _suite(
 )
 """Near and far sets of the OpenOOD benchmark for CIFAR-100."""
 
-SUITES: Mapping[str, Suite] = MappingProxyType({s.name: s for s in (OPENOOD_CIFAR10, OPENOOD_CIFAR100)})
+_ANCHORING = {
+    "lsun_crop": ("lsun_c", "lsun_crop"),
+    "lsun_resize": ("lsun_r", "lsun_resize"),
+    "isun": ("isun",),
+    "textures": _FAR["textures"],
+    "places": _FAR["places"],
+}
+
+ANCHORING_CIFAR10 = _suite(
+    "anchoring-cifar10",
+    "cifar10",
+    near={"tiny_imagenet": _TINY_IMAGENET, "cifar100": ("cifar100", "cifar100_test")},
+    far=_ANCHORING,
+)
+"""What networks trained on CIFAR-10 are judged by in the study of masked anchoring."""
+
+ANCHORING_CIFAR100 = _suite(
+    "anchoring-cifar100",
+    "cifar100",
+    near={"tiny_imagenet": _TINY_IMAGENET, "cifar10": ("cifar10", "cifar10_test")},
+    far=_ANCHORING,
+)
+"""The same for CIFAR-100."""
+
+ANCHORING_IMAGENET = _suite("anchoring-imagenet", "imagenet", near={"ninco": ("ninco",)}, far=_ANCHORING)
+"""The same for ImageNet."""
+
+SUITES: Mapping[str, Suite] = MappingProxyType(
+    {
+        suite.name: suite
+        for suite in (
+            OPENOOD_CIFAR10,
+            OPENOOD_CIFAR100,
+            ANCHORING_CIFAR10,
+            ANCHORING_CIFAR100,
+            ANCHORING_IMAGENET,
+        )
+    }
+)

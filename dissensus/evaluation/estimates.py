@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil
 from typing import Any
 
@@ -85,14 +86,19 @@ class RiskCoverage:
     Attributes:
         numbers: The one number.
         set: The set that is resampled.
-        groups: Rank of each input's score among the distinct ones, `(inputs,)`.
+        scores: Score of each input, `(inputs,)`.
         wrong: Whether each prediction was wrong, `(inputs, 1)`, as float32.
     """
 
     numbers: Sequence[Number]
     set: str
-    groups: Tensor
+    scores: Tensor
     wrong: Tensor
+
+    @cached_property
+    def groups(self) -> Tensor:
+        """Rank of each input's score among the distinct ones, `(inputs,)`."""
+        return _grouped_ranks(self.scores)
 
     def resampled(self, draws: Mapping[str, Tensor]) -> Tensor:
         """Return the area on resamples, `(1, resamples)`."""
@@ -120,31 +126,37 @@ class Detection:
         numbers: One for each entry of `metrics.OOD_METRICS`, in its order.
         known: Name of the set of known inputs.
         unknown: Name of the other set.
-        known_groups: Rank of each known input's score among all distinct ones, `(inputs,)`.
-        unknown_groups: The same for the other set.
+        known_scores: Score of each known input, `(inputs,)`.
+        unknown_scores: The same for the other set.
     """
 
     numbers: Sequence[Number]
     known: str
     unknown: str
-    known_groups: Tensor
-    unknown_groups: Tensor
+    known_scores: Tensor
+    unknown_scores: Tensor
+
+    @cached_property
+    def groups(self) -> Tensor:
+        """Rank of each score among all distinct ones, known inputs first."""
+        return _grouped_ranks(torch.cat([self.known_scores, self.unknown_scores]))
 
     def resampled(self, draws: Mapping[str, Tensor]) -> Tensor:
         """Return all metrics on resamples, `(metrics, resamples)`."""
-        total = int(max(self.known_groups.max(), self.unknown_groups.max())) + 1
-        known = _grouped(self.known_groups, draws[self.known], total)
-        ood = _grouped(self.unknown_groups, draws[self.unknown], total)
+        total = int(self.groups.max()) + 1
+        known_groups, unknown_groups = self.groups.tensor_split([len(self.known_scores)])
+        known = _grouped(known_groups, draws[self.known], total)
+        ood = _grouped(unknown_groups, draws[self.unknown], total)
         return _detection_metrics(known, ood, len(draws[self.known]), len(draws[self.unknown]))
 
 
 def _detection_metrics(known: Tensor, ood: Tensor, size: int, ood_size: int) -> Tensor:
     """Return the metrics of `metrics.OOD_METRICS` from counts in groups of rising scores, `(resamples, groups)`."""
     known_to, ood_to = known.cumsum(1), ood.cumsum(1)
-    known_from, ood_from = size - known_to + known, ood_size - ood_to + ood
-    auroc = (ood * (known_to - known / 2)).sum(1) / (size * ood_size)
-    aupr_out = (ood * ood_from / (ood_from + known_from).clamp_min(1)).sum(1) / ood_size
-    aupr_in = (known * known_to / (known_to + ood_to).clamp_min(1)).sum(1) / size
+    known_from, ood_from = (size - known_to).add_(known), (ood_size - ood_to).add_(ood)
+    auroc = (known / -2).add_(known_to).mul_(ood).sum(1) / (size * ood_size)
+    aupr_out = (ood * ood_from).div_((ood_from + known_from).clamp_min_(1)).sum(1) / ood_size
+    aupr_in = (known * known_to).div_((known_to + ood_to).clamp_min_(1)).sum(1) / size
     # The strictest threshold that still catches enough: unknown inputs from above, known ones from below.
     caught, kept = ceil(_TPR * ood_size - 1e-9), ceil(_TPR * size - 1e-9)
     threshold = (ood_to <= ood_size - caught).sum(1, keepdim=True)
@@ -159,33 +171,32 @@ def detection(
 ) -> Detection:
     """Return every metric of `metrics.OOD_METRICS` for one score and set, all from one sort."""
     size, ood_size = len(id_scores), len(ood_scores)
-    ranks = _ranks(torch.cat([id_scores, ood_scores]))
-    known_counts, ood_counts = (
-        torch.from_numpy(np.bincount(part, minlength=int(ranks.max()) + 1)).double()[None]
-        for part in (ranks[:size], ranks[size:])
-    )
+    # Values sort several times faster than places, and two sorted halves merge fast.
+    scores = np.concatenate([np.sort(part.numpy()) for part in (id_scores, ood_scores)])
+    order = scores.argsort(kind="stable")
+    ranked = scores[order]
+    # Up to the last of each group of equal scores: how many inputs, and how many known ones.
+    ends = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))
+    known_to = np.cumsum(order < size, dtype=np.float64)[ends]
+    counts = np.diff(np.stack([known_to, ends + 1 - known_to]), prepend=0.0)
+    known_counts, ood_counts = torch.from_numpy(counts)[:, None]
     values = _detection_metrics(known_counts, ood_counts, size, ood_size)[:, 0].tolist()
     numbers = [
         Number(name, unknown, kind, value, score) for name, value in zip(OOD_METRICS, values, strict=True)
     ]
-    groups = _grouped_ranks(ranks)
-    return Detection(numbers, known, unknown, groups[:size], groups[size:])
+    return Detection(numbers, known, unknown, id_scores, ood_scores)
 
 
 def risk_coverage(kind: Kind, name: str, score: str, scores: Tensor, correct: Tensor) -> RiskCoverage:
     """Return the area under the risk-coverage curve of one score on one labelled set."""
     value = risk_coverage_area(scores, correct)
     number = Number("risk_coverage_area", name, kind, value, score)
-    return RiskCoverage([number], name, _grouped_ranks(_ranks(scores)), (~correct).float()[:, None])
+    return RiskCoverage([number], name, scores, (~correct).float()[:, None])
 
 
-def _ranks(scores: Tensor) -> NDArray[np.intp]:
-    """Return each score's place among the distinct ones, from 0."""
-    return np.unique(scores.numpy(), return_inverse=True)[1].reshape(-1)
-
-
-def _grouped_ranks(ranks: NDArray[np.intp]) -> Tensor:
-    """Return ranks as they are, or, where there are too many, groups of neighbours."""
+def _grouped_ranks(scores: Tensor) -> Tensor:
+    """Return each score's place among the distinct ones, from 0, or, where there are too many, groups of neighbours."""
+    ranks = np.unique(scores.numpy(), return_inverse=True)[1].reshape(-1)
     counts = np.bincount(ranks)
     if len(counts) > _GROUPS:
         # By their share of the inputs, not of the distinct values, so that groups are of one size.

@@ -1,22 +1,16 @@
-"""Sets as users hand them over -> named, checked, read batch by batch, and recognised by a fingerprint."""
+"""Sets as users hand them over -> named, checked and read batch by batch."""
 
-import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from dissensus.data.sources import Inputs, Pairs, arrays_of, input_batches, pair_batches
 from dissensus.evaluation.results import ALL_CORRUPTIONS, ID, Kind
-from dissensus.randomness import mix
 
 Batch: TypeAlias = tuple[Tensor, Tensor | None]
-# Words of eight bytes hashed at once, so that a batch of large images needs no second copy of itself in memory.
-_HASHED_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -126,44 +120,3 @@ def _inputs_of(part: NamedSet) -> Any:
 
 def _is_empty(data: Any) -> bool:
     return not isinstance(data, DataLoader) and hasattr(data, "__len__") and len(data) == 0
-
-
-class Fingerprint:
-    """A hash of inputs and targets in order, fed batch by batch; batch sizes and devices change nothing."""
-
-    def __init__(self) -> None:
-        self._inputs: list[Tensor] = []
-        self._targets: list[Tensor] = []
-
-    def add(self, x: Tensor, y: Tensor | None) -> None:
-        """Take in a batch."""
-        self._inputs.append(row_hashes(x))
-        if y is not None:
-            self._targets.append(row_hashes(y))
-
-    def inputs(self) -> str:
-        """Return the hash of the inputs alone."""
-        return _digest(self._inputs)
-
-    def whole(self) -> str:
-        """Return the hash of inputs and targets."""
-        return _digest(self._inputs + self._targets)
-
-
-def row_hashes(x: Tensor) -> Tensor:
-    """Return a 64-bit hash of each row, `(batch,)`: wrapping integer sums, exact in any order and on any device."""
-    raw = x.detach().contiguous().reshape(len(x), -1).view(torch.uint8)
-    padding = -raw.shape[1] % 8
-    words = (F.pad(raw, (0, padding)) if padding else raw).view(torch.int64)
-    factors = mix(torch.arange(1, words.shape[1] + 1, device=x.device))
-    width = max(1, _HASHED_AT_ONCE // max(1, len(x)))
-    total = torch.zeros(len(x), dtype=torch.int64, device=x.device)
-    for part, factor in zip(words.split(width, dim=1), factors.split(width), strict=True):
-        total += (part * factor).sum(1)
-    return mix(total)
-
-
-def _digest(hashes: list[Tensor]) -> str:
-    return hashlib.sha256(
-        torch.cat([part.cpu() for part in hashes]).numpy().astype("<i8").tobytes()
-    ).hexdigest()[:16]

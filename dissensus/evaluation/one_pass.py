@@ -27,8 +27,8 @@ from dissensus.evaluation.results import (
 )
 from dissensus.evaluation.streaming import Cell, Reader, Sample, Task
 from dissensus.members import Members
+from dissensus.members.modes import evaluation_mode
 from dissensus.objectives.likelihoods import likelihood_of
-from dissensus.predictions import evaluation_mode
 from dissensus.types import MemberWeights
 
 _HISTOGRAM_BINS = 32
@@ -61,7 +61,8 @@ def evaluate(
     Sets are read batch by batch. Of each input there stay its scores, the pooled prediction's confidence, correctness
     and probability of the true class, and which members were right: about 4 bytes a score and 20 beside, however
     many members and classes there are. Ranks (AUROC, AUPR, risk-coverage), calibration errors of whole sets and
-    resamples need these values of all inputs at once, and nothing else; member outputs are dropped with their batch.
+    resamples need these values of all inputs at once, and nothing else; member outputs are dropped with their batch. Only of
+    the known inputs they stay (up to a million numbers, of inputs drawn at random) until the members are diagnosed.
 
     Intervals are 95 % bootstrap intervals over inputs, by the percentiles of the replicates; for `ece` and `smooth_ece`,
     which count noise as error, replicates are reflected around the estimate. A corrupted image is resampled together
@@ -151,6 +152,7 @@ def evaluate(
         rocs=tuple(_rocs(task, samples)),
         histograms=tuple(_histograms(task, samples)),
         gallery=tuple(item for part in samples for item in part.disputed),
+        diagnosis=reader.known.diagnose(loss, task.task == "density", weights, seed),
     )
 
 
@@ -287,12 +289,15 @@ def _rocs(task: Task, samples: Sequence[Sample]) -> Iterable[Roc]:
 
 
 def _histograms(task: Task, samples: Sequence[Sample]) -> Iterable[Histogram]:
+    ranked = {part.name: np.sort(part.columns["scores"].numpy()).astype(np.float64) for part in samples}
     for place, score in enumerate(task.score_names):
-        values = {part.name: part.columns["scores"][place].double().numpy() for part in samples}
-        edges, logarithmic = _edges(np.concatenate(list(values.values())))
-        for name, own in values.items():
-            counts, _ = np.histogram(own.clip(edges[0], edges[-1]), edges)
-            yield Histogram(name, score, floats(edges), floats(counts / len(own)), logarithmic)
+        edges, logarithmic = _edges(np.sort(np.concatenate([values[place] for values in ranked.values()])))
+        shown = floats(edges)
+        for name, values in ranked.items():
+            # What lies outside counts in the first and in the last bin.
+            below = np.append(np.searchsorted(values[place], edges[1:-1]), values.shape[1])
+            shares = np.diff(below, prepend=0) / values.shape[1]
+            yield Histogram(name, score, shown, floats(shares), logarithmic)
 
 
 def _edges(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], bool]:

@@ -8,6 +8,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dissensus.diagnostics import Finding
+
 Kind = Literal["id", "shifted", "ood", "group", "corruption", "corruptions"]
 Task = Literal["classification", "density", "points"]
 
@@ -180,6 +182,7 @@ class Evaluation:
         rocs: One curve for each score and set that is not "id".
         histograms: One for each score and set.
         gallery: The most and least disputed inputs of each set, where inputs are images.
+        diagnosis: Whether members collude, from their outputs on the known inputs; None of a single member.
     """
 
     name: str
@@ -200,6 +203,7 @@ class Evaluation:
     rocs: tuple[Roc, ...] = field(repr=False)
     histograms: tuple[Histogram, ...] = field(repr=False)
     gallery: tuple[Disputed, ...] = field(repr=False)
+    diagnosis: Finding | None = field(default=None, repr=False, compare=False)
 
     def number(
         self,
@@ -269,4 +273,6 @@ class Evaluation:
 
 def floats(values: Sequence[float] | NDArray[Any]) -> tuple[float, ...]:
     """Return numbers rounded to the seven digits that a picture can need, as a tuple."""
-    return tuple(float(f"{value:.7g}") for value in values)
+    # Python's own numbers print faster than numpy's.
+    plain = values.tolist() if isinstance(values, np.ndarray) else values
+    return tuple(float(f"{value:.7g}") for value in plain)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from dissensus.diagnostics import Finding
 from dissensus.evaluation.results import (
     Disputed,
     Evaluation,
@@ -52,6 +53,7 @@ def to_json(result: Evaluation) -> str:
     for name in ("sets", "reliability", "rocs", "histograms"):
         whole[name] = [asdict(part) for part in whole[name]]
     whole["gallery"] = [{**asdict(item), "pixels": _packed(item.pixels)} for item in result.gallery]
+    whole["diagnosis"] = None if result.diagnosis is None else result.diagnosis.to_dict()
     return json.dumps({"format": FORMAT, **whole}, allow_nan=False)
 
 
@@ -79,6 +81,8 @@ def from_json(text: str) -> Evaluation:
     for name in ("class_names", "weights", "score_names"):
         whole[name] = tuple(whole[name])
     whole["groups"] = {name: tuple(members) for name, members in whole["groups"].items()}
+    if whole.get("diagnosis") is not None:
+        whole["diagnosis"] = Finding.from_dict(whole["diagnosis"])
     return Evaluation(**whole)
 
 

@@ -3,7 +3,7 @@
 What is kept of an input, beside the handful of gallery images: its scores, the pooled prediction's confidence,
 probability of the true class and correctness, and which members were right. Exact ranks (AUROC, AUPR, risk-coverage),
 calibration errors of the whole set and resamples need these values of all inputs together; member outputs are dropped
-batch by batch.
+batch by batch, but for those of (some of) the known inputs, from which members are diagnosed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,12 +13,17 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from dissensus._capture import Captured
+from dissensus.data.features import CachedFeatures
+from dissensus.data.fingerprints import Fingerprint
 from dissensus.evaluation.classification import Classification, Columns
+from dissensus.evaluation.diagnosing import OutputSample
 from dissensus.evaluation.gallery import Gallery, shows_images
-from dissensus.evaluation.inputs import Fingerprint, NamedSet
+from dissensus.evaluation.inputs import NamedSet
 from dissensus.evaluation.regression import Regression
-from dissensus.evaluation.results import Disputed, Kind
+from dissensus.evaluation.results import ID, Disputed, Kind
 from dissensus.members import Members
+from dissensus.members.heads import reader_of
 
 Task: TypeAlias = Classification | Regression
 Cell: TypeAlias = tuple[str, int]
@@ -66,6 +71,7 @@ class Reader:
         batch_size: How many inputs go through the members at once.
         place: Device of the ensemble.
         shape: Members and outputs that the first batch had; every other must have them too.
+        known: Outputs of the known inputs, for the diagnosis of the members.
     """
 
     members: Members
@@ -74,21 +80,26 @@ class Reader:
     batch_size: int
     place: torch.device
     shape: tuple[int, int] | None = field(default=None, init=False)
+    known: OutputSample = field(default_factory=OutputSample, init=False)
+    _programs: dict[bool, "_Program"] = field(default_factory=dict, init=False)
 
     def read(self, part: NamedSet, cells: Sequence[Cell] = (), seed: int = 0) -> Sample:
         """Predict each input of a set once, and each of its corrupted copies; return what numbers need."""
         kept: list[Columns] = []
         corrupted: dict[Cell, list[Columns]] = {cell: [] for cell in cells}
         fingerprint, gallery, start = Fingerprint(), Gallery(), 0
+        run = self._run_of(part)
         for x, y in part.batches(self.batch_size):
             raw = x.to(self.place)
             fingerprint.add(raw, y)
-            columns = self._columns(raw, y, part.name, start)
+            columns = self._columns(run, raw, y, part.name, start)
             self._show(gallery, raw, columns, y)
             kept.append(_without_batch_columns(columns))
             for cell, parts in corrupted.items():
                 copy = _corrupted(raw, cell, seed, start)
-                columns = self._columns(copy, y, f"{part.name} with {cell[0]} at severity {cell[1]}", start)
+                columns = self._columns(
+                    run, copy, y, f"{part.name} with {cell[0]} at severity {cell[1]}", start
+                )
                 parts.append(_without_batch_columns(columns))
             start += len(x)
         return Sample(
@@ -101,13 +112,32 @@ class Reader:
             corrupted={cell: _joined(parts) for cell, parts in corrupted.items()},
         )
 
-    def _columns(self, raw: Tensor, y: Tensor | None, name: str, start: int) -> Columns:
-        outputs = self.members(raw if self.transform is None else self.transform(raw))
-        self._check_shape(outputs, len(raw), name)
-        if y is not None:
-            self.task.check_targets(y, outputs, name, start)
-        usable = outputs.isfinite().all(-1)
-        columns = self.task.columns(outputs, None if y is None else y.to(self.place))
+    def _run_of(self, part: NamedSet) -> "_Program":
+        """Return what reads batches of a set: the heads alone where the set holds features of their backbone."""
+        features = isinstance(part.data, CachedFeatures)
+        if features not in self._programs:
+            reader, transform = reader_of(self.members, part.data), self.transform
+            plain = transform is None or features
+            self._programs[features] = _Program(reader if plain else _chained(transform, reader), self.task)
+        return self._programs[features]
+
+    def _columns(self, program: "_Program", raw: Tensor, y: Tensor | None, name: str, start: int) -> Columns:
+        targets = None if y is None else y.to(self.place)
+        if self.shape is None:
+            outputs = program.run(raw)
+            self._check_batch(outputs, y, len(raw), name, start)
+            usable, columns = program.read(outputs, targets)
+        else:
+            if y is not None:
+                # Before they are used as indices; of the outputs only the shape matters here.
+                self.task.check_targets(y, raw.new_empty(self.shape[0], 0, self.shape[1]), name, start)
+            outputs, usable, columns = program.captured(raw, targets)
+            self._check_batch(outputs, None, len(raw), name, start)
+            if raw.is_cuda:
+                # The program's next run overwrites what it returned.
+                outputs, columns = outputs.clone(), {key: values.clone() for key, values in columns.items()}
+        if y is not None and name == ID:
+            self.known.add(outputs, y, start)
         # Asked last: on a GPU the answer waits for all that was queued.
         if not bool(usable.all()):
             member, row = _first_unusable(usable)
@@ -116,6 +146,11 @@ class Reader:
                 "out, or train that member again."
             )
         return columns
+
+    def _check_batch(self, outputs: Tensor, y: Tensor | None, size: int, name: str, start: int) -> None:
+        self._check_shape(outputs, size, name)
+        if y is not None:
+            self.task.check_targets(y, outputs, name, start)
 
     def _check_shape(self, outputs: Tensor, size: int, name: str) -> None:
         if self.shape is None:
@@ -135,6 +170,28 @@ class Reader:
             dispute = columns["scores"][self.task.score_names.index(_DISPUTE)]
             labels = None if y is None else y.to(self.place)
             gallery.add(raw, dispute, columns["votes"], columns["predicted"], labels)
+
+
+class _Program:
+    """From a raw batch to columns; on a GPU members and scores become one captured program."""
+
+    def __init__(self, run: Callable[[Tensor], Tensor], task: Task) -> None:
+        self.run, self.task = run, task
+        self.captured = Captured(self._whole)
+
+    def read(self, outputs: Tensor, targets: Tensor | None) -> tuple[Tensor, Columns]:
+        """Return which outputs are finite, `(members, batch)`, and the columns."""
+        return outputs.isfinite().all(-1), self.task.columns(outputs, targets)
+
+    def _whole(self, raw: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor, Columns]:
+        outputs = self.run(raw)
+        return outputs, *self.read(outputs, targets)
+
+
+def _chained(
+    first: Callable[[Tensor], Tensor] | None, second: Callable[[Tensor], Tensor]
+) -> Callable[[Tensor], Tensor]:
+    return lambda raw: second(raw if first is None else first(raw))
 
 
 def _corrupted(raw: Tensor, cell: Cell, seed: int, start: int) -> Tensor:

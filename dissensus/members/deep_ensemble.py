@@ -21,6 +21,7 @@ from dissensus.members.probe import (
     random_operations,
     why_not_vectorised,
 )
+from dissensus.members.side_by_side import for_each_member
 from dissensus.members.stacking import Shell, can_stack, stack, tensors_of, why_not_one_program
 from dissensus.randomness import derive, seeded
 
@@ -103,6 +104,8 @@ class DeepEnsemble(Members):
         else:
             self._not_one_program = "members have different architectures"
             self.nets = nn.ModuleList(copy.deepcopy(net) for net in nets)
+        place = next((tensor.device for tensor in tensors_of(nets[0]).values()), self.member_keys.device)
+        self.member_keys = self.member_keys.to(place)
         self._shells = [Shell(net) for net in nets]
         self._decisions: dict[tuple[Any, ...], _Decision] = {}
 
@@ -244,15 +247,19 @@ class DeepEnsemble(Members):
         members = list(range(self.num_members)) if rows is None else rows.tolist()
         self._follow_modes(members)
         seeds = keys().tolist() if random and self.training else None
-        outputs = []
-        for place, (member, row) in enumerate(zip(members, self._split(tensors, members), strict=True)):
-            shell = self._shells[member]
+        split = self._split(tensors, members)
+        outputs: list[Any] = [None] * len(members)
+
+        def run(place: int) -> None:
+            shell, row = self._shells[members[place]], split[place]
             row.update(dropout_keys(shell.net, partial(_key_at, keys, place)))
             shell.lend(row)
             with nullcontext() if seeds is None else seeded(seeds[place]):
-                outputs.append(shell.net(x[place] if own else x))
+                outputs[place] = shell.net(x[place] if own else x)
             shell.collect(row)
             rewind_dropout(shell.net)
+
+        for_each_member(run, len(members))
         return _join(outputs)
 
     def _follow_modes(self, members: Sequence[int]) -> None:

@@ -35,8 +35,13 @@ class KeyedDropout(nn.Module):
             return x
         shape = (*x.shape[:2], *(1 for _ in x.shape[2:])) if self.by_feature else x.shape
         # A layer used twice in one pass draws twice.
-        keep = (uniform(fold(self.key, self.calls), *shape) >= self.p).to(x.dtype)
+        keep = uniform(fold(self.key, self.calls), *shape) >= self.p
         self.calls += 1
+        return self.drop(x, keep)
+
+    def drop(self, x: Tensor, keep: Tensor) -> Tensor:
+        """Drop what is not kept and rescale the rest."""
+        keep = keep.to(x.dtype)
         if not self.alpha:
             return x * keep / (1.0 - self.p) if self.p < 1.0 else x * keep
         scale = ((1.0 - self.p) * (1.0 + self.p * _SELU_SATURATION**2)) ** -0.5 if self.p < 1.0 else 0.0
@@ -57,9 +62,9 @@ _KINDS: dict[type[nn.Module], tuple[bool, bool]] = {
 }
 
 
-def key_dropout(net: nn.Module) -> nn.Module:
+def key_dropout(net: nn.Module, keyed: type[KeyedDropout] = KeyedDropout) -> nn.Module:
     """Replace every dropout layer of `net` by its keyed form, in place; return the net."""
-    return _replace(net, lambda layer: KeyedDropout(layer) if type(layer) in _KINDS else None)
+    return _replace(net, lambda layer: keyed(layer) if type(layer) in _KINDS else None)
 
 
 def plain_dropout(net: nn.Module) -> nn.Module:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dissensus.members.dropout import KeyedDropout
+from dissensus.members.modes import evaluation_mode
 from dissensus.randomness import derive, fold
 
 Keys = Callable[[], Tensor]
@@ -25,6 +26,8 @@ class Members(nn.Module, ABC):
     owns_parameters: ClassVar[bool] = True
     # Whether training may run one cheaper pass (`run_one_pass`) where the objective does not compare members.
     one_pass: bool = False
+    # Buffers that belong to no member and that no pass changes.
+    shared_buffers: ClassVar[frozenset[str]] = frozenset()
     member_keys: Tensor
 
     def __init__(self, num_members: int, seed: int, num_trained: int | None = None) -> None:
@@ -91,6 +94,10 @@ class Members(nn.Module, ABC):
             dict(self.named_buffers()),
             keys=lambda: fold(self.member_keys, number),
         )
+
+    def picked(self, view: "View", rows: Tensor) -> "View":
+        """Return some members of a view."""
+        return PickedView(view, rows)
 
     def python_state(self) -> list[tuple[str, object]]:
         """Return the plain values (numbers, words) that modules keep as attributes, to see whether a pass changes them."""
@@ -186,9 +193,11 @@ class View:
         keys: Keys,
         rows: Tensor | None = None,
         together: bool = False,
+        whole: "Callable[[], View] | None" = None,
     ) -> None:
         """Make a view; `together` asks for every member's outputs where training could do with fewer."""
         self.members = members
+        self._whole = whole
         self.together = together
         self.parameters, self.buffers = parameters, buffers
         self.rows = rows
@@ -213,14 +222,20 @@ class View:
         """How many members this view runs: the first axis of what it returns."""
         if self.in_one_pass and not self.members.owns_parameters:
             return 1
-        if self.rows is not None:
-            return len(self.rows)
-        return self.members.num_trained if self.in_one_pass else self.members.num_members
+        networks = self.members.num_trained if self.rows is None else len(self.rows)
+        return (
+            networks if self.training else networks * (self.members.num_members // self.members.num_trained)
+        )
 
     @property
     def training(self) -> bool:
         """Whether the members are in training mode."""
         return self.members.training
+
+    @property
+    def whole(self) -> "View":
+        """All members, where this view has only some of them; those that a step does not train carry no gradient."""
+        return self if self._whole is None else self._whole()
 
     def __call__(self, x: Tensor) -> Tensor:
         """Run on one batch for all, `(batch, ...)`."""
@@ -235,14 +250,24 @@ class View:
             )
         return self._forward(x, own=True)
 
-    def _forward(self, x: Tensor, own: bool) -> Tensor:
+    def through(self, run: Callable[..., Tensor], x: Tensor, *, own: bool = False) -> Tensor:
+        """Run a pass that a kind has beside its usual ones: a method of its with the arguments of `Members.run`."""
+        return self._forward(x, own, run)
+
+    def pass_keys(self) -> Tensor:
+        """Return the noise keys of the last pass, `(members,)`: what it drew can be drawn again from them."""
+        return fold(self.keys(), self._pass)
+
+    def _forward(self, x: Tensor, own: bool, run: Callable[..., Tensor] | None = None) -> Tensor:
         buffers = self.buffers
         if self._traceless:
-            buffers = {name: buffer.clone() for name, buffer in buffers.items()}
+            constant = self.members.shared_buffers
+            buffers = {name: b if name in constant else b.clone() for name, b in buffers.items()}
         else:
             self._pass += 1
         number = self._pass
-        run = self.members.run_one_pass if self.in_one_pass else self.members.run
+        if run is None:
+            run = self.members.run_one_pass if self.in_one_pass else self.members.run
         outputs: Any = run(
             {**self.parameters, **buffers}, x, own=own, rows=self.rows, keys=lambda: fold(self.keys(), number)
         )
@@ -261,10 +286,15 @@ class View:
         finally:
             self._traceless = before
 
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Passes inside are those of evaluation: without gradients, dropout and any trace."""
+        with self.perturbed(), evaluation_mode(self.members):
+            yield
+
     def pick(self, rows: Tensor | Sequence[int]) -> "View":
         """Return a view of these members only; in training their buffers are written back after each pass."""
-        rows = torch.as_tensor(rows, device=self.members.member_keys.device)
-        return _PickedView(self, rows)
+        return self.members.picked(self, torch.as_tensor(rows, device=self.members.member_keys.device))
 
     def input_gradient(self, fn: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
         """Return `fn(x)`, with its graph, and the gradient of its sum with respect to `x`.
@@ -279,9 +309,11 @@ class View:
         return value, gradient.detach()
 
     def parameter_norms(self) -> Tensor:
-        """Return the norm of each member's trainable parameters, `(members,)`."""
+        """Return the norm of each member's trainable parameters, `(members,)`: of all of them where members share them."""
         squares = {name: p.square() for name, p in self.parameters.items() if p.requires_grad}
-        if self.members.stacked:
+        if not self.members.owns_parameters:
+            totals = torch.stack([square.sum() for square in squares.values()]).sum().expand(self.num_members)
+        elif self.members.stacked:
             totals = torch.stack([square.flatten(1).sum(1) for square in squares.values()]).sum(0)
         else:
             rows = self.members.parameter_rows()
@@ -300,7 +332,7 @@ class View:
         return x.expand(self.num_members, *x.shape)
 
 
-class _PickedView(View):
+class PickedView(View):
     """Rows of another view, gathered for a pass and scattered back."""
 
     def __init__(self, whole: View, rows: Tensor) -> None:
@@ -312,11 +344,12 @@ class _PickedView(View):
             keys=lambda: whole.keys()[rows],
             rows=rows if whole.rows is None else whole.rows[rows],
             together=True,
+            whole=lambda: whole,
         )
-        self.whole, self.local_rows = whole, rows
+        self.local_rows = rows
 
-    def _forward(self, x: Tensor, own: bool) -> Tensor:
-        outputs = super()._forward(x, own)
+    def _forward(self, x: Tensor, own: bool, run: Callable[..., Tensor] | None = None) -> Tensor:
+        outputs = super()._forward(x, own, run)
         if self.training and not self._traceless:
             self.members.put_rows(self.whole.buffers, self.local_rows, self.buffers)
         return outputs

@@ -24,7 +24,9 @@ from dissensus.metrics.diversity import (
     DiversityBounds,
     disagreement,
     diversity_bounds,
+    existential_disagreement,
     mean_disagreement,
+    ood_disagreement_bound,
     pair_diversity,
 )
 from dissensus.metrics.groups import group_accuracies, worst_group_accuracy
@@ -114,6 +116,7 @@ __all__ = [
     "diversity_bounds",
     "ece",
     "ensemble_crps",
+    "existential_disagreement",
     "fit_temperature",
     "fpr_at_tpr",
     "gaussian_crps",
@@ -126,6 +129,7 @@ __all__ = [
     "mae",
     "mean_disagreement",
     "nll",
+    "ood_disagreement_bound",
     "pair_diversity",
     "reliability_curve",
     "risk_coverage_area",

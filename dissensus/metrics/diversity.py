@@ -56,12 +56,7 @@ def mean_disagreement(predictions: Array) -> float:
         >>> round(mean_disagreement(torch.tensor([[0, 1], [0, 1], [0, 2]])), 4)
         0.3333
     """
-    votes = as_tensor(predictions, "predictions")
-    if votes.is_floating_point() or votes.ndim != 2 or len(votes) < 2:
-        raise ValueError(
-            "`predictions` must hold class indices, shaped (members, batch) with two members or more; "
-            f"got {votes.dtype} of shape {tuple(votes.shape)}. For member logits, pass their `argmax(-1)`."
-        )
+    votes = _member_predictions(predictions)
     num_members, batch = votes.shape
     # Contiguous class ids, so that the count table is as wide as the classes that occur.
     classes, votes = torch.unique(votes, return_inverse=True)
@@ -70,6 +65,64 @@ def mean_disagreement(predictions: Array) -> float:
         table.scatter_add_(1, vote[:, None], torch.ones_like(table[:, :1]))
     agreeing = int((table * (table - 1)).sum())
     return 1 - agreeing / (batch * num_members * (num_members - 1))
+
+
+def existential_disagreement(predictions: Array) -> float:
+    """Fraction of inputs on which any two members predict different classes.
+
+    Reading: 0 when all members agree on every input. Never below `mean_disagreement`, and it can only grow with
+    the number of members.
+
+    Args:
+        predictions: Predicted class indices, `(members, batch)`, of two members or more.
+
+    Returns:
+        A number in [0, 1].
+
+    Example:
+        >>> existential_disagreement(torch.tensor([[0, 1], [0, 1], [0, 2]]))
+        0.5
+    """
+    votes = _member_predictions(predictions)
+    return _fraction((votes != votes[0]).any(0))
+
+
+def ood_disagreement_bound(
+    hard_disagreement: float, cluster_mass: float, purity: float, gap: float = 0.0, instability: float = 0.0
+) -> float:
+    r"""Lower bound on how often members disagree off the training distribution, if they do on hard training examples.
+
+    $$\Pr_Q[\text{some two members disagree}] \ge \alpha_0\,\rho\,(\delta_H - \Gamma) - \bar\eta$$
+
+    Reading: a number at or below 0 says nothing. The constants are assumptions about the data that nothing here
+    measures; the bound says how disagreement on hard examples would carry over if they held.
+
+    Args:
+        hard_disagreement: Mean disagreement of pairs on hard training examples, $\delta_H$ (`mean_disagreement`).
+        cluster_mass: Least probability, under the other distribution Q, of the ball around one of its points, $\alpha_0$.
+        purity: Least share of Q among the points on which members disagree, $\rho$.
+        gap: How far the measured disagreement may lie above the true one, $\Gamma$.
+        instability: How often members that disagree at a point agree nearby, $\bar\eta$.
+
+    Returns:
+        The bound; at most 1, possibly negative.
+
+    Example:
+        >>> round(ood_disagreement_bound(0.8, cluster_mass=0.5, purity=0.9, gap=0.1, instability=0.05), 3)
+        0.265
+    """
+    shares = {
+        "hard_disagreement": hard_disagreement,
+        "cluster_mass": cluster_mass,
+        "purity": purity,
+        "instability": instability,
+    }
+    for name, value in shares.items():
+        if not 0 <= value <= 1:
+            raise ValueError(f"`{name}` is a share, from 0 to 1; got {value}.")
+    if not gap >= 0:
+        raise ValueError(f"`gap` must not be negative; got {gap}.")
+    return cluster_mass * purity * (hard_disagreement - gap) - instability
 
 
 def pair_diversity(
@@ -160,6 +213,16 @@ def diversity_bounds(accuracy: float, base_accuracy: float, num_classes: int) ->
     better, worse = max(accuracy, base_accuracy), min(accuracy, base_accuracy)
     redrawn = (better - worse) / (better - chance) if better > worse else 0.0
     return DiversityBounds(lower=redrawn * (1 - chance) / error, upper=independent / error)
+
+
+def _member_predictions(predictions: Array) -> Tensor:
+    votes = as_tensor(predictions, "predictions")
+    if votes.is_floating_point() or votes.ndim != 2 or len(votes) < 2:
+        raise ValueError(
+            "`predictions` must hold class indices, shaped (members, batch) with two members or more; "
+            f"got {votes.dtype} of shape {tuple(votes.shape)}. For member logits, pass their `argmax(-1)`."
+        )
+    return votes
 
 
 def _fraction(condition: Tensor) -> float:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from dissensus.members import View
 from dissensus.objectives.objective import Objective, OutputObjective, Parts, Step, Wrapper
+from dissensus.randomness import Noise
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,9 @@ class VirtualAdversarial(_OutputWrapper):
         with members.perturbed():
             with torch.no_grad():
                 clean = members.each(own).detach()
-            direction = step.noise(rows=members.rows).normal(*own.shape[1:]).to(own.dtype)
+            # Members that share a pass share its noise.
+            noise = Noise(step.noise(rows=members.rows).keys[: len(own)])
+            direction = noise.normal(*own.shape[1:]).to(own.dtype)
             for _ in range(self.iterations):
                 start = self.xi * _unit(direction)
                 _, direction = members.input_gradient(

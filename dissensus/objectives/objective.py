@@ -51,6 +51,10 @@ class Step:
         keys = self.shared_key if shared else self.member_keys if rows is None else self.member_keys[rows]
         return Noise(fold(keys, self.index)).at(self._draws)
 
+    def pass_keys(self, rows: Tensor | None = None) -> Tensor:
+        """Return the keys of the noise inside members (dropout), `(members,)`; no call of `noise` shares it."""
+        return fold(fold(self.member_keys if rows is None else self.member_keys[rows], self.index), 0)
+
 
 class Objective(ABC):
     """What `fit` minimises. Subclasses are frozen dataclasses.
@@ -82,9 +86,21 @@ class Objective(ABC):
         """Return the distinct rows of the members that this step trains, or None for all."""
         return None
 
+    def stream_data(self) -> Mapping[str, Tensor]:
+        """Return data that the objective brings along; a batch of each is in `step.streams` under its name.
+
+        Tensors with one name before a dot (`"held_out.x"`, `"held_out.y"`) are as long as each other and drawn together.
+        """
+        return {}
+
 
 class OutputObjective(Objective):
     """An objective that needs nothing but the members' outputs."""
+
+    @property
+    def outputs_only(self) -> bool:
+        """Whether `on_outputs` is all there is to it; false where `__call__` also runs members on something else."""
+        return True
 
     def __call__(self, members: View, x: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Run the members and judge their outputs."""
@@ -129,3 +145,7 @@ class Wrapper(Objective):
     def pick(self, step: Step, num_members: int) -> Tensor | None:
         """As the inner objective."""
         return self.inner.pick(step, num_members)
+
+    def stream_data(self) -> Mapping[str, Tensor]:
+        """That of the inner objective."""
+        return self.inner.stream_data()

@@ -6,6 +6,7 @@ on white by readers with any kind of colour vision.
 """
 
 from dissensus.plots.curves import member_count_curves, reliability, score_histograms, training_curves
+from dissensus.plots.diagnosis import diversity_accuracy, drop_curve, error_curves, offset_bars
 from dissensus.plots.figures import COLOURS, NOTE_COLOUR, panels, save
 from dissensus.plots.planes import class_maps, class_points, four_panels
 from dissensus.plots.regression import bands, member_bands
@@ -16,9 +17,13 @@ __all__ = [
     "bands",
     "class_maps",
     "class_points",
+    "diversity_accuracy",
+    "drop_curve",
+    "error_curves",
     "four_panels",
     "member_bands",
     "member_count_curves",
+    "offset_bars",
     "panels",
     "reliability",
     "save",

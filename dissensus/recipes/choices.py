@@ -15,22 +15,114 @@ from torch.optim import Optimizer
 from dissensus.architectures import ARCHITECTURES
 from dissensus.data import augment
 from dissensus.data.images import describe_shape
-from dissensus.members import DeepEnsemble, Members
-from dissensus.objectives import Adversarial, Independent, Joint, NormPenalty, Objective, VirtualAdversarial
+from dissensus.members import Anchored, BatchEnsemble, DeepEnsemble, Masksembles, MCDropout, Members
+from dissensus.members.anchored import MaskPer
+from dissensus.members.first_layer import Initialise
+from dissensus.members.mc_dropout import Masks as DropoutMasks
+from dissensus.members.shared import BatchUse
+from dissensus.objectives import (
+    Adversarial,
+    Disagree,
+    HardDelta,
+    Independent,
+    Joint,
+    LossGuided,
+    MaskedUniform,
+    NormPenalty,
+    Objective,
+    VirtualAdversarial,
+)
+from dissensus.randomness import derive, seeded
 from dissensus.recipes.settings import checked, choose, parameters
 from dissensus.training import schedules
 from dissensus.training.optimizers import RULES
 
-KINDS: Mapping[str, Callable[..., Members]] = MappingProxyType({"deep": DeepEnsemble})
+
+def anchored(
+    make_member: Callable[[], nn.Module],
+    num_members: int,
+    seed: int = 0,
+    *,
+    shape: Any,
+    references: int = 256,
+    anchors: int = 1,
+    mask_probability: float = 0.0,
+    mask_per: MaskPer = "batch",
+    initialise: Initialise = "fresh",
+) -> Anchored:
+    """Make anchored networks with room for references, which training fills with training inputs."""
+    return Anchored(
+        make_member,
+        torch.zeros(references, *shape),
+        anchors,
+        seed,
+        num_nets=num_members,
+        mask_probability=mask_probability,
+        mask_per=mask_per,
+        initialise=initialise,
+    )
+
+
+def masksembles(
+    make_member: Callable[[], nn.Module],
+    num_members: int,
+    seed: int = 0,
+    *,
+    scale: float = 2.0,
+    layers: Sequence[str] = (),
+    grow: bool = False,
+    batches: BatchUse = "split",
+) -> Masksembles:
+    """Make one network with masks; `layers` names where they act, by rule if none is named."""
+    with seeded(derive(seed, "initial weights", 0)):
+        net = make_member()
+    chosen = list(layers) if layers else "auto"
+    return Masksembles(net, num_members, scale, layers=chosen, seed=seed, grow=grow, batches=batches)
+
+
+def mc_dropout(
+    make_member: Callable[[], nn.Module],
+    num_members: int,
+    seed: int = 0,
+    *,
+    p: float | None = None,
+    masks: DropoutMasks = "member",
+) -> MCDropout:
+    """Make one network whose dropout stays on."""
+    with seeded(derive(seed, "initial weights", 0)):
+        net = make_member()
+    return MCDropout(net, num_members, seed, p, masks=masks)
+
+
+def batch_ensemble(
+    make_member: Callable[[], nn.Module], num_members: int, seed: int = 0, *, batches: BatchUse = "whole"
+) -> BatchEnsemble:
+    """Make members that share weights up to factors of rank one."""
+    return BatchEnsemble(make_member, num_members, seed, batches=batches)
+
+
+KINDS: Mapping[str, Callable[..., Members]] = MappingProxyType(
+    {
+        "deep": DeepEnsemble,
+        "anchored": anchored,
+        "masksembles": masksembles,
+        "mc_dropout": mc_dropout,
+        "batch_ensemble": batch_ensemble,
+    }
+)
 """Kinds of ensembles: called with a factory of members, their number and a seed."""
 
 OBJECTIVES: Mapping[str, Callable[..., Objective]] = MappingProxyType(
     {
         "independent": Independent,
         "joint": Joint,
+        "loss_guided": LossGuided,
+        "disagree": Disagree,
         "adversarial": Adversarial,
         "virtual_adversarial": VirtualAdversarial,
         "norm_penalty": NormPenalty,
+        "hard_delta": HardDelta,
+        "masked_uniform": MaskedUniform,
     }
 )
 

@@ -7,10 +7,11 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from dissensus.members import Members
+from dissensus.members import Anchored, Members
 from dissensus.objectives import Likelihood, Objective
 from dissensus.recipes.choices import (
     KINDS,
+    anchored,
     build_augment,
     build_objective,
     build_optimizer,
@@ -33,7 +34,7 @@ _NOT_TRAINING = (
     *("members", "data", "objective", "schedule", "augment", "unlabelled", "validation", "seed"),
     *("checkpoint_dir", "resume", "callback", "progress", "workers"),
 )
-_NOT_OPTIONS = ("make_member", "num_members", "seed")
+_NOT_OPTIONS = ("make_member", "num_members", "seed", "shape")
 # Settings that change how fast or where a run goes, not what comes out.
 _NOT_COMPARED = ("device", "engine", "concurrent_members", "checkpoint_every")
 
@@ -134,6 +135,8 @@ class Recipe:
         }
         make = member_factory(self.model, preprocessing.shape, outputs, allow_import)
         kind = KINDS[self.ensemble["kind"]]
+        if kind is anchored:
+            options["shape"] = preprocessing.shape
         return kind(make, self.ensemble["members"], self.ensemble["seed"], **options)
 
     def load_sets(self) -> Sets:
@@ -171,6 +174,8 @@ class Recipe:
         y = preprocessing.targets(sets.train)
         outputs = _num_outputs(self.likelihood, y, sets.classes)
         ensemble = self.build_ensemble(preprocessing, outputs, allow_import=allow_import)
+        if isinstance(ensemble, Anchored):
+            ensemble.draw_references(preprocessing(sets.train.x))
         unlabelled = None if self.data.unlabelled is None else preprocessing.read(self.data.unlabelled).x
         folder.mkdir(parents=True, exist_ok=True)
         _write(folder / RECIPE, self.to_toml())

@@ -9,6 +9,7 @@ from dissensus.evaluation import Evaluation
 from dissensus.evaluation.results import ID
 from dissensus.evaluation.tables import title_of
 from dissensus.html import Section, Text
+from dissensus.reporting.diagnosis import collusion
 from dissensus.reporting.doubts import decomposition, detection, disputed_inputs, under_corruption
 from dissensus.reporting.quality import (
     Runs,
@@ -31,6 +32,7 @@ def all_sections(runs: Runs, score: str) -> list[Section]:
         under_corruption,
         decomposition,
         members,
+        collusion,
         disputed_inputs,
         trade_offs,
         _settings,

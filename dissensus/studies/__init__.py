@@ -1,14 +1,16 @@
 """The documents' experiments, each runnable by name: `dissensus study NAME`.
 
-Each module has `run(output, *, quick=False, seed=0, data=None)`, which writes `results.json`, figures (SVG
+Each module has `run(output, *, quick=False, seed=0, data=None, ...)`, which writes `results.json`, figures (SVG
 and PNG) and a page into `output` and returns the page's path. A module is imported only when its study runs.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from inspect import Parameter, signature
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,15 @@ class Study:
     summary: str
     module: str
 
-    def run(self, output: Path, *, quick: bool = False, seed: int = 0, data: Path | None = None) -> Path:
+    def run(
+        self,
+        output: Path,
+        *,
+        quick: bool = False,
+        seed: int = 0,
+        data: Path | None = None,
+        **options: Any,
+    ) -> Path:
         """Run the experiment; return the path of its page.
 
         Args:
@@ -33,8 +43,15 @@ class Study:
             quick: A smaller version, to see that it runs; its numbers are noisier.
             seed: Decides initial weights, data order and fresh samples.
             data: Folder with real data, where the study needs it.
+            options: Further arguments of the study's `run`, such as `epochs`, `minutes`, `limit`, `arms`, `known` or `setting`;
+                one that it does not have is refused.
         """
-        page: Path = import_module(self.module).run(Path(output), quick=quick, seed=seed, data=data)
+        run = import_module(self.module).run
+        taken = signature(run).parameters
+        for name in options:
+            if name not in taken and not any(p.kind is Parameter.VAR_KEYWORD for p in taken.values()):
+                raise ValueError(f"The study {self.name} has no option {name}. Leave it out.")
+        page: Path = run(Path(output), quick=quick, seed=seed, data=data, **options)
         return page
 
 
@@ -56,6 +73,31 @@ STUDIES: Mapping[str, Study] = MappingProxyType(
                 "uci-deep-ensembles",
                 "tabular regression: one net against a mixture of five, each also trained adversarially",
                 "dissensus.studies.uci_deep_ensembles",
+            ),
+            Study(
+                "masksembles",
+                "one network with masks as an ensemble: overlap, diversity, calibration by a dial",
+                "dissensus.studies.masksembles",
+            ),
+            Study(
+                "collusion-theory",
+                "joint training drawn: what beta means, where it must end, why collusion goes unnoticed",
+                "dissensus.studies.collusion_theory",
+            ),
+            Study(
+                "collusion-uci",
+                "tabular regression between independent and joint training: diversity, bias, codependence",
+                "dissensus.studies.collusion_uci",
+            ),
+            Study(
+                "anchoring",
+                "plain, anchored and masked networks: corruption, calibration, unknown images, adaptation",
+                "dissensus.studies.anchoring",
+            ),
+            Study(
+                "collusion-images",
+                "image classifiers between independent and joint training: accuracy, diversity, gaps",
+                "dissensus.studies.collusion_images",
             ),
         )
     }

@@ -4,6 +4,15 @@ from dissensus.training import schedules
 from dissensus.training.checkpoints import CheckpointError
 from dissensus.training.fitting import fit
 from dissensus.training.history import History
+from dissensus.training.hyperparameters import diverse_hyperparameters
 from dissensus.training.run import DivergedError, Run
 
-__all__ = ["CheckpointError", "DivergedError", "History", "Run", "fit", "schedules"]
+__all__ = [
+    "CheckpointError",
+    "DivergedError",
+    "History",
+    "Run",
+    "diverse_hyperparameters",
+    "fit",
+    "schedules",
+]

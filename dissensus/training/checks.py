@@ -8,14 +8,15 @@ from torch import Tensor
 
 from dissensus.data.sources import device_of
 from dissensus.members import Members
+from dissensus.members.modes import evaluation_mode
 from dissensus.objectives import Likelihood
-from dissensus.predictions import evaluation_mode
+from dissensus.training.watching import CollusionWatch
 
 Validation = Iterable[tuple[Tensor, Tensor]]
 
 
 def validate(
-    members: Members, batches: Validation, likelihood: Likelihood
+    members: Members, batches: Validation, likelihood: Likelihood, collusion: CollusionWatch | None = None
 ) -> tuple[dict[str, list[float]], dict[str, float]]:
     """Return validation values for each member and for the ensemble."""
     place = device_of(members)
@@ -32,6 +33,11 @@ def validate(
             count += len(x)
             add("validation_loss", likelihood.per_example(outputs, y).sum(-1))
             add("ensemble_loss", likelihood.mixture(outputs, y).sum())
+            if collusion is not None:
+                own, together = collusion.errors(outputs, y)
+                add("validation_member_error", own.sum())
+                add("validation_ensemble_error", together.sum())
+                add("validation_diversity", (own - together).sum())
             if likelihood.kind == "classes":
                 labels = y.argmax(-1) if y.is_floating_point() else y
                 add("validation_accuracy", (outputs.argmax(-1) == labels).sum(-1))

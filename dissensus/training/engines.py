@@ -13,8 +13,9 @@ import torch
 
 from dissensus.training import timings
 from dissensus.training.packing import aligned_rows
+from dissensus.training.programs import ByMember
 from dissensus.training.recording import clone, restore, row_of, single_member_step, why_not_by_member
-from dissensus.training.replay import ByMemberReplay, GraphReplay, Replay, runs_by_member
+from dissensus.training.replay import GraphReplay, Replay, kind_of_work
 from dissensus.training.step import State, TrainStep
 
 log = logging.getLogger("dissensus")
@@ -62,10 +63,8 @@ class Recorded(Engine):
         return self.programs[shape]
 
     def _record(self, state: State, size: int) -> Replay:
-        if state["index"].is_cuda:
-            return GraphReplay(self.train_step, state, size, self.compiled, self.concurrent)
-        apart = runs_by_member(self.train_step, state, self.concurrent)
-        return (ByMemberReplay if apart else Replay)(self.train_step, state, size, self.compiled)
+        kind = GraphReplay if state["index"].is_cuda else Replay
+        return kind(self.train_step, state, size, self.compiled, self.concurrent)
 
     def step(self, state: State, size: int) -> None:
         """Take one step."""
@@ -78,7 +77,7 @@ def try_out(train_step: TrainStep, state: State, size: int, concurrent: int | No
     Where each member will get a program of its own one member is enough, and takes one member's memory.
     """
     scratch = clone(state)
-    if runs_by_member(train_step, state, concurrent):
+    if kind_of_work(train_step, state, concurrent) is ByMember:
         scratch = clone(row_of(state, 0, train_step.feed))
         train_step = single_member_step(train_step)
     before = train_step.members.python_state()

@@ -7,29 +7,25 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset
 
 from dissensus.data.augment import Augmentation
+from dissensus.data.features import CachedFeatures
 from dissensus.data.sources import (
     Pairs,
     all_inputs,
-    arrays_of,
-    check_labels_fit,
-    check_pair,
-    pair_batches,
 )
-from dissensus.members import Members
-from dissensus.objectives import Independent, Likelihood, Objective
-from dissensus.objectives.likelihoods import as_columns
+from dissensus.members import HeadEnsemble, Members
+from dissensus.members.heads import reader_of
+from dissensus.objectives import Independent, Objective
 from dissensus.objectives.objective import Batches
-from dissensus.predictions import evaluation_mode
-from dissensus.randomness import derive, seeded
 from dissensus.training.engines import EngineName
-from dissensus.training.feeds import ArrayFeed, DatasetFeed, Feed, LoaderFeed
+from dissensus.training.feeds import ArrayFeed
+from dissensus.training.intake import check_outputs, feed_of, list_batches
 from dissensus.training.optimizers import Factory
 from dissensus.training.run import Run, Settings
 from dissensus.training.schedules import AnySchedule
 from dissensus.training.trainer import Trainer
+from dissensus.training.watching import CollusionWatch
 
 
 def fit(
@@ -52,6 +48,7 @@ def fit(
     augment: Augmentation | None = None,
     unlabelled: Any = None,
     validation: Pairs | None = None,
+    watch_collusion: bool = False,
     check_every: Literal["epoch"] | int = "epoch",
     select: str | None = None,
     patience: int | None = None,
@@ -72,8 +69,9 @@ def fit(
 
     Args:
         members: The ensemble; it is trained in place and stays on `device`.
-        data: A pair (inputs, targets) of tensors or arrays, which move to the device whole; a map-style Dataset; or a
-            DataLoader, whose batches (in its own order) all members share.
+        data: A pair (inputs, targets) of tensors or arrays, which move to the device whole; a map-style Dataset; a
+            DataLoader, whose batches (in its own order) all members share; or features of `cache_features`, on which a
+            HeadEnsemble trains its heads.
         objective: What to minimise; `Independent()` by default. See `dissensus.objectives`.
         epochs: How often the data is gone through.
         batch_size: Examples a step (128 by default); not together with a DataLoader, which has its own.
@@ -93,6 +91,9 @@ def fit(
         augment: A function `(x, y, noise) -> (x, y)` on batches; see `dissensus.data.augment`.
         unlabelled: Inputs without labels, a second stream for objectives that read it.
         validation: Held-out data, looked at every check.
+        watch_collusion: At every check, put member error, ensemble error and diversity on a fixed sample of the training data
+            (`train_member_error`, `train_ensemble_error`, `train_diversity`) and on the validation data (`validation_...`)
+            into the history, and warn when members collude; see `diagnose`.
         check_every: `"epoch"`, or a number of steps between checks.
         select: Column to select the best check by (`"ensemble_loss"`, `"validation_loss"`, `"ensemble_accuracy"`,
             `"validation_accuracy"`); the weights of that check are the result. Per-member columns count by their mean.
@@ -130,13 +131,19 @@ def fit(
     seed = int(seed)
     _one_of("precision", precision, ("fp32", "bf16"))
     _one_of("last_batch", last_batch, ("keep", "drop"))
+    if batches is not None:
+        _one_of("batches", batches, ("own", "shared"))
     _check_numbers(
         epochs, batch_size, patience, checkpoint_every, concurrent_members, check_every, clip_norm, lr
     )
     target = _device(device)
     members.to(target)
-    feed, sample = _feed(members, data, objective, batch_size, batches, last_batch, workers, seed, target)
-    outputs = _check_outputs(members, *sample, objective.likelihood)
+    whole, members = members, reader_of(members, data)
+    if members is not whole:
+        callback = _with_whole(whole, callback)
+    _check_same_kind(whole, data, validation)
+    feed, sample = feed_of(members, data, objective, batch_size, batches, last_batch, workers, seed, target)
+    outputs = check_outputs(members, *sample, objective.likelihood)
     if isinstance(feed, ArrayFeed):
         objective = objective.prepare(feed.tensors["data.x"])
     elif objective.prepare(sample[0]) is not objective:
@@ -144,13 +151,18 @@ def fit(
             f"{type(objective).__name__} needs to know the ranges of all inputs. Hand over tensors or arrays, or set epsilon "
             "as a number."
         )
-    streams = {}
+    streams = {name: values.to(target) for name, values in objective.stream_data().items()}
     if unlabelled is not None:
         if "unlabelled" not in objective.streams:
             raise ValueError(
                 f"{type(objective).__name__} does not read unlabelled data. Wrap it in VirtualAdversarial, or leave `unlabelled` out."
             )
+        if "unlabelled" in streams:
+            raise ValueError(
+                f"{type(objective).__name__} brings its own unlabelled data. Give it there, or here as `unlabelled`, not both."
+            )
         streams["unlabelled"] = all_inputs(unlabelled, "unlabelled").to(target)
+    _check_streams(streams, sample[0])
     settings = Settings(
         epochs=epochs,
         optimizer=optimizer,
@@ -175,7 +187,51 @@ def fit(
         callback=callback,
     )
     held_out = None if validation is None else list_batches(validation, objective.likelihood, outputs)
-    return Trainer(members, objective, feed, streams, held_out, settings).run()
+    watch = CollusionWatch.of(members, data, objective, outputs.shape[-1]) if watch_collusion else None
+    trainer = Trainer(members, objective, feed, streams, held_out, settings, watch)
+    trainer.result.members = whole.train()
+    run = trainer.run()
+    _follow(whole)
+    return run
+
+
+def _check_streams(streams: Mapping[str, Tensor], x: Tensor) -> None:
+    """Refuse further inputs that are not shaped as those that members train on."""
+    for name, values in streams.items():
+        if not name.endswith(".y") and values.shape[1:] != x.shape[1:]:
+            raise ValueError(
+                f"The {name.removesuffix('.x')} inputs must be shaped as the training inputs, (batch, "
+                f"{', '.join(map(str, x.shape[1:]))}); got {tuple(values.shape)}."
+            )
+
+
+def _with_whole(whole: Members, callback: Callable[[Run], None] | None) -> Callable[[Run], None] | None:
+    """Return a callback that sees the whole ensemble as its heads now are."""
+    if callback is None:
+        return None
+
+    def call(run: Run) -> None:
+        _follow(whole)
+        callback(run)
+
+    return call
+
+
+def _follow(whole: Members) -> None:
+    if isinstance(whole, HeadEnsemble):
+        whole.follow_heads()
+
+
+def _check_same_kind(members: Members, data: Any, validation: Any) -> None:
+    """Refuse features to train on beside inputs to validate on, or the other way round."""
+    if validation is None or isinstance(data, CachedFeatures) == isinstance(validation, CachedFeatures):
+        reader_of(members, validation)
+        return
+    if isinstance(members, HeadEnsemble):
+        raise ValueError(
+            "Training and validation data must both be inputs of the backbone, or both its cached features. Cache the other "
+            "one too."
+        )
 
 
 def _one_of(name: str, value: object, allowed: Sequence[str]) -> None:
@@ -227,120 +283,3 @@ def _device(device: str | torch.device) -> torch.device:
             "device='cuda' was asked for and this machine has no CUDA device. Use device='auto'."
         )
     return target
-
-
-def _feed(
-    members: Members,
-    data: Pairs,
-    objective: Objective,
-    batch_size: int | None,
-    batches: Batches | None,
-    last_batch: str,
-    workers: int,
-    seed: int,
-    device: torch.device,
-) -> tuple[Feed, tuple[Tensor, Tensor]]:
-    """Return where batches come from, and a few examples."""
-    if batches is not None:
-        _one_of("batches", batches, ("own", "shared"))
-    if batches == "own" and objective.batches == "shared":
-        raise ValueError(
-            f"{type(objective).__name__} compares members, so they must share batches. Leave `batches` out."
-        )
-    arrays = arrays_of(data)
-    if arrays is None:
-        if batches == "own":
-            raise ValueError(
-                "A Dataset or DataLoader gives shared batches. For batches='own' hand over tensors or arrays."
-            )
-        if isinstance(data, DataLoader):
-            if batch_size is not None:
-                raise ValueError("A DataLoader has its own batch size; leave `batch_size` out.")
-            feed = LoaderFeed(data, seed, device)
-            with seeded(0):
-                sample = next(iter(pair_batches(data, 1)))
-            return feed, (sample[0][:2], sample[1])
-        assert isinstance(data, Dataset)
-        feed = DatasetFeed(data, batch_size or 128, seed, device, last_batch == "drop", workers)
-        with seeded(0):
-            sample = next(iter(pair_batches(data, 2)))
-        return feed, sample
-    x, y = arrays
-    check_pair(x, y, "training")
-    if objective.likelihood.kind != "classes":
-        y = _real_targets(x, y)
-    elif not y.is_floating_point():
-        y = y.long()
-    own = (batches or objective.batches) == "own" and members.owns_parameters
-    size = batch_size or 128
-    if last_batch == "drop" and len(x) < size:
-        raise ValueError(
-            f"last_batch='drop' leaves nothing of {len(x)} examples in batches of {size}. Make `batch_size` smaller."
-        )
-    labels = [derive(seed, "order", m) for m in members.member_ids] if own else derive(seed, "order")
-    keys = torch.tensor(labels, dtype=torch.int64, device=device)
-    return ArrayFeed(x.to(device), y.to(device), size, keys, own, last_batch == "drop"), (x[:2], y)
-
-
-def _real_targets(x: Tensor, y: Tensor) -> Tensor:
-    """Return regression targets as columns of real numbers, in the precision of the inputs where those are real."""
-    if not y.is_floating_point():
-        y = y.to(x.dtype if x.dtype == torch.float64 else torch.float32)
-    return as_columns(y)
-
-
-def _check_outputs(members: Members, x: Tensor, y: Tensor, likelihood: Likelihood) -> Tensor:
-    """Run two examples through the members and compare what comes out with what the loss wants."""
-    place = next(members.parameters()).device
-    try:
-        with evaluation_mode(members):
-            outputs = members(x.to(place))
-    except (RuntimeError, TypeError) as problem:
-        raise ValueError(
-            f"The members cannot run on inputs shaped (batch, {', '.join(map(str, x.shape[1:]))}) of {x.dtype}: "
-            f"{str(problem).strip().splitlines()[0]}"
-        ) from problem
-    check_targets(outputs, y, likelihood)
-    return outputs
-
-
-def check_targets(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str = "training") -> None:
-    """Refuse targets that do not fit the members' outputs."""
-    if outputs.ndim != 3:
-        raise ValueError(
-            f"A member must give (batch, outputs); got (members, batch, ...) = {tuple(outputs.shape)}. "
-            "Keep one output axis, also for a single output; flatten further ones."
-        )
-    if likelihood.kind == "classes":
-        check_labels_fit(y, outputs.shape[-1], name)
-        return
-    width = outputs.shape[-1] // 2 if likelihood.kind == "density" else outputs.shape[-1]
-    given = as_columns(y).shape[-1]
-    if given != width or (likelihood.kind == "density" and outputs.shape[-1] % 2):
-        wanted = 2 * given if likelihood.kind == "density" else given
-        raise ValueError(
-            f"{likelihood.name} of {given} targets wants members with {wanted} outputs; they have {outputs.shape[-1]}."
-        )
-
-
-def list_batches(validation: Pairs, likelihood: Likelihood, outputs: Tensor) -> Any:
-    """Return validation batches that can be gone through again and again."""
-    arrays = arrays_of(validation)
-    if arrays is None:
-        return _Again(validation)
-    x, y = arrays
-    check_pair(x, y, "validation")
-    y = _real_targets(x, y) if likelihood.kind != "classes" else y if y.is_floating_point() else y.long()
-    check_targets(outputs, y, likelihood, "validation")
-    return list(zip(torch.split(x, 2048), torch.split(y, 2048), strict=True))
-
-
-class _Again:
-    """Batches of a Dataset or loader, from the start each time."""
-
-    def __init__(self, data: Pairs) -> None:
-        self.data = data
-
-    def __iter__(self) -> Any:
-        with seeded(0):
-            yield from pair_batches(self.data, 1024)

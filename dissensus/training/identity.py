@@ -7,16 +7,19 @@ from typing import Any
 
 from torch import Tensor
 
-from dissensus.members import Members
+from dissensus.members import HeadEnsemble, Members
 from dissensus.objectives import Objective
 from dissensus.training.feeds import Feed
 from dissensus.training.run import Settings
 
 
 def architecture(members: Members) -> dict[str, str]:
-    """Return shape and dtype of every tensor by name, without the number of members."""
-    lead = 1 if members.stacked else 0
-    return {n: f"{list(t.shape[lead:])} {t.dtype}" for n, t in members.state_dict().items()}
+    """Return shape and dtype of every tensor by name, without the number of members, and which backbone it is."""
+    frozen = {"backbone": members.backbone_digest()} if isinstance(members, HeadEnsemble) else {}
+    return frozen | {
+        name: f"{list(t.shape[members.stacked and name not in members.shared_buffers :])} {t.dtype}"
+        for name, t in members.state_dict().items()
+    }
 
 
 def fingerprint(settings: Settings, objective: Objective, feed: Feed) -> dict[str, Any]:

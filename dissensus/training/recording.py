@@ -1,6 +1,6 @@
 """Recording a training step: its tensor operations as a program that can be replayed, compiled or captured."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,26 +10,33 @@ from torch.overrides import TorchFunctionMode
 
 from dissensus.members import DeepEnsemble, SingleMember
 from dissensus.members.probe import draws
+from dissensus.objectives.objective import OutputObjective
 from dissensus.training.feeds import Feed
 from dissensus.training.step import State, TrainStep
 
-Program = Callable[..., object]
+Program = Callable[..., Any]
 
 
 def record(
     train_step: TrainStep, state: State, names: list[str], size: int, advance: bool = True
 ) -> torch.fx.GraphModule:
     """Return the step's tensor operations, with every named tensor of the state as an input that is changed in place."""
-    from torch.fx.experimental.proxy_tensor import make_fx
 
     def step(*tensors: Tensor) -> tuple[()]:
         train_step(dict(zip(names, tensors, strict=True)), size, advance=advance)
         return ()
 
     scratch = clone(state)
+    return record_function(step, [scratch[name] for name in names])
+
+
+def record_function(function: Callable[..., object], tensors: Sequence[Tensor]) -> torch.fx.GraphModule:
+    """Return the tensor operations of a function of tensors, gradients that it takes included."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
     # The dispatcher in Python takes decompositions that are the same on every device (no cuDNN BatchNorm, for one).
     with _NoValues(), torch._dispatch.python.enable_python_dispatcher():  # type: ignore[attr-defined]
-        program = make_fx(step)(*(scratch[name] for name in names))
+        program = make_fx(function)(*tensors)
     _refuse_random(program.graph)
     _simplify(program.graph)
     program.recompile()
@@ -117,9 +124,9 @@ def compile_program(program: torch.fx.GraphModule) -> Program:
     """Return the recorded program compiled for its shapes; gradients are part of it already."""
     compiled = torch.compile(program, dynamic=False)
 
-    def run(*tensors: Tensor) -> None:
+    def run(*tensors: Tensor) -> Any:
         with torch.no_grad():
-            compiled(*tensors)
+            return compiled(*tensors)
 
     return run
 
@@ -132,6 +139,8 @@ def row_of(state: State, index: int, feed: Feed) -> State:
     """
 
     def part(name: str, tensor: Tensor) -> Tensor:
+        if tensor.ndim == 0:
+            return tensor
         if name.startswith(("buffer.", "frozen.")):
             return tensor[index]
         kept = name.startswith(("flat.", "sum.", "seen.", "noise_keys")) or (name == "order" and feed.own)
@@ -144,17 +153,29 @@ def row_of(state: State, index: int, feed: Feed) -> State:
 
 def why_not_by_member(train_step: TrainStep, state: State) -> str | None:
     """Say why the step is not the same as one separate step for each member; None if it is."""
-    members = train_step.members
     if train_step.objective.couples:
         return "the objective couples members"
+    if any(state[name].ndim == 0 for name in state if name.startswith("sum.")):
+        return "the objective logs values of the whole ensemble"
+    return why_not_one_program_each(train_step, state)
+
+
+def why_not_in_parts(train_step: TrainStep, state: State) -> str | None:
+    """Say why the step is not members' forward passes, a comparison of outputs, and members' backward passes."""
+    if not isinstance(train_step.objective, OutputObjective) or not train_step.objective.outputs_only:
+        return "the objective needs more than the members' outputs"
+    return why_not_one_program_each(train_step, state)
+
+
+def why_not_one_program_each(train_step: TrainStep, state: State) -> str | None:
+    """Say why one member's program on every member's tensors is not the ensemble; None if it is."""
+    members = train_step.members
     if not isinstance(members, DeepEnsemble) or not members.stacked:
         return "members are not stored as one"
     if members.why_different is not None:
         return members.why_different
     if train_step.picks(state):
         return "the objective picks members"
-    if any(state[name].ndim == 0 for name in state if name.startswith("sum.")):
-        return "the objective logs values of the whole ensemble"
     return None
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from dissensus.data.augment import Augmentation
 from dissensus.members import Members, View
 from dissensus.objectives import Objective, Step
+from dissensus.objectives.objective import OutputObjective
 from dissensus.randomness import derive
 from dissensus.training.feeds import Feed, stream_batch
 from dissensus.training.optimizers import AnyOptimizer
@@ -61,12 +62,8 @@ class TrainStep:
 
     def __call__(self, state: State, size: int, *, advance: bool = True) -> None:
         """Take one step on a batch of `size` examples; without `advance` the step's number stays as it is."""
-        step = self._step(state, size)
-        x, y = self.feed.batch(state, size)
-        if self.augment is not None:
-            x, y = self.augment(x, y, step.noise(shared=not self.feed.own))
-        rows = self.objective.pick(step, self.members.num_trained)
-        leaves = [_leaf(state[f"flat.{index}"], block, rows) for index, block in enumerate(self.blocks)]
+        step, x, y, rows = self._begin(state, size)
+        leaves = self._leaves(state, rows)
         view = self._view(state, leaves, rows, step)
         with self._precision(x.device):
             loss, parts = self.objective(view, x, y, step)
@@ -83,6 +80,49 @@ class TrainStep:
                 state["index"].add_(1)
                 state["position"].add_(1)
 
+    def run_forward(self, state: State, size: int) -> tuple[Tensor, list[Tensor]]:
+        """Return the members' outputs for the step's batch, with their graph, and the leaves they depend on.
+
+        This, `judge` and `run_backward` are the step of an objective on outputs in three parts, so that members can run as
+        programs of their own around the part in which they are compared.
+        """
+        step, x, _, rows = self._begin(state, size)
+        leaves = self._leaves(state, rows)
+        view = self._view(state, leaves, rows, step)
+        with self._precision(x.device):
+            return (view.each(x) if step.own else view(x)), leaves
+
+    def judge(self, state: State, size: int, outputs: Tensor) -> Tensor:
+        """Log the parts of the objective on these outputs; return its gradient with respect to them."""
+        assert isinstance(self.objective, OutputObjective)
+        step, x, y, rows = self._begin(state, size)
+        outputs = outputs.detach().requires_grad_()
+        with self._precision(x.device):
+            loss, parts = self.objective.on_outputs(outputs, y, step)
+        (gradient,) = torch.autograd.grad(loss, outputs)
+        with torch.no_grad():
+            self._log(state, parts, rows)
+        return gradient
+
+    def run_backward(
+        self, state: State, outputs: Tensor, leaves: list[Tensor], output_gradient: Tensor
+    ) -> None:
+        """Descend along the gradient that the outputs' gradient gives."""
+        gradients = torch.autograd.grad(outputs, leaves, output_gradient, allow_unused=True)
+        with torch.no_grad():
+            self._descend(state, leaves, gradients, None)
+
+    def _begin(self, state: State, size: int) -> tuple[Step, Tensor, Tensor, Tensor | None]:
+        """Return the step, its batch, and the members it trains."""
+        step = self._step(state, size)
+        x, y = self.feed.batch(state, size)
+        if self.augment is not None:
+            x, y = self.augment(x, y, step.noise(shared=not self.feed.own))
+        return step, x, y, self.objective.pick(step, self.members.num_trained)
+
+    def _leaves(self, state: State, rows: Tensor | None) -> list[Tensor]:
+        return [_leaf(state[f"flat.{index}"], block, rows) for index, block in enumerate(self.blocks)]
+
     def picks(self, state: State) -> bool:
         """Whether the objective trains only some members a step."""
         step = Step(state["index"], self.total_steps, self.feed.own, state["noise_keys"], state["shared_key"])
@@ -90,9 +130,12 @@ class TrainStep:
 
     def _step(self, state: State, size: int) -> Step:
         step = Step(state["index"], self.total_steps, self.feed.own, state["noise_keys"], state["shared_key"])
+        streams = _with_prefix(state, "stream.")
+        # Streams with one name before a dot, such as inputs and their targets, are drawn row by row together.
+        sources = dict.fromkeys(name.partition(".")[0] for name in streams)
+        keys = {source: step.noise(shared=not self.feed.own).keys for source in sources}
         step.streams = {
-            name: stream_batch(values, step.noise(shared=not self.feed.own).keys, size)
-            for name, values in _with_prefix(state, "stream.").items()
+            name: stream_batch(values, keys[name.partition(".")[0]], size) for name, values in streams.items()
         }
         return step
 
@@ -108,10 +151,16 @@ class TrainStep:
             self.members,
             parameters,
             buffers,
-            keys=lambda: step.noise(rows=rows).keys,
+            keys=lambda: step.pass_keys(rows),
             rows=rows,
             together=self.objective.couples,
+            whole=None if rows is None else lambda: self._whole(state, step),
         )
+
+    def _whole(self, state: State, step: Step) -> View:
+        """Return all members as they are before the step, without gradients."""
+        leaves = [state[f"flat.{index}"] for index in range(len(self.blocks))]
+        return self._view(state, leaves, None, step)
 
     def _precision(self, device: torch.device) -> AbstractContextManager[Any]:
         # The cache of cast weights would outlive a captured step.

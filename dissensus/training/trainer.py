@@ -24,6 +24,7 @@ from dissensus.training.progress import Progress
 from dissensus.training.run import DivergedError, Run, Settings
 from dissensus.training.schedules import Plateau, factor_table
 from dissensus.training.step import State, TrainStep
+from dissensus.training.watching import NOT_SHOWN, CollusionWatch
 
 log = logging.getLogger("dissensus")
 
@@ -39,8 +40,9 @@ class Trainer:
         streams: Mapping[str, Tensor],
         validation: Validation | None,
         settings: Settings,
+        collusion: CollusionWatch | None = None,
     ) -> None:
-        self.members, self.objective, self.feed = members, objective, feed
+        self.members, self.objective, self.feed, self.collusion = members, objective, feed, collusion
         self.streams, self.validation, self.settings = streams, validation, settings
         self.result = Run(members)
         self.first_ids = members.member_ids
@@ -189,21 +191,28 @@ class Trainer:
         whole["lr_factor"] = self._lr_factor()
         whole["seconds"] = self.result.seconds
         if self.validation is not None:
-            seen_members, seen_whole = validate(self.members, self.validation, self.objective.likelihood)
+            seen_members, seen_whole = validate(
+                self.members, self.validation, self.objective.likelihood, self.collusion
+            )
             per_member |= seen_members
             whole |= seen_whole
+        if self.collusion is not None:
+            found, warning = self.collusion.check(self.members, self.result.history)
+            whole |= found
+            if warning:
+                log.warning("step %d: %s", self.result.step, warning)
+                progress.note(f"step {self.result.step}: {warning}")
         head = {"epoch": -(-self.result.step // self.feed.steps_per_epoch), "step": self.result.step}
         self.result.history.add(head, self.members.member_ids, per_member, whole)
         if self.folder is not None:
             self.result.history.save(self.folder.folder / "history.csv")
         values = {name: sum(v) / len(v) for name, v in per_member.items()} | whole
-        progress.values(
-            {name: value for name, value in values.items() if name not in ("seconds", "lr_factor")}
-        )
+        progress.values({name: value for name, value in values.items() if name not in NOT_SHOWN})
         self._select(values)
         if self.settings.callback is not None:
             self.settings.callback(self.result)
-            self.members.train()
+            if not self.members.training:
+                self.members.train()
         return time.monotonic()
 
     def _read_sums(self) -> tuple[dict[str, list[float]], dict[str, float]]:
@@ -248,7 +257,8 @@ class Trainer:
             bad |= ~torch.isfinite(losses)
         for block in self.step.blocks:
             rows = list(block.members) if block.members is not None else list(range(count))
-            bad[rows] |= ~torch.isfinite(block.flat).all(1)
+            # One pass and no temporary as large as all weights; in double precision finite values cannot overflow.
+            bad[rows] |= ~torch.isfinite(block.flat.sum(1, dtype=torch.float64))
         return bad.nonzero().flatten().tolist()
 
     def _last_good(self) -> str:

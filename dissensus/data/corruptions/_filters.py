@@ -62,11 +62,16 @@ def zoom_matrix(size: int, factor: float) -> Tensor:
     return matrix.scatter_add_(1, (left + 1).clamp(max=size - 1), share)
 
 
-def box_resize(images: Tensor, height: int, width: int) -> Tensor:
-    """Resize by the box filter, bytes in and out, as Pillow does: columns, rounded, then rows, rounded."""
-    columns, rows = (box_matrix(*pair) for pair in ((images.shape[-1], width), (images.shape[-2], height)))
+def box_pixelate(images: Tensor, height: int, width: int) -> Tensor:
+    """Reduces to `height` by `width` by the box filter and enlarges back, bytes in and out, as Pillow does.
+
+    Pillow rounds after the columns and after the rows. Enlarging only repeats pixels, which commutes with
+    rounding, so each axis goes down and up by one matrix.
+    """
+    columns = box_matrix(width, images.shape[-1]) @ box_matrix(images.shape[-1], width)
+    rows = box_matrix(height, images.shape[-2]) @ box_matrix(images.shape[-2], height)
     wide = (images.double() @ columns.T.to(images.device)).add_(0.5).floor_()
-    return (rows.to(images.device) @ wide).add_(0.5).floor_().to(torch.uint8)
+    return (rows.to(images.device) @ wide).add_(0.5).to(torch.int16).to(torch.uint8)
 
 
 @lru_cache(maxsize=128)
@@ -104,10 +109,12 @@ def correlate(images: Tensor, kernel: Tensor) -> Tensor:
     reach = len(kernel) // 2
     height, width = images.shape[-2:]
     padded = F.pad(images.float(), (reach, reach, reach, reach), mode="reflect")
-    total = torch.zeros(images.shape, device=images.device)
-    for row, column in (kernel > 1e-6).nonzero().tolist():
-        shifted = padded[..., row : row + height, column : column + width]
-        total.add_(shifted, alpha=kernel[row, column].item())
+    places = (kernel > 1e-6).nonzero().tolist()
+    shifted = [padded[..., row : row + height, column : column + width] for row, column in places]
+    weights = [kernel[row, column].item() for row, column in places]
+    total = shifted[0] * weights[0]
+    for part, weight in zip(shifted[1:], weights[1:], strict=True):
+        total.add_(part, alpha=weight)
     return total
 
 
@@ -118,24 +125,23 @@ def streak(images: Tensor, degrees: Tensor, radius: float, sd: float) -> Tensor:
     border the last pixel is repeated.
     """
     batch, channels, height, width = images.shape
-    length = 2 * round(radius) + 1
-    weights = torch.exp(-0.5 * (torch.arange(length).double() / sd) ** 2)
-    weights /= weights.sum()
-    radians = degrees.double()[:, None] * (math.pi / 180)
-    across, down = radians.cos(), radians.sin()
-    column, row, first = (
-        torch.arange(n, dtype=torch.int32, device=images.device) for n in (width, height, batch)
+    bell = torch.exp(-0.5 * (torch.arange(2 * round(radius) + 1).double() / sd) ** 2)
+    weights = [weight for weight in (bell / bell.sum()).tolist() if weight >= 1e-5]
+    radians = degrees.double() * (math.pi / 180)
+    steps = torch.arange(len(weights), device=images.device)[:, None]
+    # ceil(t - 1/2), not round: halves go one way, so that a streak has no kinks at steps to even numbers.
+    right, down = ((steps * part - 0.5).ceil().long() for part in (radians.cos(), radians.sin()))
+    # A step moves whole lines: each is one window of the image's memory, widened so that it may start anywhere.
+    reach = len(weights) - 1
+    padded = F.pad(images.float(), (reach, reach, 0, 0), mode="replicate")
+    windows = padded.flatten().unfold(0, width, 1)
+    planes = torch.arange(batch * channels, device=images.device).view(batch, channels, 1) * height
+    lines = (
+        planes
+        + (torch.arange(height, device=images.device) + down[:, :, None]).clamp(0, height - 1)[:, :, None]
     )
-    first = first[:, None, None] * (height * width)
-    # Pixels as rows of a table: one index serves all channels.
-    pixels = images.float().permute(0, 2, 3, 1).reshape(-1, channels)
-    total = torch.zeros_like(pixels)
-    for i, weight in enumerate(weights.tolist()):
-        if weight < 1e-5:
-            break
-        # ceil(t - 1/2), not round: halves go one way, so that a streak has no kinks at steps to even numbers.
-        source_column = (column + torch.ceil(i * across - 0.5).int()).clamp(0, width - 1)
-        source_row = (row + torch.ceil(i * down - 0.5).int()).clamp(0, height - 1)
-        source = first + source_row[:, :, None] * width + source_column[:, None, :]
-        total.add_(pixels.index_select(0, source.flatten()), alpha=weight)
-    return total.view(batch, height, width, channels).permute(0, 3, 1, 2).contiguous()
+    starts = lines * padded.shape[-1] + (right + reach)[:, :, None, None]
+    total = windows.index_select(0, starts[0].flatten()).mul_(weights[0])
+    for start, weight in zip(starts[1:], weights[1:], strict=True):
+        total.add_(windows.index_select(0, start.flatten()), alpha=weight)
+    return total.view(images.shape)

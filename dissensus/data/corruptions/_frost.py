@@ -33,13 +33,13 @@ def textures(
     """All textures at `scale`, each at least `(height, width)`, laid end to end.
 
     Returns:
-        Pixels `(total, 3)` of range 0 to 255, and for each texture its first pixel, its height and its width.
+        Pixels `(3, total)` of range 0 to 255, and for each texture its first pixel, its height and its width.
     """
     pictures = grown_textures() if folder is None else read_textures(folder)
     scaled = [_resized(picture, scale, height, width) for picture in pictures]
     heights, widths = (torch.tensor([picture.shape[axis] for picture in scaled]) for axis in (1, 2))
     first = (heights * widths).cumsum(0) - heights * widths
-    return torch.cat([picture.flatten(1).T for picture in scaled]).contiguous(), first, heights, widths
+    return torch.cat([picture.flatten(1) for picture in scaled], dim=1), first, heights, widths
 
 
 def _resized(picture: Tensor, scale: float, height: int, width: int) -> Tensor:

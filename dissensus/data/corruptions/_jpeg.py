@@ -1,8 +1,10 @@
-"""JPEG's lossy steps in integers: bytes in, the bytes that a JPEG file would give back out.
+"""JPEG's lossy steps in whole numbers: bytes in, the bytes that a JPEG file would give back out.
 
 The entropy coding of a JPEG file loses nothing, so it is left out. Everything else (colour conversion, 4:2:0
 chroma, 8 x 8 DCT, quantisation, and the way back) follows the integer arithmetic that the reference library
-uses by default, so the result equals Pillow's byte for byte where Pillow is built on libjpeg-turbo.
+uses by default, so the result equals Pillow's byte for byte where Pillow is built on libjpeg-turbo. Between
+two roundings that arithmetic is linear: each stretch is a matrix of whole numbers over a power of two, and
+float64 holds its products exactly.
 
 References:
     ITU-T T.81 (tables of annex K); Loeffler, Ligtenberg and Moschytz, 1989 (the 11-multiplication DCT).
@@ -13,6 +15,8 @@ from functools import lru_cache
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from dissensus.data.corruptions._filters import separable
 
 _LUMA_TABLE = (
     (16, 11, 10, 16, 24, 40, 51, 61),
@@ -32,20 +36,35 @@ _CHROMA_TABLE = (
     *(((99,) * 8,) * 4),
 )
 
+# Colours in fixed point, over 2^16, a constant first: luma, blue and red chroma from red, green and blue …
+_HALF, _MIDDLE = 1 << 15, 128 << 16
+_TO_YCC = (
+    (_HALF, 19595, 38470, 7471),
+    (_MIDDLE + _HALF - 1, -11059, -21709, 32768),
+    (_MIDDLE + _HALF - 1, 32768, -27439, -5329),
+)
+# … and what blue and red chroma, counted from 128, add to luma in red, green and blue.
+_TO_RGB = (
+    (_HALF - 128 * 91881, 0, 91881),
+    (_HALF + 128 * (22554 + 46802), -22554, -46802),
+    (_HALF - 128 * 116130, 116130, 0),
+)
+
 # Fixed point of the DCT: 13 bits after the point, and two more in what the first pass hands to the second.
 _BITS, _EXTRA = 13, 2
+
+_ONES = torch.ones(1, dtype=torch.float64)
 
 
 def jpeg_roundtrip(images: Tensor, quality: int) -> Tensor:
     """What is left of uint8 images after JPEG compression at `quality` (1 to 100) with 4:2:0 chroma."""
     luma_steps, chroma_steps = (table.to(images.device) for table in quantisation_tables(quality))
     if images.shape[1] == 1:
-        return _store(images.int(), luma_steps).to(torch.uint8)
-    luma, chroma = _from_rgb(images.int())
-    luma = _store(luma, luma_steps)
+        return _to_bytes(_stored(images.double(), luma_steps))
+    luma, chroma = _from_rgb(images)
     height, width = images.shape[-2:]
-    small = _store(_halve(chroma), chroma_steps)[..., : (width + 1) // 2]
-    return _to_rgb(luma, _enlarge(small)[..., :height, :width])
+    small = _stored(_halved(chroma), chroma_steps)[..., : (width + 1) // 2]
+    return _to_rgb(_stored(luma, luma_steps), _enlarged(small, height, width))
 
 
 @lru_cache(maxsize=128)
@@ -56,87 +75,100 @@ def quantisation_tables(quality: int) -> tuple[Tensor, Tensor]:
     return ((luma * percent + 50) // 100).clamp(1, 255), ((chroma * percent + 50) // 100).clamp(1, 255)
 
 
+def _to_bytes(values: Tensor) -> Tensor:
+    return values.to(torch.int16).to(torch.uint8)
+
+
 def _from_rgb(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Luma `(batch, 1, …)` and the two chroma channels `(batch, 2, …)`, in 16-bit fixed point."""
-    red, green, blue = images.unbind(1)
-    luma = (19595 * red + 38470 * green + 7471 * blue + 32768) >> 16
-    middle = (128 << 16) + 32767
-    chroma_blue = (-11059 * red - 21709 * green + 32768 * blue + middle) >> 16
-    chroma_red = (32768 * red - 27439 * green - 5329 * blue + middle) >> 16
-    return luma[:, None], torch.stack([chroma_blue, chroma_red], dim=1)
+    """Luma `(batch, 1, …)` and the two chroma channels `(batch, 2, …)`."""
+    colours = images.double()
+    luma, blue, red = (_mixed(colours, *row) for row in _TO_YCC)
+    return luma[:, None], torch.stack([blue, red], dim=1)
 
 
 def _to_rgb(luma: Tensor, chroma: Tensor) -> Tensor:
-    luma, blueness, redness = luma[:, 0], chroma[:, 0] - 128, chroma[:, 1] - 128
-    red = luma + ((91881 * redness + 32768) >> 16)
-    green = luma + ((-22554 * blueness - 46802 * redness + 32768) >> 16)
-    blue = luma + ((116130 * blueness + 32768) >> 16)
-    return torch.stack([red, green, blue], dim=1).clamp_(0, 255).to(torch.uint8)
+    colours = torch.stack([_mixed(chroma, *row) for row in _TO_RGB], dim=1)
+    return _to_bytes(colours.add_(luma).clamp_(0.0, 255.0))
 
 
-def _pad(channels: Tensor, bottom: int, right: int) -> Tensor:
-    """Repeats the last row and column."""
-    # Padding is defined for floats; bytes survive the trip.
-    return (
-        F.pad(channels.float(), (0, right, 0, bottom), mode="replicate").int()
-        if bottom or right
-        else channels
-    )
+def _mixed(channels: Tensor, constant: int, *weights: int) -> Tensor:
+    """Weighted sum of channels plus a constant, all over 2^16, rounded down."""
+    mixed = channels[:, 0] * (weights[0] / 2**16)
+    for channel, weight in enumerate(weights[1:], start=1):
+        mixed.add_(channels[:, channel], alpha=weight / 2**16)
+    return mixed.add_(constant / 2**16).floor_()
 
 
-def _halve(chroma: Tensor) -> Tensor:
+def _halved(chroma: Tensor) -> Tensor:
     """Means of 2 x 2 pixels, with whole blocks of columns; ties go down and up in turn along a row."""
     height, width = chroma.shape[-2:]
-    full = _pad(chroma, height % 2, -width % 16)
-    sums = full[..., ::2, ::2] + full[..., 1::2, ::2] + full[..., ::2, 1::2] + full[..., 1::2, 1::2]
-    bias = 1 + torch.arange(sums.shape[-1], dtype=torch.int32, device=chroma.device) % 2
-    return (sums + bias) >> 2
+    rows, columns = _pairs(height, (height + 1) // 2), _pairs(width, (width + -width % 16) // 2)
+    bias = 1 + torch.arange(len(columns), device=chroma.device) % 2
+    return separable(chroma, rows, columns).add_(bias).mul_(0.25).floor_()
 
 
-def _enlarge(chroma: Tensor) -> Tensor:
+def _enlarged(chroma: Tensor, height: int, width: int) -> Tensor:
     """Twice the size by the triangle filter: three parts of the nearer pixel, one of the farther."""
-    padded = F.pad(chroma.float(), (1, 1, 1, 1), mode="replicate").int()
-    middle, above, below = padded[..., 1:-1, :], padded[..., :-2, :], padded[..., 2:, :]
-    rows = torch.stack([3 * middle + above, 3 * middle + below], dim=-2).flatten(-3, -2)
-    centre, left, right = rows[..., 1:-1], rows[..., :-2], rows[..., 2:]
-    columns = [(3 * centre + left + 8) >> 4, (3 * centre + right + 7) >> 4]
-    return torch.stack(columns, dim=-1).flatten(-2)
+    rows, columns = _thirds(chroma.shape[-2], height), _thirds(chroma.shape[-1], width)
+    bias = 8 - torch.arange(width, device=chroma.device) % 2
+    return separable(chroma, rows, columns).add_(bias).mul_(1 / 16).floor_()
 
 
-def _store(channels: Tensor, steps: Tensor) -> Tensor:
-    """DCT, quantisation and back for each 8 x 8 block, int32 of range 0 to 255."""
+@lru_cache(maxsize=64)
+def _pairs(source: int, target: int) -> Tensor:
+    """Sums of two neighbours, `(target, source)`; the last pixel is repeated."""
+    sources = torch.arange(2 * target).clamp(max=source - 1).view(target, 2)
+    return torch.zeros(target, source, dtype=torch.float64).scatter_add_(1, sources, _ONES.expand(target, 2))
+
+
+@lru_cache(maxsize=64)
+def _thirds(source: int, target: int) -> Tensor:
+    """Three times the pixel itself plus its left or right neighbour in turn, `(target, source)`."""
+    target_index = torch.arange(target)
+    nearer = target_index // 2
+    farther = (nearer + 2 * (target_index % 2) - 1).clamp(0, source - 1)
+    matrix = torch.zeros(target, source, dtype=torch.float64)
+    matrix.scatter_add_(1, nearer[:, None], 3 * _ONES.expand(target, 1))
+    return matrix.scatter_add_(1, farther[:, None], _ONES.expand(target, 1))
+
+
+def _stored(channels: Tensor, steps: Tensor) -> Tensor:
+    """DCT, quantisation and back for each 8 x 8 block, whole numbers from 0 to 255."""
     height, width = channels.shape[-2:]
-    full = _pad(channels, -height % 8, -width % 8)
-    tall, wide = full.shape[-2] // 8, full.shape[-1] // 8
-    # (row in block, column in block, everything else): the transforms then work on contiguous slices.
-    blocks = full.reshape(*full.shape[:2], tall, 8, wide, 8).permute(3, 5, 0, 1, 2, 4).contiguous()
-    blocks = _quantised(_forward(blocks - 128), steps[:, :, None, None, None, None])
-    restored = (_backward(blocks) + 128).clamp_(0, 255)
-    return restored.permute(2, 3, 4, 0, 5, 1).reshape_as(full)[..., :height, :width]
+    bottom, right = -height % 8, -width % 8
+    full = F.pad(channels, (0, right, 0, bottom), mode="replicate") if bottom or right else channels
+    # Lines are rows of blocks: a product from the right transforms along them, one from the left across.
+    lines, shape = full.shape[-1], full.shape
+    forward, across_forward, backward, across_backward = (matrix.to(full.device) for matrix in _transforms())
+    values = _rounded((full - 128).view(-1, 8) @ forward.T)
+    values = _rounded(across_forward @ values.view(-1, 8, lines))
+    values = _quantised(values, steps.double().repeat(1, lines // 8))
+    values = _rounded(across_backward @ values)
+    values = _rounded(values.view(-1, 8) @ backward.T, 128.0).clamp_(0.0, 255.0)
+    return values.view(shape)[..., :height, :width]
+
+
+def _rounded(values: Tensor, offset: float = 0.0) -> Tensor:
+    """To the nearest whole number, halves upwards, plus `offset`."""
+    return values.add_(0.5 + offset).floor_()
 
 
 def _quantised(coefficients: Tensor, steps: Tensor) -> Tensor:
     """To the nearest multiple of the step, ties away from zero; the transform comes scaled by eight."""
-    # Both are below 2^16, where a float32 quotient cannot be rounded across a whole number.
-    halves = coefficients.sign() * (steps * 4)
-    return ((coefficients + halves).float() / (steps * 8)).int() * steps
+    # A hair above one over the step: ties turn into a bit more than a half, and nothing else is so close to one.
+    return coefficients.mul_((1 + 2.0**-40) / (8 * steps)).round_().mul_(steps)
 
 
-def _forward(blocks: Tensor) -> Tensor:
-    rows = _forward_axis(blocks.unbind(1), _BITS - _EXTRA)
-    return torch.stack(_forward_axis(torch.stack(rows, 1).unbind(0), _BITS + _EXTRA))
+@lru_cache(maxsize=1)
+def _transforms() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """DCT of eight samples along a line and across lines, and the way back, scaled as the passes hand them on."""
+    unit = torch.eye(8, dtype=torch.int64).unbind()
+    forward, backward = torch.stack(_forward_axis(unit)).double(), torch.stack(_backward_axis(unit)).double()
+    first, second, last = (2.0**-bits for bits in (_BITS - _EXTRA, _BITS + _EXTRA, _BITS + _EXTRA + 3))
+    return forward * first, forward * second, backward * last, backward * first
 
 
-def _backward(blocks: Tensor) -> Tensor:
-    columns = _backward_axis(blocks.unbind(0), _BITS - _EXTRA)
-    return torch.stack(_backward_axis(torch.stack(columns).unbind(1), _BITS + _EXTRA + 3), 1)
-
-
-def _descale(values: Tensor, bits: int) -> Tensor:
-    return (values + (1 << (bits - 1))) >> bits
-
-
-def _forward_axis(x: tuple[Tensor, ...], bits: int) -> list[Tensor]:
+def _forward_axis(x: tuple[Tensor, ...]) -> list[Tensor]:
     """The eight DCT coefficients of eight samples."""
     sum07, sum16, sum25, sum34 = (x[i] + x[7 - i] for i in range(4))
     outer, inner = sum07 - sum34, sum16 - sum25
@@ -149,18 +181,18 @@ def _forward_axis(x: tuple[Tensor, ...], bits: int) -> list[Tensor]:
     )
     seventh, fifth, third, first = _odd_part(x[3] - x[4], x[2] - x[5], x[1] - x[6], x[0] - x[7])
     odd = (first, third, fifth, seventh)
-    return [_descale(value, bits) for pair in zip(even, odd, strict=True) for value in pair]
+    return [value for pair in zip(even, odd, strict=True) for value in pair]
 
 
-def _backward_axis(c: tuple[Tensor, ...], bits: int) -> list[Tensor]:
+def _backward_axis(c: tuple[Tensor, ...]) -> list[Tensor]:
     """The eight samples of eight DCT coefficients."""
     rotated = (c[2] + c[6]) * 4433
     outer, inner = rotated + c[2] * 6270, rotated - c[6] * 15137
     total, difference = (c[0] + c[4]) << _BITS, (c[0] - c[4]) << _BITS
     even = (total + outer, difference + inner, difference - inner, total - outer)
     odd = _odd_part(c[7], c[5], c[3], c[1])[::-1]
-    first_half = [_descale(e + o, bits) for e, o in zip(even, odd, strict=True)]
-    second_half = [_descale(e - o, bits) for e, o in zip(even, odd, strict=True)]
+    first_half = [e + o for e, o in zip(even, odd, strict=True)]
+    second_half = [e - o for e, o in zip(even, odd, strict=True)]
     return first_half + second_half[::-1]
 
 

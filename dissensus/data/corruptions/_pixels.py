@@ -10,9 +10,14 @@ _HAIR = 1 / 128
 _LUMA = (0.299, 0.587, 0.114)
 
 
-def to_uint8(values: Tensor) -> Tensor:
-    """Truncates float values of range 0 to 255 to bytes; overwrites its argument."""
-    return values.add_(_HAIR).clamp_(0.0, 255.0).to(torch.uint8)
+def to_uint8(values: Tensor, clamp: bool = True) -> Tensor:
+    """Truncates float values of range 0 to 255 to bytes; overwrites its argument.
+
+    Means of bytes cannot leave the range and may skip the clamp.
+    """
+    values = values.add_(_HAIR)
+    # By way of int16: three times as fast on a CPU as the conversion to bytes alone.
+    return (values.clamp_(0.0, 255.0) if clamp else values).to(torch.int16).to(torch.uint8)
 
 
 def luma(images: Tensor) -> Tensor:

@@ -24,9 +24,8 @@ def water(liquid: Tensor, wet: Tensor) -> Tensor:
 
 def _edges(wet: Tensor) -> Tensor:
     """Wet pixels with a dry one above, below, left or right."""
-    dry = F.pad((~wet).float(), (1, 1, 1, 1))
-    beside = dry[..., :-2, 1:-1] + dry[..., 2:, 1:-1] + dry[..., 1:-1, :-2] + dry[..., 1:-1, 2:]
-    return wet & (beside > 0)
+    dry = F.pad(~wet, (1, 1, 1, 1))
+    return wet & (dry[..., :-2, 1:-1] | dry[..., 2:, 1:-1] | dry[..., 1:-1, :-2] | dry[..., 1:-1, 2:])
 
 
 def _distance(edges: Tensor) -> Tensor:
@@ -34,19 +33,28 @@ def _distance(edges: Tensor) -> Tensor:
 
     The squared distance separates: first the nearest edge in the same row, then over rows.
     """
-    far = float((_FARTHEST + 1) ** 2)
-    squared = torch.where(edges, 0.0, far)
-    for axis, padding in ((-1, (_FARTHEST, _FARTHEST, 0, 0)), (-2, (0, 0, _FARTHEST, _FARTHEST))):
-        padded, size = F.pad(squared, padding, value=far), squared.shape[axis]
-        for shift in range(-_FARTHEST, _FARTHEST + 1):
-            moved = padded.narrow(axis, _FARTHEST + shift, size) + float(shift**2)
-            squared = torch.minimum(squared, moved, out=moved)
+    far = _FARTHEST + 1
+    along = (~edges).to(torch.int16).mul_(far)
+    # Any distance is a sum of powers of two, so doubled steps reach it.
+    for step in (1, 2, 4, 8, 16):
+        padded = F.pad(along, (step, step), value=far)
+        ahead, behind = padded[..., 2 * step :], padded[..., : -2 * step]
+        along = torch.minimum(along, torch.minimum(ahead, behind).add_(step))
+    squared, height = along * along, edges.shape[-2]
+    padded = F.pad(squared, (0, 0, _FARTHEST, _FARTHEST), value=far**2)
+    for shift in range(1, _FARTHEST + 1):
+        below = padded.narrow(-2, _FARTHEST + shift, height)
+        above = padded.narrow(-2, _FARTHEST - shift, height)
+        squared = torch.minimum(squared, torch.minimum(above, below).add_(shift**2))
     return squared.double().sqrt_()
 
 
 def _mean3(values: Tensor) -> Tensor:
     """Mean over 3 x 3 pixels, mirrored at the border."""
-    return F.avg_pool2d(F.pad(values, (1, 1, 1, 1), mode="reflect"), 3, stride=1)
+    padded = F.pad(values, (1, 1, 1, 1), mode="reflect")
+    rows = padded[..., :-2, :] + padded[..., 1:-1, :]
+    rows.add_(padded[..., 2:, :])
+    return (rows[..., :-2] + rows[..., 1:-1]).add_(rows[..., 2:]).div_(9)
 
 
 def _equalise(values: Tensor) -> Tensor:
@@ -60,5 +68,10 @@ def _equalise(values: Tensor) -> Tensor:
 
 
 def _emboss(values: Tensor) -> Tensor:
-    kernel = torch.tensor(_EMBOSS, dtype=values.dtype, device=values.device)
-    return F.conv2d(F.pad(values, (1, 1, 1, 1), mode="reflect"), kernel[None, None])
+    height, width = values.shape[-2:]
+    padded, embossed = F.pad(values, (1, 1, 1, 1), mode="reflect"), torch.zeros_like(values)
+    for row, weights in enumerate(_EMBOSS):
+        for column, weight in enumerate(weights):
+            if weight:
+                embossed.add_(padded[..., row : row + height, column : column + width], alpha=weight)
+    return embossed

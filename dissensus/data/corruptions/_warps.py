@@ -24,7 +24,7 @@ def sample(images: Tensor, rows: Tensor, columns: Tensor, border: str = "mirror"
     else:
         across, down = (columns + 0.5) * (2 / width) - 1, (rows + 0.5) * (2 / height) - 1
     # Places that all images share are stored once.
-    both = across + down
-    grid = torch.stack([across.expand_as(both), down.expand_as(both)], dim=-1).float()
+    grid = torch.empty(*torch.broadcast_shapes(across.shape, down.shape), 2, device=images.device)
+    grid[..., 0], grid[..., 1] = across, down
     grid = grid.expand(len(images), -1, -1, -1)
     return F.grid_sample(images.float(), grid, padding_mode="reflection", align_corners=mirror)

@@ -12,18 +12,18 @@ from dissensus.data.corruptions._pixels import to_uint8
 
 def gaussian_blur(images: Tensor, keys: Tensor, sd: float) -> Tensor:
     """Gaussian blur of `sd` pixels, cut at four standard deviations, edge pixels repeated."""
-    return to_uint8(gaussian(images, sd))
+    return to_uint8(gaussian(images, sd), clamp=False)
 
 
 def defocus_blur(images: Tensor, keys: Tensor, radius: float, alias_sd: float) -> Tensor:
     """Correlation with a disk of `radius` pixels, softened by a Gaussian of `alias_sd` pixels."""
-    return to_uint8(correlate(images, disk_kernel(radius, alias_sd)))
+    return to_uint8(correlate(images, disk_kernel(radius, alias_sd)), clamp=False)
 
 
 def motion_blur(images: Tensor, keys: Tensor, radius: float, sd: float) -> Tensor:
     """One-sided Gaussian streak in a direction drawn between -45 and 45 degrees for each image."""
     degrees = uniform(keys, low=-45.0, high=45.0)
-    return streak(images, degrees, radius, sd).add_(0.5).to(torch.uint8)
+    return streak(images, degrees, radius, sd).add_(0.5).to(torch.int16).to(torch.uint8)
 
 
 def zoom_blur(images: Tensor, keys: Tensor, stop: float, step: float) -> Tensor:
@@ -34,7 +34,7 @@ def zoom_blur(images: Tensor, keys: Tensor, stop: float, step: float) -> Tensor:
     total = images.double()
     for i in range(count):
         total += zoom(images, 1 + i * increment)
-    return to_uint8(total.div_(count + 1))
+    return to_uint8(total.div_(count + 1), clamp=False)
 
 
 def glass_blur(images: Tensor, keys: Tensor, sd: float, reach: float, rounds: float) -> Tensor:
@@ -45,13 +45,13 @@ def glass_blur(images: Tensor, keys: Tensor, sd: float, reach: float, rounds: fl
     its own.
     """
     batch, channels, height, width = images.shape
-    pixels = to_uint8(gaussian(images, sd)).permute(0, 2, 3, 1).reshape(-1, channels)
+    pixels = to_uint8(gaussian(images, sd), clamp=False).permute(0, 2, 3, 1).reshape(-1, channels)
     first = torch.arange(batch, device=images.device)[:, None] * (height * width)
     for i in range(round(rounds)):
         source = _glass_sources(keys, height, width, max(1, round(reach)), stream=i)
         pixels = pixels.index_select(0, (source + first).flatten())
     moved = pixels.view(batch, height, width, channels).permute(0, 3, 1, 2)
-    return to_uint8(gaussian(moved, sd))
+    return to_uint8(gaussian(moved, sd), clamp=False)
 
 
 def _glass_sources(keys: Tensor, height: int, width: int, reach: int, stream: int) -> Tensor:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from dissensus.data.corruptions._draws import uniform
-from dissensus.data.corruptions._filters import box_resize, gaussian
+from dissensus.data.corruptions._filters import box_pixelate, gaussian
 from dissensus.data.corruptions._jpeg import jpeg_roundtrip
 from dissensus.data.corruptions._pixels import to_uint8
 from dissensus.data.corruptions._warps import positions, sample
@@ -12,9 +12,11 @@ from dissensus.data.corruptions._warps import positions, sample
 
 def contrast(images: Tensor, keys: Tensor, factor: float) -> Tensor:
     """Pulls every value towards its channel's mean."""
-    # Summed as integers: exact, so the mean does not depend on how a reduction is split.
-    mean = images.sum(dim=(2, 3), keepdim=True).float() / (images.shape[2] * images.shape[3])
-    return to_uint8((images.float() - mean).mul_(factor).add_(mean))
+    values = images.float()
+    # Whole numbers, exact in both sums, so the mean does not depend on how a reduction is split.
+    mean = values.sum(3, keepdim=True).sum(2, keepdim=True, dtype=torch.float64).float()
+    mean /= images.shape[2] * images.shape[3]
+    return to_uint8(values.sub_(mean).mul_(factor).add_(mean))
 
 
 def brightness(images: Tensor, keys: Tensor, shift: float) -> Tensor:
@@ -22,8 +24,10 @@ def brightness(images: Tensor, keys: Tensor, shift: float) -> Tensor:
     values = images.float()
     value = values.amax(dim=1, keepdim=True)
     brighter = (value + 255 * shift).clamp_(max=255.0)
+    factor = brighter / value.clamp(min=1.0)
     # Black has neither hue nor saturation and turns grey.
-    return to_uint8(torch.where(value > 0, values * (brighter / value.clamp(min=1.0)), brighter))
+    grey = brighter.mul_(value.lt_(1.0))
+    return to_uint8(values.mul_(factor).add_(grey))
 
 
 def saturate(images: Tensor, keys: Tensor, factor: float, shift: float) -> Tensor:
@@ -76,18 +80,18 @@ def _affine_sources(images: Tensor, keys: Tensor, reach: float) -> tuple[Tensor,
     down = rows.double() - origin[:, 0, None, None]
     right = columns.double() - origin[:, 1, None, None]
     first, second, area = first[:, :, None, None], second[:, :, None, None], area[:, None, None]
-    along_first = (down * second[:, 1] - right * second[:, 0]) / area
-    along_second = (right * first[:, 0] - down * first[:, 1]) / area
-    sides = corners[1:] - corners[0]
-    source_rows = corners[0, 0] + along_first * sides[0, 0] + along_second * sides[1, 0]
-    source_columns = corners[0, 1] + along_first * sides[0, 1] + along_second * sides[1, 1]
+    sides = (corners[1:] - corners[0])[:, :, None, None, None]
+    # Linear in row and column: two thin parts, added only at the end.
+    by_row = (sides[0] * second[:, 1] - sides[1] * first[:, 1]) * (down / area)
+    by_column = (sides[1] * first[:, 0] - sides[0] * second[:, 0]) * (right / area)
+    source_rows, source_columns = (by_row + corners[0, :, None, None, None]) + by_column
     return source_rows, source_columns
 
 
 def pixelate(images: Tensor, keys: Tensor, factor: float) -> Tensor:
     """Shrinks by `factor` and enlarges back, both with the box filter: bit for bit Pillow's."""
     height, width = images.shape[-2:]
-    return box_resize(box_resize(images, int(height * factor), int(width * factor)), height, width)
+    return box_pixelate(images, int(height * factor), int(width * factor))
 
 
 def jpeg_compression(images: Tensor, keys: Tensor, quality: float) -> Tensor:

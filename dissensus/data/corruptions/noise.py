@@ -7,8 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dissensus.data.corruptions._draws import bits, normal, uniform
+from dissensus.data.corruptions._draws import bits, normal, share_below
 from dissensus.data.corruptions._pixels import to_uint8
+
+_SIGN = -(2**31)
 
 
 def gaussian_noise(images: Tensor, keys: Tensor, sd: float) -> Tensor:
@@ -23,8 +25,11 @@ def speckle_noise(images: Tensor, keys: Tensor, sd: float) -> Tensor:
 
 def impulse_noise(images: Tensor, keys: Tensor, amount: float) -> Tensor:
     """Replaces a fraction `amount` of all values by 0 or 255, each with equal chance."""
-    chance = uniform(keys, tuple(images.shape[1:]))
-    return images.masked_fill(chance < amount, 255).masked_fill_(chance < amount / 2, 0)
+    draws = bits(keys, tuple(images.shape[1:]))
+    # Comparisons in place keep the type and vectorise; as masks of bits they then need no branch.
+    struck = draws.clone().lt_(share_below(amount)).neg_().to(torch.uint8)
+    spared = draws.lt_(share_below(amount / 2)).sub_(1).to(torch.uint8)
+    return struck.bitwise_or_(images).bitwise_and_(spared)
 
 
 def shot_noise(images: Tensor, keys: Tensor, photons: float) -> Tensor:
@@ -35,16 +40,15 @@ def shot_noise(images: Tensor, keys: Tensor, photons: float) -> Tensor:
     column (low bits) and the side of the threshold (high bits).
     """
     table, log_columns = _poisson_columns(photons)
+    low = (1 << log_columns) - 1
     random = bits(keys, tuple(images.shape[1:]))
-    column = random & ((1 << log_columns) - 1)
-    cell = (
-        table.to(images.device)
-        .index_select(0, ((images.int() << log_columns) + column).flatten())
-        .view_as(random)
-    )
-    threshold_mask = (1 << (32 - log_columns)) - 1
-    accepted = ((random >> log_columns) & threshold_mask) < ((cell >> log_columns) & threshold_mask)
-    counts = torch.where(accepted, column, cell & ((1 << log_columns) - 1))
+    column = random & low
+    place = images.int().bitwise_left_shift_(log_columns).bitwise_or_(column).flatten()
+    cell = table.to(images.device).index_select(0, place).view_as(random)
+    alias = cell & low
+    # With the sign bits flipped, signed numbers compare as the unsigned ones that are meant.
+    accepted = random.bitwise_xor_(_SIGN).lt_(cell.bitwise_and_(~low).bitwise_xor_(_SIGN))
+    counts = column.sub_(alias).mul_(accepted).add_(alias)
     return to_uint8(counts.float().mul_(255 / photons))
 
 

@@ -67,9 +67,11 @@ def frost(
     top = integers(keys, (heights[chosen] - height + 1), stream=1)
     left = integers(keys, (widths[chosen] - width + 1), stream=2)
     rows = top[:, None] + torch.arange(height, device=images.device)
-    columns = left[:, None] + torch.arange(width, device=images.device)
-    source = first[chosen, None, None] + rows[:, :, None] * widths[chosen, None, None] + columns[:, None, :]
-    crops = pixels.index_select(0, source.flatten()).view(len(images), height, width, 3).permute(0, 3, 1, 2)
+    # Each line of a crop is one window of the texture's memory.
+    lines = first[chosen, None] + rows * widths[chosen, None] + left[:, None]
+    planes = torch.arange(3, device=images.device)[:, None] * pixels.shape[1]
+    windows = pixels.flatten().unfold(0, width, 1)
+    crops = windows.index_select(0, (planes + lines[:, None]).flatten()).view(-1, 3, height, width)
     layer = luma(crops) if images.shape[1] == 1 else crops
     return to_uint8((layer * frost_weight).add_(images.float() * image_weight))
 

@@ -1,0 +1,252 @@
+"""Features of a frozen backbone, computed once and kept: in memory, or in a file that may be larger than memory."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from dissensus.data.fingerprints import sum_of_rows
+
+FORMAT = 1
+FACTS, FEATURES, TARGETS = "cache.json", "features.npy", "targets.npy"
+# Rows that are read at once where a whole file is gone through.
+_AT_ONCE = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class CachedFeatures(Dataset[tuple[Tensor, Tensor]]):
+    """What a backbone says of a data set; `cache_features` makes it, and `fit`, `predict` and `evaluate` read it.
+
+    Rows are ordered by pass: row `k * num_examples + i` is example `i` in pass `k`. In training an epoch goes once
+    through the examples, whatever the number of passes, and takes each from another pass than the epoch before: after
+    as many epochs as there are passes every row was seen once.
+
+    Attributes:
+        features: `(rows, ...)`: a read-only `np.memmap` of the file, or a tensor where there is no file.
+        targets: `(rows, ...)`, None where the data had none.
+        passes: How often the data was gone through.
+        backbone: Digest of the backbone that computed the features.
+        data: Digest of the data that it read.
+        content: Hash of the features; `verify` compares the file with it.
+        path: Folder of the file.
+        resident_limit: Bytes up to which training moves the features to its device whole; by default half of the memory
+            that is free there. Larger ones are streamed from the file.
+    """
+
+    features: Tensor | np.ndarray
+    targets: Tensor | None
+    passes: int = 1
+    backbone: str = ""
+    data: str = ""
+    content: int = 0
+    path: Path | None = None
+    resident_limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.features) == 0 or len(self.features) % self.passes:
+            raise ValueError(
+                f"Features of {self.passes} passes need as many rows for each, at least one; got {len(self.features)}."
+            )
+        if self.targets is not None and len(self.targets) != len(self.features):
+            raise ValueError(
+                f"There must be one target for each row; got {len(self.features)} rows and {len(self.targets)} targets."
+            )
+
+    @classmethod
+    def open(cls, path: str | Path, *, resident_limit: int | None = None) -> "CachedFeatures":
+        """Open a finished cache without its backbone and data; `cache_features` with both compares it with them."""
+        folder = Path(path)
+        facts = Facts.read(folder)
+        if facts is None:
+            raise ValueError(f"There is no feature cache in {folder}. Make one with ds.cache_features.")
+        if facts.done < facts.rows:
+            raise ValueError(
+                f"The feature cache in {folder} has {facts.done} of {facts.rows} rows. Call ds.cache_features again to finish it."
+            )
+        return facts.open(folder, resident_limit)
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def __getitem__(self, index: int) -> Any:
+        row = self.rows(index, index + 1)[0]
+        return row if self.targets is None else (row, self.targets[index])
+
+    @property
+    def num_examples(self) -> int:
+        """How many examples the data has."""
+        return len(self) // self.passes
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the features."""
+        return int(self.features.nbytes)
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Return some rows as real numbers that networks take: half precision becomes float32."""
+        return as_real(self.stored_rows(start, stop))
+
+    def stored_rows(self, start: int, stop: int) -> Tensor:
+        """Return some rows in the precision in which they are kept."""
+        part = self.features[start:stop]
+        return part if isinstance(part, Tensor) else torch.from_numpy(np.array(part))
+
+    def spans(self, spans: Sequence[slice]) -> Tensor:
+        """Return several ranges of rows, one after the other, as `rows` does."""
+        parts = [self.features[span] for span in spans]
+        if isinstance(self.features, Tensor):
+            return as_real(torch.cat(parts))  # type: ignore[arg-type]
+        return as_real(torch.from_numpy(np.concatenate(parts)))
+
+    def batches(self, batch_size: int) -> Iterator[Tensor]:
+        """Yield the features in order."""
+        for start in range(0, len(self), batch_size):
+            yield self.rows(start, start + batch_size)
+
+    def pairs(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield features and targets in order."""
+        if self.targets is None:
+            raise ValueError("These features have no targets. Cache them from data that has labels.")
+        yield from zip(self.batches(batch_size), self.targets.split(batch_size), strict=True)
+
+    def resident(self, device: torch.device | str = "cpu") -> Tensor:
+        """Return all features on a device, in the precision in which they are kept."""
+        if isinstance(self.features, Tensor):
+            return self.features.to(device)
+        whole = self.stored_rows(0, 1).new_empty(self.features.shape, device=device)
+        for start in range(0, len(self), _AT_ONCE):
+            whole[start : start + _AT_ONCE] = self.stored_rows(start, start + _AT_ONCE).to(device)
+        return whole
+
+    def check_backbone(self, digest: str) -> None:
+        """Refuse a backbone that did not compute these features."""
+        if self.backbone and digest != self.backbone:
+            raise ValueError(
+                "These features were computed by another backbone than the ensemble's, or by other weights of it. Cache "
+                "them again with this backbone, or use the one that they are from."
+            )
+
+    def verify(self) -> None:
+        """Read everything and compare it with the hash that was taken when it was written; ValueError if it was changed."""
+        found = wrapped(
+            sum(
+                sum_of_rows(self.stored_rows(start, start + _AT_ONCE), start)
+                for start in range(0, len(self), _AT_ONCE)
+            )
+        )
+        if found != self.content:
+            raise ValueError(
+                f"The features in {self.path or 'memory'} are not those that were written: their hash is another one. "
+                "Delete the cache and make it again."
+            )
+
+
+def as_real(values: Tensor) -> Tensor:
+    """Return values in float32, or as they are where they are more precise."""
+    return values if values.dtype == torch.float64 else values.float()
+
+
+def wrapped(value: int) -> int:
+    """Return an integer as a signed one of 64 bits."""
+    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+@dataclass
+class Facts:
+    """What `cache.json` says: whose features they are, how they are laid out, and how far writing has come."""
+
+    examples: int
+    passes: int
+    shape: list[int]
+    dtype: str
+    targets: list[Any] | None
+    identity: dict[str, Any] = field(default_factory=dict)
+    done: int = 0
+    content: int = 0
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are to be."""
+        return self.examples * self.passes
+
+    @classmethod
+    def read(cls, folder: Path) -> "Facts | None":
+        """Read the facts of a folder; None if it has none."""
+        path = folder / FACTS
+        if not path.exists():
+            return None
+        try:
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            if stored.pop("format") != FORMAT:
+                raise ValueError(f"{path} was written by another version; delete the folder and cache again.")
+            return cls(**stored)
+        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
+            raise ValueError(
+                f"{path} is not what a feature cache writes (damaged or changed). Delete the folder and cache again."
+            ) from None
+
+    def write(self, folder: Path) -> None:
+        """Replace the facts in one step."""
+        temporary = folder / f".{FACTS}.{os.getpid()}"
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump({"format": FORMAT, **vars(self)}, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, folder / FACTS)
+
+    def arrays(self) -> Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+        """Return shape and type of each file."""
+        wanted = {FEATURES: ((self.rows, *self.shape), np.dtype(self.dtype))}
+        if self.targets is not None:
+            wanted[TARGETS] = ((self.rows, *self.targets[0]), np.dtype(self.targets[1]))
+        return wanted
+
+    def create(self, folder: Path) -> dict[str, np.ndarray]:
+        """Make the files, empty, and return them as arrays to write into."""
+        folder.mkdir(parents=True, exist_ok=True)
+        arrays: dict[str, np.ndarray] = {
+            name: np.lib.format.open_memmap(folder / name, mode="w+", dtype=dtype, shape=shape)
+            for name, (shape, dtype) in self.arrays().items()
+        }
+        self.write(folder)
+        return arrays
+
+    def load(self, folder: Path, mode: Literal["r", "r+"]) -> dict[str, np.ndarray]:
+        """Map the files; ValueError where one is missing, cut off, or not of the shape and type that was written."""
+        arrays = {}
+        for name, (shape, dtype) in self.arrays().items():
+            try:
+                array = np.load(folder / name, mmap_mode=mode, allow_pickle=False)
+            except (ValueError, OSError, EOFError) as problem:
+                raise ValueError(
+                    f"{folder / name} cannot be read ({problem}). Delete the folder and cache again."
+                ) from None
+            if array.shape != shape or array.dtype != dtype:
+                raise ValueError(
+                    f"{folder / name} holds {array.dtype} shaped {array.shape}, and {FACTS} says {dtype} shaped {shape}. "
+                    "Delete the folder and cache again."
+                )
+            arrays[name] = array
+        return arrays
+
+    def open(self, folder: Path, resident_limit: int | None) -> CachedFeatures:
+        """Return the finished cache."""
+        arrays = self.load(folder, "r")
+        targets = None if self.targets is None else torch.from_numpy(np.array(arrays[TARGETS]))
+        return CachedFeatures(
+            arrays[FEATURES],
+            targets,
+            self.passes,
+            self.identity["backbone"],
+            self.identity["data"],
+            self.content,
+            folder,
+            resident_limit,
+        )

@@ -1,0 +1,183 @@
+"""Member outputs in; metrics of what is left of the ensemble when members are dropped at random out."""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import floor
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dissensus.diagnostics.findings import DropCurve
+from dissensus.objectives.collusion import CLASS_LOSSES
+from dissensus.objectives.losses import (
+    Loss,
+    dense_targets,
+    errors,
+    like_outputs,
+    log_mixture,
+    majority_vote,
+    output_sum,
+    weighted_mean,
+)
+
+# Values that are averaged in all; beyond, the curves are of some of the examples.
+_LARGEST_WORK = 2_000_000_000
+
+Pool = Callable[[Tensor | None], Tensor]
+Metric = Callable[[Tensor], Tensor]
+
+
+def drop_counts(num_members: int, fractions: Sequence[float]) -> dict[int, float]:
+    """How many members each fraction drops, and the fraction; those that drop none, or all, are left out.
+
+    Example:
+        >>> drop_counts(5, (0.1, 0.2, 0.5, 1.0))
+        {1: 0.2, 2: 0.5}
+    """
+    if not all(0 < fraction <= 1 for fraction in fractions):
+        raise ValueError(
+            f"`drop_fractions` must lie between 0 and 1; got {tuple(fractions)}. Use such as (0.2, 0.4, 0.6)."
+        )
+    # The small number: 0.3 times 10 is a hair below 3.
+    counts = {floor(fraction * num_members + 1e-9): fraction for fraction in reversed(fractions)}
+    found = {count: fraction for count, fraction in sorted(counts.items()) if 0 < count < num_members}
+    return found or ({1: 1 / num_members} if num_members > 1 and fractions else {})
+
+
+def drop_curves(
+    outputs: Tensor,
+    targets: Tensor,
+    loss: Loss,
+    average: str,
+    weights: Tensor | None,
+    *,
+    fractions: Sequence[float],
+    repeats: int,
+    per: Literal["example", "set"],
+    seed: int,
+) -> tuple[tuple[DropCurve, ...], int]:
+    """Return a curve for each metric, and how many examples they are of."""
+    counts = drop_counts(len(outputs), fractions)
+    if not counts:
+        return (), outputs.shape[1]
+    generator = torch.Generator().manual_seed(seed)
+    outputs, targets = _affordable(outputs, targets, len(counts) * repeats, generator)
+    pool, metrics = _pool_and_metrics(outputs, targets, loss, average)
+    full = {name: float(metric(pool(weights)).mean()) for name, metric in metrics.items()}
+    found: dict[str, list[Tensor]] = {name: [] for name in metrics}
+    for count in counts:
+        runs: dict[str, list[float]] = {name: [] for name in metrics}
+        for _ in range(repeats):
+            pooled = pool(_kept(outputs, count, weights, per, generator))
+            for name, metric in metrics.items():
+                runs[name].append(float(metric(pooled).mean()))
+        for name, values in runs.items():
+            found[name].append(torch.tensor(values, dtype=torch.float64))
+    exact = _exact(outputs, targets, counts, full["error"]) if loss == "mse" and weights is None else ()
+    curves = tuple(
+        DropCurve(
+            name,
+            tuple(counts.values()),
+            tuple(counts),
+            full[name],
+            tuple(float(values.mean()) for values in found[name]),
+            tuple(float(values.std(correction=0)) for values in found[name]),
+            exact if name == "error" else (),
+        )
+        for name in metrics
+    )
+    return curves, outputs.shape[1]
+
+
+def _affordable(
+    outputs: Tensor, targets: Tensor, times: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Return as many examples, drawn at random, as can be averaged so often in seconds."""
+    affordable = max(100, _LARGEST_WORK * outputs.shape[1] // (outputs.numel() * times))
+    if affordable >= outputs.shape[1]:
+        return outputs, targets
+    rows = torch.randperm(outputs.shape[1], generator=generator)[:affordable].sort().values
+    return outputs[:, rows.to(outputs.device)], targets[rows.to(targets.device)]
+
+
+def _kept(
+    outputs: Tensor, dropped: int, weights: Tensor | None, per: str, generator: torch.Generator
+) -> Tensor:
+    """Weights of what is left, `(members, batch)`: those of dropped members are zero, the others sum to one."""
+    members, batch = outputs.shape[:2]
+    draws = torch.rand(batch if per == "example" else 1, members, generator=generator, dtype=torch.float64)
+    # Those above the smallest draws stay: one selection a row is faster than two sorts.
+    kept = (draws > draws.kthvalue(dropped, dim=1, keepdim=True).values).T.to(outputs)
+    own = kept if weights is None else kept * weights[:, None]
+    total = own.sum(0)
+    # Members of weight zero may be all that is left: then they count alike.
+    share = torch.where(total > 0, own / total, kept / kept.sum(0))
+    return share.expand(members, batch)
+
+
+def _exact(outputs: Tensor, targets: Tensor, counts: Mapping[int, float], full: float) -> tuple[float, ...]:
+    members = len(outputs)
+    diversity = float(output_sum((outputs - outputs.mean(0)).square()).mean())
+    return tuple(full + diversity * n / ((members - n) * (members - 1)) for n in counts)
+
+
+def _pool_and_metrics(
+    outputs: Tensor, targets: Tensor, loss: Loss, average: str
+) -> tuple[Pool, dict[str, Metric]]:
+    """How outputs become one prediction, given weights `(members, batch)`, and the values of it per example."""
+    if loss == "zero_one":
+        labels = targets.argmax(-1) if targets.is_floating_point() else targets
+        ballots = F.one_hot(majority_vote(outputs, None)[0], outputs.shape[-1]).to(outputs)
+        # Counts that tie by chance of rounding go to the lowest class, as in the loss.
+        wrong = lambda tally: (tally.mul(1e6).round().argmax(-1) != labels).to(outputs)  # noqa: E731
+        return lambda weights: weighted_mean(ballots, weights), {"error": wrong}
+    if loss in CLASS_LOSSES:
+        return _class_pool(outputs, average), _class_metrics(outputs, targets, str(loss))
+
+    def mean(weights: Tensor | None) -> Tensor:
+        return weighted_mean(outputs, weights)
+
+    def error(pooled: Tensor) -> Tensor:
+        return errors(pooled[None], targets, loss, "scores")[1]
+
+    if loss in ("sigmoid", "poisson") and average == "probs":
+        # The loss of a mixture is not one of a pooled score: the weights go into the loss itself.
+        return (lambda weights: errors(outputs, targets, loss, average, weights)[1]), {"error": lambda v: v}
+    if loss == "mse":
+        truth = like_outputs(targets, outputs)
+        return mean, {"error": error, "mae": lambda pooled: (pooled - truth).abs()}
+    return mean, {"error": error}
+
+
+def _class_pool(outputs: Tensor, average: str) -> Pool:
+    """Log-probabilities of the ensemble from weights."""
+    if average == "scores":
+        return lambda weights: weighted_mean(outputs, weights).log_softmax(-1)
+    log_probs = outputs.log_softmax(-1)
+    probs, tiny = log_probs.exp(), torch.finfo(outputs.dtype).tiny
+
+    def pooled(weights: Tensor | None) -> Tensor:
+        if weights is None or weights.ndim == 1:
+            return log_mixture(log_probs, weights)
+        return torch.einsum("mb,mbc->bc", weights, probs).clamp_min(tiny).log()
+
+    return pooled
+
+
+def _class_metrics(outputs: Tensor, targets: Tensor, loss: str) -> dict[str, Metric]:
+    truth = dense_targets(targets, outputs)
+    labels = truth.argmax(-1)
+
+    def nll(log_probs: Tensor) -> Tensor:
+        return -(truth * log_probs).sum(-1)
+
+    def brier(log_probs: Tensor) -> Tensor:
+        return (log_probs.exp() - truth).square().sum(-1)
+
+    def accuracy(log_probs: Tensor) -> Tensor:
+        return (log_probs.argmax(-1) == labels).to(outputs)
+
+    if loss == "cross_entropy":
+        return {"error": nll, "accuracy": accuracy, "brier": brier}
+    return {"error": brier, "accuracy": accuracy, "nll": nll}

@@ -1,0 +1,252 @@
+"""`diagnose`: member outputs and targets in, a `Finding` out."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from math import isfinite, isinf
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from dissensus._checks import check_weights
+from dissensus.diagnostics.drops import drop_curves
+from dissensus.diagnostics.findings import Check, DropCurve, Finding, Pair
+from dissensus.metrics import diversity_bounds, pair_diversity
+from dissensus.objectives import debias
+from dissensus.objectives.collusion import CLASS_LOSSES, Measures, measure, predictions, ratio, wide
+from dissensus.objectives.losses import LOSSES, Loss, errors, output_sum, weighted_mean
+from dissensus.types import MemberOutputs
+
+# Beyond so many members, pairs are of some of them: their number grows with the square.
+_MEMBERS_IN_PAIRS = 24
+
+
+def diagnose(
+    outputs: MemberOutputs,
+    targets: Tensor,
+    loss: Loss = "cross_entropy",
+    average: Literal["probs", "scores"] = "probs",
+    weights: Tensor | None = None,
+    *,
+    training: tuple[Tensor, Tensor] | None = None,
+    history: Iterable[Mapping[str, Any]] | None = None,
+    drop_fractions: Sequence[float] = (0.2, 0.4, 0.6),
+    repeats: int = 100,
+    drop_per: Literal["example", "set"] = "example",
+    seed: int = 0,
+) -> Finding:
+    r"""Tell whether the members of an ensemble know different things, or only cancel each other (collude).
+
+    $$\underbrace{\overline{\mathrm{ERR}}}_{\text{mean member}} = \underbrace{\mathrm{ERR}}_{\text{ensemble}} + \mathrm{DIV},
+      \qquad \text{diversity\_ratio} = \mathrm{DIV} / \mathrm{ERR}$$
+
+    Works on predictions of any ensemble, from anywhere. Held-out data tell most cases apart; members of a classifier
+    whose *probabilities* are averaged often show on their training data only, so give that too where you can.
+
+    Args:
+        outputs: Member outputs, `(members, batch, ...)`, on data that members were not trained on; logits for classes.
+        targets: Targets as `objectives.decompose` takes them for this loss.
+        loss: "mse", "cross_entropy", "brier", "zero_one", "sigmoid", "poisson", "logistic", "exponential", or a callable
+            from `(batch, ...)` and targets to `(batch,)`.
+        average: What the ensemble averages: "probs", or "scores" (logits).
+        weights: Non-negative member weights with sum 1, `(members,)`; `None` is uniform.
+        training: Outputs and targets on training data that every member was trained on (so not for bagged members).
+        history: `run.history` of `fit(..., watch_collusion=True)`, or its rows: errors over training.
+        drop_fractions: Shares of the members to drop at test time; `int(members * share)` are dropped.
+        repeats: How often members are dropped at random.
+        drop_per: Drop a fresh choice of members for each "example", or one for the whole "set".
+        seed: Decides which members are dropped.
+
+    Returns:
+        A `Finding`: `.diversity_ratio`, `.bias_share`, `.codependence`, `.colluding`, `.explain()` and more.
+
+    Example:
+        >>> truth = torch.linspace(-1, 1, 100)
+        >>> wave = torch.sin(20 * truth)
+        >>> finding = diagnose(torch.stack([truth + wave, truth - wave]), truth, loss="mse")
+        >>> finding.colluding, finding.ensemble_error < 1e-9, round(finding.member_error, 2)
+        (True, True, 0.49)
+
+    References:
+        Jeffares et al., 2023, sections 6.1 and 6.2, <https://arxiv.org/abs/2301.11323>.
+    """
+    _check(outputs, targets, loss, average, repeats, drop_per)
+    values = wide(outputs)
+    targets = targets.detach().to(values.device)
+    if weights is not None:
+        check_weights(weights, len(values))
+        weights = weights.detach().to(values)
+    measures = measure(values, targets, loss, average, weights)
+    trained = None if training is None else _on_training_data(training, loss, average, weights)
+    checks, watched = _checks(history)
+    curves, examples = drop_curves(
+        values,
+        targets,
+        loss,
+        average,
+        weights,
+        fractions=drop_fractions,
+        repeats=repeats,
+        per=drop_per,
+        seed=seed,
+    )
+    scale_share, example_share = _shares(values, targets, loss, average, weights)
+    return Finding(
+        loss=loss if isinstance(loss, str) else "custom",
+        average=average,
+        weights=() if weights is None else tuple(weights.tolist()),
+        measures=measures,
+        training=trained,
+        signs=measures.signs(),
+        training_signs=watched if trained is None else trained.signs(trained_on=True),
+        offsets=_offsets(values, loss, average, weights),
+        scale_share=scale_share,
+        example_share=example_share,
+        codependence=_codependence(curves, measures),
+        drops=curves,
+        drop_per=drop_per,
+        drop_examples=examples,
+        dominance=_dominance(values, targets, loss, average),
+        error_spread=ratio(
+            max(measures.member_errors) - min(measures.member_errors), abs(measures.member_error)
+        ),
+        num_classes=values.shape[-1] if loss in CLASS_LOSSES else 0,
+        pairs=_pairs(values, targets) if loss in CLASS_LOSSES else (),
+        checks=checks,
+    )
+
+
+def _check(outputs: Tensor, targets: Tensor, loss: Loss, average: str, repeats: int, drop_per: str) -> None:
+    for name, values in (("outputs", outputs), ("targets", targets)):
+        if not isinstance(values, Tensor):
+            raise ValueError(
+                f"`{name}` must be a torch tensor; got {type(values).__name__}. Use torch.as_tensor."
+            )
+    if not callable(loss) and loss not in LOSSES:
+        raise ValueError(f"`loss` must be a callable or one of {', '.join(LOSSES)}; got {loss!r}.")
+    if average not in ("probs", "scores"):
+        raise ValueError(f"`average` must be 'probs' or 'scores'; got {average!r}.")
+    if drop_per not in ("example", "set") or repeats < 1:
+        raise ValueError(
+            f"`drop_per` must be 'example' or 'set' and `repeats` at least 1; got {drop_per!r} and {repeats}."
+        )
+    if outputs.ndim < 2 or outputs.shape[1] == 0:
+        raise ValueError(
+            f"`outputs` must be shaped (members, batch, ...) with an example or more; got {tuple(outputs.shape)}."
+        )
+    if not bool(outputs.isfinite().all()):
+        bad = (~outputs.isfinite()).nonzero()[0].tolist()
+        raise ValueError(
+            f"`outputs` must be finite; example {bad[1]} of member {bad[0]} is not. Leave it out, or train it again."
+        )
+
+
+def _on_training_data(
+    training: tuple[Tensor, Tensor], loss: Loss, average: str, weights: Tensor | None
+) -> Measures:
+    outputs, targets = training
+    values = wide(outputs)
+    return measure(values, targets.detach().to(values.device), loss, average, weights)
+
+
+def _codependence(curves: Sequence[DropCurve], measures: Measures) -> float:
+    """Share by which the error rises with the fewest members dropped."""
+    if not curves:
+        return 0.0
+    nothing_to_raise = isinf(measures.diversity_ratio)
+    return ratio(curves[0].increase[0], 0.0 if nothing_to_raise else abs(curves[0].full))
+
+
+def _offsets(outputs: Tensor, loss: Loss, average: str, weights: Tensor | None) -> tuple[float, ...]:
+    """Length of each member's constant offset, of what is averaged."""
+    if loss in CLASS_LOSSES and average == "probs":
+        outputs = outputs.softmax(-1)
+    elif loss in CLASS_LOSSES:
+        # A softmax does not see a constant that all classes have.
+        outputs = outputs - outputs.mean(-1, keepdim=True)
+    bias = debias(outputs, weights).bias
+    return tuple(output_sum(bias.square(), leading=1).sqrt().tolist())
+
+
+def _shares(
+    outputs: Tensor, targets: Tensor, loss: Loss, average: str, weights: Tensor | None
+) -> tuple[float, float]:
+    """Shares of the squared distances between members: multiples of the ensemble's prediction; beyond independence."""
+    found = predictions(outputs, targets, loss, average, weights)
+    if found is None or len(outputs) < 2:
+        return 0.0, 0.0
+    members, truth, _ = found
+    centre = weighted_mean(members, weights)
+    without_offsets = debias(members, weights).outputs - centre
+    spread = float(weighted_mean((members - centre).square().sum(-1), weights).mean())
+    if spread <= 0:
+        return 0.0, 0.0
+    centred = centre - centre.mean(0)
+    # Least squares of each member's deviation on the ensemble's prediction.
+    slopes = (without_offsets * centred).sum((1, 2)) / centred.square().sum().clamp_min(1e-300)
+    stretched = float(weighted_mean(slopes.square(), weights) * centred.square().sum(-1).mean())
+    left = float(weighted_mean(without_offsets.square().sum(-1), weights).mean())
+    shares = outputs.new_full((len(outputs),), 1 / len(outputs)) if weights is None else weights
+    # Members of equal error that err independently: DIV = (1 / sum of squared weights - 1) ERR.
+    possible = (1 / float(shares.square().sum()) - 1) * float((centre - truth).square().sum(-1).mean())
+    return stretched / spread, max(0.0, left - possible) / spread
+
+
+def _dominance(outputs: Tensor, targets: Tensor, loss: Loss, average: str) -> float:
+    """Largest share of examples that one member answers best; members that tie share an example."""
+    member, _ = errors(outputs, targets, loss, average)
+    best = (member == member.min(0).values).to(outputs)
+    return float((best / best.sum(0)).mean(1).max())
+
+
+def _pairs(outputs: Tensor, targets: Tensor) -> tuple[Pair, ...]:
+    labels = targets.argmax(-1) if targets.is_floating_point() else targets.long()
+    votes, classes = outputs.argmax(-1), outputs.shape[-1]
+    accuracies = (votes == labels).double().mean(1).tolist()
+    count = len(votes)
+    chosen = torch.linspace(0, count - 1, min(count, _MEMBERS_IN_PAIRS)).round().long().tolist()
+    pairs = []
+    for first, second in combinations(chosen, 2):
+        worse, better = sorted((first, second), key=lambda member: accuracies[member])
+        # The bounds are of members that are right more often than chance, and not always.
+        if accuracies[worse] < 1 / classes or accuracies[worse] == 1:
+            continue
+        bounds = diversity_bounds(accuracies[worse], accuracies[better], classes)
+        diversity = pair_diversity(votes[worse], votes[better], labels, accuracy_of="a")
+        pairs.append(
+            Pair(
+                (worse, better),
+                accuracies[worse],
+                accuracies[better],
+                diversity,
+                bounds.lower,
+                bounds.upper,
+            )
+        )
+    return tuple(pairs)
+
+
+def _checks(history: Iterable[Mapping[str, Any]] | None) -> tuple[tuple[Check, ...], tuple[str, ...]]:
+    """Errors over training, and the signs that the last check of a watched run found."""
+    rows: dict[int, Mapping[str, Any]] = {}
+    for row in history or ():
+        if isfinite(float(row.get("train_ensemble_error", "nan") or "nan")):
+            rows[int(row["step"])] = row
+    if history is not None and not rows:
+        raise ValueError(
+            "`history` must hold the columns train_member_error and train_ensemble_error; it does not. "
+            "Train with fit(..., watch_collusion=True), or leave it out."
+        )
+    names = ("train_member_error", "train_ensemble_error")
+    held_out = ("validation_member_error", "validation_ensemble_error")
+    checks = tuple(
+        Check(
+            int(row["epoch"]),
+            step,
+            *(float(row[name]) for name in names),
+            *(float(row.get(name, "nan") or "nan") for name in held_out),
+        )
+        for step, row in sorted(rows.items())
+    )
+    last = rows[max(rows)] if rows else {}
+    return checks, ("watched",) if float(last.get("colluding", 0) or 0) else ()

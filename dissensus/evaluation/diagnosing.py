@@ -1,0 +1,58 @@
+"""Member outputs of the known inputs, batch by batch, in; a diagnosis of the members out."""
+
+import torch
+from torch import Tensor
+
+from dissensus.diagnostics import Finding, diagnose
+from dissensus.objectives.likelihoods import mean_and_scale
+from dissensus.randomness import mix
+
+# So many outputs are diagnosed in about a second. Beyond, some inputs stand for all.
+_LARGEST = 1_000_000
+_FEWEST_ROWS = 500
+_REPEATS = 20
+
+
+class OutputSample:
+    """Outputs and targets of known inputs: all of them, or as many, drawn at random, as are cheap to keep."""
+
+    def __init__(self, largest: int = _LARGEST) -> None:
+        self.largest = largest
+        self._parts: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._rows = 0
+
+    def add(self, outputs: Tensor, targets: Tensor, start: int) -> None:
+        """Take in a batch whose first row has this number in the set."""
+        index = torch.arange(start, start + outputs.shape[1])
+        self._parts.append((index, outputs.detach(), targets.to(outputs.device)))
+        self._rows += len(index)
+        # Twice as many may pile up, so that not every batch sorts them.
+        if self._rows > 2 * self._limit(outputs):
+            self._parts = [self._chosen()]
+            self._rows = len(self._parts[0][0])
+
+    def diagnose(self, loss: str, density: bool, weights: Tensor | None, seed: int) -> Finding | None:
+        """Return what the outputs say; None of a single member."""
+        _, outputs, targets = self._chosen()
+        if len(outputs) == 1:
+            return None
+        if density:
+            outputs = mean_and_scale(outputs)[0]
+        if loss not in ("cross_entropy", "brier"):
+            loss, targets = "mse", targets.reshape(outputs.shape[1:])
+        return diagnose(outputs, targets, loss, "probs", weights, repeats=_REPEATS, seed=seed)
+
+    def _limit(self, outputs: Tensor) -> int:
+        return max(_FEWEST_ROWS, self.largest // (outputs.shape[0] * outputs.shape[2]))
+
+    def _chosen(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows with the smallest hash of their number, in order: the same however they came in batches."""
+        index = torch.cat([part[0] for part in self._parts])
+        outputs = torch.cat([part[1] for part in self._parts], dim=1)
+        targets = torch.cat([part[2] for part in self._parts])
+        limit = self._limit(outputs)
+        if len(index) <= limit:
+            return index, outputs, targets
+        rows = mix(index).argsort()[:limit].sort().values
+        place = rows.to(outputs.device)
+        return index[rows], outputs[:, place], targets[place]

@@ -1,0 +1,264 @@
+"""A trained network cut in two at a named layer: what is frozen, and what every head is made of."""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+Reset = Callable[[nn.Module], None]
+
+
+def cut(
+    model: nn.Module,
+    at: str | int,
+    *,
+    fresh: bool = True,
+    token: int | None = None,
+    outputs: int | None = None,
+    reset: Reset | None = None,
+    example: Tensor | None = None,
+) -> tuple[nn.Module, Callable[[], nn.Module]]:
+    """Cut a network before a layer: return the part before it, and a factory of heads made of the rest.
+
+    The network's `forward` is traced around the layers that it calls, which works for the networks of timm and
+    torchvision; no layer inside is changed. Exactly one tensor must cross the cut. The last block's MLP, norm and
+    head of a vision transformer are cut off at the norm before that MLP: `"blocks.11.norm2"` in timm,
+    `"encoder.layers.encoder_layer_11.ln_2"` in torchvision. A ResNet is cut at `"fc"` or `"layer4"`.
+
+    Args:
+        model: The network; its layers are shared with the backbone, and copied for every head.
+        at: Name of the first layer of the heads, as `model.named_modules()` has it; or how many of the last layers that
+            `forward` calls the heads get.
+        fresh: Give each head new initial weights (`reset_parameters` of its layers; what has none keeps the network's
+            values, such as a layer scale). False: every head starts from the network's weights, which is for
+            fine-tuning: members then differ by the order of their data only.
+        token: Let only this token of `(batch, tokens, width)` cross the cut. Right where the rest treats tokens one by one and
+            reads this one, as MLP, norm and head of a class token do: 0.
+        outputs: Replace the last linear layer by one with so many outputs.
+        reset: Gives one layer new weights, instead of `reset_parameters`.
+        example: A batch of inputs: check that backbone and head together give what the network gives.
+
+    Returns:
+        Backbone and factory, for `HeadEnsemble(*cut(...), num_members=50)`.
+
+    Example:
+        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+        >>> backbone, make_head = cut(model, at=1, outputs=3)
+        >>> backbone(torch.zeros(2, 8, 8)).shape, make_head()(torch.zeros(2, 16)).shape
+        (torch.Size([2, 16]), torch.Size([2, 3]))
+    """
+    name = _layer_from_the_end(model, at) if isinstance(at, int) else at
+    graph = _trace(model, name)
+    node = next((n for n in graph.nodes if n.op == "call_module" and n.target == name), None)
+    if node is None:
+        raise ValueError(
+            f"`forward` of {type(model).__name__} does not call {name!r} itself. Cut at a layer that it calls, or write "
+            "backbone and head as modules of your own."
+        )
+    front, back = _split(graph, node)
+    backbone = _Part(model, front, select=token)
+    rest = _Part(model, back, add_token=token is not None)
+    if example is not None:
+        _check(model, backbone, rest, example, name)
+    template = copy.deepcopy(rest).requires_grad_(True)
+    if outputs is not None:
+        _replace_last_linear(template, outputs)
+
+    def make_head() -> nn.Module:
+        head = copy.deepcopy(template)
+        if fresh:
+            _renew(head, reset)
+        return head
+
+    if fresh and not _renew(copy.deepcopy(template), reset):
+        raise ValueError(
+            f"No layer from {name!r} on can be given new weights, so all heads would be the same. Pass `reset`, or "
+            "fresh=False."
+        )
+    return backbone, make_head
+
+
+class _Part(nn.Module):
+    """One side of a cut: the layers that it calls, under their own names, and the traced code that calls them."""
+
+    def __init__(
+        self, model: nn.Module, graph: fx.Graph, select: int | None = None, add_token: bool = False
+    ) -> None:
+        super().__init__()
+        traced = fx.GraphModule(model, graph)
+        for name, child in traced.named_children():
+            self.add_module(name, child)
+        for name, parameter in traced._parameters.items():
+            self.register_parameter(name, parameter)
+        for name, buffer in traced._buffers.items():
+            self.register_buffer(name, buffer)
+        # The function and not the traced module: copies of a head share it, by which they are known to be alike.
+        self._code: Callable[..., Tensor] = type(traced).forward
+        self.select, self.add_token = select, add_token
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run this side."""
+        output = self._code(self, x[:, None] if self.add_token else x)
+        if self.select is None:
+            return output
+        if output.ndim != 3:
+            raise ValueError(
+                f"`token` picks one of (batch, tokens, width); what crosses the cut is shaped {tuple(output.shape)}."
+            )
+        return output[:, self.select]
+
+
+class _OneInput(nn.Module):
+    """Calls a network with nothing but its inputs, so that further arguments have their defaults when it is traced."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the network."""
+        return self.net(x)
+
+
+class _Tracer(fx.Tracer):
+    """Traces into the modules that hold the layer of the cut; all others stay whole."""
+
+    def __init__(self, inside: str) -> None:
+        super().__init__()
+        self.inside = f"net.{inside}"
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Whether a module's own forward is left alone."""
+        return not self.inside.startswith(f"{module_qualified_name}.")
+
+
+def _trace(model: nn.Module, inside: str) -> fx.Graph:
+    if inside and inside not in dict(model.named_modules()):
+        similar = [name for name, _ in model.named_modules() if name][-8:]
+        raise ValueError(
+            f"There is no layer {inside!r} in {type(model).__name__}; its last ones are {', '.join(similar)}."
+        )
+    try:
+        with _evaluating(model):
+            graph = _Tracer(inside).trace(_OneInput(model))
+    except Exception as problem:  # whatever a user's forward does with a value that is not there yet
+        line = (str(problem).splitlines() or [type(problem).__name__])[0]
+        raise ValueError(
+            f"`forward` of {type(model).__name__} cannot be traced: {line} Write backbone and head as modules of your own."
+        ) from problem
+    for node in graph.nodes:
+        if node.op in ("call_module", "get_attr"):
+            node.target = str(node.target).removeprefix("net.")
+    return graph
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def _layer_from_the_end(model: nn.Module, count: int) -> str:
+    called = [node.target for node in _trace(model, "").nodes if node.op == "call_module"]
+    if not 0 < count < len(called):
+        raise ValueError(
+            f"`at` must leave a layer on both sides of the cut: 1 to {len(called) - 1} of the last; got {count}."
+        )
+    return str(called[-count])
+
+
+def _split(graph: fx.Graph, first: fx.Node) -> tuple[fx.Graph, fx.Graph]:
+    """Return the graph up to what the layer takes, and the one from there to the end."""
+    behind: dict[fx.Node, None] = {first: None}
+    for node in graph.nodes:
+        if any(source in behind for source in node.all_input_nodes):
+            behind[node] = None
+    # Constants (parameters that forward itself uses) belong to whoever needs them.
+    crossing = dict.fromkeys(
+        source
+        for node in behind
+        for source in node.all_input_nodes
+        if source not in behind and source.op != "get_attr"
+    )
+    if len(crossing) != 1:
+        raise ValueError(
+            f"One tensor must cross the cut; at {first.target!r} it is {len(crossing)} ({', '.join(map(str, crossing))}). "
+            "Cut before the layer that all of them come from."
+        )
+    (border,) = crossing
+    return _front(graph, border), _back(behind, border)
+
+
+def _front(graph: fx.Graph, border: fx.Node) -> fx.Graph:
+    needed = {border}
+    for node in reversed(list(graph.nodes)):
+        if node in needed or node.op == "placeholder":
+            needed.update(node.all_input_nodes)
+    part, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in graph.nodes:
+        if node in needed or node.op == "placeholder":
+            copies[node] = part.node_copy(node, copies.__getitem__)
+    part.output(copies[border])
+    return part
+
+
+def _back(behind: Iterable[fx.Node], border: fx.Node) -> fx.Graph:
+    part, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    copies[border] = part.placeholder("x")
+
+    def copied(node: fx.Node) -> fx.Node:
+        if node not in copies:
+            copies[node] = part.node_copy(node, copied)
+        return copies[node]
+
+    for node in behind:
+        copied(node)
+    return part
+
+
+def _renew(head: nn.Module, reset: Reset | None) -> int:
+    """Give every layer new weights; return how many got them."""
+    count = 0
+    for layer in head.modules():
+        own = reset if reset is not None else _reset_of(layer)
+        if own is not None and (layer._parameters or layer._buffers):
+            own(layer)
+            count += 1
+    return count
+
+
+def _reset_of(layer: nn.Module) -> Reset | None:
+    method: Any = getattr(layer, "reset_parameters", None)
+    return None if method is None else lambda _: method()
+
+
+def _replace_last_linear(head: nn.Module, outputs: int) -> None:
+    linear = [name for name, layer in head.named_modules() if isinstance(layer, nn.Linear)]
+    if not linear:
+        raise ValueError("`outputs` replaces the last linear layer, and the heads have none.")
+    old = head.get_submodule(linear[-1])
+    assert isinstance(old, nn.Linear)
+    new = nn.Linear(
+        old.in_features, outputs, old.bias is not None, device=old.weight.device, dtype=old.weight.dtype
+    )
+    parent, _, name = linear[-1].rpartition(".")
+    setattr(head.get_submodule(parent), name, new)
+
+
+@torch.no_grad()
+def _check(model: nn.Module, backbone: nn.Module, rest: nn.Module, example: Tensor, name: str) -> None:
+    with _evaluating(model):
+        wanted, got = model(example), rest(backbone(example))
+    if wanted.shape != got.shape or not torch.allclose(wanted, got, rtol=1e-3, atol=1e-4):
+        raise ValueError(
+            f"Backbone and head cut at {name!r} do not give what the network gives. If `token` is set, the rest looks at "
+            "other tokens too; leave it out."
+        )

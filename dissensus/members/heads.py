@@ -1,0 +1,195 @@
+"""Heads on a frozen backbone: one pass through the backbone, one trained head a member."""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import ClassVar
+
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from dissensus.architectures import mlp
+from dissensus.data.features import CachedFeatures
+from dissensus.data.fingerprints import network_digest
+from dissensus.data.sources import device_of
+from dissensus.members.deep_ensemble import DeepEnsemble
+from dissensus.members.members import Keys, Members
+from dissensus.members.stacking import tensors_of
+
+MakeHead = Callable[[], nn.Module] | tuple[int, int]
+_BACKBONE, _HEADS = "backbone.", "heads."
+
+
+class HeadEnsemble(Members):
+    """Many heads on one frozen backbone: `forward(x)` gives `(members, batch, ...)`.
+
+    The backbone is held, not copied: it is set to evaluation mode for good and its parameters no longer ask for
+    gradients. It moves with the ensemble and is in its state dict, but not in the checkpoints of a run. `heads` is a
+    `DeepEnsemble` that takes what the backbone gives.
+
+    Training on inputs runs the backbone in every step; `cache_features` runs it once. The heads then train, predict and
+    are evaluated on the `CachedFeatures`, and the ensemble is the same as if they had seen the inputs.
+
+    Args:
+        backbone: Any network from inputs to one tensor of features.
+        make_head: Makes one new head each time it is called; or a pair (features, outputs) for heads of two layers.
+            One layer is a convex problem: all members would end in the same place.
+        num_members: How many heads.
+        seed: Member j's initial weights depend on `(seed, j)` only.
+
+    Example:
+        >>> import torch
+        >>> backbone = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU())
+        >>> ens = HeadEnsemble(backbone, (16, 10), num_members=50, seed=0)
+        >>> ens(torch.zeros(8, 1, 8, 8)).shape, sum(p.requires_grad for p in backbone.parameters())
+        (torch.Size([50, 8, 10]), 0)
+    """
+
+    owns_parameters: ClassVar[bool] = True
+
+    def __init__(self, backbone: nn.Module, make_head: MakeHead, num_members: int, seed: int = 0) -> None:
+        super().__init__(num_members, seed)
+        if not isinstance(backbone, nn.Module):
+            raise ValueError(f"`backbone` must be a network, an nn.Module; got {type(backbone).__name__}.")
+        if isinstance(backbone, Members):
+            raise ValueError(
+                f"`backbone` must be one network; got a {type(backbone).__name__}. Take one of its members: ens.member(0)."
+            )
+        self.backbone = backbone.requires_grad_(False)
+        self.heads = DeepEnsemble(_factory(make_head), num_members, seed)
+        self.training = self.heads.training
+        backbone.eval()
+        self.to(device_of(backbone))
+        self._digest: tuple[object, str] | None = None
+
+    def train(self, mode: bool = True) -> "HeadEnsemble":
+        """Set training or evaluation mode for the heads; the backbone always evaluates."""
+        super().train(mode)
+        self.backbone.eval()
+        return self
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return what the backbone says of a batch, `(batch, ...)`; gradients flow to `x` alone."""
+        return self._features({f"{_BACKBONE}{name}": t for name, t in tensors_of(self.backbone).items()}, x)
+
+    def _features(self, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        frozen = {name: t.detach() for name, t in _under(_BACKBONE, tensors).items()}
+        features = functional_call(self.backbone, frozen, (x,))
+        if not isinstance(features, Tensor):
+            raise ValueError(
+                f"A backbone must return one tensor; got {type(features).__name__}. Wrap it in a module that returns the features."
+            )
+        own = next((t for t in self.heads.parameters() if t.is_floating_point()), features)
+        return features.to(own.dtype) if features.is_floating_point() else features
+
+    def run(
+        self, tensors: Mapping[str, Tensor], x: Tensor, *, own: bool, rows: Tensor | None, keys: Keys
+    ) -> Tensor:
+        """Run the backbone once and the heads on what it gives; see `Members.run`."""
+        features = self._features(tensors, x.flatten(0, 1) if own else x)
+        if own:
+            features = features.unflatten(0, x.shape[:2])
+        return self.heads.run(_under(_HEADS, tensors), features, own=own, rows=rows, keys=keys)
+
+    @property
+    def shared_buffers(self) -> frozenset[str]:  # type: ignore[override]
+        """Names of the backbone's tensors, which no pass changes."""
+        return frozenset(f"{_BACKBONE}{name}" for name in tensors_of(self.backbone))
+
+    @property
+    def stacked(self) -> bool:
+        """Whether heads are stored as one; the backbone has no member axis."""
+        return self.heads.stacked
+
+    @property
+    def execution_reason(self) -> str | None:
+        """Why heads run in a loop; None if they do not."""
+        return self.heads.execution_reason
+
+    def parameter_rows(self) -> list[tuple[list[int] | None, list[str]]]:
+        """Return the names of the heads' parameters with the members that own them."""
+        return [(rows, [f"{_HEADS}{name}" for name in names]) for rows, names in self.heads.parameter_rows()]
+
+    def rows_of(self, tensors: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+        """Return copies of some heads' rows; the backbone's tensors as they are."""
+        heads = self.heads.rows_of(_under(_HEADS, tensors), rows)
+        shared = {name: tensor for name, tensor in tensors.items() if name.startswith(_BACKBONE)}
+        keys = {name: t for name, t in tensors.items() if not name.startswith((_BACKBONE, _HEADS))}
+        return {
+            **shared,
+            **super().rows_of(keys, rows),
+            **{f"{_HEADS}{name}": tensor for name, tensor in heads.items()},
+        }
+
+    def put_rows(self, tensors: Mapping[str, Tensor], rows: Tensor, new: Mapping[str, Tensor]) -> None:
+        """Write the heads' rows that `rows_of` gathered back, in place."""
+        self.heads.put_rows(_under(_HEADS, tensors), rows, _under(_HEADS, new))
+
+    def keep_members(self, rows: Sequence[int]) -> None:
+        """Go on with these heads only, in place; the others are gone."""
+        self.heads.keep_members(rows)
+        self.follow_heads()
+
+    def follow_heads(self) -> None:
+        """Have as many members as there are heads, also where some of them were dropped in training."""
+        self.num_members, self.member_ids = self.heads.num_members, self.heads.member_ids
+        self.member_keys = self.heads.member_keys.clone()
+
+    def member(self, index: int) -> nn.Module:
+        """Return one member as an independent plain module: a copy of the backbone, then the head."""
+        return self._whole(self.heads.member(index))
+
+    def soup(self) -> nn.Module:
+        """Return one plain module: a copy of the backbone, then a head with the average of the heads' weights."""
+        return self._whole(self.heads.soup())
+
+    def _whole(self, head: nn.Module) -> nn.Module:
+        net = nn.Sequential(copy.deepcopy(self.backbone), head)
+        net.training = self.training
+        return net
+
+    def backbone_digest(self) -> str:
+        """Return a hash of the backbone, by which cached features are known to be its own."""
+        tensors = tensors_of(self.backbone).values()
+        seen = [(t.data_ptr(), t._version) for t in tensors]
+        if self._digest is None or self._digest[0] != seen:
+            self._digest = (seen, network_digest(self.backbone))
+        return self._digest[1]
+
+    def extra_repr(self) -> str:
+        """Show how much is trained."""
+        trained = sum(prod(p.shape) for p in self.heads.parameters())
+        frozen = sum(prod(p.shape) for p in self.backbone.parameters())
+        return f"num_members={self.num_members}, trained={trained}, frozen={frozen}"
+
+
+def reader_of(members: Members, data: object) -> Members:
+    """Return what of an ensemble runs on this data: its heads where the data holds features of its backbone, else all."""
+    if not isinstance(data, CachedFeatures) or not isinstance(members, HeadEnsemble):
+        return members
+    data.check_backbone(members.backbone_digest())
+    return members.heads
+
+
+def _factory(make_head: MakeHead) -> Callable[[], nn.Module]:
+    if isinstance(make_head, nn.Module):
+        raise ValueError(
+            "`make_head` must be a function that makes a head; got a network. Write `lambda: Head(...)`."
+        )
+    if callable(make_head):
+        return make_head
+    if (
+        not isinstance(make_head, tuple | list)
+        or len(make_head) != 2
+        or not all(isinstance(n, int) and n > 0 for n in make_head)
+    ):
+        raise ValueError(
+            "`make_head` must be a function that makes a head, or a pair (features, outputs) of whole numbers; got "
+            f"{make_head!r:.60}."
+        )
+    features, outputs = make_head
+    return lambda: mlp(features, [features], outputs, activation=nn.GELU)
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

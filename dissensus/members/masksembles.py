@@ -1,0 +1,269 @@
+"""Masksembles: one network, and a fixed set of masks over its channels that makes an ensemble of it."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from dissensus import masks
+from dissensus.members.channels import ChannelMask, attach
+from dissensus.members.members import Keys
+from dissensus.members.modes import is_settled
+from dissensus.members.places import Layers, Map
+from dissensus.members.shared import BatchUse, SharedMembers, adopt, call, fastest_layout, listed
+from dissensus.members.sites import Site
+from dissensus.members.trimming import Form, Trimmer, grow, why_not_trimmed
+from dissensus.randomness import derive
+
+log = logging.getLogger("dissensus")
+
+Execution = Literal["auto", "tiled", "apart"]
+
+# Below this width a thinner layer saves less than another call costs; measured on one thread with 4 members.
+WIDE = 128
+
+
+@dataclass(frozen=True)
+class MaskedLayer:
+    """A layer with masks, and what it is in a member on its own.
+
+    Attributes:
+        name: Module after which the masks act.
+        width: Channels.
+        ones: Channels that each member keeps.
+        form: In `member(j)`: `"trimmed"` (dropped channels are gone on both sides), `"expanded"` (gone before, put back as
+            zeros), `"selected"` (gone after), or `"masked"`.
+        reason: Why it is not trimmed; None if it is.
+    """
+
+    name: str
+    width: int
+    ones: int
+    form: Form
+    reason: str | None
+
+
+class Masksembles(SharedMembers):
+    """One network as an ensemble: each member keeps its own share of the channels, chosen once and for all.
+
+    `scale` is the dial between one network and many: at 1 all masks are alike, the larger it is the less they overlap.
+    Masks are not noise: they are part of the state dict and the same in training and evaluation, and kept values are
+    not rescaled.
+
+    In training each example meets one member, whose turn changes from step to step, so a step costs what the plain
+    network's does; an objective that compares members sees them all. In evaluation every member sees every input.
+
+    Args:
+        net: Any network. It is copied.
+        num_members: Number of masks.
+        scale: From 1 (alike) towards `math.inf` (disjoint); see `masks.generate`.
+        layers: Where masks act: `"auto"` (after every activation, and BatchNorm behind it, except the stem's, those that
+            reach the output, and those that are added to or multiplied with other tensors), names of modules (`*` and
+            `?` match), module types, or a function of (name, module).
+        seed: Decides masks and noise.
+        grow: Widen the masked layers so that each member has as many channels as the network that was given; otherwise the
+            network stays as wide as it is and members are thinner. Member 0 then has the given network's weights.
+        batches: `"split"`: each member trains on its share of a batch; `"whole"`: on all of it.
+        axis: Axis of the channels, where it is not what the layers say (1 for convolutions and BatchNorm, last for
+            linear layers and LayerNorm).
+        execution: How members run in evaluation: as rows of one batch (`"tiled"`), or each as the smaller network it is
+            (`"apart"`), which saves arithmetic; `"auto"` does so for convolutions and wide layers.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 3))
+        >>> ens = Masksembles(net, num_members=4, scale=2.0)
+        >>> ens.eval()(torch.zeros(8, 4)).shape, ens.member(1)
+        (torch.Size([4, 8, 3]), Sequential(
+          (0): Linear(in_features=4, out_features=34, bias=True)
+          (1): ReLU()
+          (2): Linear(in_features=34, out_features=3, bias=True)
+        ))
+
+    References:
+        Durasov et al., 2021, <https://arxiv.org/abs/2012.08334>.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        num_members: int,
+        scale: float = 2.0,
+        *,
+        layers: Layers = "auto",
+        seed: int = 0,
+        grow: bool = False,
+        batches: BatchUse = "split",
+        axis: int | None = None,
+        execution: Execution = "auto",
+    ) -> None:
+        if execution not in ("auto", "tiled", "apart"):
+            raise ValueError(f"`execution` must be 'auto', 'tiled' or 'apart'; got {execution!r}.")
+        net = adopt(net, num_members)
+        places = Map(net)
+        sites = _apart_from_each_other(_unique(places.choose(layers)))
+        if grow and layers == "auto":
+            sites = [site for site in sites if site.can_grow]
+        if grow:
+            _check_growth(sites, places)
+            if axis is not None:
+                raise ValueError(
+                    "`axis` says where channels are, and `grow` has to know it. Give one of them."
+                )
+        if axis is not None:
+            sites = [_on_axis(site, axis) for site in sites]
+        sites = [_put_mask(net, site, num_members, scale, seed, grow, places) for site in sites]
+        super().__init__(net, num_members, seed, batches)
+        self.scale, self.execution = scale, execution
+        # In a list: the module without values is not a part of this one.
+        self._trimmer = [Trimmer(self.net, sites)]
+        self._apart_pays = self._saves_arithmetic()
+        self._gathered: tuple[list[Tensor], list[dict[str, Tensor]]] | None = None
+
+    @property
+    def masked_layers(self) -> list[MaskedLayer]:
+        """The layers with masks, and what each is in a member on its own."""
+        trimmer = self._trimmer[0]
+        return [
+            MaskedLayer(
+                name,
+                site.width,
+                self.get_buffer(f"net.{name}.mask.kept").shape[1],
+                trimmer.forms[name],
+                why_not_trimmed(site),
+            )
+            for name, site in trimmer.sites.items()
+        ]
+
+    def masks(self, layer: str) -> Tensor:
+        """Return a layer's masks: True where a member keeps the channel, `(members, channels)`."""
+        if layer not in self._trimmer[0].sites:
+            raise ValueError(
+                f"{layer!r} has no masks; these layers do: {listed(list(self._trimmer[0].sites))}."
+            )
+        return self.get_buffer(f"net.{layer}.mask.values")
+
+    def run(
+        self, tensors: Mapping[str, Tensor], x: Tensor, *, own: bool, rows: Tensor | None, keys: Keys
+    ) -> Tensor:
+        """Run members on the given tensors; see `Members.run`."""
+        apart = self._apart_pays if self.execution == "auto" else self.execution == "apart"
+        if not apart or self.training or any(module.training for module in self.net.modules()):
+            return super().run(tensors, x, own=own, rows=rows, keys=keys)
+        tensors = {name.removeprefix("net."): t for name, t in tensors.items() if name.startswith("net.")}
+        net = self._trimmer[0].net.eval()
+        members = self._gather(tensors, rows, x.device)
+        x = fastest_layout(x)
+        return torch.stack([call(net, one, x[place] if own else x) for place, one in enumerate(members)])
+
+    def _gather(
+        self, tensors: Mapping[str, Tensor], rows: Tensor | None, device: torch.device
+    ) -> list[dict[str, Tensor]]:
+        """Return the tensors of members that run apart; during an evaluation they are gathered once."""
+        given = list(tensors.values())
+        if self._gathered is not None and rows is None:
+            before, members = self._gathered
+            if all(old is new for old, new in zip(before, given, strict=True)):
+                return members
+        trimmer = self._trimmer[0]
+        kept = trimmer.kept(tensors, self.all_members(device) if rows is None else rows)
+        members = [trimmer.tensors(tensors, channels) for channels in kept]
+        if rows is None and is_settled(self):
+            self._gathered = given, members
+        return members
+
+    def train(self, mode: bool = True) -> "Masksembles":
+        """Set training or evaluation mode."""
+        self._gathered = None
+        super().train(mode)
+        return self
+
+    def _saves_arithmetic(self) -> bool:
+        """Whether members on their own are so much smaller that running one after the other pays."""
+        smaller = [
+            layer for layer in self.masked_layers if layer.form != "masked" and layer.ones < layer.width
+        ]
+        wide = any(layer.width >= WIDE for layer in smaller)
+        convolves = any(isinstance(module, nn.modules.conv._ConvNd) for module in self.net.modules())
+        return wide or (convolves and bool(smaller))
+
+    def member(self, index: int) -> nn.Module:
+        """Return one member as an independent plain module that has only the channels it keeps.
+
+        `masked_layers` says where dropped channels are gone and where, for a reason, they are masked instead.
+        """
+        index = self.check_index(index)
+        for layer in self.masked_layers:
+            if layer.form == "masked" and layer.ones < layer.width:
+                log.info("member %d keeps the mask of %s: %s", index, layer.name, layer.reason)
+        tensors = {
+            name.removeprefix("net."): tensor
+            for name, tensor in (*self.named_parameters(), *self.named_buffers())
+            if name.startswith("net.")
+        }
+        return self._trimmer[0].member(tensors, index).train(self.training)
+
+
+def _unique(sites: list[Site]) -> list[Site]:
+    return list({site.name: site for site in sites}.values())
+
+
+def _apart_from_each_other(sites: list[Site]) -> list[Site]:
+    """Keep masks where several act on the same channels: one member's share of them is not a smaller layer."""
+    owners: dict[tuple[str, int], set[str]] = {}
+    for site in sites:
+        for side in (site.before, site.after):
+            for piece in side.slices if side.why_fixed is None else ():
+                owners.setdefault((piece.tensor, piece.axis), set()).add(site.name)
+    crowded = set().union(*(names for names in owners.values() if len(names) > 1))
+    for site in sites:
+        if site.name in crowded:
+            for side in (site.before, site.after):
+                side.fix("another mask acts on the same channels")
+    return sites
+
+
+def _check_growth(sites: list[Site], places: Map) -> None:
+    can = listed([str(site) for site in places.candidates if site.can_grow])
+    if not sites:
+        raise ValueError(f"There is no layer that can be widened. Candidates: {can}.")
+    for site in sites:
+        if not site.can_grow:
+            raise ValueError(
+                f"{site} cannot be widened: {site.why_fixed}. Leave it out, or use grow=False. Candidates: {can}."
+            )
+
+
+def _on_axis(site: Site, axis: int) -> Site:
+    if axis == site.axis:
+        return site
+    for side in (site.before, site.after):
+        side.fix("its axis was given")
+    return replace(site, axis=axis)
+
+
+def _put_mask(
+    net: nn.Module, site: Site, num_members: int, scale: float, seed: int, grown: bool, places: Map
+) -> Site:
+    """Draw a place's masks and attach them; widen the place first if wanted."""
+    width = site.width
+    try:
+        if grown:
+            width = round(masks.expected_width(site.width, scale, num_members))
+        values = masks.generate(width, num_members, scale, derive(seed, "masks", site.name))
+    except ValueError as problem:
+        raise ValueError(
+            f"{site} has too few channels for these masks: {problem} Or leave the layer out with `layers`. "
+            f"Candidates: {places.listed()}."
+        ) from None
+    if grown and width != site.width:
+        grow(net, site, values[0].nonzero()[:, 0], width, derive(seed, "grown", site.name))
+        site = replace(site, width=width)
+    attach(net.get_submodule(site.name), ChannelMask(values, site.axis).to(_device(net)))
+    return site
+
+
+def _device(net: nn.Module) -> torch.device:
+    return next((tensor.device for tensor in net.parameters()), torch.device("cpu"))

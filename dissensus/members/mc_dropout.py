@@ -1,0 +1,198 @@
+"""Monte Carlo dropout: one network with its dropout layers left on, each member a draw of what they drop."""
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from dissensus.members.dropout import KeyedDropout, key_dropout, plain_dropout
+from dissensus.members.members import Keys
+from dissensus.members.shared import SharedMembers, adopt
+from dissensus.randomness import fold, uniform
+
+Masks = Literal["member", "input"]
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class SampledDropout(KeyedDropout):
+    """A dropout layer that also drops in evaluation, by keys that the ensemble sets before a pass.
+
+    Attributes:
+        sample_keys: One key for each of equally many consecutive rows, `(keys,)`; None leaves evaluation as it is.
+    """
+
+    sample_keys: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Drop values of `x`: anew for every row in training, by `sample_keys` in evaluation."""
+        keys = self.sample_keys
+        if self.training or keys is None or self.p == 0.0:
+            return super().forward(x)
+        if len(x) % len(keys):
+            raise ValueError(
+                f"A dropout layer got {len(x)} rows for {len(keys)} keys. The first axis of every tensor must be the batch."
+            )
+        shape = (x.shape[1], *(1 for _ in x.shape[2:])) if self.by_feature else x.shape[1:]
+        keep = uniform(fold(keys, self.calls), *shape) >= self.p
+        self.calls += 1
+        return self.drop(x, keep.repeat_interleave(len(x) // len(keys), 0))
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in self.__dict__.items() if name != "sample_keys"}
+
+
+class MCDropout(SharedMembers):
+    """One network whose dropout layers stay on: a member is one draw of what they drop.
+
+    By default a member is one function: it drops the same values for every input. With `masks="input"` it draws anew
+    for every input, as is the custom; what it draws depends on (seed, member, input). Either way predictions
+    can be had again, whatever the batch size and order. Training is that of the network alone, with ordinary dropout.
+
+    Args:
+        net: A network with dropout layers, or any network with `p`. It is copied.
+        num_members: Draws.
+        seed: Member j's draw depends on `(seed, j)` only.
+        p: Rate of all dropout layers. In a network without any, layers of this rate are put before every linear
+            layer that no convolution follows, except the network's first layer.
+        masks: `"member"` or `"input"`.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 3))
+        >>> MCDropout(net, num_members=10).eval()(torch.zeros(8, 4)).shape
+        torch.Size([10, 8, 3])
+
+    References:
+        Gal and Ghahramani, 2016, <https://arxiv.org/abs/1506.02142>.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        num_members: int,
+        seed: int = 0,
+        p: float | None = None,
+        *,
+        masks: Masks = "member",
+    ) -> None:
+        if masks not in ("member", "input"):
+            raise ValueError(f"`masks` must be 'member' or 'input'; got {masks!r}.")
+        net = key_dropout(_with_rate(adopt(net, num_members), p), SampledDropout)
+        super().__init__(net, num_members, seed, "split")
+        self.masks: Masks = masks
+
+    def run(
+        self, tensors: Mapping[str, Tensor], x: Tensor, *, own: bool, rows: Tensor | None, keys: Keys
+    ) -> Tensor:
+        """Run members on the given tensors; see `Members.run`."""
+        if not self.training:
+            chosen = self.member_keys if rows is None else self.member_keys.index_select(0, rows)
+            set_keys(self.net, sample_keys(chosen, x, self.masks, own))
+        return super().run(tensors, x, own=own, rows=rows, keys=keys)
+
+    def member(self, index: int) -> nn.Module:
+        """Return one draw as an independent plain module; it drops the same in training and evaluation."""
+        return DropoutMember(copy.deepcopy(self.net), self.member_keys[self.check_index(index)], self.masks)
+
+    def soup(self) -> nn.Module:
+        """Return the network itself, whose dropout layers are off in evaluation: members share its weights."""
+        return plain_dropout(copy.deepcopy(self.net))
+
+
+class DropoutMember(nn.Module):
+    """One draw of a network's dropout as a plain module."""
+
+    key: Tensor
+
+    def __init__(self, net: nn.Module, key: Tensor, masks: Masks) -> None:
+        super().__init__()
+        self.net, self.masks = net.eval(), masks
+        self.register_buffer("key", key.clone())
+
+    def train(self, mode: bool = True) -> "DropoutMember":
+        """Set the mode; dropout layers drop what this member drops in either."""
+        super().train(mode)
+        for layer in _layers(self.net):
+            layer.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the network with this member's values dropped."""
+        for layer in _layers(self.net):
+            layer.calls = 0
+        set_keys(self.net, sample_keys(self.key[None], x, self.masks, own=False))
+        outputs: Tensor = self.net(x)
+        return outputs
+
+
+def sample_keys(members: Tensor, x: Tensor, masks: Masks, own: bool) -> Tensor:
+    """Return a key a member, or a key a row (member after member) that depends on the row's input."""
+    if masks == "member":
+        return members
+    inputs = _input_keys(x.flatten(0, 1)).unflatten(0, x.shape[:2]) if own else _input_keys(x)
+    return fold(members[:, None], inputs).flatten()
+
+
+def set_keys(net: nn.Module, keys: Tensor) -> None:
+    """Give every dropout layer keys of its own."""
+    for index, layer in enumerate(_layers(net)):
+        layer.sample_keys = fold(keys, index)
+
+
+def _layers(net: nn.Module) -> Iterator[SampledDropout]:
+    return (module for module in net.modules() if isinstance(module, SampledDropout))
+
+
+def _input_keys(x: Tensor) -> Tensor:
+    """Return a hash of each row's values, `(rows,)`."""
+    values = x.detach().reshape(len(x), -1)
+    if values.is_floating_point():
+        values = values.view(_BITS[values.element_size()])
+    return fold(values.long(), torch.arange(values.shape[1], device=x.device)).sum(1)
+
+
+def _with_rate(net: nn.Module, p: float | None) -> nn.Module:
+    """Return the network with dropout layers of this rate."""
+    if p is not None and not 0.0 < p < 1.0:
+        raise ValueError(f"`p` must be above 0 and below 1; got {p}.")
+    layers = [module for module in net.modules() if isinstance(module, nn.modules.dropout._DropoutNd)]
+    if not layers and p is None:
+        raise ValueError(
+            "The network has no dropout layer, so all draws would be alike. Put nn.Dropout layers into it, or give `p` to have "
+            "them put before its last linear layers."
+        )
+    if layers:
+        for layer in layers:
+            layer.p = layer.p if p is None else p
+        return net
+    assert p is not None
+    for linear in _last_linear_layers(net):
+        linear.add_module("dropout", nn.Dropout(p).train(linear.training))
+        linear.register_forward_pre_hook(_drop_inputs)
+    return net
+
+
+def _last_linear_layers(net: nn.Module) -> list[nn.Module]:
+    weighted = [
+        module
+        for module in net.modules()
+        if isinstance(module, nn.modules.conv._ConvNd | nn.Embedding) or type(module) is nn.Linear
+    ]
+    found: list[nn.Module] = []
+    for module in weighted[1:]:
+        if isinstance(module, nn.modules.conv._ConvNd):
+            found.clear()
+        elif type(module) is nn.Linear:
+            found.append(module)
+    if not found:
+        raise ValueError(
+            "There is no linear layer behind another layer to put dropout before. Put nn.Dropout layers into the network."
+        )
+    return found
+
+
+def _drop_inputs(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    dropout = layer.get_submodule("dropout")
+    return (dropout(inputs[0]), *inputs[1:])

@@ -1,0 +1,183 @@
+"""Kinds whose members are one network seen in several ways: all members' examples are rows of one batch."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from dissensus.members.dropout import dropout_keys, key_dropout, rewind_dropout
+from dissensus.members.members import Keys, Members
+from dissensus.members.probe import PROBE_ROWS, random_operations
+from dissensus.members.stacking import keep_weights_apart, tensors_of
+from dissensus.randomness import seeded
+
+BatchUse = Literal["split", "whole"]
+
+
+class PerRow(nn.Module):
+    """A layer that treats rows of a batch by the member they belong to; the ensemble sets `rows` before each pass.
+
+    Attributes:
+        rows: Member of each row, `(rows,)`. It stays after the pass: activation checkpointing runs layers again.
+    """
+
+    rows: Tensor | None = None
+
+    def take(self, values: Tensor, x: Tensor, axis: int) -> Tensor:
+        """Return each row's own values, `(members, features)`, shaped to multiply `x` along `axis`."""
+        if self.rows is None:
+            raise ValueError(
+                "This layer belongs to an ensemble and runs only inside it; use `ens.member(j)`."
+            )
+        # A net may fold positions into its batch axis, as long as each example's rows stay together.
+        if len(x) % len(self.rows):
+            raise ValueError(
+                f"A layer of an ensemble got {len(x)} rows where the batch has {len(self.rows)}. The first axis of every tensor "
+                "must be the batch."
+            )
+        taken, copies = values.index_select(0, self.rows), len(x) // len(self.rows)
+        if copies > 1:
+            taken = taken.repeat_interleave(copies, 0)
+        shape = [1] * x.ndim
+        shape[0], shape[axis] = len(x), values.shape[1]
+        if x.shape[axis] != values.shape[1]:
+            raise ValueError(
+                f"A layer of an ensemble wants {values.shape[1]} features on axis {axis}; got a tensor shaped {tuple(x.shape)}."
+            )
+        return taken.reshape(shape)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in self.__dict__.items() if name != "rows"}
+
+
+class SharedMembers(Members):
+    """One network whose layers know which member a row belongs to; members run as rows of one batch.
+
+    Args:
+        net: The network; it becomes the ensemble's own.
+        num_members: How many ways to see it.
+        seed: Decides noise.
+        batches: What a member sees of a training batch where the objective does not compare members: its share
+            (`"split"`), or all of it (`"whole"`).
+    """
+
+    owns_parameters: ClassVar[bool] = False
+
+    def __init__(self, net: nn.Module, num_members: int, seed: int, batches: BatchUse) -> None:
+        super().__init__(num_members, seed)
+        if batches not in ("split", "whole"):
+            raise ValueError(f"`batches` must be 'split' or 'whole'; got {batches!r}.")
+        self.batches: BatchUse = batches
+        self.one_pass = batches == "split"
+        self.net = key_dropout(net)
+        self.training = net.training
+        for module in self.net.modules():
+            keep_weights_apart(module)
+        self._per_row = [module for module in self.net.modules() if isinstance(module, PerRow)]
+        self._draws: bool | None = None
+
+    def run(
+        self, tensors: Mapping[str, Tensor], x: Tensor, *, own: bool, rows: Tensor | None, keys: Keys
+    ) -> Tensor:
+        """Run members as rows of one batch, member after member; see `Members.run`."""
+        members = self.all_members(x.device) if rows is None else rows
+        count, batch = len(members), x.shape[1] if own else x.shape[0]
+        every = x.flatten(0, 1) if own else x.repeat(count, *(1 for _ in x.shape[1:]))
+        owners = members[:, None].expand(count, batch).reshape(-1)
+        return self.run_rows(tensors, every, owners, keys).unflatten(0, (count, batch))
+
+    def run_one_pass(
+        self, tensors: Mapping[str, Tensor], x: Tensor, *, own: bool, rows: Tensor | None, keys: Keys
+    ) -> Tensor:
+        """Give each member its share of the batch: row i of B meets member `i * M // B`, turned by a random number."""
+        x = x[0] if own else x
+        members = self.all_members(x.device) if rows is None else rows
+        # Turned anew in every step, so that batches smaller than the ensemble reach all members.
+        place = torch.arange(len(x), device=x.device) * len(members) // len(x)
+        turn = keys()[0].remainder(len(members))
+        owners = members.index_select(0, (place + turn).remainder(len(members)))
+        return self.run_rows(tensors, x, owners, keys).unsqueeze(0)
+
+    def run_rows(self, tensors: Mapping[str, Tensor], x: Tensor, owners: Tensor, keys: Keys) -> Tensor:
+        """Run rows that each belong to a member, `owners`; return their outputs."""
+        if self.training and self._draws is None:
+            self._draws = self._probe(tensors, x, owners, keys)
+        if self.training and self._draws:
+            with seeded(keys().tolist()[0]):
+                return self._run_net(tensors, x, owners, keys)
+        return self._run_net(tensors, x, owners, keys)
+
+    def _run_net(self, tensors: Mapping[str, Tensor], x: Tensor, owners: Tensor, keys: Keys) -> Tensor:
+        own = {n.removeprefix("net."): t for n, t in tensors.items() if n.startswith("net.")}
+        own |= dropout_keys(self.net, lambda: keys()[0])
+        for layer in self._per_row:
+            layer.rows = owners
+        outputs = call(self.net, own, fastest_layout(x))
+        rewind_dropout(self.net)
+        return outputs
+
+    def _probe(self, tensors: Mapping[str, Tensor], x: Tensor, owners: Tensor, keys: Keys) -> bool:
+        """Whether the network draws random numbers that are not a dropout layer's."""
+        copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        few = x.detach()[:PROBE_ROWS]
+        with seeded(0), torch.no_grad():
+            return bool(random_operations(lambda: self._run_net(copies, few, owners[:PROBE_ROWS], keys)))
+
+    def all_members(self, device: torch.device) -> Tensor:
+        """Return the numbers of all members."""
+        return torch.arange(self.num_members, device=device)
+
+    def soup(self) -> nn.Module:
+        """There is none: members share their weights."""
+        raise ValueError(
+            f"{type(self).__name__} members share their weights, so there is nothing to average. Average their predictions, or "
+            "take one with `member`."
+        )
+
+
+def fastest_layout(x: Tensor) -> Tensor:
+    """Return images, or weights of convolutions, in the memory order in which GPUs convolve fastest."""
+    if x.is_cuda and x.ndim == 4 and x.is_floating_point():
+        return x.contiguous(memory_format=torch.channels_last)
+    return x
+
+
+def call(net: nn.Module, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+    """Run a network on the given tensors; buffers that it replaces are copied into those that were given."""
+    given = dict(tensors)
+    outputs = functional_call(net, given, (x,))
+    for name, tensor in tensors.items():
+        if given[name] is not tensor:
+            tensor.copy_(given[name].detach())
+    if not isinstance(outputs, Tensor):
+        raise ValueError(
+            f"A member must return one tensor; got {type(outputs).__name__}. Wrap it in a module that returns the tensor."
+        )
+    if not outputs.ndim or len(outputs) != len(x):
+        raise ValueError(
+            f"A network must give one output for each of {len(x)} inputs on its first axis; got shape {tuple(outputs.shape)}."
+        )
+    return outputs
+
+
+def adopt(net: nn.Module, num_members: int, name: str = "net") -> nn.Module:
+    """Return a copy of a user's network, or say what is wrong with it or with the number of members."""
+    if num_members < 1:
+        raise ValueError(f"An ensemble needs at least one member; got num_members={num_members}.")
+    if not isinstance(net, nn.Module):
+        raise ValueError(f"`{name}` must be an nn.Module; got {type(net).__name__}.")
+    lazy = [n for n, t in tensors_of(net).items() if torch.nn.parameter.is_lazy(t)]
+    if lazy:
+        raise ValueError(
+            f"Parameter {lazy[0]!r} has no shape yet. Run a batch through the network before handing it over."
+        )
+    return copy.deepcopy(net)
+
+
+def listed(names: Sequence[str], most: int = 12) -> str:
+    """Return names for a message, the first of many."""
+    shown = ", ".join(names[:most])
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "") if names else "none"

@@ -1,0 +1,381 @@
+"""Member outputs and targets in; how far members cancel each other, and whether that is collusion, out.
+
+The rule stands below training because `fit` warns by it; `dissensus.diagnostics` explains it.
+"""
+
+from dataclasses import dataclass
+from math import inf, isfinite, nan, sqrt
+
+import torch
+from torch import Tensor
+
+from dissensus._checks import check_weights
+from dissensus.objectives.decomposition import debias, decompose
+from dissensus.objectives.losses import (
+    Loss,
+    class_labels,
+    dense_targets,
+    errors,
+    like_outputs,
+    majority_vote,
+    output_sum,
+    weighted_mean,
+)
+from dissensus.types import MemberOutputs
+
+CLASS_LOSSES = ("cross_entropy", "brier", "zero_one")
+
+# Where the verdict's limits come from is told, with the numbers, in docs/diagnosis.md.
+LEAST_CANCELLATION = 0.1
+STANDARD_ERRORS = 3.0
+LEAST_BIAS_SHARE = 0.1
+LEAST_RATIO = 0.5
+LEAST_OF_TRIVIAL = 0.1
+LARGEST_BIAS_LEFT = 1.0
+LARGEST_BIAS_ALONE = 0.8
+LEAST_SKILL = 0.2
+USELESS = 0.5
+LEAST_TRAINING_RATIO = 1.0
+# Fewer examples than this give every member an offset by chance.
+EXAMPLES_FOR_OFFSETS = 10
+
+# Relative size of a squared error that is the rounding of float32.
+_ROUNDING = 1e-12
+# In doubles up to here (400 MB); beyond, in the precision that came.
+_LARGE = 50_000_000
+
+
+@dataclass(frozen=True)
+class Measures:
+    """What the verdict looks at, of one set.
+
+    Attributes:
+        num_members: Number of members.
+        num_examples: Number of examples.
+        member_errors: Mean error of each member.
+        member_error: Their weighted average, ERRbar.
+        ensemble_error: Error of the averaged prediction, ERR.
+        diversity: ERRbar - ERR.
+        trivial_error: Error of the best constant prediction; None where the loss has no known one.
+        bias_share: Share of the diversity that goes when each member's constant offset is taken away, from 0 to 1.
+        bias_left: Square of the ensemble's mean error over what members with independent offsets would leave of theirs:
+            near 0 offsets cancel, 1 they do not.
+        bias_alone: Largest share of one member in the members' squared mean errors; near 1 a single member is off.
+        cancellation: How much smaller the squared error of the average is than if members erred independently: 1 members
+            cancel each other, 0 independent, negative they err alike. NaN where predictions and targets have no distance.
+        cancellation_error: Its standard error, from the examples.
+        member_accuracies: Of each member, for classes; else empty.
+        ensemble_accuracy: Of the averaged prediction, for classes.
+        chance: Accuracy of always naming the commonest class.
+    """
+
+    num_members: int
+    num_examples: int
+    member_errors: tuple[float, ...]
+    member_error: float
+    ensemble_error: float
+    diversity: float
+    trivial_error: float | None
+    bias_share: float
+    bias_left: float
+    bias_alone: float
+    cancellation: float
+    cancellation_error: float
+    member_accuracies: tuple[float, ...] = ()
+    ensemble_accuracy: float | None = None
+    chance: float | None = None
+
+    @property
+    def diversity_ratio(self) -> float:
+        """Diversity over ensemble error; infinite where only the latter is zero, up to rounding."""
+        rounding = _ROUNDING * max(abs(self.member_error), abs(self.trivial_error or 0.0))
+        above, below = (
+            0.0 if abs(value) <= rounding else value for value in (self.diversity, self.ensemble_error)
+        )
+        return ratio(above, below)
+
+    @property
+    def skill(self) -> float | None:
+        """Share of the trivial error that the ensemble explains; for classes, of the accuracy above chance."""
+        if self.ensemble_accuracy is not None and self.chance is not None:
+            return ratio(self.ensemble_accuracy - self.chance, 1 - self.chance)
+        return None if self.trivial_error is None else 1 - ratio(self.ensemble_error, self.trivial_error)
+
+    @property
+    def kept_best(self) -> float | None:
+        """Share of the ensemble's skill that its best member has alone; None where the ensemble has none."""
+        if self.ensemble_accuracy is not None:
+            return self._kept(max(self.member_accuracies))
+        return self._kept(min(self.member_errors))
+
+    @property
+    def kept_mean(self) -> float | None:
+        """Share of the ensemble's skill that its mean member has alone; None where the ensemble has none."""
+        if self.ensemble_accuracy is not None:
+            return self._kept(sum(self.member_accuracies) / len(self.member_accuracies))
+        return self._kept(self.member_error)
+
+    def _kept(self, value: float) -> float | None:
+        """Place of an accuracy, or an error, between that of a constant, 0, and that of the ensemble, 1."""
+        if self.skill is None or not self.skill > 0:
+            return None
+        if self.ensemble_accuracy is not None and self.chance is not None:
+            return (value - self.chance) / (self.ensemble_accuracy - self.chance)
+        assert self.trivial_error is not None
+        return (self.trivial_error - value) / (self.trivial_error - self.ensemble_error)
+
+    @property
+    def members_useless(self) -> bool:
+        """Whether the mean member keeps less than half of an ensemble's skill that is worth having."""
+        return (
+            self.skill is not None
+            and self.skill >= LEAST_SKILL
+            and self.kept_mean is not None
+            and self.kept_mean < USELESS
+        )
+
+    @property
+    def diversity_is_large(self) -> bool:
+        """Whether diversity matters beside the task, and beside the ensemble's error or its skill."""
+        if self.trivial_error is None:
+            return self.diversity_ratio > LEAST_RATIO
+        explained = self.trivial_error - self.ensemble_error
+        beside_skill = (
+            explained > LEAST_OF_TRIVIAL * self.trivial_error and self.diversity > LEAST_RATIO * explained
+        )
+        return self._diversity_matters and (self.diversity_ratio > LEAST_RATIO or beside_skill)
+
+    def signs(self, *, trained_on: bool = False) -> tuple[str, ...]:
+        """Return the signs of collusion that are there; none means that there is no reason to suspect it.
+
+        Args:
+            trained_on: Whether members were trained on these examples, all of them on all.
+
+        Returns:
+            Among "cancelling" (errors cancel more than independent ones could), "shifted" (members sit beside the
+            ensemble by constants that cancel), "dependent" (the best member alone keeps less of the ensemble's accuracy
+            than independent members would) and "unfitted" (the ensemble fits its training data, its members do not).
+        """
+        found = {
+            "cancelling": self._cancelling,
+            "shifted": self._shifted,
+            "dependent": self._dependent,
+            "unfitted": trained_on and self._unfitted,
+        }
+        return tuple(name for name, there in found.items() if there and self.num_members > 1)
+
+    @property
+    def _cancelling(self) -> bool:
+        return (
+            self.cancellation > LEAST_CANCELLATION
+            and self.cancellation > STANDARD_ERRORS * self.cancellation_error
+        )
+
+    @property
+    def _shifted(self) -> bool:
+        least = max(LEAST_BIAS_SHARE, EXAMPLES_FOR_OFFSETS / self.num_examples)
+        # One member that is off, or offsets that the ensemble inherits, are faults but no collusion. NaN: not known.
+        faulty = self.bias_left >= LARGEST_BIAS_LEFT or self.bias_alone > LARGEST_BIAS_ALONE
+        return self.bias_share > least and self.diversity_is_large and not faulty
+
+    @property
+    def _dependent(self) -> bool:
+        if self.ensemble_accuracy is None or self.kept_best is None or self.skill is None:
+            return False
+        # Averaging M independent answers raises signal over noise by sqrt(M), and accuracy above chance by no more.
+        # Members that have hardly begun to learn give nearly the same answer, and their best guess says little.
+        return (
+            self.skill >= LEAST_SKILL
+            and self.kept_best < 1 / sqrt(self.num_members)
+            and self._diversity_matters
+        )
+
+    @property
+    def _unfitted(self) -> bool:
+        return (
+            self.ensemble_accuracy is not None
+            and self.diversity_ratio > LEAST_TRAINING_RATIO
+            and self._diversity_matters
+        )
+
+    @property
+    def _diversity_matters(self) -> bool:
+        return self.trivial_error is None or self.diversity > LEAST_OF_TRIVIAL * self.trivial_error
+
+
+def measure(
+    outputs: MemberOutputs,
+    targets: Tensor,
+    loss: Loss = "cross_entropy",
+    average: str = "probs",
+    weights: Tensor | None = None,
+) -> Measures:
+    """Return what the verdict on collusion looks at.
+
+    Args:
+        outputs: Member outputs, `(members, batch, ...)`; see `decompose`.
+        targets: Targets; see `decompose`.
+        loss: A name or a callable; see `decompose`.
+        average: "probs" or "scores"; see `decompose`.
+        weights: Non-negative member weights with sum 1, `(members,)`; `None` is uniform.
+
+    Example:
+        >>> y = torch.linspace(-1, 1, 50)
+        >>> measure(torch.stack([y + 1, y - 1]), y, loss="mse").signs()
+        ('cancelling', 'shifted')
+    """
+    outputs = wide(outputs)
+    if weights is not None:
+        check_weights(weights, len(outputs))
+        weights = weights.detach().to(outputs)
+    parts = decompose(outputs, targets, loss, average, weights)
+    member, _ = errors(outputs, targets, loss, average, weights)
+    member_error, ensemble_error = float(parts.member_error.mean()), float(parts.ensemble_error.mean())
+    predicted = predictions(outputs, targets, loss, average, weights)
+    cancellation, its_error = (nan, nan) if predicted is None else _cancellation(*predicted[:2], weights)
+    bias_left, bias_alone = (nan, nan) if predicted is None else _offsets(*predicted, weights)
+    right = _right(outputs, targets, average, weights, str(loss)) if loss in CLASS_LOSSES else None
+    return Measures(
+        num_members=len(outputs),
+        num_examples=outputs.shape[1],
+        member_errors=tuple(member.mean(1).tolist()),
+        member_error=member_error,
+        ensemble_error=ensemble_error,
+        diversity=member_error - ensemble_error,
+        trivial_error=trivial_error(outputs, targets, loss),
+        bias_share=_bias_share(outputs, targets, loss, average, weights),
+        bias_left=bias_left,
+        bias_alone=bias_alone,
+        cancellation=cancellation,
+        cancellation_error=its_error,
+        member_accuracies=() if right is None else tuple(right[0].to(outputs).mean(1).tolist()),
+        ensemble_accuracy=None if right is None else float(right[1].to(outputs).mean()),
+        chance=None if right is None else float(dense_targets(targets, outputs).mean(0).max()),
+    )
+
+
+def wide(outputs: Tensor) -> Tensor:
+    """Return outputs without gradient in the precision to diagnose in: doubles, unless they are very many."""
+    dtype = torch.float64 if outputs.numel() <= _LARGE else torch.promote_types(outputs.dtype, torch.float32)
+    # Doubles exist on a CPU and on CUDA; elsewhere the numbers come to the CPU.
+    place = outputs.device if outputs.device.type in ("cpu", "cuda") else torch.device("cpu")
+    return outputs.detach().to(place, dtype)
+
+
+def ratio(above: float, below: float) -> float:
+    """Return a quotient; of zero by zero zero, and infinity where only the divisor is zero."""
+    if below == 0 or not isfinite(below):
+        return 0.0 if above == 0 else inf if above > 0 else -inf
+    return above / below
+
+
+def predictions(
+    outputs: Tensor, targets: Tensor, loss: Loss, average: str, weights: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """What members predict, `(members, batch, values)`, the targets on the same scale, and the pooled prediction.
+
+    Classes are predicted by probabilities. None where the two have no common scale: margins, and losses of the user's.
+    """
+    pooled_scores = weighted_mean(outputs, weights)
+    if loss in CLASS_LOSSES:
+        members, truth = outputs.softmax(-1), dense_targets(targets, outputs)
+        pooled = weighted_mean(members, weights) if average == "probs" else pooled_scores.softmax(-1)
+        return members, truth, pooled
+    if loss == "mse":
+        members, truth, pooled = outputs, like_outputs(targets, outputs), pooled_scores
+    elif loss in ("sigmoid", "poisson", "logistic"):
+        link = torch.exp if loss == "poisson" else torch.sigmoid
+        members, truth = link(outputs), like_outputs(targets, outputs)
+        truth = (truth + 1) / 2 if loss == "logistic" else truth
+        by_probs = average == "probs" and loss != "logistic"
+        pooled = weighted_mean(members, weights) if by_probs else link(pooled_scores)
+    else:
+        return None
+    return members.flatten(2) if members.ndim > 2 else members[..., None], _columns(truth), _columns(pooled)
+
+
+def trivial_error(outputs: Tensor, targets: Tensor, loss: Loss) -> float | None:
+    """Return the error of the best constant prediction: what an ensemble must beat to have learned anything."""
+    if loss in CLASS_LOSSES:
+        share = dense_targets(targets, outputs).mean(0)
+        return {
+            "cross_entropy": float(-torch.xlogy(share, share).sum()),
+            "brier": float(1 - share.square().sum()),
+            "zero_one": float(1 - share.max()),
+        }[str(loss)]
+    if callable(loss):
+        return None
+    values = _columns(like_outputs(targets, outputs))
+    mean = values.mean(0)
+    if loss == "mse":
+        return float((values - mean).square().sum(1).mean())
+    if loss == "poisson":
+        nll = mean - torch.xlogy(values, mean) + torch.lgamma(values + 1)
+        return float(nll.sum(1).mean())
+    share = mean if loss == "sigmoid" else (mean + 1) / 2
+    if loss == "exponential":
+        return float(2 * (share * (1 - share)).sqrt().sum())
+    return float(-(torch.xlogy(share, share) + torch.xlogy(1 - share, 1 - share)).sum())
+
+
+def _columns(values: Tensor) -> Tensor:
+    return values.flatten(1) if values.ndim > 1 else values[:, None]
+
+
+def _bias_share(outputs: Tensor, targets: Tensor, loss: Loss, average: str, weights: Tensor | None) -> float:
+    """Share of the diversity that constants explain: of what is averaged, by the loss itself where that can be."""
+    averaged = loss in ("mse", "logistic", "exponential") or callable(loss)
+    if averaged or (average == "scores" and loss != "zero_one"):
+        before = decompose(outputs, targets, loss, average, weights).diversity.mean()
+        after = decompose(debias(outputs, weights).outputs, targets, loss, average, weights).diversity.mean()
+    else:
+        # Probabilities less a constant need not be probabilities: their squared distance stands in for the loss.
+        found = predictions(outputs, targets, loss, average, weights)
+        assert found is not None
+        before, after = _spread(found[0], weights), _spread(debias(found[0], weights).outputs, weights)
+    # Rounding, and losses other than squared error, can leave more than there was.
+    return min(1.0, max(0.0, 1 - ratio(float(after), float(before)))) if before > 0 else 0.0
+
+
+def _spread(values: Tensor, weights: Tensor | None) -> Tensor:
+    deviation = values - weighted_mean(values, weights)
+    return weighted_mean(output_sum(deviation.square()), weights).mean()
+
+
+def _cancellation(members: Tensor, truth: Tensor, weights: Tensor | None) -> tuple[float, float]:
+    r"""One less the squared error of the average, over what independent errors leave of it, $\sum_j w_j^2 \ell_j$."""
+    shares = _shares(weights, members)
+    error = members - truth
+    averaged = weighted_mean(error, weights).square().sum(-1)
+    independent = (shares.square()[:, None] * error.square().sum(-1)).sum(0)
+    scale = float(independent.mean())
+    # Members that are all right to the last digits have no errors to compare.
+    if scale <= 1e-20 * float(truth.square().sum(-1).mean() + 1):
+        return nan, nan
+    left = float(averaged.mean()) / scale
+    deviation = averaged - left * independent
+    count = len(deviation)
+    standard_error = float(deviation.square().mean().sqrt()) / (scale * sqrt(max(count - 1, 1)))
+    return 1 - left, standard_error
+
+
+def _offsets(members: Tensor, truth: Tensor, pooled: Tensor, weights: Tensor | None) -> tuple[float, float]:
+    own = _shares(weights, members).square() * (members - truth).mean(1).square().sum(-1)
+    whole = float((pooled - truth).mean(0).square().sum())
+    return ratio(whole, float(own.sum())), ratio(float(own.max()), float(own.sum()))
+
+
+def _shares(weights: Tensor | None, like: Tensor) -> Tensor:
+    return like.new_full((len(like),), 1 / len(like)) if weights is None else weights
+
+
+def _right(
+    outputs: Tensor, targets: Tensor, average: str, weights: Tensor | None, loss: str
+) -> tuple[Tensor, Tensor]:
+    """Whether each member, and the ensemble, names the right class: `(members, batch)` and `(batch,)`."""
+    labels = targets.argmax(-1) if targets.is_floating_point() else class_labels(targets, outputs)
+    if loss == "zero_one":
+        votes, winner = majority_vote(outputs, weights)
+        return votes == labels, winner == labels
+    pooled = weighted_mean(outputs.softmax(-1) if average == "probs" else outputs, weights)
+    return outputs.argmax(-1) == labels, pooled.argmax(-1) == labels

@@ -1,0 +1,179 @@
+"""Members that are made to disagree on inputs from outside: the objective that `fit` takes, and a split that finds such inputs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from dissensus.data.sources import all_inputs
+from dissensus.members import View
+from dissensus.objectives.disagreement import Orientation, PairTerm, mean_over_pairs, oriented, pair_term
+from dissensus.objectives.likelihoods import Likelihood, full, likelihood_of, smooth_labels
+from dissensus.objectives.loss_guided import check_active, check_enough, draw_members
+from dissensus.objectives.objective import Objective, Parts, Step
+from dissensus.objectives.redundancy import divdis
+from dissensus.types import Correct
+
+
+@dataclass(frozen=True)
+class Disagree(Objective):
+    r"""Train members to fit labelled data and to disagree on other inputs.
+
+    $$M\left[\frac1M \sum_m \mathrm{CE}_m(x, y) + \lambda\, R\big(p^1(x'), \dots, p^M(x')\big)\right]$$
+
+    with R the mean of a pair term over pairs of members and inputs x', or `divdis`. The factor M keeps each member's gradient at
+    the scale of that member trained alone. Passes on x' leave BatchNorm statistics alone.
+
+    With `sequential=True` members are trained one after another, each for the same share of the run, against all before it, which are
+    frozen in evaluation mode. Members that come later stay as they were made until it is their turn. The schedule goes over the
+    whole run; give a function of (epoch, epochs) to start it again for each member.
+
+    Args:
+        ood_data: Inputs to disagree on; or give them to `fit` as `unlabelled`.
+        regulariser: A name of `PAIR_TERMS`, `"divdis"`, or a function of two members' log-probabilities. DivDis holds members near their
+            mean prediction on the labelled batch.
+        strength: $\lambda$.
+        active: Members drawn for a step, without replacement; None for all.
+        sequential: Train members one after another.
+        orientation: Which member of a pair names the class (or comes first in another term): the `"first"` by number, that is the
+            earlier one in a sequence, the `"second"`, or `"both"`, summed.
+        label_smoothing: Share of each target given to the uniform distribution.
+
+    References:
+        Pagliardini et al., 2023, <https://arxiv.org/abs/2202.04414>; Lee et al., 2023, <https://arxiv.org/abs/2202.03418>.
+    """
+
+    ood_data: Tensor | None = field(default=None, repr=False, compare=False)
+    regulariser: str | PairTerm = "a2d"
+    strength: float = 1.0
+    active: int | None = None
+    sequential: bool = False
+    orientation: Orientation = "first"
+    label_smoothing: float = 0.0
+
+    streams: ClassVar[tuple[str, ...]] = ("unlabelled",)
+
+    def __post_init__(self) -> None:
+        if not self.strength >= 0:
+            raise ValueError(f"`strength` must not be negative; got {self.strength}.")
+        check_active(self.active)
+        if not 0.0 <= self.label_smoothing < 1.0:
+            raise ValueError(f"`label_smoothing` must be in [0, 1); got {self.label_smoothing}.")
+        if self.regulariser != "divdis":
+            oriented(pair_term(self.regulariser), self.orientation)
+        if self.sequential and (self.active is not None or self.regulariser == "divdis"):
+            raise ValueError(
+                "sequential=True trains one member at a time against pairs with the earlier ones. "
+                "Leave `active` out, and use a pair term such as 'a2d'."
+            )
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """Outputs are logits."""
+        return likelihood_of("cross_entropy")
+
+    def stream_data(self) -> Mapping[str, Tensor]:
+        """Return the inputs to disagree on, if they came with the objective."""
+        return {} if self.ood_data is None else {"unlabelled": all_inputs(self.ood_data, "ood_data")}
+
+    def pick(self, step: Step, num_members: int) -> Tensor | None:
+        """Draw members, or take the one whose turn it is."""
+        if not self.sequential:
+            return draw_members(step, self.active, num_members)
+        return (step.index * num_members // step.total).clamp(max=num_members - 1).reshape(1)
+
+    def __call__(self, members: View, x: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
+        """Return the loss on labelled data plus the weighted regulariser on the others, and both."""
+        others = step.streams.get("unlabelled")
+        if others is None:
+            raise ValueError(
+                "Disagree needs inputs to disagree on: Disagree(ood_data), or unlabelled=... in `fit`."
+            )
+        outputs = full(members(x))
+        targets = smooth_labels(y, outputs.shape[-1], self.label_smoothing)
+        losses = self.likelihood.per_example(outputs, targets).mean(-1)
+        with members.perturbed():
+            elsewhere = full(members(others))
+        if self.sequential:
+            value = self._against_earlier(members, elsewhere, others)
+        else:
+            check_enough(self, outputs)
+            value = self._together(outputs, elsewhere)
+        loss = len(outputs) * (losses.mean() + self.strength * value)
+        return loss, {"loss": losses.detach(), "regulariser": value.detach()}
+
+    def _together(self, outputs: Tensor, elsewhere: Tensor) -> Tensor:
+        if self.regulariser == "divdis":
+            return divdis(elsewhere.softmax(-1), prior=outputs.detach().softmax(-1).mean((0, 1)))
+        term = oriented(pair_term(self.regulariser), self.orientation)
+        return mean_over_pairs(elsewhere.log_softmax(-1), term).mean()
+
+    def _against_earlier(self, members: View, elsewhere: Tensor, inputs: Tensor) -> Tensor:
+        """Return the pair term with each earlier member, averaged; 0 for the first member."""
+        if members.rows is None or not members.members.owns_parameters:
+            raise ValueError(
+                "sequential=True freezes earlier members, so members must own their parameters, as those of a DeepEnsemble "
+                "do. Leave it out."
+            )
+        everyone = members.whole
+        with everyone.evaluating():
+            frozen = full(everyone(inputs)).log_softmax(-1)
+        term = oriented(pair_term(self.regulariser), self.orientation)
+        values = term(frozen, elsewhere.log_softmax(-1)).mean(-1)
+        earlier = torch.arange(len(frozen), device=inputs.device) < members.rows
+        return torch.where(earlier, values, 0.0).sum() / earlier.sum().clamp_min(1)
+
+
+def low_confidence(logits: Tensor, threshold: float = 0.2, labels: Tensor | None = None) -> Correct:
+    r"""Which examples a trained model is unsure of: $\max_c p_c < t$, or $p_y < t$ where labels are given.
+
+    Args:
+        logits: Logits of one model, `(batch, classes)`.
+        threshold: The confidence below which an example counts as such.
+        labels: True class indices, `(batch,)`, to look at the probability of the true class instead.
+
+    Returns:
+        `(batch,)`, true for unsure ones.
+
+    Example:
+        >>> low_confidence(torch.tensor([[0.0, 0.0], [3.0, 0.0]]), threshold=0.6)
+        tensor([ True, False])
+    """
+    probs = full(logits).softmax(-1)
+    if labels is None:
+        return probs.amax(-1) < threshold
+    return probs.gather(-1, labels[:, None]).squeeze(-1) < threshold
+
+
+def two_stage(
+    x: Tensor, y: Tensor, logits: Tensor, threshold: float = 0.2, **options: Any
+) -> tuple[tuple[Tensor, Tensor], Disagree]:
+    """Split training data by a trained model's confidence: fit the sure examples, disagree on the unsure ones.
+
+    The alternative to `LossGuided` that decides beforehand, once and for all, which examples are hard.
+
+    Args:
+        x: Training inputs.
+        y: Their class indices.
+        logits: What a trained model says of them, `(batch, classes)`.
+        threshold: Examples with a lower largest probability are to be disagreed on.
+        **options: Those of `Disagree`, such as `strength` and `active`.
+
+    Returns:
+        The data and the objective that `ds.fit` takes.
+
+    Example:
+        >>> x, y = torch.randn(100, 4), torch.randint(0, 3, (100,))
+        >>> data, objective = two_stage(x, y, torch.randn(100, 3), threshold=0.5, active=2)
+        >>> len(data[0]) + len(objective.ood_data)
+        100
+    """
+    unsure = low_confidence(logits, threshold)
+    if bool(unsure.all()) or not bool(unsure.any()):
+        raise ValueError(
+            f"The threshold must split the data; {int(unsure.sum())} of {len(unsure)} examples have a confidence below "
+            f"{threshold:g}. Choose another."
+        )
+    return (x[~unsure], y[~unsure]), Disagree(x[unsure], **options)

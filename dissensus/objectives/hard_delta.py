@@ -1,0 +1,210 @@
+"""Objectives for anchored networks: tails of the residuals' law say nothing; masked references say nothing."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from dissensus.members import Anchored, View
+from dissensus.objectives.likelihoods import class_targets
+from dissensus.objectives.objective import Objective, OutputObjective, Parts, Step, Wrapper
+from dissensus.objectives.residuals import (
+    drawn_factor,
+    farthest_partner,
+    mahalanobis,
+    residual_factor,
+    residual_scale,
+    tail_draws,
+    uniform_cross_entropy,
+)
+from dissensus.randomness import Noise
+
+Law = Literal["diagonal", "low_rank", "outputs"]
+Tails = Literal["drawn", "real"]
+Statistics = Literal["batch", "training"]
+
+
+@dataclass(frozen=True)
+class HardDelta(Wrapper):
+    r"""Ask that an anchored network says nothing of residuals t from the tails of their law, under a masked reference.
+
+    $$\ell + w\,\frac1n\sum_t \Big(\log\sum_c e^{z_c} - \frac1C\sum_c z_c\Big),\qquad z = F([0, 0 - t])$$
+
+    The law is a normal one of mean zero: inputs and references of one law with covariance $\Sigma$ leave residuals of
+    covariance $2\Sigma$. The pass leaves BatchNorm statistics alone and t takes no gradient.
+
+    In many dimensions a normal law hardly has tails: of 2000 draws in 3072 dimensions the farthest is 4 % farther than the
+    mean. So there are other ways: fewer dimensions (`"low_rank"`), the normal law of the network's own outputs
+    (`"outputs"`), real residuals that lie far out (`tails="real"`), and a factor on the length (`radius`).
+
+    Args:
+        inner: What is minimised besides.
+        weight: w, how much the tails count against the mean loss.
+        law: `"diagonal"`: values are independent. `"low_rank"`: combinations of `rank` + 1 real inputs of the batch.
+            `"outputs"`: candidates are drawn (or real), and kept if what the network says of them is unlikely under the normal
+            law of what it says of real residuals; one in `draws` is kept.
+        tails: `"drawn"`: the least likely of `draws` draws. `"real"`: for each input of the batch the residual to the input
+            that is farthest away under the law.
+        draws: How many each tail sample is the least likely of; costs nothing, except for `law="outputs"`.
+        radius: Factor on the length of tail samples.
+        rank: Directions of the low-rank law.
+        samples: Tail samples a step; as many as the batch has by default. Not for `law="outputs"`.
+        warm_up: Share of the run before which tails do not count.
+        statistics: Take the law from each `"batch"`, or from all `"training"` inputs (tensors or arrays, not a DataLoader).
+
+    References:
+        The idea of outliers from the tails of a normal law: Du et al., 2022, <https://arxiv.org/abs/2202.01197>.
+    """
+
+    weight: float = 0.1
+    law: Law = "diagonal"
+    tails: Tails = "drawn"
+    draws: int = 1000
+    radius: float = 1.0
+    rank: int = 16
+    samples: int | None = None
+    warm_up: float = 0.1
+    statistics: Statistics = "batch"
+    measured: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        choices = {
+            "law": (self.law, ("diagonal", "low_rank", "outputs")),
+            "tails": (self.tails, ("drawn", "real")),
+            "statistics": (self.statistics, ("batch", "training")),
+        }
+        for name, (value, allowed) in choices.items():
+            if value not in allowed:
+                raise ValueError(f"`{name}` must be {' or '.join(map(repr, allowed))}; got {value!r}.")
+        if self.inner.likelihood.kind != "classes":
+            raise ValueError(
+                f"HardDelta asks for uniform class probabilities; the loss is {self.inner.likelihood.name!r}. Use it for "
+                "classification."
+            )
+        if self.law == "low_rank" and self.tails == "real":
+            raise ValueError(
+                "Under the low-rank law of a batch every residual of that batch is about as far out as any other, so none is a "
+                "tail. Use law='diagonal' or law='outputs' with tails='real'."
+            )
+        if self.law == "outputs" and self.samples is not None:
+            raise ValueError(
+                "law='outputs' keeps one candidate in `draws`; leave `samples` out and change `draws`."
+            )
+        if min(self.draws, self.rank, self.samples or 1) < 1 or self.weight < 0 or self.radius <= 0:
+            raise ValueError(
+                "`draws`, `rank` and `samples` must be at least 1, `weight` not negative and `radius` positive; got "
+                f"{self.draws}, {self.rank}, {self.samples}, {self.weight} and {self.radius}."
+            )
+        if not 0.0 <= self.warm_up < 1.0:
+            raise ValueError(f"`warm_up` is a share of the run, in [0, 1); got {self.warm_up}.")
+
+    def prepare(self, x: Tensor) -> Objective:
+        """Measure the law on all training inputs where that is wanted."""
+        prepared = super().prepare(x)
+        assert isinstance(prepared, HardDelta)
+        if self.statistics == "batch" or self.measured is not None:
+            return prepared
+        if self.law == "low_rank":
+            return replace(prepared, measured=residual_factor(x, self.rank))
+        return replace(prepared, measured=residual_scale(x.flatten(1).float()))
+
+    def __call__(self, members: View, x: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
+        """Return the inner loss plus the weighted cross-entropy of tails to the uniform target, and both."""
+        anchored = _anchored(members, self)
+        loss, parts = self.inner(members, x, y, step)
+        noise = step.noise(rows=members.rows)
+        inputs = (x if step.own else x[None]).flatten(2)
+        with members.perturbed():
+            with torch.no_grad():
+                residuals = self._tails(members, anchored, inputs, x.shape[1 + step.own :], noise)
+            logits = _masked_outputs(members, anchored, residuals)
+        tail = uniform_cross_entropy(logits).mean(-1)
+        weight = torch.where(step.progress >= self.warm_up, self.weight, 0.0)
+        return loss + weight * tail.sum(), {**parts, "tail": tail.detach()}
+
+    def _tails(self, members: View, anchored: Anchored, x: Tensor, shape: torch.Size, noise: Noise) -> Tensor:
+        """Return tail residuals, `(members, samples, ...)`, of inputs `(members or 1, batch, values)`."""
+        if self.law == "outputs":
+            return self._tails_by_outputs(members, anchored, x, shape, noise)
+        count = x.shape[1] if self.samples is None else self.samples
+        if self.tails == "real":
+            found = farthest_partner(x, self._scale(x))[:, :count]
+        else:
+            found = self._drawn(x, count, self.draws, noise)
+        found = found.to(x.dtype).expand(members.num_members, *found.shape[1:])
+        return self.radius * found.reshape(*found.shape[:2], *shape)
+
+    def _drawn(self, x: Tensor, count: int, draws: int, noise: Noise) -> Tensor:
+        if self.law != "low_rank":
+            return tail_draws(noise, count, draws, x.shape[-1]) * self._scale(x)
+        factor = drawn_factor(x, self.rank) if self.measured is None else self.measured.to(x.device)
+        return tail_draws(noise, count, draws, factor.shape[-2], centred=self.measured is None) @ factor
+
+    def _scale(self, x: Tensor) -> Tensor:
+        return residual_scale(x) if self.measured is None else self.measured.to(x.device)
+
+    def _tails_by_outputs(
+        self, members: View, anchored: Anchored, x: Tensor, shape: torch.Size, noise: Noise
+    ) -> Tensor:
+        """Return the candidates of which the network says what is unlikely of a real residual."""
+        x = x.expand(members.num_members, *x.shape[1:])
+        count = x.shape[1]
+        partners = noise.at(2).uniform(count).argsort(-1)
+        real = x - x.gather(1, partners[..., None].expand_as(x))
+        candidates = self.radius * (
+            real if self.tails == "real" else self._drawn(x, count, 1, noise).to(x.dtype)
+        )
+        known = _masked_outputs(members, anchored, real.reshape(*real.shape[:2], *shape))
+        said = _masked_outputs(members, anchored, candidates.reshape(*candidates.shape[:2], *shape))
+        kept = mahalanobis(said, known).topk(max(count // self.draws, 1), dim=1).indices
+        tails = candidates.gather(1, kept[..., None].expand(*kept.shape, x.shape[-1]))
+        return tails.reshape(*kept.shape, *shape)
+
+
+@dataclass(frozen=True)
+class MaskedUniform(Wrapper):
+    """Give the uniform target to examples whose reference is masked: of the residual alone nothing should be said.
+
+    Without it masked examples keep their labels, and the network learns to do without the reference.
+
+    Args:
+        inner: An objective on the outputs of class logits that does not compare members.
+    """
+
+    inner: OutputObjective
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.inner, OutputObjective) or self.inner.couples:
+            raise ValueError(
+                "MaskedUniform wraps an objective on outputs that does not compare members, such as Independent(): networks are "
+                f"masked each for itself. Got {type(self.inner).__name__}."
+            )
+        if self.inner.likelihood.kind != "classes":
+            raise ValueError(
+                f"MaskedUniform gives uniform class targets; the loss is {self.inner.likelihood.name!r}."
+            )
+
+    def __call__(self, members: View, x: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
+        """Return the inner loss for these targets."""
+        anchored = _anchored(members, self)
+        outputs = members.each(x) if step.own else members(x)
+        masked = anchored.masked(members.pass_keys(), outputs.shape[1])
+        classes = outputs.shape[-1]
+        targets = torch.where(masked[..., None], 1 / classes, class_targets(y, classes))
+        return self.inner.on_outputs(outputs, targets, step)
+
+
+def _anchored(members: View, objective: Objective) -> Anchored:
+    if not isinstance(members.members, Anchored):
+        raise ValueError(
+            f"{type(objective).__name__} is for anchored networks, ds.Anchored(net, references); got a "
+            f"{type(members.members).__name__}."
+        )
+    return members.members
+
+
+def _masked_outputs(members: View, anchored: Anchored, residuals: Tensor) -> Tensor:
+    """Run networks on [0, 0 - t], `(members, samples, ...)`."""
+    pairs = torch.cat([torch.zeros_like(residuals), -residuals], dim=2)
+    return members.through(anchored.run_pairs, pairs, own=True)

@@ -1,0 +1,214 @@
+"""Members that are made to disagree on training examples that the ensemble finds hard: the objective that `fit` takes."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from dissensus.members import View
+from dissensus.objectives.disagreement import (
+    Orientation,
+    PairTerm,
+    mean_over_pairs,
+    oriented,
+    pair_term,
+)
+from dissensus.objectives.guards import Guard, Seen, guard_of
+from dissensus.objectives.likelihoods import Likelihood, full, likelihood_of, smooth_labels
+from dissensus.objectives.loss_weights import Weighting, ensemble_losses, weights_from_losses
+from dissensus.objectives.objective import OutputObjective, Parts, Step
+from dissensus.objectives.redundancy import divdis
+
+
+def draw_members(step: Step, count: int | None, num_members: int) -> Tensor | None:
+    """Draw distinct members for a step, in order of their numbers; None where all take part."""
+    if count is None or count >= num_members:
+        return None
+    # In order, so that which of two members is the first does not depend on the draw.
+    return step.noise(shared=True).uniform(num_members).topk(count).indices.sort().values
+
+
+@dataclass(frozen=True)
+class LossGuided(OutputObjective):
+    r"""Train members to fit the data and to disagree on those examples that the ensemble gets wrong.
+
+    $$A\left[\frac1A \sum_{m \in I} \mathrm{CE}_m + \frac{\lambda}{B}\sum_n \alpha_n \frac{1}{|P|} \sum_{(m, l) \in P}
+      G\big(p^m(x_n), p^l(x_n)\big)\right]$$
+
+    with I the A members drawn for the step, P their pairs, G a pair term and $\alpha_n$ the weights of `loss_guided_weights`, which
+    carry no gradient. Only the drawn members are run and changed, so a step costs the same for any number of members. The factor
+    A keeps a drawn member's gradient at the scale of that member trained alone.
+
+    With `weights_from="all"`, `reduction="mean"` and a fixed orientation, the gradient averaged over all draws is A/M of that with
+    `active=M`: the draw adds noise, no bias. With `weights_from="active"` it is biased, for an example's weight then depends on who
+    was drawn: the average of few members errs more than that of all.
+
+    Look at each member's own accuracy: at large strength members become useless while the ensemble still looks fine.
+
+    Args:
+        strength: $\lambda$; or a function of the run's progress (a tensor from 0 towards 1) that gives it.
+        active: Members drawn for a step, without replacement; None, or as many as there are, for all.
+        regulariser: A name of `PAIR_TERMS`, `"divdis"` (weighted by $\alpha$ over the batch, times the mean weight), or a function of two
+            members' log-probabilities.
+        weights_from: Whose average prediction decides the weights: the `"active"` members', or that of `"all"`, the others being run
+            forward only.
+        reduction: `"mean"` over pairs, or `"document"`: the published formula, whose constant makes it half of that.
+        weighting: In proportion to the `"loss"`, or to the `"inverse_probability"` of the true class, with the same mean.
+        orientation: Which member of a pair names the class (or comes first in another term): the `"first"` by number, the `"second"`,
+            or `"both"`, summed.
+        label_smoothing: Share of each target given to the uniform distribution in the cross-entropy; weights use the label itself.
+        guard: Keeps disagreement from taking over once the training loss is small: a guard, or the name of one in `GUARDS`. None or
+            `"none"` is the published form.
+
+    Example:
+        >>> import dissensus as ds
+        >>> ens = ds.DeepEnsemble(lambda: torch.nn.Linear(2, 3), num_members=10)
+        >>> data = torch.randn(64, 2), torch.randint(0, 3, (64,))
+        >>> run = ds.fit(ens, data, objective=LossGuided(0.5), epochs=2, device="cpu")
+        >>> run.history.columns[3:6]
+        ['loss', 'pair_term', 'weight']
+
+    References:
+        Pagliardini et al., 2023, <https://arxiv.org/abs/2202.04414>, for the pair term; docs/loss_guided.md for the method.
+    """
+
+    strength: float | Callable[[Tensor], Tensor] = 0.5
+    active: int | None = 2
+    regulariser: str | PairTerm = "a2d"
+    weights_from: Literal["active", "all"] = "active"
+    reduction: Literal["mean", "document"] = "mean"
+    weighting: Weighting = "loss"
+    orientation: Orientation = "first"
+    label_smoothing: float = 0.0
+    guard: Guard | str | None = "share"
+
+    def __post_init__(self) -> None:
+        if not callable(self.strength) and not self.strength >= 0:
+            raise ValueError(f"`strength` must not be negative; got {self.strength}.")
+        check_active(self.active)
+        _check_choice("weights_from", self.weights_from, ("active", "all"))
+        _check_choice("reduction", self.reduction, ("mean", "document"))
+        _check_choice("weighting", self.weighting, get_args(Weighting))
+        if not 0.0 <= self.label_smoothing < 1.0:
+            raise ValueError(f"`label_smoothing` must be in [0, 1); got {self.label_smoothing}.")
+        if self.regulariser != "divdis":
+            oriented(pair_term(self.regulariser), self.orientation)
+        guard_of(self.guard)
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """Outputs are logits."""
+        return likelihood_of("cross_entropy")
+
+    @property
+    def outputs_only(self) -> bool:
+        """Whether outputs on the batch are enough; a guard may want to see held-out examples too."""
+        guard = guard_of(self.guard)
+        return guard is None or guard.data is None
+
+    def stream_data(self) -> Mapping[str, Tensor]:
+        """Return the guard's held-out data."""
+        guard = guard_of(self.guard)
+        if guard is None or guard.data is None:
+            return {}
+        return dict(zip(("held_out.x", "held_out.y"), guard.data, strict=True))
+
+    def pick(self, step: Step, num_members: int) -> Tensor | None:
+        """Draw the members of this step."""
+        return draw_members(step, self.active, num_members)
+
+    def __call__(self, members: View, x: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
+        """Run the drawn members, and what else the weights depend on."""
+        outputs = members(x)
+        total = outputs.detach().sum(0)
+        count = len(outputs)
+        if self.weights_from == "all" and members.rows is not None:
+            others = members.whole.pick(_others(members.rows, members.whole.num_members))
+            with torch.no_grad(), others.perturbed():
+                total = total + others(x).sum(0)
+            count += others.num_members
+        held_out = None
+        if not self.outputs_only:
+            with members.evaluating():
+                held_out = members(step.streams["held_out.x"]), step.streams["held_out.y"]
+        return self._judge(outputs, y, step, total / count, held_out)
+
+    def on_outputs(self, outputs: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
+        """Return the loss of outputs at hand, where nothing else needs to be run."""
+        if not self.outputs_only:
+            raise ValueError(
+                "A guard with held-out data runs members on that data, which nothing around LossGuided provides for. "
+                "Use LossGuided by itself, or a guard such as 'share'."
+            )
+        if self.weights_from == "all" and len(outputs) < len(step.member_keys):
+            raise ValueError(
+                "weights_from='all' runs the members that were not drawn, which nothing around LossGuided provides for. "
+                "Use LossGuided by itself, or weights_from='active'."
+            )
+        return self._judge(outputs, y, step, outputs.detach().mean(0), None)
+
+    def _judge(
+        self,
+        outputs: Tensor,
+        y: Tensor,
+        step: Step,
+        mean_logits: Tensor,
+        held_out: tuple[Tensor, Tensor] | None,
+    ) -> tuple[Tensor, Parts]:
+        check_enough(self, outputs)
+        outputs = full(outputs)
+        losses = self.likelihood.per_example(
+            outputs, smooth_labels(y, outputs.shape[-1], self.label_smoothing)
+        ).mean(-1)
+        strength = self._strength(step, losses)
+        with torch.no_grad():
+            hardness = ensemble_losses(mean_logits, y)
+            weights = weights_from_losses(hardness, self.weighting)
+            if (guard := guard_of(self.guard)) is not None:
+                weights = weights * guard.factor(Seen(weights, hardness, strength, held_out))
+        weighted, value = self._regulariser(outputs, weights)
+        loss = losses.mean() + strength * weighted
+        parts = {"loss": losses.detach(), "pair_term": value.detach(), "weight": weights.mean()}
+        return len(outputs) * loss, parts
+
+    def _strength(self, step: Step, like: Tensor) -> Tensor:
+        if callable(self.strength):
+            return self.strength(step.progress).to(like)
+        return torch.full((), self.strength, dtype=like.dtype, device=like.device)
+
+    def _regulariser(self, logits: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the weighted term, and the unweighted one for the log."""
+        half = 0.5 if self.reduction == "document" else 1.0
+        if self.regulariser == "divdis":
+            value = divdis(logits.softmax(-1), weights=weights)
+            return half * weights.mean() * value, value
+        term = oriented(pair_term(self.regulariser), self.orientation)
+        values = mean_over_pairs(logits.log_softmax(-1), term)
+        return half * (weights * values).mean(), values.mean()
+
+
+def _others(rows: Tensor, num_members: int) -> Tensor:
+    """Return the members that are not among the rows; their number is known beforehand."""
+    drawn = torch.zeros(num_members, dtype=torch.int64, device=rows.device).index_fill(0, rows, 1)
+    return drawn.argsort(stable=True)[: num_members - len(rows)]
+
+
+def check_active(active: int | None) -> None:
+    """Refuse to compare fewer than two members."""
+    if active is not None and active < 2:
+        raise ValueError(f"`active` must be 2 or more, or None for all members; got {active}.")
+
+
+def check_enough(objective: object, outputs: Tensor) -> None:
+    """Refuse a single member."""
+    if len(outputs) < 2:
+        raise ValueError(
+            f"{type(objective).__name__} compares members, and this ensemble has one. Give it two or more."
+        )
+
+
+def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"`{name}` must be {' or '.join(map(repr, allowed))}; got {value!r}.")

@@ -1,0 +1,281 @@
+"""Adaptation by a linear probe: features of a frozen backbone once, then logistic regression on them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dissensus import metrics
+from dissensus.caching import cache_features
+from dissensus.data.features import CachedFeatures, as_real
+from dissensus.data.fingerprints import network_digest
+from dissensus.data.sources import Pairs, check_labels_fit, device_of
+from dissensus.members import DeepEnsemble, HeadEnsemble
+from dissensus.members.stacking import tensors_of
+from dissensus.randomness import derive, permutation
+from dissensus.training import fit
+
+STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
+# Largest gradient and smallest change at which solving ends. Choosing needs the order of the strengths only; what is
+# reported is solved more precisely.
+_CHOOSING, _FINAL = (1e-4, 1e-7), (1e-5, 1e-10)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One strength of the regularisation and what it gave on the validation data.
+
+    Attributes:
+        strength: Inverse strength C: smaller is more regularised.
+        accuracy: Accuracy on the validation data.
+        nll: Mean negative log-likelihood there, in nats.
+    """
+
+    strength: float
+    accuracy: float
+    nll: float
+
+
+@dataclass(frozen=True, eq=False)
+class LinearProbe:
+    """A linear probe and how good it is.
+
+    Attributes:
+        accuracy: Accuracy on the test data.
+        ece: Expected calibration error there, 15 bins.
+        nll: Mean negative log-likelihood there, in nats.
+        strength: Inverse strength C of the regularisation that was chosen.
+        curve: What every strength gave on the validation data; empty where only one was asked for.
+        head: The classifier: features to logits.
+        probs: Probabilities of the test data, `(test inputs, classes)`.
+    """
+
+    accuracy: float
+    ece: float
+    nll: float
+    strength: float
+    curve: tuple[Tried, ...]
+    head: nn.Linear
+    probs: Tensor
+
+
+def linear_probe(
+    backbone: nn.Module | None,
+    train: Pairs | CachedFeatures,
+    test: Pairs | CachedFeatures,
+    validation: Pairs | CachedFeatures | None = None,
+    *,
+    method: Literal["lbfgs", "sgd"] = "lbfgs",
+    strengths: Sequence[float] = STRENGTHS,
+    validation_share: float = 0.2,
+    standardise: bool = True,
+    refit: bool = True,
+    max_steps: int = 500,
+    epochs: int = 30,
+    lr: float = 0.1,
+    batch_size: int = 256,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+) -> LinearProbe:
+    r"""Fit a linear classifier on a frozen backbone's features, and measure it.
+
+    $$\min_{W,b}\ \frac1N\sum_n -\log \mathrm{softmax}(W f(x_n) + b)_{y_n} + \frac{1}{2CN}\lVert W\rVert^2$$
+
+    This is scikit-learn's `LogisticRegression(C=C)`, after its `StandardScaler` if features are standardised. C is
+    chosen by the accuracy on validation data (the likelihood breaks ties).
+
+    Args:
+        backbone: A network from inputs to features; None where the data is features already.
+        train: Inputs and class labels.
+        test: Data to measure on.
+        validation: Data to choose the strength on; by default a share of the training data is held out for it.
+        method: `"lbfgs"` solves the problem; `"sgd"` trains one head for each strength, all at once, with weight decay
+            (on the bias too), momentum and a cosine schedule.
+        strengths: Values of C to choose from; with one there is nothing to choose, and nothing is held out.
+        validation_share: Share of the training data that is held out, drawn at random.
+        standardise: Scale features to mean 0 and deviation 1 on the training data; strengths then mean the same for every
+            backbone.
+        refit: Fit once more on all training and validation data with the strength that was chosen.
+        max_steps: Most steps of L-BFGS for each strength.
+        epochs: Epochs of SGD.
+        lr: Learning rate of SGD.
+        batch_size: Inputs that go through the backbone at once, and examples of a step of SGD.
+        seed: Decides what is held out, and the order of SGD.
+        device: Where to run; by default where the backbone is.
+
+    Returns:
+        The probe. Reading: the accuracy says how much of the task is linearly there in the features.
+
+    Example:
+        >>> x = torch.randn(200, 5, generator=torch.Generator().manual_seed(0))
+        >>> y = (x[:, 0] > 0).long()
+        >>> probe = linear_probe(None, (x[:150], y[:150]), (x[150:], y[150:]))
+        >>> probe.accuracy > 0.9, len(probe.curve)
+        (True, 7)
+    """
+    _check(method, strengths, validation_share)
+    net = backbone.backbone if isinstance(backbone, HeadEnsemble) else backbone or nn.Identity()
+    place = device_of(net) if device is None else torch.device(device)
+    (x, y), (x_test, y_test) = (_features(net, data, batch_size, place) for data in (train, test))
+    classes = int(y.max()) + 1
+    check_labels_fit(y_test, classes, "test")
+    held_out = None if validation is None else _features(net, validation, batch_size, place)
+    solver = _Solver(method, classes, standardise, max_steps, epochs, lr, batch_size, seed)
+    curve: tuple[Tried, ...] = ()
+    strength = float(strengths[0])
+    if len(strengths) > 1:
+        (x, y), held_out = _split((x, y), held_out, validation_share, seed)
+        check_labels_fit(held_out[1], classes, "validation")
+        heads = list(solver.path(x, y, sorted(map(float, strengths)), _CHOOSING))
+        curve = tuple(_tried(strength, head, *held_out) for strength, head in heads)
+        strength = max(curve, key=lambda tried: (tried.accuracy, -tried.nll)).strength
+    if refit and held_out is not None:
+        x, y = torch.cat([x, held_out[0]]), torch.cat([y, held_out[1]])
+    ((_, head),) = solver.path(x, y, [strength], _FINAL)
+    with torch.no_grad():
+        logits = head(x_test)
+    probs = logits.softmax(-1)
+    return LinearProbe(
+        accuracy=metrics.accuracy(probs, y_test),
+        ece=metrics.ece(probs, y_test),
+        nll=float(F.cross_entropy(logits, y_test)),
+        strength=strength,
+        curve=curve,
+        head=head,
+        probs=probs.cpu(),
+    )
+
+
+def _check(method: str, strengths: Sequence[float], share: float) -> None:
+    if method not in ("lbfgs", "sgd"):
+        raise ValueError(f"`method` must be 'lbfgs' or 'sgd'; got {method!r}.")
+    if not strengths or any(strength <= 0 for strength in strengths):
+        raise ValueError(f"`strengths` must be positive numbers, at least one; got {list(strengths)}.")
+    if not 0 < share < 1:
+        raise ValueError(f"`validation_share` must be between 0 and 1; got {share}.")
+
+
+def _features(
+    net: nn.Module, data: Pairs | CachedFeatures, batch_size: int, place: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return all features and labels of a set, on the device."""
+    if not isinstance(data, CachedFeatures):
+        data = cache_features(net, data, batch_size=batch_size, device=place)
+    elif tensors_of(net):
+        data.check_backbone(network_digest(net))
+    if data.targets is None or data.targets.is_floating_point() or data.targets.ndim != 1:
+        raise ValueError("A linear probe needs one class label for each input. Hand over (inputs, labels).")
+    return as_real(data.resident(place)).flatten(1), data.targets.long().to(place)
+
+
+def _split(
+    pair: tuple[Tensor, Tensor], held_out: tuple[Tensor, Tensor] | None, share: float, seed: int
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Return training and validation data; the latter is held out where there is none."""
+    if held_out is not None:
+        return pair, held_out
+    x, y = pair
+    count = round(share * len(x))
+    if not 0 < count < len(x):
+        raise ValueError(
+            f"Holding out {share} of {len(x)} examples leaves one side empty. Pass `validation`, or one strength."
+        )
+    order = permutation(torch.tensor(derive(seed, "held out")), len(x)).to(x.device)
+    first, rest = order[:count], order[count:]
+    return (x[rest], y[rest]), (x[first], y[first])
+
+
+@torch.no_grad()
+def _tried(strength: float, head: nn.Linear, x: Tensor, y: Tensor) -> Tried:
+    logits = head(x)
+    return Tried(strength, float((logits.argmax(-1) == y).float().mean()), float(F.cross_entropy(logits, y)))
+
+
+@dataclass(frozen=True)
+class _Solver:
+    """Logistic regression, from the strongest regularisation to the weakest, each from where the last one ended."""
+
+    method: str
+    classes: int
+    standardise: bool
+    max_steps: int
+    epochs: int
+    lr: float
+    batch_size: int
+    seed: int
+
+    def path(
+        self, x: Tensor, y: Tensor, strengths: Sequence[float], tolerance: tuple[float, float]
+    ) -> Iterator[tuple[float, nn.Linear]]:
+        """Yield each strength and its classifier, in terms of the features as they came."""
+        mean, scale = x.new_zeros(x.shape[1]), x.new_ones(x.shape[1])
+        if self.standardise:
+            mean, scale = x.mean(0), x.std(0, correction=0)
+            # A feature that never varies stays as it is, as in scikit-learn.
+            scale = torch.where(
+                scale > 10 * torch.finfo(x.dtype).eps * mean.abs(), scale, torch.ones_like(scale)
+            )
+            x = (x - mean) / scale
+        solve = self._by_lbfgs if self.method == "lbfgs" else self._by_sgd
+        for strength, (weight, bias) in zip(strengths, solve(x, y, strengths, tolerance), strict=True):
+            # Not initialised: that would draw from the global generator.
+            head = nn.utils.skip_init(nn.Linear, x.shape[1], self.classes, device=x.device, dtype=x.dtype)
+            assert isinstance(head, nn.Linear)
+            with torch.no_grad():
+                head.weight.copy_(weight / scale)
+                head.bias.copy_(bias - (weight / scale) @ mean)
+            yield strength, head
+
+    def _by_lbfgs(
+        self, x: Tensor, y: Tensor, strengths: Sequence[float], tolerance: tuple[float, float]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        weight = x.new_zeros(self.classes, x.shape[1], requires_grad=True)
+        bias = x.new_zeros(self.classes, requires_grad=True)
+        for strength in strengths:
+            optimizer = torch.optim.LBFGS(
+                [weight, bias],
+                max_iter=self.max_steps,
+                tolerance_grad=tolerance[0],
+                tolerance_change=tolerance[1],
+                history_size=10,
+                line_search_fn="strong_wolfe",
+            )
+
+            def loss(strength: float = strength, optimizer: torch.optim.LBFGS = optimizer) -> Tensor:
+                optimizer.zero_grad()
+                value = F.cross_entropy(F.linear(x, weight, bias), y)
+                value = value + weight.square().sum() / (2 * strength * len(x))
+                value.backward()
+                return value
+
+            optimizer.step(loss)
+            yield weight.detach().clone(), bias.detach().clone()
+
+    def _by_sgd(
+        self, x: Tensor, y: Tensor, strengths: Sequence[float], tolerance: tuple[float, float]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Train the heads of all strengths at once, as members of one ensemble."""
+        heads = DeepEnsemble(
+            lambda: nn.Linear(x.shape[1], self.classes, dtype=x.dtype), len(strengths), self.seed
+        )
+        fit(
+            heads,
+            (x, y),
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            optimizer="sgd",
+            lr=self.lr,
+            weight_decay=[1 / (strength * len(x)) for strength in strengths],
+            optimizer_options={"momentum": 0.9},
+            schedule="cosine",
+            seed=self.seed,
+            device=x.device,
+            progress=False,
+        )
+        for index in range(len(strengths)):
+            head = heads.member(index)
+            assert isinstance(head, nn.Linear)
+            yield head.weight.detach(), head.bias.detach()

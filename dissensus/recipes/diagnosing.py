@@ -1,0 +1,103 @@
+"""A finished run, or stored predictions, in; a finding about the members out."""
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dissensus.diagnostics import Finding, diagnose
+from dissensus.diagnostics.predictions import read_predictions
+from dissensus.objectives import mean_and_scale
+from dissensus.predictions import predict
+from dissensus.recipes.runs import LoadedRun
+
+# As many training examples as tell the two kinds of ensembles apart, and are predicted in no time.
+_LARGEST_TRAINING_SAMPLE = 2000
+
+
+def diagnose_run(
+    run: LoadedRun,
+    folder: Path,
+    held_out: tuple[Tensor, Tensor],
+    *,
+    average: str | None = None,
+    drop_per: Any = "example",
+    seed: int = 0,
+    batch_size: int = 1024,
+) -> Finding:
+    """Diagnose a run on held-out inputs, on (some of) its training data, and over its history if that was watched.
+
+    Args:
+        run: What `load_run` returned; it runs where the ensemble is.
+        folder: The run's folder, for its history.
+        held_out: Raw inputs and targets, in the units of the data.
+        average: What the ensemble averages; as it was trained by default.
+        drop_per: As in `diagnose`.
+        seed: As in `diagnose`.
+        batch_size: How many inputs go through the members at once.
+    """
+    classes = run.preprocessing.classes is not None
+    history = [row for row in _rows(folder / "history.csv") if row.get("train_ensemble_error")]
+    return diagnose(
+        _outputs(run, held_out[0], batch_size),
+        held_out[1],
+        run.recipe.likelihood.name if classes else "mse",
+        _average(average or _setting(run.recipe.objective, "average")),
+        training=_training(run, batch_size),
+        history=history or None,
+        drop_per=drop_per,
+        seed=seed,
+    )
+
+
+def diagnose_predictions(
+    path: Path,
+    *,
+    loss: str | None = None,
+    average: str | None = None,
+    drop_per: Any = "example",
+    seed: int = 0,
+) -> Finding:
+    """Diagnose outputs and targets of a file; see `read_predictions`."""
+    found = read_predictions(path)
+    return diagnose(
+        found.outputs, found.targets, loss or found.loss, _average(average), drop_per=drop_per, seed=seed
+    )
+
+
+def _average(given: str | None) -> Any:
+    return given or "probs"
+
+
+def _outputs(run: LoadedRun, x: Tensor, batch_size: int) -> Tensor:
+    parts = [
+        predict(run.ensemble, run.preprocessing(part), batch_size=batch_size) for part in x.split(batch_size)
+    ]
+    outputs = torch.cat(parts, dim=1)
+    return mean_and_scale(outputs)[0] if run.recipe.likelihood.kind == "density" else outputs
+
+
+def _training(run: LoadedRun, batch_size: int) -> tuple[Tensor, Tensor]:
+    """Outputs and targets on rows spread evenly over the training data."""
+    train = run.recipe.load_sets().train
+    count = min(len(train), _LARGEST_TRAINING_SAMPLE)
+    chosen = train.rows(torch.linspace(0, len(train) - 1, count, dtype=torch.float64).round().long())
+    outputs = _outputs(run, chosen.x, batch_size)
+    if run.preprocessing.classes is not None:
+        return outputs, run.preprocessing.targets(chosen)
+    assert chosen.y is not None
+    return outputs, chosen.y.to(outputs).reshape(outputs.shape[1:])
+
+
+def _setting(objective: Any, name: str) -> Any:
+    """Return a setting of an objective of a recipe, or of one that it wraps."""
+    return objective.get(name) or (_setting(objective["inner"], name) if "inner" in objective else None)
+
+
+def _rows(path: Path) -> Iterator[dict[str, str]]:
+    if path.is_file():
+        with open(path, newline="", encoding="utf-8") as file:
+            yield from csv.DictReader(file)

@@ -1,0 +1,105 @@
+"""Findings about members in, a section of a page or a page of its own out."""
+
+from collections.abc import Iterator, Mapping
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+from dissensus.diagnostics import DropCurve, Finding
+from dissensus.diagnostics.words import advice, readings, verdict
+from dissensus.html import Block, Picture, Section, Table, Text, write_page
+from dissensus.plots import panels
+from dissensus.plots.diagnosis import diversity_accuracy, drop_curve, error_curves, offset_bars
+from dissensus.reporting.quality import Runs
+
+_METRICS = {"error": "error (the loss)", "mae": "mean absolute error", "nll": "NLL", "brier": "Brier score"}
+_TITLE = "Do members collude?"
+
+
+def collusion(runs: Runs, score: str) -> Section | None:
+    """Whether the members of each run know different things, or only cancel each other."""
+    found = {run.name: run.diagnosis for run in runs if run.diagnosis is not None}
+    return diagnosis_section(found) if found else None
+
+
+def diagnosis_section(findings: Mapping[str, Finding]) -> Section:
+    """Return verdict, numbers and pictures of each finding, by its name."""
+    blocks: list[Block] = []
+    for name, finding in findings.items():
+        blocks += _of_one(finding, name if len(findings) > 1 else "")
+    return Section(
+        _TITLE,
+        Text(
+            "Averaging helps because members err differently. That difference is worth having where each member is good by "
+            "itself; members that were trained together may instead shift their answers in opposite directions, which cancel "
+            "in the average and say nothing about the input. Then the ensemble looks diverse, and falls when a member is "
+            "missing."
+        ),
+        *blocks,
+    )
+
+
+def write_diagnosis(finding: Finding, path: Path | str, title: str = "Diagnosis of an ensemble") -> Path:
+    """Write a page about one finding."""
+    return write_page(path, title, [diagnosis_section({title: finding})])
+
+
+def _of_one(finding: Finding, name: str) -> list[Block]:
+    head = f"{name}: " if name else ""
+    caption = f"Numbers behind the verdict{f' on {name}' if name else ''}"
+    table = Table(["quantity", "value", "how to read it"], readings(finding), caption)
+    return [Text(head + verdict(finding)), table, Text(advice(finding)), *_pictures(finding, name)]
+
+
+def _pictures(finding: Finding, name: str) -> Iterator[Picture]:
+    of = f" of {name}" if name else ""
+    for curve in finding.drops:
+        yield _dropping(curve, finding.drop_per, name, of)
+    figure, ax = _panel(name)
+    offset_bars(finding.offsets, ax, ensemble_error=_typical_error(finding))
+    listed = ", ".join(f"{offset:.3g}" for offset in finding.offsets)
+    caption = "How far each member sits beside the ensemble on average; offsets cancel."
+    yield Picture(figure, f"Constant offset of each member{of}: {listed}.", caption)
+    if finding.checks:
+        yield _over_training(finding, name, of)
+    if finding.pairs:
+        figure, ax = _panel(name)
+        diversity_accuracy(finding.pairs, finding.num_classes, ax)
+        mean = sum(pair.diversity for pair in finding.pairs) / len(finding.pairs)
+        alt = f"Diversity of {len(finding.pairs)} pairs of members{of}, {mean:.3g} on average."
+        yield Picture(figure, alt, "Above the upper line, two members avoid each other's answers.")
+
+
+def _dropping(curve: DropCurve, per: str, name: str, of: str) -> Picture:
+    figure, ax = _panel(name)
+    drop_curve(curve, ax)
+    ax.set_ylabel(_METRICS.get(curve.metric, curve.metric))
+    points = zip((0, *curve.dropped), (curve.full, *curve.values), strict=True)
+    listed = ", ".join(f"{count}: {value:.4g}" for count, value in points)
+    caption = f"Members dropped at random, others for each {per}; bars: one standard deviation."
+    return Picture(figure, f"{curve.metric}{of} with so many members dropped: {listed}.", caption)
+
+
+def _over_training(finding: Finding, name: str, of: str) -> Picture:
+    figure, ax = _panel(name)
+    error_curves(finding.checks, ax)
+    last = finding.checks[-1]
+    alt = (
+        f"Errors over training{of}; at the end, on training data, ensemble {last.train_ensemble_error:.3g} and mean member "
+        f"{last.train_member_error:.3g}; held out, {last.validation_ensemble_error:.3g} and "
+        f"{last.validation_member_error:.3g}."
+    )
+    return Picture(
+        figure, alt, "Shaded: the diversity, by which the mean member errs more than the ensemble."
+    )
+
+
+def _panel(title: str) -> tuple[Any, Any]:
+    figure, (ax,) = panels(width=4.4, height=3.3)
+    ax.set_title(title)
+    return figure, ax
+
+
+def _typical_error(finding: Finding) -> float:
+    """Root of the ensemble's squared error; 0 where offsets are not in its units."""
+    return sqrt(max(0.0, finding.ensemble_error)) if finding.loss == "mse" else 0.0

@@ -1,0 +1,173 @@
+"""Named pieces of a study in, one line of JSON for each that is done: what was interrupted goes on where it stopped."""
+
+import gc
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One piece of a study.
+
+    Attributes:
+        name: Tells it from all others, such as "resnet18 M=5 beta=0.4 seed=0".
+        work: Does it; returns what is to be kept, as JSON takes it. `"line"` in it is what the screen shows.
+        like: Arms of the same kind take about as long; what one took tells whether there is time for the next.
+    """
+
+    name: str
+    work: Callable[[], Record]
+    like: str = ""
+
+
+@dataclass(frozen=True)
+class Arms:
+    """What came of a study's arms.
+
+    Attributes:
+        done: Record of each finished arm by name, in the order of the study.
+        not_run: Arms that were not begun, or failed: name to reason.
+    """
+
+    done: Mapping[str, Record]
+    not_run: Mapping[str, str] = field(default_factory=dict)
+
+
+def chosen(names: Iterable[str], patterns: Sequence[str] | None) -> list[str]:
+    """Return the names that fit one of the patterns, all without patterns; refuse patterns that fit nothing.
+
+    Args:
+        names: Names to choose from.
+        patterns: Names with `*` for anything; a plain word fits every name that begins with it.
+
+    Example:
+        >>> chosen(["cnn M=5 beta=0", "cnn M=5 beta=1", "vgg M=5 beta=0"], ["cnn", "*beta=0"])
+        ['cnn M=5 beta=0', 'cnn M=5 beta=1', 'vgg M=5 beta=0']
+    """
+    names = list(names)
+    if not patterns:
+        return names
+    wanted = [pattern if "*" in pattern else f"{pattern}*" for pattern in patterns]
+    for given, pattern in zip(patterns, wanted, strict=True):
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ValueError(f"No arm of this study fits {given!r}; there are {'; '.join(names[:6])}; ...")
+    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in wanted)]
+
+
+def print_now(text: str) -> None:
+    """Print a line that is seen at once, also in a file."""
+    print(text, flush=True)
+
+
+def run_arms(
+    arms: Sequence[Arm],
+    folder: Path,
+    *,
+    settings: Mapping[str, Any],
+    minutes: float | None = None,
+    only: Sequence[str] | None = None,
+    say: Callable[[str], None] = print_now,
+) -> Arms:
+    """Do arms in order, keeping each record in `arms.jsonl` of the folder as it comes.
+
+    An arm that the file has, done with the same settings, is not done again. No arm is begun once the time is spent, or where
+    one like it took longer than what is left. One that fails (it diverged, memory ran out) is named, and the next is begun.
+
+    Args:
+        arms: In order of importance.
+        folder: Where `arms.jsonl` is.
+        settings: What records depend on besides the arm's name (epochs, data, ...).
+        minutes: Time to begin arms in; None for as long as it takes.
+        only: Do only arms that fit one of these patterns; see `chosen`.
+        say: Shows a line.
+
+    Returns:
+        Records of all arms that are done, now or earlier, and why others are not.
+    """
+    wanted = set(chosen([arm.name for arm in arms], only))
+    arms = [arm for arm in arms if arm.name in wanted]
+    path = folder / "arms.jsonl"
+    plain = json.loads(json.dumps(dict(settings)))
+    found = _read(path, plain)
+    done = {arm.name: found[arm.name] for arm in arms if arm.name in found}
+    took = {arm.like: found[arm.name]["arm_seconds"] for arm in arms if arm.name in done}
+    not_run: dict[str, str] = {}
+    start = time.monotonic()
+    if done:
+        say(f"{len(done)} of {len(arms)} arms were done before")
+    for number, arm in enumerate(arms, start=1):
+        if arm.name in done:
+            continue
+        left = float("inf") if minutes is None else 60 * minutes - (time.monotonic() - start)
+        if left <= 0 or took.get(arm.like, 0.0) > left:
+            not_run[arm.name] = "no time left"
+            continue
+        record, problem = _do(arm)
+        if problem is not None:
+            not_run[arm.name] = problem
+            say(f"[{number}/{len(arms)}] {arm.name}: failed: {problem}")
+            continue
+        took[arm.like] = record["arm_seconds"]
+        done[arm.name] = record
+        _append(path, {"arm": arm.name, "settings": plain, "record": record})
+        say(f"[{number}/{len(arms)}] {arm.name}: {record.get('line', 'done')}, {record['arm_seconds']:.1f} s")
+    if not_run:
+        say(f"{len(not_run)} arms were not run: {'; '.join(not_run)}")
+    return Arms({arm.name: done[arm.name] for arm in arms if arm.name in done}, not_run)
+
+
+def _do(arm: Arm) -> tuple[Record, str | None]:
+    start = time.monotonic()
+    record: Record = {}
+    problem = None
+    try:
+        record = dict(arm.work())
+    except RuntimeError as failure:  # diverged, or out of memory
+        problem = (str(failure).splitlines() or [type(failure).__name__])[0]
+    # Graphs captured on a GPU keep their memory until the cycles they are part of are collected.
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    record["arm_seconds"] = time.monotonic() - start
+    return record, problem
+
+
+def _read(path: Path, settings: Mapping[str, Any]) -> dict[str, Record]:
+    """Return records that were made with these settings; a last line that was cut off is passed over."""
+    found: dict[str, Record] = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if entry["settings"] == settings:
+            found[entry["arm"]] = entry["record"]
+    return found
+
+
+def _append(path: Path, entry: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(entry)
+    with open(path, "a+b") as file:
+        # A line that was cut off must not swallow this one.
+        if file.tell() and not _ends_line(path):
+            file.write(b"\n")
+        file.write(text.encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _ends_line(path: Path) -> bool:
+    with open(path, "rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"

@@ -1,0 +1,352 @@
+"""The arms of `diversification`: how each ensemble is made, trained and judged."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from math import ceil
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dissensus import objectives as obj
+from dissensus.architectures import mlp
+from dissensus.data.features import CachedFeatures
+from dissensus.data.sources import device_of
+from dissensus.detectors import DETECTORS
+from dissensus.members import DeepEnsemble, HeadEnsemble, Members
+from dissensus.objectives import Objective
+from dissensus.predictions import predict
+from dissensus.studies.arm_log import Arm, Record
+from dissensus.studies.diversification_data import Features, Material
+from dissensus.studies.diversification_measures import (
+    Judged,
+    Scored,
+    detection_record,
+    gains_over,
+    quality_record,
+)
+from dissensus.studies.diversification_ranks import ranks_of
+from dissensus.studies.diversification_settings import Setting
+from dissensus.studies.image_arms import fit_images, summary_line, training_record
+from dissensus.studies.masksembles_arms import MaskSetting, make_members
+from dissensus.training import Run, diverse_hyperparameters, fit
+
+HEAD_BATCH, HEAD_RATE, HEAD_DECAY = 256, 1e-3, 0.01
+# Share of the training images that the two-stage variant disagrees on: 18 002 of 1 281 167 in the document.
+UNSURE_SHARE = 0.014
+# Training images that detectors of features are fitted to.
+DETECTED = 10_000
+_MASK_KINDS = {
+    "masksembles": MaskSetting("masks", 2.0),
+    "dropout": MaskSetting("dropout"),
+    "batch": MaskSetting("batch"),
+}
+
+
+def arm_of(setting: Setting, material: Material) -> Arm:
+    """Return the arm that trains and judges one ensemble."""
+    works: dict[str, Callable[[Setting, Material], Record]] = {
+        "nets": _nets,
+        "backbone": _backbone,
+        "heads": _heads,
+    }
+    work = works[setting.kind]
+
+    def finished() -> Record:
+        record = work(setting, material)
+        record |= {
+            "setting": asdict(setting),
+            "family": setting.family,
+            "row": setting.row,
+            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU",
+        }
+        return record
+
+    like = f"{setting.family} M={setting.num_members}" if setting.kind == "nets" else setting.family
+    return Arm(setting.name, finished, like)
+
+
+class EpochTimer:
+    """Notes when each epoch ends; the first ones, in which programs are made, are not counted."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+
+    def __call__(self, run: Run) -> None:
+        """Note the time."""
+        self.ends.append(time.perf_counter())
+
+    def record(self) -> Record:
+        """Return mean and standard deviation of an epoch's seconds; None where there were too few epochs."""
+        lengths = [after - before for before, after in zip(self.ends, self.ends[1:], strict=False)][-10:]
+        if not lengths:
+            return {"epoch_seconds": None, "epoch_deviation": None}
+        return {
+            "epoch_seconds": round(fmean(lengths), 5),
+            "epoch_deviation": round(stdev(lengths), 5) if len(lengths) > 1 else None,
+        }
+
+
+def _nets(setting: Setting, material: Material) -> Record:
+    """Train networks from scratch on all training images."""
+    sets = material.sets
+    if setting.method in _MASK_KINDS:
+        members: Members = make_members(_MASK_KINDS[setting.method], material.network, setting.num_members)
+    else:
+        members = DeepEnsemble(material.network, setting.num_members, setting.seed)
+    chosen: dict[str, Any] = {**material.training, "seed": setting.seed}
+    if setting.method == "diverse":
+        rate = chosen["lr"]
+        drawn = diverse_hyperparameters(
+            setting.num_members, setting.seed, lr=(rate / 4, 2 * rate), weight_decay=(1e-4, 2e-3)
+        )
+        chosen |= drawn
+    if setting.active:
+        chosen["epochs"] = ceil(chosen["epochs"] * setting.num_members / setting.active)
+    timer = EpochTimer()
+    objective = objective_of(setting, material.source_images)
+    run = fit_images(members, sets, objective, all_train=True, watch="nothing", callback=timer, **chosen)
+    record = {"training": training_record(run) | timer.record()}
+    record |= judge(members, setting, material.images, material.folder)
+    if setting.method == "single":
+        record["detectors"] = _image_detectors(members, material)
+    return with_line(record)
+
+
+def objective_of(
+    setting: Setting, sources: tuple[Tensor, ...], guard: obj.Guard | str | None = None
+) -> Objective:
+    """Return what an ensemble minimises.
+
+    Args:
+        setting: The ensemble.
+        sources: Inputs to disagree on.
+        guard: The guard, where it is more than a name.
+    """
+    active = setting.active or None
+    if setting.method == "ldr":
+        strength: Any = setting.strength
+        if setting.guard == "falling":
+            strength = partial(_falling, setting.strength)
+        return obj.LossGuided(strength, active=active, guard=guard or _guard_of(setting.guard))
+    if setting.method in ("a2d", "divdis"):
+        return obj.Disagree(
+            sources[setting.source], regulariser=setting.method, strength=setting.strength, active=active
+        )
+    return obj.Independent()
+
+
+def _falling(strength: float, progress: Tensor) -> Tensor:
+    return strength * (1 - progress) ** 2
+
+
+def _guard_of(name: str) -> obj.Guard | str | None:
+    if name.startswith("share="):
+        return obj.LossShare(float(name.removeprefix("share=")))
+    return {"falling": "none"}.get(name, name)
+
+
+def _backbone(setting: Setting, material: Material) -> Record:
+    """Train a backbone, and look how far its features alone tell unknown images."""
+    features = material.features(setting.backbone)
+    detectors = _detectors(features.train.resident(material.device), features.train.targets, features.judged)
+    trained = material.backbone_records[setting.backbone]
+    line = (
+        f"{trained['classes']} classes, {trained['images']} images, {features.width} features, "
+        f"{trained['training']['seconds']:.1f} s"
+    )
+    return {**trained, "detectors": detectors, "line": line}
+
+
+def _heads(setting: Setting, material: Material) -> Record:
+    """Train heads on the features of a frozen backbone."""
+    features = material.features(setting.backbone)
+    timer = EpochTimer()
+    ensemble, run, extra = train_heads(setting, features, material, timer)
+    record = {"training": training_record(run) | timer.record(), **extra}
+    record["training"].pop("history")
+    right = predict(ensemble.heads, features.validation[0]).argmax(-1) == features.validation[1]
+    record["validation_members"] = [round(value, 5) for value in right.float().mean(1).tolist()]
+    if setting.reference == setting.name:
+        _reference_path(material.folder, setting.name, "json").parent.mkdir(parents=True, exist_ok=True)
+        _reference_path(material.folder, setting.name, "json").write_text(
+            json.dumps({"validation_accuracy": min(record["validation_members"])}), encoding="utf-8"
+        )
+    record |= judge(ensemble.heads, setting, features.judged, material.folder)
+    return with_line(record)
+
+
+def train_heads(
+    setting: Setting, features: Features, material: Material, timer: EpochTimer
+) -> tuple[HeadEnsemble, Run, Record]:
+    """Return trained heads on features, the run, and what else is to be kept of it."""
+    classes, width = material.sets.num_classes, features.width
+    ensemble = HeadEnsemble(
+        features.backbone,
+        partial(make_head, width, setting.layers, classes),
+        setting.num_members,
+        setting.seed,
+    )
+    epochs = head_epochs(setting, material)
+    chosen: dict[str, Any] = {
+        "lr": HEAD_RATE,
+        "weight_decay": HEAD_DECAY,
+        "schedule": "cosine",
+        "batch_size": min(HEAD_BATCH, max(16, features.train.num_examples // 32)),
+        "seed": setting.seed,
+        "progress": False,
+        "callback": timer,
+    }
+    if setting.method == "diverse":
+        chosen |= diverse_hyperparameters(setting.num_members, setting.seed)
+    if setting.method == "two-stage":
+        return ensemble, *_two_stage(setting, ensemble, features, (material.head_epochs, epochs), chosen)
+    objective = objective_of(setting, features.sources, _held_out_guard(setting, features, material))
+    run = fit(ensemble, features.train, objective=objective, epochs=epochs, **chosen)
+    return ensemble, run, {}
+
+
+def make_head(width: int, layers: int, classes: int) -> nn.Module:
+    """Make a head of one, two or three layers, hidden ones as wide as the features."""
+    return mlp(width, [width] * (layers - 1), classes, activation=nn.GELU)
+
+
+def head_epochs(setting: Setting, material: Material) -> int:
+    """Return for how many epochs heads train: where few are drawn a step, for so many more that each takes as many steps."""
+    share = 1 if setting.fixed or not setting.active else setting.num_members / setting.active
+    return ceil(material.head_epochs * share)
+
+
+def _held_out_guard(setting: Setting, features: Features, material: Material) -> obj.Guard | None:
+    if setting.guard == "held-out loss":
+        return obj.HeldOutLoss(*features.validation)
+    if setting.guard == "held-out accuracy":
+        return obj.HeldOutAccuracy(
+            *features.validation, reference=_reference_accuracy(setting, features, material)
+        )
+    return None
+
+
+def _reference_accuracy(setting: Setting, features: Features, material: Material) -> float:
+    """Return the validation accuracy of the least accurate independent head, trained now if no arm did so."""
+    path = _reference_path(material.folder, setting.reference, "json")
+    if path.is_file():
+        return float(json.loads(path.read_text(encoding="utf-8"))["validation_accuracy"])
+    alone = Setting("heads", num_members=1, backbone=setting.backbone, seed=setting.seed)
+    ensemble, _, _ = train_heads(alone, features, material, EpochTimer())
+    right = predict(ensemble.heads, features.validation[0]).argmax(-1) == features.validation[1]
+    return max(float(right.float().mean()), 1e-3)
+
+
+def _two_stage(
+    setting: Setting,
+    ensemble: HeadEnsemble,
+    features: Features,
+    epochs: tuple[int, int],
+    chosen: dict[str, Any],
+) -> tuple[Run, Record]:
+    """Fit one head, and disagree on the training features that it is least sure of."""
+    x, y = features.train.resident(features.validation[0].device), features.train.targets
+    assert y is not None
+    y = y.to(x.device)
+    template = ensemble.heads.member(0)
+    alone = DeepEnsemble.from_members([template])
+    rows = CachedFeatures(x, y, features.train.passes)
+    fit(alone, rows, epochs=epochs[0], **{**chosen, "callback": None})
+    logits = predict(alone, x)[0]
+    threshold = float(torch.quantile(logits.softmax(-1).amax(-1).float()[: 10**6], UNSURE_SHARE))
+    data, objective = obj.two_stage(
+        x, y, logits, threshold, strength=setting.strength, active=setting.active or None
+    )
+    passes = features.train.passes
+    run = fit(ensemble.heads, data, objective=objective, epochs=ceil(epochs[1] / passes), **chosen)
+    return run, {"threshold": round(threshold, 5), "unsure": len(objective.ood_data)}  # type: ignore[arg-type]
+
+
+def judge(members: Members, setting: Setting, inputs: Judged, folder: Path) -> Record:
+    """Return everything that is measured of a trained ensemble, and compare it with its deep ensemble."""
+    logits = inputs.map(lambda x: predict(members, x, batch_size=2048))
+    record = quality_record(logits)
+    scored = Scored.of(logits)
+    record |= detection_record(scored, inputs.groups)
+    path = _reference_path(folder, setting.reference, "npz")
+    if setting.reference == setting.name:
+        scored.save(path)
+    elif path.is_file():
+        record |= gains_over(Scored.load(path, logits.test.device), scored, inputs.groups)
+    if setting.num_members > 1 and isinstance(members, DeepEnsemble):
+        record["accuracy"] = _with_soup(record["accuracy"], members, inputs)
+    return record
+
+
+def _with_soup(found: dict[str, dict[str, float]], members: DeepEnsemble, inputs: Judged) -> Record:
+    """Add the accuracy of the average of all members' weights."""
+    soup = DeepEnsemble.from_members([members.soup()])
+    soup.to(device_of(members))
+    sets = {"test": [inputs.test]} | {level: list(sets.values()) for level, sets in inputs.corrupted.items()}
+    for name, parts in sets.items():
+        hits = [
+            float(
+                (predict(soup, x, batch_size=2048)[0].argmax(-1) == inputs.labels[: len(x)]).double().mean()
+            )
+            for x in parts
+        ]
+        found[name]["soup"] = round(fmean(hits), 6)
+    return found
+
+
+def _image_detectors(members: Members, material: Material) -> Record:
+    """Fit detectors to the last features of a network trained from scratch."""
+    from dissensus.studies.anchoring_arms import without_head
+
+    net = DeepEnsemble.from_members([without_head(members.member(0))])
+    net.to(material.device)
+    train = material.sets.train
+    run = partial(_single, net)
+    return _detectors(
+        run(train.x[:DETECTED].to(material.device)), train.y[:DETECTED], material.images.map(run)
+    )
+
+
+def _single(net: DeepEnsemble, x: Tensor) -> Tensor:
+    return predict(net, x, batch_size=2048)[0]
+
+
+def _detectors(train: Tensor, labels: Tensor | None, judged: Judged) -> Record:
+    """Return the AUROC of each detector of features, as of scores."""
+    assert labels is not None
+    train, labels = train[:DETECTED].float(), labels[:DETECTED].to(train.device)
+    fitted = [
+        make(train, labels, **({"k": min(50, len(train))} if name == "nearest_neighbours" else {}))
+        for name, make in DETECTORS.items()
+    ]
+
+    def run(x: Tensor) -> Tensor:
+        return torch.stack([each.score(x.float()).double() for each in fitted])
+
+    scores = judged.map(run)
+    found = ranks_of(scores.test, scores.ood, scores.corrupted, judged.groups)
+    return {part: dict(zip(DETECTORS, ranks.intervals(), strict=True)) for part, ranks in found.items()}
+
+
+def with_line(record: Record) -> Record:
+    """Add what the screen shows."""
+    parts = [summary_line(record)]
+    if "unique" in record:
+        parts.append(f"#unique {record['unique']['test']:.2f}")
+    shown = record.get("auroc", {}).get("C-5", {})
+    parts += [f"C-5 {word} {shown[name][0]:.3f}" for word, name in _SHOWN.items() if name in shown]
+    return record | {"line": ", ".join(parts)}
+
+
+_SHOWN = {"BMA": "bma", "PDS": "predictive_diversity"}
+
+
+def _reference_path(folder: Path, name: str, suffix: str) -> Path:
+    plain = name.replace(" ", "_").replace("=", "")
+    return folder / "references" / f"{plain}.{suffix}"

@@ -1,0 +1,272 @@
+"""Members' logits on all sets in, the record of an arm out: accuracy, diversity, detection, and what was gained over a deep ensemble."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import sqrt
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dissensus import metrics
+from dissensus.aggregation import AGGREGATIONS, oracle_selection
+from dissensus.diagnostics import diagnose
+from dissensus.scores import KNOWLEDGE_SCORES, SCORES, all_scores
+from dissensus.studies.arm_log import Record
+from dissensus.studies.diversification_ranks import NORMAL_95, Interval, Ranks, ranks_of
+
+# Pairs of members are too many for this score from so many members on.
+MANY_MEMBERS = 50
+_CHUNK = 2048
+# Images that a diagnosis of collusion looks at.
+DIAGNOSED = 5000
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What an ensemble is judged by: inputs, or members' logits for them.
+
+    Attributes:
+        test: Known inputs `(images, ...)`, or logits `(members, images, classes)`.
+        labels: Their classes.
+        ood: The same for unknown sets.
+        corrupted: For each severity and corruption the first known inputs, corrupted.
+        groups: Names of averages over unknown sets, and which.
+    """
+
+    test: Tensor
+    labels: Tensor
+    ood: Mapping[str, Tensor]
+    corrupted: Mapping[str, Mapping[str, Tensor]]
+    groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Judged":
+        """Return what a function makes of every set, such as members' logits."""
+        return replace(
+            self,
+            test=function(self.test),
+            ood={name: function(x) for name, x in self.ood.items()},
+            corrupted={
+                level: {name: function(x) for name, x in found.items()}
+                for level, found in self.corrupted.items()
+            },
+        )
+
+
+def score_names(num_members: int) -> list[str]:
+    """Return the scores that are computed for so many members."""
+    left_out = set(KNOWLEDGE_SCORES) | {"num_unique"} if num_members == 1 else set()
+    if num_members >= MANY_MEMBERS:
+        left_out.add("jensen_shannon")
+    return [name for name in SCORES if name not in left_out]
+
+
+def scores_of(logits: Tensor, names: Sequence[str]) -> Tensor:
+    """Return scores of all inputs, `(scores, inputs)`; a logit that is not a number makes every score of its input infinite."""
+    parts = []
+    for chunk in logits.split(_CHUNK, dim=1):
+        found = all_scores(chunk.float(), names)
+        parts.append(torch.stack([found[name].float() for name in names]))
+    return torch.cat(parts, 1).nan_to_num(nan=float("inf"))
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Scores of an ensemble on everything it is judged by."""
+
+    names: list[str]
+    test: Tensor
+    ood: dict[str, Tensor]
+    corrupted: dict[str, dict[str, Tensor]]
+
+    @classmethod
+    def of(cls, judged: Judged) -> "Scored":
+        """Compute all scores of members' logits."""
+        names = score_names(len(judged.test))
+        return cls(
+            names,
+            scores_of(judged.test, names),
+            {name: scores_of(logits, names) for name, logits in judged.ood.items()},
+            {
+                severity: {name: scores_of(logits, names) for name, logits in sets.items()}
+                for severity, sets in judged.corrupted.items()
+            },
+        )
+
+    def ranks(self, groups: Mapping[str, Sequence[str]]) -> dict[str, Ranks]:
+        """Return the AUROCs by input."""
+        return ranks_of(self.test, self.ood, self.corrupted, groups)
+
+    def save(self, path: Path) -> None:
+        """Keep everything in a file."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        arrays = {"test": self.test, **{f"ood/{name}": x for name, x in self.ood.items()}}
+        for severity, sets in self.corrupted.items():
+            arrays |= {f"corrupted/{severity}/{name}": x for name, x in sets.items()}
+        plain = {name: values.cpu().numpy() for name, values in arrays.items()}
+        np.savez(path, names=np.array(self.names), **plain)  # type: ignore[arg-type]
+
+    @classmethod
+    def load(cls, path: Path, device: torch.device | str = "cpu") -> "Scored":
+        """Read what `save` wrote."""
+        ood: dict[str, Tensor] = {}
+        corrupted: dict[str, dict[str, Tensor]] = {}
+        with np.load(path, allow_pickle=False) as stored:
+            for key in stored.files:
+                kind, *rest = key.split("/", 2)
+                if kind == "ood":
+                    ood["/".join(rest)] = torch.from_numpy(stored[key]).to(device)
+                elif kind == "corrupted":
+                    corrupted.setdefault(rest[0], {})[rest[1]] = torch.from_numpy(stored[key]).to(device)
+            test = torch.from_numpy(stored["test"]).to(device)
+            return cls(stored["names"].tolist(), test, ood, corrupted)
+
+
+def detection_record(scored: Scored, groups: Mapping[str, Sequence[str]]) -> Record:
+    """Return the AUROC of every score on every set and group: `{"auroc": {set: {score: [value, low, high]}}}`."""
+    return {
+        "auroc": {
+            part: dict(zip(scored.names, ranks.intervals(), strict=True))
+            for part, ranks in scored.ranks(groups).items()
+        }
+    }
+
+
+def gains_over(reference: Scored, scored: Scored, groups: Mapping[str, Sequence[str]]) -> Record:
+    """Return how much larger AUROCs are than those of a reference ensemble on the same inputs, with paired intervals.
+
+    Returns:
+        `"gain"`: against the same score of the reference. `"gain_over_best"`: against the reference's best score on that set or
+        group, which is what a user of the reference would take if they knew.
+    """
+    ours, theirs = scored.ranks(groups), reference.ranks(groups)
+    shared = [name for name in scored.names if name in reference.names]
+    mine = [scored.names.index(name) for name in shared]
+    same = [reference.names.index(name) for name in shared]
+    gain: dict[str, dict[str, Interval]] = {}
+    over_best: dict[str, dict[str, Interval]] = {}
+    for part in ours.keys() & theirs.keys():
+        best = int(theirs[part].auroc.argmax())
+        own = ours[part].rows(mine)
+        gain[part] = _named(shared, own.minus(theirs[part].rows(same)))
+        over_best[part] = _named(shared, own.minus(theirs[part].rows([best] * len(mine))))
+    order = [part for part in ours if part in gain]
+    return {
+        "gain": {part: gain[part] for part in order},
+        "gain_over_best": {part: over_best[part] for part in order},
+    }
+
+
+def _named(names: Sequence[str], ranks: Ranks) -> dict[str, Interval]:
+    return dict(zip(names, ranks.intervals(), strict=True))
+
+
+def quality_record(judged: Judged) -> Record:
+    """Return accuracy, calibration and diversity from members' logits.
+
+    Returns:
+        `"test"`: metrics of averaged probabilities as `[value, low, high]`; `"members"`: accuracies; `"unique"` and `"pds"`: mean
+        number of different answers, and mean sum of the largest probabilities, on each set; `"accuracy"`: of every way to make one
+        answer of many, on clean and corrupted images; `"finding"`: whether members collude.
+    """
+    logits, labels = judged.test, judged.labels
+    probs = logits.float().softmax(-1)
+    mixture = probs.mean(0)
+    right = (logits.argmax(-1) == labels).float()
+    negative = -mixture.gather(1, labels[:, None]).squeeze(1).clamp_min(1e-38).log()
+    brier = (mixture - torch.nn.functional.one_hot(labels, mixture.shape[-1])).square().sum(-1)
+    test: dict[str, Sequence[float | None]] = {
+        "accuracy": mean_interval((mixture.argmax(-1) == labels).float()),
+        "member_accuracy": mean_interval(right.mean(0)),
+        "nll": mean_interval(negative),
+        "brier": mean_interval(brier),
+        "ece": [round(float(metrics.ece(mixture.cpu(), labels.cpu())), 6), None, None],
+        "disagreement": mean_interval(_pair_disagreement(logits)),
+    }
+    return {
+        "test": test,
+        "members": [round(value, 5) for value in right.mean(1).tolist()],
+        "unique": {name: _mean_unique(found) for name, found in _all_sets(judged)},
+        "pds": {name: _mean_pds(found) for name, found in _all_sets(judged)},
+        "accuracy": accuracies(judged),
+        "finding": _finding(logits, labels),
+    }
+
+
+def _all_sets(judged: Judged) -> list[tuple[str, list[Tensor]]]:
+    sets = [("test", [judged.test]), *((name, [logits]) for name, logits in judged.ood.items())]
+    return [*sets, *((level, list(found.values())) for level, found in judged.corrupted.items())]
+
+
+def _mean_unique(sets: Sequence[Tensor]) -> float:
+    values = []
+    for logits in sets:
+        answers = logits.argmax(-1).sort(0).values
+        values.append(float((1 + (answers[1:] != answers[:-1]).sum(0)).double().mean()))
+    return round(sum(values) / len(values), 5)
+
+
+def _mean_pds(sets: Sequence[Tensor]) -> float:
+    values = [float(logits.float().softmax(-1).amax(0).sum(-1).mean()) for logits in sets]
+    return round(sum(values) / len(values), 5)
+
+
+def _pair_disagreement(logits: Tensor) -> Tensor:
+    """Return for each input the share of pairs of members that answer differently."""
+    count = len(logits)
+    votes = torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).sum(0).double()
+    agreeing = (votes * (votes - 1)).sum(-1)
+    return 1 - agreeing / max(count * (count - 1), 1) if count > 1 else torch.zeros_like(agreeing)
+
+
+def mean_interval(values: Tensor) -> list[float]:
+    """Return the mean of values with its 95 % interval, by their spread."""
+    mean, count = float(values.double().mean()), len(values)
+    spread = float(values.double().std()) / sqrt(count) if count > 1 else 0.0
+    return [round(mean + sign * NORMAL_95 * spread, 6) for sign in (0, -1, 1)]
+
+
+def accuracies(judged: Judged) -> dict[str, dict[str, float]]:
+    """Return the accuracy of every aggregation of answers, and of the best member by hindsight, on clean and corrupted images."""
+    clean = [(judged.test, judged.labels)]
+    parts = {"test": clean} | {
+        level: [(logits, judged.labels[: logits.shape[1]]) for logits in found.values()]
+        for level, found in judged.corrupted.items()
+    }
+    found: dict[str, dict[str, float]] = {}
+    for name, sets in parts.items():
+        own = {
+            way: _mean([_accuracy(pool(logits.float()), labels) for logits, labels in sets])
+            for way, pool in AGGREGATIONS.items()
+        }
+        own["oracle"] = _mean([oracle_selection(logits.float(), labels).accuracy for logits, labels in sets])
+        found[name] = own
+    return found
+
+
+def _accuracy(probs: Tensor, labels: Tensor) -> float:
+    return float((probs.argmax(-1) == labels).double().mean())
+
+
+def _mean(values: Sequence[float]) -> float:
+    return round(sum(values) / len(values), 6)
+
+
+def _finding(logits: Tensor, labels: Tensor) -> Record:
+    if len(logits) < 2:
+        return {}
+    # Fifty members dropped a hundred times each would take longer than training.
+    repeats = 20 if len(logits) < MANY_MEMBERS else 2
+    found = diagnose(
+        logits[:, :DIAGNOSED].float().cpu(),
+        labels[:DIAGNOSED].cpu(),
+        drop_fractions=(0.2,),
+        repeats=repeats,
+    )
+    return {
+        "colluding": found.colluding,
+        "members_useless": found.members_useless,
+        "diversity_ratio": float(f"{found.diversity_ratio:.6g}"),
+        "codependence": float(f"{found.codependence:.6g}"),
+    }

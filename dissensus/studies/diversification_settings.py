@@ -1,0 +1,211 @@
+"""Which ensembles the study `diversification` trains, what they are called, and in which order."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+STRENGTHS = (0.0, 0.1, 0.5, 1.0, 5.0, 10.0)
+SIZES = (2, 5, 10, 50)
+GUARDS = ("share=1", "share=0.25", "cap", "held-out loss", "held-out accuracy", "falling")
+REPEATS = 3
+
+Kind = Literal["nets", "backbone", "heads", "spurious"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One ensemble of the study.
+
+    Attributes:
+        kind: "nets" trained from scratch, "heads" on a frozen backbone, nets on the "spurious" set; or the "backbone" itself.
+        method: "single", "deep", "diverse" (hyperparameters), "ldr" (loss-guided), "a2d" or "divdis" on other images, "two-stage";
+            "masksembles", "dropout" or "batch" for nets.
+        num_members: Members.
+        strength: Weight of the disagreement.
+        guard: What holds loss-guided disagreement back; "none" is the published form.
+        active: Members drawn for a step; 0 for all.
+        layers: Of each head.
+        backbone: Whether the backbone was trained on "half" of the classes or on the "whole" training set.
+        source: Which other images a method disagrees on: 0 or 1.
+        fixed: Whether heads train for the same epochs whatever their number; otherwise so that each takes as many steps as alone.
+        seed: Of the run.
+    """
+
+    kind: Kind
+    method: str = "deep"
+    num_members: int = 5
+    strength: float = 0.0
+    guard: str = "share"
+    active: int = 0
+    layers: int = 2
+    backbone: str = ""
+    source: int = 0
+    fixed: bool = False
+    seed: int = 0
+
+    @property
+    def row(self) -> str:
+        """What it is but for its kind, backbone and seed.
+
+        Example:
+            >>> Setting("heads", "ldr", strength=0.5, active=2, guard="none", backbone="half").row
+            'ldr=0.5 none A=2 M=5'
+        """
+        strength = f"={self.strength:g}" if self.method in ("ldr", "a2d", "divdis", "two-stage") else ""
+        parts = [
+            f"{self.method}{strength}",
+            self.guard if self.method == "ldr" else "",
+            f"source={self.source + 1}" if self.method in ("a2d", "divdis") and self.source else "",
+            f"A={self.active}" if self.active else "",
+            f"layers={self.layers}" if self.layers != 2 else "",
+            "fixed" if self.fixed else "",
+            f"M={self.num_members}" if self.method != "single" else "",
+        ]
+        return " ".join(filter(None, parts))
+
+    @property
+    def name(self) -> str:
+        """Name of the arm."""
+        first = f"{self.kind} {self.backbone}".strip()
+        return (
+            f"{first} seed={self.seed}" if self.kind == "backbone" else f"{first} {self.row} seed={self.seed}"
+        )
+
+    @property
+    def family(self) -> str:
+        """Its kind and backbone."""
+        return f"{self.kind} {self.backbone}".strip()
+
+    @property
+    def reference(self) -> str:
+        """Name of the deep ensemble that it is compared with."""
+        size = max(self.num_members, 2)
+        return replace(self, **_PLAIN, num_members=size).name
+
+
+_PLAIN = {
+    "method": "deep",
+    "strength": 0.0,
+    "guard": "share",
+    "active": 0,
+    "layers": 2,
+    "source": 0,
+    "fixed": False,
+}
+
+
+def settings_of(quick: bool, seed: int) -> list[Setting]:
+    """Return all ensembles in order of importance, each once."""
+    return list(dict.fromkeys(_quick(seed) if quick else _full(seed)))
+
+
+def ldr(base: Setting, strengths: Iterable[float], guards: Iterable[str]) -> Iterator[Setting]:
+    """Vary strength and guard of loss-guided disagreement."""
+    guards = list(guards)
+    for strength in strengths:
+        # Without disagreement there is nothing to hold back.
+        for guard in guards if strength else ["none"]:
+            yield replace(base, method="ldr", strength=strength, guard=guard)
+
+
+def _full(seed: int) -> Iterator[Setting]:
+    nets = Setting("nets", seed=seed)
+    half = Setting("heads", backbone="half", active=0, seed=seed)
+    yield nets
+    yield from ldr(nets, [0.5], ["share", "none"])
+    yield replace(nets, method="single", num_members=1)
+    yield Setting("backbone", "single", 1, backbone="half", seed=seed)
+    yield from _head_sweeps(half, 5)
+    yield from _head_guards(half)
+    yield from _outside(half, (0.1, 1.0))
+    yield from _ablations(half)
+    for size in (2, 50, 10):
+        yield from _head_sweeps(half, size)
+    yield from _stochastic(half)
+    for repeat in range(REPEATS):
+        yield from _spurious(seed + repeat)
+    yield from ldr(nets, [0.1, 1.0, 5.0], ["share"])
+    yield replace(nets, method="diverse")
+    yield from (replace(nets, method=m, strength=s) for m, s in (("a2d", 0.1), ("divdis", 1.0)))
+    yield Setting("backbone", "single", 1, backbone="whole", seed=seed)
+    whole = replace(half, backbone="whole")
+    yield from _head_sweeps(whole, 5)
+    yield from _head_guards(whole)
+    yield from _outside(whole, (0.1,))
+    for repeat in range(1, REPEATS):
+        yield from _head_sweeps(replace(half, seed=seed + repeat), 5)
+        yield from _head_guards(replace(half, seed=seed + repeat))
+        yield from _head_sweeps(replace(whole, seed=seed + repeat), 5)
+    yield from (replace(nets, method=method) for method in ("masksembles", "dropout", "batch"))
+    for size in (2, 10):
+        yield replace(nets, num_members=size)
+        yield from ldr(replace(nets, num_members=size), [0.5], ["share", "none"])
+    yield from ldr(nets, [0.1, 1.0, 5.0], ["none"])
+    for repeat in range(1, REPEATS):
+        yield replace(nets, seed=seed + repeat)
+        yield from ldr(replace(nets, seed=seed + repeat), [0.5], ["share", "none"])
+
+
+def _quick(seed: int) -> Iterator[Setting]:
+    nets = Setting("nets", seed=seed)
+    half = Setting("heads", backbone="half", seed=seed)
+    yield nets
+    yield from ldr(nets, [0.5], ["share", "none"])
+    yield Setting("backbone", "single", 1, backbone="half", seed=seed)
+    yield half
+    pair = replace(half, active=2)
+    yield from ldr(pair, [0.0, 0.1, 0.5, 5.0], ["none", "share"])
+    yield from ldr(pair, [0.5], ["cap", "held-out loss"])
+    yield replace(half, method="diverse")
+    yield from (replace(half, method=m, strength=s) for m, s in (("a2d", 0.1), ("divdis", 1.0)))
+    yield from ldr(replace(half, active=5), [0.5], ["none"])
+    for size in (2, 10):
+        yield replace(half, num_members=size)
+        yield from ldr(replace(pair, num_members=size), [0.5], ["none"])
+    yield from _spurious(seed)
+
+
+def _head_sweeps(base: Setting, size: int) -> Iterator[Setting]:
+    """Figure 5 and tables 1, 2, 3 and 6: all strengths, published and guarded, beside the deep ensemble."""
+    base = replace(base, num_members=size)
+    yield base
+    yield from ldr(replace(base, active=2), STRENGTHS, ["none", "share"])
+    yield replace(base, method="diverse")
+
+
+def _head_guards(base: Setting) -> Iterator[Setting]:
+    """Other ways to hold disagreement back."""
+    yield from ldr(replace(base, active=2), [0.5, 5.0], GUARDS)
+
+
+def _outside(base: Setting, strengths: Iterable[float]) -> Iterator[Setting]:
+    """Tables 2, 3 and 9: earlier methods, on either of two sets of other images."""
+    for strength in strengths:
+        for method, factor in (("a2d", 1.0), ("divdis", 10.0)):
+            outside = replace(base, method=method, strength=strength * factor)
+            yield from (replace(outside, source=source) for source in (0, 1))
+
+
+def _ablations(base: Setting) -> Iterator[Setting]:
+    """Tables 4, 5 and 7: layers, and examples chosen beforehand."""
+    pair = replace(base, active=2)
+    for layers in (1, 3):
+        yield replace(base, layers=layers)
+        yield from ldr(replace(pair, layers=layers), [0.5], ["none", "share"])
+    yield replace(pair, method="two-stage", strength=0.5)
+
+
+def _stochastic(base: Setting) -> Iterator[Setting]:
+    """Table 10: how many members a step draws."""
+    for size, counts in ((5, (3, 4, 5)), (50, (5, 10))):
+        for active in counts:
+            yield from ldr(replace(base, num_members=size, active=active), [0.5], ["none"])
+    yield from ldr(replace(base, num_members=50, active=2, fixed=True), [0.0, 0.5], ["none"])
+
+
+def _spurious(seed: int) -> Iterator[Setting]:
+    """Table 8: four members, all of them in every step."""
+    base = Setting("spurious", num_members=4, seed=seed)
+    yield base
+    yield from ldr(base, [0.5], ["none", "share"])
+    yield from (replace(base, method=m, strength=s) for m, s in (("a2d", 0.1), ("divdis", 10.0)))

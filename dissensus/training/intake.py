@@ -1,0 +1,175 @@
+"""What users hand over as data, made into the batches of training and validation, and checked against the members."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from dissensus.data.features import CachedFeatures
+from dissensus.data.sources import Pairs, arrays_of, check_labels_fit, check_pair, pair_batches
+from dissensus.members import HeadEnsemble, Members
+from dissensus.members.modes import evaluation_mode
+from dissensus.objectives import Likelihood, Objective
+from dissensus.objectives.likelihoods import as_columns
+from dissensus.objectives.objective import Batches
+from dissensus.randomness import derive, seeded
+from dissensus.training.feeds import ArrayFeed, DatasetFeed, Feed, LoaderFeed
+from dissensus.training.mapped import FeatureFeed, MappedFeed, fits
+
+
+def feed_of(
+    members: Members,
+    data: Pairs,
+    objective: Objective,
+    batch_size: int | None,
+    batches: Batches | None,
+    last_batch: str,
+    workers: int,
+    seed: int,
+    device: torch.device,
+) -> tuple[Feed, tuple[Tensor, Tensor]]:
+    """Return where batches come from, and a few examples."""
+    if batches == "own" and objective.batches == "shared":
+        raise ValueError(
+            f"{type(objective).__name__} compares members, so they must share batches. Leave `batches` out."
+        )
+    if isinstance(data, CachedFeatures):
+        return _feature_feed(members, data, objective, batch_size or 128, batches, last_batch, seed, device)
+    arrays = arrays_of(data)
+    if arrays is None:
+        if batches == "own":
+            raise ValueError(
+                "A Dataset or DataLoader gives shared batches. For batches='own' hand over tensors or arrays."
+            )
+        if isinstance(data, DataLoader):
+            if batch_size is not None:
+                raise ValueError("A DataLoader has its own batch size; leave `batch_size` out.")
+            feed = LoaderFeed(data, seed, device)
+            with seeded(0):
+                sample = next(iter(pair_batches(data, 1)))
+            return feed, (sample[0][:2], sample[1])
+        assert isinstance(data, Dataset)
+        feed = DatasetFeed(data, batch_size or 128, seed, device, last_batch == "drop", workers)
+        with seeded(0):
+            sample = next(iter(pair_batches(data, 2)))
+        return feed, sample
+    x, y = arrays
+    check_pair(x, y, "training")
+    y = _targets(x, y, objective.likelihood)
+    # Heads with batches of their own would send all of them through the backbone.
+    wish: Batches = "shared" if isinstance(members, HeadEnsemble) else objective.batches
+    own = (batches or wish) == "own" and members.owns_parameters
+    size = batch_size or 128
+    _check_drop(last_batch, len(x), size)
+    keys = _order_keys(members, own, seed, device)
+    return ArrayFeed(x.to(device), y.to(device), size, keys, own, last_batch == "drop"), (x[:2], y)
+
+
+def _feature_feed(
+    members: Members,
+    data: CachedFeatures,
+    objective: Objective,
+    size: int,
+    batches: Batches | None,
+    last_batch: str,
+    seed: int,
+    device: torch.device,
+) -> tuple[Feed, tuple[Tensor, Tensor]]:
+    """Return batches of features, from the device if they fit there."""
+    if data.targets is None:
+        raise ValueError("These features have no targets to train on. Cache them from data that has labels.")
+    x, y = data.rows(0, 2), _targets(data.rows(0, 2), data.targets, objective.likelihood)
+    _check_drop(last_batch, data.num_examples, size)
+    drop = last_batch == "drop"
+    if fits(data, device):
+        own = (batches or objective.batches) == "own" and members.owns_parameters
+        keys = _order_keys(members, own, seed, device)
+        return FeatureFeed(data, y.to(device), size, keys, own, drop), (x, y)
+    if batches == "own":
+        raise ValueError(
+            "Features that are streamed from their file come in shared batches. For batches='own' raise their `resident_limit`."
+        )
+    return MappedFeed(data, y, size, seed, device, drop), (x, y)
+
+
+def _order_keys(members: Members, own: bool, seed: int, device: torch.device) -> Tensor:
+    labels = [derive(seed, "order", m) for m in members.member_ids] if own else derive(seed, "order")
+    return torch.tensor(labels, dtype=torch.int64, device=device)
+
+
+def _check_drop(last_batch: str, count: int, size: int) -> None:
+    if last_batch == "drop" and count < size:
+        raise ValueError(
+            f"last_batch='drop' leaves nothing of {count} examples in batches of {size}. Make `batch_size` smaller."
+        )
+
+
+def _targets(x: Tensor, y: Tensor, likelihood: Likelihood) -> Tensor:
+    if likelihood.kind != "classes":
+        return _real_targets(x, y)
+    return y if y.is_floating_point() else y.long()
+
+
+def _real_targets(x: Tensor, y: Tensor) -> Tensor:
+    """Return regression targets as columns of real numbers, in the precision of the inputs where those are real."""
+    if not y.is_floating_point():
+        y = y.to(x.dtype if x.dtype == torch.float64 else torch.float32)
+    return as_columns(y)
+
+
+def check_outputs(members: Members, x: Tensor, y: Tensor, likelihood: Likelihood) -> Tensor:
+    """Run two examples through the members and compare what comes out with what the loss wants."""
+    place = next(members.parameters()).device
+    try:
+        with evaluation_mode(members):
+            outputs = members(x.to(place))
+    except (RuntimeError, TypeError) as problem:
+        raise ValueError(
+            f"The members cannot run on inputs shaped (batch, {', '.join(map(str, x.shape[1:]))}) of {x.dtype}: "
+            f"{str(problem).strip().splitlines()[0]}"
+        ) from problem
+    check_targets(outputs, y, likelihood)
+    return outputs
+
+
+def check_targets(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str = "training") -> None:
+    """Refuse targets that do not fit the members' outputs."""
+    if outputs.ndim != 3:
+        raise ValueError(
+            f"A member must give (batch, outputs); got (members, batch, ...) = {tuple(outputs.shape)}. "
+            "Keep one output axis, also for a single output; flatten further ones."
+        )
+    if likelihood.kind == "classes":
+        check_labels_fit(y, outputs.shape[-1], name)
+        return
+    width = outputs.shape[-1] // 2 if likelihood.kind == "density" else outputs.shape[-1]
+    given = as_columns(y).shape[-1]
+    if given != width or (likelihood.kind == "density" and outputs.shape[-1] % 2):
+        wanted = 2 * given if likelihood.kind == "density" else given
+        raise ValueError(
+            f"{likelihood.name} of {given} targets wants members with {wanted} outputs; they have {outputs.shape[-1]}."
+        )
+
+
+def list_batches(validation: Pairs, likelihood: Likelihood, outputs: Tensor) -> Any:
+    """Return validation batches that can be gone through again and again."""
+    arrays = arrays_of(validation)
+    if arrays is None:
+        return _Again(validation)
+    x, y = arrays
+    check_pair(x, y, "validation")
+    y = _targets(x, y, likelihood)
+    check_targets(outputs, y, likelihood, "validation")
+    return list(zip(torch.split(x, 2048), torch.split(y, 2048), strict=True))
+
+
+class _Again:
+    """Batches of a Dataset or loader, from the start each time."""
+
+    def __init__(self, data: Pairs) -> None:
+        self.data = data
+
+    def __iter__(self) -> Any:
+        with seeded(0):
+            yield from pair_batches(self.data, 1024)

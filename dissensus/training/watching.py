@@ -1,0 +1,139 @@
+"""Looking for collusion while an ensemble trains: errors of members and ensemble on a fixed sample, check by check."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from dissensus.data.features import CachedFeatures
+from dissensus.data.sources import Pairs, arrays_of, collate, device_of, pair_batches
+from dissensus.members import Members
+from dissensus.members.modes import evaluation_mode
+from dissensus.objectives import Objective, mean_and_scale
+from dissensus.objectives.collusion import Measures, measure
+from dissensus.objectives.likelihoods import as_columns
+from dissensus.objectives.losses import errors, weighted_mean
+from dissensus.randomness import seeded
+from dissensus.training.history import Row
+
+# Of what a history holds, what a line of progress has no room for.
+NOT_SHOWN = (
+    *("seconds", "lr_factor", "colluding", "train_member_error", "train_ensemble_error"),
+    *("validation_member_error", "validation_ensemble_error", "validation_diversity"),
+)
+
+# A sample large enough for two digits, and outputs of it that take no time beside an epoch.
+_LARGEST_SAMPLE = 1024
+_SMALLEST_SAMPLE = 64
+_LARGEST_OUTPUTS = 4_000_000
+
+
+@dataclass(frozen=True)
+class CollusionWatch:
+    """What a run is watched by.
+
+    Attributes:
+        x: Inputs of the sample, on the device.
+        y: Their targets.
+        loss: How outputs are judged: the objective's loss for classes, the squared error of predictions otherwise.
+        average: What the ensemble averages.
+        weights: Weights of the members, or None.
+        density: Whether outputs are (mean, rho), of which the mean is judged.
+    """
+
+    x: Tensor
+    y: Tensor
+    loss: str
+    average: str
+    weights: Tensor | None
+    density: bool
+
+    @classmethod
+    def of(cls, members: Members, data: Pairs, objective: Objective, num_outputs: int) -> "CollusionWatch":
+        """Take a sample of the training data, the same in every sitting."""
+        size = _LARGEST_OUTPUTS // max(members.num_members * num_outputs, 1)
+        x, y = _sample(data, max(_SMALLEST_SAMPLE, min(_LARGEST_SAMPLE, size)))
+        kind, place = objective.likelihood.kind, device_of(members)
+        if kind != "classes":
+            y = as_columns(y).float()
+        elif not y.is_floating_point():
+            y = y.long()
+        weights = _setting(objective, "weights")
+        return cls(
+            x.to(place),
+            y.to(place),
+            objective.likelihood.name if kind == "classes" else "mse",
+            _setting(objective, "average") or "probs",
+            None if weights is None else torch.tensor(weights, device=place),
+            kind == "density",
+        )
+
+    def errors(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean member error and ensemble error of a batch, `(batch,)` each."""
+        member, ensemble = errors(self._judged(outputs), y, self.loss, self.average, self.weights)
+        return weighted_mean(member, self.weights), ensemble
+
+    def check(self, members: Members, history: Iterable[Row]) -> tuple[dict[str, float], str]:
+        """Return what the history keeps of a look at the sample, and a warning the first time that members collude."""
+        measures = self.look(members)
+        signs = measures.signs(trained_on=True)
+        found = {
+            "train_member_error": measures.member_error,
+            "train_ensemble_error": measures.ensemble_error,
+            "train_diversity": measures.diversity,
+            "colluding": float(bool(signs)),
+        }
+        if not signs or any(row.get("colluding") for row in history):
+            return found, ""
+        return found, (
+            f"members collude on the training data ({', '.join(signs)}): their mean error is {measures.member_error:.3g}, "
+            f"the ensemble's {measures.ensemble_error:.3g}. `ds.diagnose` tells more."
+        )
+
+    def look(self, members: Members) -> Measures:
+        """Return what the sample says of the members as they are."""
+        with evaluation_mode(members):
+            outputs = members(self.x)
+        return measure(self._judged(outputs), self.y, self.loss, self.average, self.weights)
+
+    def _judged(self, outputs: Tensor) -> Tensor:
+        return mean_and_scale(outputs)[0] if self.density else outputs
+
+
+def _setting(objective: Objective, name: str) -> Any:
+    """Return a setting of an objective, or of one that it wraps."""
+    inner: Any = objective
+    while inner is not None:
+        if hasattr(inner, name):
+            return getattr(inner, name)
+        inner = getattr(inner, "inner", None)
+    return None
+
+
+def _sample(data: Pairs, size: int) -> tuple[Tensor, Tensor]:
+    """Return examples spread evenly over the data; of a loader, and of features in a file, the first ones."""
+    with seeded(0):
+        if isinstance(data, DataLoader | CachedFeatures):
+            return _first(data, size)
+        arrays = arrays_of(data)
+        if arrays is not None:
+            rows = _spread(len(arrays[0]), size)
+            return arrays[0][rows], arrays[1][rows]
+        assert isinstance(data, Dataset)
+        return collate(data, _spread(len(data), size).tolist())  # type: ignore[arg-type]
+
+
+def _first(data: Pairs, size: int) -> tuple[Tensor, Tensor]:
+    parts: list[tuple[Tensor, Tensor]] = []
+    for pair in pair_batches(data, size):
+        parts.append(pair)
+        if sum(len(x) for x, _ in parts) >= size:
+            break
+    return torch.cat([x for x, _ in parts])[:size], torch.cat([y for _, y in parts])[:size]
+
+
+def _spread(count: int, size: int) -> Tensor:
+    return torch.linspace(0, count - 1, min(count, size), dtype=torch.float64).round().long()

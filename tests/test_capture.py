@@ -1,0 +1,109 @@
+"""Captured passes and passes under a memory limit."""
+
+import pytest
+import torch
+from torch import nn
+
+import dissensus as ds
+from dissensus._capture import Captured
+from dissensus._memory import inputs_under, peak_bytes
+from dissensus.scores import SCORES, all_scores
+
+x = torch.randn(100, 10, generator=torch.Generator().manual_seed(0))
+
+
+def wide() -> nn.Module:
+    return nn.Sequential(nn.Linear(10, 1000), nn.ReLU(), nn.Linear(1000, 4))
+
+
+def test_on_a_cpu_a_captured_function_is_the_function():
+    double = Captured(lambda values: {"double": 2 * values})
+    for _ in range(4):
+        assert torch.equal(double(x)["double"], 2 * x)
+    assert double.why_not is None
+
+
+def test_the_peak_is_what_lives_at_one_time():
+    def two_at_a_time(values):
+        for _ in range(5):
+            values = values + 1.0
+        return values
+
+    assert peak_bytes(two_at_a_time, x) == 2 * x.numel() * 4
+    assert peak_bytes(lambda values: values.reshape(10, 100), x) == 0
+
+
+def test_the_hidden_layer_of_all_members_decides_how_many_inputs_fit():
+    ens = ds.DeepEnsemble(wide, 5).eval()
+    hidden = 5 * 1000 * 4
+    # The layer before and after its activation live together; the rest is small.
+    assert peak_bytes(ens, x) == pytest.approx(2 * hidden * len(x), rel=0.1)
+    assert inputs_under(40 * 2 * hidden, ens, x) == pytest.approx(40, abs=4)
+
+
+def test_a_memory_limit_changes_no_prediction_and_keeps_passes_small():
+    ens = ds.DeepEnsemble(wide, 5)
+    sizes = []
+    ens.register_forward_pre_hook(lambda _, given: sizes.append(len(given[0])))
+    limited = ds.predict(ens, x, memory_limit=500_000)
+    assert max(sizes) < 20
+    torch.testing.assert_close(limited, ds.predict(ens, x))
+
+
+def test_a_limit_that_one_input_breaks_is_refused():
+    with pytest.raises(ValueError, match=r"more than the limit of 1,000\. Raise `memory_limit`"):
+        ds.predict(ds.DeepEnsemble(wide, 5), x, memory_limit=1000)
+
+
+def test_scores_without_outputs_are_the_scores_of_the_outputs():
+    ens = ds.DeepEnsemble(wide, 5)
+    expected = all_scores(ds.predict(ens, x))
+    found = ds.predict_scores(ens, x, batch_size=30)
+    assert list(found) == list(SCORES)
+    for name, values in found.items():
+        torch.testing.assert_close(values, expected[name], rtol=1e-4, atol=1e-5)
+    weights = torch.tensor([0.5, 0.5, 0.0, 0.0, 0.0])
+    torch.testing.assert_close(
+        ds.predict_scores(ens, x, ["bma"], weights=weights)["bma"],
+        all_scores(ds.predict(ens, x), ["bma"], weights=weights)["bma"],
+        rtol=1e-4,
+        atol=1e-5,
+    )
+
+
+def test_inputs_without_finite_outputs_are_named():
+    bad = x.clone()
+    bad[37] = float("nan")
+    with pytest.raises(ValueError, match="input 37"):
+        ds.predict_scores(ds.DeepEnsemble(wide, 2), bad)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("convolving", [False, True])
+def test_captured_predictions_are_the_eager_ones(convolving):
+    def conv() -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4)
+        )
+
+    ens = ds.DeepEnsemble(conv if convolving else wide, 5).cuda().eval()
+    inputs = torch.randn(700, *((3, 8, 8) if convolving else (10,)), device="cuda")
+    with torch.no_grad():
+        expected = torch.cat([ens(batch) for batch in inputs.split(64)], dim=1)
+    run = Captured(ens)
+    with torch.no_grad():
+        found = torch.cat([run(batch).clone() for batch in inputs.split(64)], dim=1)
+    assert run.why_not is None
+    assert run._graphs, "small passes wait for the host, so they are captured"
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(ds.predict(ens, inputs, batch_size=64), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_what_cannot_be_captured_runs_as_it_is(caplog):
+    run = Captured(lambda values: values * values.max().item())
+    values = torch.rand(10, device="cuda")
+    with caplog.at_level("INFO", logger="dissensus"), torch.no_grad():
+        for _ in range(4):
+            torch.testing.assert_close(run(values), values * values.max())
+    assert "read on the host" in caplog.text

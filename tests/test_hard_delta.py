@@ -1,0 +1,293 @@
+import copy
+from itertools import product
+from math import log
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import dissensus as ds
+from dissensus import objectives as obj
+from dissensus.objectives.objective import Step
+from dissensus.objectives.residuals import (
+    drawn_factor,
+    farthest_partner,
+    mahalanobis,
+    residual_factor,
+    residual_scale,
+    tail_draws,
+    tail_radius,
+)
+from dissensus.randomness import Noise
+
+x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+y = (x[:, 0] > 0).long() + (x[:, 1] > 0.5).long()
+VARIANTS = [
+    {"law": law, "tails": tails, "draws": draws}
+    for law, tails, draws in product(("diagonal", "low_rank", "outputs"), ("drawn", "real"), (4,))
+    if (law, tails) != ("low_rank", "real")
+]
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def anchored(num_nets: int = 2, **settings) -> ds.Anchored:
+    return ds.Anchored(net, x[:30], 2, num_nets=num_nets, initialise="fresh", **settings)
+
+
+def a_step(members: int = 2, own: bool = False, index: int = 0) -> Step:
+    return Step(torch.tensor(index), 10, own, torch.arange(members), torch.tensor(9))
+
+
+class TestUniformTarget:
+    def test_it_is_the_cross_entropy_to_equal_probabilities(self):
+        logits = torch.randn(5, 7, 4)
+        wanted = F.cross_entropy(logits.reshape(35, 4), torch.full((35, 4), 0.25), reduction="none")
+        torch.testing.assert_close(obj.uniform_cross_entropy(logits).reshape(35), wanted)
+
+    @given(st.lists(st.floats(-50, 50, width=32), min_size=2, max_size=8))
+    def test_it_is_never_below_the_log_of_the_number_of_classes(self, values):
+        assert obj.uniform_cross_entropy(torch.tensor(values)).item() >= log(len(values)) - 1e-5
+
+    def test_it_is_least_where_all_logits_are_equal(self):
+        logits = torch.full((6,), 3.0, requires_grad=True)
+        value = obj.uniform_cross_entropy(logits)
+        value.backward()
+        assert value.item() == pytest.approx(log(6), rel=1e-6)
+        torch.testing.assert_close(logits.grad, torch.zeros(6), rtol=0, atol=1e-6)
+
+
+class TestLaw:
+    def test_the_variance_of_residuals_is_twice_that_of_inputs(self):
+        differences = (x[:, None] - x[None]).reshape(-1, 4)
+        pairs = len(x) * (len(x) - 1)
+        torch.testing.assert_close(residual_scale(x)[0] ** 2, differences.square().sum(0) / pairs)
+
+    def test_combinations_of_inputs_have_twice_their_covariance(self):
+        few = x[:11]
+        factor = drawn_factor(x, rank=10)
+        torch.testing.assert_close(factor.T @ factor, 2 * torch.cov(few.T))
+
+    def test_all_principal_directions_have_twice_the_covariance(self):
+        factor = residual_factor(x, rank=4)
+        torch.testing.assert_close(factor.T @ factor, 2 * torch.cov(x.T), rtol=1e-3, atol=1e-4)
+
+    def test_few_directions_are_the_largest(self):
+        factor = residual_factor(x * torch.tensor([10.0, 1.0, 0.1, 0.1]), rank=1)
+        assert factor.shape == (1, 4)
+        assert factor[0, 0].abs() > 5 * factor[0, 1:].abs().max()
+
+    @pytest.mark.parametrize("measured", [True, False])
+    def test_plain_draws_have_twice_the_covariance_of_the_inputs(self, measured):
+        factor = residual_factor(x, 4) if measured else drawn_factor(x, 59)
+        draws = tail_draws(Noise(torch.tensor(3)), 20_000, 1, len(factor), centred=not measured) @ factor
+        torch.testing.assert_close(torch.cov(draws.T), 2 * torch.cov(x.T), rtol=0.1, atol=0.06)
+        assert draws.mean(0).abs().max() < 0.05
+
+    # Measured once with many normal draws: the farthest of 2000, over the mean length.
+    @pytest.mark.parametrize(("size", "excess"), [(3072, 0.042), (512, 0.12), (32, 0.49), (2, 2.24)])
+    def test_tails_hardly_exist_in_many_dimensions(self, size, excess):
+        mean = tail_radius(Noise(torch.tensor(1)), 4000, 1, size).mean()
+        far = tail_radius(Noise(torch.tensor(2)), 4000, 2000, size).mean()
+        assert (far / mean - 1).item() == pytest.approx(excess, rel=0.1)
+
+    @pytest.mark.parametrize("size", [1, 3, 20])
+    def test_lengths_are_those_of_the_farthest_of_many_draws(self, size):
+        generator = torch.Generator().manual_seed(0)
+        real = torch.randn(3000, 50, size, generator=generator).norm(dim=-1).amax(1)
+        ours = tail_radius(Noise(torch.tensor(5)), 3000, 50, size)
+        for share in (0.1, 0.5, 0.9):
+            assert ours.quantile(share).item() == pytest.approx(real.quantile(share).item(), rel=0.04)
+
+    def test_directions_of_tails_are_uniform(self):
+        draws = tail_draws(Noise(torch.tensor(7)), 20_000, 100, 3)
+        units = draws / draws.norm(dim=-1, keepdim=True)
+        torch.testing.assert_close(torch.cov(units.T), torch.eye(3) / 3, rtol=0.05, atol=0.01)
+
+    def test_the_farthest_partner_is_found(self):
+        scale = residual_scale(x)
+        distances = torch.cdist(x / scale, x / scale)
+        torch.testing.assert_close(farthest_partner(x, scale), x - x[distances.argmax(1)])
+
+    def test_mahalanobis_distances_are_numpys(self):
+        known = torch.randn(200, 3) @ torch.randn(3, 3) + 2
+        values = torch.randn(7, 3)
+        gap = values.numpy() - known.numpy().mean(0)
+        wanted = (gap @ np.linalg.inv(np.cov(known.numpy().T)) * gap).sum(-1)
+        np.testing.assert_allclose(mahalanobis(values, known), wanted, rtol=0.02)
+
+
+class TestHardDelta:
+    def test_it_adds_the_weighted_term_of_masked_negative_tails(self, monkeypatch):
+        tails = torch.randn(2, 5, 4)
+        monkeypatch.setattr(obj.HardDelta, "_tails", lambda *_: tails)
+        ens = anchored()
+        before = copy.deepcopy(ens)
+        inner, _ = obj.Independent()(copy.deepcopy(ens).view(), x, y, a_step())
+        loss, parts = obj.HardDelta(obj.Independent(), weight=0.7, warm_up=0.0)(ens.view(), x, y, a_step())
+        nets = [before.inner.member(j).train() for j in range(2)]
+        logits = torch.stack([n(torch.cat([0 * t, -t], 1)) for n, t in zip(nets, tails, strict=True)])
+        wanted = (logits.logsumexp(-1) - logits.mean(-1)).mean(-1)
+        torch.testing.assert_close(parts["tail"], wanted.detach())
+        torch.testing.assert_close(loss, inner + 0.7 * wanted.sum())
+
+    def test_tails_do_not_count_before_the_warm_up_ends(self):
+        objective = obj.HardDelta(obj.Independent(), weight=0.7, warm_up=0.5)
+        plain = [obj.Independent()(anchored().view(), x, y, a_step(index=i))[0] for i in (4, 5)]
+        found = [objective(anchored().view(), x, y, a_step(index=i)) for i in (4, 5)]
+        torch.testing.assert_close(found[0][0], plain[0])
+        torch.testing.assert_close(found[1][0], plain[1] + 0.7 * found[1][1]["tail"].sum())
+
+    @pytest.mark.parametrize("settings", VARIANTS, ids=str)
+    def test_the_pass_leaves_statistics_of_batch_norm_alone(self, settings):
+        plain, ens = anchored(), anchored()
+        obj.Independent()(plain.view(), x, y, a_step())
+        obj.HardDelta(obj.Independent(), **settings)(ens.view(), x, y, a_step())
+        for name, buffer in plain.named_buffers():
+            torch.testing.assert_close(ens.get_buffer(name), buffer)
+
+    @pytest.mark.parametrize("settings", VARIANTS, ids=str)
+    @pytest.mark.parametrize("statistics", ["batch", "training"])
+    def test_networks_learn_to_say_less_of_tails(self, settings, statistics):
+        found = {}
+        for weight in (0.0, 1.0):
+            objective = obj.HardDelta(obj.Independent(), weight, **settings, statistics=statistics)
+            run = ds.fit(
+                anchored(), (x, y), objective=objective, epochs=12, batch_size=30, lr=0.03, engine="eager"
+            )
+            found[weight] = run.history.by_epoch("tail")[-1]
+        assert log(3) <= found[1.0] < found[0.0] - 0.05
+
+    @pytest.mark.parametrize("settings", VARIANTS, ids=str)
+    @pytest.mark.parametrize("num_nets", [1, 2])
+    def test_the_captured_engine_equals_the_eager_one(self, settings, num_nets):
+        ens = anchored(num_nets, mask_probability=0.3)
+        twin = copy.deepcopy(ens)
+        for each, engine in ((ens, "eager"), (twin, "captured")):
+            objective = obj.HardDelta(obj.Independent(), **settings)
+            ds.fit(each, (x, y), objective=objective, epochs=2, batch_size=20, engine=engine, optimizer="sgd")
+        torch.testing.assert_close(ds.predict(ens, x), ds.predict(twin, x), rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize("settings", VARIANTS, ids=str)
+    def test_tails_lie_farther_out_than_residuals_do(self, settings):
+        """In units of their law, by the factor that is asked for."""
+        ens, view = anchored(), anchored().view()
+        objective = obj.HardDelta(obj.Independent(), **settings, radius=3.0)
+        tails = objective._tails(view, ens, x[None], torch.Size((4,)), Noise(torch.arange(2)))
+        lengths = (tails / residual_scale(x)).norm(dim=-1)
+        assert tails.shape[::2] == (2, 4)
+        assert lengths.mean() > 2 * (residual_scale(x) * 0 + 1).norm()
+
+    @pytest.mark.parametrize("settings", VARIANTS, ids=str)
+    def test_a_last_batch_of_one_input_does_no_harm(self, settings):
+        ens = ds.Anchored(nn.Linear(4, 3), x[:30], 1)
+        objective = obj.HardDelta(obj.Independent(), 0.1, **settings)
+        run = ds.fit(ens, (x[:21], y[:21]), objective=objective, epochs=2, batch_size=20, engine="eager")
+        assert torch.isfinite(torch.tensor(run.history.by_epoch("tail"))).all()
+        assert torch.isfinite(ds.predict(ens, x)).all()
+
+    def test_the_number_of_samples_can_be_chosen(self):
+        objective = obj.HardDelta(obj.Independent(), samples=7)
+        tails = objective._tails(
+            anchored().view(), anchored(), x[None], torch.Size((4,)), Noise(torch.arange(2))
+        )
+        assert tails.shape == (2, 7, 4)
+
+    @pytest.mark.parametrize("settings", VARIANTS, ids=str)
+    def test_memory_is_bounded_for_large_images(self, settings):
+        images, labels = torch.randn(4, 3, 224, 224), torch.arange(4) % 2
+        large = nn.Sequential(
+            nn.Conv2d(3, 2, 16, stride=16), nn.ReLU(), nn.Flatten(), nn.Linear(2 * 14 * 14, 2)
+        )
+        ens = ds.Anchored(large, images, 1)
+        with Largest() as largest:
+            obj.HardDelta(obj.Independent(), **settings)(ens.view(), images, labels, a_step(1))
+        assert largest.numel <= 2 * images.numel()
+
+    def test_it_works_around_objectives_that_compare_or_pick(self):
+        for inner in (obj.Joint(0.5), obj.LossGuided(active=2), obj.MaskedUniform(obj.Independent())):
+            ens = anchored(3, mask_probability=0.2)
+            run = ds.fit(ens, (x, y), objective=obj.HardDelta(inner, 0.1), epochs=4, batch_size=30, lr=0.01)
+            assert torch.isfinite(torch.tensor(run.history.by_epoch("tail"))).all()
+
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            ({"law": "full"}, "law"),
+            ({"tails": "fat"}, "tails"),
+            ({"statistics": "running"}, "statistics"),
+            ({"inner": obj.Independent("mse")}, "classification"),
+            ({"law": "low_rank", "tails": "real"}, "none is a tail"),
+            ({"law": "outputs", "samples": 4}, "leave `samples` out"),
+            ({"draws": 0}, "at least 1"),
+            ({"weight": -1.0}, "negative"),
+            ({"radius": 0.0}, "positive"),
+            ({"warm_up": 1.0}, "share of the run"),
+        ],
+    )
+    def test_bad_settings_are_refused(self, settings, message):
+        with pytest.raises(ValueError, match=message):
+            obj.HardDelta(**{"inner": obj.Independent(), **settings})
+
+    @pytest.mark.parametrize("wrapper", [obj.HardDelta, obj.MaskedUniform])
+    def test_other_kinds_are_refused(self, wrapper):
+        with pytest.raises(ValueError, match=r"anchored networks.*DeepEnsemble"):
+            ds.fit(ds.DeepEnsemble(net, 2), (x, y), objective=wrapper(obj.Independent()), epochs=1)
+
+
+class TestMaskedUniform:
+    def test_without_masks_nothing_changes(self):
+        objective = obj.MaskedUniform(obj.Independent())
+        loss, _ = objective(anchored().view(), x, y, a_step())
+        torch.testing.assert_close(loss, obj.Independent()(anchored().view(), x, y, a_step())[0])
+
+    def test_all_masked_is_the_uniform_target(self):
+        settings = {"mask_probability": 1.0}
+        loss, _ = obj.MaskedUniform(obj.Independent())(anchored(**settings).view(), x, y, a_step())
+        outputs = anchored(**settings).view()(x)
+        torch.testing.assert_close(loss, obj.uniform_cross_entropy(outputs).mean(-1).sum())
+
+    def test_masked_examples_alone_get_the_uniform_target(self):
+        settings = {"mask_probability": 0.5, "mask_per": "example"}
+        ens = anchored(**settings)
+        view = ens.view()
+        outputs = view(x)
+        masked = ens.masked(view.pass_keys(), len(x))
+        assert 0 < masked.float().mean() < 1
+        true = -outputs.log_softmax(-1).gather(-1, y.expand(2, -1)[..., None])[..., 0]
+        wanted = torch.where(masked, obj.uniform_cross_entropy(outputs), true).mean(-1).sum()
+        loss, _ = obj.MaskedUniform(obj.Independent())(anchored(**settings).view(), x, y, a_step())
+        torch.testing.assert_close(loss, wanted)
+
+    def test_the_captured_engine_equals_the_eager_one(self):
+        ens = anchored(mask_probability=0.4)
+        twin = copy.deepcopy(ens)
+        for each, engine in ((ens, "eager"), (twin, "captured")):
+            objective = obj.MaskedUniform(obj.Independent())
+            ds.fit(each, (x, y), objective=objective, epochs=2, batch_size=20, engine=engine, optimizer="sgd")
+        torch.testing.assert_close(ds.predict(ens, x), ds.predict(twin, x), rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize("inner", [obj.Joint(0.5), obj.Independent("mse")])
+    def test_objectives_that_compare_or_have_no_classes_are_refused(self, inner):
+        with pytest.raises(ValueError, match="MaskedUniform"):
+            obj.MaskedUniform(inner)
+
+
+class Largest(TorchDispatchMode):
+    """The number of values of the largest tensor that any operation gave."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for value in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(value, torch.Tensor):
+                self.numel = max(self.numel, value.numel())
+        return result
