@@ -7,16 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dissensus import masks, metrics, objectives, scores
 from dissensus.caching import cache_features
 from dissensus.data.features import CachedFeatures
-from dissensus.members import (
-    Anchored,
-    BatchEnsemble,
-    DeepEnsemble,
-    HeadEnsemble,
-    Masksembles,
-    MCDropout,
-    Members,
-    cut,
-)
+from dissensus.members import DeepEnsemble, HeadEnsemble, Members
 from dissensus.predictions import mixture, predict, predict_scores
 from dissensus.training import DivergedError, Run, diverse_hyperparameters, fit, schedules
 
@@ -24,6 +15,7 @@ if TYPE_CHECKING:
     from dissensus.aggregation import greedy_soup
     from dissensus.diagnostics import Finding, diagnose
     from dissensus.evaluation import Evaluation, compare, evaluate
+    from dissensus.members import Anchored, BatchEnsemble, Masksembles, MCDropout, cut
     from dissensus.probing import linear_probe
     from dissensus.reporting import report
 
@@ -32,11 +24,16 @@ try:
 except PackageNotFoundError:  # run from a source tree that was never installed
     __version__ = "0.0.0"
 
-# Loaded when first used: what only looks at a trained ensemble need not cost those who train.
+# Loaded when first used: what only looks at a trained ensemble need not cost those who train, nor a kind those of another.
 _LATER = {
+    "Anchored": "dissensus.members",
+    "BatchEnsemble": "dissensus.members",
     "Evaluation": "dissensus.evaluation",
     "Finding": "dissensus.diagnostics",
+    "MCDropout": "dissensus.members",
+    "Masksembles": "dissensus.members",
     "compare": "dissensus.evaluation",
+    "cut": "dissensus.members",
     "diagnose": "dissensus.diagnostics",
     "evaluate": "dissensus.evaluation",
     "greedy_soup": "dissensus.aggregation",

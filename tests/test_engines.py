@@ -153,7 +153,7 @@ def test_compiling_is_tried_where_the_memory_says_that_it_pays(own_cache, monkey
     timings.remember(key, {"captured": 1.0, "compiled": 0.001, "compiling": 1.0})
     tried = []
     monkeypatch.setattr(
-        "dissensus.training.replay.compile_program", lambda program: tried.append(1) or program
+        "dissensus.training.programs.compile_program", lambda program: tried.append(1) or program
     )
     run = ds.fit(ds.DeepEnsemble(net, 2), (x, y), **settings)
     assert tried

@@ -32,6 +32,31 @@ def test_sets_without_inputs(ensemble):
     refused("Set 'later' is empty", ensemble, (x, y), shifted={"later": (x[:0], y[:0])})
 
 
+def test_inputs_that_members_cannot_read_are_named_with_their_set(ensemble):
+    (x, y), wide = labelled(20), torch.ones(20, 3)
+    refused(r"cannot read set 'id', whose inputs are torch.float32 of shape \(3,\)", ensemble, (wide, y))
+    refused(
+        r"cannot read set 'far', whose inputs are torch.float32 of shape \(3,\)",
+        ensemble,
+        (x, y),
+        {"far": wide},
+    )
+    raw, labels = images(10)
+    net = ds.DeepEnsemble(lambda: nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, CLASSES)), num_members=2)
+    refused("'id', whose inputs are torch.uint8.*`transform`", net, (raw, labels))
+
+
+@pytest.mark.parametrize("given", [nn.Linear(2, 3), [nn.Linear(2, 3)]])
+def test_networks_outside_an_ensemble(given):
+    with pytest.raises((ValueError, TypeError), match="members"):
+        evaluate(given, labelled(20))
+
+
+def test_boolean_labels(ensemble):
+    x, y = labelled(20)
+    refused("got torch.bool.*`labels.long", ensemble, (x, y > 0))
+
+
 def test_inputs_and_targets_of_different_length(ensemble):
     x, y = labelled(20)
     refused("'id' must have one target for each input; got 20 inputs and 19 targets", ensemble, (x, y[:19]))
@@ -187,6 +212,7 @@ def test_corruptions_that_cannot_be_applied(ensemble):
     x, y = images(10)
     flat = ds.DeepEnsemble(lambda: nn.Sequential(nn.Flatten(), nn.Linear(768, 3)), num_members=2)
     refused("must be uint8", flat, (x.float() / 255, y), corruptions=["fog"])
+    refused("must be uint8 images.*`transform`", ensemble, data, corruptions=["fog"])
 
 
 def test_regression_targets_that_do_not_fit():

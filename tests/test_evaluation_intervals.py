@@ -103,7 +103,7 @@ def test_scores_of_many_values_are_resampled_in_groups_that_barely_matter():
     known, ood = torch.randn(9000, generator=generator), torch.randn(8000, generator=generator) + 1
     draws = first_draws({"id": 9000, "far": 8000}, count=2)
     part = detection("ood", "far", "bma", ood, known, "id")
-    assert part.known_groups.max() < 4096 < len(known)
+    assert part.groups.max() < 4096 < len(known)
     got = part.resampled(draws)
     for row, metric in enumerate(metrics.OOD_METRICS.values()):
         pair = [repeated(v, draws[s][:, 0]) for v, s in ((ood, "far"), (known, "id"))]

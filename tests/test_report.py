@@ -21,6 +21,7 @@ from evaluation_cases import (
 from dissensus.evaluation import Disputed, Number, evaluate
 from dissensus.reporting import figures, report
 
+TIMES = "\N{MULTIPLICATION SIGN}"
 ALL_SECTIONS = [
     "Main numbers",
     "Can its confidence be believed?",
@@ -171,8 +172,9 @@ def test_what_cannot_share_a_page_is_refused(plain, tmp_path):
     regression = evaluate(regressor(), regression_data(40), loss="gaussian_nll", bootstrap=0)
     with pytest.raises(ValueError, match="of one task; got classification, density"):
         page_of([plain, regression], tmp_path)
-    with pytest.raises(ValueError, match="at least one evaluation"):
-        page_of([], tmp_path)
+    for given, kinds in (([], "none"), ([plain, "run"], "Evaluation, str")):
+        with pytest.raises((ValueError, TypeError), match=f"what `evaluate` returned.*; got {kinds}|results"):
+            page_of(given, tmp_path)
     one, two = (
         evaluate(classifier(2), labelled(40), scores=[name], bootstrap=0) for name in ("bma", "max_logit")
     )
@@ -248,11 +250,24 @@ def test_a_radar_has_a_corner_for_each_number_on_a_scale_that_holds_all():
 @pytest.mark.parametrize(
     ("label", "names", "lines"),
     [
-        (1, (), ["is 1", "says 0", "0 3, 1 1, 2 1"]),
+        (
+            1,
+            (),
+            [
+                "is 1",
+                "says 0",
+                f"0 {TIMES}3, 1 {TIMES}1, 2 {TIMES}1",
+            ],
+        ),
         (
             None,
             ("cat", "dog", "a very long name of a class"),
-            ["is unknown", "says cat", "cat 3, dog 1", "a very long name of… 1"],
+            [
+                "is unknown",
+                "says cat",
+                f"cat {TIMES}3, dog {TIMES}1",
+                f"a very long name of… {TIMES}1",
+            ],
         ),
     ],
 )

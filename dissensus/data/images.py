@@ -226,10 +226,12 @@ def describe_shape(shape: Sequence[int]) -> str:
     """Say what an input of this shape is, for messages.
 
     Example:
-        >>> describe_shape((3, 32, 32)), describe_shape((8,))
-        ('images of 32 x 32 pixels and 3 channels', '8 features')
+        >>> describe_shape((3, 32, 32)), describe_shape((8, 8)), describe_shape((8,))
+        ('images of 32 x 32 pixels and 3 channels', 'arrays of 8 x 8 numbers', '8 features')
     """
     if len(shape) == 3:
         channels, height, width = shape
         return f"images of {height} x {width} pixels and {channels} channel{'s' if channels > 1 else ''}"
+    if len(shape) > 1:
+        return f"arrays of {' x '.join(map(str, shape))} numbers"
     return f"{prod(shape)} feature{'s' if prod(shape) != 1 else ''}"

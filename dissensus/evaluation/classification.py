@@ -50,9 +50,11 @@ class Classification:
         """Refuse labels that are not class indices; `start` is the number of the batch's first row."""
         classes = outputs.shape[-1]
         if targets.ndim != 1 or targets.is_floating_point() or targets.dtype == torch.bool:
+            flat = targets.ndim == 1 and targets.dtype == torch.bool
             raise ValueError(
                 f"Labels of set {name!r} must be one class index for each input; got {targets.dtype} of shape "
-                f"{tuple(targets.shape)}. For regression choose loss='gaussian_nll' or 'mse'."
+                f"{tuple(targets.shape)}. "
+                + ("Pass `labels.long()`." if flat else "For regression choose loss='gaussian_nll' or 'mse'.")
             )
         low, high = targets.aminmax()
         if int(low) < 0 or int(high) >= classes:

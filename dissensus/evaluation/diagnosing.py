@@ -7,10 +7,11 @@ from dissensus.diagnostics import Finding, diagnose
 from dissensus.objectives.likelihoods import mean_and_scale
 from dissensus.randomness import mix
 
-# So many outputs are diagnosed in about a second. Beyond, some inputs stand for all.
-_LARGEST = 1_000_000
+# So many outputs are diagnosed in a tenth of a second. Beyond, some inputs stand for all.
+_LARGEST = 250_000
 _FEWEST_ROWS = 500
-_REPEATS = 20
+# Members are dropped anew for every input, so many inputs need few repeats.
+_DROPS, _FEWEST_REPEATS, _MOST_REPEATS = 20_000, 5, 20
 
 
 class OutputSample:
@@ -40,7 +41,8 @@ class OutputSample:
             outputs = mean_and_scale(outputs)[0]
         if loss not in ("cross_entropy", "brier"):
             loss, targets = "mse", targets.reshape(outputs.shape[1:])
-        return diagnose(outputs, targets, loss, "probs", weights, repeats=_REPEATS, seed=seed)
+        repeats = min(_MOST_REPEATS, max(_FEWEST_REPEATS, _DROPS // outputs.shape[1]))
+        return diagnose(outputs, targets, loss, "probs", weights, repeats=repeats, seed=seed)
 
     def _limit(self, outputs: Tensor) -> int:
         return max(_FEWEST_ROWS, self.largest // (outputs.shape[0] * outputs.shape[2]))

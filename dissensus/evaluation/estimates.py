@@ -153,17 +153,24 @@ class Detection:
 def _detection_metrics(known: Tensor, ood: Tensor, size: int, ood_size: int) -> Tensor:
     """Return the metrics of `metrics.OOD_METRICS` from counts in groups of rising scores, `(resamples, groups)`."""
     known_to, ood_to = known.cumsum(1), ood.cumsum(1)
-    known_from, ood_from = (size - known_to).add_(known), (ood_size - ood_to).add_(ood)
     auroc = (known / -2).add_(known_to).mul_(ood).sum(1) / (size * ood_size)
-    aupr_out = (ood * ood_from).div_((ood_from + known_from).clamp_min_(1)).sum(1) / ood_size
-    aupr_in = (known * known_to).div_((known_to + ood_to).clamp_min_(1)).sum(1) / size
+    all_to = known_to + ood_to
+    all_from = (known + ood).sub_(all_to).add_(size + ood_size)
+    aupr_out = (ood - ood_to).add_(ood_size).mul_(ood).div_(all_from.clamp_min_(1)).sum(1) / ood_size
+    aupr_in = (known * known_to).div_(all_to.clamp_min_(1)).sum(1) / size
     # The strictest threshold that still catches enough: unknown inputs from above, known ones from below.
     caught, kept = ceil(_TPR * ood_size - 1e-9), ceil(_TPR * size - 1e-9)
-    threshold = (ood_to <= ood_size - caught).sum(1, keepdim=True)
-    alarms = known_from.gather(1, threshold)[:, 0] / size
-    threshold = (known_to < kept).sum(1, keepdim=True)
+    threshold = _first_above(ood_to, ood_size - caught)
+    alarms = (size - known_to.gather(1, threshold) + known.gather(1, threshold))[:, 0] / size
+    threshold = _first_above(known_to, kept - 0.5)
     passed = ood_to.gather(1, threshold)[:, 0] / ood_size
     return torch.stack([auroc, aupr_out, aupr_in, alarms, passed])
+
+
+def _first_above(cumulative: Tensor, bound: float) -> Tensor:
+    """Return the place of the first value above the bound in each row of rising ones, `(rows, 1)`."""
+    bounds = cumulative.new_full((len(cumulative), 1), bound)
+    return torch.searchsorted(cumulative, bounds, right=True)
 
 
 def detection(

@@ -62,7 +62,7 @@ def evaluate(
     and probability of the true class, and which members were right: about 4 bytes a score and 20 beside, however
     many members and classes there are. Ranks (AUROC, AUPR, risk-coverage), calibration errors of whole sets and
     resamples need these values of all inputs at once, and nothing else; member outputs are dropped with their batch. Only of
-    the known inputs they stay (up to a million numbers, of inputs drawn at random) until the members are diagnosed.
+    the known inputs they stay (up to half a million numbers, of inputs drawn at random) until the members are diagnosed.
 
     Intervals are 95 % bootstrap intervals over inputs, by the percentiles of the replicates; for `ece` and `smooth_ece`,
     which count noise as error, replicates are reflected around the estimate. A corrupted image is resampled together
@@ -105,6 +105,11 @@ def evaluate(
         >>> sorted(number.metric for number in result.numbers if number.score == "bma" and number.set == "far")
         ['aupr_in', 'aupr_out', 'auroc', 'fpr95_id_positive', 'fpr95_ood_positive', 'mean']
     """
+    if not isinstance(members, Members):
+        raise ValueError(
+            f"`members` must be an ensemble, such as a DeepEnsemble; got {type(members).__name__}. Wrap networks with "
+            "`ds.DeepEnsemble.from_members([net, ...])`."
+        )
     if bootstrap < 0 or batch_size < 1:
         raise ValueError(
             f"`bootstrap` must not be negative and `batch_size` at least 1; got {bootstrap} and {batch_size}."

@@ -85,6 +85,11 @@ class Regression:
                 "Members must return (batch, outputs), which makes (members, batch, outputs); the ensemble gave "
                 f"{tuple(outputs.shape)}. Add a last axis of size one to a single output."
             )
+        if self.task == "density" and outputs.shape[-1] % 2:
+            raise ValueError(
+                f"With loss={self.loss!r} members have twice as many outputs as targets, a mean and a scale each; got "
+                f"{outputs.shape[-1]} outputs. Add the scales, or choose loss='mse'."
+            )
 
     def num_outputs(self, outputs: Tensor) -> int:
         """Return the number of targets."""

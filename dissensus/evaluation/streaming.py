@@ -6,7 +6,8 @@ calibration errors of the whole set and resamples need these values of all input
 batch by batch, but for those of (some of) the known inputs, from which members are diagnosed.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -124,14 +125,16 @@ class Reader:
     def _columns(self, program: "_Program", raw: Tensor, y: Tensor | None, name: str, start: int) -> Columns:
         targets = None if y is None else y.to(self.place)
         if self.shape is None:
-            outputs = program.run(raw)
+            with _named(name, raw):
+                outputs = program.run(raw)
             self._check_batch(outputs, y, len(raw), name, start)
             usable, columns = program.read(outputs, targets)
         else:
             if y is not None:
                 # Before they are used as indices; of the outputs only the shape matters here.
                 self.task.check_targets(y, raw.new_empty(self.shape[0], 0, self.shape[1]), name, start)
-            outputs, usable, columns = program.captured(raw, targets)
+            with _named(name, raw):
+                outputs, usable, columns = program.captured(raw, targets)
             self._check_batch(outputs, None, len(raw), name, start)
             if raw.is_cuda:
                 # The program's next run overwrites what it returned.
@@ -188,6 +191,21 @@ class _Program:
         return outputs, *self.read(outputs, targets)
 
 
+@contextmanager
+def _named(name: str, raw: Tensor) -> Iterator[None]:
+    """Say on which set members failed, which their own errors do not."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as problem:
+        shape = tuple(raw.shape[1:])
+        raise ValueError(
+            f"Members cannot read set {name!r}, whose inputs are {raw.dtype} of shape {shape}: {problem}. Give inputs as in "
+            "training, or a `transform` that makes them so."
+        ) from problem
+
+
 def _chained(
     first: Callable[[Tensor], Tensor] | None, second: Callable[[Tensor], Tensor]
 ) -> Callable[[Tensor], Tensor]:
@@ -197,6 +215,11 @@ def _chained(
 def _corrupted(raw: Tensor, cell: Cell, seed: int, start: int) -> Tensor:
     from dissensus.data.corruptions import corrupt
 
+    if raw.ndim != 4 or raw.dtype != torch.uint8:
+        raise ValueError(
+            f"Known inputs must be uint8 images (batch, channels, height, width) for `corruptions`; got {raw.dtype} of shape "
+            f"{tuple(raw.shape)}. Give raw images and a `transform` that makes them what members take."
+        )
     index = torch.arange(start, start + len(raw), device=raw.device)
     return corrupt(raw, *cell, seed=seed, index=index)
 

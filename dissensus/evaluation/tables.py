@@ -201,7 +201,9 @@ def as_text(result: Evaluation) -> str:
     if detection_sets(result):
         parts.append(text_table(*detection_table(result)))
     if severities(result):
-        parts.append(text_table(*severity_table(result, result.score_names[0])))
+        usual = "total_entropy"
+        score = usual if usual in result.score_names else result.score_names[0]
+        parts.append(text_table(*severity_table(result, score)))
     return "\n\n".join(parts)
 
 

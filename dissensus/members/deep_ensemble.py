@@ -104,8 +104,8 @@ class DeepEnsemble(Members):
         else:
             self._not_one_program = "members have different architectures"
             self.nets = nn.ModuleList(copy.deepcopy(net) for net in nets)
-        place = next((tensor.device for tensor in tensors_of(nets[0]).values()), self.member_keys.device)
-        self.member_keys = self.member_keys.to(place)
+        # Keys of members and of dropout layers go where the networks are.
+        self.to(next((p.device for net in nets for p in net.parameters()), self.member_keys.device))
         self._shells = [Shell(net) for net in nets]
         self._decisions: dict[tuple[Any, ...], _Decision] = {}
 

@@ -1,12 +1,12 @@
 """Objectives for anchored networks: tails of the residuals' law say nothing; masked references say nothing."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
-from dissensus.members import Anchored, View
+from dissensus.members import View
 from dissensus.objectives.likelihoods import class_targets
 from dissensus.objectives.objective import Objective, OutputObjective, Parts, Step, Wrapper
 from dissensus.objectives.residuals import (
@@ -19,6 +19,9 @@ from dissensus.objectives.residuals import (
     uniform_cross_entropy,
 )
 from dissensus.randomness import Noise
+
+if TYPE_CHECKING:
+    from dissensus.members import Anchored
 
 Law = Literal["diagonal", "low_rank", "outputs"]
 Tails = Literal["drawn", "real"]
@@ -123,7 +126,9 @@ class HardDelta(Wrapper):
         weight = torch.where(step.progress >= self.warm_up, self.weight, 0.0)
         return loss + weight * tail.sum(), {**parts, "tail": tail.detach()}
 
-    def _tails(self, members: View, anchored: Anchored, x: Tensor, shape: torch.Size, noise: Noise) -> Tensor:
+    def _tails(
+        self, members: View, anchored: "Anchored", x: Tensor, shape: torch.Size, noise: Noise
+    ) -> Tensor:
         """Return tail residuals, `(members, samples, ...)`, of inputs `(members or 1, batch, values)`."""
         if self.law == "outputs":
             return self._tails_by_outputs(members, anchored, x, shape, noise)
@@ -145,7 +150,7 @@ class HardDelta(Wrapper):
         return residual_scale(x) if self.measured is None else self.measured.to(x.device)
 
     def _tails_by_outputs(
-        self, members: View, anchored: Anchored, x: Tensor, shape: torch.Size, noise: Noise
+        self, members: View, anchored: "Anchored", x: Tensor, shape: torch.Size, noise: Noise
     ) -> Tensor:
         """Return the candidates of which the network says what is unlikely of a real residual."""
         x = x.expand(members.num_members, *x.shape[1:])
@@ -195,7 +200,9 @@ class MaskedUniform(Wrapper):
         return self.inner.on_outputs(outputs, targets, step)
 
 
-def _anchored(members: View, objective: Objective) -> Anchored:
+def _anchored(members: View, objective: Objective) -> "Anchored":
+    from dissensus.members import Anchored
+
     if not isinstance(members.members, Anchored):
         raise ValueError(
             f"{type(objective).__name__} is for anchored networks, ds.Anchored(net, references); got a "
@@ -204,7 +211,7 @@ def _anchored(members: View, objective: Objective) -> Anchored:
     return members.members
 
 
-def _masked_outputs(members: View, anchored: Anchored, residuals: Tensor) -> Tensor:
+def _masked_outputs(members: View, anchored: "Anchored", residuals: Tensor) -> Tensor:
     """Run networks on [0, 0 - t], `(members, samples, ...)`."""
     pairs = torch.cat([torch.zeros_like(residuals), -residuals], dim=2)
     return members.through(anchored.run_pairs, pairs, own=True)

@@ -49,10 +49,11 @@ def reliability(curve: ReliabilityCurve, ax: "matplotlib.axes.Axes", *, label: s
         "o-",
         color=COLOURS[0],
         markersize=4,
+        clip_on=False,
         label=f"{label} (ECE {curve.ece:.4f})",
     )
     ax.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
-    ax.legend(frameon=False, fontsize="small", loc="upper left")
+    ax.legend(frameon=True, framealpha=0.85, edgecolor="none", fontsize="small", loc="best")
 
 
 def score_histograms(

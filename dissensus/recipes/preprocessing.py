@@ -87,6 +87,7 @@ class Preprocessing:
         if x.shape[1:] != self.shape:
             raise ValueError(
                 f"This run was trained on {describe_shape(self.shape)}; got {describe_shape(x.shape[1:])}."
+                + (" Grey images are uint8 arrays of range 0 to 255." if self.pixels and x.ndim == 3 else "")
             )
         if (x.dtype == torch.uint8) != self.pixels:
             wanted = "uint8 images of range 0 to 255" if self.pixels else "floating-point inputs"

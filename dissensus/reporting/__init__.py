@@ -49,9 +49,13 @@ def report(
         >>> "A small test" in page.read_text(encoding="utf-8")
         True
     """
-    runs = _named_apart([results] if isinstance(results, Evaluation) else list(results))
-    if not runs:
-        raise ValueError("`results` must hold at least one evaluation; got none.")
+    given = [results] if isinstance(results, Evaluation) else list(results)
+    if not given or not all(isinstance(result, Evaluation) for result in given):
+        kinds = ", ".join(type(result).__name__ for result in given) or "none"
+        raise ValueError(
+            f"`results` must be what `evaluate` returned, or several of them; got {kinds}. `ds.Evaluation.load` reads files."
+        )
+    runs = _named_apart(given)
     tasks = sorted({run.task for run in runs})
     if len(tasks) > 1:
         raise ValueError(

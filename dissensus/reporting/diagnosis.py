@@ -48,7 +48,12 @@ def _of_one(finding: Finding, name: str) -> list[Block]:
     head = f"{name}: " if name else ""
     caption = f"Numbers behind the verdict{f' on {name}' if name else ''}"
     table = Table(["quantity", "value", "how to read it"], readings(finding), caption)
-    return [Text(head + verdict(finding)), table, Text(advice(finding)), *_pictures(finding, name)]
+    return [
+        Text(head + verdict(finding)),
+        table,
+        Text(advice(finding).replace("`", "")),
+        *_pictures(finding, name),
+    ]
 
 
 def _pictures(finding: Finding, name: str) -> Iterator[Picture]:

@@ -184,7 +184,7 @@ def votes_sheet(items: Sequence[Disputed], class_names: Sequence[str]) -> "Figur
 def votes_lines(item: Disputed, class_names: Sequence[str]) -> list[str]:
     """Return the lines under a picture: what it is, the ensemble's answer, and the votes."""
     votes = Counter(_name(vote, class_names) for vote in item.votes)
-    counted = [f"{name} {number}" for name, number in votes.most_common(4)]
+    counted = [f"{name} \N{MULTIPLICATION SIGN}{number}" for name, number in votes.most_common(4)]
     truth = "unknown" if item.label is None else _name(item.label, class_names)
     return [f"is {truth}", f"says {_name(item.predicted, class_names)}", *_wrapped(counted)[:3]]
 

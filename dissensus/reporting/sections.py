@@ -55,7 +55,7 @@ def _sentence(run: Evaluation, score: str, *, several: bool) -> str:
     else:
         text = f"{who} predicts {size} known inputs with an error (RMSE) of {run.number('rmse').value:.3g}"
     told = [
-        f"{part.name} {run.number('auroc', part.name, score=score).value:.3f}"
+        f"{run.number('auroc', part.name, score=score).value:.3f} ({part.name})"
         for part in run.sets
         if part.kind == "ood"
     ]

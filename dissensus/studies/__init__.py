@@ -99,6 +99,11 @@ STUDIES: Mapping[str, Study] = MappingProxyType(
                 "image classifiers between independent and joint training: accuracy, diversity, gaps",
                 "dissensus.studies.collusion_images",
             ),
+            Study(
+                "diversification",
+                "members that disagree on hard examples: diversity, detection, and what becomes of members",
+                "dissensus.studies.diversification",
+            ),
         )
     }
 )

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from math import ceil
 from pathlib import Path
@@ -21,6 +21,7 @@ from dissensus.detectors import DETECTORS
 from dissensus.members import DeepEnsemble, HeadEnsemble, Members
 from dissensus.objectives import Objective
 from dissensus.predictions import predict
+from dissensus.studies.anchoring_arms import without_head
 from dissensus.studies.arm_log import Arm, Record
 from dissensus.studies.diversification_data import Features, Material
 from dissensus.studies.diversification_measures import (
@@ -28,6 +29,8 @@ from dissensus.studies.diversification_measures import (
     Scored,
     detection_record,
     gains_over,
+    hits_interval,
+    labelled_sets,
     quality_record,
 )
 from dissensus.studies.diversification_ranks import ranks_of
@@ -39,6 +42,8 @@ from dissensus.training import Run, diverse_hyperparameters, fit
 HEAD_BATCH, HEAD_RATE, HEAD_DECAY = 256, 1e-3, 0.01
 # Share of the training images that the two-stage variant disagrees on: 18 002 of 1 281 167 in the document.
 UNSURE_SHARE = 0.014
+# Images that members differ most and least on.
+SHOWN_IMAGES = 5
 # Training images that detectors of features are fitted to.
 DETECTED = 10_000
 _MASK_KINDS = {
@@ -96,7 +101,8 @@ def _nets(setting: Setting, material: Material) -> Record:
     """Train networks from scratch on all training images."""
     sets = material.sets
     if setting.method in _MASK_KINDS:
-        members: Members = make_members(_MASK_KINDS[setting.method], material.network, setting.num_members)
+        kind = replace(_MASK_KINDS[setting.method], seed=setting.seed)
+        members: Members = make_members(kind, material.network, setting.num_members)
     else:
         members = DeepEnsemble(material.network, setting.num_members, setting.seed)
     chosen: dict[str, Any] = {**material.training, "seed": setting.seed}
@@ -271,39 +277,48 @@ def _two_stage(
 def judge(members: Members, setting: Setting, inputs: Judged, folder: Path) -> Record:
     """Return everything that is measured of a trained ensemble, and compare it with its deep ensemble."""
     logits = inputs.map(lambda x: predict(members, x, batch_size=2048))
-    record = quality_record(logits)
     scored = Scored.of(logits)
-    record |= detection_record(scored, inputs.groups)
+    record = quality_record(logits) | detection_record(scored, inputs.groups)
     path = _reference_path(folder, setting.reference, "npz")
     if setting.reference == setting.name:
         scored.save(path)
-    elif path.is_file():
+    elif path.is_file() and setting.num_members > 1:
         record |= gains_over(Scored.load(path, logits.test.device), scored, inputs.groups)
+    if setting.num_members > 1:
+        record["gallery"] = disputed(logits.test, scored)
     if setting.num_members > 1 and isinstance(members, DeepEnsemble):
         record["accuracy"] = _with_soup(record["accuracy"], members, inputs)
     return record
 
 
-def _with_soup(found: dict[str, dict[str, float]], members: DeepEnsemble, inputs: Judged) -> Record:
+def disputed(logits: Tensor, scored: Scored) -> Record:
+    """Return the known images of the largest and of the smallest PDS: their places, and every member's answer."""
+    values = scored.test[scored.names.index("predictive_diversity")]
+    order = values.argsort(descending=True).cpu()
+    count = min(SHOWN_IMAGES, len(order) // 2)
+    answers = logits.argmax(-1).cpu()
+    chosen = {"most": order[:count], "least": order[-count:]}
+    return {
+        name: [
+            {"image": int(i), "answers": answers[:, i].tolist(), "pds": round(float(values[i]), 5)}
+            for i in places
+        ]
+        for name, places in chosen.items()
+    }
+
+
+def _with_soup(found: Record, members: DeepEnsemble, inputs: Judged) -> Record:
     """Add the accuracy of the average of all members' weights."""
     soup = DeepEnsemble.from_members([members.soup()])
     soup.to(device_of(members))
-    sets = {"test": [inputs.test]} | {level: list(sets.values()) for level, sets in inputs.corrupted.items()}
-    for name, parts in sets.items():
-        hits = [
-            float(
-                (predict(soup, x, batch_size=2048)[0].argmax(-1) == inputs.labels[: len(x)]).double().mean()
-            )
-            for x in parts
-        ]
-        found[name]["soup"] = round(fmean(hits), 6)
+    for name, sets in labelled_sets(inputs).items():
+        answers = [_single(soup, x) for x in sets]
+        found[name]["soup"] = hits_interval(answers, inputs.labels[: len(answers[0])])
     return found
 
 
 def _image_detectors(members: Members, material: Material) -> Record:
     """Fit detectors to the last features of a network trained from scratch."""
-    from dissensus.studies.anchoring_arms import without_head
-
     net = DeepEnsemble.from_members([without_head(members.member(0))])
     net.to(material.device)
     train = material.sets.train
@@ -338,7 +353,7 @@ def with_line(record: Record) -> Record:
     """Add what the screen shows."""
     parts = [summary_line(record)]
     if "unique" in record:
-        parts.append(f"#unique {record['unique']['test']:.2f}")
+        parts.append(f"#unique {record['unique']['test'][0]:.2f}")
     shown = record.get("auroc", {}).get("C-5", {})
     parts += [f"C-5 {word} {shown[name][0]:.3f}" for word, name in _SHOWN.items() if name in shown]
     return record | {"line": ", ".join(parts)}

@@ -20,7 +20,7 @@ from dissensus.studies.image_arms import augmentation, fit_images, on_pixels, tr
 from dissensus.studies.image_sets import Images, ImageSets
 from dissensus.studies.masksembles_arms import small_network
 
-QUICK_CORRUPTIONS = ("gaussian_noise", "defocus_blur", "contrast")
+QUICK_CORRUPTIONS = ("gaussian_noise", "defocus_blur", "elastic_transform")
 SEVERITIES = (1, 5)
 CORRUPTED_IMAGES, QUICK_CORRUPTED = 1000, 100
 # Unknown sets whose first half methods disagree on, by preference; the others are for judging only.
@@ -28,7 +28,7 @@ SOURCES = ("isun", "tiny_imagenet", "scenes", "textures", "photographs")
 PASSES = 4
 EPOCHS, QUICK_EPOCHS = 30, 8
 # The document's; a small set takes more.
-HEAD_EPOCHS, QUICK_HEAD_EPOCHS = 10, 30
+HEAD_EPOCHS, QUICK_HEAD_EPOCHS = 10, 20
 RATE, BATCH, QUICK_BATCH = 0.2, 128, 64
 UNUSED = "not trained with"
 
@@ -131,8 +131,7 @@ class Material:
     def features(self, backbone: str) -> Features:
         """Return the features of a backbone trained on "half" of the classes or the "whole" training set."""
         if backbone not in self._features:
-            # One at a time: the augmented passes are large.
-            self._features = {backbone: self._make_features(backbone)}
+            self._features[backbone] = self._make_features(backbone)
         return self._features[backbone]
 
     def _make_features(self, kind: str) -> Features:
@@ -166,7 +165,9 @@ class Material:
             sets,
             watch="nothing",
             seed=self.seed,
-            checkpoint_dir=self.folder / f"backbone_{kind}",
+            checkpoint_dir=self.folder
+            / "backbones"
+            / f"{kind}-{self.epochs}-{len(sets.train.x)}-{self.seed}",
             checkpoint_every=self.epochs,
             resume=True,
             **self.training,  # type: ignore[arg-type]

@@ -63,12 +63,14 @@ def score_names(num_members: int) -> list[str]:
 
 
 def scores_of(logits: Tensor, names: Sequence[str]) -> Tensor:
-    """Return scores of all inputs, `(scores, inputs)`; a logit that is not a number makes every score of its input infinite."""
+    """Return scores of all inputs, `(scores, inputs)`; RuntimeError, which ends the arm only, where members diverged."""
+    if not torch.isfinite(logits).all():
+        raise RuntimeError("a member's logits are not finite")
     parts = []
     for chunk in logits.split(_CHUNK, dim=1):
         found = all_scores(chunk.float(), names)
         parts.append(torch.stack([found[name].float() for name in names]))
-    return torch.cat(parts, 1).nan_to_num(nan=float("inf"))
+    return torch.cat(parts, 1)
 
 
 @dataclass(frozen=True)
@@ -124,12 +126,16 @@ class Scored:
 
 
 def detection_record(scored: Scored, groups: Mapping[str, Sequence[str]]) -> Record:
-    """Return the AUROC of every score on every set and group: `{"auroc": {set: {score: [value, low, high]}}}`."""
+    """Return the AUROC of every score on every set and group, and by how much PDS is above each.
+
+    Returns:
+        `{"auroc": {set: {score: [value, low, high]}}, "pds_minus": ...}`, the second with paired intervals.
+    """
+    found = scored.ranks(groups)
+    pds = [scored.names.index("predictive_diversity")] * len(scored.names)
     return {
-        "auroc": {
-            part: dict(zip(scored.names, ranks.intervals(), strict=True))
-            for part, ranks in scored.ranks(groups).items()
-        }
+        "auroc": {part: _named(scored.names, ranks) for part, ranks in found.items()},
+        "pds_minus": {part: _named(scored.names, r.rows(pds).minus(r)) for part, r in found.items()},
     }
 
 
@@ -177,7 +183,7 @@ def quality_record(judged: Judged) -> Record:
     negative = -mixture.gather(1, labels[:, None]).squeeze(1).clamp_min(1e-38).log()
     brier = (mixture - torch.nn.functional.one_hot(labels, mixture.shape[-1])).square().sum(-1)
     test: dict[str, Sequence[float | None]] = {
-        "accuracy": mean_interval((mixture.argmax(-1) == labels).float()),
+        "accuracy": hits_interval([mixture], labels),
         "member_accuracy": mean_interval(right.mean(0)),
         "nll": mean_interval(negative),
         "brier": mean_interval(brier),
@@ -199,17 +205,13 @@ def _all_sets(judged: Judged) -> list[tuple[str, list[Tensor]]]:
     return [*sets, *((level, list(found.values())) for level, found in judged.corrupted.items())]
 
 
-def _mean_unique(sets: Sequence[Tensor]) -> float:
-    values = []
-    for logits in sets:
-        answers = logits.argmax(-1).sort(0).values
-        values.append(float((1 + (answers[1:] != answers[:-1]).sum(0)).double().mean()))
-    return round(sum(values) / len(values), 5)
+def _mean_unique(sets: Sequence[Tensor]) -> list[float]:
+    answers = [logits.argmax(-1).sort(0).values for logits in sets]
+    return mean_interval(torch.stack([1 + (a[1:] != a[:-1]).sum(0) for a in answers]).double().mean(0))
 
 
-def _mean_pds(sets: Sequence[Tensor]) -> float:
-    values = [float(logits.float().softmax(-1).amax(0).sum(-1).mean()) for logits in sets]
-    return round(sum(values) / len(values), 5)
+def _mean_pds(sets: Sequence[Tensor]) -> list[float]:
+    return mean_interval(torch.stack([x.float().softmax(-1).amax(0).sum(-1) for x in sets]).mean(0))
 
 
 def _pair_disagreement(logits: Tensor) -> Tensor:
@@ -227,30 +229,38 @@ def mean_interval(values: Tensor) -> list[float]:
     return [round(mean + sign * NORMAL_95 * spread, 6) for sign in (0, -1, 1)]
 
 
-def accuracies(judged: Judged) -> dict[str, dict[str, float]]:
+def accuracies(judged: Judged) -> dict[str, dict[str, list[float]]]:
     """Return the accuracy of every aggregation of answers, and of the best member by hindsight, on clean and corrupted images."""
-    clean = [(judged.test, judged.labels)]
-    parts = {"test": clean} | {
-        level: [(logits, judged.labels[: logits.shape[1]]) for logits in found.values()]
-        for level, found in judged.corrupted.items()
-    }
-    found: dict[str, dict[str, float]] = {}
-    for name, sets in parts.items():
-        own = {
-            way: _mean([_accuracy(pool(logits.float()), labels) for logits, labels in sets])
+    found: dict[str, dict[str, list[float]]] = {}
+    for name, sets in labelled_sets(judged).items():
+        labels = judged.labels[: sets[0].shape[1]]
+        found[name] = {
+            way: hits_interval([pool(logits.float()) for logits in sets], labels)
             for way, pool in AGGREGATIONS.items()
         }
-        own["oracle"] = _mean([oracle_selection(logits.float(), labels).accuracy for logits, labels in sets])
-        found[name] = own
+        best = [oracle_selection(logits.float(), labels).member for logits in sets]
+        own = [logits[member] for logits, member in zip(sets, best, strict=True)]
+        found[name]["oracle"] = hits_interval(own, labels)
     return found
 
 
-def _accuracy(probs: Tensor, labels: Tensor) -> float:
-    return float((probs.argmax(-1) == labels).double().mean())
+def labelled_sets(judged: Judged) -> dict[str, list[Tensor]]:
+    """Return the test images, and for each severity those of all corruptions."""
+    return {
+        "test": [judged.test],
+        **{level: list(found.values()) for level, found in judged.corrupted.items()},
+    }
 
 
-def _mean(values: Sequence[float]) -> float:
-    return round(sum(values) / len(values), 6)
+def hits_interval(answers: Sequence[Tensor], labels: Tensor) -> list[float]:
+    """Return the accuracy, averaged over corruptions of the same images, with its 95 % interval over images.
+
+    Args:
+        answers: For each corruption numbers whose largest is the answer, `(images, classes)`.
+        labels: True classes.
+    """
+    right = torch.stack([each.argmax(-1) == labels for each in answers]).double().mean(0)
+    return [min(max(value, 0.0), 1.0) for value in mean_interval(right)]
 
 
 def _finding(logits: Tensor, labels: Tensor) -> Record:

@@ -59,8 +59,9 @@ class Estimate:
         low, high = (self.value + sign * NORMAL_95 * self.error for sign in (-1, 1))
         return f"{self.value:.4f} [{low:.4f}, {high:.4f}]"
 
-    def above(self, other: "Estimate") -> bool | None:
-        """Whether this is larger; None where the difference is within two standard errors. Without errors, as it is."""
+    def above(self, other: "Estimate | None" = None) -> bool | None:
+        """Whether this is larger, than 0 by itself; None where the difference is within two standard errors. Without errors, as it is."""
+        other = other or Estimate(0.0, 0.0)
         difference = self.value - other.value
         errors = [0.0 if each.error != each.error else each.error for each in (self, other)]
         return None if abs(difference) <= 2 * sqrt(sum(e**2 for e in errors)) else difference > 0
@@ -112,24 +113,29 @@ def auroc(part: str, score: str) -> Read:
     return lambda record: record.get("auroc", {}).get(part, {}).get(score)
 
 
-def test(metric: str) -> Read:
+def pds_minus(part: str, score: str) -> Read:
+    """Read by how much the AUROC of PDS is above that of another score, on the same inputs."""
+    return lambda record: record.get("pds_minus", {}).get(part, {}).get(score)
+
+
+def on_test(metric: str) -> Read:
     """Read a metric of the ensemble on the known test images."""
     return lambda record: record.get("test", {}).get(metric)
 
 
 def unique(part: str) -> Read:
     """Read the mean number of different answers on a set."""
-    return lambda record: _plain(record.get("unique", {}).get(part))
+    return lambda record: record.get("unique", {}).get(part)
 
 
 def pds(part: str) -> Read:
     """Read the mean of PDS (as a sum over classes) on a set."""
-    return lambda record: _plain(record.get("pds", {}).get(part))
+    return lambda record: record.get("pds", {}).get(part)
 
 
 def aggregated(part: str, way: str) -> Read:
     """Read the accuracy of one way to make one answer of many."""
-    return lambda record: _plain(record.get("accuracy", {}).get(part, {}).get(way))
+    return lambda record: record.get("accuracy", {}).get(part, {}).get(way)
 
 
 def worst_member(record: Record) -> Value | None:

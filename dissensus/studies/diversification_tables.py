@@ -18,9 +18,9 @@ from dissensus.studies.diversification_reading import (
     epoch_seconds,
     estimate,
     label,
+    on_test,
     parts_of,
     pooled_parts,
-    test,
     unique,
     worst_group,
     worst_member,
@@ -95,7 +95,7 @@ def generalisation_table(found: Found, family: str) -> Table:
     rows = dict(plain_rows(found, family)) | dict(plain_rows(found, family, 50))
     return _table(
         rows,
-        {**columns, "worst member test": worst_member, "ECE": test("ece")},
+        {**columns, "worst member test": worst_member, "ECE": on_test("ece")},
         "Table 3: accuracy of averaged logits, of a vote, of averaged weights (soup), and of the best member by hindsight "
         "(oracle: never a result).",
         lambda setting: f"{label(setting)}, M = {setting.num_members}",
@@ -132,7 +132,7 @@ def guard_table(found: Found, family: str) -> Table | None:
         drop = fmean(member_drop(record, independent) for record in records)
         gain = best_gain(records, "gain")
         over_best = best_gain(records, "gain_over_best")
-        accuracy, ece = _cell(records, test("accuracy")), _cell(records, test("ece"))
+        accuracy, ece = _cell(records, on_test("accuracy")), _cell(records, on_test("ece"))
         within = "yes" if drop <= 0.02 else "no"
         cells.append((label(setting), round(drop, 4), within, accuracy, ece, gain, over_best))
     return Table(
@@ -147,7 +147,8 @@ def guard_table(found: Found, family: str) -> Table | None:
         ),
         cells,
         "Guards: accuracy that the worst member loses against the worst independent one, and the largest gain in AUROC over the deep "
-        "ensemble of all scores and averages over sets. A gain counts (*) where its interval, widened for the number of looks, leaves out 0.",
+        "ensemble of all scores and averages over sets. A gain counts (*) where its interval, widened for the number of "
+        "looks, leaves out 0.",
     )
 
 

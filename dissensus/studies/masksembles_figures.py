@@ -1,7 +1,7 @@
 """The figures of `masksembles`: laws of masks, diversity against accuracy, calibration."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,8 +99,10 @@ def diversity_figure(
     for index, (name, records) in enumerate(families.items()):
         points = [(pair["accuracy"], pair["diversity"]) for record in records for pair in record["pairs"]]
         seen += [accuracy for accuracy, _ in points]
+        across, up = zip(*points, strict=True)
         ax.scatter(
-            *zip(*points, strict=True),
+            across,
+            up,
             s=26,
             color=plots.COLOURS[index % len(plots.COLOURS)],
             marker="osD^vP*X"[index % 8],
@@ -143,7 +145,11 @@ def calibration_figure(curves: Mapping[str, Mapping[str, Sequence[float]]]) -> "
             np.array(curve[part]) for part in ("confidence", "accuracy", "weight")
         )
         error = float((weight * np.abs(accuracy - confidence)).sum())
-        style = {"color": plots.COLOURS[index % len(plots.COLOURS)], "marker": "osD^vP*X"[index % 8], "ms": 4}
+        style: dict[str, Any] = {
+            "color": plots.COLOURS[index % len(plots.COLOURS)],
+            "marker": "osD^vP*X"[index % 8],
+            "ms": 4,
+        }
         left.plot(confidence, accuracy, **style, label=f"{name} ({error:.4f})")
         right.plot(confidence, (accuracy - confidence) * weight, **style)
     left.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))

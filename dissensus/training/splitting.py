@@ -6,18 +6,22 @@ from collections.abc import Sequence
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-_VIEWS = {
-    torch.ops.aten.split_with_sizes.default,
-    torch.ops.aten.view.default,
-    torch.ops.aten._unsafe_view.default,
-    torch.ops.aten.permute.default,
-    torch.ops.aten.transpose.int,
-    torch.ops.aten.t.default,
-    torch.ops.aten.select.int,
-    torch.ops.aten.squeeze.dim,
-    torch.ops.aten.unsqueeze.default,
-    operator.getitem,
-}
+
+def _is_view(node: Node) -> bool:
+    """Whether an operation only looks at its input another way. Looked up when needed: torch loads operators by and by."""
+    aten = torch.ops.aten
+    return node.target in (
+        operator.getitem,
+        aten.split_with_sizes.default,
+        aten.view.default,
+        aten._unsafe_view.default,
+        aten.permute.default,
+        aten.transpose.int,
+        aten.t.default,
+        aten.select.int,
+        aten.squeeze.dim,
+        aten.unsqueeze.default,
+    )
 
 
 def split_at_last_input(program: GraphModule) -> tuple[GraphModule, GraphModule]:
@@ -56,7 +60,7 @@ def _views_of(inputs: Sequence[Node]) -> set[Node]:
     graph = inputs[0].graph
     found = set()
     for node in graph.nodes:
-        if node.target in _VIEWS and all(source in known for source in node.all_input_nodes):
+        if _is_view(node) and all(source in known for source in node.all_input_nodes):
             known.add(node)
             found.add(node)
     return found

@@ -44,11 +44,7 @@ _TO_YCC = (
     (_MIDDLE + _HALF - 1, 32768, -27439, -5329),
 )
 # … and what blue and red chroma, counted from 128, add to luma in red, green and blue.
-_TO_RGB = (
-    (_HALF - 128 * 91881, 0, 91881),
-    (_HALF + 128 * (22554 + 46802), -22554, -46802),
-    (_HALF - 128 * 116130, 116130, 0),
-)
+_TO_RGB = ((_HALF, 0, 91881), (_HALF, -22554, -46802), (_HALF, 116130, 0))
 
 # Fixed point of the DCT: 13 bits after the point, and two more in what the first pass hands to the second.
 _BITS, _EXTRA = 13, 2
@@ -60,7 +56,7 @@ def jpeg_roundtrip(images: Tensor, quality: int) -> Tensor:
     """What is left of uint8 images after JPEG compression at `quality` (1 to 100) with 4:2:0 chroma."""
     luma_steps, chroma_steps = (table.to(images.device) for table in quantisation_tables(quality))
     if images.shape[1] == 1:
-        return _to_bytes(_stored(images.double(), luma_steps))
+        return _to_bytes(_stored(images.float(), luma_steps))
     luma, chroma = _from_rgb(images)
     height, width = images.shape[-2:]
     small = _stored(_halved(chroma), chroma_steps)[..., : (width + 1) // 2]
@@ -81,18 +77,22 @@ def _to_bytes(values: Tensor) -> Tensor:
 
 def _from_rgb(images: Tensor) -> tuple[Tensor, Tensor]:
     """Luma `(batch, 1, …)` and the two chroma channels `(batch, 2, …)`."""
-    colours = images.double()
+    colours = images.float()
     luma, blue, red = (_mixed(colours, *row) for row in _TO_YCC)
     return luma[:, None], torch.stack([blue, red], dim=1)
 
 
 def _to_rgb(luma: Tensor, chroma: Tensor) -> Tensor:
+    chroma = chroma.float().sub_(128.0)
     colours = torch.stack([_mixed(chroma, *row) for row in _TO_RGB], dim=1)
-    return _to_bytes(colours.add_(luma).clamp_(0.0, 255.0))
+    return _to_bytes(colours.add_(luma.float()).clamp_(0.0, 255.0))
 
 
 def _mixed(channels: Tensor, constant: int, *weights: int) -> Tensor:
-    """Weighted sum of channels plus a constant, all over 2^16, rounded down."""
+    """Weighted sum of channels plus a constant, all over 2^16, rounded down; before that no sum reaches 2^24 / 2^16.
+
+    Float32 therefore holds every one exactly.
+    """
     mixed = channels[:, 0] * (weights[0] / 2**16)
     for channel, weight in enumerate(weights[1:], start=1):
         mixed.add_(channels[:, channel], alpha=weight / 2**16)
@@ -140,7 +140,7 @@ def _stored(channels: Tensor, steps: Tensor) -> Tensor:
     # Lines are rows of blocks: a product from the right transforms along them, one from the left across.
     lines, shape = full.shape[-1], full.shape
     forward, across_forward, backward, across_backward = (matrix.to(full.device) for matrix in _transforms())
-    values = _rounded((full - 128).view(-1, 8) @ forward.T)
+    values = _rounded((full.double() - 128).view(-1, 8) @ forward.T)
     values = _rounded(across_forward @ values.view(-1, 8, lines))
     values = _quantised(values, steps.double().repeat(1, lines // 8))
     values = _rounded(across_backward @ values)

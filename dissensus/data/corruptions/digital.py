@@ -13,9 +13,10 @@ from dissensus.data.corruptions._warps import positions, sample
 def contrast(images: Tensor, keys: Tensor, factor: float) -> Tensor:
     """Pulls every value towards its channel's mean."""
     values = images.float()
-    # Whole numbers, exact in both sums, so the mean does not depend on how a reduction is split.
-    mean = values.sum(3, keepdim=True).sum(2, keepdim=True, dtype=torch.float64).float()
-    mean /= images.shape[2] * images.shape[3]
+    pixels = images.shape[2] * images.shape[3]
+    # Exact, as float32 holds whole numbers up to 2^24, so the mean does not depend on how a reduction is split.
+    exact = torch.float32 if pixels <= 2**16 else torch.float64
+    mean = values.sum((2, 3), keepdim=True, dtype=exact).float().div_(pixels)
     return to_uint8(values.sub_(mean).mul_(factor).add_(mean))
 
 

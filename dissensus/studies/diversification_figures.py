@@ -1,0 +1,255 @@
+"""Records of `diversification` in, its figures out."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from dissensus import plots
+from dissensus.html import Table
+from dissensus.scores import bma, predictive_diversity
+from dissensus.studies.arm_log import Record
+from dissensus.studies.diversification_reading import (
+    GUARDED,
+    PUBLISHED,
+    SCORES,
+    SHOWN,
+    Found,
+    auroc,
+    estimate,
+    label,
+    pooled_parts,
+    worst_member,
+)
+from dissensus.studies.diversification_settings import Setting
+from dissensus.studies.diversification_tables import plain_rows
+from dissensus.studies.image_pages import over_seeds, sweep
+from dissensus.studies.image_sets import ImageSets
+
+if TYPE_CHECKING:
+    import matplotlib.axes
+    import matplotlib.figure
+
+# Predictions of three members for three classes: all unsure in the same way, or each sure of another class.
+EXAMPLE: Mapping[str, tuple[tuple[float, float, float], ...]] = {
+    "all unsure": ((0.34, 0.33, 0.33), (0.34, 0.33, 0.33), (0.34, 0.33, 0.33)),
+    "in conflict": ((0.98, 0.01, 0.01), (0.01, 0.98, 0.01), (0.03, 0.01, 0.96)),
+}
+
+
+def example_scores() -> dict[str, tuple[float, float]]:
+    """Return BMA (as a confidence, as the document has it) and PDS of the worked example.
+
+    Example:
+        >>> {name: tuple(round(value, 2) for value in values) for name, values in example_scores().items()}
+        {'all unsure': (0.34, 0.33), 'in conflict': (0.34, 0.97)}
+    """
+    found = {}
+    for name, probs in EXAMPLE.items():
+        logits = Tensor(probs).log()[:, None]
+        found[name] = (1 - bma(logits).item(), predictive_diversity(logits).item())
+    return found
+
+
+def example_figure() -> "matplotlib.figure.Figure":
+    """Draw figure 2: the same average, and very different members."""
+    figure, axes = plots.panels(len(EXAMPLE), width=4.0, height=2.6)
+    for ax, (name, probs) in zip(axes, EXAMPLE.items(), strict=True):
+        for member, values in enumerate(probs):
+            places = [c + (member - 1) * 0.25 for c in range(len(values))]
+            ax.bar(places, values, 0.22, color=plots.COLOURS[member], label=f"member {member + 1}")
+        means = torch.tensor(probs).mean(0).tolist()
+        ax.plot(range(len(means)), means, "k_", markersize=28, label="average")
+        confidence, diversity = example_scores()[name]
+        ax.set(title=f"{name}: BMA {confidence:.2f}, PDS {diversity:.2f}", ylim=(0, 1.05), xlabel="class")
+        ax.set_xticks(range(len(means)), ["a", "b", "c"])
+    axes[0].set_ylabel("probability")
+    axes[0].legend(frameon=False, fontsize="x-small")
+    return figure
+
+
+def strength_figure(found: Found, family: str, size: int = 5) -> "matplotlib.figure.Figure | None":
+    """Draw figure 5's first half: diversity, AUROC and members' accuracy against the strength."""
+
+    def wanted(setting: Setting) -> bool:
+        usual = setting.layers == 2 and not setting.fixed and setting.active in (0, 2)
+        return usual and (setting.family, setting.method, setting.num_members) == (family, "ldr", size)
+
+    rows = found.all(wanted)
+    if len({setting.strength for setting in rows}) < 3:
+        return None
+    parts = pooled_parts(found.records.values())
+    figure, axes = plots.panels(len(parts) + 2, width=3.1, height=3.0)
+    panels: list[tuple[str, Callable[[Record], float]]] = [
+        ("mean PDS on C-5 (sum)", lambda record: float(record["pds"]["C-5"][0])),
+        ("worst member's accuracy", lambda record: float(min(record["members"]))),
+        *((f"AUROC of PDS, {part}", _value(part, SCORES["PDS"])) for part in parts),
+    ]
+    for guard, colour in ((PUBLISHED, plots.COLOURS[1]), (GUARDED, plots.COLOURS[0])):
+        pairs = [
+            (setting.strength, record)
+            for setting, records in rows.items()
+            for record in records
+            if setting.guard == guard or setting.strength == 0
+        ]
+        if len({strength for strength, _ in pairs}) < 2:
+            continue
+        for ax, (_, read) in zip(axes, panels, strict=True):
+            sweep(
+                over_seeds(pairs, read),
+                ax,
+                label="published" if guard == PUBLISHED else "guarded",
+                colour=colour,
+            )
+    deep = found.one(family, f"deep M={size}")
+    for ax, (title, read) in zip(axes, panels, strict=True):
+        if deep:
+            mean = sum(map(read, deep)) / len(deep)
+            ax.axhline(mean, color=plots.NOTE_COLOUR, linestyle="--", linewidth=1, label="deep ensemble")
+        ax.set_xscale("symlog", linthresh=0.1)
+        ax.set(xlabel="strength", title=title)
+    axes[0].legend(frameon=False, fontsize="x-small")
+    return figure
+
+
+def size_figure(found: Found, family: str) -> "matplotlib.figure.Figure | None":
+    """Draw figure 5's second half: AUROC of PDS and BMA against the number of members."""
+    parts = pooled_parts(found.records.values())
+    figure, axes = plots.panels(max(len(parts), 1), width=3.1, height=3.0)
+    kinds = (
+        ("deep", PUBLISHED, "deep ensemble", plots.COLOURS[2]),
+        ("ldr", PUBLISHED, "published", plots.COLOURS[1]),
+        ("ldr", GUARDED, "guarded", plots.COLOURS[0]),
+    )
+    drawn = 0
+    for method, guard, name, colour in kinds:
+        pairs = [
+            (setting.num_members, record)
+            for setting, records in found.all(_of_size(family, method, guard)).items()
+            for record in records
+        ]
+        if len({size for size, _ in pairs}) < 2:
+            continue
+        drawn += 1
+        for ax, part in zip(axes, parts, strict=True):
+            sweep(over_seeds(pairs, _value(part, SCORES["PDS"])), ax, label=name, colour=colour)
+    if not drawn:
+        return None
+    for ax, part in zip(axes, parts, strict=True):
+        ax.set_xscale("log")
+        ax.set(xlabel="members", title=f"AUROC of PDS, {part}")
+    axes[0].legend(frameon=False, fontsize="x-small")
+    return figure
+
+
+def _of_size(family: str, method: str, guard: str) -> Callable[[Setting], bool]:
+    def wanted(setting: Setting) -> bool:
+        if setting.family != family or setting.method != method or setting.layers != 2 or setting.fixed:
+            return False
+        return method == "deep" or (
+            setting.guard == guard and setting.strength == SHOWN and setting.active in (0, 2)
+        )
+
+    return wanted
+
+
+def _value(part: str, score: str) -> Callable[[Record], float]:
+    return lambda record: float(record["auroc"][part][score][0])
+
+
+def baseline_bars(found: Found, family: str, part: str = "C-5") -> list[tuple[str, float, float]]:
+    """Return figure 4's bars: each method's better one of BMA and PDS, loss-guided ones' PDS, detectors and energy.
+
+    Returns:
+        Name, AUROC and standard error, lowest first.
+    """
+    bars: list[tuple[str, float, float]] = []
+
+    def add(name: str, records: Sequence[Record], scores: Sequence[str]) -> None:
+        values = [value for score in scores if (value := estimate(records, auroc(part, score))) is not None]
+        if values:
+            best = max(values, key=lambda value: value.value)
+            bars.append((name, best.value, 0.0 if best.error != best.error else best.error))
+
+    for setting, records in plain_rows(found, family).items():
+        guided = setting.method == "ldr"
+        if guided and setting.strength not in (0.1, SHOWN, 5.0):
+            continue
+        add(label(setting), records, [SCORES["PDS"]] if guided else list(SCORES.values()))
+        if setting.method == "deep":
+            add("deep ensemble, energy", records, ["mean_energy"])
+    for record in found.records.values():
+        if "detectors" in record and record["family"] in (family, family.replace("heads", "backbone")):
+            for name, (value, low, high) in record["detectors"].get(part, {}).items():
+                bars.append((name.replace("_", " "), value, (high - low) / 3.92 if high > low else 0.0))
+    return sorted(bars, key=lambda bar: bar[1])
+
+
+def baseline_figure(
+    bars: Sequence[tuple[str, float, float]], part: str = "C-5"
+) -> "matplotlib.figure.Figure":
+    """Draw figure 4: every method we have, by AUROC."""
+    figure, (ax,) = plots.panels(width=6.5, height=0.28 * len(bars) + 1.2)
+    colours = [plots.COLOURS[1] if name.startswith("LDR") else plots.COLOURS[0] for name, _, _ in bars]
+    places = range(len(bars))
+    ax.barh(
+        places, [value for _, value, _ in bars], color=colours, xerr=[1.96 * error for _, _, error in bars]
+    )
+    ax.set_yticks(places, [name for name, _, _ in bars])
+    lowest = min(value for _, value, _ in bars)
+    ax.set(xlim=(max(0.0, min(0.5, lowest - 0.05)), 1.0), xlabel=f"AUROC, {part}")
+    return figure
+
+
+def trade_figure(found: Found, family: str, part: str = "C-5") -> "matplotlib.figure.Figure | None":
+    """Draw what members lose against what detection gains, one point for each loss-guided ensemble."""
+    rows = [
+        (setting, records)
+        for setting, records in found.all(
+            lambda s: s.family == family and s.method == "ldr" and s.num_members == 5 and s.layers == 2
+        ).items()
+    ]
+    if len(rows) < 3:
+        return None
+    guards = list(dict.fromkeys(setting.guard for setting, _ in rows))
+    figure, (ax,) = plots.panels(width=5.6, height=4.0)
+    for index, guard in enumerate(guards):
+        points = [
+            (worst.value, value.value, setting.strength)
+            for setting, records in rows
+            if setting.guard == guard
+            and (worst := estimate(records, worst_member)) is not None
+            and (value := estimate(records, auroc(part, SCORES["PDS"]))) is not None
+        ]
+        colour = plots.COLOURS[index % len(plots.COLOURS)]
+        ax.plot([p[0] for p in points], [p[1] for p in points], "osD^"[index % 4], color=colour, label=guard)
+        for across, up, strength in points:
+            ax.annotate(
+                f"{strength:g}", (across, up), fontsize="x-small", xytext=(3, 3), textcoords="offset points"
+            )
+    ax.set(xlabel="worst member's accuracy", ylabel=f"AUROC of PDS, {part}")
+    ax.legend(frameon=False, fontsize="x-small", title="guard")
+    return figure
+
+
+def gallery_figure(record: Record, sets: ImageSets) -> "matplotlib.figure.Figure | None":
+    """Draw figure 3: the test images that members differ most on, and least, with their answers."""
+    found = record.get("gallery", {})
+    count = len(found.get("most", ()))
+    if not count:
+        return None
+    figure, axes = plots.panels(count, 2, width=1.7, height=2.0)
+    for ax, (name, each) in zip(axes, ((n, e) for n in ("most", "least") for e in found[n]), strict=True):
+        ax.imshow(sets.test.x[each["image"]].permute(1, 2, 0).numpy())
+        ax.set_axis_off()
+        truth = int(sets.test.y[each["image"]])
+        answers = " ".join(str(answer) for answer in sorted(set(each["answers"])))
+        ax.set_title(f"{name}: class {truth}\nanswers {answers}", fontsize="x-small")
+    return figure
+
+
+def example_table() -> Table:
+    """Return the worked example as a table."""
+    rows = [(name, *(round(value, 3) for value in values)) for name, values in example_scores().items()]
+    return Table(("three members", "BMA (confidence)", "PDS"), rows, "Figure 2's point in numbers.")
