@@ -6,7 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dissensus.data.corruptions._draws import _words, bits, image_keys, integers, normal, uniform
+from dissensus.data.corruptions._draws import (
+    _words,
+    bits,
+    image_keys,
+    integers,
+    normal,
+    share_below,
+    uniform,
+)
 
 KEYS = image_keys(0, "test", 1, torch.arange(400))
 
@@ -88,3 +96,14 @@ def test_every_bit_is_set_half_of_the_time():
 
 def test_a_number_does_not_depend_on_how_many_follow_it():
     assert torch.equal(uniform(KEYS, (10,)), uniform(KEYS, (999,))[:, :10])
+
+
+@given(st.floats(0.001, 0.999))
+def test_bits_lie_below_a_share_exactly_where_uniform_numbers_do(share):
+    assert torch.equal(bits(KEYS[:40], (500,)) < share_below(share), uniform(KEYS[:40], (500,)) < share)
+
+
+def test_a_share_that_is_itself_a_uniform_number_is_not_below_itself():
+    numbers = uniform(KEYS[:1], (50,))[0]
+    for number, drawn in zip(numbers.tolist(), bits(KEYS[:1], (50,))[0].tolist(), strict=True):
+        assert drawn >= share_below(number)
