@@ -124,7 +124,12 @@ def test_corruptions_survive_saving_and_stand_in_the_table(result, tmp_path):
     assert again == result
     text = result.table()
     assert "mean over corruptions" in text
-    assert "severity" in text
+    assert "AUROC of mutual information" in text
+
+
+def test_the_table_of_severities_is_by_total_entropy_where_it_was_computed(ensemble, data):
+    result = run(ensemble, data, scores=("bma", "total_entropy"), severities=(5,), bootstrap=0)
+    assert "AUROC of total entropy" in result.table()
 
 
 def test_averages_can_be_compared(ensemble, data, result):
