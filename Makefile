@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUN := env -u PYTHONPATH $(BIN)
 
-.PHONY: demo test lint types docs shapes bench clean
+.PHONY: demo test lint types docs shapes bench bench-check clean
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -39,6 +39,9 @@ docs: .venv/.docs
 
 bench: .venv/.installed
 	$(RUN)/dissensus bench
+
+bench-check: .venv/.installed
+	$(RUN)/dissensus bench --device cpu --quick --check benchmarks/reference.json
 
 clean:
 	rm -rf .venv site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -8,9 +8,11 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -22,6 +24,8 @@ Result = TypeVar("Result")
 
 # A pass counts as waiting for the host when starting it takes this share of the whole.
 _LAUNCHING = 0.7
+# Functions and shapes of each ensemble for which the device is busy anyway.
+_BUSY: WeakKeyDictionary[Module, set[tuple[Any, ...]]] = WeakKeyDictionary()
 
 
 class Captured(Generic[Result]):
@@ -33,10 +37,14 @@ class Captured(Generic[Result]):
 
     Args:
         function: Takes tensors on one device (or None), returns tensors in lists, tuples or dictionaries.
+        owner: An ensemble whose passes these are. For which shapes a capture gains nothing is remembered with it, so that
+            the next function of the same name is neither watched nor timed for them.
+        name: What the function does with the owner.
     """
 
-    def __init__(self, function: Callable[..., Result]) -> None:
-        self.function = function
+    def __init__(self, function: Callable[..., Result], owner: Module | None = None, name: str = "") -> None:
+        self.function, self.name = function, name
+        self._busy = set() if owner is None else _BUSY.setdefault(owner, set())
         self.why_not: str | None = None
         self._passes: dict[tuple[Any, ...], int] = {}
         self._launching: dict[tuple[Any, ...], bool] = {}
@@ -53,6 +61,8 @@ class Captured(Generic[Result]):
         )
         if kind in self._graphs:
             return self._graphs[kind].replay(tensors)
+        if (self.name, kind) in self._busy:
+            return self.function(*tensors)
         number = self._passes[kind] = self._passes.get(kind, 0) + 1
         if number == 1:
             return self._watched(tensors)
@@ -75,13 +85,15 @@ class Captured(Generic[Result]):
         started = time.perf_counter() - start
         torch.cuda.synchronize()
         self._launching[kind] = started > _LAUNCHING * (time.perf_counter() - start)
+        if not self._launching[kind]:
+            self._busy.add((self.name, kind))
         return result
 
     def _watched(self, tensors: tuple[Tensor | None, ...]) -> Result:
         with _Watch() as watch:  # type: ignore[no-untyped-call]
             result = self.function(*tensors)
-        if watch.found is not None:
-            self._give_up(watch.found)
+        if watch.found is not None or not watch.computes:
+            self._give_up(watch.found or "there is nothing to compute")
         return result
 
     def _give_up(self, reason: str) -> None:
@@ -120,13 +132,20 @@ def _without_weight_cache() -> AbstractContextManager[Any]:
 
 
 class _Watch(TorchDispatchMode):
-    """Looks for operations that a capture would freeze or cannot hold."""
+    """Looks for operations that a capture would freeze or cannot hold.
+
+    Attributes:
+        found: What the first such operation does; None if there is none.
+        computes: Whether there is any operation but views, which are not worth a capture: it would be empty.
+    """
 
     found: str | None = None
+    computes: bool = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
+        self.computes = self.computes or not getattr(func, "is_view", False)
         if self.found is None:
             self.found = _why_not(func, args, kwargs, result)
         return result
@@ -138,6 +157,9 @@ def _why_not(func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> str |
         return f"a value is read on the host ({func})"
     if draws(func, args, kwargs):
         return f"random numbers are drawn ({func})"
+    if func is aten.lift_fresh.default and result.device.type != "cpu":
+        # `x.new_tensor([1.0])` hides its copy from here, but shows what it made.
+        return "numbers move from the host to the device"
     places = {leaf.device.type for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor)}
     if {"cpu", "cuda"} <= places:
         return f"data moves between host and device ({func})"

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 
-def check_member_logits(logits: Tensor, weights: Tensor | None = None) -> None:
+def check_member_logits(logits: Tensor, weights: Tensor | None = None, stacklevel: int = 4) -> None:
     """Refuse what is not finite `(members, batch, classes)` logits; warn if they look like probabilities.
 
     Args:
         logits: Unnormalised member outputs, `(members, batch, classes)`.
         weights: Member weights to check in the same go, as `check_weights` does.
+        stacklevel: Whose line a warning names: the fourth frame up is the user's in check, Beliefs.of, score, user.
 
     Example:
         >>> check_member_logits(torch.zeros(2, 3))
@@ -47,12 +48,11 @@ def check_member_logits(logits: Tensor, weights: Tensor | None = None) -> None:
     if weights is not None:
         _check_weight_facts(weights, *weight_facts)
     if lowest >= 0 and highest <= 1 and distance_from_one <= _sum_tolerance(logits):
-        # The fourth frame up is the user's: check, Beliefs.of, score, user.
         warnings.warn(
             "`logits` lie in [0, 1] and sum to 1, so they look like probabilities, but are read as logits. "
             "If they are probabilities, pass their logarithm.",
             UserWarning,
-            stacklevel=4,
+            stacklevel=stacklevel,
         )
 
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -115,6 +115,7 @@ def _describe(augment: Augmentation | None) -> str:
     return f"{augment.__module__}.{augment.__qualname__}"
 
 
+@runtime_checkable
 class _Source(Protocol):
     """Data in order: how much there is, what it is, and its batches from a row on."""
 

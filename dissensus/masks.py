@@ -11,6 +11,7 @@ cancels, so `scale` matters only through `ones`: `solve` finds the `ones` whose 
 import math
 from dataclasses import dataclass
 from functools import cache
+from numbers import Integral
 from typing import TypeAlias
 
 import numpy as np
@@ -254,7 +255,7 @@ def _log_choose(n: int | NDArray[np.int64], k: int | NDArray[np.int64]) -> NDArr
 @cache
 def _implied_scale(width: int, num_masks: int, ones: int) -> float:
     """The scale at which `width` is the expected width, by bisection on 1 / scale."""
-    _check(width=width, num_masks=num_masks)
+    _check(width=width, num_masks=num_masks, ones=ones)
     fewest = math.ceil(width / num_masks)
     if not fewest <= ones <= width:
         wanted = f"from {fewest} to {width} for {num_masks} masks to cover a width of {width}"
@@ -297,3 +298,5 @@ def _check(**settings: int | float) -> None:
     for name, value in settings.items():
         if not value >= 1:
             raise ValueError(f"`{name}` must be at least 1; got {value}. Take {name}=1 or more.")
+        if name != "scale" and not isinstance(value, Integral):
+            raise ValueError(f"`{name}` must be a whole number; got {value}. Take {name}={round(value)}.")

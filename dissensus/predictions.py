@@ -52,7 +52,7 @@ def predict(
     if device is not None:
         members.to(device)
     home = x.device if isinstance(x, Tensor) else torch.device("cpu")
-    run = Captured(reader_of(members, x))
+    run = Captured(reader_of(members, x), members, "outputs")
     # Seeded: loaders, and members that draw even in evaluation, would move the global generators.
     with evaluation_mode(members), seeded(0):
         # A copy: the program's next run overwrites what it returned.
@@ -105,7 +105,7 @@ def predict_scores(
         beliefs = Beliefs.unchecked(reader(batch), weights)
         return torch.stack(list(all_scores(beliefs, chosen).values()))
 
-    run = Captured(work)
+    run = Captured(work, members, f"scores {chosen}")
     parts: list[Tensor] = []
     with evaluation_mode(members), seeded(0):
         for batch in _batches(members, x, run, batch_size, memory_limit):

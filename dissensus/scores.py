@@ -12,8 +12,8 @@ from typing import Literal, TypeAlias
 
 import torch
 
+from dissensus._beliefs import VECTOR
 from dissensus._beliefs import Beliefs as Beliefs
-from dissensus._beliefs import entropy
 from dissensus._variances import data_variance as data_variance
 from dissensus._variances import knowledge_variance as knowledge_variance
 from dissensus._variances import total_variance as total_variance
@@ -300,11 +300,17 @@ def jensen_shannon(logits: Logits, *, weights: Weights = None) -> Scores:
         tensor([0.6931])
     """
     beliefs = Beliefs.of(logits, weights)
-    probs, member_entropy = beliefs.probs, beliefs.member_entropy
-    shares = torch.full_like(probs[:, 0, 0], 1 / len(probs)) if beliefs.weights is None else beliefs.weights
+    member_entropy = beliefs.member_entropy
+    # Halved and kept from zero once, not for each pair; the floor is the one of `entropy`.
+    halves = (beliefs.probs / 2).clamp_min(torch.finfo(beliefs.probs.dtype).tiny)
+    if halves.shape[-1] < VECTOR:
+        # Inputs side by side in memory: a sum over few classes then adds whole vectors of inputs.
+        halves = halves.mT.contiguous().mT
+    shares = torch.full_like(halves[:, 0, 0], 1 / len(halves)) if beliefs.weights is None else beliefs.weights
     pair_mean = torch.zeros_like(member_entropy[0])
-    for last in range(1, len(probs)):
-        midpoint_entropy = entropy((probs[:last] + probs[last]) / 2)
+    for last in range(1, len(halves)):
+        midpoint = halves[:last] + halves[last]
+        midpoint_entropy = -(midpoint * midpoint.log()).sum(-1)
         divergence = midpoint_entropy - (member_entropy[:last] + member_entropy[last]) / 2
         pair_mean = pair_mean + 2 * shares[last] * (shares[:last, None] * divergence).sum(0)
     return beliefs.over_distinct_pairs(pair_mean).clamp_min(0)

@@ -201,7 +201,7 @@ class TestTraining:
         heads = ds.DeepEnsemble(lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), 4)
         ens = ds.Anchored(heads, references=features[:20], num_members=3)
         labels = (features[:, 0] > 0).long()
-        run = ds.fit(ens, (features, labels), objective=objective, epochs=6, batch_size=20, lr=0.02)
+        run = ds.fit(ens, (features, labels), objective=objective, epochs=6, batch_size=5, lr=0.02)
         losses = run.history.by_epoch("loss")
         assert losses[-1] < losses[0]
         assert ds.predict(ens, features).shape == (12, 60, 3)
@@ -295,6 +295,7 @@ class TestBadInput:
             ({"num_members": 0}, "from 1 to"),
             ({"mask_probability": 1.5}, "mask_probability"),
             ({"mask_per": "pixel"}, "mask_per"),
+            ({"masked_target": "none"}, "`masked_target` must be 'label' or 'uniform'"),
             ({"temperature": "hot"}, "temperature"),
             ({"temperature": "deviation"}, "at least two"),
             ({"initialise": "zeros"}, "initialise"),

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import dissensus as ds
-from dissensus._capture import Captured
+from dissensus._capture import Captured, _Watch, _why_not
 from dissensus._memory import inputs_under, peak_bytes
 from dissensus.scores import SCORES, all_scores
 
@@ -21,6 +21,29 @@ def test_on_a_cpu_a_captured_function_is_the_function():
     for _ in range(4):
         assert torch.equal(double(x)["double"], 2 * x)
     assert double.why_not is None
+
+
+@pytest.mark.parametrize(
+    ("function", "computes"),
+    [
+        (nn.Identity(), False),
+        (lambda values: values[None].expand(3, *values.shape).detach(), False),
+        (lambda values: values + 1, True),
+        (lambda values: values.clone(), True),
+    ],
+)
+def test_a_function_of_views_alone_computes_nothing(function, computes):
+    with _Watch() as watch:
+        function(x)
+    assert watch.computes is computes
+
+
+def test_numbers_that_are_made_on_the_device_from_the_host_s_are_seen():
+    made = torch.empty(2, device="meta")
+    assert "host" in _why_not(torch.ops.aten.lift_fresh.default, (made,), {}, made)
+    with _Watch() as watch:
+        x.new_tensor([1.0, 2.0])  # on a CPU nothing moves
+    assert watch.found is None
 
 
 def test_the_peak_is_what_lives_at_one_time():
@@ -107,3 +130,32 @@ def test_what_cannot_be_captured_runs_as_it_is(caplog):
         for _ in range(4):
             torch.testing.assert_close(run(values), values * values.max())
     assert "read on the host" in caplog.text
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "function", [nn.Identity(), lambda values: (values - values.new_tensor([0.5])) / 2], ids=["view", "host"]
+)
+def test_what_would_be_an_empty_program_is_not_captured(function):
+    run, values = Captured(function), torch.rand(10, device="cuda")
+    with torch.no_grad():
+        for _ in range(4):
+            torch.testing.assert_close(run(values), function(values))
+    assert run.why_not is not None
+    assert not run._graphs
+
+
+@pytest.mark.gpu
+def test_passes_that_keep_the_device_busy_are_watched_once_for_an_ensemble(monkeypatch):
+    watched = []
+    original = Captured._watched
+    monkeypatch.setattr(
+        Captured, "_watched", lambda self, tensors: watched.append(self.name) or original(self, tensors)
+    )
+    ens = ds.DeepEnsemble(lambda: nn.Sequential(nn.Linear(4096, 8192), nn.ReLU(), nn.Linear(8192, 4096)), 2)
+    ens.to("cuda")
+    inputs = torch.randn(8192, 4096, device="cuda")
+    first = ds.predict(ens, inputs, batch_size=4096)
+    second = ds.predict(ens, inputs, batch_size=4096)
+    assert watched == ["outputs"]
+    assert torch.equal(first, second)

@@ -111,6 +111,63 @@ def test_members_that_each_shun_other_classes_are_useless_while_the_ensemble_is_
     assert max(found.member_accuracies) < 0.4
     assert found.members_useless
     assert found.signs() == ("shifted", "dependent")
+    assert "specialised" in found.signs(trained_on=True)
+    assert not found.suspicious
+
+
+def test_the_agreement_beyond_guessing_is_cohens_kappa():
+    from sklearn.metrics import cohen_kappa_score
+
+    labels = torch.randint(4, (N,), generator=torch.Generator().manual_seed(1))
+    logits = noise(11, 3, N, 4) + 1.5 * torch.nn.functional.one_hot(labels, 4)
+    found = measure(logits, labels)
+    kappas = [cohen_kappa_score(labels, member.argmax(-1)) for member in logits]
+    ensemble = cohen_kappa_score(labels, logits.softmax(-1).mean(0).argmax(-1))
+    assert found.kept_agreement == pytest.approx(max(kappas) / ensemble)
+
+
+def test_weak_members_that_err_independently_do_not_depend_on_each_other_where_one_class_is_common():
+    # Each answer is right with probability 0.3, else a guess by frequencies: worse than always naming the common class.
+    generator = torch.Generator().manual_seed(0)
+    shares = torch.tensor([0.6, 0.2, 0.1, 0.1])
+    labels = torch.multinomial(shares, 2000, replacement=True, generator=generator)
+    answers = torch.stack(
+        [torch.multinomial(shares, 2000, replacement=True, generator=generator) for _ in range(20)]
+    )
+    answers = torch.where(torch.rand(20, 2000, generator=generator) < 0.3, labels, answers)
+    found = measure(5.0 * torch.nn.functional.one_hot(answers, 4).double(), labels)
+    assert found.skill > 0.2
+    assert found.kept_best < 1 / sqrt(20)
+    assert found.kept_agreement > 1 / sqrt(20)
+    assert found.signs() == ()
+
+
+def test_differences_that_are_constant_in_each_class_are_the_class_share():
+    labels = torch.arange(N) % 4
+    by_class = 0.1 * (torch.eye(4, dtype=torch.float64) - 0.25)
+    by_class = by_class - by_class.mean(0)
+    sign = torch.tensor([1.0, -1.0], dtype=torch.float64)[:, None, None]
+    constant = (0.25 + sign * by_class[labels]).log()
+    assert measure(constant, labels).class_share == pytest.approx(1.0)
+    wave = 0.1 * (torch.rand(N, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) - 0.5)
+    either = (0.25 + sign * wave * torch.tensor([1.0, -1.0, 1.0, -1.0], dtype=torch.float64)).log()
+    assert measure(either, labels).class_share < 0.02
+    # Half and half, of equal size.
+    size = by_class[labels].square().sum(-1).mean() / (4 * wave.square().mean())
+    both = by_class[labels] + size.sqrt() * wave * torch.tensor([1.0, -1.0, 1.0, -1.0], dtype=torch.float64)
+    assert measure((0.25 + sign * both).log(), labels).class_share == pytest.approx(0.5, abs=0.05)
+
+
+def test_the_class_share_of_unrelated_differences_is_zero_on_average():
+    labels = torch.arange(60) % 10
+    shares = [measure(noise(seed, 4, 60, 10), labels).class_share for seed in range(40)]
+    # Without the correction it would be 10 classes / 60 examples.
+    assert sum(shares) / 40 < 0.03
+
+
+def test_a_share_of_classes_needs_classes():
+    assert isnan(measure(noise(1, 3, 30), noise(2, 30), "mse").class_share)
+    assert measure(noise(1, 3, 4, 4), torch.arange(4)).class_share == 0.0
 
 
 def test_one_good_member_among_dead_ones_dominates_and_does_not_collude():
@@ -175,16 +232,21 @@ def test_outputs_that_are_right_to_the_last_digit_have_nothing_to_compare():
     assert found.signs() == ()
 
 
+@pytest.mark.parametrize("beta", [0.0, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("name", RULE_CASES)
-def test_joint_training_colludes_and_independent_training_does_not(name):
+def test_only_joint_training_colludes(name, beta):
     case = RULE_CASES[name]
-    for beta, expected in ((0.0, False), (1.0, True)):
-        ensemble, _ = trained(case, beta)
-        held_out = measure(ds.predict(ensemble, case.test[0]), case.test[1], case.loss, case.average)
-        training = measure(ds.predict(ensemble, case.train[0]), case.train[1], case.loss, case.average)
-        assert bool(training.signs(trained_on=True)) == expected, training
-        if not case.shows_in_training_only:
-            assert bool(held_out.signs()) == expected, held_out
+    ensemble, _ = trained(case, beta)
+    held_out = measure(ds.predict(ensemble, case.test[0]), case.test[1], case.loss, case.average)
+    training = measure(ds.predict(ensemble, case.train[0]), case.train[1], case.loss, case.average)
+    assert bool(training.signs(trained_on=True)) == (beta >= case.colludes_from), training
+    if not case.shows_in_training_only:
+        assert bool(held_out.signs()) == (beta >= case.colludes_from), held_out
+    elif beta < 1:
+        assert not held_out.signs()
+        assert not held_out.suspicious
+    if name == "deep classes by probabilities":
+        assert held_out.suspicious == (beta == 1.0)
 
 
 def test_the_share_that_independent_members_keep_is_one_over_the_root_of_their_number():

@@ -11,7 +11,8 @@ from recipe_cases import save_blobs, save_line
 from typer.testing import CliRunner
 
 import dissensus as ds
-from dissensus import cli, commands
+from dissensus import cli
+from dissensus.commands.sets import corruption_names
 from dissensus.recipes import Recipe, load_run
 from dissensus.scores import SCORES
 
@@ -110,6 +111,13 @@ class TestTrain:
         assert result.exit_code == 2
         assert "no longer finite" in result.stderr
 
+    def test_a_start_that_fails_leaves_no_folder_and_can_be_repeated(self, home, tmp_path):
+        arguments = ("train", home / "recipe.toml", "-o", tmp_path / "runs" / "run")
+        result = invoke(*arguments, "--set", "training.batch_size=0")
+        assert "`batch_size` must be at least 1" in result.stderr
+        assert list(tmp_path.iterdir()) == []
+        run(*arguments, "--set", "training.epochs=1")
+
 
 class TestScore:
     @pytest.mark.parametrize("ending", ["csv", "parquet"])
@@ -183,6 +191,30 @@ class TestEvaluate:
         accuracy = (predicted == prepare.targets(test)).float().mean().item()
         assert found.number("accuracy").value == pytest.approx(accuracy)
 
+    def test_unknown_sets_are_averaged_in_groups(self, home, tmp_path):
+        run(
+            *("evaluate", home / "run", "--ood", f"noise={home / 'noise.npy'}", "--ood"),
+            *(f"numbers={home / 'svhn.npz'}", "--group", "near=noise,numbers", "--group", "far=numbers"),
+            *("--bootstrap", 0, "-o", tmp_path),
+        )
+        found = ds.evaluation.Evaluation.load(tmp_path / "evaluation.json")
+        assert found.groups == {"near": ("noise", "numbers"), "far": ("numbers",)}
+        single = [found.number("auroc", name, score="bma").value for name in ("noise", "numbers")]
+        assert found.number("auroc", "near", score="bma").value == pytest.approx(sum(single) / 2)
+
+    def test_corrupted_images_are_read_from_published_files(self, home, tmp_path):
+        test = load_run(home / "run").recipe.load_sets().test.x
+        black = torch.zeros(5 * len(test), 16, 16, 1, dtype=torch.uint8)
+        np.save(tmp_path / "fog.npy", black.numpy())
+        options = ("evaluate", home / "run", "--corruptions", "fog", "--severities", "2", "--bootstrap", 0)
+        run(*options, "--corruption-folder", tmp_path, "-o", tmp_path)
+        found = ds.evaluation.Evaluation.load(tmp_path / "evaluation.json")
+        # All copies are black: the ensemble says the same of each.
+        ensemble, _, prepare = load_run(home / "run")
+        probs = ds.predict(ensemble, prepare(torch.zeros(1, 1, 16, 16, dtype=torch.uint8))).softmax(-1)
+        confidence = probs.mean(0).max().item()
+        assert found.number("confidence", "fog", severity=2).value == pytest.approx(confidence, rel=1e-5)
+
     def test_other_data_can_be_the_known_data(self, home, tmp_path):
         x, y = bright_and_dark(30, seed=5)
         np.savez(tmp_path / "new.npz", x_test=x, y_test=y)
@@ -228,8 +260,9 @@ class TestReport:
         run("report", tmp_path / "one", tmp_path / "two", "-o", page)
         assert page.read_text().lstrip().lower().startswith("<!doctype html")
 
-    def test_a_run_must_be_evaluated_first(self, home):
-        result = invoke("report", home / "again-not", "-o", home / "page.html")
+    def test_a_run_must_be_evaluated_first(self, home, tmp_path):
+        (tmp_path / "recipe.toml").write_text(RECIPE)
+        result = invoke("report", tmp_path, "-o", home / "page.html")
         assert result.exit_code == 2
         assert "First run: dissensus evaluate" in result.stderr
 
@@ -247,6 +280,15 @@ class TestReport:
         (("evaluate", "{home}/nowhere"), "There is no run in"),
         (("evaluate", "{home}/run", "--ood", "svhn"), "NAME=DATA"),
         (("evaluate", "{home}/run", "--suite", "openod=x"), "openood-cifar10"),
+        (("evaluate", "{home}/run", "--suite", "openood-cifar10"), "SUITE=DIR"),
+        (
+            ("evaluate", "{home}/run", "--ood", "a={home}/noise.npy", "--ood", "a={home}/svhn.npz"),
+            "'a' is given twice",
+        ),
+        (("evaluate", "{home}/run", "--group", "near"), "NAME=SET,SET"),
+        (("evaluate", "{home}/run", "--group", "near=svhn"), "Group 'near' must list OOD sets"),
+        (("evaluate", "{home}/run", "--frost-folder", "{home}"), "none is named"),
+        (("report", "{home}/nowhere"), "is neither a run's folder nor an evaluation"),
         (("evaluate", "{home}/run", "--corruptions", "fogg"), "There is no corruption 'fogg'"),
         (("evaluate", "{home}/run", "--severities", "a"), "1,3,5; got 'a'"),
         (("evaluate", "{home}/run", "--severities", "7", "--corruptions", "fog"), "severities"),
@@ -283,4 +325,4 @@ def test_nothing_held_out_is_said(home, tmp_path):
     [("standard", 15), ("standard,extra", 19), ("cbar", 10), ("all", 29), ("fog,standard", 15)],
 )
 def test_corruptions_go_by_family_or_name(given, count):
-    assert len(commands._corruption_names(given)) == count
+    assert len(corruption_names(given)) == count

@@ -124,7 +124,7 @@ def test_integer_regression_targets_keep_their_values_beside_integer_inputs():
 
 def test_a_range_needs_the_whole_data():
     loader = DataLoader(TensorDataset(x, y), batch_size=20)
-    with pytest.raises(ValueError, match="ranges"):
+    with pytest.raises(ValueError, match="measures all training inputs"):
         ds.fit(
             ds.DeepEnsemble(net, 2),
             loader,

@@ -123,6 +123,13 @@ def test_a_sample_of_many_outputs_does_not_depend_on_the_batches():
     assert torch.equal(*chosen)
 
 
+@pytest.mark.parametrize(
+    ("members", "classes", "rows"), [(5, 10, 2500), (5, 100, 500), (20, 500, 200), (30, 1000, 100)]
+)
+def test_very_many_outputs_are_diagnosed_on_fewer_inputs(members, classes, rows):
+    assert OutputSample()._limit(torch.empty(members, 0, classes)) == rows
+
+
 def test_predictions_are_read_from_arrays_and_tables_alike(tmp_path):
     pd = pytest.importorskip("pandas")
     outputs, labels = noise(1, 3, 20, 4), torch.arange(20) % 4
@@ -147,6 +154,10 @@ def test_predictions_are_read_from_arrays_and_tables_alike(tmp_path):
         ({"targets": np.zeros(3)}, "none of outputs"),
         ({"outputs": np.zeros((2, 3))}, "none of targets"),
         ({"outputs": np.zeros((2, 3)), "targets": np.zeros(4)}, "a target for each"),
+        (
+            {"outputs": np.zeros((2, 3)), "targets": np.zeros(3), "training_targets": np.zeros(3)},
+            "training_targets alone",
+        ),
         ({"outputs": np.zeros((2, 3)), "targets": np.array(["a", "b", "c"])}, "must be numbers"),
     ],
 )
@@ -174,6 +185,20 @@ def test_the_command_line_diagnoses_predictions(tmp_path):
     assert Finding.load(tmp_path / "found" / "diagnosis.json").colluding
     assert "Do members collude?" in (tmp_path / "found" / "diagnosis.html").read_text(encoding="utf-8")
     assert run_command("diagnose", tmp_path / "none.npz").exit_code == 2
+
+
+def test_stored_training_outputs_settle_what_held_out_ones_leave_open(tmp_path):
+    case = RULE_CASES["deep classes by probabilities"]
+    ensemble, _ = trained(case, 1.0)
+    arrays = {"outputs": ds.predict(ensemble, case.test[0]).numpy(), "targets": case.test[1].numpy()}
+    np.savez(tmp_path / "held_out.npz", **arrays)
+    result = run_command("diagnose", tmp_path / "held_out.npz", "-o", tmp_path)
+    assert result.output.startswith("Members may collude"), result.output
+    own = {"training_outputs": ds.predict(ensemble, case.train[0]).numpy()}
+    np.savez(tmp_path / "both.npz", **arrays, **own, training_targets=case.train[1].numpy())
+    result = run_command("diagnose", tmp_path / "both.npz", "-o", tmp_path)
+    assert result.output.startswith("Members collude"), result.output
+    assert "specialised" in Finding.load(tmp_path / "diagnosis.json").training_signs
 
 
 JOINT = """

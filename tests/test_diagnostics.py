@@ -188,6 +188,23 @@ def test_classifiers_whose_probabilities_are_averaged_show_on_training_data():
         assert both.training_signs == (("unfitted",) if beta == 1.0 else ())
 
 
+def test_members_that_give_up_classes_are_suspected_until_training_data_decide():
+    case = RULE_CASES["deep classes by probabilities"]
+    for beta in (0.0, 1.0):
+        ensemble, _ = trained(case, beta)
+        outputs, own = (ds.predict(ensemble, x) for x in (case.test[0], case.train[0]))
+        alone = ds.diagnose(outputs, case.test[1], repeats=2)
+        assert (alone.suspected, alone.colluding) == (beta == 1.0, False)
+        assert alone.explain().startswith("Members may collude") == (beta == 1.0)
+        assert alone.to_dict()["suspected"] == (beta == 1.0)
+        both = ds.diagnose(outputs, case.test[1], training=(own, case.train[1]), repeats=2)
+        assert (both.suspected, both.colluding) == (False, beta == 1.0)
+        assert ("specialised" in both.training_signs) == (beta == 1.0)
+        assert ("whole classes" in both.explain()) == (beta == 1.0)
+        # What is averaged decides who is suspected: scores that collude show held out.
+        assert not ds.diagnose(outputs, case.test[1], average="scores", repeats=2).suspected
+
+
 def test_an_explanation_says_verdict_numbers_and_readings():
     truth = noise(16, 200)
     offsets = torch.tensor([3.0, -3.0], dtype=torch.float64)[:, None]

@@ -1,5 +1,6 @@
 """Disagreement on data from outside: the value written out, members side by side and one after another, and the two-stage split."""
 
+from dataclasses import dataclass
 from itertools import combinations, pairwise
 from typing import ClassVar
 
@@ -26,6 +27,16 @@ class Watching(obj.Disagree):
             outputs = members(inputs), members(step.streams["unlabelled"])
         self.seen.append((outputs, labels, members.num_members, result))
         return result
+
+
+@dataclass(frozen=True)
+class Drawn(obj.Disagree):
+    """Draws the members it is told to."""
+
+    rows: tuple[int, ...] | None = None
+
+    def pick(self, step, num_members):
+        return None if self.rows is None else torch.tensor(self.rows)
 
 
 def first_step(**options):
@@ -127,6 +138,34 @@ def test_in_a_sequence_a_member_is_set_against_those_before_it():
         pairs = [obj.a2d_from_logits(there[earlier], there[member]).mean() for earlier in range(member)]
         expected = torch.stack(pairs).mean() if pairs else torch.zeros(())
         torch.testing.assert_close(parts["regulariser"], expected)
+
+
+def test_in_a_sequence_an_anchored_network_is_set_against_all_members_of_those_before_it():
+    Watching.seen.clear()
+    # Two references that are one: a network then says the same in training, where it draws one, as in evaluation.
+    ens = ds.Anchored(net, x[:1].expand(2, -1), num_members=2, num_nets=3, seed=0)
+    objective = Watching(ELSEWHERE, sequential=True, strength=1.0)
+    ds.fit(ens, (x, y), objective=objective, epochs=3, batch_size=100, engine="eager")
+    for network, ((_, there), _, _, (_, parts)) in enumerate(Watching.seen[-3:]):
+        assert len(there) == 6
+        own = there[2 * network]
+        pairs = [obj.a2d_from_logits(there[member], own).mean() for member in range(2 * network)]
+        expected = torch.stack(pairs).mean() if pairs else torch.zeros(())
+        torch.testing.assert_close(parts["regulariser"], expected)
+
+
+def test_drawing_members_adds_no_bias():
+    found = []
+    for rows in (None, *combinations(range(4), 2)):
+        ens = ds.DeepEnsemble(net, 4)
+        before = weights(ens)
+        objective = Drawn(ELSEWHERE[:20], strength=0.5, rows=rows)
+        ds.fit(ens, (x[:20], y[:20]), objective=objective, epochs=1, batch_size=20, optimizer="sgd", lr=1.0)
+        found.append({name: before[name] - tensor for name, tensor in weights(ens).items()})
+    full, *draws = found
+    for name, gradient in full.items():
+        mean = torch.stack([draw[name] for draw in draws]).mean(0)
+        torch.testing.assert_close(mean, gradient, rtol=1e-4, atol=1e-6)
 
 
 def test_the_first_of_a_sequence_is_the_member_trained_alone():

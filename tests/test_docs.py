@@ -29,6 +29,7 @@ WHOLE = [
     "loss_guided",
     "anchoring",
     "diagnosis",
+    "evaluation",
 ]
 FROM_OUTPUTS = ["scores", "metrics", "masks", "joint_terms"]
 
@@ -114,3 +115,15 @@ def test_the_examples_of_a_page_about_outputs_run_on_outputs(name):
         "id_scores": torch.randn(30),
     }
     run_blocks(f"docs/{name}.md", python_blocks(f"docs/{name}.md"), **given)
+
+
+def test_the_examples_about_corruptions_run_on_images(tmp_path, monkeypatch, capsys):
+    from PIL import Image
+
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "my" / "frost" / "pictures"
+    folder.mkdir(parents=True)
+    Image.new("RGB", (200, 200), (200, 220, 250)).save(folder / "frost.png")
+    images = torch.randint(0, 256, (500, 3, 32, 32), dtype=torch.uint8)
+    run_blocks("docs/corruptions.md", python_blocks("docs/corruptions.md"), images=images)
+    assert "speckle_noise" in capsys.readouterr().out

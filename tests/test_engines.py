@@ -10,7 +10,7 @@ from training_helpers import net, norm_net, x, y
 import dissensus as ds
 from dissensus import objectives as obj
 from dissensus.data import augment
-from dissensus.training import recording, timings
+from dissensus.training import engines, recording, replay, timings
 from dissensus.training.engines import warm_up
 
 images = torch.randn(40, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -33,6 +33,7 @@ class ByMember:
     """Takes every step as one recorded program a member, as the CUDA engine does on its streams."""
 
     name = "by member"
+    take = engines.Engine.take
 
     def __init__(self, train_step):
         self.train_step, self.programs = train_step, {}
@@ -232,6 +233,46 @@ def test_compared_members_that_convolve_follow_the_eager_trajectory_on_a_gpu(eng
         run = ds.fit(ens, (images, labels), objective=obj.Joint(0.7), engine=name, **settings)
         curves.append(run.history["ensemble_error"])
     assert curves[1] == pytest.approx(curves[0], rel=1e-4)
+
+
+@pytest.mark.parametrize("every", ["epoch", 3])
+def test_steps_taken_several_at_once_are_the_same_steps(monkeypatch, every):
+    limits = []
+
+    def take(engine, state, size, limit):
+        taken = min(limit, 2)
+        limits.append(limit)
+        for _ in range(taken):
+            engine.step(state, size)
+        return taken
+
+    runs = []
+    for several in (False, True):
+        if several:
+            monkeypatch.setattr(engines.Eager, "take", take)
+        ens = ds.DeepEnsemble(net, 2)
+        run = ds.fit(ens, (x, y), epochs=3, batch_size=7, engine="eager", check_every=every)
+        runs.append((run.step, run.history["loss"], ds.predict(ens, x)))
+    assert max(limits) > 2
+    assert runs[0][:2] == runs[1][:2]
+    assert torch.equal(runs[0][2], runs[1][2])
+
+
+@pytest.mark.gpu
+def test_several_steps_in_one_graph_are_the_same_steps(monkeypatch):
+    curves, captured = [], []
+    capture = replay.GraphReplay._capture
+    monkeypatch.setattr(
+        replay.GraphReplay, "_capture", lambda self, steps: captured.append(steps) or capture(self, steps)
+    )
+    for least in (10**9, 0):
+        monkeypatch.setattr(replay, "MANY_STEPS", least)
+        run = ds.fit(
+            ds.DeepEnsemble(net, 3), (x, y), epochs=60, batch_size=4, device="cuda", engine="captured"
+        )
+        curves.append(run.history["loss"])
+    assert replay.AT_ONCE in captured
+    assert curves[0] == curves[1]
 
 
 @pytest.mark.gpu

@@ -1,5 +1,6 @@
 """Evaluations: every number equals the metric called on predictions, however the data comes in."""
 
+import gc
 import json
 from dataclasses import FrozenInstanceError, replace
 
@@ -16,6 +17,7 @@ from evaluation_cases import (
     trained_classifier,
     unlabelled,
 )
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dissensus as ds
@@ -184,6 +186,22 @@ def test_each_input_goes_through_the_members_once(ensemble, data):
     counting = Counting.from_members([ensemble.member(0), ensemble.member(1)])
     run(counting, data, bootstrap=10)
     assert Counting.rows == sum(SIZES.values())
+
+
+def test_memory_grows_with_the_inputs_and_not_with_their_outputs():
+    members = ds.DeepEnsemble(lambda: nn.Linear(4, 300), num_members=5, seed=0)
+    x, y = torch.randn(6000, 4), torch.arange(6000) % 300
+    held = []
+
+    def watched(batch):
+        # Every input has 6 kB of outputs; what is still there of the batches before is counted now.
+        tensors = {t.data_ptr(): t for t in gc.get_objects() if type(t) is torch.Tensor}
+        held.append(sum(t.untyped_storage().nbytes() for t in tensors.values()))
+        return batch
+
+    evaluate(members, (x, y), transform=watched, batch_size=100, bootstrap=0)
+    assert len(held) == 60
+    assert held[-1] - held[19] < 4000 * 500
 
 
 def test_the_ensemble_is_left_as_it_was(ensemble, data):

@@ -183,6 +183,14 @@ def test_large_and_normalised_images_are_made_small_and_visible():
     assert all(item.image.min() < 100 < 150 < item.image.max() for item in result.gallery)
 
 
+def test_the_gallery_does_not_depend_on_the_scores_that_are_asked_for(ensemble, data, result):
+    few = evaluate(ensemble, data, scores=["bma"], transform=as_floats, bootstrap=0)
+    shown = [item for item in result.gallery if item.set == "id"]
+    assert [(item.index, item.dispute) for item in few.gallery] == [
+        (item.index, item.dispute) for item in shown
+    ]
+
+
 def test_inputs_that_are_no_images_make_no_gallery():
     ensemble = ds.DeepEnsemble(lambda: nn.Sequential(nn.Flatten(), nn.Linear(10, CLASSES)), num_members=2)
     result = evaluate(ensemble, (torch.randn(20, 5, 2), torch.zeros(20, dtype=torch.long)), bootstrap=0)

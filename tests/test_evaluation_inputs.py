@@ -102,10 +102,11 @@ def test_outputs_that_are_not_finite_are_named_by_row_member_and_set(bad):
     refused("set 'id' must be finite; row 4 of member 1", ensemble, (x, y))
 
 
-def test_probabilities_in_place_of_logits_are_warned_about():
+def test_probabilities_in_place_of_logits_are_warned_about_at_the_users_line():
     ensemble = ds.DeepEnsemble(lambda: nn.Sequential(nn.Linear(2, CLASSES), nn.Softmax(-1)), num_members=2)
-    with pytest.warns(UserWarning, match="look like probabilities"):
+    with pytest.warns(UserWarning, match="look like probabilities") as caught:
         evaluate(ensemble, labelled(20), bootstrap=0)
+    assert [warning.filename for warning in caught] == [__file__]
 
 
 def test_outputs_without_classes():
@@ -193,7 +194,9 @@ def test_settings_out_of_range(ensemble):
     refused("got 0 and 0", ensemble, data, batch_size=0)
     refused("`weights` must sum to 1", ensemble, data, weights=torch.ones(3))
     refused(r"`weights` must be shaped \(3,\)", ensemble, data, weights=torch.ones(2) / 2)
-    refused("each of the 3 outputs; got 2 names", ensemble, data, class_names=["a", "b"])
+    refused(
+        "each of the 3 outputs, in their order; got 2 names: a, b", ensemble, data, class_names=["a", "b"]
+    )
 
 
 def test_corruptions_that_cannot_be_applied(ensemble):

@@ -312,6 +312,19 @@ def explosive(member_ids):
     return Net
 
 
+def test_weights_whose_sum_overflows_have_not_diverged():
+    class Large(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out, self.unused = nn.Linear(4, 3), nn.Parameter(torch.full((100,), 3e38))
+
+        def forward(self, x):
+            return self.out(x)
+
+    run = ds.fit(ds.DeepEnsemble(Large, 2), (x, y), epochs=1, optimizer="sgd", lr=0.01)
+    assert run.epoch == 1
+
+
 def test_a_diverging_member_stops_training_and_is_named():
     with pytest.raises(ds.DivergedError, match=r"member 1 .*epoch 1"):
         ds.fit(ds.DeepEnsemble(explosive({1}), 3), (x, y), epochs=3)

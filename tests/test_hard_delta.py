@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import DataLoader, TensorDataset
 
 import dissensus as ds
 from dissensus import objectives as obj
@@ -175,6 +176,16 @@ class TestHardDelta:
             ds.fit(each, (x, y), objective=objective, epochs=2, batch_size=20, engine=engine, optimizer="sgd")
         torch.testing.assert_close(ds.predict(ens, x), ds.predict(twin, x), rtol=1e-4, atol=1e-5)
 
+    @pytest.mark.slow
+    @pytest.mark.filterwarnings("ignore:.*_prims_common.check:FutureWarning")  # of torch's own compiler
+    def test_the_compiled_engine_equals_the_eager_one(self):
+        ens = anchored(mask_probability=0.3)
+        twin = copy.deepcopy(ens)
+        for each, engine in ((ens, "eager"), (twin, "compiled")):
+            objective = obj.HardDelta(obj.Independent(), 1.0, law="outputs", draws=4)
+            ds.fit(each, (x, y), objective=objective, epochs=2, batch_size=20, engine=engine, optimizer="sgd")
+        torch.testing.assert_close(ds.predict(ens, x), ds.predict(twin, x), rtol=1e-4, atol=1e-5)
+
     @pytest.mark.parametrize("settings", VARIANTS, ids=str)
     def test_tails_lie_farther_out_than_residuals_do(self, settings):
         """In units of their law, by the factor that is asked for."""
@@ -214,7 +225,7 @@ class TestHardDelta:
     def test_it_works_around_objectives_that_compare_or_pick(self):
         for inner in (obj.Joint(0.5), obj.LossGuided(active=2), obj.MaskedUniform(obj.Independent())):
             ens = anchored(3, mask_probability=0.2)
-            run = ds.fit(ens, (x, y), objective=obj.HardDelta(inner, 0.1), epochs=4, batch_size=30, lr=0.01)
+            run = ds.fit(ens, (x, y), objective=obj.HardDelta(inner, 0.1), epochs=4, batch_size=10, lr=0.01)
             assert torch.isfinite(torch.tensor(run.history.by_epoch("tail"))).all()
 
     @pytest.mark.parametrize(
@@ -236,6 +247,14 @@ class TestHardDelta:
         with pytest.raises(ValueError, match=message):
             obj.HardDelta(**{"inner": obj.Independent(), **settings})
 
+    def test_statistics_of_all_inputs_need_arrays(self):
+        objective = obj.HardDelta(obj.Independent(), statistics="training")
+        loader = DataLoader(TensorDataset(x, y), batch_size=20)
+        with pytest.raises(
+            ValueError, match=r"HardDelta measures all training inputs.*statistics='training'"
+        ):
+            ds.fit(anchored(), loader, objective=objective, epochs=1)
+
     @pytest.mark.parametrize("wrapper", [obj.HardDelta, obj.MaskedUniform])
     def test_other_kinds_are_refused(self, wrapper):
         with pytest.raises(ValueError, match=r"anchored networks.*DeepEnsemble"):
@@ -253,6 +272,20 @@ class TestMaskedUniform:
         loss, _ = obj.MaskedUniform(obj.Independent())(anchored(**settings).view(), x, y, a_step())
         outputs = anchored(**settings).view()(x)
         torch.testing.assert_close(loss, obj.uniform_cross_entropy(outputs).mean(-1).sum())
+
+    @pytest.mark.parametrize("mined", [False, True])
+    def test_anchored_networks_can_ask_for_it_themselves(self, mined):
+        def trained(inner, **settings):
+            ens = anchored(mask_probability=0.5, **settings)
+            objective = obj.HardDelta(inner, 0.1) if mined else inner
+            ds.fit(ens, (x, y), objective=objective, epochs=3, batch_size=20, lr=0.01, engine="eager")
+            return ds.predict(ens, x)
+
+        asked = trained(obj.Independent(), masked_target="uniform")
+        torch.testing.assert_close(asked, trained(obj.MaskedUniform(obj.Independent())))
+        assert not torch.allclose(asked, trained(obj.Independent()))
+        with pytest.raises(ValueError, match="does not compare members"):
+            trained(obj.Joint(0.5), masked_target="uniform")
 
     def test_masked_examples_alone_get_the_uniform_target(self):
         settings = {"mask_probability": 0.5, "mask_per": "example"}

@@ -38,6 +38,37 @@ def test_beta_can_follow_the_run():
     outputs, targets = torch.randn(4, 6, 3), torch.arange(6) % 3
     got, _ = obj.Joint(lambda progress: progress).on_outputs(outputs, targets, a_step(5))
     torch.testing.assert_close(got, 4 * obj.joint_loss(outputs, targets, 0.5))
+    plain, _ = obj.Joint(lambda progress: 0.3).on_outputs(outputs, targets, a_step(5))
+    torch.testing.assert_close(plain, 4 * obj.joint_loss(outputs, targets, 0.3))
+
+
+@pytest.mark.parametrize("weights", [None, (0.5, 0.3, 0.2, 0.0)])
+@pytest.mark.parametrize("average", ["probs", "scores"])
+@pytest.mark.parametrize("loss", ["cross_entropy", "brier", "mse"])
+def test_validation_judges_the_ensemble_that_is_trained(loss, average, weights):
+    outputs = 3 * torch.randn(4, 30, 3)
+    targets = torch.randn(30, 3) if loss == "mse" else torch.arange(30) % 3
+    found = obj.Joint(loss=loss, average=average, weights=weights).likelihood
+    given = None if weights is None else torch.tensor(weights)
+    wanted = obj.decompose(outputs, targets, loss, average, given).ensemble_error
+    torch.testing.assert_close(found.mixture(outputs, targets), wanted)
+    torch.testing.assert_close(
+        found.per_example(outputs, targets), obj.Independent(loss).likelihood.per_example(outputs, targets)
+    )
+
+
+def test_the_history_has_the_held_out_error_of_averaged_scores():
+    ens = ds.DeepEnsemble(net, 3)
+    run = ds.fit(
+        ens, (x, y), objective=obj.Joint(0.8, average="scores"), epochs=3, lr=0.05, validation=(x, y)
+    )
+    outputs = ds.predict(ens, x)
+    by_scores, by_probs = (
+        obj.decompose(outputs, y, average=average).ensemble_error.mean().item()
+        for average in ("scores", "probs")
+    )
+    assert run.history.by_epoch("ensemble_loss")[-1] == pytest.approx(by_scores, rel=1e-5)
+    assert abs(by_scores - by_probs) > 1e-5
 
 
 def test_dropping_by_batch_leaves_out_the_stated_number_of_members():
@@ -99,6 +130,7 @@ def test_joint_training_of_regression_members_ends_in_collusion():
     [
         (lambda: obj.Joint(1.1), "theorem 5.1"),
         (lambda: obj.Joint(-0.1), "beta"),
+        (lambda: obj.Joint(lambda progress: 2 * progress), "theorem 5.1"),
         (lambda: obj.Joint(loss="gaussian_nll"), "cross_entropy"),
         (lambda: obj.Joint(average="mean"), "'scores'"),
         (lambda: obj.Joint(member_dropout=1.0), "member_dropout"),
@@ -124,3 +156,16 @@ def test_joint_training_of_regression_members_ends_in_collusion():
 def test_bad_input_gets_one_clear_sentence(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_held_out_accuracy_is_that_of_what_is_averaged():
+    # Two members lean weakly to class 0, one strongly to class 1: probabilities say 0, scores say 1.
+    weak, strong = torch.tensor([2.0, 0.0]), torch.tensor([0.0, 9.0])
+    outputs = torch.stack([weak, weak, strong])[:, None]
+    by_probs, by_scores = (
+        obj.Joint(average=average).likelihood.pooled(outputs) for average in ("probs", "scores")
+    )
+    assert by_probs.argmax(-1).item() == 0
+    assert by_scores.argmax(-1).item() == 1
+    first_only = obj.Joint(average="scores", weights=(1.0, 0.0, 0.0)).likelihood.pooled(outputs)
+    assert torch.equal(first_only[0], weak)

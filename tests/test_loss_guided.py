@@ -1,5 +1,6 @@
 """Loss-guided disagreement: its value written out, who is drawn and who stays, and that drawing adds no bias."""
 
+from copy import deepcopy
 from dataclasses import replace
 from itertools import combinations, pairwise
 
@@ -38,7 +39,8 @@ def written_out(outputs, labels, strength, mean_logits=None):
 @pytest.mark.parametrize("members", [2, 4])
 def test_the_loss_is_the_published_formula_with_means(members):
     outputs = outputs_of(members)
-    loss, parts = obj.LossGuided(0.7, active=None, guard=None).on_outputs(outputs, LABELS, a_step())
+    step = a_step(members=members)
+    loss, parts = obj.LossGuided(0.7, active=None, guard=None).on_outputs(outputs, LABELS, step)
     torch.testing.assert_close(loss, written_out(outputs, LABELS, 0.7))
     torch.testing.assert_close(parts["weight"], obj.loss_guided_weights(outputs, LABELS).mean())
     torch.testing.assert_close(
@@ -109,14 +111,29 @@ def test_every_regulariser_falls_where_it_counts(regulariser, orientation):
     assert found[0.5] < found[0.0] - 0.003
 
 
-def test_members_are_drawn_without_replacement_in_order_and_evenly():
+@pytest.mark.parametrize("active", [2, 3, 4, 5])
+def test_members_are_drawn_without_replacement_in_order_and_evenly(active):
+    objective = obj.LossGuided(0.5, active=active)
+    drawn = [tuple(objective.pick(a_step(index, 6), 6).tolist()) for index in range(3000)]
+    assert all(rows == tuple(sorted(set(rows))) for rows in drawn)
+    counts = [drawn.count(rows) for rows in combinations(range(6), active)]
+    assert sum(counts) == 3000
+    # All subsets alike: the sum of squared deviations, by what chance gives, has a known mean and spread.
+    wanted, free = 3000 / len(counts), len(counts) - 1
+    chance = sum((count - wanted) ** 2 for count in counts) / wanted
+    assert abs(chance - free) < 4 * (2 * free) ** 0.5
+
+
+def test_few_of_very_many_members_are_drawn_from_all_of_them():
     objective = obj.LossGuided(0.5, active=2)
-    drawn = [tuple(objective.pick(a_step(index, 5), 5).tolist()) for index in range(2000)]
-    assert all(first < second for first, second in drawn)
-    counts = {pair: drawn.count(pair) for pair in combinations(range(5), 2)}
-    assert min(counts.values()) > 150
-    assert max(counts.values()) < 250
-    assert objective.pick(a_step(0, 2), 2) is None
+    drawn = torch.stack([objective.pick(a_step(index, 1000), 1000) for index in range(2000)])
+    assert (drawn[:, 0] < drawn[:, 1]).all()
+    assert drawn.double().mean().item() == pytest.approx(499.5, abs=25)
+    assert len(drawn.unique()) > 950
+
+
+def test_all_members_take_part_where_as_many_are_asked_for():
+    assert obj.LossGuided(0.5, active=2).pick(a_step(0, 2), 2) is None
     assert obj.LossGuided(0.5, active=None).pick(a_step(0, 5), 5) is None
 
 
@@ -149,24 +166,46 @@ def test_drawing_members_adds_no_bias_where_all_of_them_decide_the_weights(activ
     full = displacement(objective, None)
     for name, gradient in full.items():
         mean = torch.stack([draw[name] for draw in draws]).mean(0)
-        # A drawn member takes the step it would take alone, and is drawn active times out of four.
-        torch.testing.assert_close(mean, gradient * active / 4)
+        torch.testing.assert_close(mean, gradient)
 
 
 def test_weights_from_the_drawn_members_alone_are_biased():
     objective = Fixed(2.0, active=2, weights_from="active", guard=None)
     draws = [displacement(objective, rows) for rows in combinations(range(4), 2)]
     full = displacement(objective, None)
-    off = [(torch.stack([d[name] for d in draws]).mean(0) - full[name] / 2).abs().max() for name in full]
+    off = [(torch.stack([d[name] for d in draws]).mean(0) - full[name]).abs().max() for name in full]
     assert max(off) > 1e-3
 
 
-def test_a_drawn_member_without_disagreement_takes_the_step_it_would_take_alone():
+@pytest.mark.parametrize("objective", [obj.Independent(), obj.LossGuided(0.0, active=None)])
+def test_without_disagreement_a_drawn_member_makes_up_for_the_steps_it_is_not_drawn_for(objective):
+    # Two of four members: half of the steps, so twice the gradient of the member trained alone.
     drawn = displacement(Fixed(0.0, active=2), (1, 3))
-    alone = displacement(Fixed(0.0, active=None), None)
+    alone = displacement(objective, None)
     for name, gradient in drawn.items():
-        torch.testing.assert_close(gradient[[1, 3]], alone[name][[1, 3]])
+        torch.testing.assert_close(gradient[[1, 3]], 2 * alone[name][[1, 3]])
         assert (gradient[[0, 2]] == 0).all()
+
+
+def test_the_loss_of_a_draw_is_the_number_of_all_members_times_the_mean_over_those_drawn():
+    outputs = outputs_of(2)
+    loss, parts = obj.LossGuided(0.7, active=2, guard=None).on_outputs(outputs, LABELS, a_step(members=50))
+    torch.testing.assert_close(loss, 25 * written_out(outputs, LABELS, 0.7))
+    assert parts["loss"].shape == (2,)
+
+
+def test_drawing_views_of_one_network_trains_on_their_mean():
+    # Members that share all parameters: whoever is drawn, the step is that of the network alone.
+    found, plain = [], nn.Sequential(nn.Dropout(0.0), net())
+    for active in (2, None):
+        ens = ds.MCDropout(deepcopy(plain), num_members=4, seed=0)
+        before = {name: tensor.clone() for name, tensor in ens.state_dict().items()}
+        objective = obj.LossGuided(0.0, active=active)
+        ds.fit(ens, (x, y), objective=objective, epochs=1, batch_size=100, optimizer="sgd", lr=1.0)
+        found.append({name: before[name] - tensor for name, tensor in ens.state_dict().items()})
+    for name, moved in found[0].items():
+        torch.testing.assert_close(moved, found[1][name])
+    assert any(moved.abs().max() > 0 for moved in found[0].values())
 
 
 @pytest.mark.parametrize(("weights_from", "engine"), [("active", "captured"), ("all", "eager")])
@@ -303,7 +342,7 @@ def test_members_become_useless_while_the_ensemble_looks_fine():
     inputs = centres[labels] + torch.randn(4000, 20, generator=generator)
     wrong = torch.rand(4000, generator=generator) < 0.05
     noisy = torch.where(wrong, torch.randint(0, 10, (4000,), generator=generator), labels)
-    unique, best, ensemble = [], [], []
+    unique, best, ensemble, findings = [], [], [], []
     for strength in (0.0, 0.5, 5.0):
         ens = ds.DeepEnsemble(lambda: nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 10)), 5)
         objective = obj.LossGuided(strength, active=2, guard=None)
@@ -321,6 +360,10 @@ def test_members_become_useless_while_the_ensemble_looks_fine():
         unique.append(ds.scores.num_unique(outputs).mean().item())
         best.append((outputs.argmax(-1) == truth).float().mean(-1).max().item())
         ensemble.append((outputs.mean(0).argmax(-1) == truth).float().mean().item())
+        findings.append(ds.diagnose(outputs, truth))
+    assert [finding.colluding for finding in findings] == [False, False, True]
+    assert findings[-1].members_useless
+    assert "of little use alone while the ensemble looks fine" in findings[-1].explain()
     assert unique[0] + 0.3 < unique[1] < unique[2] - 0.3
     assert max(ensemble) - min(ensemble) < 0.01
     assert best[2] < best[0] - 0.1

@@ -152,5 +152,12 @@ def test_bad_logits_are_refused():
         metrics.fit_temperature(random_logits(0)[0], labels)
     with pytest.raises(ValueError, match="finite"):
         metrics.fit_temperature(random_logits(0) / 0, labels)
+    with pytest.raises(ValueError, match="at least two classes"):
+        metrics.fit_temperature(random_logits(0)[..., :1], labels)
     with pytest.raises(ValueError, match="3 members that were fitted"):
         metrics.fit_temperature(random_logits(0), labels).apply(random_logits(0)[:2])
+
+
+def test_probabilities_in_place_of_logits_are_warned_about():
+    with pytest.warns(UserWarning, match="look like probabilities"):
+        metrics.fit_temperature(random_logits(0).softmax(-1), torch.zeros(60, dtype=torch.long))

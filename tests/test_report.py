@@ -104,6 +104,13 @@ def test_every_headline_number_stands_on_the_page_with_its_interval(full, full_p
         assert text in page, number
 
 
+def test_the_lead_tells_of_groups_in_place_of_their_sets(full, full_page):
+    lead = re.search(r'<p class="lead">(.*?)</p>', full_page, flags=re.DOTALL)[1]
+    assert f"{full.number('auroc', 'both', score='total_entropy').value:.3f} (both)" in lead
+    assert "(noise)" not in lead
+    assert "(dark)" not in lead
+
+
 def test_sections_without_data_are_left_out(plain, tmp_path):
     missing = {"Under corruption", "Disputed inputs"}
     assert titles(page_of(plain, tmp_path)) == [title for title in ALL_SECTIONS if title not in missing]

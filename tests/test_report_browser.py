@@ -6,6 +6,7 @@ from html import unescape
 
 import pytest
 from evaluation_cases import as_floats, classifier, image_classifier, images, labelled, unlabelled
+from matplotlib.image import imread
 from test_browser import CHROMIUM, LOOK, NAMES, browse
 
 from dissensus.evaluation import evaluate
@@ -15,6 +16,19 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(CHROMIUM is None, reason=f"none of {', '.join(NAMES)} is on the path"),
 ]
+
+# Scrolls every table of the page to its right end, and leaves where row headings then stand in their box.
+SCROLL = """<!doctype html><body><iframe width="390" height="800" src="{page}"></iframe><pre></pre><script>
+document.querySelector("iframe").onload = event => {{
+  const left = element => element.getBoundingClientRect().left;
+  const seen = [...event.target.contentDocument.querySelectorAll(".scroll")].map(box => {{
+    box.scrollLeft = 10000;
+    const heading = box.querySelector("tbody th");
+    return [box.scrollLeft, heading ? left(heading) - left(box) : 0];
+  }});
+  document.querySelector("pre").textContent = JSON.stringify(seen);
+}};
+</script>"""
 
 
 @pytest.fixture(scope="module")
@@ -65,3 +79,25 @@ def test_the_report_fits_a_phone(which, request, tmp_path):
     assert all(250 < width <= 390 for width in seen["pictures"])
     assert all(0 < width <= 390 for width in seen["tables"])
     assert "How this page was made" in seen["text"]
+
+
+def test_row_headings_stay_in_sight_while_a_table_scrolls(pair, tmp_path):
+    scroll = tmp_path / "scroll.html"
+    scroll.write_text(SCROLL.format(page=pair.as_uri()))
+    document, _ = browse(tmp_path, scroll, "--dump-dom")
+    seen = json.loads(re.search("<pre>(.*?)</pre>", document, flags=re.DOTALL)[1])
+    assert any(scrolled > 50 for scrolled, _ in seen)
+    assert all(abs(offset) < 1 for _, offset in seen)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "setting", "low", "high"), [("light", 1, 0.9, 1.0), ("dark", 0, 0.0, 0.2)]
+)
+def test_the_report_follows_light_and_dark(page, tmp_path, scheme, setting, low, high):
+    picture = tmp_path / f"{scheme}.png"
+    flags = (f"--blink-settings=preferredColorScheme={setting}", "--window-size=1200,3000")
+    browse(tmp_path, page, *flags, f"--screenshot={picture}")
+    pixels = imread(picture)[..., :3]
+    assert low <= pixels[5, 5].min() <= pixels[5, 5].max() <= high
+    assert pixels.min() < 0.2
+    assert pixels.max() > 0.9

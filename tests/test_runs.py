@@ -18,6 +18,7 @@ from dissensus.recipes.choices import member_factory, resolve_model
 from dissensus.recipes.runs import InUnits
 from dissensus.training.checkpoints import CheckpointError
 from dissensus.training.history import History
+from dissensus.training.trainer import Trainer
 
 ROOT = Path(__file__).parents[1]
 
@@ -83,10 +84,45 @@ class TestRuns:
         with pytest.raises(ValueError, match=r"another recipe: test in \[data\] is 0\.0 there and 0\.2 here"):
             recipe(blobs, data={"test": 0.2}).train(blobs / "run", resume=True)
 
-    def test_a_recipe_that_failed_at_once_leaves_the_folder_free(self, blobs):
-        with pytest.raises(ValueError, match="validation"):
-            recipe(blobs, data={"validation": 0.0}, training={"patience": 2}).train(blobs / "run")
-        recipe(blobs).train(blobs / "run")
+    @pytest.mark.parametrize(
+        "training",
+        [
+            {"patience": 2},
+            {"batch_size": 0},
+            {"device": "nowhere"},
+            {"select": "beauty"},
+            {"optimizer": "sgd", "lr": 1e38},
+        ],
+        ids=lambda training: "-".join(training),
+    )
+    def test_a_recipe_that_failed_at_once_leaves_nothing_behind(self, blobs, training):
+        folder = blobs / "runs" / "first"
+        with pytest.raises((ValueError, ds.DivergedError)):
+            recipe(blobs, data={"validation": 0.0}, training=training).train(folder)
+        assert not folder.parent.exists()
+        recipe(blobs).train(folder, resume=True)
+
+    def test_a_failed_start_gives_back_what_was_there(self, blobs):
+        folder = blobs / "run"
+        folder.mkdir()
+        (folder / "recipe.toml").write_text("# an earlier one\n")
+        (folder / "notes.txt").write_text("mine")
+        with pytest.raises(ValueError, match="batch_size"):
+            recipe(blobs, training={"batch_size": 0}).train(folder)
+        assert {path.name: path.read_text() for path in folder.iterdir()} == {
+            "recipe.toml": "# an earlier one\n",
+            "notes.txt": "mine",
+        }
+
+    def test_an_interrupted_start_keeps_its_recipe_and_can_go_on(self, blobs, monkeypatch):
+        def interrupted(*_):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Trainer, "run", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                recipe(blobs).train(blobs / "run")
+        assert Recipe.read(blobs / "run" / "recipe.toml").train(blobs / "run", resume=True).epoch == 2
 
     def test_a_changed_file_is_noticed(self, blobs):
         recipe(blobs).train(blobs / "run")

@@ -301,8 +301,22 @@ class CountSoftmaxes(TorchDispatchMode):
 
 def test_all_scores_share_one_softmax():
     with CountSoftmaxes() as softmaxes:
-        all_scores(random_logits(3, 8, 4))
+        all_scores(random_logits(3, 8, 20))
     assert softmaxes.count == 1
+
+
+@pytest.mark.parametrize("num_classes", [2, 10, 15, 16])
+@pytest.mark.parametrize("offset", [0.0, 1e4])
+def test_the_softmax_of_few_classes_is_as_exact_as_torchs(num_classes, offset):
+    logits = random_logits(3, 50, num_classes).float() * 20 + offset
+    exact = logits.double().log_softmax(-1)
+    torch.testing.assert_close(Beliefs.of(logits).log_probs.double(), exact, rtol=1e-6, atol=1e-6)
+
+
+def test_of_equal_logits_the_first_class_gets_the_vote():
+    logits = torch.zeros(2, 3, 5)
+    logits[1, :, 2:4] = 1.0
+    assert Beliefs.of(logits).votes.tolist() == [[0, 0, 0], [2, 2, 2]]
 
 
 def test_all_scores_keeps_the_order_of_names_and_refuses_unknown_ones():

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+import dissensus as ds
 from dissensus.architectures import resnet18
 from dissensus.data.adaptation import load_tasks
 from dissensus.data.suites import SUITES
@@ -71,6 +72,13 @@ class TestTables:
         assert "97.40" not in as_markdown(shown[0])
         assert "97.40" in as_markdown(published_tables("cifar10", {("resnet18", "plain"): [record()]})[0])
 
+    @pytest.mark.parametrize("known", ["digits", "cifar10", "cifar100"])
+    def test_probes_are_shown_task_by_task_for_any_data(self, known):
+        *_, accuracy, error = published_tables(known, {("resnet18", "plain"): [record(adapted=0.5)]})
+        assert "50.00" in accuracy.rows[0]
+        assert "0.300" in error.rows[0]
+        assert ("24.65" in accuracy.rows[0]) == (known == "cifar100")
+
     def test_markdown_has_a_line_for_each_row(self):
         text = as_markdown(beside(OOD_CIFAR10, {}, auroc_of("mean_energy")))
         assert text.count("| resnet18 |") == 5
@@ -96,7 +104,10 @@ class TestClaims:
         masked = [record(corrupted=value) for value in (0.65, 0.85)]
         rows = {("resnet18", "plain"): plain, ("resnet18", "alpha=0.25"): masked}
         verdicts = {claim.statement: claim.verdict for claim in anchoring_claims(rows)}
-        assert verdicts["Masked anchoring raises accuracy under corruption."] == "not reproduced"
+        assert verdicts["Masked anchoring raises accuracy under corruption."] == "not told apart from noise"
+        rows = {("resnet18", "plain"): [record()], ("resnet18", "alpha=0.25"): [record(adapted=0.503)]}
+        verdicts = {claim.statement: claim.verdict for claim in anchoring_claims(rows)}
+        assert verdicts["Masked networks adapt better (linear probes)."] == "not told apart from noise"
 
     def test_mining_must_gain_detection_and_lose_robustness(self):
         rows = {
@@ -216,10 +227,15 @@ class TestImageNet:
         ready = {each.name: each.alphas for each in anchoring_imagenet.ARCHITECTURES}
         assert ready == {"resnet18": (0.025, 0.05, 0.1), "regnet": (0.1,), "vit-b-16": (0.1,)}
 
-    def test_networks_are_torchvision_s(self):
+    @pytest.mark.parametrize("each", anchoring_imagenet.ARCHITECTURES, ids=lambda each: each.name)
+    def test_networks_are_torchvision_s_and_can_be_anchored(self, each):
         pytest.importorskip("torchvision", reason="torchvision is not installed")
-        for each in anchoring_imagenet.ARCHITECTURES:
-            assert isinstance(each.make(5), nn.Module)
+        net = each.make(5).eval()
+        x = torch.randn(2, 3, anchoring_imagenet.SIZE, anchoring_imagenet.SIZE)
+        ens = ds.Anchored(net, x, 2).eval()
+        with torch.no_grad():
+            expected = net(x)
+            torch.testing.assert_close(ens(x), expected.expand(2, 2, 5), rtol=1e-3, atol=1e-3)
 
     def test_crops_in_training_are_random_and_in_judging_are_not(self, folder):
         images, sets = anchoring_imagenet.read_folder(folder, 32)

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -12,10 +12,10 @@ from torch import nn
 
 import dissensus as ds
 from dissensus import objectives as obj
-from dissensus.studies import STUDIES
+from dissensus.studies import STUDIES, arm_log
 from dissensus.studies import collusion_image_arms as arms
 from dissensus.studies import collusion_images as study
-from dissensus.studies.collusion_image_arms import BETAS, JointSetting, ScoreJoint, joint_numbers, settings_of
+from dissensus.studies.collusion_image_arms import BETAS, JointSetting, joint_numbers, settings_of
 from dissensus.studies.collusion_image_claims import Estimate, image_claims
 from dissensus.studies.collusion_image_figures import final_gap
 
@@ -77,16 +77,6 @@ def test_sweeps_select_on_validation_and_gap_arms_watch_the_test_images():
     assert "select" not in gap
     assert arms._training(JointSetting(experiment="gap"), 8, False)["epochs"] == 10
     assert arms._training(JointSetting("cnn"), None, False)["patience"] == 5
-
-
-def test_score_averaging_is_validated_as_score_averaging():
-    logits, labels = 3 * torch.randn(4, 30, 5), torch.randint(0, 5, (30,))
-    expected = obj.decompose(logits, labels, average="scores").ensemble_error
-    torch.testing.assert_close(ScoreJoint(average="scores").likelihood.mixture(logits, labels), expected)
-    loss, _ = ScoreJoint(beta=0.3, average="scores").on_outputs(logits, labels, None)
-    torch.testing.assert_close(
-        loss, obj.Joint(beta=0.3, average="scores").on_outputs(logits, labels, None)[0]
-    )
 
 
 @pytest.mark.parametrize("average", ["probs", "scores"])
@@ -190,42 +180,102 @@ def test_the_study_runs_stops_and_goes_on(folder, tmp_path, capsys, monkeypatch)
     record = results["arms"]["gap cnn M=5 beta=1 seed=0"]
     assert len(record["training"]["clean"]["ensemble_error"]) == record["training"]["epochs"] == 1
     assert set(record["auroc"]) == {"cifar100", "svhn", "near", "far"}
+    assert record["diagnosis"]["diversity_ratio"] == pytest.approx(
+        record["diversity"] / record["ensemble_error"], rel=1e-6
+    )
     with np.load(output / "outputs" / "cnn_M5_beta1_drop0.4_seed0.npz") as stored:
         assert stored["test"].shape == (5, 20, 3)
     assert (output / "collusion_gap_cnn_m5.svg").is_file()
 
 
+def made_up(setting, sets, folder, training):
+    """A record as `_train_and_measure` gives it, without training: joint training is worse in every way."""
+    worse = setting.beta**4 * (1 - 0.5 * setting.member_dropout) + 0.01 * setting.seed
+    accuracy, member, error = 0.95 - 0.1 * worse, 0.94 - 0.3 * worse, 0.2 + 0.3 * worse
+    interval = {
+        name: [value, value - 0.005, value + 0.005]
+        for name, value in (("accuracy", accuracy), ("nll", error))
+    }
+    test_error = [0.9, 0.5, error]
+    return {
+        "setting": asdict(setting),
+        "family": setting.family,
+        "test": {
+            **interval,
+            "member_accuracy": [member, member - 0.005, member + 0.005],
+            "ece": [0.02, 0.01, 0.03],
+        },
+        "auroc": {"svhn": {"bma": [0.9, 0.89, 0.91], "mutual_information": [0.8, 0.79, 0.81]}},
+        "accuracy": accuracy,
+        "member_accuracy": member,
+        "ensemble_error": error,
+        "member_error": error + 0.05 + worse,
+        "diversity": 0.05 + worse,
+        "diagnosis": {"verdict": "no sign", "diversity_ratio": worse, "class_share": 0.1, "kept_mean": None},
+        "training": {
+            "epochs": 3,
+            "seconds": 2.0,
+            "clean": {"ensemble_error": [0.8, 0.3, 0.1], "member_error": [0.9, 0.5, 0.2 + worse]},
+            "history": {
+                "ensemble_error": [1.0, 0.4, 0.2],
+                "ensemble_loss": test_error,
+                "validation_loss": [value + 0.1 + worse for value in test_error],
+            },
+        },
+        "line": "made up",
+    }
+
+
+def test_a_complete_study_has_every_figure_of_the_document(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(arms, "_train_and_measure", made_up)
+    monkeypatch.setattr(arm_log.gc, "collect", lambda: 0)
+    output = tmp_path / "out"
+    text = study.run(output, data=folder).read_text(encoding="utf-8")
+    families = (
+        "resnet18_m5",
+        "resnet34_m5",
+        "resnet18_m10",
+        "resnet18_m5_scores",
+        "cnn_m5",
+        "cnn_m10",
+        "vgg_m5",
+    )
+    for name in (*families, "gap_resnet18_m5", "gap_resnet18_m5_parts", "dropout"):
+        assert (output / f"collusion_{name}.svg").stat().st_size > 10_000
+    for figure in (
+        "6 (left) and 17",
+        "5 (left panel) and 10",
+        "11 (left panel) and 12",
+        "13",
+        "14",
+        "15",
+        "16",
+        "18",
+    ):
+        assert (
+            f"As the document&#x27;s figure {figure}" in text or f"As the document's figure {figure}" in text
+        )
+    results = json.loads((output / "results.json").read_text(encoding="utf-8"))
+    assert len(results["arms"]) == len(settings_of(quick=False, seed=0))
+    assert [claim["verdict"] for claim in results["claims"]][:5] == ["reproduced"] * 5
+    assert "Runs: the document has six of its main figures" in text
+    capsys.readouterr()
+    again = study.run(output, data=folder, arms=["drop", "M=10", "scores", "gap", "vgg"], minutes=0)
+    assert "were done before" in capsys.readouterr().out
+    assert "resnet34" not in again.read_text(encoding="utf-8").split("Runs: the document")[0]
+
+
+def test_records_without_a_diagnosis_are_shown_all_the_same(folder, tmp_path, monkeypatch):
+    def older(*arguments):
+        record = made_up(*arguments)
+        del record["diagnosis"]
+        return record
+
+    monkeypatch.setattr(arms, "_train_and_measure", older)
+    page = study.run(tmp_path / "out", data=folder, arms=["cnn M=5 beta=1 seed=0", "cnn M=5 beta=0 seed=0"])
+    assert "class share" not in page.read_text(encoding="utf-8")
+
+
 def test_a_setting_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(ValueError, match="must be 'imagenet'"):
         study.run(tmp_path, setting="mnist")
-
-
-def test_imagenet_needs_its_layout(tmp_path):
-    with pytest.raises(ValueError, match="train/<class>"):
-        study.run(tmp_path, setting="imagenet", data=tmp_path)
-
-
-def test_the_table_of_architectures_runs_on_a_tiny_folder(tmp_path):
-    pytest.importorskip("torchvision", reason="torchvision is not installed")
-    from PIL import Image
-
-    from dissensus.studies import collusion_imagenet as imagenet
-
-    rng = np.random.default_rng(0)
-    for part, count in (("train", 8), ("val", 3)):
-        for label in range(3):
-            place = tmp_path / "data" / part / f"class{label}"
-            place.mkdir(parents=True)
-            for number in range(count):
-                pixels = rng.integers(0, 80, (40, 48, 3)) + 80 * label
-                Image.fromarray(pixels.astype(np.uint8)).save(place / f"{number}.png")
-    rows = [
-        replace(row, num_members=2, batch_size=12, size=64)
-        for row in imagenet.TABLE_1
-        if row.name == "shufflenet_v2_x0_5"
-    ]
-    page = imagenet.run_imagenet(tmp_path / "out", data=tmp_path / "data", epochs=1, rows=rows)
-    results = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))
-    assert set(results["arms"]) == {"shufflenet_v2_x0_5 M=2 beta=0", "shufflenet_v2_x0_5 M=2 beta=1"}
-    assert results["arms"]["shufflenet_v2_x0_5 M=2 beta=1"]["top5"] == 1.0
-    assert "61.00 / 81.94" in page.read_text(encoding="utf-8")

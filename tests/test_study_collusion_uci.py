@@ -260,6 +260,23 @@ def test_no_run_is_begun_after_the_time(tmp_path):
     assert measure_all({"one": make_problem()}, 2, settings, Store(tmp_path, settings), minutes=-1) == []
 
 
+def test_runs_measured_here_use_one_thread_and_give_the_others_back(tmp_path, monkeypatch):
+    before, seen = torch.get_num_threads(), []
+    done = {"set": "made", "run": 0, "search_seconds": 0.0, "retrain_seconds": 0.0}
+    monkeypatch.setattr(
+        collusion_protocol,
+        "measure_run",
+        lambda job: seen.append(torch.get_num_threads()) or {**done, "run": job.run},
+    )
+    chosen = Settings()
+    torch.set_num_threads(2)
+    try:
+        measure_all({"made": None}, 2, chosen, Store(tmp_path, chosen))
+        assert (seen, torch.get_num_threads()) == ([1, 1], 2)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_processes_side_by_side_find_what_one_finds(tmp_path):
     settings = Settings(trials=1, betas=(0.0, 1.0), most_epochs=2)
     problems = {"one": make_problem(rows=60)}

@@ -10,8 +10,9 @@ from torch.utils.data import TensorDataset
 import dissensus as ds
 from dissensus.architectures import resnet18
 from dissensus.studies import STUDIES, masksembles_imagenet
+from dissensus.studies.arm_log import Arms
 from dissensus.studies.collusion_imagenet import Folder
-from dissensus.studies.masksembles import mask_claims, scale_families
+from dissensus.studies.masksembles import in_order, mask_claims, scale_families
 from dissensus.studies.masksembles_arms import (
     DROPOUT,
     MaskSetting,
@@ -176,6 +177,17 @@ def test_the_study_writes_a_page_and_goes_on_where_it_stopped(tmp_path, capsys):
     capsys.readouterr()
     run(tmp_path, quick=True, epochs=1, limit=60, arms=["masks S=1"])
     assert "1 of 1 arms were done before" in capsys.readouterr().out
+
+
+def test_families_are_shown_in_the_order_of_their_scales():
+    # The order in which arms are run, and so in which records come, is that of their importance.
+    done = {
+        setting.name: {"family": setting.family, "setting": {"scale": setting.scale}}
+        for setting in settings_of(quick=False, seed=0)
+    }
+    names = [name for name in in_order(Arms(done)) if "whole" not in name and "thin" not in name]
+    assert names[:5] == [f"masks S={scale}" for scale in (1, 2, 3, 4, 5)]
+    assert set(names[5:]) == {"deep ensemble", "MC dropout p=0.2", "BatchEnsemble"}
 
 
 def test_the_imagenet_setting_draws_calibration_of_a_folder(tmp_path, monkeypatch):

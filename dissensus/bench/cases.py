@@ -181,8 +181,9 @@ def resnet_result(what: str, problem: Problem, engine: str, repeats: int, in_fli
     """Train an ensemble, one model with the same engine, and the ensemble with few members in flight."""
     one = replace(problem, members=1)
     bare = replace(problem, augment=None)
-    rivals, missing = join_peers(problem)
-    rivals |= {
+    # Elsewhere augmentation is a matter of the data loader, image by image: they are spared it.
+    peers, missing = join_peers(bare)
+    rivals = {f"{name}, no augmentation": turn for name, turn in peers.items()} | {
         "one eager model": plain_loop(one),
         "one eager model, no augmentation": plain_loop(replace(bare, members=1)),
         LOOP: plain_loop(problem),
@@ -202,7 +203,7 @@ def resnet_result(what: str, problem: Problem, engine: str, repeats: int, in_fli
 
 
 def inference(options: Options) -> list[Result]:
-    """`ds.predict` and every score, beside the bare forward passes of the members' modules."""
+    """`ds.predict`, and `ds.predict_scores` with every score, beside the bare forward passes of the members' modules."""
     inputs, batch = (2048, 1024) if options.quick else (8192, 1024)
     jobs: dict[str, tuple[int, Callable[[], nn.Module], tuple[int, ...], int, int]] = {
         "20 x 10-30-30-10": (20, lambda: mlp((10, 30, 30, 10)), (10,), inputs, batch),

@@ -1,7 +1,7 @@
 """Ratios of this run against stored ones: what became slower."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,7 +76,18 @@ def find_slower(
 
 def keep_better(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     """Return a result measured twice, each ratio and time as the better of both."""
-    ratios = {name: max(value, second["ratios"][name]) for name, value in first["ratios"].items()}
+    return _merge(first, second, max)
+
+
+def keep_worse(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a result measured twice, each ratio as the worse of both and each time as the better: what to store."""
+    return _merge(first, second, min)
+
+
+def _merge(
+    first: Mapping[str, Any], second: Mapping[str, Any], pick: Callable[[float, float], float]
+) -> dict[str, Any]:
+    ratios = {name: pick(value, second["ratios"][name]) for name, value in first["ratios"].items()}
     sides = {
         name: min(side, second["sides"][name], key=lambda timed: timed["ms"])
         for name, side in first["sides"].items()

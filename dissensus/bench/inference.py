@@ -8,11 +8,11 @@ from torch import nn
 from torch.func import stack_module_state
 
 import dissensus as ds
+from dissensus.bench.peers import join_predictors
 from dissensus.bench.rivals import Turn, stacked_forward
 from dissensus.bench.timing import Stopwatch
-from dissensus.scores import all_scores
 
-BARE, PREDICT, SCORED = "bare forward passes", "ds.predict", "ds.predict and all scores"
+BARE, PREDICT, SCORED = "bare forward passes", "ds.predict", "ds.predict_scores"
 
 
 def compare_inference(
@@ -63,9 +63,10 @@ def compare_inference(
         ds.predict(ens, x, batch_size=batch)
 
     def scored() -> None:
-        all_scores(ds.predict(ens, x, batch_size=batch).float())
+        ds.predict_scores(ens, x, batch_size=batch)
 
-    sides = {BARE: bare, "vmap by hand": stacked, PREDICT: predict, SCORED: scored}
+    theirs, missing = join_predictors(nets, x, batch)
+    sides = {BARE: bare, "vmap by hand": stacked, PREDICT: predict, SCORED: scored, **theirs}
     turns = {name: Turn(run) for name, run in sides.items()}
     with torch.no_grad(), torch.autocast(place.type, torch.bfloat16, enabled=place.type == "cuda"):
         watch = Stopwatch(turns, place)
@@ -77,9 +78,9 @@ def compare_inference(
         "what": f"{what}, {inputs} inputs, batch {batch}",
         "sides": {name: {"ms": ms, "inputs_per_s": inputs / ms * 1e3} for name, ms in best.items()},
         "ratios": {
-            f"{ours} against {theirs}": best[theirs] / best[ours]
+            f"{ours} against {other}": best[other] / best[ours]
             for ours in (PREDICT, SCORED)
-            for theirs in (BARE, "vmap by hand")
+            for other in (BARE, "vmap by hand", *theirs)
         },
-        "missing": {},
+        "missing": missing,
     }

@@ -1,25 +1,42 @@
 """Other libraries, each used in its own documented way, where it is installed."""
 
 import contextlib
+import copy
 import io
 import itertools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor, nn
 
+from dissensus.bench.lightning_peers import (
+    ensemble_routine,
+    loaded_when_needed,
+    member_after_member,
+    wrapped_forward,
+)
 from dissensus.bench.problems import Problem
 from dissensus.bench.rivals import Turn
 
+Predictor = Callable[[Sequence[nn.Module], Tensor, int], Callable[[], None]]
+
 
 class Peer(NamedTuple):
-    """A library to compare with: the module that must be there, and what makes its turn, or says why it has none."""
+    """A library to compare with.
+
+    Attributes:
+        module: The module that must be there.
+        train: Makes its turn at a problem, or says why it has none.
+        predict: Makes its predictions with given networks for given inputs in batches; None if that is not compared.
+    """
 
     module: str
-    make: Callable[[Problem], Turn | str]
+    train: Callable[[Problem], Turn | str]
+    predict: Predictor | None = None
 
 
 def vmap_and_scan(problem: Problem) -> Turn | str:
@@ -100,40 +117,78 @@ def voting(problem: Problem) -> Turn | str:
     torchensemble = import_module("torchensemble")
     kind = torchensemble.VotingRegressor if problem.loss == "mse" else torchensemble.VotingClassifier
     names = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
-    rows = problem.turn_steps * problem.batch
-    data = torch.utils.data.TensorDataset(problem.x[:rows].cpu(), problem.y[:rows].cpu())
+    data = torch.utils.data.TensorDataset(problem.x.cpu(), problem.y.cpu())
     loader = torch.utils.data.DataLoader(data, problem.batch, shuffle=True)
+    estimator = problem.make()
 
     def turn() -> None:
-        ensemble = kind(estimator=problem.make(), n_estimators=problem.members, cuda=problem.x.is_cuda)
+        ensemble = kind(estimator=estimator, n_estimators=problem.members, cuda=problem.x.is_cuda)
         ensemble.set_optimizer(names[problem.optimizer], lr=problem.lr, **problem.options)
         # It prints a line for each member and epoch.
         with (
             contextlib.redirect_stdout(io.StringIO()),
             torch.autocast(problem.device.type, torch.bfloat16, enabled=problem.bf16),
         ):
-            ensemble.fit(loader, epochs=1, log_interval=problem.turn_steps, save_model=False)
+            ensemble.fit(loader, epochs=1, log_interval=len(loader), save_model=False)
 
-    return Turn(turn, problem.turn_steps)
+    return Turn(turn, len(loader))
+
+
+def averaged(nets: Sequence[nn.Module], x: Tensor, batch: int) -> Callable[[], None]:
+    """Return TorchEnsemble's predictions: `VotingClassifier.predict`, which returns the members' mean probabilities."""
+    kind = import_module("torchensemble").VotingClassifier
+    ensemble = kind(estimator=nets[0], n_estimators=len(nets), cuda=x.is_cuda)
+    ensemble.estimators_ = nn.ModuleList(nets)
+
+    def predict() -> None:
+        for rows in x.split(batch):
+            ensemble.predict(rows)
+
+    return predict
 
 
 PEERS: Mapping[str, Peer] = {
     "JAX vmap + scan": Peer("jax", vmap_and_scan),
-    "TorchEnsemble": Peer("torchensemble", voting),
+    "TorchEnsemble": Peer("torchensemble", voting, averaged),
+    "TorchUncertainty": Peer("torch_uncertainty", ensemble_routine, wrapped_forward),
+    "lightning-uq-box": Peer("lightning_uq_box", member_after_member, loaded_when_needed),
 }
-
-# Libraries that could not be run where the adapters above were; better no figure than an untried one.
-WITHOUT_ADAPTER = ("TorchUncertainty", "lightning-uq-box")
 
 
 def join_peers(problem: Problem) -> tuple[dict[str, Turn], dict[str, str]]:
-    """Return the turns of the peers that can take part, and why the others cannot."""
+    """Return the turns of the peers that can train, and why the others cannot."""
     turns: dict[str, Turn] = {}
-    missing = dict.fromkeys(WITHOUT_ADAPTER, "no adapter")
+    missing: dict[str, str] = {}
     for name, peer in PEERS.items():
-        made = peer.make(problem) if find_spec(peer.module) is not None else "not installed"
+        made = _why_not_there(peer.module) or peer.train(problem)
         if isinstance(made, str):
             missing[name] = made
         else:
             turns[name] = made
     return turns, missing
+
+
+def join_predictors(
+    nets: Sequence[nn.Module], x: Tensor, batch: int
+) -> tuple[dict[str, Callable[[], None]], dict[str, str]]:
+    """Return how the peers that can predict do so with copies of the networks, and why the others cannot."""
+    calls: dict[str, Callable[[], None]] = {}
+    missing: dict[str, str] = {}
+    for name, peer in PEERS.items():
+        if peer.predict is None:
+            missing[name] = "no adapter for predictions"
+        elif reason := _why_not_there(peer.module):
+            missing[name] = reason
+        else:
+            calls[name] = peer.predict(copy.deepcopy(list(nets)), x, batch)
+    return calls, missing
+
+
+def _why_not_there(module: str) -> str | None:
+    if find_spec(module) is None:
+        return "not installed"
+    try:
+        import_module(module)
+    except (ImportError, RuntimeError) as error:
+        return f"installed, but does not import here ({error})"
+    return None

@@ -16,9 +16,12 @@ from dissensus.randomness import Noise
 
 
 class Turn(NamedTuple):
-    """What a rival does when it is its turn, and how many steps that is."""
+    """What a rival does when it is its turn, and how many steps that is.
 
-    run: Callable[[], None]
+    `run` may return the seconds that count, where not all that it does is to count.
+    """
+
+    run: Callable[[], float | None]
     steps: int = 1
 
 

@@ -31,8 +31,9 @@ def one_thread() -> Iterator[None]:
 def seconds_a_step(turn: Turn, device: torch.device) -> float:
     """Return how long a step of a turn took, to the end of what it started on the device."""
     start = clock(device)
-    turn.run()
-    return (clock(device) - start) / turn.steps
+    counted = turn.run()
+    spent = clock(device) - start if counted is None else counted
+    return spent / turn.steps
 
 
 def clock(device: torch.device) -> float:

@@ -83,6 +83,12 @@ class LoadedSuite:
     missing: tuple[str, ...]
     notes: Mapping[str, tuple[str, ...]]
 
+    @property
+    def grouped(self) -> dict[str, tuple[str, ...]]:
+        """The sets of each group, "near" and "far"; a group without sets is left out."""
+        names = dict.fromkeys(self.groups.values())
+        return {group: tuple(each for each, own in self.groups.items() if own == group) for group in names}
+
     def explain(self) -> str:
         """Say in words what is there, what is missing and what was changed."""
         lines = [

@@ -113,7 +113,7 @@ class Finding:
         measures: Errors, diversity and what the verdict looks at, on the outputs given.
         training: The same on training data, where that was given.
         signs: Signs of collusion on the outputs given: "cancelling", "shifted", "dependent".
-        training_signs: Signs on training data, where that or a watched history was given; also "unfitted".
+        training_signs: Signs on training data, where that or a watched history was given; also "unfitted" and "specialised".
         offsets: Size of the constant by which each member sits beside the ensemble.
         scale_share: Further share of the diversity that goes when each member may also be stretched: deviations that
             are a multiple of the ensemble's own prediction. It is of squared distances.
@@ -154,6 +154,12 @@ class Finding:
     def colluding(self) -> bool:
         """Whether there is any sign that members collude."""
         return bool(self.signs or self.training_signs)
+
+    @property
+    def suspected(self) -> bool:
+        """Whether members whose probabilities are averaged may collude: training data would decide, and was not given."""
+        known = self.colluding or self.training is not None or bool(self.checks)
+        return not known and self.average == "probs" and self.measures.suspicious
 
     @property
     def members_useless(self) -> bool:
@@ -223,7 +229,8 @@ class Finding:
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values that JSON can hold."""
         whole: dict[str, Any] = _plain(asdict(self))
-        return {**whole, "colluding": self.colluding, "members_useless": self.members_useless}
+        verdicts = {name: getattr(self, name) for name in ("colluding", "suspected", "members_useless")}
+        return {**whole, **verdicts}
 
     def save(self, path: Path | str) -> Path:
         """Write everything as a JSON file; folders on the way to it are made."""

@@ -10,15 +10,17 @@ from torch import Tensor
 
 OUTPUT_NAMES = ("outputs", "logits", "predictions")
 TARGET_NAMES = ("targets", "target", "labels", "label", "y")
+TRAINING_NAMES = ("training_outputs", "training_targets")
 
 _COLUMN = re.compile(r"(?:output|member)_(\d+)(?:_(\d+))?")
 
 
 class Predictions(NamedTuple):
-    """Member outputs `(members, batch, ...)`, and targets."""
+    """Member outputs `(members, batch, ...)`, and targets; and the same of training data, where a file has them."""
 
     outputs: Tensor
     targets: Tensor
+    training: tuple[Tensor, Tensor] | None = None
 
     @property
     def loss(self) -> str:
@@ -37,7 +39,8 @@ def read_predictions(path: Path | str) -> Predictions:
     | `.npz` | array `outputs` (or `logits`), `(members, batch, ...)` | array `targets` (or `labels`, `y`) |
     | `.parquet`, `.csv` | columns `output_MEMBER_CLASS`, or `output_MEMBER` | column `target` (or `label`, `y`) |
 
-    Members and classes are counted from 0; tables have a row an input.
+    Members and classes are counted from 0; tables have a row an input. Arrays `training_outputs` and `training_targets` of a `.npz` are
+    outputs on data that every member was trained on.
 
     Example:
         >>> import tempfile
@@ -55,14 +58,19 @@ def read_predictions(path: Path | str) -> Predictions:
         raise ValueError(
             f"Predictions are read from {', '.join(readers)}; got {source.name!r}. For a run, give its folder."
         )
-    outputs, targets = readers[source.suffix](source)
-    found = Predictions(_numbers(outputs, "outputs", source), _numbers(targets, "targets", source))
-    if found.outputs.ndim < 2 or len(found.targets) != found.outputs.shape[1]:
+    held_out = _pair(*readers[source.suffix](source), source)
+    training = _read_training(source) if source.suffix == ".npz" else None
+    return Predictions(*held_out, None if training is None else _pair(*training, source))
+
+
+def _pair(outputs: Any, targets: Any, source: Path) -> tuple[Tensor, Tensor]:
+    pair = _numbers(outputs, "outputs", source), _numbers(targets, "targets", source)
+    if pair[0].ndim < 2 or len(pair[1]) != pair[0].shape[1]:
         raise ValueError(
             f"Outputs in {source.name} must be shaped (members, batch, ...), with a target for each of the batch; got "
-            f"{tuple(found.outputs.shape)} and targets {tuple(found.targets.shape)}."
+            f"{tuple(pair[0].shape)} and targets {tuple(pair[1].shape)}."
         )
-    return found
+    return pair
 
 
 def _numbers(values: Any, name: str, source: Path) -> Tensor:
@@ -80,6 +88,16 @@ def _read_npz(source: Path) -> tuple[Any, Any]:
     with np.load(source, allow_pickle=False) as arrays:
         outputs, targets = (_first(arrays.files, names, source) for names in (OUTPUT_NAMES, TARGET_NAMES))
         return arrays[outputs], arrays[targets]
+
+
+def _read_training(source: Path) -> tuple[Any, Any] | None:
+    with np.load(source, allow_pickle=False) as arrays:
+        there = [name for name in TRAINING_NAMES if name in arrays.files]
+        if len(there) == 1:
+            raise ValueError(
+                f"{source.name} has {there[0]} alone; give {' and '.join(TRAINING_NAMES)}, or neither."
+            )
+        return (arrays[there[0]], arrays[there[1]]) if there else None
 
 
 def _read_table(source: Path) -> tuple[Any, Any]:

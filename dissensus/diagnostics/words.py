@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 Reading: TypeAlias = tuple[str, str, str]
 
+_SUSPICION = "Held out, badly trained members look the same: outputs on training data decide."
+
 
 def explanation(finding: "Finding") -> str:
     """Return verdict, numbers and readings as text."""
@@ -26,6 +28,8 @@ def verdict(finding: "Finding") -> str:
     size = f"{finding.num_members} members on {finding.measures.num_examples} examples"
     if finding.num_members == 1:
         return f"Nothing to diagnose ({size}): one member has nobody to collude with."
+    if finding.suspected:
+        return f"Members may collude ({size}). {sign_words('specialised', finding.measures)} {_SUSPICION}"
     if not finding.colluding:
         text = f"Members do not collude, as far as these outputs tell ({size})."
         if finding.members_useless:
@@ -48,10 +52,12 @@ def sign_words(sign: str, measures: "Measures") -> str:
         "independent errors would leave.",
         "shifted": f"Members sit beside the ensemble by constants that cancel: {_percent(measures.bias_share)} of the diversity "
         "goes when these are taken away.",
-        "dependent": f"The best member alone keeps {_percent(measures.kept_best)} of the ensemble's accuracy above chance; "
+        "dependent": f"The best member alone keeps {_percent(measures.kept_agreement)} of the ensemble's accuracy above guessing; "
         f"of {measures.num_members} members that err independently it would keep at least {_percent(1 / sqrt(measures.num_members))}.",
         "unfitted": f"The ensemble fits what its members do not: their mean error is {_number(1 + measures.diversity_ratio)} "
         "times the ensemble's.",
+        "specialised": f"Members give up whole classes to each other: {_percent(measures.class_share)} of their differences is the "
+        "same for all examples of a class.",
         "watched": "The last check of the run met the rule.",
     }[sign]
 
@@ -91,6 +97,9 @@ def _diversity(finding: "Finding") -> Iterator[Reading]:
     yield "scale share", _percent(finding.scale_share), stretched
     beyond = "of it is more than members that err independently can have"
     yield "example share", _percent(finding.example_share), beyond
+    if not isnan(finding.measures.class_share):
+        by_class = "of the differences between members is constant in each class; fitted well alone, mostly below 10 %"
+        yield "class share", _percent(finding.measures.class_share), by_class
     if not isnan(finding.measures.cancellation):
         scale = "1 errors cancel, 0 independent, negative members err alike"
         yield "cancellation", f"{finding.measures.cancellation:.2f}", scale
@@ -114,7 +123,7 @@ def _dependence(finding: "Finding") -> Iterator[Reading]:
 def _training(finding: "Finding") -> Iterator[Reading]:
     if finding.training is not None:
         ratio = _number(finding.training.diversity_ratio)
-        yield "ratio in training", ratio, "the same on the training data; for classes above 1 is a sign"
+        yield "ratio in training", ratio, "the same on the training data; for classes above 3 is a sign"
     if finding.checks and isfinite(finding.checks[-1].gap):
         first, last = finding.checks[0].gap, finding.checks[-1].gap
         reading = f"held-out less training error of the ensemble; {_number(first)} at the first check"

@@ -13,7 +13,7 @@ from dissensus.evaluation.estimates import CalibrationError, Means, placements, 
 from dissensus.evaluation.resampling import Statistic
 from dissensus.evaluation.results import ID, Kind, Number, Reliability, floats
 from dissensus.evaluation.smooth import SmoothCalibrationError
-from dissensus.scores import KNOWLEDGE_SCORES, SCORES, Beliefs, all_scores
+from dissensus.scores import KNOWLEDGE_SCORES, SCORES, Beliefs, all_scores, mutual_information
 
 Columns = dict[str, Tensor]
 # From so many members on, the pairs of `jensen_shannon` cost more than everything else together.
@@ -40,7 +40,8 @@ class Classification:
         """Refuse outputs that are no logits; warn where they look like probabilities."""
         if not bool(outputs.isfinite().all()):
             return  # said later, with the row's number in the whole set
-        check_member_logits(outputs)
+        # Up to whoever called `evaluate`: through the check of a batch's shape, of a batch, its columns, the reader.
+        check_member_logits(outputs, stacklevel=8)
 
     def num_outputs(self, outputs: Tensor) -> int:
         """Return the number of classes."""
@@ -76,6 +77,7 @@ class Classification:
             "predicted": predicted,
         }
         if len(outputs) > 1:
+            columns["dispute"] = mutual_information(beliefs)
             columns["disagreement"] = _pair_disagreement(beliefs.votes, outputs.shape[-1])
         if targets is not None:
             labels = targets.long()

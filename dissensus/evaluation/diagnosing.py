@@ -7,9 +7,10 @@ from dissensus.diagnostics import Finding, diagnose
 from dissensus.objectives.likelihoods import mean_and_scale
 from dissensus.randomness import mix
 
-# So many outputs are diagnosed in a tenth of a second. Beyond, some inputs stand for all.
-_LARGEST = 250_000
-_FEWEST_ROWS = 500
+# So many outputs are diagnosed in a twentieth of a second. Beyond, some inputs stand for all.
+_LARGEST = 125_000
+# Fewer inputs say little; where even these have very many outputs, time and memory go first.
+_FEWEST_ROWS, _TOO_LARGE, _FEWEST_OF_ALL = 500, 2_000_000, 100
 # Members are dropped anew for every input, so many inputs need few repeats.
 _DROPS, _FEWEST_REPEATS, _MOST_REPEATS = 20_000, 5, 20
 
@@ -45,7 +46,9 @@ class OutputSample:
         return diagnose(outputs, targets, loss, "probs", weights, repeats=repeats, seed=seed)
 
     def _limit(self, outputs: Tensor) -> int:
-        return max(_FEWEST_ROWS, self.largest // (outputs.shape[0] * outputs.shape[2]))
+        of_a_row = outputs.shape[0] * outputs.shape[2]
+        fewest = max(_FEWEST_OF_ALL, min(_FEWEST_ROWS, _TOO_LARGE // of_a_row))
+        return max(fewest, self.largest // of_a_row)
 
     def _chosen(self) -> tuple[Tensor, Tensor, Tensor]:
         """Rows with the smallest hash of their number, in order: the same however they came in batches."""

@@ -1,13 +1,15 @@
 """Sets as users hand them over -> named, checked and read batch by batch."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from dissensus.data.files import Loaded
 from dissensus.data.sources import Inputs, Pairs, arrays_of, input_batches, pair_batches
+from dissensus.evaluation.loading import Source, as_inputs, as_pairs, loaded_or_same
 from dissensus.evaluation.results import ALL_CORRUPTIONS, ID, Kind
 
 Batch: TypeAlias = tuple[Tensor, Tensor | None]
@@ -54,23 +56,34 @@ class NamedSet:
 
 
 def named_sets(
-    id_data: Pairs, shifted: Mapping[str, Pairs] | None, ood: Mapping[str, Inputs | Pairs] | None
-) -> list[NamedSet]:
-    """Return all sets, the known one first; refuse names that clash and one set under two names."""
-    sets = [NamedSet(ID, "id", id_data)]
-    for argument, kind, given in (("shifted", "shifted", shifted), ("ood", "ood", ood)):
+    id_data: Pairs | Source,
+    shifted: Mapping[str, Pairs | Source] | None,
+    ood: Mapping[str, Inputs | Pairs | Source] | None,
+    class_names: Sequence[str] | None,
+) -> tuple[list[NamedSet], tuple[str, ...]]:
+    """Return all sets, the known one first, and the names of the classes, which may come with the known data.
+
+    Names that clash and one set under two names are refused.
+    """
+    for argument, given in (("shifted", shifted), ("ood", ood)):
         if given is not None and not isinstance(given, Mapping):
             raise ValueError(
                 f"`{argument}` must map names to data; got {type(given).__name__}. Pass {{'name': data}}."
             )
-        sets += [NamedSet(name, kind, data) for name, data in (given or {}).items()]  # type: ignore[arg-type]
-    names = [part.name for part in sets]
-    _check_names(names)
+    _check_names([ID, *(shifted or {}), *(ood or {})])
+    known = loaded_or_same(id_data, ID)
+    if class_names is None and isinstance(known, Loaded):
+        class_names = known.classes
+    sets = [NamedSet(ID, "id", as_pairs(known, ID, class_names))]
+    for name, data in (shifted or {}).items():
+        sets.append(NamedSet(name, "shifted", as_pairs(loaded_or_same(data, name), name, class_names)))
+    for name, inputs in (ood or {}).items():
+        sets.append(NamedSet(name, "ood", as_inputs(loaded_or_same(inputs, name))))
     for place, part in enumerate(sets):
         for other in sets[:place]:
             if _inputs_of(part) is _inputs_of(other):
                 raise ValueError(_twice(other.name, part.name))
-    return sets
+    return sets, tuple(map(str, class_names or ()))
 
 
 def checked_groups(
@@ -78,7 +91,9 @@ def checked_groups(
 ) -> dict[str, tuple[str, ...]]:
     """Return groups of OOD sets; refuse unknown sets, empty groups and clashing names."""
     known = [part.name for part in sets if part.kind == "ood"]
-    checked = {name: tuple(parts) for name, parts in (groups or {}).items()}
+    checked = {
+        name: (parts,) if isinstance(parts, str) else tuple(parts) for name, parts in (groups or {}).items()
+    }
     _check_names([part.name for part in sets] + list(checked))
     for name, parts in checked.items():
         unknown = [part for part in parts if part not in known]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -11,9 +12,12 @@ from torch import Tensor
 from dissensus import metrics
 from dissensus._checks import check_weights
 from dissensus.data.sources import Inputs, Pairs, device_of
+from dissensus.data.suites import LoadedSuite
 from dissensus.evaluation.classification import Classification, score_names
+from dissensus.evaluation.corrupting import Cell, Corruptor
 from dissensus.evaluation.estimates import detection
 from dissensus.evaluation.inputs import check_not_twice, checked_groups, named_sets
+from dissensus.evaluation.loading import Source
 from dissensus.evaluation.regression import Regression, variance_names
 from dissensus.evaluation.resampling import Statistic, average, replicates_of, with_intervals
 from dissensus.evaluation.results import (
@@ -25,7 +29,7 @@ from dissensus.evaluation.results import (
     SetInfo,
     floats,
 )
-from dissensus.evaluation.streaming import Cell, Reader, Sample, Task
+from dissensus.evaluation.streaming import Reader, Sample, Task
 from dissensus.members import Members
 from dissensus.members.modes import evaluation_mode
 from dissensus.objectives.likelihoods import likelihood_of
@@ -38,12 +42,14 @@ Found = tuple[list[Number], NDArray[np.float32]]
 
 def evaluate(
     members: Members,
-    id_data: Pairs,
-    ood: Mapping[str, Inputs | Pairs] | None = None,
+    id_data: Pairs | Source,
+    ood: Mapping[str, Inputs | Pairs | Source] | LoadedSuite | None = None,
     *,
-    shifted: Mapping[str, Pairs] | None = None,
+    shifted: Mapping[str, Pairs | Source] | None = None,
     corruptions: Iterable[str] | None = None,
-    severities: Iterable[int] = (1, 2, 3, 4, 5),
+    severities: Iterable[int] | int = (1, 2, 3, 4, 5),
+    corruption_folder: Path | str | None = None,
+    frost_folder: Path | str | None = None,
     groups: Mapping[str, Iterable[str]] | None = None,
     scores: Iterable[str] | None = None,
     loss: str = "cross_entropy",
@@ -62,7 +68,8 @@ def evaluate(
     and probability of the true class, and which members were right: about 4 bytes a score and 20 beside, however
     many members and classes there are. Ranks (AUROC, AUPR, risk-coverage), calibration errors of whole sets and
     resamples need these values of all inputs at once, and nothing else; member outputs are dropped with their batch. Only of
-    the known inputs they stay (up to half a million numbers, of inputs drawn at random) until the members are diagnosed.
+    the known inputs they stay until the members are diagnosed: up to a quarter of a million numbers, or a few hundred
+    inputs, drawn at random.
 
     Intervals are 95 % bootstrap intervals over inputs, by the percentiles of the replicates; for `ece` and `smooth_ece`,
     which count noise as error, replicates are reflected around the estimate. A corrupted image is resampled together
@@ -71,12 +78,17 @@ def evaluate(
 
     Args:
         members: The ensemble; it is left in the mode (training or evaluation) in which it came.
-        id_data: Known inputs and their labels (or targets): a pair of arrays, a Dataset or a DataLoader.
-        ood: Unknown inputs by name; labels that come with them are passed over.
+        id_data: Known inputs and their labels (or targets): a pair of arrays, a Dataset, a DataLoader, a file or folder
+            that `data.files.load` reads, or what it returned.
+        ood: Unknown inputs by name, from the same sources; labels that come with them are passed over. Or a suite that
+            `data.suites.load_suite` loaded, which brings its groups along.
         shifted: Further labelled sets by name, such as data of another year: measured as `id_data`, and told
             from it as `ood`.
         corruptions: Names of `data.corruptions.CORRUPTIONS` to apply to `id_data`, which must then be uint8 images.
         severities: At which severities, from 1 to 5.
+        corruption_folder: Where the files of a published set such as CIFAR-10-C are, to read corrupted images from instead of
+            making them; `id_data` must then be the test set that they were made of, in its order.
+        frost_folder: Pictures to take frost from; by default it is grown.
         groups: Names of groups to the OOD sets that they average, such as `{"near": ["cifar100"], "far": ["svhn"]}`.
         scores: Names of `scores.SCORES` (for regression, of `scores.REGRESSION_SCORES`). By default all, but from 50
             members on without `jensen_shannon`, and for one member without those that measure disagreement.
@@ -85,7 +97,8 @@ def evaluate(
         weights: Member weights with sum 1; equal if None.
         transform: From a raw batch, on the ensemble's device, to what the members take, such as a normalisation of
             uint8 images.
-        class_names: Names of the classes, for the report.
+        class_names: Names of the classes in the order of the outputs, for the report. Labels that files give as names
+            are numbered by it; by default by the names that `id_data` holds.
         batch_size: How many inputs go through the members at once.
         bootstrap: Number of resamples; 0 for no intervals.
         seed: Decides resamples and corruptions.
@@ -117,17 +130,20 @@ def evaluate(
     if weights is not None:
         check_weights(weights, members.num_members)
     task = _task(loss, scores, weights, members.num_members)
-    sets = named_sets(id_data, shifted, ood)
+    if isinstance(ood, LoadedSuite):
+        groups = ood.grouped if groups is None else groups
+        ood = ood.sets
+    sets, names = named_sets(id_data, shifted, ood, class_names)
     checked = checked_groups(groups, sets)
-    cells = _cells(task, corruptions, severities)
+    corruptor = _corruptor(task, corruptions, severities, seed, corruption_folder, frost_folder)
     if device is not None:
         members.to(device)
-    reader = Reader(members, task, transform, batch_size, device_of(members))
+    reader = Reader(members, task, transform, batch_size, device_of(members), names)
     samples: list[Sample] = []
     seen: dict[str, str] = {}
     with evaluation_mode(members):
         for part in sets:
-            sample = reader.read(part, cells if part.kind == "id" else (), seed)
+            sample = reader.read(part, corruptor if part.kind == "id" else Corruptor())
             check_not_twice(sample.name, sample.inputs, seen)
             seen[sample.inputs] = sample.name
             samples.append(sample)
@@ -140,7 +156,7 @@ def evaluate(
         loss=loss,
         num_members=reader.shape[0],
         num_outputs=num_outputs,
-        class_names=_checked_class_names(class_names, num_outputs),
+        class_names=names,
         weights=() if weights is None else tuple(weights.tolist()),
         score_names=task.score_names,
         bootstrap=bootstrap,
@@ -168,10 +184,26 @@ def _task(loss: str, scores: Iterable[str] | None, weights: Tensor | None, num_m
     return Regression(variance_names(scores, kind, num_members), weights, loss, kind)
 
 
-def _cells(task: Task, corruptions: Iterable[str] | None, severities: Iterable[int]) -> list[Cell]:
+def _corruptor(
+    task: Task,
+    corruptions: Iterable[str] | None,
+    severities: Iterable[int] | int,
+    seed: int,
+    folder: Path | str | None,
+    frost_folder: Path | str | None,
+) -> Corruptor:
+    if corruptions is None and not (folder is None and frost_folder is None):
+        raise ValueError(
+            "`corruption_folder` and `frost_folder` are for `corruptions`, of which none is named. Name them, such as "
+            "`corruptions=STANDARD`."
+        )
+    cells = () if corruptions is None else _cells(task, corruptions, severities)
+    paths = (None if given is None else Path(given).expanduser() for given in (folder, frost_folder))
+    return Corruptor(cells, seed, *paths)
+
+
+def _cells(task: Task, corruptions: Iterable[str], severities: Iterable[int] | int) -> tuple[Cell, ...]:
     """Return every corruption at every severity, or say which there are."""
-    if corruptions is None:
-        return []
     from dissensus.data.corruptions import CORRUPTIONS, SEVERITIES
 
     if task.task != "classification":
@@ -185,20 +217,10 @@ def _cells(task: Task, corruptions: Iterable[str] | None, severities: Iterable[i
             f"`corruptions` must name each corruption once, among {', '.join(CORRUPTIONS)}; got "
             f"{', '.join(map(str, names)) or 'none'}."
         )
-    levels = list(severities)
+    levels = [severities] if isinstance(severities, int) else list(severities)
     if not levels or len(set(levels)) != len(levels) or any(level not in SEVERITIES for level in levels):
         raise ValueError(f"`severities` must be among 1, 2, 3, 4 and 5, each once; got {levels}.")
-    return [(name, level) for name in names for level in levels]
-
-
-def _checked_class_names(names: Sequence[str] | None, num_outputs: int) -> tuple[str, ...]:
-    if names is None:
-        return ()
-    if len(names) != num_outputs:
-        raise ValueError(
-            f"`class_names` must name each of the {num_outputs} outputs; got {len(names)} names."
-        )
-    return tuple(map(str, names))
+    return tuple((name, level) for name in names for level in levels)
 
 
 def _numbers(

@@ -6,7 +6,7 @@ calibration errors of the whole set and resamples need these values of all input
 batch by batch, but for those of (some of) the known inputs, from which members are diagnosed.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -18,6 +18,7 @@ from dissensus._capture import Captured
 from dissensus.data.features import CachedFeatures
 from dissensus.data.fingerprints import Fingerprint
 from dissensus.evaluation.classification import Classification, Columns
+from dissensus.evaluation.corrupting import Cell, Corruptor
 from dissensus.evaluation.diagnosing import OutputSample
 from dissensus.evaluation.gallery import Gallery, shows_images
 from dissensus.evaluation.inputs import NamedSet
@@ -27,10 +28,8 @@ from dissensus.members import Members
 from dissensus.members.heads import reader_of
 
 Task: TypeAlias = Classification | Regression
-Cell: TypeAlias = tuple[str, int]
 # Needed of a batch for the gallery, and not kept.
-_OF_A_BATCH = ("votes", "predicted")
-_DISPUTE = "mutual_information"
+_OF_A_BATCH = ("votes", "predicted", "dispute")
 
 
 @dataclass(frozen=True)
@@ -71,6 +70,7 @@ class Reader:
         transform: From a raw batch to what the members take.
         batch_size: How many inputs go through the members at once.
         place: Device of the ensemble.
+        class_names: Names of the classes, one an output; empty where none were given.
         shape: Members and outputs that the first batch had; every other must have them too.
         known: Outputs of the known inputs, for the diagnosis of the members.
     """
@@ -80,14 +80,15 @@ class Reader:
     transform: Callable[[Tensor], Tensor] | None
     batch_size: int
     place: torch.device
+    class_names: tuple[str, ...] = ()
     shape: tuple[int, int] | None = field(default=None, init=False)
     known: OutputSample = field(default_factory=OutputSample, init=False)
     _programs: dict[bool, "_Program"] = field(default_factory=dict, init=False)
 
-    def read(self, part: NamedSet, cells: Sequence[Cell] = (), seed: int = 0) -> Sample:
+    def read(self, part: NamedSet, corruptor: Corruptor) -> Sample:
         """Predict each input of a set once, and each of its corrupted copies; return what numbers need."""
-        kept: list[Columns] = []
-        corrupted: dict[Cell, list[Columns]] = {cell: [] for cell in cells}
+        kept = _Kept()
+        corrupted = {cell: _Kept() for cell in corruptor.cells}
         fingerprint, gallery, start = Fingerprint(), Gallery(), 0
         run = self._run_of(part)
         for x, y in part.batches(self.batch_size):
@@ -95,22 +96,21 @@ class Reader:
             fingerprint.add(raw, y)
             columns = self._columns(run, raw, y, part.name, start)
             self._show(gallery, raw, columns, y)
-            kept.append(_without_batch_columns(columns))
-            for cell, parts in corrupted.items():
-                copy = _corrupted(raw, cell, seed, start)
+            kept.add(columns)
+            for cell, copy in corruptor.copies(raw, y, start):
                 columns = self._columns(
                     run, copy, y, f"{part.name} with {cell[0]} at severity {cell[1]}", start
                 )
-                parts.append(_without_batch_columns(columns))
+                corrupted[cell].add(columns)
             start += len(x)
         return Sample(
             name=part.name,
             kind=part.kind,
-            columns=_joined(kept),
+            columns=kept.columns(),
             inputs=fingerprint.inputs(),
             fingerprint=fingerprint.whole(),
             disputed=gallery.items(part.name),
-            corrupted={cell: _joined(parts) for cell, parts in corrupted.items()},
+            corrupted={cell: parts.columns() for cell, parts in corrupted.items()},
         )
 
     def _run_of(self, part: NamedSet) -> "_Program":
@@ -119,7 +119,8 @@ class Reader:
         if features not in self._programs:
             reader, transform = reader_of(self.members, part.data), self.transform
             plain = transform is None or features
-            self._programs[features] = _Program(reader if plain else _chained(transform, reader), self.task)
+            run = reader if plain else _chained(transform, reader)
+            self._programs[features] = _Program(run, self.task, self.members)
         return self._programs[features]
 
     def _columns(self, program: "_Program", raw: Tensor, y: Tensor | None, name: str, start: int) -> Columns:
@@ -159,6 +160,7 @@ class Reader:
         if self.shape is None:
             self.task.check(outputs)
             self.shape = (len(outputs), outputs.shape[-1])
+            self._check_class_names(self.task.num_outputs(outputs))
         wanted = (self.shape[0], size, self.shape[1])
         if tuple(outputs.shape) != wanted:
             raise ValueError(
@@ -166,21 +168,58 @@ class Reader:
                 f"{tuple(outputs.shape)}."
             )
 
+    def _check_class_names(self, num_outputs: int) -> None:
+        if self.class_names and len(self.class_names) != num_outputs:
+            raise ValueError(
+                f"`class_names` must name each of the {num_outputs} outputs, in their order; got {len(self.class_names)} "
+                f"names: {', '.join(self.class_names)}. Where it is not given, it is what the known data holds."
+            )
+
     def _show(self, gallery: Gallery, raw: Tensor, columns: Columns, y: Tensor | None) -> None:
-        if self.task.task != "classification" or _DISPUTE not in self.task.score_names:
-            return
-        if len(columns["votes"]) > 1 and shows_images(raw):
-            dispute = columns["scores"][self.task.score_names.index(_DISPUTE)]
+        if "dispute" in columns and shows_images(raw):
             labels = None if y is None else y.to(self.place)
-            gallery.add(raw, dispute, columns["votes"], columns["predicted"], labels)
+            gallery.add(raw, columns["dispute"], columns["votes"], columns["predicted"], labels)
+
+
+class _Kept:
+    """Columns of the batches so far, in memory that doubles when it is full.
+
+    Kept one by one, small columns would lie between the freed outputs of large batches, whose memory could then not be
+    used again.
+    """
+
+    def __init__(self) -> None:
+        self._memory: Columns = {}
+        self._rows = 0
+
+    def add(self, columns: Columns) -> None:
+        """Take in the columns of a batch."""
+        rows = self._rows + columns["scores"].shape[-1]
+        for name, values in columns.items():
+            if name not in _OF_A_BATCH:
+                self._room(name, values, rows)[..., self._rows : rows] = values
+        self._rows = rows
+
+    def _room(self, name: str, values: Tensor, rows: int) -> Tensor:
+        memory = self._memory.get(name)
+        if memory is None or memory.shape[-1] < rows:
+            larger = values.new_empty(*values.shape[:-1], 2 * rows)
+            if memory is not None:
+                larger[..., : self._rows] = memory[..., : self._rows]
+            self._memory[name] = memory = larger
+        return memory
+
+    def columns(self) -> Columns:
+        """Return the columns of the whole set, on the CPU."""
+        return {name: memory[..., : self._rows].contiguous().cpu() for name, memory in self._memory.items()}
 
 
 class _Program:
     """From a raw batch to columns; on a GPU members and scores become one captured program."""
 
-    def __init__(self, run: Callable[[Tensor], Tensor], task: Task) -> None:
+    def __init__(self, run: Callable[[Tensor], Tensor], task: Task, owner: Members) -> None:
         self.run, self.task = run, task
-        self.captured = Captured(self._whole)
+        self.captured = Captured(self._whole, owner, f"evaluation {' '.join(task.score_names)}")
 
     def read(self, outputs: Tensor, targets: Tensor | None) -> tuple[Tensor, Columns]:
         """Return which outputs are finite, `(members, batch)`, and the columns."""
@@ -210,26 +249,6 @@ def _chained(
     first: Callable[[Tensor], Tensor] | None, second: Callable[[Tensor], Tensor]
 ) -> Callable[[Tensor], Tensor]:
     return lambda raw: second(raw if first is None else first(raw))
-
-
-def _corrupted(raw: Tensor, cell: Cell, seed: int, start: int) -> Tensor:
-    from dissensus.data.corruptions import corrupt
-
-    if raw.ndim != 4 or raw.dtype != torch.uint8:
-        raise ValueError(
-            f"Known inputs must be uint8 images (batch, channels, height, width) for `corruptions`; got {raw.dtype} of shape "
-            f"{tuple(raw.shape)}. Give raw images and a `transform` that makes them what members take."
-        )
-    index = torch.arange(start, start + len(raw), device=raw.device)
-    return corrupt(raw, *cell, seed=seed, index=index)
-
-
-def _without_batch_columns(columns: Columns) -> Columns:
-    return {name: values for name, values in columns.items() if name not in _OF_A_BATCH}
-
-
-def _joined(parts: list[Columns]) -> Columns:
-    return {name: torch.cat([part[name] for part in parts], dim=-1).cpu() for name in parts[0]}
 
 
 def _first_unusable(usable: Tensor) -> tuple[int, int]:

@@ -9,7 +9,8 @@ from dissensus.members.members import Members, View
 from dissensus.members.single import SingleMember
 
 if TYPE_CHECKING:
-    from dissensus.members.anchored import Anchored, AnchoredNet, anchor_temperature
+    from dissensus.members.anchored import Anchored
+    from dissensus.members.anchored_net import AnchoredNet, anchor_temperature
     from dissensus.members.batch_ensemble import BatchEnsemble
     from dissensus.members.cutting import cut
     from dissensus.members.masksembles import MaskedLayer, Masksembles
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
 # Loaded when first used: each takes a network apart in its own way, and most runs use one kind.
 _LATER = {
     "Anchored": "dissensus.members.anchored",
-    "AnchoredNet": "dissensus.members.anchored",
+    "AnchoredNet": "dissensus.members.anchored_net",
     "BatchEnsemble": "dissensus.members.batch_ensemble",
     "MCDropout": "dissensus.members.mc_dropout",
     "MaskedLayer": "dissensus.members.masksembles",
     "Masksembles": "dissensus.members.masksembles",
-    "anchor_temperature": "dissensus.members.anchored",
+    "anchor_temperature": "dissensus.members.anchored_net",
     "cut": "dissensus.members.cutting",
 }
 

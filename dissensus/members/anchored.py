@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from dissensus.data.sources import Array, as_tensor, device_of
+from dissensus.members.anchored_net import AnchoredNet, TemperatureForm, anchor_temperature, paired
 from dissensus.members.deep_ensemble import DeepEnsemble
 from dissensus.members.first_layer import Initialise, double_first_layer
 from dissensus.members.members import Keys, Members, View, keys_of
 from dissensus.randomness import bits, derive, fold, permutation, uniform
-from dissensus.types import MemberLogits, Scores
 
 MaskPer = Literal["batch", "example"]
-TemperatureForm = Literal["exponential", "deviation"]
+MaskedTarget = Literal["label", "uniform"]
 
 # Draws of a pass, told from those of dropout layers, which count from 0.
 _REFERENCES, _MASKS = 1 << 32, (1 << 32) + 1
@@ -45,6 +45,8 @@ class Anchored(Members):
         num_nets: How many networks to make with a function.
         mask_probability: Chance that the reference is masked in training.
         mask_per: Mask whole batches, with one draw a network and step, or single examples.
+        masked_target: What masked examples are trained towards: their `"label"`, or the `"uniform"` distribution (`fit` then
+            puts `objectives.MaskedUniform` around the objective).
         temperature: Divide the logits of each network's K members by one temperature for each input, `anchor_temperature`;
             None leaves them alone.
         first_layer: Name of the layer to double, where it is not the first one that runs.
@@ -78,12 +80,19 @@ class Anchored(Members):
         num_nets: int = 1,
         mask_probability: float = 0.0,
         mask_per: MaskPer = "batch",
+        masked_target: MaskedTarget = "label",
         temperature: TemperatureForm | None = None,
         first_layer: str | None = None,
         initialise: Initialise = "sum",
     ) -> None:
         anchors = as_tensor(references, "references")
-        _check_settings(anchors, num_members, mask_probability, mask_per, temperature, initialise)
+        _check_settings(anchors, num_members, mask_probability, temperature)
+        _check_choices(
+            mask_per=(mask_per, ("batch", "example")),
+            masked_target=(masked_target, ("label", "uniform")),
+            temperature=(temperature, ("exponential", "deviation", None)),
+            initialise=(initialise, ("sum", "fresh")),
+        )
         given = _deep(net, num_nets, seed)
         nets = [given.member(index) for index in range(given.num_members)]
         anchors = anchors.detach().to(device_of(given))
@@ -93,6 +102,7 @@ class Anchored(Members):
         super().__init__(len(nets) * num_members, seed, num_trained=len(nets))
         self.num_anchors = num_members
         self.mask_probability, self.mask_per, self.temperature = mask_probability, mask_per, temperature
+        self.masked_target: MaskedTarget = masked_target
         # One network alone gains nothing from being run as a stack of one.
         execution = "loop" if len(nets) == 1 else given.execution
         self.inner = DeepEnsemble.from_members(nets, seed, execution=execution)
@@ -185,14 +195,14 @@ class Anchored(Members):
         keys = self._no_keys(self.num_trained if rows is None else len(rows))
         if own:
             x = x.unflatten(0, (-1, self.num_anchors))
-            pairs = _pairs(references[:, None], x, 3).flatten(1, 2)
+            pairs = paired(references[:, None], x, 3).flatten(1, 2)
             outputs = self.run_pairs(tensors, pairs, own=True, rows=rows, keys=keys)
             return outputs.unflatten(1, (self.num_anchors, -1)).flatten(0, 1)
         at_once = max(_VALUES_A_PASS // (2 * x.numel() or 1), 1)
         found = []
         for few in references.split(at_once):
             # Block by block: all inputs with the first reference, then all with the second.
-            pairs = _pairs(few[:, None], x, 2).flatten(0, 1)
+            pairs = paired(few[:, None], x, 2).flatten(0, 1)
             outputs = self.run_pairs(tensors, pairs, own=False, rows=rows, keys=keys)
             found.append(outputs.unflatten(1, (len(few), len(x))))
         return torch.cat(found, dim=1).flatten(0, 1)
@@ -204,7 +214,7 @@ class Anchored(Members):
                 "A temperature needs all members of a network; run the whole ensemble instead of some members."
             )
         networks, anchors = members // self.num_anchors, members.remainder(self.num_anchors)
-        pairs = _pairs(tensors["references"].index_select(0, anchors)[:, None], x, 2)
+        pairs = paired(tensors["references"].index_select(0, anchors)[:, None], x, 2)
         picked = self.inner.rows_of(_inner(tensors), networks)
         return self.inner.run(picked, pairs, own=True, rows=networks, keys=self._no_keys(len(members)))
 
@@ -294,54 +304,6 @@ class _SomeMembers(View):
         return anchored.run_members({**self.parameters, **self.buffers}, x, self.chosen)
 
 
-class AnchoredNet(nn.Module):
-    """One doubled network that sees every input through one reference."""
-
-    reference: Tensor
-
-    def __init__(self, net: nn.Module, reference: Tensor) -> None:
-        super().__init__()
-        self.net = net
-        self.register_buffer("reference", reference.detach().clone())
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Run the network on `[reference, x - reference]`."""
-        output: Tensor = self.net(_pairs(self.reference, x, 1))
-        return output
-
-
-def anchor_temperature(logits: MemberLogits, form: TemperatureForm = "exponential") -> Scores:
-    r"""Return how much one network's logits are cooled for each input, from how much they differ between references.
-
-    With $c$ the mean over classes of the standard deviation (of a sample) over references of the *sigmoid* of the logits,
-    `"exponential"` is $1 + e^c$ and `"deviation"` is $c$ itself.
-
-    Args:
-        logits: One network's outputs with each of at least two references, `(references, batch, classes)`.
-        form: Which of the two.
-
-    Returns:
-        What to divide logits by, `(batch,)`; higher where references disagree. `"exponential"` is never below 2: it makes
-        predictions less confident even where all references agree.
-
-    Example:
-        >>> anchor_temperature(torch.zeros(3, 4, 2))
-        tensor([2., 2., 2., 2.])
-
-    References:
-        Thiagarajan et al., 2022, <https://arxiv.org/abs/2207.07235>.
-    """
-    if len(logits) < 2:
-        raise ValueError(f"A temperature compares at least two references; got {len(logits)}.")
-    spread = logits.sigmoid().std(0).mean(-1)
-    return 1 + spread.exp() if form == "exponential" else spread
-
-
-def _pairs(reference: Tensor, x: Tensor, axis: int) -> Tensor:
-    residual = x - reference
-    return torch.cat([reference.expand_as(residual), residual], dim=axis)
-
-
 def _inner(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix("inner."): t for name, t in tensors.items() if name.startswith("inner.")}
 
@@ -375,12 +337,7 @@ def _deep(net: object, num_nets: int, seed: int) -> DeepEnsemble:
 
 
 def _check_settings(
-    references: Tensor,
-    num_members: int,
-    mask_probability: float,
-    mask_per: str,
-    temperature: str | None,
-    initialise: str,
+    references: Tensor, num_members: int, mask_probability: float, temperature: str | None
 ) -> None:
     if references.ndim < 2 or len(references) == 0:
         raise ValueError(
@@ -397,16 +354,14 @@ def _check_settings(
         )
     if not 0.0 <= mask_probability <= 1.0:
         raise ValueError(f"`mask_probability` must be in [0, 1]; got {mask_probability}.")
-    choices = {
-        "mask_per": (mask_per, ("batch", "example")),
-        "temperature": (temperature, ("exponential", "deviation", None)),
-        "initialise": (initialise, ("sum", "fresh")),
-    }
+    if temperature is not None and num_members < 2:
+        raise ValueError("A temperature compares references; give at least two with `num_members`.")
+
+
+def _check_choices(**choices: tuple[str | None, tuple[str | None, ...]]) -> None:
     for name, (value, allowed) in choices.items():
         if value not in allowed:
             raise ValueError(f"`{name}` must be {' or '.join(map(repr, allowed))}; got {value!r}.")
-    if temperature is not None and num_members < 2:
-        raise ValueError("A temperature compares references; give at least two with `num_members`.")
 
 
 def _check_dtype(net: nn.Module, references: Tensor) -> None:

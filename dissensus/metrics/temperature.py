@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from dissensus._checks import check_member_logits
 from dissensus.metrics._inputs import Array, class_indices, floats, one_of
 
 LOWEST, HIGHEST = 1e-2, 1e2
@@ -82,13 +83,7 @@ def fit_temperature(logits: Array, labels: Array, of: Literal["members", "pool"]
     """
     one_of(of, "of", ("members", "pool"))
     outputs = floats(logits, "logits")
-    if outputs.ndim != 3 or outputs.shape[2] < 2:
-        raise ValueError(
-            "`logits` must be shaped (members, batch, classes) with two classes or more; got shape "
-            f"{tuple(outputs.shape)}. For a single model, pass `logits[None]`."
-        )
-    if outputs.isinf().any():
-        raise ValueError("`logits` must be finite; got infinite values. Use a large finite logit instead.")
+    check_member_logits(outputs, stacklevel=3)
     truth = class_indices(labels, "labels", *outputs.shape[1:]).to(outputs.device)
     fitted = outputs if of == "members" else _pooled(outputs)[None]
     value = torch.tensor([_best_temperature(member, truth) for member in fitted], dtype=torch.float64)

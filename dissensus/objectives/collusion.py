@@ -1,15 +1,13 @@
-"""Member outputs and targets in; how far members cancel each other, and whether that is collusion, out.
+"""Member outputs and targets in; what the verdict on collusion looks at out."""
 
-The rule stands below training because `fit` warns by it; `dissensus.diagnostics` explains it.
-"""
-
-from dataclasses import dataclass
-from math import inf, isfinite, nan, sqrt
+from math import nan, sqrt
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dissensus._checks import check_weights
+from dissensus.objectives.collusion_rule import Measures, ratio
 from dissensus.objectives.decomposition import debias, decompose
 from dissensus.objectives.losses import (
     Loss,
@@ -23,184 +21,12 @@ from dissensus.objectives.losses import (
 )
 from dissensus.types import MemberOutputs
 
+__all__ = ["CLASS_LOSSES", "Measures", "measure", "predictions", "ratio", "trivial_error", "wide"]
+
 CLASS_LOSSES = ("cross_entropy", "brier", "zero_one")
 
-# Where the verdict's limits come from is told, with the numbers, in docs/diagnosis.md.
-LEAST_CANCELLATION = 0.1
-STANDARD_ERRORS = 3.0
-LEAST_BIAS_SHARE = 0.1
-LEAST_RATIO = 0.5
-LEAST_OF_TRIVIAL = 0.1
-LARGEST_BIAS_LEFT = 1.0
-LARGEST_BIAS_ALONE = 0.8
-LEAST_SKILL = 0.2
-USELESS = 0.5
-LEAST_TRAINING_RATIO = 1.0
-# Fewer examples than this give every member an offset by chance.
-EXAMPLES_FOR_OFFSETS = 10
-
-# Relative size of a squared error that is the rounding of float32.
-_ROUNDING = 1e-12
 # In doubles up to here (400 MB); beyond, in the precision that came.
 _LARGE = 50_000_000
-
-
-@dataclass(frozen=True)
-class Measures:
-    """What the verdict looks at, of one set.
-
-    Attributes:
-        num_members: Number of members.
-        num_examples: Number of examples.
-        member_errors: Mean error of each member.
-        member_error: Their weighted average, ERRbar.
-        ensemble_error: Error of the averaged prediction, ERR.
-        diversity: ERRbar - ERR.
-        trivial_error: Error of the best constant prediction; None where the loss has no known one.
-        bias_share: Share of the diversity that goes when each member's constant offset is taken away, from 0 to 1.
-        bias_left: Square of the ensemble's mean error over what members with independent offsets would leave of theirs:
-            near 0 offsets cancel, 1 they do not.
-        bias_alone: Largest share of one member in the members' squared mean errors; near 1 a single member is off.
-        cancellation: How much smaller the squared error of the average is than if members erred independently: 1 members
-            cancel each other, 0 independent, negative they err alike. NaN where predictions and targets have no distance.
-        cancellation_error: Its standard error, from the examples.
-        member_accuracies: Of each member, for classes; else empty.
-        ensemble_accuracy: Of the averaged prediction, for classes.
-        chance: Accuracy of always naming the commonest class.
-    """
-
-    num_members: int
-    num_examples: int
-    member_errors: tuple[float, ...]
-    member_error: float
-    ensemble_error: float
-    diversity: float
-    trivial_error: float | None
-    bias_share: float
-    bias_left: float
-    bias_alone: float
-    cancellation: float
-    cancellation_error: float
-    member_accuracies: tuple[float, ...] = ()
-    ensemble_accuracy: float | None = None
-    chance: float | None = None
-
-    @property
-    def diversity_ratio(self) -> float:
-        """Diversity over ensemble error; infinite where only the latter is zero, up to rounding."""
-        rounding = _ROUNDING * max(abs(self.member_error), abs(self.trivial_error or 0.0))
-        above, below = (
-            0.0 if abs(value) <= rounding else value for value in (self.diversity, self.ensemble_error)
-        )
-        return ratio(above, below)
-
-    @property
-    def skill(self) -> float | None:
-        """Share of the trivial error that the ensemble explains; for classes, of the accuracy above chance."""
-        if self.ensemble_accuracy is not None and self.chance is not None:
-            return ratio(self.ensemble_accuracy - self.chance, 1 - self.chance)
-        return None if self.trivial_error is None else 1 - ratio(self.ensemble_error, self.trivial_error)
-
-    @property
-    def kept_best(self) -> float | None:
-        """Share of the ensemble's skill that its best member has alone; None where the ensemble has none."""
-        if self.ensemble_accuracy is not None:
-            return self._kept(max(self.member_accuracies))
-        return self._kept(min(self.member_errors))
-
-    @property
-    def kept_mean(self) -> float | None:
-        """Share of the ensemble's skill that its mean member has alone; None where the ensemble has none."""
-        if self.ensemble_accuracy is not None:
-            return self._kept(sum(self.member_accuracies) / len(self.member_accuracies))
-        return self._kept(self.member_error)
-
-    def _kept(self, value: float) -> float | None:
-        """Place of an accuracy, or an error, between that of a constant, 0, and that of the ensemble, 1."""
-        if self.skill is None or not self.skill > 0:
-            return None
-        if self.ensemble_accuracy is not None and self.chance is not None:
-            return (value - self.chance) / (self.ensemble_accuracy - self.chance)
-        assert self.trivial_error is not None
-        return (self.trivial_error - value) / (self.trivial_error - self.ensemble_error)
-
-    @property
-    def members_useless(self) -> bool:
-        """Whether the mean member keeps less than half of an ensemble's skill that is worth having."""
-        return (
-            self.skill is not None
-            and self.skill >= LEAST_SKILL
-            and self.kept_mean is not None
-            and self.kept_mean < USELESS
-        )
-
-    @property
-    def diversity_is_large(self) -> bool:
-        """Whether diversity matters beside the task, and beside the ensemble's error or its skill."""
-        if self.trivial_error is None:
-            return self.diversity_ratio > LEAST_RATIO
-        explained = self.trivial_error - self.ensemble_error
-        beside_skill = (
-            explained > LEAST_OF_TRIVIAL * self.trivial_error and self.diversity > LEAST_RATIO * explained
-        )
-        return self._diversity_matters and (self.diversity_ratio > LEAST_RATIO or beside_skill)
-
-    def signs(self, *, trained_on: bool = False) -> tuple[str, ...]:
-        """Return the signs of collusion that are there; none means that there is no reason to suspect it.
-
-        Args:
-            trained_on: Whether members were trained on these examples, all of them on all.
-
-        Returns:
-            Among "cancelling" (errors cancel more than independent ones could), "shifted" (members sit beside the
-            ensemble by constants that cancel), "dependent" (the best member alone keeps less of the ensemble's accuracy
-            than independent members would) and "unfitted" (the ensemble fits its training data, its members do not).
-        """
-        found = {
-            "cancelling": self._cancelling,
-            "shifted": self._shifted,
-            "dependent": self._dependent,
-            "unfitted": trained_on and self._unfitted,
-        }
-        return tuple(name for name, there in found.items() if there and self.num_members > 1)
-
-    @property
-    def _cancelling(self) -> bool:
-        return (
-            self.cancellation > LEAST_CANCELLATION
-            and self.cancellation > STANDARD_ERRORS * self.cancellation_error
-        )
-
-    @property
-    def _shifted(self) -> bool:
-        least = max(LEAST_BIAS_SHARE, EXAMPLES_FOR_OFFSETS / self.num_examples)
-        # One member that is off, or offsets that the ensemble inherits, are faults but no collusion. NaN: not known.
-        faulty = self.bias_left >= LARGEST_BIAS_LEFT or self.bias_alone > LARGEST_BIAS_ALONE
-        return self.bias_share > least and self.diversity_is_large and not faulty
-
-    @property
-    def _dependent(self) -> bool:
-        if self.ensemble_accuracy is None or self.kept_best is None or self.skill is None:
-            return False
-        # Averaging M independent answers raises signal over noise by sqrt(M), and accuracy above chance by no more.
-        # Members that have hardly begun to learn give nearly the same answer, and their best guess says little.
-        return (
-            self.skill >= LEAST_SKILL
-            and self.kept_best < 1 / sqrt(self.num_members)
-            and self._diversity_matters
-        )
-
-    @property
-    def _unfitted(self) -> bool:
-        return (
-            self.ensemble_accuracy is not None
-            and self.diversity_ratio > LEAST_TRAINING_RATIO
-            and self._diversity_matters
-        )
-
-    @property
-    def _diversity_matters(self) -> bool:
-        return self.trivial_error is None or self.diversity > LEAST_OF_TRIVIAL * self.trivial_error
 
 
 def measure(
@@ -234,7 +60,6 @@ def measure(
     predicted = predictions(outputs, targets, loss, average, weights)
     cancellation, its_error = (nan, nan) if predicted is None else _cancellation(*predicted[:2], weights)
     bias_left, bias_alone = (nan, nan) if predicted is None else _offsets(*predicted, weights)
-    right = _right(outputs, targets, average, weights, str(loss)) if loss in CLASS_LOSSES else None
     return Measures(
         num_members=len(outputs),
         num_examples=outputs.shape[1],
@@ -248,9 +73,7 @@ def measure(
         bias_alone=bias_alone,
         cancellation=cancellation,
         cancellation_error=its_error,
-        member_accuracies=() if right is None else tuple(right[0].to(outputs).mean(1).tolist()),
-        ensemble_accuracy=None if right is None else float(right[1].to(outputs).mean()),
-        chance=None if right is None else float(dense_targets(targets, outputs).mean(0).max()),
+        **(_of_classes(outputs, targets, average, weights, str(loss)) if loss in CLASS_LOSSES else {}),
     )
 
 
@@ -260,13 +83,6 @@ def wide(outputs: Tensor) -> Tensor:
     # Doubles exist on a CPU and on CUDA; elsewhere the numbers come to the CPU.
     place = outputs.device if outputs.device.type in ("cpu", "cuda") else torch.device("cpu")
     return outputs.detach().to(place, dtype)
-
-
-def ratio(above: float, below: float) -> float:
-    """Return a quotient; of zero by zero zero, and infinity where only the divisor is zero."""
-    if below == 0 or not isfinite(below):
-        return 0.0 if above == 0 else inf if above > 0 else -inf
-    return above / below
 
 
 def predictions(
@@ -369,13 +185,49 @@ def _shares(weights: Tensor | None, like: Tensor) -> Tensor:
     return like.new_full((len(like),), 1 / len(like)) if weights is None else weights
 
 
-def _right(
+def _of_classes(
     outputs: Tensor, targets: Tensor, average: str, weights: Tensor | None, loss: str
-) -> tuple[Tensor, Tensor]:
-    """Whether each member, and the ensemble, names the right class: `(members, batch)` and `(batch,)`."""
+) -> dict[str, Any]:
+    """Return the numbers that only classes have."""
     labels = targets.argmax(-1) if targets.is_floating_point() else class_labels(targets, outputs)
+    members, ensemble = _answers(outputs, average, weights, loss)
+    kappas = _agreement(torch.cat([members, ensemble[None]]), labels, outputs.shape[-1]).tolist()
+    return {
+        "member_accuracies": tuple((members == labels).to(outputs).mean(1).tolist()),
+        "ensemble_accuracy": float((ensemble == labels).to(outputs).mean()),
+        "chance": float(dense_targets(targets, outputs).mean(0).max()),
+        "kept_agreement": max(kappas[:-1]) / kappas[-1] if kappas[-1] > 0 else nan,
+        "class_share": _class_share(outputs.softmax(-1), labels, weights),
+    }
+
+
+def _answers(outputs: Tensor, average: str, weights: Tensor | None, loss: str) -> tuple[Tensor, Tensor]:
+    """Classes that each member, and the ensemble, names: `(members, batch)` and `(batch,)`."""
     if loss == "zero_one":
-        votes, winner = majority_vote(outputs, weights)
-        return votes == labels, winner == labels
+        return majority_vote(outputs, weights)
     pooled = weighted_mean(outputs.softmax(-1) if average == "probs" else outputs, weights)
-    return outputs.argmax(-1) == labels, pooled.argmax(-1) == labels
+    return outputs.argmax(-1), pooled.argmax(-1)
+
+
+def _agreement(answers: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Cohen's kappa of each row of answers: accuracy above that of guessing with the same frequencies, 1 at most."""
+    rows = torch.stack([torch.bincount(row, minlength=classes) for row in (*answers, labels)]).double()
+    named, truth = rows[:-1] / len(labels), rows[-1] / len(labels)
+    guessing = named @ truth
+    accuracy = (answers == labels).double().mean(-1)
+    return torch.where(guessing < 1, (accuracy - guessing) / (1 - guessing).clamp_min(1e-12), 0.0)
+
+
+def _class_share(probs: Tensor, labels: Tensor, weights: Tensor | None) -> float:
+    """Share of the members' spread that is constant in each class, less what as many examples give by chance."""
+    classes, examples = probs.shape[-1], len(labels)
+    counts = torch.bincount(labels, minlength=classes).to(probs)
+    chance = float((counts > 0).sum()) / examples
+    spread = float(_spread(probs, weights))
+    if spread <= 0 or chance >= 1:
+        return 0.0
+    deviation = probs - weighted_mean(probs, weights)
+    sums = probs.new_zeros(len(probs), classes, classes).index_add_(1, labels, deviation)
+    constant = (sums.square().sum(-1) / counts.clamp_min(1)).sum(1) / examples
+    share = float(weighted_mean(constant, weights)) / spread
+    return max(0.0, (share - chance) / (1 - chance))

@@ -11,7 +11,7 @@ from dissensus.data.sources import all_inputs
 from dissensus.members import View
 from dissensus.objectives.disagreement import Orientation, PairTerm, mean_over_pairs, oriented, pair_term
 from dissensus.objectives.likelihoods import Likelihood, full, likelihood_of, smooth_labels
-from dissensus.objectives.loss_guided import check_active, check_enough, draw_members
+from dissensus.objectives.loss_guided import check_active, check_enough, draw_members, drawn_scale
 from dissensus.objectives.objective import Objective, Parts, Step
 from dissensus.objectives.redundancy import divdis
 from dissensus.types import Correct
@@ -21,14 +21,16 @@ from dissensus.types import Correct
 class Disagree(Objective):
     r"""Train members to fit labelled data and to disagree on other inputs.
 
-    $$M\left[\frac1M \sum_m \mathrm{CE}_m(x, y) + \lambda\, R\big(p^1(x'), \dots, p^M(x')\big)\right]$$
+    $$M\left[\frac1A \sum_{m \in I} \mathrm{CE}_m(x, y) + \lambda\, R\big(p^m(x') : m \in I\big)\right]$$
 
-    with R the mean of a pair term over pairs of members and inputs x', or `divdis`. The factor M keeps each member's gradient at
-    the scale of that member trained alone. Passes on x' leave BatchNorm statistics alone.
+    with I all M members, or the A drawn for the step, and R the mean of a pair term over pairs of them and inputs x', or `divdis`. The
+    factor M keeps each member's gradient at the scale of that member trained alone, on average over draws; see `LossGuided`.
+    Passes on x' leave BatchNorm statistics alone.
 
     With `sequential=True` members are trained one after another, each for the same share of the run, against all before it, which are
     frozen in evaluation mode. Members that come later stay as they were made until it is their turn. The schedule goes over the
-    whole run; give a function of (epoch, epochs) to start it again for each member.
+    whole run; give a function of (epoch, epochs) to start it again for each member. Anchored networks are trained so too, each
+    against every earlier network with each of its references.
 
     Args:
         ood_data: Inputs to disagree on; or give them to `fit` as `unlabelled`.
@@ -101,7 +103,10 @@ class Disagree(Objective):
         else:
             check_enough(self, outputs)
             value = self._together(outputs, elsewhere)
-        loss = len(outputs) * (losses.mean() + self.strength * value)
+        # In a sequence each member has its own share of the run, in which it trains as it would alone.
+        drawn = members.members.owns_parameters and not self.sequential
+        scale = drawn_scale(step, outputs) if drawn else 1.0
+        loss = scale * len(outputs) * (losses.mean() + self.strength * value)
         return loss, {"loss": losses.detach(), "regulariser": value.detach()}
 
     def _together(self, outputs: Tensor, elsewhere: Tensor) -> Tensor:
@@ -122,7 +127,10 @@ class Disagree(Objective):
             frozen = full(everyone(inputs)).log_softmax(-1)
         term = oriented(pair_term(self.regulariser), self.orientation)
         values = term(frozen, elsewhere.log_softmax(-1)).mean(-1)
-        earlier = torch.arange(len(frozen), device=inputs.device) < members.rows
+        # A network may be several members in evaluation, one for each of its references, side by side.
+        members_each = len(frozen) // everyone.members.num_trained
+        networks = torch.arange(len(frozen), device=inputs.device) // members_each
+        earlier = networks < members.rows
         return torch.where(earlier, values, 0.0).sum() / earlier.sum().clamp_min(1)
 
 

@@ -200,6 +200,15 @@ class MaskedUniform(Wrapper):
         return self.inner.on_outputs(outputs, targets, step)
 
 
+def uniform_where_masked(objective: Objective) -> Objective:
+    """Return an objective that gives masked examples the uniform target, whatever is around it."""
+    if isinstance(objective, MaskedUniform):
+        return objective
+    if isinstance(objective, HardDelta):
+        return replace(objective, inner=uniform_where_masked(objective.inner))
+    return MaskedUniform(objective)  # type: ignore[arg-type]  # refuses what it cannot wrap
+
+
 def _anchored(members: View, objective: Objective) -> "Anchored":
     from dissensus.members import Anchored
 

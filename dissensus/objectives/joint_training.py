@@ -1,14 +1,14 @@
 """Training between independent and joint: the objective that `fit` takes."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from dissensus.objectives.joint import check_beta
-from dissensus.objectives.likelihoods import Likelihood, likelihood_of
+from dissensus.objectives.likelihoods import Likelihood, full, likelihood_of
 from dissensus.objectives.losses import errors, weighted_mean
 from dissensus.objectives.objective import OutputObjective, Parts, Step
 
@@ -25,7 +25,8 @@ class Joint(OutputObjective):
     `diversity` in the history, and at each member's own loss.
 
     Args:
-        beta: A number in [0, 1], or a function of the run's progress (a tensor from 0 towards 1) that gives one.
+        beta: A number in [0, 1], or a function of the run's progress (a tensor from 0 towards 1) that gives one, such as
+            `lambda progress: 0.9 * progress`.
         loss: `"cross_entropy"`, `"brier"` or `"mse"`.
         average: What the ensemble averages: `"probs"` or `"scores"` (logits).
         weights: Weight of each member in both errors, summing to one; uniform by default.
@@ -51,8 +52,8 @@ class Joint(OutputObjective):
     couples: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not callable(self.beta):
-            check_beta(self.beta, self.allow_unbounded)
+        for beta in _values(self.beta):
+            check_beta(beta, self.allow_unbounded)
         if self.loss not in LOSSES:
             raise ValueError(f"`loss` must be one of {', '.join(LOSSES)}; got {self.loss!r}.")
         if self.average not in ("probs", "scores"):
@@ -66,15 +67,24 @@ class Joint(OutputObjective):
 
     @property
     def likelihood(self) -> Likelihood:
-        """What outputs mean."""
-        return likelihood_of(self.loss)
+        """What outputs mean, and the error of the ensemble as it is averaged in training: by probabilities or scores, with weights."""
+        return replace(likelihood_of(self.loss), mixture=self._ensemble_error, pooled=self._pooled)
+
+    def _pooled(self, outputs: Tensor) -> Tensor:
+        answers = full(outputs)
+        if self.average == "probs":
+            answers = answers.softmax(-1)
+        return weighted_mean(answers, self._own_weights(outputs))
+
+    def _ensemble_error(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return errors(outputs, targets, self.loss, self.average, self._own_weights(outputs))[1]
 
     def on_outputs(self, outputs: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Return M times the interpolated error, and its parts."""
         weights, counts = self._weights(outputs, step)
         member, ensemble = errors(outputs, y, self.loss, self.average, weights, self.label_smoothing)
         own = weighted_mean(member, weights)
-        beta = self.beta(step.progress).to(own) if callable(self.beta) else self.beta
+        beta = torch.as_tensor(self.beta(step.progress)).to(own) if callable(self.beta) else self.beta
         joint = _mean(own + beta * (ensemble - own), counts)
         parts = {
             "loss": member.detach().mean(-1),
@@ -86,13 +96,7 @@ class Joint(OutputObjective):
     def _weights(self, outputs: Tensor, step: Step) -> tuple[Tensor | None, Tensor | None]:
         """Return the members' weights, and which examples count where some lost all their members."""
         count, batch = outputs.shape[:2]
-        base = None
-        if self.weights is not None:
-            if len(self.weights) != count:
-                raise ValueError(
-                    f"`weights` must be one number for each of {count} members; got {len(self.weights)}."
-                )
-            base = torch.tensor(self.weights, dtype=torch.float32, device=outputs.device)
+        base = self._own_weights(outputs)
         if self.member_dropout == 0.0:
             return base, None
         base = torch.full((count,), 1 / count, device=outputs.device) if base is None else base
@@ -107,6 +111,22 @@ class Joint(OutputObjective):
         total = kept.sum(0)
         counts = total > 0
         return torch.where(counts, kept / total.clamp_min(1e-12), base[:, None]), counts
+
+    def _own_weights(self, outputs: Tensor) -> Tensor | None:
+        if self.weights is None:
+            return None
+        if len(self.weights) != len(outputs):
+            raise ValueError(
+                f"`weights` must be one number for each of {len(outputs)} members; got {len(self.weights)}."
+            )
+        return torch.tensor(self.weights, dtype=torch.float32, device=outputs.device)
+
+
+def _values(beta: float | Callable[[Tensor], Tensor]) -> list[float]:
+    """What beta is, or at what moments of a run it is looked at: every hundredth."""
+    if not callable(beta):
+        return [beta]
+    return [float(beta(torch.tensor(percent / 100))) for percent in range(101)]
 
 
 def _mean(values: Tensor, counts: Tensor | None) -> Tensor:

@@ -1,7 +1,7 @@
 """What members are fitted to: losses per example, for one member or many, and for the ensemble as a mixture."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import log, pi
 from types import MappingProxyType
 from typing import Literal
@@ -94,6 +94,7 @@ class Likelihood:
             values `(..., batch, outputs)`, to `(..., batch)`.
         mixture: Loss of the ensemble's prediction, `(members, batch, outputs)` to `(batch,)`.
         divergence: How far outputs q are from outputs p, `(..., batch)`; zero where they are equal.
+        pooled: What members of class logits say together, `(batch, classes)`; the largest is the ensemble's answer.
     """
 
     name: str
@@ -101,6 +102,11 @@ class Likelihood:
     per_example: Callable[[Tensor, Tensor], Tensor]
     mixture: Callable[[Tensor, Tensor], Tensor]
     divergence: Callable[[Tensor, Tensor], Tensor]
+    pooled: Callable[[Tensor], Tensor] = field(default_factory=lambda: _mean_probabilities, kw_only=True)
+
+
+def _mean_probabilities(logits: Tensor) -> Tensor:
+    return full(logits).softmax(-1).mean(0)
 
 
 def class_targets(targets: Tensor, num_classes: int) -> Tensor:

@@ -20,30 +20,55 @@ from dissensus.objectives.likelihoods import Likelihood, full, likelihood_of, sm
 from dissensus.objectives.loss_weights import Weighting, ensemble_losses, weights_from_losses
 from dissensus.objectives.objective import OutputObjective, Parts, Step
 from dissensus.objectives.redundancy import divdis
+from dissensus.randomness import bits
+
+# Up to so many members are drawn one by one, in arithmetic that compiles into the step around it; more by sorting.
+_ONE_BY_ONE = 4
 
 
 def draw_members(step: Step, count: int | None, num_members: int) -> Tensor | None:
     """Draw distinct members for a step, in order of their numbers; None where all take part."""
     if count is None or count >= num_members:
         return None
+    noise = step.noise(shared=True)
     # In order, so that which of two members is the first does not depend on the draw.
-    return step.noise(shared=True).uniform(num_members).topk(count).indices.sort().values
+    if count > _ONE_BY_ONE:
+        return noise.uniform(num_members).topk(count).indices.sort().values
+    left = torch.arange(num_members, num_members - count, -1, device=noise.keys.device)
+    chosen: list[Tensor] = []
+    for draw in ((bits(noise.keys, count) >> 33) & 0x7FFFFFFF).remainder(left):
+        # It counts the members that are left: pass by those already drawn, lowest first, then take its place among them.
+        for drawn in chosen:
+            draw = draw + (draw >= drawn)
+        for place, drawn in enumerate(chosen):
+            chosen[place], draw = torch.minimum(drawn, draw), torch.maximum(drawn, draw)
+        chosen.append(draw)
+    return torch.stack(chosen)
+
+
+def drawn_scale(step: Step, outputs: Tensor) -> float:
+    """Return by what a sum over drawn members is multiplied to estimate that over all: M/A."""
+    return len(step.member_keys) / len(outputs)
 
 
 @dataclass(frozen=True)
 class LossGuided(OutputObjective):
     r"""Train members to fit the data and to disagree on those examples that the ensemble gets wrong.
 
-    $$A\left[\frac1A \sum_{m \in I} \mathrm{CE}_m + \frac{\lambda}{B}\sum_n \alpha_n \frac{1}{|P|} \sum_{(m, l) \in P}
+    $$M\left[\frac1A \sum_{m \in I} \mathrm{CE}_m + \frac{\lambda}{B}\sum_n \alpha_n \frac{1}{|P|} \sum_{(m, l) \in P}
       G\big(p^m(x_n), p^l(x_n)\big)\right]$$
 
-    with I the A members drawn for the step, P their pairs, G a pair term and $\alpha_n$ the weights of `loss_guided_weights`, which
-    carry no gradient. Only the drawn members are run and changed, so a step costs the same for any number of members. The factor
-    A keeps a drawn member's gradient at the scale of that member trained alone.
+    with I the A of M members drawn for the step, P their pairs, G a pair term and $\alpha_n$ the weights of `loss_guided_weights`,
+    which carry no gradient. Only the drawn members are run and changed, so a step costs the same for any number of members.
 
-    With `weights_from="all"`, `reduction="mean"` and a fixed orientation, the gradient averaged over all draws is A/M of that with
-    `active=M`: the draw adds noise, no bias. With `weights_from="active"` it is biased, for an example's weight then depends on who
-    was drawn: the average of few members errs more than that of all.
+    The factor M makes the draw an estimate of the step with `active=M`, in which each member's gradient has the scale of that member
+    trained alone: with `weights_from="all"`, `reduction="mean"` and a fixed orientation, the gradient averaged over all draws is
+    exactly the one of all members at once. With `weights_from="active"` it is biased, for an example's weight then depends on who was
+    drawn: the average of few members errs more than that of all. A drawn member's gradient is so M/A times that of the member
+    alone, in A/M of the steps. Adam and AdamW do not notice the scale; for SGD with few of many members divide the learning rate
+    by M/A, and train for more epochs.
+
+    Members that share parameters (Masksembles, MC dropout, BatchEnsemble) train on the mean over those drawn.
 
     Look at each member's own accuracy: at large strength members become useless while the ensemble still looks fine.
 
@@ -133,7 +158,8 @@ class LossGuided(OutputObjective):
         if not self.outputs_only:
             with members.evaluating():
                 held_out = members(step.streams["held_out.x"]), step.streams["held_out.y"]
-        return self._judge(outputs, y, step, total / count, held_out)
+        scale = drawn_scale(step, outputs) if members.members.owns_parameters else 1.0
+        return self._judge(outputs, y, step, total / count, held_out, scale)
 
     def on_outputs(self, outputs: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Return the loss of outputs at hand, where nothing else needs to be run."""
@@ -147,7 +173,7 @@ class LossGuided(OutputObjective):
                 "weights_from='all' runs the members that were not drawn, which nothing around LossGuided provides for. "
                 "Use LossGuided by itself, or weights_from='active'."
             )
-        return self._judge(outputs, y, step, outputs.detach().mean(0), None)
+        return self._judge(outputs, y, step, outputs.detach().mean(0), None, drawn_scale(step, outputs))
 
     def _judge(
         self,
@@ -156,6 +182,7 @@ class LossGuided(OutputObjective):
         step: Step,
         mean_logits: Tensor,
         held_out: tuple[Tensor, Tensor] | None,
+        scale: float,
     ) -> tuple[Tensor, Parts]:
         check_enough(self, outputs)
         outputs = full(outputs)
@@ -171,7 +198,7 @@ class LossGuided(OutputObjective):
         weighted, value = self._regulariser(outputs, weights)
         loss = losses.mean() + strength * weighted
         parts = {"loss": losses.detach(), "pair_term": value.detach(), "weight": weights.mean()}
-        return len(outputs) * loss, parts
+        return scale * len(outputs) * loss, parts
 
     def _strength(self, step: Step, like: Tensor) -> Tensor:
         if callable(self.strength):

@@ -64,7 +64,13 @@ def diagnose_predictions(
     """Diagnose outputs and targets of a file; see `read_predictions`."""
     found = read_predictions(path)
     return diagnose(
-        found.outputs, found.targets, loss or found.loss, _average(average), drop_per=drop_per, seed=seed
+        found.outputs,
+        found.targets,
+        loss or found.loss,
+        _average(average),
+        training=found.training,
+        drop_per=drop_per,
+        seed=seed,
     )
 
 

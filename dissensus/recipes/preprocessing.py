@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ class Preprocessing:
         spread = (
             (-1, *(1 for _ in self.shape[1:])) if self.pixels or len(self.shape) == 3 else (self.shape[-1],)
         )
-        mean, std = (x.new_tensor(values).reshape(spread) for values in (self.mean, self.std))
+        mean, std = (_on_device(values, x.device).reshape(spread) for values in (self.mean, self.std))
         return (x - mean) / std
 
     def _check(self, x: Tensor) -> None:
@@ -150,3 +151,9 @@ def _moments(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     # A feature that never changes has nothing to scale.
     std = torch.where(std > 1e-12 * mean.abs().clamp_min(1e-30), std, 1.0)
     return tuple(mean.tolist()), tuple(std.tolist())
+
+
+@lru_cache(maxsize=64)
+def _on_device(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Return numbers as a tensor that is copied to a device once: a pass that copies them again could not be captured."""
+    return torch.tensor(values, device=device)

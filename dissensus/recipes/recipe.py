@@ -1,6 +1,5 @@
 """A recipe: everything that decides a run, read from TOML, checked before anything is trained."""
 
-import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -24,7 +23,7 @@ from dissensus.recipes.choices import (
     resolve_schedule,
 )
 from dissensus.recipes.preprocessing import Preprocessing
-from dissensus.recipes.runs import RECIPE, check_folder, save_ensemble
+from dissensus.recipes.runs import RECIPE, check_folder, save_ensemble, started
 from dissensus.recipes.sets import DataSettings, Sets, load_sets
 from dissensus.recipes.settings import changed, check_names, checked, choose, to_toml
 from dissensus.training import Run, fit
@@ -177,23 +176,22 @@ class Recipe:
         if isinstance(ensemble, Anchored):
             ensemble.draw_references(preprocessing(sets.train.x))
         unlabelled = None if self.data.unlabelled is None else preprocessing.read(self.data.unlabelled).x
-        folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / RECIPE, self.to_toml())
-        run = fit(
-            ensemble,
-            (preprocessing(sets.train.x), y),
-            objective=self.build_objective(),
-            validation=None
-            if sets.validation is None
-            else (preprocessing(sets.validation.x), preprocessing.targets(sets.validation)),
-            unlabelled=None if unlabelled is None else preprocessing(unlabelled),
-            augment=build_augment(self.augment, None if sets.classes is None else len(sets.classes)),
-            seed=self.ensemble["seed"],
-            checkpoint_dir=str(folder),
-            resume=resume,
-            progress=progress,
-            **self._arguments_of_fit(),
-        )
+        with started(folder, self.to_toml()):
+            run = fit(
+                ensemble,
+                (preprocessing(sets.train.x), y),
+                objective=self.build_objective(),
+                validation=None
+                if sets.validation is None
+                else (preprocessing(sets.validation.x), preprocessing.targets(sets.validation)),
+                unlabelled=None if unlabelled is None else preprocessing(unlabelled),
+                augment=build_augment(self.augment, None if sets.classes is None else len(sets.classes)),
+                seed=self.ensemble["seed"],
+                checkpoint_dir=str(folder),
+                resume=resume,
+                progress=progress,
+                **self._arguments_of_fit(),
+            )
         save_ensemble(folder, ensemble, preprocessing, outputs, run.step)
         return run
 
@@ -271,9 +269,3 @@ def _num_outputs(likelihood: Likelihood, y: Any, classes: Sequence[str] | None) 
     if classes is not None:
         return len(classes)
     return int(y.shape[-1]) * (2 if likelihood.kind == "density" else 1)
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)

@@ -1,6 +1,9 @@
 """A run's folder: what a finished run leaves there, and how it is read back."""
 
+import contextlib
 import logging
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -39,6 +42,42 @@ def check_folder(folder: Path, resume: bool) -> None:
         raise ValueError(
             f"{folder} already holds a run. Go on with it (--resume, resume=True), or choose another folder."
         )
+
+
+@contextlib.contextmanager
+def started(folder: Path, recipe: str) -> Iterator[None]:
+    """Put the recipe into a run's folder; take both back where what follows fails before the first checkpoint.
+
+    An interruption is no failure: the run can still go on.
+    """
+    path = folder / RECIPE
+    before = path.read_text(encoding="utf-8") if path.exists() else None
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(path, recipe)
+    try:
+        yield
+    except Exception:
+        if not (folder / "last.json").exists():
+            _take_back(path, before, made)
+        raise
+
+
+def _take_back(path: Path, before: str | None, made: list[Path]) -> None:
+    if before is None:
+        path.unlink(missing_ok=True)
+    else:
+        _write(path, before)
+    # Of the folders that were made; one that somebody put something into stays, and so do those around it.
+    with contextlib.suppress(OSError):
+        for folder in made:
+            folder.rmdir()
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
 
 
 def save_ensemble(

@@ -54,16 +54,19 @@ def _sentence(run: Evaluation, score: str, *, several: bool) -> str:
         text = f"{who} is right on {accuracy} of {size} known inputs, and its confidence is off by {gap} on average"
     else:
         text = f"{who} predicts {size} known inputs with an error (RMSE) of {run.number('rmse').value:.3g}"
-    told = [
-        f"{run.number('auroc', part.name, score=score).value:.3f} ({part.name})"
-        for part in run.sets
-        if part.kind == "ood"
-    ]
+    told = [f"{run.number('auroc', name, score=score).value:.3f} ({name})" for name in _told_apart(run)]
     if not told:
         return text + "."
     return (
         f"{text}; by {title_of(score)} it tells unknown inputs from known ones with AUROC {', '.join(told)}."
     )
+
+
+def _told_apart(run: Evaluation) -> list[str]:
+    """Return groups of unknown sets, and the sets that are in none."""
+    inside = {name for sets in run.groups.values() for name in sets}
+    alone = [part.name for part in run.sets if part.kind == "ood" and part.name not in inside]
+    return [*run.groups, *alone]
 
 
 def _percent(share: float) -> str:

@@ -162,13 +162,16 @@ def published_tables(known: str, records: Records) -> list[Table]:
     if known not in ("cifar10", "cifar100"):
         ood = replace(ood, title="AUROC in per cent", columns={}, rows={})
         calibration = replace(calibration, title="Smooth ECE under corruption", rows={})
-    tables = [beside(ood, main, auroc_of(SCORES[0])), beside(calibration, main, smooth_ece)]
-    if known == "cifar100":
-        tables += [
-            beside(ADAPTATION_ACCURACY, main, adaptation("accuracy", 100.0)),
-            beside(ADAPTATION_ECE, main, adaptation("ece")),
-        ]
-    return tables
+    accuracy, error = ADAPTATION_ACCURACY, ADAPTATION_ECE
+    if known != "cifar100":
+        accuracy = replace(accuracy, title="Accuracy in per cent of linear probes", columns={}, rows={})
+        error = replace(error, title="ECE of linear probes", columns={}, rows={})
+    return [
+        beside(ood, main, auroc_of(SCORES[0])),
+        beside(calibration, main, smooth_ece),
+        beside(accuracy, main, adaptation("accuracy", 100.0)),
+        beside(error, main, adaptation("ece")),
+    ]
 
 
 def _tasks(data: Path | None, sets: ImageSets, limit: int | None, quick: bool) -> Tasks:

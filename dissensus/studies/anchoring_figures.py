@@ -33,17 +33,23 @@ def alpha_figure(plain: Records, anchored: Mapping[float, Records]) -> "matplotl
         anchored: Masking probability (0 for none) to records of anchored networks.
     """
     shown: dict[str, Read] = {"test accuracy": lambda record: record["test"]["accuracy"][0], **QUALITIES}
-    figure, axes = plots.panels(len(shown), width=3.2, height=2.9)
+    figure, axes = plots.panels(3, 2, width=3.2, height=2.8)
     pairs = [(alpha, record) for alpha, records in sorted(anchored.items()) for record in records]
-    for ax, (name, read) in zip(axes, shown.items(), strict=True):
+    for ax, (name, read) in zip(axes, shown.items(), strict=False):
         found = {alpha: values for alpha, values in over_seeds(pairs, read).items() if isfinite(values.mean)}
         if found:
             sweep(found, ax, label="anchored")
             level = Summary(tuple(map(read, plain))).mean
             ax.axhline(level, color=plots.COLOURS[1], linestyle="--", linewidth=1.2, label="plain")
-        ax.set(xlabel="masking probability", ylabel=name)
-    axes[0].legend(frameon=False, fontsize="small")
+        ax.set(xlabel="masking probability", ylabel=_in_lines(name))
+    last = axes[len(shown)]
+    last.axis("off")
+    last.legend(*axes[0].get_legend_handles_labels(), frameon=False, loc="center left")
     return figure
+
+
+def _in_lines(name: str) -> str:
+    return name.replace(" accuracy", "\naccuracy").replace(" under", "\nunder")
 
 
 def tail_figure(masked: Records, mined: Mapping[str, Mapping[float, Records]]) -> "matplotlib.figure.Figure":
@@ -63,7 +69,7 @@ def tail_figure(masked: Records, mined: Mapping[str, Mapping[float, Records]]) -
         level = Summary(tuple(map(read, masked))).mean
         ax.axhline(level, color=plots.NOTE_COLOUR, linestyle="--", linewidth=1.2, label="no mining")
         ax.set(xlabel="weight of the tail term", ylabel=name, xscale="log")
-    axes[0].legend(frameon=False, fontsize="small")
+    axes[-1].legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 
 
@@ -85,9 +91,11 @@ def radar_figure(plain: Records, arms: Mapping[str, Records]) -> "matplotlib.fig
         arms: Name to records of other networks.
     """
     from matplotlib.figure import Figure
+    from matplotlib.projections.polar import PolarAxes
 
     figure = Figure(figsize=(6.4, 5.0), layout="constrained")
     ax = figure.add_subplot(projection="polar")
+    assert isinstance(ax, PolarAxes)
     values = {name: improvements(plain, records) for name, records in arms.items()}
     names = list(next(iter(values.values())))
     angles = [2 * pi * place / len(names) for place in range(len(names))]
@@ -101,9 +109,9 @@ def radar_figure(plain: Records, arms: Mapping[str, Records]) -> "matplotlib.fig
     highest = max(0.0, *(value for found in values.values() for value in found.values()))
     margin = 0.15 * max(highest - lowest, 0.1)
     ax.set_ylim(lowest - 2 * margin, highest + margin)
-    ax.set_xticks(
-        angles, [name.replace(" accuracy", "\naccuracy").replace(" under", "\nunder") for name in names]
-    )
+    ax.set_xticks(angles, [_in_lines(name) for name in names])
+    ax.yaxis.set_major_formatter("{x:g} %")
+    ax.set_rlabel_position(45)
     ax.tick_params(axis="x", labelsize="small", pad=22)
     ax.tick_params(axis="y", labelsize="small")
     ax.legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1.1, 1.05))

@@ -36,7 +36,7 @@ from dissensus.studies.anchoring_tables import (
 from dissensus.studies.arm_log import Arm, Arms, Record, run_arms
 from dissensus.studies.collusion_imagenet import network
 from dissensus.studies.image_arms import measure, summary_line, training_record
-from dissensus.studies.image_sets import Images, ImageSets
+from dissensus.studies.image_sets import Images, ImageSets, normalised
 from dissensus.studies.outputs import Outputs, print_table
 from dissensus.training import fit
 from dissensus.training.schedules import MultiStep
@@ -136,8 +136,7 @@ def _random_crop(path: Path, size: int) -> Any:
 
 def normalise(x: Tensor) -> Tensor:
     """Return uint8 images as networks take them."""
-    mean, std = (x.new_tensor(values, dtype=torch.float32)[:, None, None] for values in (MEAN, STD))
-    return (x.float() / 255 - mean) / std
+    return normalised(x, MEAN, STD)
 
 
 def read_folder(folder: Path, size: int, limit: int | None = None) -> tuple[FolderImages, ImageSets]:

@@ -48,20 +48,28 @@ def chosen(names: Iterable[str], patterns: Sequence[str] | None) -> list[str]:
 
     Args:
         names: Names to choose from.
-        patterns: Names with `*` for anything; a plain word fits every name that begins with it.
+        patterns: Names with `*` for anything; a plain word fits every name that begins with it or, if none does, every name
+            that has a word beginning with it.
 
     Example:
         >>> chosen(["cnn M=5 beta=0", "cnn M=5 beta=1", "vgg M=5 beta=0"], ["cnn", "*beta=0"])
         ['cnn M=5 beta=0', 'cnn M=5 beta=1', 'vgg M=5 beta=0']
+        >>> chosen(["cnn M=5 beta=1", "cnn M=5 beta=1 drop=0.4", "cnn M=10 beta=1"], ["drop", "M=10"])
+        ['cnn M=5 beta=1 drop=0.4', 'cnn M=10 beta=1']
     """
     names = list(names)
     if not patterns:
         return names
-    wanted = [pattern if "*" in pattern else f"{pattern}*" for pattern in patterns]
+    wanted = [pattern if "*" in pattern else _as_pattern(pattern, names) for pattern in patterns]
     for given, pattern in zip(patterns, wanted, strict=True):
         if not any(fnmatchcase(name, pattern) for name in names):
             raise ValueError(f"No arm of this study fits {given!r}; there are {'; '.join(names[:6])}; ...")
     return [name for name in names if any(fnmatchcase(name, pattern) for pattern in wanted)]
+
+
+def _as_pattern(word: str, names: Sequence[str]) -> str:
+    begins = any(name.startswith(word) for name in names)
+    return f"{word}*" if begins else f"* {word}*"
 
 
 def print_now(text: str) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dissensus.architectures import ARCHITECTURES
+from dissensus.diagnostics import diagnose
 from dissensus.members import DeepEnsemble
 from dissensus.objectives import Joint, Likelihood, decompose
 from dissensus.studies.arm_log import Arm, Record
@@ -81,20 +82,6 @@ class JointSetting:
         """Name of the arm."""
         dropped = f" drop={self.member_dropout:g}" if self.member_dropout else ""
         return f"{self.family} beta={self.beta:g}{dropped} seed={self.seed}"
-
-
-@dataclass(frozen=True)
-class ScoreJoint(Joint):
-    """`Joint` on averaged scores, whose ensemble error on held-out data is that of averaged scores too."""
-
-    @property
-    def likelihood(self) -> Likelihood:
-        """What outputs mean."""
-        return replace(super().likelihood, mixture=_score_error)
-
-
-def _score_error(logits: Tensor, targets: Tensor) -> Tensor:
-    return torch.nn.functional.cross_entropy(logits.float().mean(0), targets, reduction="none")
 
 
 def settings_of(quick: bool, seed: int) -> list[JointSetting]:
@@ -181,8 +168,7 @@ def _train_and_measure(
         return on_pixels(ARCHITECTURES[setting.architecture](classes=sets.num_classes), sets)
 
     ensemble = DeepEnsemble(network, setting.num_members, setting.seed)
-    kind = ScoreJoint if setting.average == "scores" else Joint
-    objective = kind(beta=setting.beta, average=setting.average, member_dropout=setting.member_dropout)
+    objective = Joint(beta=setting.beta, average=setting.average, member_dropout=setting.member_dropout)
     train_watch = TrainWatch(sets, objective.likelihood)
     if setting.experiment == "gap":
         training = {**training, "callback": train_watch}
@@ -195,6 +181,7 @@ def _train_and_measure(
         "training": training_record(run) | {"clean": train_watch.values},
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU",
         **joint_numbers(logits, sets.test.y, setting.average),
+        "diagnosis": diagnosis(logits, sets.test.y, setting.average),
     }
     record["line"] = summary_line(record) + f", diversity {record['diversity']:.4f}"
     return record
@@ -231,6 +218,19 @@ def joint_numbers(logits: Tensor, labels: Tensor, average: str) -> dict[str, flo
         "ensemble_error": float(parts.ensemble_error.mean()),
         "member_error": float(parts.member_error.mean()),
         "diversity": float(parts.diversity.mean()),
+    }
+
+
+def diagnosis(logits: Tensor, labels: Tensor, average: Literal["probs", "scores"]) -> dict[str, Any]:
+    """Return the verdict on test outputs, and the numbers that it rests on."""
+    finding = diagnose(logits, labels, average=average, repeats=20)
+    return {
+        "verdict": ", ".join(finding.signs) or ("suspected" if finding.suspected else "no sign"),
+        "diversity_ratio": finding.diversity_ratio,
+        "bias_share": finding.bias_share,
+        "class_share": finding.measures.class_share,
+        "kept_mean": finding.measures.kept_mean,
+        "codependence": finding.codependence,
     }
 
 

@@ -31,7 +31,7 @@ class Estimate:
         return cls(values.mean, float("nan") if low is None or high is None else (high - low) / (2 * 1.96))
 
     def above(self, other: "Estimate") -> bool | None:
-        """Whether this is larger; None where the difference is within two standard errors."""
+        """Whether this is larger; None where the difference is within two standard errors, if these are known."""
         difference = self.value - other.value
         spread = 2 * sqrt(self.error**2 + other.error**2)
         return None if abs(difference) <= spread else difference > 0
@@ -118,17 +118,18 @@ def _members(family: Family) -> Case:
 
 
 def _diversity(family: Family) -> Case:
-    independent, joint = (Estimate.of(family[beta], "diversity").value for beta in (0.0, 1.0))
-    return (
-        f"{independent:.4f} at 0, {joint:.4f} at 1 ({joint / max(independent, 1e-12):.1f} times)",
-        joint > independent,
+    independent, joint = (Estimate.of(family[beta], "diversity") for beta in (0.0, 1.0))
+    times = joint.value / max(independent.value, 1e-12)
+    return f"{independent.value:.4f} at 0, {joint.value:.4f} at 1 ({times:.1f} times)", joint.above(
+        independent
     )
 
 
 def _gap(family: Family) -> Case:
-    independent, joint = (Summary(tuple(map(final_gap, family[beta]))) for beta in (0.0, 1.0))
-    text = f"{independent.mean:.4f} nats at 0, {joint.mean:.4f} at 1 over the last tenth of epochs"
-    return text, joint.mean > independent.mean
+    gaps = (Summary(tuple(map(final_gap, family[beta]))) for beta in (0.0, 1.0))
+    independent, joint = (Estimate(gap.mean, gap.error) for gap in gaps)
+    text = f"{independent.value:.4f} nats at 0, {joint.value:.4f} at 1 over the last tenth of epochs"
+    return text, joint.above(independent)
 
 
 def _between(family: Family) -> Case:

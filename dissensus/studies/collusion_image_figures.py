@@ -60,8 +60,8 @@ def gap_figure(by_beta: Mapping[float, Sequence[Record]]) -> "matplotlib.figure.
         band(test, error, label=f"{name}, test", colour=colour)
     gap.set(xlabel="epoch", ylabel="test minus training error, nats")
     error.set(xlabel="epoch", ylabel="ensemble error (ERR), nats", yscale="log")
-    for ax in (gap, error):
-        ax.legend(frameon=False, fontsize="small")
+    gap.legend(frameon=False, fontsize="small")
+    _legend_below(error, columns=2)
     return figure
 
 
@@ -83,8 +83,12 @@ def decomposition_figure(by_beta: Mapping[float, Sequence[Record]]) -> "matplotl
                 style="--",
             )
         ax.set(xlabel="epoch", ylabel="nats", title=title, yscale="log")
-    axes[0].legend(frameon=False, fontsize="small")
+    _legend_below(axes[0], columns=2)
     return figure
+
+
+def _legend_below(ax: "matplotlib.axes.Axes", columns: int) -> None:
+    ax.legend(frameon=False, fontsize="small", ncols=columns, loc="upper center", bbox_to_anchor=(0.5, -0.18))
 
 
 def final_gap(record: Record) -> float:

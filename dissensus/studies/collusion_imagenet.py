@@ -212,9 +212,17 @@ def _vision() -> Any:
     return torchvision
 
 
+def _untrained(row: Row, num_classes: int, seed: int) -> DeepEnsemble:
+    try:
+        return DeepEnsemble(lambda: network(row.name, num_classes), row.num_members, seed)
+    except ValueError as problem:
+        # A network that is missing is a reason to leave out its row, not to end the study.
+        raise RuntimeError(str(problem)) from None
+
+
 def _work(row: Row, beta: float, folder: Path, epochs: int | None, limit: int | None, seed: int) -> Record:
     images = read_folder(folder, row.size, limit)
-    ensemble = DeepEnsemble(lambda: network(row.name, images.num_classes), row.num_members, seed)
+    ensemble = _untrained(row, images.num_classes, seed)
     run = fit(
         ensemble,
         images.train,

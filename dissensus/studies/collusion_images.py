@@ -129,6 +129,18 @@ def _sorted_out(found: Arms) -> tuple[dict[str, Records], dict[str, Records], di
     return dict(sweeps), dict(gaps), dropped
 
 
+# Which of the document's figures shows what a family of arms does.
+_FIGURES = {
+    "resnet18 M=5": "6 (left) and 17",
+    "resnet34 M=5": "6 (left) and 17",
+    "resnet18 M=10": "13",
+    "resnet18 M=5 scores": "14",
+    "cnn M=5": "15",
+    "cnn M=10": "15",
+    "vgg M=5": "16",
+}
+
+
 def _sweep_section(outputs: Outputs, family: str, records: Records) -> Section:
     every = [record for found in records.values() for record in found]
     runs = min(len(found) for found in records.values())
@@ -139,9 +151,14 @@ def _sweep_section(outputs: Outputs, family: str, records: Records) -> Section:
             f"collusion_{_plain(family)}",
             figure,
             f"test accuracy, error and diversity of {family} against beta",
-            f"{runs} run{'s' if runs > 1 else ''} for each beta; bands are two standard errors over runs.",
+            f"{_as_figure(_FIGURES.get(family))}{runs} run{'s' if runs > 1 else ''} for each beta; bands are two standard errors "
+            "over runs.",
         ),
     )
+
+
+def _as_figure(number: str | None) -> str:
+    return f"As the document's figure {number}. " if number else ""
 
 
 def _gap_section(outputs: Outputs, family: str, records: Records) -> Section:
@@ -157,11 +174,13 @@ def _gap_section(outputs: Outputs, family: str, records: Records) -> Section:
             f"collusion_{name}",
             gap_figure(records),
             f"generalisation gap, training and test error over epochs of {family}",
+            _as_figure("5 (left panel) and 10 (right panel)"),
         ),
         outputs.picture(
             f"collusion_{name}_parts",
             decomposition_figure(records),
             f"member error and diversity over epochs of {family}, on training and test images",
+            _as_figure("11 (left panel) and 12 (right panel)"),
         ),
     )
 
@@ -178,7 +197,7 @@ def _dropout_section(outputs: Outputs, dropped: Records) -> list[Section]:
                 "collusion_dropout",
                 sweep_figure(every, "member_dropout", "share of members left out"),
                 f"test accuracy, error and diversity of joint {family} against the share of dropped members",
-                f"{family}, beta = 1: int(p M) members, drawn anew, are left out of every batch.",
+                f"{_as_figure('18')}{family}, beta = 1: int(p M) members, drawn anew, are left out of every batch.",
             ),
         )
     ]
@@ -203,11 +222,31 @@ def _tables(found: Arms) -> list[Table]:
             "each arm averages.",
         )
     ]
+    diagnosed = {name: record for name, record in found.done.items() if "diagnosis" in record}
+    if diagnosed:
+        tables.append(
+            arms_table(
+                diagnosed,
+                {name.replace("_", " "): _diagnosed(name) for name in _DIAGNOSED},
+                "What dissensus.diagnose says of the test outputs alone; collusion of averaged probabilities it can only suspect there",
+            )
+        )
     parts = list(dict.fromkeys(part for record in found.done.values() for part in record["auroc"]))
     for score in ("bma", "mutual_information"):
         scored = {part: _auroc(part, score) for part in parts}
         tables.append(arms_table(found.done, scored, f"AUROC of {score} for unknown images"))
     return tables
+
+
+_DIAGNOSED = ("verdict", "diversity_ratio", "bias_share", "class_share", "kept_mean", "codependence")
+
+
+def _diagnosed(name: str) -> Callable[[Record], object]:
+    def read(record: Record) -> object:
+        value = record["diagnosis"].get(name)
+        return round(value, 4) if isinstance(value, float) else value
+
+    return read
 
 
 def _auroc(part: str, score: str) -> Callable[[Record], object]:

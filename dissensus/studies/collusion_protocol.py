@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -240,7 +241,9 @@ def _results(jobs: Sequence[Job], workers: int, deadline: float | None) -> Itera
         for job in jobs:
             if _has_passed(deadline):
                 return
-            yield measure_run(job)
+            with _one_thread():
+                result = measure_run(job)
+            yield result
         return
     # Not forked: a child would inherit torch's threads in whatever state they are.
     with ProcessPoolExecutor(workers, get_context("spawn"), _prepare_worker) as pool:
@@ -255,6 +258,17 @@ def _results(jobs: Sequence[Job], workers: int, deadline: float | None) -> Itera
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Networks this small gain nothing from a second thread, and wait long for it where other work runs beside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _prepare_worker() -> None:

@@ -5,7 +5,8 @@ and loss-guided disagreement (LDR) over strengths, sizes, guards, layers and num
 backgrounds. With `setting="imagenet"`, the document's own configurations on a folder of ImageNet's layout.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from dissensus.html import Block, Section, Table, Text
@@ -25,6 +26,7 @@ from dissensus.studies.diversification_figures import (
     strength_figure,
     trade_figure,
 )
+from dissensus.studies.diversification_guards import guard_table, guard_verdict
 from dissensus.studies.diversification_reading import SHOWN, Found
 from dissensus.studies.diversification_settings import settings_of
 from dissensus.studies.diversification_spurious import spurious_arm
@@ -32,7 +34,6 @@ from dissensus.studies.diversification_tables import (
     detection_table,
     diversity_table,
     generalisation_table,
-    guard_table,
     layers_table,
     score_table,
     source_table,
@@ -91,18 +92,18 @@ def run(
         "quick": quick,
         "images": len(sets.train.x),
     }
-    arms_done = run_arms(
-        _all_arms(material, quick, seed), output, settings=identity, minutes=minutes, only=arms
-    )
+    arms_done = _done(_all_arms(material, quick, seed), output, identity, minutes, arms)
     if not arms_done.done:
         raise ValueError("No arm was finished: there is nothing to show. Give more minutes, or fewer epochs.")
     found = Found.of(arms_done.done.values())
     claims = diversification_claims(found)
+    verdict = guard_verdict(found)
     tables = [Section("What the document says", claims_table(claims, _JUDGED))]
     tables += [_family_section(outputs, found, family, material) for family in found.families]
     tables += [section for section in [_spurious_section(found)] if section is not None]
     outputs.sections += [
         tables[0],
+        *([Section("Which guard", Text(verdict.text))] if verdict is not None else []),
         Section(
             "The two scores on a worked example",
             Text(
@@ -127,6 +128,7 @@ def run(
             "arms": arms_done.done,
             "not_run": arms_done.not_run,
             "claims": claims,
+            "guard": None if verdict is None else asdict(verdict),
             "sets": sets.describe(),
             "settings": {**identity, "seed": seed, "sources": material.source_names},
         }
@@ -143,6 +145,19 @@ _JUDGED = (
     "With several runs a difference counts beyond two standard errors over runs; for single runs over images. LDR is loss-guided "
     "disagreement at strength 0.5; 'published' is the document's form, 'guarded' the default of this library."
 )
+
+
+def _done(
+    arms: Sequence[Arm],
+    output: Path,
+    identity: Mapping[str, object],
+    minutes: float | None,
+    only: Sequence[str] | None,
+) -> Arms:
+    """Do the arms that are asked for; return all that the folder has, also those that an earlier run was asked for."""
+    asked = run_arms(arms, output, settings=identity, minutes=minutes, only=only)
+    there = run_arms(arms, output, settings=identity, minutes=0, say=lambda line: None)
+    return Arms(there.done, asked.not_run)
 
 
 def _all_arms(material: Material, quick: bool, seed: int) -> list[Arm]:

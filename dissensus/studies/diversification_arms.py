@@ -1,4 +1,4 @@
-"""The arms of `diversification`: how each ensemble is made, trained and judged."""
+"""The arms of `diversification`: how each ensemble is made and trained."""
 
 import json
 import time
@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from math import ceil
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
@@ -16,36 +15,29 @@ from torch import Tensor, nn
 from dissensus import objectives as obj
 from dissensus.architectures import mlp
 from dissensus.data.features import CachedFeatures
-from dissensus.data.sources import device_of
-from dissensus.detectors import DETECTORS
 from dissensus.members import DeepEnsemble, HeadEnsemble, Members
 from dissensus.objectives import Objective
+from dissensus.objectives.loss_weights import Weighting
 from dissensus.predictions import predict
-from dissensus.studies.anchoring_arms import without_head
 from dissensus.studies.arm_log import Arm, Record
 from dissensus.studies.diversification_data import Features, Material
-from dissensus.studies.diversification_measures import (
-    Judged,
-    Scored,
-    detection_record,
-    gains_over,
-    hits_interval,
-    labelled_sets,
-    quality_record,
+from dissensus.studies.diversification_judging import (
+    detector_record,
+    image_detectors,
+    judge,
+    reference_path,
 )
-from dissensus.studies.diversification_ranks import ranks_of
-from dissensus.studies.diversification_settings import Setting
+from dissensus.studies.diversification_settings import Setting, file_name
 from dissensus.studies.image_arms import fit_images, summary_line, training_record
+from dissensus.studies.image_sets import Images, ImageSets
 from dissensus.studies.masksembles_arms import MaskSetting, make_members
 from dissensus.training import Run, diverse_hyperparameters, fit
 
 HEAD_BATCH, HEAD_RATE, HEAD_DECAY = 256, 1e-3, 0.01
 # Share of the training images that the two-stage variant disagrees on: 18 002 of 1 281 167 in the document.
 UNSURE_SHARE = 0.014
-# Images that members differ most and least on.
-SHOWN_IMAGES = 5
-# Training images that detectors of features are fitted to.
-DETECTED = 10_000
+# Images that networks under a guard with held-out data are not trained on, of fifty thousand.
+HELD_OUT_SHARE = 0.04
 _MASK_KINDS = {
     "masksembles": MaskSetting("masks", 2.0),
     "dropout": MaskSetting("dropout"),
@@ -72,8 +64,7 @@ def arm_of(setting: Setting, material: Material) -> Arm:
         }
         return record
 
-    like = f"{setting.family} M={setting.num_members}" if setting.kind == "nets" else setting.family
-    return Arm(setting.name, finished, like)
+    return Arm(setting.name, finished, f"{setting.family} M={setting.num_members}")
 
 
 class EpochTimer:
@@ -99,7 +90,6 @@ class EpochTimer:
 
 def _nets(setting: Setting, material: Material) -> Record:
     """Train networks from scratch on all training images."""
-    sets = material.sets
     if setting.method in _MASK_KINDS:
         kind = replace(_MASK_KINDS[setting.method], seed=setting.seed)
         members: Members = make_members(kind, material.network, setting.num_members)
@@ -115,13 +105,38 @@ def _nets(setting: Setting, material: Material) -> Record:
     if setting.active:
         chosen["epochs"] = ceil(chosen["epochs"] * setting.num_members / setting.active)
     timer = EpochTimer()
-    objective = objective_of(setting, material.source_images)
-    run = fit_images(members, sets, objective, all_train=True, watch="nothing", callback=timer, **chosen)
+    images, guard = _held_out_images(setting, material)
+    objective = objective_of(setting, material.source_images, guard)
+    run = fit_images(members, images, objective, watch="nothing", callback=timer, **chosen)
     record = {"training": training_record(run) | timer.record()}
-    record |= judge(members, setting, material.images, material.folder)
+    outputs = material.folder / "outputs" / f"{file_name(setting.name)}.npz"
+    record |= judge(members, setting, material.images, material.references, outputs)
     if setting.method == "single":
-        record["detectors"] = _image_detectors(members, material)
+        record["detectors"] = image_detectors(members, material.sets, material.images)
     return with_line(record)
+
+
+def _held_out_images(setting: Setting, material: Material) -> tuple[ImageSets, obj.Guard | None]:
+    """Return what networks train on, all training images or all but those that their guard looks at, and that guard."""
+    everything = material.sets.all_train
+    whole = replace(material.sets, train=everything)
+    if not setting.guard.startswith("held-out"):
+        return whole, None
+    count = max(1, round(HELD_OUT_SHARE * len(everything.x)))
+    held_out = Images(everything.x[-count:], everything.y[-count:])
+    rest = replace(whole, train=Images(everything.x[:-count], everything.y[:-count]))
+    x, y = held_out.x.to(material.device), held_out.y.to(material.device)
+    if setting.guard == "held-out loss":
+        return rest, obj.HeldOutLoss(x, y)
+    alone = DeepEnsemble(material.network, 1, setting.seed)
+    fit_images(alone, rest, watch="nothing", seed=setting.seed, **material.training)  # type: ignore[arg-type]
+    return rest, obj.HeldOutAccuracy(x, y, reference=_accuracy_of(alone, x, y))
+
+
+def _accuracy_of(members: Members, x: Tensor, y: Tensor) -> float:
+    """Return the accuracy of the least accurate member, never 0."""
+    right = predict(members, x).argmax(-1) == y
+    return max(float(right.float().mean(-1).min()), 1e-3)
 
 
 def objective_of(
@@ -139,7 +154,9 @@ def objective_of(
         strength: Any = setting.strength
         if setting.guard == "falling":
             strength = partial(_falling, setting.strength)
-        return obj.LossGuided(strength, active=active, guard=guard or _guard_of(setting.guard))
+        weighting: Weighting = "inverse_probability" if setting.guard == "inverse probability" else "loss"
+        guard = guard or _guard_of(setting.guard)
+        return obj.LossGuided(strength, active=active, guard=guard, weighting=weighting)
     if setting.method in ("a2d", "divdis"):
         return obj.Disagree(
             sources[setting.source], regulariser=setting.method, strength=setting.strength, active=active
@@ -154,13 +171,15 @@ def _falling(strength: float, progress: Tensor) -> Tensor:
 def _guard_of(name: str) -> obj.Guard | str | None:
     if name.startswith("share="):
         return obj.LossShare(float(name.removeprefix("share=")))
-    return {"falling": "none"}.get(name, name)
+    return {"falling": "none", "inverse probability": "none"}.get(name, name)
 
 
 def _backbone(setting: Setting, material: Material) -> Record:
     """Train a backbone, and look how far its features alone tell unknown images."""
     features = material.features(setting.backbone)
-    detectors = _detectors(features.train.resident(material.device), features.train.targets, features.judged)
+    train, labels = features.train.resident(material.device), features.train.targets
+    assert labels is not None
+    detectors = detector_record(train, labels, features.judged)
     trained = material.backbone_records[setting.backbone]
     line = (
         f"{trained['classes']} classes, {trained['images']} images, {features.width} features, "
@@ -179,11 +198,11 @@ def _heads(setting: Setting, material: Material) -> Record:
     right = predict(ensemble.heads, features.validation[0]).argmax(-1) == features.validation[1]
     record["validation_members"] = [round(value, 5) for value in right.float().mean(1).tolist()]
     if setting.reference == setting.name:
-        _reference_path(material.folder, setting.name, "json").parent.mkdir(parents=True, exist_ok=True)
-        _reference_path(material.folder, setting.name, "json").write_text(
-            json.dumps({"validation_accuracy": min(record["validation_members"])}), encoding="utf-8"
-        )
-    record |= judge(ensemble.heads, setting, features.judged, material.folder)
+        path = reference_path(material.references, setting, "json")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"validation_accuracy": min(record["validation_members"])})
+        path.write_text(text, encoding="utf-8")
+    record |= judge(ensemble.heads, setting, features.judged, material.references)
     return with_line(record)
 
 
@@ -204,6 +223,8 @@ def train_heads(
         "weight_decay": HEAD_DECAY,
         "schedule": "cosine",
         "batch_size": min(HEAD_BATCH, max(16, features.train.num_examples // 32)),
+        # One size of batches: each takes as long to record as a short run.
+        "last_batch": "drop",
         "seed": setting.seed,
         "progress": False,
         "callback": timer,
@@ -240,13 +261,12 @@ def _held_out_guard(setting: Setting, features: Features, material: Material) ->
 
 def _reference_accuracy(setting: Setting, features: Features, material: Material) -> float:
     """Return the validation accuracy of the least accurate independent head, trained now if no arm did so."""
-    path = _reference_path(material.folder, setting.reference, "json")
+    path = reference_path(material.references, setting, "json")
     if path.is_file():
         return float(json.loads(path.read_text(encoding="utf-8"))["validation_accuracy"])
     alone = Setting("heads", num_members=1, backbone=setting.backbone, seed=setting.seed)
     ensemble, _, _ = train_heads(alone, features, material, EpochTimer())
-    right = predict(ensemble.heads, features.validation[0]).argmax(-1) == features.validation[1]
-    return max(float(right.float().mean()), 1e-3)
+    return _accuracy_of(ensemble.heads, *features.validation)
 
 
 def _two_stage(
@@ -274,81 +294,6 @@ def _two_stage(
     return run, {"threshold": round(threshold, 5), "unsure": len(objective.ood_data)}  # type: ignore[arg-type]
 
 
-def judge(members: Members, setting: Setting, inputs: Judged, folder: Path) -> Record:
-    """Return everything that is measured of a trained ensemble, and compare it with its deep ensemble."""
-    logits = inputs.map(lambda x: predict(members, x, batch_size=2048))
-    scored = Scored.of(logits)
-    record = quality_record(logits) | detection_record(scored, inputs.groups)
-    path = _reference_path(folder, setting.reference, "npz")
-    if setting.reference == setting.name:
-        scored.save(path)
-    elif path.is_file() and setting.num_members > 1:
-        record |= gains_over(Scored.load(path, logits.test.device), scored, inputs.groups)
-    if setting.num_members > 1:
-        record["gallery"] = disputed(logits.test, scored)
-    if setting.num_members > 1 and isinstance(members, DeepEnsemble):
-        record["accuracy"] = _with_soup(record["accuracy"], members, inputs)
-    return record
-
-
-def disputed(logits: Tensor, scored: Scored) -> Record:
-    """Return the known images of the largest and of the smallest PDS: their places, and every member's answer."""
-    values = scored.test[scored.names.index("predictive_diversity")]
-    order = values.argsort(descending=True).cpu()
-    count = min(SHOWN_IMAGES, len(order) // 2)
-    answers = logits.argmax(-1).cpu()
-    chosen = {"most": order[:count], "least": order[-count:]}
-    return {
-        name: [
-            {"image": int(i), "answers": answers[:, i].tolist(), "pds": round(float(values[i]), 5)}
-            for i in places
-        ]
-        for name, places in chosen.items()
-    }
-
-
-def _with_soup(found: Record, members: DeepEnsemble, inputs: Judged) -> Record:
-    """Add the accuracy of the average of all members' weights."""
-    soup = DeepEnsemble.from_members([members.soup()])
-    soup.to(device_of(members))
-    for name, sets in labelled_sets(inputs).items():
-        answers = [_single(soup, x) for x in sets]
-        found[name]["soup"] = hits_interval(answers, inputs.labels[: len(answers[0])])
-    return found
-
-
-def _image_detectors(members: Members, material: Material) -> Record:
-    """Fit detectors to the last features of a network trained from scratch."""
-    net = DeepEnsemble.from_members([without_head(members.member(0))])
-    net.to(material.device)
-    train = material.sets.train
-    run = partial(_single, net)
-    return _detectors(
-        run(train.x[:DETECTED].to(material.device)), train.y[:DETECTED], material.images.map(run)
-    )
-
-
-def _single(net: DeepEnsemble, x: Tensor) -> Tensor:
-    return predict(net, x, batch_size=2048)[0]
-
-
-def _detectors(train: Tensor, labels: Tensor | None, judged: Judged) -> Record:
-    """Return the AUROC of each detector of features, as of scores."""
-    assert labels is not None
-    train, labels = train[:DETECTED].float(), labels[:DETECTED].to(train.device)
-    fitted = [
-        make(train, labels, **({"k": min(50, len(train))} if name == "nearest_neighbours" else {}))
-        for name, make in DETECTORS.items()
-    ]
-
-    def run(x: Tensor) -> Tensor:
-        return torch.stack([each.score(x.float()).double() for each in fitted])
-
-    scores = judged.map(run)
-    found = ranks_of(scores.test, scores.ood, scores.corrupted, judged.groups)
-    return {part: dict(zip(DETECTORS, ranks.intervals(), strict=True)) for part, ranks in found.items()}
-
-
 def with_line(record: Record) -> Record:
     """Add what the screen shows."""
     parts = [summary_line(record)]
@@ -360,8 +305,3 @@ def with_line(record: Record) -> Record:
 
 
 _SHOWN = {"BMA": "bma", "PDS": "predictive_diversity"}
-
-
-def _reference_path(folder: Path, name: str, suffix: str) -> Path:
-    plain = name.replace(" ", "_").replace("=", "")
-    return folder / "references" / f"{plain}.{suffix}"

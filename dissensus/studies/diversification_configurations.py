@@ -1,7 +1,8 @@
 """`diversification` with `setting="imagenet"`: the four public configurations, two baselines, and the document's numbers for them.
 
-The public code weighs both terms by one half and averages over two members. AdamW's steps do not depend on that; the learning rate
-of SGD is divided, and its decay of weights multiplied, by four.
+The public code weighs both terms by one half and averages over the two members drawn, where `LossGuided` multiplies that average by
+the number of all members. AdamW's steps do not depend on that; for SGD the learning rate is divided, and the decay of weights
+multiplied, by twice the number of members.
 """
 
 from collections.abc import Mapping, Sequence
@@ -59,6 +60,8 @@ def _percent(names: str, *values: float) -> dict[str, float]:
     return dict(zip(names.split(","), values, strict=True))
 
 
+# One half times the average, of the public code, to fifty times the average.
+_SCALE_50 = 100
 _DETECTION = "BMA C-1,BMA C-5,BMA iNat,BMA OI,PDS C-1,PDS C-5,PDS iNat,PDS OI"
 ACCURACY = "Val,A,R,C-1,C-5"
 CONFIGURATIONS: Sequence[Configuration] = (
@@ -89,8 +92,8 @@ CONFIGURATIONS: Sequence[Configuration] = (
         training={
             "optimizer": "sgd",
             "optimizer_options": {"momentum": 0.9},
-            "lr": 1e-3 / 4,
-            "weight_decay": 1e-4 * 4,
+            "lr": 1e-3 / _SCALE_50,
+            "weight_decay": 1e-4 * _SCALE_50,
             "batch_size": 16,
         },
         published=_percent(ACCURACY, 83.6, 50.6, 53.8, 75.8, 39.3),

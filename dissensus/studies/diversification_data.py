@@ -94,6 +94,11 @@ class Material:
         }
 
     @property
+    def references(self) -> Path:
+        """Folder of what ensembles are compared with, apart for every length of training and number of images."""
+        return self.folder / "references" / f"{self.epochs}-{len(self.sets.train.x)}"
+
+    @property
     def source_names(self) -> tuple[str, ...]:
         """Return which unknown sets are disagreed on, at most two."""
         found = [name for name in SOURCES if name in self.sets.ood] or list(self.sets.ood)[-1:]
@@ -147,7 +152,7 @@ class Material:
             backbone,
             train,
             (self._of(backbone, sets.validation.x), sets.validation.y.to(self.device)),
-            self.images.map(partial(self._of, backbone)),
+            self.images.map(partial(self._of, backbone), outputs=0),
             tuple(self._of(backbone, x) for x in self.source_images),
         )
 

@@ -107,22 +107,29 @@ def strength_figure(found: Found, family: str, size: int = 5) -> "matplotlib.fig
         if deep:
             mean = sum(map(read, deep)) / len(deep)
             ax.axhline(mean, color=plots.NOTE_COLOUR, linestyle="--", linewidth=1, label="deep ensemble")
+        strengths = sorted({setting.strength for setting in rows})
         ax.set_xscale("symlog", linthresh=0.1)
-        ax.set(xlabel="strength", title=title)
+        ax.set_xticks(strengths, [f"{strength:g}" for strength in strengths])
+        ax.set_xticks([], minor=True)
+        ax.set(xlabel="strength", title=title, xlim=(-0.03, 1.2 * strengths[-1]))
     axes[0].legend(frameon=False, fontsize="x-small")
     return figure
 
 
 def size_figure(found: Found, family: str) -> "matplotlib.figure.Figure | None":
-    """Draw figure 5's second half: AUROC of PDS and BMA against the number of members."""
+    """Draw figure 5's second half: diversity, and AUROC of PDS, against the number of members."""
     parts = pooled_parts(found.records.values())
-    figure, axes = plots.panels(max(len(parts), 1), width=3.1, height=3.0)
+    panels: list[tuple[str, Callable[[Record], float]]] = [
+        ("mean PDS on C-5 (sum)", lambda record: float(record["pds"]["C-5"][0])),
+        *((f"AUROC of PDS, {part}", _value(part, SCORES["PDS"])) for part in parts),
+    ]
+    figure, axes = plots.panels(len(panels), width=3.1, height=3.0)
     kinds = (
         ("deep", PUBLISHED, "deep ensemble", plots.COLOURS[2]),
         ("ldr", PUBLISHED, "published", plots.COLOURS[1]),
         ("ldr", GUARDED, "guarded", plots.COLOURS[0]),
     )
-    drawn = 0
+    sizes: set[int] = set()
     for method, guard, name, colour in kinds:
         pairs = [
             (setting.num_members, record)
@@ -131,14 +138,16 @@ def size_figure(found: Found, family: str) -> "matplotlib.figure.Figure | None":
         ]
         if len({size for size, _ in pairs}) < 2:
             continue
-        drawn += 1
-        for ax, part in zip(axes, parts, strict=True):
-            sweep(over_seeds(pairs, _value(part, SCORES["PDS"])), ax, label=name, colour=colour)
-    if not drawn:
+        sizes |= {size for size, _ in pairs}
+        for ax, (_, read) in zip(axes, panels, strict=True):
+            sweep(over_seeds(pairs, read), ax, label=name, colour=colour)
+    if not sizes:
         return None
-    for ax, part in zip(axes, parts, strict=True):
+    for ax, (title, _) in zip(axes, panels, strict=True):
         ax.set_xscale("log")
-        ax.set(xlabel="members", title=f"AUROC of PDS, {part}")
+        ax.set_xticks(sorted(sizes), [str(size) for size in sorted(sizes)])
+        ax.set_xticks([], minor=True)
+        ax.set(xlabel="members", title=title)
     axes[0].legend(frameon=False, fontsize="x-small")
     return figure
 

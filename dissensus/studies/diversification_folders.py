@@ -175,9 +175,16 @@ class FeatureStore:
 
     def __init__(self, folder: Path, images: Folders, backbone: nn.Module, device: torch.device) -> None:
         self.folder, self.images, self.backbone, self.device = folder, images, backbone.to(device), device
+        # To open a cache is to hash the backbone and some images: once a run, not once a configuration.
+        self._opened: dict[str, CachedFeatures] = {}
 
     def of(self, name: str, data: Dataset[Any], passes: int = 1) -> CachedFeatures:
         """Return the features of one set."""
+        if name not in self._opened:
+            self._opened[name] = self._cached(name, data, passes)
+        return self._opened[name]
+
+    def _cached(self, name: str, data: Dataset[Any], passes: int) -> CachedFeatures:
         few = len(data) < FEW_IMAGES  # type: ignore[arg-type]
         return cache_features(
             self.backbone,

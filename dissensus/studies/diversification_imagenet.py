@@ -207,7 +207,7 @@ def judge(ensemble: HeadEnsemble, store: FeatureStore, names: Sequence[str]) -> 
             },
         }
     )
-    return {"accuracy": accuracy, "unique": unique, **detection_record(scored, {})}
+    return {"accuracy": accuracy, "unique": unique, **detection_record(scored.detected({}))}
 
 
 def _accuracies(looked: Looked, labels: Tensor) -> dict[str, list[float]]:

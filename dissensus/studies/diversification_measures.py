@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import sqrt
 from pathlib import Path
 
@@ -41,16 +42,24 @@ class Judged:
     corrupted: Mapping[str, Mapping[str, Tensor]]
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> "Judged":
-        """Return what a function makes of every set, such as members' logits."""
+    def map(self, function: Callable[[Tensor], Tensor], inputs: int = 0, outputs: int = 1) -> "Judged":
+        """Return what a function makes of every set, such as members' logits.
+
+        It is called once, with all sets joined: forty small calls cost more than the work in them.
+
+        Args:
+            function: From a tensor to another with as many inputs.
+            inputs: Axis of the inputs in what it takes.
+            outputs: Axis of the inputs in what it returns.
+        """
+        corrupted = [x for sets in self.corrupted.values() for x in sets.values()]
+        parts = [self.test, *self.ood.values(), *corrupted]
+        made = iter(function(torch.cat(parts, inputs)).split([x.shape[inputs] for x in parts], outputs))
         return replace(
             self,
-            test=function(self.test),
-            ood={name: function(x) for name, x in self.ood.items()},
-            corrupted={
-                level: {name: function(x) for name, x in found.items()}
-                for level, found in self.corrupted.items()
-            },
+            test=next(made),
+            ood={name: next(made) for name in self.ood},
+            corrupted={level: {name: next(made) for name in sets} for level, sets in self.corrupted.items()},
         )
 
 
@@ -86,19 +95,12 @@ class Scored:
     def of(cls, judged: Judged) -> "Scored":
         """Compute all scores of members' logits."""
         names = score_names(len(judged.test))
-        return cls(
-            names,
-            scores_of(judged.test, names),
-            {name: scores_of(logits, names) for name, logits in judged.ood.items()},
-            {
-                severity: {name: scores_of(logits, names) for name, logits in sets.items()}
-                for severity, sets in judged.corrupted.items()
-            },
-        )
+        scores = judged.map(partial(scores_of, names=names), inputs=1)
+        return cls(names, scores.test, dict(scores.ood), {k: dict(v) for k, v in scores.corrupted.items()})
 
-    def ranks(self, groups: Mapping[str, Sequence[str]]) -> dict[str, Ranks]:
+    def detected(self, groups: Mapping[str, Sequence[str]]) -> "Detected":
         """Return the AUROCs by input."""
-        return ranks_of(self.test, self.ood, self.corrupted, groups)
+        return Detected(self.names, ranks_of(self.test, self.ood, self.corrupted, groups))
 
     def save(self, path: Path) -> None:
         """Keep everything in a file."""
@@ -125,43 +127,49 @@ class Scored:
             return cls(stored["names"].tolist(), test, ood, corrupted)
 
 
-def detection_record(scored: Scored, groups: Mapping[str, Sequence[str]]) -> Record:
+@dataclass(frozen=True)
+class Detected:
+    """AUROCs of an ensemble's scores on every set and group, by input."""
+
+    names: list[str]
+    parts: Mapping[str, Ranks]
+
+
+def detection_record(detected: Detected) -> Record:
     """Return the AUROC of every score on every set and group, and by how much PDS is above each.
 
     Returns:
         `{"auroc": {set: {score: [value, low, high]}}, "pds_minus": ...}`, the second with paired intervals.
     """
-    found = scored.ranks(groups)
-    pds = [scored.names.index("predictive_diversity")] * len(scored.names)
+    names, found = detected.names, detected.parts
+    pds = [names.index("predictive_diversity")] * len(names)
     return {
-        "auroc": {part: _named(scored.names, ranks) for part, ranks in found.items()},
-        "pds_minus": {part: _named(scored.names, r.rows(pds).minus(r)) for part, r in found.items()},
+        "auroc": {part: _named(names, ranks) for part, ranks in found.items()},
+        "pds_minus": {part: _named(names, ranks.rows(pds).minus(ranks)) for part, ranks in found.items()},
     }
 
 
-def gains_over(reference: Scored, scored: Scored, groups: Mapping[str, Sequence[str]]) -> Record:
+def gains_over(reference: Detected, detected: Detected) -> Record:
     """Return how much larger AUROCs are than those of a reference ensemble on the same inputs, with paired intervals.
 
     Returns:
         `"gain"`: against the same score of the reference. `"gain_over_best"`: against the reference's best score on that set or
         group, which is what a user of the reference would take if they knew.
     """
-    ours, theirs = scored.ranks(groups), reference.ranks(groups)
-    shared = [name for name in scored.names if name in reference.names]
-    mine = [scored.names.index(name) for name in shared]
+    shared = [name for name in detected.names if name in reference.names]
+    mine = [detected.names.index(name) for name in shared]
     same = [reference.names.index(name) for name in shared]
     gain: dict[str, dict[str, Interval]] = {}
     over_best: dict[str, dict[str, Interval]] = {}
-    for part in ours.keys() & theirs.keys():
-        best = int(theirs[part].auroc.argmax())
-        own = ours[part].rows(mine)
-        gain[part] = _named(shared, own.minus(theirs[part].rows(same)))
-        over_best[part] = _named(shared, own.minus(theirs[part].rows([best] * len(mine))))
-    order = [part for part in ours if part in gain]
-    return {
-        "gain": {part: gain[part] for part in order},
-        "gain_over_best": {part: over_best[part] for part in order},
-    }
+    for part, ranks in detected.parts.items():
+        if part not in reference.parts:
+            continue
+        theirs = reference.parts[part]
+        best = int(theirs.auroc.argmax())
+        own = ranks.rows(mine)
+        gain[part] = _named(shared, own.minus(theirs.rows(same)))
+        over_best[part] = _named(shared, own.minus(theirs.rows([best] * len(mine))))
+    return {"gain": gain, "gain_over_best": over_best}
 
 
 def _named(names: Sequence[str], ranks: Ranks) -> dict[str, Interval]:

@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 STRENGTHS = (0.0, 0.1, 0.5, 1.0, 5.0, 10.0)
-SIZES = (2, 5, 10, 50)
-GUARDS = ("share=1", "share=0.25", "cap", "held-out loss", "held-out accuracy", "falling")
+GUARDS = ("share=1", "share=0.5", "cap", "held-out loss", "held-out accuracy", "falling")
 REPEATS = 3
 
 Kind = Literal["nets", "backbone", "heads", "spurious"]
@@ -22,7 +21,8 @@ class Setting:
             "masksembles", "dropout" or "batch" for nets.
         num_members: Members.
         strength: Weight of the disagreement.
-        guard: What holds loss-guided disagreement back; "none" is the published form.
+        guard: What holds loss-guided disagreement back; "none" is the published form, "inverse probability" that form with
+            weights of the other kind.
         active: Members drawn for a step; 0 for all.
         layers: Of each head.
         backbone: Whether the backbone was trained on "half" of the classes or on the "whole" training set.
@@ -85,6 +85,16 @@ class Setting:
         return plain.name
 
 
+def file_name(name: str) -> str:
+    """Return the name of an arm as that of a file.
+
+    Example:
+        >>> file_name("nets ldr=0.5 held-out loss M=5 seed=0")
+        'nets_ldr0.5_held-out_loss_M5_seed0'
+    """
+    return name.replace(" ", "_").replace("=", "")
+
+
 def settings_of(quick: bool, seed: int) -> list[Setting]:
     """Return all ensembles in order of importance, each once."""
     return list(dict.fromkeys(_quick(seed) if quick else _full(seed)))
@@ -100,41 +110,58 @@ def ldr(base: Setting, strengths: Iterable[float], guards: Iterable[str]) -> Ite
 
 
 def _full(seed: int) -> Iterator[Setting]:
+    """All of it; a run that stops early has the tables that matter most."""
     nets = Setting("nets", seed=seed)
-    half = Setting("heads", backbone="half", active=0, seed=seed)
+    half = Setting("heads", backbone="half", seed=seed)
     yield nets
     yield from ldr(nets, [0.5], ["share", "none"])
-    yield replace(nets, method="single", num_members=1)
     yield Setting("backbone", "single", 1, backbone="half", seed=seed)
-    yield from _head_sweeps(half, 5)
-    yield from _head_guards(half)
-    yield from _outside(half, (0.1, 1.0))
+    yield from _main_heads(half)
+    yield from _head_strengths(half)
     yield from _ablations(half)
-    for size in (2, 50, 10):
-        yield from _head_sweeps(half, size)
+    yield from _sizes(half)
     yield from _stochastic(half)
-    for repeat in range(REPEATS):
+    yield from _spurious(seed)
+    yield from _main_nets(nets)
+    for repeat in range(1, REPEATS):
+        yield from _main_heads(replace(half, seed=seed + repeat))
+        yield from _head_strengths(replace(half, seed=seed + repeat))
         yield from _spurious(seed + repeat)
-    yield from ldr(nets, [0.1, 1.0, 5.0], ["share"])
+    whole = replace(half, backbone="whole")
+    yield Setting("backbone", "single", 1, backbone="whole", seed=seed)
+    yield from _main_heads(whole)
+    yield from _head_strengths(whole)
+    yield from _more_nets(nets)
+    yield from _head_guards(half, 5.0)
+    yield from _outside(half, 1.0)
+    for size in (2, 10, 50):
+        yield from _head_strengths(replace(half, num_members=size))
+    for repeat in range(1, REPEATS):
+        yield from _head_guards(replace(half, seed=seed + repeat), 5.0)
+        yield from _main_heads(replace(whole, seed=seed + repeat))
+        yield from _head_strengths(replace(whole, seed=seed + repeat))
+
+
+def _main_nets(nets: Setting) -> Iterator[Setting]:
+    """Tables 1 to 3 and figure 4 for networks from scratch, guards and strengths."""
+    yield replace(nets, method="single", num_members=1)
     yield replace(nets, method="diverse")
     yield from (replace(nets, method=m, strength=s) for m, s in (("a2d", 0.1), ("divdis", 1.0)))
-    yield Setting("backbone", "single", 1, backbone="whole", seed=seed)
-    whole = replace(half, backbone="whole")
-    yield from _head_sweeps(whole, 5)
-    yield from _head_guards(whole)
-    yield from _outside(whole, (0.1,))
-    for repeat in range(1, REPEATS):
-        yield from _head_sweeps(replace(half, seed=seed + repeat), 5)
-        yield from _head_guards(replace(half, seed=seed + repeat))
-        yield from _head_sweeps(replace(whole, seed=seed + repeat), 5)
+    yield from ldr(nets, [0.5], ["cap", "falling"])
+    yield from ldr(nets, [0.1, 1.0, 5.0], ["share"])
     yield from (replace(nets, method=method) for method in ("masksembles", "dropout", "batch"))
+    yield from ldr(nets, [0.5], ["held-out loss", "held-out accuracy"])
+
+
+def _more_nets(nets: Setting) -> Iterator[Setting]:
+    """Repeats, and the rest of figure 5 for networks from scratch."""
+    for repeat in range(1, REPEATS):
+        yield replace(nets, seed=nets.seed + repeat)
+        yield from ldr(replace(nets, seed=nets.seed + repeat), [0.5], ["share", "none"])
+    yield from ldr(nets, [0.1, 1.0, 5.0], ["none"])
     for size in (2, 10):
         yield replace(nets, num_members=size)
         yield from ldr(replace(nets, num_members=size), [0.5], ["share", "none"])
-    yield from ldr(nets, [0.1, 1.0, 5.0], ["none"])
-    for repeat in range(1, REPEATS):
-        yield replace(nets, seed=seed + repeat)
-        yield from ldr(replace(nets, seed=seed + repeat), [0.5], ["share", "none"])
 
 
 def _quick(seed: int) -> Iterator[Setting]:
@@ -156,34 +183,52 @@ def _quick(seed: int) -> Iterator[Setting]:
     yield from (each for each in _spurious(seed) if each.method != "divdis" and each.strength < 1)
 
 
-def _head_sweeps(base: Setting, size: int) -> Iterator[Setting]:
-    """Figure 5 and tables 1, 2, 3 and 6: all strengths, published and guarded, beside the deep ensemble."""
-    base = replace(base, num_members=size)
+def _main_heads(base: Setting) -> Iterator[Setting]:
+    """Tables 1, 2, 3 and 6, and what guards do at the usual strength."""
+    yield base
+    yield from ldr(replace(base, active=2), [0.5, 0.0], ["none", "share"])
+    yield replace(base, method="single", num_members=1)
+    yield replace(base, method="diverse")
+    yield from (replace(base, method=m, strength=s) for m, s in (("a2d", 0.1), ("divdis", 1.0)))
+    yield from _head_guards(base, 0.5)
+
+
+def _head_strengths(base: Setting) -> Iterator[Setting]:
+    """Figure 5's sweep over strengths, published and guarded."""
     yield base
     yield from ldr(replace(base, active=2), STRENGTHS, ["none", "share"])
-    yield replace(base, method="diverse")
 
 
-def _head_guards(base: Setting) -> Iterator[Setting]:
+def _sizes(base: Setting) -> Iterator[Setting]:
+    """Figure 5's sweep over members, and table 3's fifty of them."""
+    for size in (2, 10, 50):
+        sized = replace(base, num_members=size)
+        yield sized
+        yield from ldr(replace(sized, active=2), [0.5, 0.0] if size == 50 else [0.5], ["none", "share"])
+    yield replace(base, num_members=50, method="diverse")
+
+
+def _head_guards(base: Setting, strength: float) -> Iterator[Setting]:
     """Other ways to hold disagreement back."""
-    yield from ldr(replace(base, active=2), [0.5, 5.0], GUARDS)
+    yield from ldr(replace(base, active=2), [strength], GUARDS)
 
 
-def _outside(base: Setting, strengths: Iterable[float]) -> Iterator[Setting]:
+def _outside(base: Setting, strength: float) -> Iterator[Setting]:
     """Tables 2, 3 and 9: earlier methods, on either of two sets of other images."""
-    for strength in strengths:
-        for method, factor in (("a2d", 1.0), ("divdis", 10.0)):
-            outside = replace(base, method=method, strength=strength * factor)
-            yield from (replace(outside, source=source) for source in (0, 1))
+    for method, factor in (("a2d", 1.0), ("divdis", 10.0)):
+        outside = replace(base, method=method, strength=strength * factor)
+        yield from (replace(outside, source=source) for source in (0, 1))
 
 
 def _ablations(base: Setting) -> Iterator[Setting]:
-    """Tables 4, 5 and 7: layers, and examples chosen beforehand."""
+    """Tables 4, 5, 7 and 9: layers, examples chosen beforehand, other images to disagree on; and the other weights."""
     pair = replace(base, active=2)
     for layers in (1, 3):
         yield replace(base, layers=layers)
         yield from ldr(replace(pair, layers=layers), [0.5], ["none", "share"])
     yield replace(pair, method="two-stage", strength=0.5)
+    yield from _outside(base, 0.1)
+    yield from ldr(pair, [0.5], ["inverse probability"])
 
 
 def _stochastic(base: Setting) -> Iterator[Setting]:

@@ -1,7 +1,6 @@
 """Records of `diversification` in, the document's tables in our setting out."""
 
 from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean
 
 from dissensus.html import Table
 from dissensus.scores import SCORES as ALL_SCORES
@@ -10,7 +9,6 @@ from dissensus.studies.diversification_reading import (
     PUBLISHED,
     SCORES,
     SHOWN,
-    Estimate,
     Found,
     Read,
     aggregated,
@@ -20,6 +18,7 @@ from dissensus.studies.diversification_reading import (
     label,
     on_test,
     parts_of,
+    pds,
     pooled_parts,
     unique,
     worst_group,
@@ -58,13 +57,16 @@ def _table(
 
 
 def diversity_table(found: Found, family: str) -> Table:
-    """Table 1: mean number of different answers."""
+    """Table 1: mean number of different answers, and mean PDS."""
     rows = plain_rows(found, family)
     parts = list(dict.fromkeys(p for records in rows.values() for p in records[0]["unique"]))
     return _table(
         {setting: records for setting, records in rows.items() if setting.num_members > 1},
-        {part: unique(part) for part in parts},
-        "Table 1: mean number of different answers of five members (#unique).",
+        {
+            **{f"#unique {part}": unique(part) for part in parts},
+            **{f"PDS {part}": pds(part) for part in parts},
+        },
+        "Table 1: mean number of different answers of five members (#unique), and mean of PDS as a sum over classes.",
     )
 
 
@@ -114,82 +116,6 @@ def score_table(found: Found, family: str) -> Table:
                 if estimate(records, auroc(parts[0], score)) is not None
             ]
     return Table(("ensemble", "score", *parts), rows, "Table 6: AUROC of every score.")
-
-
-def guard_table(found: Found, family: str) -> Table | None:
-    """What each guard costs members, and what is gained over the deep ensemble."""
-    independent = found.one(family, "deep M=5")
-
-    def wanted(setting: Setting) -> bool:
-        usual = setting.layers == 2 and not setting.fixed and setting.active in (0, 2)
-        return usual and (setting.family, setting.method, setting.num_members) == (family, "ldr", 5)
-
-    rows = found.all(wanted)
-    if not independent or not rows:
-        return None
-    cells = []
-    for setting, records in rows.items():
-        drop = fmean(member_drop(record, independent) for record in records)
-        gain = best_gain(records, "gain")
-        over_best = best_gain(records, "gain_over_best")
-        accuracy, ece = _cell(records, on_test("accuracy")), _cell(records, on_test("ece"))
-        within = "yes" if drop <= 0.02 else "no"
-        cells.append((label(setting), round(drop, 4), within, accuracy, ece, gain, over_best))
-    return Table(
-        (
-            "ensemble",
-            "worst member's loss",
-            "within 2 points",
-            "accuracy",
-            "ECE",
-            "best gain, same score",
-            "best gain over the deep ensemble's best score",
-        ),
-        cells,
-        "Guards: accuracy that the worst member loses against the worst independent one, and the largest gain in AUROC over the deep "
-        "ensemble of all scores and averages over sets. A gain counts (*) where its interval, widened for the number of "
-        "looks, leaves out 0.",
-    )
-
-
-def member_drop(record: Record, independent: Sequence[Record]) -> float:
-    """Return how much less accurate the worst member is than the worst independent one, over its repeats."""
-    return fmean(min(each["members"]) for each in independent) - min(record["members"])
-
-
-def best_gain(records: Sequence[Record], kind: str) -> str | None:
-    """Return the largest mean gain over repeats, what it is of, and whether it is more than chance.
-
-    Chance: with n looks, an interval counts at 1 - 0.05/n. That of one run is over images; of several, over runs where wider.
-    """
-    found: dict[tuple[str, str], Estimate] = {}
-    parts = [
-        part for part in pooled_parts(records) if all(part in record.get(kind, {}) for record in records)
-    ]
-    for part in parts:
-        for score in records[0][kind][part]:
-            entries = [record[kind][part][score] for record in records]
-            over_images = max(Estimate.of([entry]).error for entry in entries)
-            pooled = Estimate.of(entries)
-            found[part, score] = Estimate(pooled.value, max(pooled.error, over_images / len(entries) ** 0.5))
-    if not found:
-        return None
-    key = max(found, key=lambda each: found[each].value)
-    value = found[key]
-    sure = value.value - bonferroni(len(found)) * value.error > 0
-    return f"{value.value:+.4f}{'*' if sure else ''} ({key[1]}, {key[0]})"
-
-
-def bonferroni(looks: int) -> float:
-    """Return how many standard errors a two-sided 95 % interval has after so many looks.
-
-    Example:
-        >>> round(bonferroni(1), 3), round(bonferroni(20), 3)
-        (1.96, 3.023)
-    """
-    from statistics import NormalDist
-
-    return NormalDist().inv_cdf(1 - 0.025 / max(looks, 1))
 
 
 def layers_table(found: Found, family: str) -> Table | None:

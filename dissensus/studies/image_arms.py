@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -191,7 +192,7 @@ def measure(
     seed: int = 0,
     **options: Any,
 ) -> Record:
-    """Evaluate on test and unknown images; return the numbers of a results file.
+    """Evaluate on test and unknown images, on a GPU in bf16 as in training; return the numbers of a results file.
 
     Args:
         members: The trained ensemble, where it is.
@@ -219,7 +220,8 @@ def measure(
         **options,
     }
     scores = None if scores is None else list(scores)
-    result = evaluate(members, sets.test, dict(sets.ood), groups=sets.ood_groups, scores=scores, **common)
+    with _as_in_training():
+        result = evaluate(members, sets.test, dict(sets.ood), groups=sets.ood_groups, scores=scores, **common)
     record: Record = {
         "test": _metrics(result.numbers, "id"),
         "members": [round(n.value, 5) for n in result.numbers if n.member is not None and n.set == "id"],
@@ -232,9 +234,10 @@ def measure(
     if corruptions is not None:
         few = (sets.test.x[:corrupted_images], sets.test.y[:corrupted_images])
         chosen = scores or ["bma"]
-        corrupted = evaluate(
-            members, few, corruptions=corruptions, severities=list(severities), scores=chosen, **common
-        )
+        with _as_in_training():
+            corrupted = evaluate(
+                members, few, corruptions=corruptions, severities=list(severities), scores=chosen, **common
+            )
         record |= _corrupted(corrupted)
     return record
 
@@ -259,20 +262,21 @@ def save_outputs(
     transform: Callable[[Tensor], Tensor] | None = None,
     batch_size: int = 1024,
 ) -> Tensor:
-    """Keep all members' logits on test and unknown images as float16, for later diagnosis; return those on test images.
+    """Keep all members' logits on test images as float16, for later diagnosis; return them.
 
-    The file has `test` (members, images, classes), `labels`, and an array for each unknown set.
+    The file has `test` (members, images, classes) and `labels`.
     """
     prepare = transform or _as_it_is
-    test = predict(members, prepare(sets.test.x), batch_size=batch_size)
-    arrays = {
-        "test": test,
-        **{name: predict(members, prepare(x), batch_size=batch_size) for name, x in sets.ood.items()},
-    }
+    with _as_in_training():
+        test = predict(members, prepare(sets.test.x), batch_size=batch_size).float().cpu()
     path.parent.mkdir(parents=True, exist_ok=True)
-    halves = {name: logits.float().cpu().numpy().astype(np.float16) for name, logits in arrays.items()}
-    np.savez_compressed(path, labels=sets.test.y.numpy(), **halves)  # type: ignore[arg-type]
-    return test.float().cpu()
+    np.savez_compressed(path, labels=sets.test.y.numpy(), test=test.numpy().astype(np.float16))
+    return test
+
+
+def _as_in_training() -> AbstractContextManager[Any]:
+    """Return the precision of `fit_images`."""
+    return torch.autocast("cuda", torch.bfloat16) if torch.cuda.is_available() else nullcontext()
 
 
 def _metrics(

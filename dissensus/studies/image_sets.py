@@ -99,10 +99,7 @@ class ImageSets:
 
     def normalise(self, x: Tensor) -> Tensor:
         """Return uint8 images as members that have no `PixelNorm` take them, float32; `transform=` of `evaluate`."""
-        mean, std = (
-            x.new_tensor(values, dtype=torch.float32)[:, None, None] for values in (self.mean, self.std)
-        )
-        return (x.float() / 255 - mean) / std
+        return normalised(x, self.mean, self.std)
 
     def describe(self) -> list[tuple[str, str, int | None, str]]:
         """Return a row for each set: name, what it is, number of images, remark."""
@@ -351,3 +348,13 @@ def _patches(pictures: Iterable[Tensor]) -> Tensor:
         for picture in pictures
     ]
     return torch.cat(cut).contiguous()
+
+
+def normalised(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """Return uint8 images as float32 with these means and deviations, over 255, taken out of their channels."""
+    # Filled on the device, not copied to it: a pass that begins with this can be captured on a GPU.
+    shift, scale = (
+        torch.cat([x.new_full((1, 1, 1), value, dtype=torch.float32) for value in values])
+        for values in (mean, std)
+    )
+    return (x.float() / 255 - shift) / scale

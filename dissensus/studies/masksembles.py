@@ -5,6 +5,7 @@ the single network; calibration. Single networks, MC dropout and a deep ensemble
 dial. With `setting="imagenet"`, the calibration curves on a folder of ImageNet's layout.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -77,9 +78,7 @@ def run(
     found = run_arms(wanted, output, settings=identity, minutes=minutes, only=arms)
     if not found.done:
         raise ValueError("No arm was finished: there is nothing to show. Give more minutes, or fewer epochs.")
-    families: dict[str, list[Record]] = {}
-    for record in found.done.values():
-        families.setdefault(record["family"], []).append(record)
+    families = in_order(found)
     measured_laws = laws(draws=1000 if quick else 5000)
     claims = mask_claims(families, measured_laws)
     outputs.sections += [
@@ -106,6 +105,14 @@ def run(
         f"One network with {NUM_MEMBERS} masks over its channels is an ensemble. The scale S says how little the masks overlap: at 1 "
         "all members are one network, at large S they share next to nothing.",
     )
+
+
+def in_order(found: Arms) -> dict[str, list[Record]]:
+    """Return the records of all seeds by what was trained: masks by their scale, then what they are compared with."""
+    families: dict[str, list[Record]] = {}
+    for record in sorted(found.done.values(), key=lambda record: record["setting"]["scale"] or math.inf):
+        families.setdefault(record["family"], []).append(record)
+    return families
 
 
 def scale_families(families: Families, batches: str = "") -> dict[float, Sequence[Record]]:
@@ -218,7 +225,7 @@ def _diversity_section(outputs: Outputs, families: Families, sets: ImageSets) ->
     split = any(scale > 1.0 for scale in scale_families(families))
     shown = {
         name: found
-        for name, found in sorted(families.items(), key=lambda item: not item[0].startswith("masks"))
+        for name, found in families.items()
         if not name.startswith("thin") and not (split and name.endswith(WHOLE))
     }
     figure = diversity_figure(shown, single, sets.num_classes)

@@ -41,7 +41,7 @@ def validate(
             if likelihood.kind == "classes":
                 labels = y.argmax(-1) if y.is_floating_point() else y
                 add("validation_accuracy", (outputs.argmax(-1) == labels).sum(-1))
-                add("ensemble_accuracy", (outputs.softmax(-1).mean(0).argmax(-1) == labels).sum())
+                add("ensemble_accuracy", (likelihood.pooled(outputs).argmax(-1) == labels).sum())
     means = {name: value / count for name, value in sums.items()}
     return (
         # Where several members are one trained network's, its value is their mean.

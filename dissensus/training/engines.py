@@ -33,6 +33,11 @@ class Engine(ABC):
     def step(self, state: State, size: int) -> None:
         """Take one step on a batch of `size` examples, changing the state in place."""
 
+    def take(self, state: State, size: int, limit: int) -> int:
+        """Take one step, or up to `limit` at once where that is faster; return how many."""
+        self.step(state, size)
+        return 1
+
 
 class Eager(Engine):
     """The step as it is written."""
@@ -69,6 +74,10 @@ class Recorded(Engine):
     def step(self, state: State, size: int) -> None:
         """Take one step."""
         self.prepare(state, size).run(state)
+
+    def take(self, state: State, size: int, limit: int) -> int:
+        """Take several steps where they are one program."""
+        return self.prepare(state, size).take(state, limit)
 
 
 def try_out(train_step: TrainStep, state: State, size: int, concurrent: int | None) -> tuple[State, bool]:

@@ -28,6 +28,10 @@ class Feed(ABC):
     def epoch(self, number: int, skip: int, state: MutableMapping[str, Tensor]) -> Iterator[int]:
         """Yield the size of each batch of the epoch after the first `skip`, once it can be read from the state."""
 
+    def alike(self, position: int) -> int:
+        """Return how many steps from this place in the epoch on have batches of one size and need nothing but the state."""
+        return 1
+
     @abstractmethod
     def batch(self, state: MutableMapping[str, Tensor], size: int) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of the step at `state["position"]`."""
@@ -43,8 +47,8 @@ class ArrayFeed(Feed):
         self.batch_size = min(batch_size, count)
         self.own = own
         self.order_keys = order_keys
-        full, rest = divmod(count, self.batch_size)
-        self.sizes = [self.batch_size] * full + ([rest] if rest and not drop_last else [])
+        self.full, rest = divmod(count, self.batch_size)
+        self.sizes = [self.batch_size] * self.full + ([rest] if rest and not drop_last else [])
         self.steps_per_epoch = len(self.sizes)
         order = torch.zeros(*order_keys.shape, count, dtype=torch.int64, device=x.device)
         self.tensors = {"data.x": x, "data.y": y, "order": order}
@@ -61,6 +65,10 @@ class ArrayFeed(Feed):
         """Draw the epoch's order, then yield batch sizes."""
         state["order"].copy_(permutation(fold(self.order_keys, number), state["order"].shape[-1]))
         yield from self.sizes[skip:]
+
+    def alike(self, position: int) -> int:
+        """Return how many batches of the same size follow, this one included."""
+        return max(1, self.full - position)
 
     def batch(self, state: MutableMapping[str, Tensor], size: int) -> tuple[Tensor, Tensor]:
         """Gather the batch: `(size, ...)`, or `(members, size, ...)` if members have orders of their own."""

@@ -17,6 +17,7 @@ from dissensus.data.sources import (
 from dissensus.members import HeadEnsemble, Members
 from dissensus.members.heads import reader_of
 from dissensus.objectives import Independent, Objective
+from dissensus.objectives.hard_delta import uniform_where_masked
 from dissensus.objectives.objective import Batches
 from dissensus.training.engines import EngineName
 from dissensus.training.feeds import ArrayFeed
@@ -128,6 +129,8 @@ def fit(
             "`objective` must be an objective of dissensus.objectives, such as Independent('mse'); got "
             f"{objective!r:.80}."
         )
+    if getattr(members, "masked_target", "label") == "uniform":
+        objective = uniform_where_masked(objective)
     seed = int(seed)
     _one_of("precision", precision, ("fp32", "bf16"))
     _one_of("last_batch", last_batch, ("keep", "drop"))
@@ -148,8 +151,9 @@ def fit(
         objective = objective.prepare(feed.tensors["data.x"])
     elif objective.prepare(sample[0]) is not objective:
         raise ValueError(
-            f"{type(objective).__name__} needs to know the ranges of all inputs. Hand over tensors or arrays, or set epsilon "
-            "as a number."
+            f"{type(objective).__name__} measures all training inputs before it begins (`of_range` of Adversarial, "
+            "`statistics='training'` of HardDelta), and this data comes in batches only. Hand over tensors or arrays, or leave that "
+            "setting out."
         )
     streams = {name: values.to(target) for name, values in objective.stream_data().items()}
     if unlabelled is not None:

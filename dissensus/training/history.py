@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -58,12 +59,12 @@ class History(Sequence[Row]):
         return [row.get(key, float("nan")) for row in self.rows]
 
     def by_epoch(self, name: str) -> list[float]:
-        """Return a column's mean over members for each check, in order."""
+        """Return a column's mean over members for each check, in order; see `mean_of`."""
         groups: dict[int, list[float]] = {}
         for row in self.rows:
             if name in row:
                 groups.setdefault(int(row["step"]), []).append(float(row[name]))
-        return [sum(values) / len(values) for values in groups.values()]
+        return [mean_of(values) for values in groups.values()]
 
     def to_pandas(self) -> Any:
         """Return a pandas DataFrame (pandas must be installed)."""
@@ -87,3 +88,14 @@ class History(Sequence[Row]):
 
     def __repr__(self) -> str:
         return f"History({len(self.rows)} rows: {', '.join(self.columns)})"
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """Return the mean over members that have a value; one that no step drew since the last check has NaN.
+
+    Example:
+        >>> mean_of([1.0, math.nan, 3.0])
+        2.0
+    """
+    known = [value for value in values if not math.isnan(value)]
+    return sum(known) / len(known) if known else math.nan

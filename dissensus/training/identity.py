@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dissensus.members import HeadEnsemble, Members
 from dissensus.objectives import Objective
+from dissensus.training.checkpoints import CheckpointError
 from dissensus.training.feeds import Feed
 from dissensus.training.run import Settings
 
@@ -65,3 +66,17 @@ def first_difference(stored: Mapping[str, Any], now: Mapping[str, Any]) -> str |
         if stored.get(key) != now.get(key):
             return f"{key} is {stored.get(key, 'absent')} there and {now.get(key, 'absent')} here"
     return None
+
+
+def check_same_run(
+    facts: Mapping[str, Any], where: str, members: Members, settings: Mapping[str, Any]
+) -> None:
+    """Refuse a checkpoint of another network or of a run with other settings; `where` names it."""
+    if (difference := first_difference(facts["architecture"], architecture(members))) is not None:
+        raise CheckpointError(
+            f"{where} is of another architecture: {difference}. Use the network it was made with."
+        )
+    if (difference := first_difference(facts["settings"], settings)) is not None:
+        raise CheckpointError(
+            f"{where} belongs to a run with other settings: {difference}. Give the same settings, or choose another folder."
+        )

@@ -53,8 +53,7 @@ class Work(ABC):
 
     def count_step(self, state: State) -> None:
         """Count the step, and the passes of BatchNorm layers, for all members at once."""
-        state["index"].add_(1)
-        state["position"].add_(1)
+        torch._foreach_add_([state["index"], state["position"]], 1)
         for amount in set(self.counters.values()):
             torch._foreach_add_(
                 [state[name] for name, added in self.counters.items() if added == amount], amount

@@ -31,6 +31,11 @@ class Replay:
         self.work.run(state, _in_turn)
         self.work.count_step(state)
 
+    def take(self, state: State, limit: int) -> int:
+        """Take one step; return how many were taken."""
+        self.run(state)
+        return 1
+
 
 def _in_turn(function: Callable[[int], None], count: int) -> None:
     for index in range(count):
@@ -70,10 +75,25 @@ class GraphReplay(Replay):
                 for _ in range(3):
                     self.work.warm_up(clone(self.static))
             torch.cuda.current_stream().wait_stream(side)
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
-                self.work.run(self.static, side_by_side)
-                self.work.count_step(self.static)
+            self.fan_out = side_by_side
+            self.graph = self._capture(1)
+        self.pace = Pace(train_step.total_steps)
+        self.several: torch.cuda.CUDAGraph | None = None
+
+    def _capture(self, steps: int) -> torch.cuda.CUDAGraph:
+        # Not torch.cuda.graph, which collects garbage first: that takes longer than all else here.
+        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            graph.capture_begin()
+            try:
+                for _ in range(steps):
+                    self.work.run(self.static, self.fan_out)
+                    self.work.count_step(self.static)
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream().wait_stream(side)
+        return graph
 
     def run(self, state: State) -> None:
         """Take one step."""
@@ -81,6 +101,45 @@ class GraphReplay(Replay):
             if name in state:
                 self.static[name].copy_(state[name], non_blocking=True)
         self.graph.replay()
+
+    def take(self, state: State, limit: int) -> int:
+        """Take one step, or a graph of several once steps turned out to be short."""
+        if limit < AT_ONCE or not self.pace.short():
+            self.run(state)
+            return 1
+        if self.several is None:
+            self.several = self._capture(AT_ONCE)
+        self.several.replay()
+        return AT_ONCE
+
+
+# Between two graphs the device waits for about 5 us. Capturing more steps as one takes tens of milliseconds, so it is for
+# short steps of long runs.
+AT_ONCE, SHORT_MS, MANY_STEPS = 8, 0.5, 5000
+
+
+class Pace:
+    """How long a step takes on the device, found from some of the first ones without waiting for them."""
+
+    first, last = 8, 24
+
+    def __init__(self, total_steps: int) -> None:
+        self.calls = 0
+        self.found: bool | None = None if total_steps >= MANY_STEPS else False
+        self.start, self.end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def short(self) -> bool:
+        """Count a step that is about to begin; whether steps are known to be short."""
+        if self.found is None:
+            self.calls += 1
+            if self.calls == self.first:
+                self.start.record()
+            elif self.calls == self.last:
+                self.end.record()
+            elif self.calls > self.last and self.end.query():
+                milliseconds = self.start.elapsed_time(self.end) / (self.last - self.first)
+                self.found = milliseconds < SHORT_MS
+        return bool(self.found)
 
 
 @contextmanager

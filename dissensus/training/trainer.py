@@ -2,8 +2,10 @@
 
 import logging
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import islice
 from typing import Any
 
 import torch
@@ -16,8 +18,8 @@ from dissensus.training.checks import Validation, Watch, validate
 from dissensus.training.dropping import carry_over, keep_orders
 from dissensus.training.engines import Engine, choose_engine
 from dissensus.training.feeds import Feed
-from dissensus.training.history import History
-from dissensus.training.identity import architecture, fingerprint, first_difference
+from dissensus.training.history import History, mean_of
+from dissensus.training.identity import architecture, check_same_run, fingerprint
 from dissensus.training.optimizers import SeparateOptimizers, make_optimizer
 from dissensus.training.packing import detach, pack
 from dissensus.training.progress import Progress
@@ -148,8 +150,10 @@ class Trainer:
             skip = self.result.step % self.feed.steps_per_epoch
             if skip == 0:
                 self.state["position"].zero_()
-            for size in self.feed.epoch(self.result.epoch, skip, self.state):
-                self._take_step(size)
+            sizes = self.feed.epoch(self.result.epoch, skip, self.state)
+            for size in sizes:
+                ahead = self._take_steps(size) - 1
+                deque(islice(sizes, ahead), maxlen=0)
                 progress.update(self.result.step, self.result.epoch + 1)
                 if every != "epoch" and self.result.step % every == 0:
                     start = self._check(progress, start)
@@ -166,7 +170,8 @@ class Trainer:
                 self._handle_divergence()
                 self._save("last")
 
-    def _take_step(self, size: int) -> None:
+    def _take_steps(self, size: int) -> int:
+        """Take one step, or as many as the engine takes at once; return how many."""
         if self.engine is None:
             steps = self.total_steps - self.result.step
             self.engine = choose_engine(
@@ -178,8 +183,12 @@ class Trainer:
                 self.settings.concurrent_members,
             )
             self.result.engine = self.engine.name
-        self.engine.step(self.state, size)
-        self.result.step += 1
+        limit = self.feed.alike(self.result.step % self.feed.steps_per_epoch)
+        if (every := self.settings.check_every) != "epoch":
+            limit = min(limit, every - self.result.step % every)
+        taken = self.engine.take(self.state, size, limit)
+        self.result.step += taken
+        return taken
 
     def _check(self, progress: Progress, start: float) -> float:
         """Read the sums, validate, and decide what follows."""
@@ -206,7 +215,7 @@ class Trainer:
         self.result.history.add(head, self.members.member_ids, per_member, whole)
         if self.folder is not None:
             self.result.history.save(self.folder.folder / "history.csv")
-        values = {name: sum(v) / len(v) for name, v in per_member.items()} | whole
+        values = {name: mean_of(v) for name, v in per_member.items()} | whole
         progress.values({name: value for name, value in values.items() if name not in NOT_SHOWN})
         self._select(values)
         if self.settings.callback is not None:
@@ -256,9 +265,11 @@ class Trainer:
         if (losses := self.state.get("sum.loss")) is not None:
             bad |= ~torch.isfinite(losses)
         for block in self.step.blocks:
-            rows = list(block.members) if block.members is not None else list(range(count))
-            # One pass and no temporary as large as all weights; in double precision finite values cannot overflow.
-            bad[rows] |= ~torch.isfinite(block.flat.sum(1, dtype=torch.float64))
+            # One pass and no temporary as large as all weights; the sum of finite values may overflow.
+            broken = ~torch.isfinite(block.flat.sum(1))
+            if bool(broken.any()):
+                broken[broken.clone()] = ~torch.isfinite(block.flat[broken]).all(1)
+            bad[list(block.members) if block.members is not None else slice(None)] |= broken
         return bad.nonzero().flatten().tolist()
 
     def _last_good(self) -> str:
@@ -357,15 +368,7 @@ class Trainer:
             keep = [self.first_ids.index(member) for member in facts["members"]]
             self.members.keep_members(keep)
             keep_orders(self.feed, keep)
-        if (difference := first_difference(facts["architecture"], architecture(self.members))) is not None:
-            raise CheckpointError(
-                f"{where} is of another architecture: {difference}. Use the network it was made with."
-            )
-        settings = fingerprint(self.settings, self.objective, self.feed)
-        if (difference := first_difference(facts["settings"], settings)) is not None:
-            raise CheckpointError(
-                f"{where} belongs to a run with other settings: {difference}. Give the same settings, or choose another folder."
-            )
+        check_same_run(facts, where, self.members, fingerprint(self.settings, self.objective, self.feed))
         return tensors, facts
 
     def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:

@@ -68,10 +68,15 @@ def box_pixelate(images: Tensor, height: int, width: int) -> Tensor:
     Pillow rounds after the columns and after the rows. Enlarging only repeats pixels, which commutes with
     rounding, so each axis goes down and up by one matrix.
     """
-    columns = box_matrix(width, images.shape[-1]) @ box_matrix(images.shape[-1], width)
-    rows = box_matrix(height, images.shape[-2]) @ box_matrix(images.shape[-2], height)
-    wide = (images.double() @ columns.T.to(images.device)).add_(0.5).floor_()
-    return (rows.to(images.device) @ wide).add_(0.5).to(torch.int16).to(torch.uint8)
+    columns = _box_and_back(images.shape[-1], width).to(images.device)
+    rows = _box_and_back(images.shape[-2], height).to(images.device)
+    wide = (images.double() @ columns.T).add_(0.5).floor_()
+    return (rows @ wide).add_(0.5).to(torch.int16).to(torch.uint8)
+
+
+@lru_cache(maxsize=128)
+def _box_and_back(size: int, smaller: int) -> Tensor:
+    return box_matrix(smaller, size) @ box_matrix(size, smaller)
 
 
 @lru_cache(maxsize=128)

@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from dissensus.data.corruptions._draws import integers, normal, uniform
+from dissensus.data.corruptions._draws import bits, integers, normal, share_below, uniform
 from dissensus.data.corruptions._filters import gaussian_matrix, separable
 from dissensus.data.corruptions._pixels import luma, to_uint8
 from dissensus.data.corruptions._warps import positions, sample
@@ -43,15 +43,17 @@ def checkerboard_cutout(images: Tensor, keys: Tensor, fraction: float) -> Tensor
     size = uniform(keys, (1, 1), low=0.1, high=0.25).double() * side
     angle = uniform(keys, (1, 1), high=2 * math.pi, stream=1).double()
     down, right = rows - (images.shape[2] - 1) / 2, columns - (images.shape[3] - 1) / 2
-    first = ((down * angle.cos() + right * angle.sin()) / size).floor().long()
-    second = ((right * angle.cos() - down * angle.sin()) / size).floor().long()
+    sine, cosine = angle.sin(), angle.cos()
+    first = (down * cosine + right * sine).div_(size).floor_().int()
+    second = (right * cosine - down * sine).div_(size).floor_().int()
     # Enough squares of the smallest size to cover the diagonal, counted from the centre.
     reach = math.ceil(math.hypot(*images.shape[2:]) / (2 * 0.1 * side)) + 1
-    cut = uniform(keys, (4 * reach * reach,), stream=2) < fraction
-    square = (first + reach) * (2 * reach) + second + reach
-    black = first.add_(second).bitwise_and_(1) == 0
-    chosen = cut.gather(1, square.flatten(1)).view_as(square) & black
-    return images.masked_fill(chosen[:, None], int(_GREY))
+    cut = bits(keys, (2 * reach, 2 * reach), stream=2).lt_(share_below(fraction)).neg_()
+    black = (first + second).bitwise_and_(1).sub_(1)
+    square = first.add_(reach).mul_(2 * reach).add_(second).add_(reach)
+    # Masks of bits, all set where a pixel is greyed out.
+    grey = _looked_up(cut.flatten(1), square).bitwise_and_(black).to(torch.uint8)[:, None]
+    return images.bitwise_and(~grey).bitwise_or_(grey & int(_GREY))
 
 
 def lines(images: Tensor, keys: Tensor, density: float) -> Tensor:
@@ -71,9 +73,9 @@ def lines(images: Tensor, keys: Tensor, density: float) -> Tensor:
     for i in range(most):
         down, right = rows - point[:, 0, i] * height, columns - point[:, 1, i] * width
         distance = (down * cosine[:, i] - right * sine[:, i]).abs_()
-        cover = (0.5 + thickness / 2 - distance).clamp_(0.0, 1.0)
-        clear *= 1 - cover * drawn[:, i, None, None]
-    return to_uint8((images.float() - _GREY) * clear[:, None] + _GREY)
+        cover = distance.neg_().add_(0.5 + thickness / 2).clamp_(0.0, 1.0)
+        clear.mul_(cover.mul_(drawn[:, i, None, None]).neg_().add_(1.0))
+    return to_uint8(images.float().sub_(_GREY).mul_(clear[:, None]).add_(_GREY))
 
 
 def sparkles(images: Tensor, keys: Tensor, radius: float, number: int = 5) -> Tensor:
@@ -81,39 +83,46 @@ def sparkles(images: Tensor, keys: Tensor, radius: float, number: int = 5) -> Te
     dark = torch.ones(images.shape[0], *images.shape[2:], dtype=torch.float64, device=images.device)
     for i in range(number):
         centre = uniform(keys, (2,), stream=4 * i)
-        dark *= 1 - _star(images, keys, centre, radius, 1.0, stream=4 * i + 1)
+        dark.mul_(_star(images, keys, centre, radius, stream=4 * i + 1).neg_().add_(1.0))
     return _blend(images, dark)
 
 
 def inverse_sparkles(images: Tensor, keys: Tensor, sharpness: float) -> Tensor:
     """Whitens the image outside one large star, the more abruptly the larger `sharpness`."""
     centre = uniform(keys, (2,), low=0.25, high=0.75)
-    return _blend(images, _star(images, keys, centre, 0.25, sharpness, stream=1))
+    # By way of the logarithm, which is faster than a power.
+    light = _star(images, keys, centre, 0.25, stream=1).log_().mul_(sharpness).exp_()
+    return _blend(images, light)
 
 
-def _star(images: Tensor, keys: Tensor, centre: Tensor, radius: float, power: float, stream: int) -> Tensor:
+def _star(images: Tensor, keys: Tensor, centre: Tensor, radius: float, stream: int) -> Tensor:
     """Light of a star with rays of random length, from 0 to 1, float64 `(batch, height, width)`."""
     (rows, columns), (height, width) = positions(images), images.shape[-2:]
     down = rows.double() - centre[:, 0, None, None] * (height - 1)
     right = columns.double() - centre[:, 1, None, None] * (width - 1)
-    around = (torch.atan2(down, right) / (2 * math.pi) + 0.5) * _RAYS
-    ray = around.long()
-    share = around - ray
+    around = torch.atan2(down, right).div_(2 * math.pi).add_(0.5).mul_(_RAYS)
+    ray = around.floor()
+    share, ray = around.sub_(ray), ray.int()
     length = (normal(keys, (_RAYS,), stream=stream) * 0.25 + 1).clamp_(min=0.1).double() * (
         radius * _side(images)
     )
     # The last rays are followed by the first.
     length = torch.cat([length, length[:, :2]], dim=1)
-    this, following = (length.gather(1, part.flatten(1)).view_as(ray) for part in (ray, ray + 1))
-    reach = this.mul_(1 - share).add_(following.mul_(share))
+    reach = _looked_up(length[:, :-1], ray).addcmul_(_looked_up(length.diff(dim=1), ray), share)
     # Brightest along the middle of a ray.
-    light = reach.square_().mul_(1 - (share - 0.5).square_()).div_(down**2 + right**2 + 1e-4)
-    return (light if power == 1 else light**power).clamp_(0.0, 1.0)
+    middle = share.sub_(0.5).square_().neg_().add_(1.0)
+    return reach.square_().mul_(middle).div_(down.square() + (right.square() + 1e-4)).clamp_(0.0, 1.0)
+
+
+def _looked_up(table: Tensor, places: Tensor) -> Tensor:
+    """Values of each image's row of a table, `(batch, size)`, at int32 places `(batch, height, width)`."""
+    first = torch.arange(len(table), dtype=torch.int32, device=table.device) * table.shape[1]
+    return table.flatten().index_select(0, (places + first[:, None, None]).flatten()).view(places.shape)
 
 
 def _blend(images: Tensor, weight: Tensor) -> Tensor:
     """The image where `weight` is 1, white where it is 0."""
-    return to_uint8((images.float() - _WHITE) * weight[:, None].float() + _WHITE)
+    return to_uint8(images.float().sub_(_WHITE).mul_(weight[:, None].float()).add_(_WHITE))
 
 
 def pinch_and_twirl(images: Tensor, keys: Tensor, angle: float, amount: float) -> Tensor:
@@ -150,9 +159,8 @@ def brownish_noise(images: Tensor, keys: Tensor, sd: float) -> Tensor:
     """Adds noise of standard deviation `sd` (range 0 to 1) whose amplitude falls as frequency^-1.5."""
     height, width = images.shape[-2:]
     noise = normal(keys, tuple(images.shape[1:])).double()
-    brown = torch.fft.irfft2(
-        torch.fft.rfft2(noise) * _brown_gain(height, width).to(images.device), s=(height, width)
-    )
+    spectrum = torch.fft.rfft2(noise).mul_(_brown_gain(height, width).to(images.device))
+    brown = torch.fft.irfft2(spectrum, s=(height, width))
     return to_uint8(brown.mul_(255 * sd).float().add_(images.float()))
 
 

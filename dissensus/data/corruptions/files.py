@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 
-def load_corrupted(folder: str | Path, name: str, severity: int) -> Tensor:
+def load_corrupted(folder: str | Path, name: str, severity: int, rows: slice = slice(None)) -> Tensor:
     """Read one corruption at one severity from CIFAR-10-C, CIFAR-100-C or CIFAR-10-C-bar files.
 
     Such a folder holds one array a corruption, `NAME.npy`, uint8 `(5 n, height, width, 3)`: the test set of n
@@ -17,6 +17,7 @@ def load_corrupted(folder: str | Path, name: str, severity: int) -> Tensor:
         folder: Where the `.npy` files are.
         name: The file's name without its ending, for example "fog".
         severity: 1 to 5.
+        rows: Which images of the test set to read; all of them by default.
 
     Returns:
         uint8 `(n, 3, height, width)`, in the order of the test set.
@@ -46,5 +47,5 @@ def load_corrupted(folder: str | Path, name: str, severity: int) -> Tensor:
             f"{images.shape}. Was it made by another program?"
         )
     per_severity = len(images) // 5
-    part = images[(severity - 1) * per_severity : severity * per_severity]
-    return torch.from_numpy(np.ascontiguousarray(part.transpose(0, 3, 1, 2)))
+    part = images[(severity - 1) * per_severity : severity * per_severity][rows]
+    return torch.from_numpy(np.array(part.transpose(0, 3, 1, 2), order="C"))

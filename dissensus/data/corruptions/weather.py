@@ -73,7 +73,7 @@ def frost(
     windows = pixels.flatten().unfold(0, width, 1)
     crops = windows.index_select(0, (planes + lines[:, None]).flatten()).view(-1, 3, height, width)
     layer = luma(crops) if images.shape[1] == 1 else crops
-    return to_uint8((layer * frost_weight).add_(images.float() * image_weight))
+    return to_uint8(layer.mul_(frost_weight).add_(images.float().mul_(image_weight)))
 
 
 def spatter(

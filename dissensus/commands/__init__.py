@@ -1,0 +1,15 @@
+"""Commands that train a run from a recipe, and score, evaluate and report it. Each imports what it needs when it runs."""
+
+import typer
+
+from dissensus.commands.measuring import diagnose, evaluate, score
+from dissensus.commands.pages import report
+from dissensus.commands.training import train
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to a command line."""
+    for command in (train, score, evaluate, diagnose, report):
+        app.command()(command)

@@ -1,0 +1,215 @@
+"""`dissensus score`, `evaluate` and `diagnose`: a trained run and data in, tables and files out."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dissensus.commands.options import (
+    EVALUATION,
+    AllowImport,
+    BatchSize,
+    Device,
+    RunFolder,
+    load_trained,
+    note,
+)
+from dissensus.commands.sets import corruption_names, known_data, sets_of, severity_numbers, targets_of
+
+
+def score(
+    run: RunFolder,
+    data: Annotated[
+        str, typer.Argument(metavar="DATA", help="A file or folder of inputs; FILE.npz#test for a split.")
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="Where to write: .csv or .parquet.")
+    ],
+    batch_size: BatchSize = 1024,
+    device: Device = "auto",
+    allow_import: AllowImport = False,
+) -> None:
+    """Predict inputs with a run, and say how uncertain each prediction is.
+
+    Writes one row an input: prediction, confidence and every score. A score is higher where the ensemble is less certain.
+    """
+    from dissensus.recipes.scoring import check_table_path, score_inputs, write_table
+
+    check_table_path(output)
+    loaded_run = load_trained(run, device, allow_import)
+    loaded = loaded_run.preprocessing.read(data)
+    note(data, loaded.notes)
+    table = score_inputs(loaded_run, loaded, batch_size=batch_size)
+    write_table(table, output)
+    typer.echo(f"{len(loaded)} inputs scored: {output}")
+    by = "total_entropy" if "total_entropy" in table else "total_variance"
+    if by in table:
+        worst = sorted(range(len(loaded)), key=lambda row: -table[by][row])[:5]
+        typer.echo(
+            f"Least certain by {by}: {', '.join(str(table.get('file', table['row'])[row]) for row in worst)}"
+        )
+
+
+def evaluate(
+    run: RunFolder,
+    ood: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=DATA", help="Unknown inputs to tell from the known ones; may be repeated."
+        ),
+    ] = None,
+    suite: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SUITE=DIR",
+            help="A named suite of unknown sets in a folder, such as openood-cifar10=DIR.",
+        ),
+    ] = None,
+    group: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=SET,SET",
+            help="Unknown sets to average, such as near=cifar100,tin; may be repeated.",
+        ),
+    ] = None,
+    corruptions: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Corrupt the known images: standard, extra, cbar, all, or names with commas.",
+        ),
+    ] = None,
+    severities: Annotated[
+        str, typer.Option(metavar="NUMBERS", help="Severities of the corruptions.")
+    ] = "1,2,3,4,5",
+    corruption_folder: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Read corrupted images from files such as CIFAR-10-C's; --data is the test set they were made of.",
+            show_default=False,
+        ),
+    ] = None,
+    frost_folder: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Take frost from these pictures.", show_default=False),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="DATA", help="Known inputs with targets; by default what the recipe held out."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", help="Folder for evaluation.json.", show_default="RUN"),
+    ] = None,
+    bootstrap: Annotated[int, typer.Option(min=0, help="Resamples behind the intervals.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Decides resamples and corruptions.")] = 0,
+    batch_size: BatchSize = 1024,
+    device: Device = "auto",
+    allow_import: AllowImport = False,
+) -> None:
+    """Measure a run in one pass: predictions, every score, every set.
+
+    Known inputs are the rows that the recipe held out as its test part. Classes that the recipe left out are unknown
+    inputs without being named.
+    """
+    from dissensus.evaluation import evaluate as evaluate_members
+
+    loaded_run = load_trained(run, device, allow_import)
+    known, unknown, groups = sets_of(loaded_run, data, ood or (), suite or (), group or ())
+    result = evaluate_members(
+        loaded_run.ensemble,
+        known,
+        ood=unknown,
+        groups=groups,
+        corruptions=corruption_names(corruptions),
+        severities=severity_numbers(severities),
+        corruption_folder=corruption_folder,
+        frost_folder=frost_folder,
+        transform=loaded_run.preprocessing,
+        loss=loaded_run.recipe.likelihood.name,
+        class_names=loaded_run.preprocessing.classes,
+        name=run.resolve().name,
+        bootstrap=bootstrap,
+        seed=seed,
+        batch_size=batch_size,
+    )
+    typer.echo(result.table())
+    path = result.save((output or run) / EVALUATION)
+    typer.echo(f"\nEverything measured: {path}\nNext: dissensus report {path.parent} -o report.html")
+
+
+def diagnose(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN|PREDICTIONS",
+            help="Folder of a trained run; or member outputs and targets in .npz, .parquet or .csv.",
+        ),
+    ],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DATA", help="Held-out inputs with targets; by default what the recipe held out."
+        ),
+    ] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(
+            help="Loss of predictions: mse, cross_entropy, brier, ...", show_default="from the targets"
+        ),
+    ] = None,
+    average: Annotated[
+        str | None,
+        typer.Option(
+            help="What the ensemble averages: probs or scores.", show_default="as trained, or probs"
+        ),
+    ] = None,
+    drop_per: Annotated[
+        str, typer.Option(help="Drop other members for each example, or for the whole set.")
+    ] = "example",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="DIR",
+            help="Folder for the results.",
+            show_default="RUN, or beside PREDICTIONS",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Decides which members are dropped.")] = 0,
+    batch_size: BatchSize = 1024,
+    device: Device = "auto",
+    allow_import: AllowImport = False,
+) -> None:
+    """Tell whether members know different things, or only cancel each other (collude).
+
+    Prints the verdict and how to read it; writes diagnosis.json and diagnosis.html with drop curves, offsets, errors over
+    training and diversity of pairs.
+    """
+    from dissensus.recipes.diagnosing import diagnose_predictions, diagnose_run
+    from dissensus.reporting.diagnosis import write_diagnosis
+
+    if source.is_dir():
+        if loss is not None:
+            raise ValueError("The loss of a run is in its recipe; leave --loss out.")
+        loaded_run = load_trained(source, device, allow_import)
+        known, _ = known_data(loaded_run, data)
+        note("held-out inputs", known.notes)
+        finding = diagnose_run(
+            loaded_run,
+            source,
+            (known.x, targets_of(loaded_run, known)),
+            average=average,
+            drop_per=drop_per,
+            seed=seed,
+            batch_size=batch_size,
+        )
+    else:
+        finding = diagnose_predictions(source, loss=loss, average=average, drop_per=drop_per, seed=seed)
+    typer.echo(finding.explain())
+    folder = output or (source if source.is_dir() else source.parent)
+    path = finding.save(folder / "diagnosis.json")
+    page = write_diagnosis(finding, folder / "diagnosis.html", f"Diagnosis of {source.resolve().stem}")
+    typer.echo(f"\nEverything measured: {path}\nPage with pictures: {page}")

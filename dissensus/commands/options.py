@@ -1,0 +1,49 @@
+"""Arguments that commands share, the run they are about, and what is said beside results."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from dissensus.recipes import LoadedRun
+
+EVALUATION = "evaluation.json"
+
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a trained run.")]
+AllowImport = Annotated[
+    bool,
+    typer.Option(
+        "--allow-import", help="Let the recipe import its network from a module; runs that module's code."
+    ),
+]
+Device = Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda, cuda:1, ...")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Inputs that go through the members at once.")]
+
+
+def load_trained(folder: Path, device: str, allow_import: bool) -> "LoadedRun":
+    """Read a trained run and put its ensemble on a device."""
+    import torch
+
+    from dissensus.recipes import load_run
+
+    run = load_run(folder, allow_import=allow_import)
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        run.ensemble.to(torch.device(device))
+    except (RuntimeError, AssertionError) as problem:
+        raise ValueError(f"The device {device!r} cannot be used: {str(problem).splitlines()[0]}") from None
+    return run
+
+
+def note(name: str, notes: Iterable[str]) -> None:
+    """Tell the user what was assumed or changed about a set."""
+    for note in notes:
+        say(f"{name}: {note}")
+
+
+def say(text: str) -> None:
+    """Tell the user something that is not a result."""
+    typer.echo(text, err=True)

@@ -1,0 +1,79 @@
+"""Known images in, corrupted copies out: made here, or read from the files of a published set."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+Cell: TypeAlias = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Corruptor:
+    """Which corruptions are applied, and how.
+
+    Attributes:
+        cells: Corruptions and severities.
+        seed: Decides what is random about a corruption.
+        folder: Files of a published set to read copies from; None to make them.
+        frost_folder: Pictures to take frost from; None for grown textures.
+    """
+
+    cells: tuple[Cell, ...] = ()
+    seed: int = 0
+    folder: Path | None = None
+    frost_folder: Path | None = None
+
+    def copies(self, raw: Tensor, labels: Tensor | None, start: int) -> Iterable[tuple[Cell, Tensor]]:
+        """Yield each cell with its copy of a batch whose first row has this number in the set."""
+        if not self.cells:
+            return
+        if raw.ndim != 4 or raw.dtype != torch.uint8:
+            raise ValueError(
+                f"Known inputs must be uint8 images (batch, channels, height, width) for `corruptions`; got {raw.dtype} of "
+                f"shape {tuple(raw.shape)}. Give raw images and a `transform` that makes them what members take."
+            )
+        if self.folder is not None and labels is not None:
+            self._check_labels(self.folder, labels, start)
+        for cell in self.cells:
+            yield cell, self._made(raw, cell, start) if self.folder is None else self._read(raw, cell, start)
+
+    def _made(self, raw: Tensor, cell: Cell, start: int) -> Tensor:
+        from dissensus.data.corruptions import corrupt
+
+        frost = str(self.frost_folder) if self.frost_folder is not None and cell[0] == "frost" else None
+        index = torch.arange(start, start + len(raw), device=raw.device)
+        return corrupt(raw, *cell, seed=self.seed, index=index, frost_folder=frost)
+
+    def _read(self, raw: Tensor, cell: Cell, start: int) -> Tensor:
+        from dissensus.data.corruptions import load_corrupted
+
+        assert self.folder is not None
+        copy = load_corrupted(self.folder, *cell, rows=slice(start, start + len(raw)))
+        if copy.shape != raw.shape:
+            raise ValueError(
+                f"{cell[0]}.npy must hold a copy of every known image; rows {start} to {start + len(raw) - 1} are shaped "
+                f"{tuple(copy.shape)} there and {tuple(raw.shape)} here. Evaluate the test set that it was made of, in its "
+                "order."
+            )
+        return copy.to(raw.device)
+
+    def _check_labels(self, folder: Path, labels: Tensor, start: int) -> None:
+        """Refuse known images in another order than that of the files, where these come with labels."""
+        import numpy as np
+
+        path = folder / "labels.npy"
+        if not path.exists():
+            return
+        theirs = torch.from_numpy(np.load(path, mmap_mode="r")[start : start + len(labels)].astype(np.int64))
+        ours = labels.cpu()
+        if ours.shape == theirs.shape and torch.equal(ours.long(), theirs):
+            return
+        row = int((ours != theirs).nonzero()[0]) if ours.shape == theirs.shape else 0
+        raise ValueError(
+            f"Labels of the known images must be those of {path.name} in the folder of corruptions; row {start + row} "
+            "differs. Evaluate the test set that the files were made of, in its order."
+        )

@@ -1,0 +1,28 @@
+"""Records as the arms of `diversification` leave them, with numbers made up for tests."""
+
+
+def fake(setting, *, pds=0.8, bma=0.7, worst=0.9, unique=1.2, accuracy=0.9, seconds=0.1, gain=0.0):
+    """Return the record of an ensemble of two members."""
+
+    def value(x, spread=0.005):
+        return [x, x - spread, x + spread]
+
+    parts = ("C-1", "C-5", "near", "far")
+    found = {"predictive_diversity": value(pds), "bma": value(bma)}
+    return {
+        "setting": {**setting.__dict__},
+        "family": setting.family,
+        "row": setting.row,
+        "test": {"accuracy": value(accuracy), "member_accuracy": value(worst), "ece": [0.02, None, None]},
+        "members": [worst, 0.95],
+        "unique": {part: value(unique) for part in ("test", *parts)},
+        "pds": {part: value(1 + setting.strength) for part in ("test", *parts)},
+        "accuracy": {
+            p: {"mean_logits": value(accuracy), "oracle": value(worst)} for p in ("test", "C-1", "C-5")
+        },
+        "auroc": {part: found for part in parts},
+        "pds_minus": {part: {"bma": value(pds - bma)} for part in parts},
+        "gain": {part: {"bma": value(gain)} for part in parts},
+        "gain_over_best": {part: {"bma": value(gain)} for part in parts},
+        "training": {"epoch_seconds": seconds, "epochs": 1, "seconds": 1.0},
+    }
