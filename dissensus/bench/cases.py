@@ -256,7 +256,7 @@ def masksembles(options: Options) -> list[Result]:
         size, batch, steps, turn, engine, inputs, at_once = 32, 128, 100, 10, "compiled", 8192, 512
     else:
         make = _small_resnet18
-        size, batch, steps, turn, engine, inputs, at_once = 16, 32, 4, 2, "captured", 128, 64
+        size, batch, steps, turn, engine, inputs, at_once = 16, 32, 4, 2, "captured", 384, 64
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(batch * steps, 3, size, size, generator=generator).to(options.device)
     y = torch.randint(0, 10, (batch * steps,), generator=generator).to(options.device)
