@@ -1,6 +1,7 @@
 """Records of `diversification` in, its figures out."""
 
 from collections.abc import Callable, Mapping, Sequence
+from math import ceil
 from typing import TYPE_CHECKING
 
 import torch
@@ -69,6 +70,15 @@ def example_figure() -> "matplotlib.figure.Figure":
     return figure
 
 
+def _in_rows(count: int) -> tuple["matplotlib.figure.Figure", list["matplotlib.axes.Axes"]]:
+    """Return a figure of so many panels, three a row: more side by side cannot be read on a page."""
+    columns = min(count, 3)
+    figure, axes = plots.panels(columns, ceil(count / columns), width=3.2, height=2.8)
+    for ax in axes[count:]:
+        ax.axis("off")
+    return figure, axes[:count]
+
+
 def strength_figure(found: Found, family: str, size: int = 5) -> "matplotlib.figure.Figure | None":
     """Draw figure 5's first half: diversity, AUROC and members' accuracy against the strength."""
 
@@ -80,7 +90,7 @@ def strength_figure(found: Found, family: str, size: int = 5) -> "matplotlib.fig
     if len({setting.strength for setting in rows}) < 3:
         return None
     parts = pooled_parts(found.records.values())
-    figure, axes = plots.panels(len(parts) + 2, width=3.1, height=3.0)
+    figure, axes = _in_rows(len(parts) + 2)
     panels: list[tuple[str, Callable[[Record], float]]] = [
         ("mean PDS on C-5 (sum)", lambda record: float(record["pds"]["C-5"][0])),
         ("worst member's accuracy", lambda record: float(min(record["members"]))),
@@ -123,7 +133,7 @@ def size_figure(found: Found, family: str) -> "matplotlib.figure.Figure | None":
         ("mean PDS on C-5 (sum)", lambda record: float(record["pds"]["C-5"][0])),
         *((f"AUROC of PDS, {part}", _value(part, SCORES["PDS"])) for part in parts),
     ]
-    figure, axes = plots.panels(len(panels), width=3.1, height=3.0)
+    figure, axes = _in_rows(len(panels))
     kinds = (
         ("deep", PUBLISHED, "deep ensemble", plots.COLOURS[2]),
         ("ldr", PUBLISHED, "published", plots.COLOURS[1]),
