@@ -437,3 +437,54 @@ def test_a_gpu_gives_the_same_numbers(data):
         [n.value for n in on_cpu.numbers], [n.value for n in on_gpu.numbers], rtol=1e-3, atol=1e-3
     )
     assert on_cpu.sets == on_gpu.sets
+
+
+def test_copies_of_one_member_are_not_clearly_better_than_fewer_copies():
+    known, far = torch.randn(300, 4) * 2, torch.randn(200, 4) * 0.05
+    targets = torch.randint(4, (300,))
+
+    def copies(count):
+        ens = ds.DeepEnsemble(lambda: nn.Linear(4, 4, bias=False), count)
+        with torch.no_grad():
+            for weight in ens.parameters():
+                weight.copy_(torch.eye(4).expand_as(weight))
+        return ds.evaluate(ens, (known, targets), ood={"far": far}, bootstrap=100)
+
+    one = ds.compare(copies(2), copies(3)).difference("brier")
+    assert one.low <= 0 <= one.high
+
+
+def test_intervals_hold_their_value_and_stay_in_range():
+    known, targets = torch.randn(60, 4) * 3, torch.arange(60) % 4
+    ens = ds.DeepEnsemble(lambda: nn.Linear(4, 4), 3)
+    found = ds.evaluate(ens, (known, targets), ood={"far": 20 + torch.randn(40, 4)}, bootstrap=200)
+    bounded = [number for number in found.numbers if number.low is not None and 0 <= number.value <= 1]
+    assert len(bounded) > 20
+    assert all(number.low >= 0 for number in bounded)
+    assert not any(1 < number.high < 1 + 1e-5 for number in bounded)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"bootstrap": 2.5}, "`bootstrap` must be a whole number; got 2.5"),
+        ({"bootstrap": None}, "`bootstrap` must be a whole number"),
+        ({"bootstrap": -1}, "`bootstrap` must be at least 0"),
+        ({"batch_size": 0}, "`batch_size` must be at least 1"),
+        ({"seed": 1.5}, "`seed` must be a whole number"),
+        ({"class_names": ["a", "b", "b"]}, "name each class once; got 'b' twice"),
+    ],
+)
+def test_numbers_that_are_no_whole_numbers_are_refused(settings, words):
+    ens = ds.DeepEnsemble(lambda: nn.Linear(4, 3), 2)
+    with pytest.raises(ValueError, match=words):
+        ds.evaluate(ens, (torch.randn(20, 4), torch.arange(20) % 3), **settings)
+
+
+def test_numbers_of_numpy_are_whole_numbers(tmp_path):
+    ens = ds.DeepEnsemble(lambda: nn.Linear(4, 3), 2)
+    found = ds.evaluate(
+        ens, (torch.randn(60, 4), torch.arange(60) % 3), bootstrap=np.int64(50), seed=np.int64(0)
+    )
+    found.save(tmp_path / "evaluation.json")
+    assert (found.bootstrap, found.seed) == (50, 0)

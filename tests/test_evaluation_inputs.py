@@ -190,8 +190,8 @@ def test_unknown_scores(ensemble):
 def test_settings_out_of_range(ensemble):
     data = labelled(20)
     refused("`loss` must be one of", ensemble, data, loss="hinge")
-    refused("got -1 and 1024", ensemble, data, bootstrap=-1)
-    refused("got 0 and 0", ensemble, data, batch_size=0)
+    refused("`bootstrap` must be at least 0; got -1", ensemble, data, bootstrap=-1)
+    refused("`batch_size` must be at least 1; got 0", ensemble, data, batch_size=0)
     refused("`weights` must sum to 1", ensemble, data, weights=torch.ones(3))
     refused(r"`weights` must be shaped \(3,\)", ensemble, data, weights=torch.ones(2) / 2)
     refused(

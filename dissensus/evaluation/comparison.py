@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dissensus.evaluation.resampling import BIASED
+from dissensus.evaluation.resampling import BIASED, ROUNDING
 from dissensus.evaluation.results import LEVEL, Evaluation, Kind, Number
 from dissensus.metrics import HIGHER_IS_BETTER
 
@@ -156,6 +156,9 @@ def _difference(first: Number, second: Number, low: float, high: float) -> Diffe
     value = second.value - first.value
     if first.metric in BIASED:
         low, high = min(value, 2 * value - high), max(value, 2 * value - low)
+    if max(abs(end) for end in (value, low, high)) <= ROUNDING * max(1.0, abs(first.value)):
+        # All of it is rounding: the interval must not leave out zero.
+        low, high = min(low, 0.0), max(high, 0.0)
     return Difference(*first.key, first.value, second.value, value, low, high)
 
 

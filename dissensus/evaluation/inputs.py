@@ -74,6 +74,10 @@ def named_sets(
     known = loaded_or_same(id_data, ID)
     if class_names is None and isinstance(known, Loaded):
         class_names = known.classes
+    if class_names is not None:
+        class_names = [str(name) for name in class_names]
+        if twice := [name for name in class_names if class_names.count(name) > 1]:
+            raise ValueError(f"`class_names` must name each class once; got {twice[0]!r} twice.")
     sets = [NamedSet(ID, "id", as_pairs(known, ID, class_names))]
     for name, data in (shifted or {}).items():
         sets.append(NamedSet(name, "shifted", as_pairs(loaded_or_same(data, name), name, class_names)))
@@ -83,7 +87,7 @@ def named_sets(
         for other in sets[:place]:
             if _inputs_of(part) is _inputs_of(other):
                 raise ValueError(_twice(other.name, part.name))
-    return sets, tuple(map(str, class_names or ()))
+    return sets, tuple(class_names or ())
 
 
 def checked_groups(

@@ -1,8 +1,11 @@
 """An ensemble and sets of inputs in, one pass over each, an Evaluation out."""
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
+from operator import index
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,6 +37,8 @@ from dissensus.members import Members
 from dissensus.members.modes import evaluation_mode
 from dissensus.objectives.likelihoods import likelihood_of
 from dissensus.types import MemberWeights
+
+log = logging.getLogger("dissensus")
 
 _HISTOGRAM_BINS = 32
 _ROC_POINTS = 129
@@ -123,9 +128,11 @@ def evaluate(
             f"`members` must be an ensemble, such as a DeepEnsemble; got {type(members).__name__}. Wrap networks with "
             "`ds.DeepEnsemble.from_members([net, ...])`."
         )
-    if bootstrap < 0 or batch_size < 1:
-        raise ValueError(
-            f"`bootstrap` must not be negative and `batch_size` at least 1; got {bootstrap} and {batch_size}."
+    bootstrap, batch_size = _whole("bootstrap", bootstrap, 0), _whole("batch_size", batch_size, 1)
+    seed = _whole("seed", seed)
+    if 0 < bootstrap < FEW_RESAMPLES:
+        log.warning(
+            "%d resamples are too few for 95 %% intervals; take 1000, or 0 for no intervals", bootstrap
         )
     if weights is not None:
         check_weights(weights, members.num_members)
@@ -175,6 +182,21 @@ def evaluate(
         gallery=tuple(item for part in samples for item in part.disputed),
         diagnosis=reader.known.diagnose(loss, task.task == "density", weights, seed),
     )
+
+
+# With fewer, an end of a 95 % interval is one resample.
+FEW_RESAMPLES = 40
+
+
+def _whole(name: str, value: Any, least: int | None = None) -> int:
+    """Return a whole number as Python's own, or say what is wrong with it."""
+    try:
+        number = index(value)
+    except TypeError:
+        raise ValueError(f"`{name}` must be a whole number; got {value!r}.") from None
+    if least is not None and number < least:
+        raise ValueError(f"`{name}` must be at least {least}; got {number}.")
+    return number
 
 
 def _task(loss: str, scores: Iterable[str] | None, weights: Tensor | None, num_members: int) -> Task:

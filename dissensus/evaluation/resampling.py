@@ -101,10 +101,29 @@ def with_intervals(numbers: Sequence[Number], replicates: NDArray[np.float32]) -
 
 def interval(metric: str, value: float, low: float, high: float) -> tuple[float, float]:
     """Return an interval from quantiles of replicates; for a metric with a bias, reflected around its value."""
-    if metric not in BIASED:
-        return low, high
-    # Replicates lie as far above the value as the value above the truth; the value itself stays inside.
-    return max(0.0, min(value, 2 * value - high)), max(value, 2 * value - low)
+    if metric in BIASED:
+        # Replicates lie as far above the value as the value above the truth; the value itself stays inside.
+        low, high = max(0.0, min(value, 2 * value - high)), max(value, 2 * value - low)
+    return without_rounding(value, low, high)
+
+
+# Replicates are float32: ends of intervals that differ by less are the same.
+ROUNDING = 1e-6
+
+
+def without_rounding(value: float, low: float, high: float) -> tuple[float, float]:
+    """Return the ends of an interval, put on the value, 0 or 1 where only rounding keeps them from it.
+
+    Example:
+        >>> without_rounding(0.003, -8e-11, 0.003 + 1e-9)
+        (0.0, 0.003)
+    """
+    tolerance = ROUNDING * max(1.0, abs(value))
+    marks = (value, 0.0, 1.0)
+    return (
+        next((mark for mark in marks if abs(low - mark) <= tolerance), low),
+        next((mark for mark in marks if abs(high - mark) <= tolerance), high),
+    )
 
 
 def average(

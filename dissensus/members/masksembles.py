@@ -7,6 +7,8 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from dissensus import masks
 from dissensus.members.channels import ChannelMask, attach
@@ -102,8 +104,11 @@ class Masksembles(SharedMembers):
         if execution not in ("auto", "tiled", "apart"):
             raise ValueError(f"`execution` must be 'auto', 'tiled' or 'apart'; got {execution!r}.")
         net = adopt(net, num_members)
+        if not scale >= 1:
+            raise ValueError(f"`scale` must be at least 1; got {scale}.")
         places = Map(net)
         sites = _apart_from_each_other(_unique(places.choose(layers)))
+        _check_layers(sites, net, places)
         if grow and layers == "auto":
             sites = [site for site in sites if site.can_grow]
         if grow:
@@ -121,6 +126,7 @@ class Masksembles(SharedMembers):
         self._trimmer = [Trimmer(self.net, sites)]
         self._apart_pays = self._saves_arithmetic()
         self._gathered: tuple[list[Tensor], list[dict[str, Tensor]]] | None = None
+        self._trimming_checked = False
 
     @property
     def masked_layers(self) -> list[MaskedLayer]:
@@ -149,16 +155,46 @@ class Masksembles(SharedMembers):
         self, tensors: Mapping[str, Tensor], x: Tensor, *, own: bool, rows: Tensor | None, keys: Keys
     ) -> Tensor:
         """Run members on the given tensors; see `Members.run`."""
+        if self.training or any(module.training for module in self.net.modules()):
+            return super().run(tensors, x, own=own, rows=rows, keys=keys)
+        if not self._trimming_checked:
+            self._check_trimming(tensors, x, own, rows, keys)
         # A GPU is faster with all channels of one large batch than with the uneven numbers that members keep.
         pays = self._apart_pays and not x.is_cuda
-        apart = pays if self.execution == "auto" else self.execution == "apart"
-        if not apart or self.training or any(module.training for module in self.net.modules()):
-            return super().run(tensors, x, own=own, rows=rows, keys=keys)
+        if pays if self.execution == "auto" else self.execution == "apart":
+            return self._run_apart(tensors, x, own, rows)
+        return super().run(tensors, x, own=own, rows=rows, keys=keys)
+
+    def _run_apart(self, tensors: Mapping[str, Tensor], x: Tensor, own: bool, rows: Tensor | None) -> Tensor:
         tensors = {name.removeprefix("net."): t for name, t in tensors.items() if name.startswith("net.")}
         net = self._trimmer[0].net.eval()
         members = self._gather(tensors, rows, x.device)
         x = fastest_layout(x)
         return torch.stack([call(net, one, x[place] if own else x) for place, one in enumerate(members)])
+
+    def _check_trimming(
+        self, tensors: Mapping[str, Tensor], x: Tensor, own: bool, rows: Tensor | None, keys: Keys
+    ) -> None:
+        """Compare members that have fewer channels with the masked network, on the first inputs that come.
+
+        A network may read widths or weights in its forward pass, which no search for layers sees. Its members keep their masks.
+        """
+        if _get_current_dispatch_mode() is not None or is_functorch_wrapped_tensor(x):
+            return  # it is being recorded or mapped: there are no values to compare
+        self._trimming_checked = True
+        few = (x[:, :2] if own else x[:2]).detach()
+        with torch.no_grad():
+            wanted = super().run(tensors, few, own=own, rows=rows, keys=keys)
+            found = self._run_apart(tensors, few, own, rows)
+        size = float(wanted.abs().max()) if wanted.numel() else 0.0
+        if torch.allclose(wanted, found, rtol=1e-2, atol=1e-2 * size + 1e-6, equal_nan=True):
+            return
+        reason = "with fewer channels the network answers otherwise: it reads widths or weights itself"
+        log.warning("members keep their masks: %s", reason)
+        sites = list(self._trimmer[0].sites.values())
+        for side in (side for site in sites for side in (site.before, site.after)):
+            side.fix(reason)
+        self._trimmer, self._apart_pays, self._gathered = [Trimmer(self.net, sites)], False, None
 
     def _gather(
         self, tensors: Mapping[str, Tensor], rows: Tensor | None, device: torch.device
@@ -206,6 +242,17 @@ class Masksembles(SharedMembers):
             if name.startswith("net.")
         }
         return self._trimmer[0].member(tensors, index).train(self.training)
+
+
+def _check_layers(sites: list[Site], net: nn.Module, places: Map) -> None:
+    if not sites:
+        raise ValueError(f"`layers` names no layer to mask. Candidates: {places.listed()}.")
+    for site in sites:
+        if isinstance(net.get_submodule(site.name), nn.modules.dropout._DropoutNd):
+            raise ValueError(
+                f"{site.name!r} is a dropout layer, which has no channels of its own: put the mask on the layer before it. Candidates: "
+                f"{places.listed()}."
+            )
 
 
 def _unique(sites: list[Site]) -> list[Site]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dissensus.members.dropout import KeyedDropout, key_dropout, plain_dropout
 from dissensus.members.members import Keys
-from dissensus.members.shared import SharedMembers, adopt
+from dissensus.members.shared import SharedMembers, adopt, layers_as_written
 from dissensus.randomness import fold, uniform
 
 Masks = Literal["member", "input"]
@@ -100,6 +100,16 @@ class MCDropout(SharedMembers):
         """Return the network itself, whose dropout layers are off in evaluation: members share its weights."""
         return plain_dropout(copy.deepcopy(self.net))
 
+    def settings(self) -> dict[str, object]:
+        """Return what decides training beside the tensors, and which draws members are."""
+        rates = [layer.p for layer in _layers(self.net)]
+        return {
+            **super().settings(),
+            "masks": self.masks,
+            "dropout": rates,
+            "draws": self.member_keys.tolist(),
+        }
+
 
 class DropoutMember(nn.Module):
     """One draw of a network's dropout as a plain module."""
@@ -123,7 +133,8 @@ class DropoutMember(nn.Module):
         for layer in _layers(self.net):
             layer.calls = 0
         set_keys(self.net, sample_keys(self.key[None], x, self.masks, own=False))
-        outputs: Tensor = self.net(x)
+        with layers_as_written():
+            outputs: Tensor = self.net(x)
         return outputs
 
 

@@ -99,6 +99,10 @@ class Members(nn.Module, ABC):
         """Return some members of a view."""
         return PickedView(view, rows)
 
+    def settings(self) -> dict[str, object]:
+        """Return settings of the kind that decide training beside the tensors: a checkpoint belongs to a run that has the same."""
+        return {}
+
     def python_state(self) -> list[tuple[str, object]]:
         """Return the plain values (numbers, words) that modules keep as attributes, to see whether a pass changes them."""
         return plain_attributes(self)

@@ -1,7 +1,8 @@
 """Kinds whose members are one network seen in several ways: all members' examples are rows of one batch."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import ClassVar, Literal
 
 import torch
@@ -115,7 +116,8 @@ class SharedMembers(Members):
         own |= dropout_keys(self.net, lambda: keys()[0])
         for layer in self._per_row:
             layer.rows = owners
-        outputs = call(self.net, own, fastest_layout(x))
+        with layers_as_written():
+            outputs = call(self.net, own, fastest_layout(x))
         rewind_dropout(self.net)
         return outputs
 
@@ -125,6 +127,10 @@ class SharedMembers(Members):
         few = x.detach()[:PROBE_ROWS]
         with seeded(0), torch.no_grad():
             return bool(random_operations(lambda: self._run_net(copies, few, owners[:PROBE_ROWS], keys)))
+
+    def settings(self) -> dict[str, object]:
+        """Return what decides training beside the tensors."""
+        return {"batches": self.batches}
 
     def all_members(self, device: torch.device) -> Tensor:
         """Return the numbers of all members."""
@@ -136,6 +142,17 @@ class SharedMembers(Members):
             f"{type(self).__name__} members share their weights, so there is nothing to average. Average their predictions, or "
             "take one with `member`."
         )
+
+
+@contextmanager
+def layers_as_written() -> Iterator[None]:
+    """Keep torch's transformer layers from their fused path, which in evaluation reads weights and passes over layers inside."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def fastest_layout(x: Tensor) -> Tensor:
@@ -165,8 +182,10 @@ def call(net: nn.Module, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
 
 def adopt(net: nn.Module, num_members: int, name: str = "net") -> nn.Module:
     """Return a copy of a user's network, or say what is wrong with it or with the number of members."""
-    if num_members < 1:
-        raise ValueError(f"An ensemble needs at least one member; got num_members={num_members}.")
+    if num_members < 1 or num_members != int(num_members):
+        raise ValueError(
+            f"`num_members` must be a whole number, at least 1; got num_members={num_members}. An ensemble needs at least one member."
+        )
     if not isinstance(net, nn.Module):
         raise ValueError(f"`{name}` must be an nn.Module; got {type(net).__name__}.")
     lazy = [n for n, t in tensors_of(net).items() if torch.nn.parameter.is_lazy(t)]

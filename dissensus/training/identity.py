@@ -15,12 +15,17 @@ from dissensus.training.run import Settings
 
 
 def architecture(members: Members) -> dict[str, str]:
-    """Return shape and dtype of every tensor by name, without the number of members, and which backbone it is."""
+    """Return shape and dtype of every tensor by name, without the number of members, which backbone it is, and the kind's settings."""
     frozen = {"backbone": members.backbone_digest()} if isinstance(members, HeadEnsemble) else {}
-    return frozen | {
-        name: f"{list(t.shape[members.stacked and name not in members.shared_buffers :])} {t.dtype}"
-        for name, t in members.state_dict().items()
-    }
+    settings = {name: repr(value) for name, value in members.settings().items()}
+    return (
+        frozen
+        | settings
+        | {
+            name: f"{list(t.shape[members.stacked and name not in members.shared_buffers :])} {t.dtype}"
+            for name, t in members.state_dict().items()
+        }
+    )
 
 
 def fingerprint(settings: Settings, objective: Objective, feed: Feed) -> dict[str, Any]:
