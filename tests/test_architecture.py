@@ -16,7 +16,7 @@ LAYERS = [
     {"masks", "architectures"},
     {"data"},
     {"members"},
-    {"_capture", "_memory"},
+    {"_capture", "_memory", "_threads"},
     {"objectives"},
     {"_beliefs", "_variances", "scores", "detectors"},
     {"predictions", "caching", "aggregation"},

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import dissensus as ds
 from dissensus import cli
 from dissensus import objectives as obj
+from dissensus._threads import one_thread
 from dissensus.bench import cases, masked, one_run, peers, timing
 from dissensus.bench.cached_heads import STRENGTH, Size, _guided_loss, cost_rows, guided_heads
 from dissensus.bench.cases import CASES, LOOP, STACKED, Options, heads_results, resnet_result, training_result
@@ -432,7 +433,7 @@ def test_the_stored_reference_is_a_quick_run_on_a_cpu():
 def test_threads_are_set_back():
     torch.set_num_threads(2)
     try:
-        with timing.one_thread():
+        with one_thread():
             assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == 2
     finally:

@@ -32,6 +32,15 @@ class Transformer(nn.Module):
         return self.out(self.layer(x[:, None])[:, 0])
 
 
+class TiedDecoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.act = nn.Linear(8, 64), nn.ReLU()
+
+    def forward(self, x):
+        return nn.functional.linear(self.act(self.first(x)), self.first.weight.t())
+
+
 def plain_net() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 3))
 
@@ -42,16 +51,27 @@ def test_members_of_a_network_that_reads_its_width_keep_their_masks(execution, c
     assert ens.masked_layers[0].form == "trimmed"
     with caplog.at_level(logging.WARNING, logger="dissensus"):
         outputs = ds.predict(ens, x)
+        assert ens.masked_layers[0].form == "masked"
     assert "reads widths or weights" in caplog.text
-    assert ens.masked_layers[0].form == "masked"
     for index in range(4):
         torch.testing.assert_close(ens.member(index).eval()(x), outputs[index])
 
 
-def test_members_of_an_ordinary_network_stay_trimmed():
-    ens = ds.Masksembles(plain_net(), 4, 2.0)
-    ds.predict(ens, x)
+@pytest.mark.parametrize("execution", ["auto", "apart", "tiled"])
+def test_weights_that_are_read_twice_are_not_trimmed(execution):
+    ens = ds.Masksembles(TiedDecoder(), 4, 2.0, layers="act", execution=execution)
+    outputs = ds.predict(ens, x)
+    torch.testing.assert_close(ens.member(1).eval()(x), outputs[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_members_of_an_ordinary_network_stay_trimmed(dtype):
+    ens = ds.Masksembles(plain_net(), 4, 2.0).to(dtype)
+    ds.predict(ens, x.to(dtype))
     assert ens.masked_layers[0].form == "trimmed"
+    ens.train()
+    assert ens.member(0)[0].out_features == ens.masked_layers[0].ones
+    assert ens.training
 
 
 def test_dropout_inside_transformer_layers_is_on_without_gradients():

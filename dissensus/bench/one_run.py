@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from dissensus._threads import one_thread
 from dissensus.bench.cases import CASES, Options, Result, default_cases
 from dissensus.bench.check import (
     Slower,
@@ -21,7 +22,6 @@ from dissensus.bench.check import (
     read_stored,
 )
 from dissensus.bench.report import print_results, write_results
-from dissensus.bench.timing import one_thread
 from dissensus.training.engines import ENGINES
 
 _PEER_PACKAGES = ("jax", "torchensemble", "torch-uncertainty", "lightning-uq-box", "lightning")

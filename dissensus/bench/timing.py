@@ -17,17 +17,6 @@ from dissensus.bench.rivals import Turn
 from dissensus.objectives.objective import Batches
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Have torch use one thread in a block: on a shared machine more threads time the neighbours."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def seconds_a_step(turn: Turn, device: torch.device) -> float:
     """Return how long a step of a turn took, to the end of what it started on the device."""
     start = clock(device)

@@ -6,7 +6,6 @@ their replicates are those of a paired bootstrap.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
@@ -15,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dissensus._threads import one_thread
 from dissensus.evaluation.results import LEVEL, Number
 from dissensus.randomness import derive
 
@@ -49,7 +49,7 @@ def replicates_of(
         [number.value for part in statistics for number in part.numbers], dtype=torch.float64
     )
     whole = {name: torch.ones(size, 1) for name, size in sizes.items()}
-    with _one_thread():
+    with one_thread():
         # Statistics may take short cuts (scores in groups, float32); replicates are shifted to the exact value.
         shift = values[:, None] - torch.cat([part.resampled(whole) for part in statistics])
         parts = [
@@ -57,17 +57,6 @@ def replicates_of(
             for draws in draw_counts(sizes, count, seed)
         ]
     return (torch.cat(parts, dim=1) + shift).numpy().astype(np.float32)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Run a block on one thread: its many small operations would spend their time waiting for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def draw_counts(sizes: Mapping[str, int], count: int, seed: int) -> Iterator[dict[str, Tensor]]:

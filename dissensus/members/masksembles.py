@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from dissensus import masks
 from dissensus.members.channels import ChannelMask, attach
 from dissensus.members.members import Keys
-from dissensus.members.modes import is_settled
+from dissensus.members.modes import evaluation_mode, is_settled
 from dissensus.members.places import Layers, Map
 from dissensus.members.shared import BatchUse, SharedMembers, adopt, call, fastest_layout, listed
 from dissensus.members.sites import Site
@@ -124,13 +124,16 @@ class Masksembles(SharedMembers):
         self.scale, self.execution = scale, execution
         # In a list: the module without values is not a part of this one.
         self._trimmer = [Trimmer(self.net, sites)]
-        self._apart_pays = self._saves_arithmetic()
         self._gathered: tuple[list[Tensor], list[dict[str, Tensor]]] | None = None
+        # The first inputs that are evaluated, until trimming has been checked on them.
+        self._few: Tensor | None = None
         self._trimming_checked = False
+        self._apart_pays = self._saves_arithmetic()
 
     @property
     def masked_layers(self) -> list[MaskedLayer]:
         """The layers with masks, and what each is in a member on its own."""
+        self._check_trimming()
         trimmer = self._trimmer[0]
         return [
             MaskedLayer(
@@ -157,13 +160,18 @@ class Masksembles(SharedMembers):
         """Run members on the given tensors; see `Members.run`."""
         if self.training or any(module.training for module in self.net.modules()):
             return super().run(tensors, x, own=own, rows=rows, keys=keys)
-        if not self._trimming_checked:
-            self._check_trimming(tensors, x, own, rows, keys)
-        # A GPU is faster with all channels of one large batch than with the uneven numbers that members keep.
-        pays = self._apart_pays and not x.is_cuda
-        if pays if self.execution == "auto" else self.execution == "apart":
+        if self._few is None and not self._trimming_checked and _has_values(x):
+            self._few = (x[0] if own else x)[:2].detach().clone()
+        if self._runs_apart(x.device):
             return self._run_apart(tensors, x, own, rows)
         return super().run(tensors, x, own=own, rows=rows, keys=keys)
+
+    def _runs_apart(self, device: torch.device) -> bool:
+        if self.execution == "tiled" or (self.execution == "auto" and device.type == "cuda"):
+            # A GPU is faster with all channels of one large batch than with the uneven numbers that members keep.
+            return False
+        self._check_trimming()
+        return self._apart_pays or self.execution == "apart"
 
     def _run_apart(self, tensors: Mapping[str, Tensor], x: Tensor, own: bool, rows: Tensor | None) -> Tensor:
         tensors = {name.removeprefix("net."): t for name, t in tensors.items() if name.startswith("net.")}
@@ -172,22 +180,15 @@ class Masksembles(SharedMembers):
         x = fastest_layout(x)
         return torch.stack([call(net, one, x[place] if own else x) for place, one in enumerate(members)])
 
-    def _check_trimming(
-        self, tensors: Mapping[str, Tensor], x: Tensor, own: bool, rows: Tensor | None, keys: Keys
-    ) -> None:
-        """Compare members that have fewer channels with the masked network, on the first inputs that come.
+    def _check_trimming(self) -> None:
+        """Compare members that have fewer channels with the masked network, once, on the first inputs that were evaluated.
 
         A network may read widths or weights in its forward pass, which no search for layers sees. Its members keep their masks.
         """
-        if _get_current_dispatch_mode() is not None or is_functorch_wrapped_tensor(x):
-            return  # it is being recorded or mapped: there are no values to compare
-        self._trimming_checked = True
-        few = (x[:, :2] if own else x[:2]).detach()
-        with torch.no_grad():
-            wanted = super().run(tensors, few, own=own, rows=rows, keys=keys)
-            found = self._run_apart(tensors, few, own, rows)
-        size = float(wanted.abs().max()) if wanted.numel() else 0.0
-        if torch.allclose(wanted, found, rtol=1e-2, atol=1e-2 * size + 1e-6, equal_nan=True):
+        if self._few is None:
+            return
+        few, self._few, self._trimming_checked = self._few, None, True
+        if self._right_when_trimmed(few):
             return
         reason = "with fewer channels the network answers otherwise: it reads widths or weights itself"
         log.warning("members keep their masks: %s", reason)
@@ -195,6 +196,21 @@ class Masksembles(SharedMembers):
         for side in (side for site in sites for side in (site.before, site.after)):
             side.fix(reason)
         self._trimmer, self._apart_pays, self._gathered = [Trimmer(self.net, sites)], False, None
+
+    def _right_when_trimmed(self, few: Tensor) -> bool:
+        tensors = {name: t.detach() for name, t in (*self.named_parameters(), *self.named_buffers())}
+        device = self.member_keys.device
+        # In full precision: two ways to the same answer differ by more in half of it.
+        with torch.no_grad(), torch.autocast(device.type, enabled=False), evaluation_mode(self):
+            few = few.to(device)
+            wanted = super().run(tensors, few, own=False, rows=None, keys=lambda: self.member_keys)
+            try:
+                found = self._run_apart(tensors, few, own=False, rows=None)
+            except RuntimeError:  # shapes that no longer fit
+                return False
+        share = max(1e-2, 32 * torch.finfo(wanted.dtype).eps)
+        room = share * float(wanted.abs().max()) + 1e-6
+        return torch.allclose(wanted, found, rtol=share, atol=room, equal_nan=True)
 
     def _gather(
         self, tensors: Mapping[str, Tensor], rows: Tensor | None, device: torch.device
@@ -242,6 +258,11 @@ class Masksembles(SharedMembers):
             if name.startswith("net.")
         }
         return self._trimmer[0].member(tensors, index).train(self.training)
+
+
+def _has_values(x: Tensor) -> bool:
+    """Whether a tensor holds the values it stands for: not while a pass is recorded or mapped."""
+    return _get_current_dispatch_mode() is None and not is_functorch_wrapped_tensor(x)
 
 
 def _check_layers(sites: list[Site], net: nn.Module, places: Map) -> None:

@@ -36,7 +36,7 @@ from dissensus.studies.anchoring_tables import (
 from dissensus.studies.arm_log import Arm, Arms, Record, run_arms
 from dissensus.studies.collusion_imagenet import network
 from dissensus.studies.image_arms import measure, summary_line, training_record
-from dissensus.studies.image_sets import Images, ImageSets, normalised
+from dissensus.studies.image_sets import Images, ImageSets, imagenet_folder, normalised
 from dissensus.studies.outputs import Outputs, print_table
 from dissensus.training import fit
 from dissensus.training.schedules import MultiStep
@@ -207,11 +207,7 @@ def run_imagenet(
     architectures: Sequence[Architecture] = ARCHITECTURES,
 ) -> Path:
     """Train every network plain, anchored and masked; write tables 10 and 11 beside ours."""
-    folder = Path(data) if data is not None else Path()
-    if data is None or not ((folder / "train").is_dir() and (folder / "val").is_dir()):
-        raise ValueError(
-            f"The imagenet setting needs a folder with train/<class>/ and val/<class>/; got {data}. Name it with `data`."
-        )
+    folder = imagenet_folder(data)
     images, sets = read_folder(folder, size, limit)
     outputs = Outputs(output)
     wanted = [

@@ -25,6 +25,7 @@ from dissensus.members.modes import evaluation_mode
 from dissensus.objectives import Joint
 from dissensus.studies.arm_log import Arm, Arms, Record, run_arms
 from dissensus.studies.image_arms import training_record
+from dissensus.studies.image_sets import imagenet_folder
 from dissensus.studies.outputs import Outputs, print_table
 from dissensus.training import fit
 from dissensus.training.schedules import Plateau
@@ -118,11 +119,7 @@ def run_imagenet(
     rows: Sequence[Row] = TABLE_1,
 ) -> Path:
     """Train every architecture independently and jointly; write the table beside the document's."""
-    folder = Path(data) if data is not None else Path()
-    if data is None or not ((folder / "train").is_dir() and (folder / "val").is_dir()):
-        raise ValueError(
-            f"The imagenet setting needs a folder with train/<class>/ and val/<class>/; got {data}. Name it with `data`."
-        )
+    folder = imagenet_folder(data)
     _vision()
     outputs = Outputs(output)
     wanted = [

@@ -69,13 +69,7 @@ def run(
     sets = load_images(data, quick=quick, known=known, limit=limit)
     outputs = Outputs(output)
     wanted = [joint_arm(each, sets, output, epochs=epochs, quick=quick) for each in settings_of(quick, seed)]
-    identity = {
-        "data": sets.name,
-        "epochs": epochs,
-        "limit": limit,
-        "quick": quick,
-        "images": len(sets.train.x),
-    }
+    identity = sets.identity(epochs=epochs, limit=limit, quick=quick)
     found = run_arms(wanted, output, settings=identity, minutes=minutes, only=arms)
     if not found.done:
         raise ValueError("No arm was finished: there is nothing to show. Give more minutes, or fewer epochs.")

@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 
+from dissensus._threads import one_thread
 from dissensus.randomness import derive
 from dissensus.studies.collusion_data import Preparation, Problem, Split, split_problem
 from dissensus.studies.collusion_measures import measure, spread
@@ -241,7 +241,8 @@ def _results(jobs: Sequence[Job], workers: int, deadline: float | None) -> Itera
         for job in jobs:
             if _has_passed(deadline):
                 return
-            with _one_thread():
+            # Networks this small gain nothing from a second thread.
+            with one_thread():
                 result = measure_run(job)
             yield result
         return
@@ -258,17 +259,6 @@ def _results(jobs: Sequence[Job], workers: int, deadline: float | None) -> Itera
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Networks this small gain nothing from a second thread, and wait long for it where other work runs beside."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _prepare_worker() -> None:

@@ -85,13 +85,7 @@ def run(
     sets = load_images(data, quick=quick, known=known, limit=limit)
     outputs = Outputs(output)
     material = Material(sets, output, epochs=epochs, quick=quick, seed=seed)
-    identity = {
-        "data": sets.name,
-        "epochs": epochs,
-        "limit": limit,
-        "quick": quick,
-        "images": len(sets.train.x),
-    }
+    identity = sets.identity(epochs=epochs, limit=limit, quick=quick)
     arms_done = _done(_all_arms(material, quick, seed), output, identity, minutes, arms)
     if not arms_done.done:
         raise ValueError("No arm was finished: there is nothing to show. Give more minutes, or fewer epochs.")

@@ -39,6 +39,7 @@ from dissensus.studies.diversification_folders import (
 from dissensus.studies.diversification_measures import Scored, detection_record, mean_interval, score_names
 from dissensus.studies.image_arms import training_record
 from dissensus.studies.image_pages import with_interval
+from dissensus.studies.image_sets import imagenet_folder
 from dissensus.studies.outputs import Outputs, print_table
 from dissensus.training import fit
 
@@ -110,11 +111,7 @@ def run_imagenet(
     configurations: Sequence[Configuration] = CONFIGURATIONS,
 ) -> Path:
     """Cache the backbone's features of all sets, train every configuration's heads, and write the tables beside the document's."""
-    folder = Path(data) if data is not None else Path()
-    if data is None or not ((folder / "train").is_dir() and (folder / "val").is_dir()):
-        raise ValueError(
-            f"The imagenet setting needs a folder with train/<class>/ and val/<class>/; got {data}. Name it with `data`."
-        )
+    folder = imagenet_folder(data)
     images = read_folders(folder, size, limit, corruptions)
     frozen, make_head = backbone.parts(images.classes)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -101,6 +101,16 @@ class ImageSets:
         """Return uint8 images as members that have no `PixelNorm` take them, float32; `transform=` of `evaluate`."""
         return normalised(x, self.mean, self.std)
 
+    def identity(self, *, epochs: int | None, limit: int | None, quick: bool) -> dict[str, object]:
+        """Return the settings under which arms are the same arms: others begin anew."""
+        return {
+            "data": self.name,
+            "epochs": epochs,
+            "limit": limit,
+            "quick": quick,
+            "images": len(self.train.x),
+        }
+
     def describe(self) -> list[tuple[str, str, int | None, str]]:
         """Return a row for each set: name, what it is, number of images, remark."""
         rows: list[tuple[str, str, int | None, str]] = [
@@ -109,6 +119,15 @@ class ImageSets:
         ]
         rows += [(name, f"unknown, {self.groups[name]}", len(x), "") for name, x in self.ood.items()]
         return rows + [(name, "unknown", None, reason) for name, reason in self.missing.items()]
+
+
+def imagenet_folder(data: Path | None) -> Path:
+    """Return a folder of ImageNet's layout, or say what such a folder has."""
+    if data is None or not all((Path(data) / part).is_dir() for part in ("train", "val")):
+        raise ValueError(
+            f"The imagenet setting needs a folder with train/<class>/ and val/<class>/; got {data}. Name it with `data`."
+        )
+    return Path(data)
 
 
 def load_images(

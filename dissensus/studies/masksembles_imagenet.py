@@ -16,6 +16,7 @@ from dissensus.predictions import predict
 from dissensus.studies.arm_log import Arm, Record, run_arms
 from dissensus.studies.collusion_imagenet import network, read_folder
 from dissensus.studies.image_arms import training_record
+from dissensus.studies.image_sets import imagenet_folder
 from dissensus.studies.masksembles_arms import (
     NUM_MEMBERS,
     MaskSetting,
@@ -49,11 +50,7 @@ def run_imagenet(
     size: int = SIZE,
 ) -> Path:
     """Train every ensemble; write calibration curves and a table."""
-    folder = Path(data) if data is not None else Path()
-    if data is None or not ((folder / "train").is_dir() and (folder / "val").is_dir()):
-        raise ValueError(
-            f"The imagenet setting needs a folder with train/<class>/ and val/<class>/; got {data}. Name it with `data`."
-        )
+    folder = imagenet_folder(data)
     outputs = Outputs(output)
     wanted = [
         Arm(each.name, partial(_work, each, folder, epochs or EPOCHS, limit, size), each.family)
