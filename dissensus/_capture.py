@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -24,36 +24,48 @@ Result = TypeVar("Result")
 
 # A pass counts as waiting for the host when starting it takes this share of the whole.
 _LAUNCHING = 0.7
-# Functions and shapes of each ensemble for which the device is busy anyway.
-_BUSY: WeakKeyDictionary[Module, set[tuple[Any, ...]]] = WeakKeyDictionary()
+# A capture takes as long as some four passes and repays within so many; where nobody knows how many come, it waits for half.
+_REPAYS = 8
+
+# What is known of a function on certain shapes. It was run once: ensembles find out in their first pass how they run best, and
+# look at values for it. It was watched, and can be captured. Its passes wait for the host, so a capture gains; or they do not.
+Known = Literal["met", "watched", "gains", "busy"]
+_KNOWN: WeakKeyDictionary[Module, dict[tuple[Any, ...], Known]] = WeakKeyDictionary()
 
 
 class Captured(Generic[Result]):
     """A function of tensors that is captured when a shape comes again and again, and replayed from then on.
 
     What it returns is valid until the next call: copy what must stay. The function must give the same operations for the
-    same shapes. Its first call with a shape is watched, to see that it neither reads values on the host nor draws random
-    numbers; its second is timed: a capture costs a few passes and gains nothing where the device is busy anyway.
+    same shapes. Its second call with a shape is watched, to see that it neither reads values on the host nor draws random
+    numbers; its third is timed: a capture gains nothing where the device is busy anyway.
 
     Args:
         function: Takes tensors on one device (or None), returns tensors in lists, tuples or dictionaries.
-        owner: An ensemble whose passes these are. For which shapes a capture gains nothing is remembered with it, so that
-            the next function of the same name is neither watched nor timed for them.
+        owner: An ensemble whose passes these are. What was found is remembered with it, so that the next function of the
+            same name is neither watched nor timed for these shapes. Programs are not: they would keep the memory that they
+            ran in, and see nothing of what changes in the ensemble but its weights.
         name: What the function does with the owner.
+        passes: How many calls there will be; None if nobody knows.
     """
 
-    def __init__(self, function: Callable[..., Result], owner: Module | None = None, name: str = "") -> None:
-        self.function, self.name = function, name
-        self._busy = set() if owner is None else _BUSY.setdefault(owner, set())
+    def __init__(
+        self,
+        function: Callable[..., Result],
+        owner: Module | None = None,
+        name: str = "",
+        passes: int | None = None,
+    ) -> None:
+        self.function, self.name, self.passes = function, name, passes
+        self._known = {} if owner is None else _KNOWN.setdefault(owner, {})
         self.why_not: str | None = None
         self._passes: dict[tuple[Any, ...], int] = {}
-        self._launching: dict[tuple[Any, ...], bool] = {}
         self._graphs: dict[tuple[Any, ...], _Graph[Result]] = {}
 
     def __call__(self, *tensors: Tensor | None) -> Result:
         """Run the function, or the program it has become."""
         first = next(tensor for tensor in tensors if tensor is not None)
-        if not first.is_cuda or self.why_not is not None or torch.is_grad_enabled():
+        if not _on_gpu(first) or self.why_not is not None or torch.is_grad_enabled():
             return self.function(*tensors)
         kind = (
             torch.is_autocast_enabled("cuda"),
@@ -61,21 +73,33 @@ class Captured(Generic[Result]):
         )
         if kind in self._graphs:
             return self._graphs[kind].replay(tensors)
-        if (self.name, kind) in self._busy:
-            return self.function(*tensors)
         number = self._passes[kind] = self._passes.get(kind, 0) + 1
-        if number == 1:
-            return self._watched(tensors)
-        if number == 2:
+        known = self._known.get((self.name, kind))
+        if known is None:
+            self._known[self.name, kind] = "met"
+        elif known == "met":
+            return self._watched(kind, tensors)
+        elif known == "watched":
             return self._timed(kind, tensors)
-        if not self._launching[kind]:
+        if known != "gains" or not self._repays(number):
             return self.function(*tensors)
         try:
             self._graphs[kind] = _Graph(self.function, tensors)
         except Exception as failure:  # whatever a user's module does that cannot be captured
-            self._give_up((str(failure).splitlines() or [type(failure).__name__])[0])
+            self._give_up(kind, (str(failure).splitlines() or [type(failure).__name__])[0])
             return self.function(*tensors)
         return self._graphs[kind].replay(tensors)
+
+    def _repays(self, number: int) -> bool:
+        return number > _REPAYS // 2 if self.passes is None else self.passes - number >= _REPAYS
+
+    def _watched(self, kind: tuple[Any, ...], tensors: tuple[Tensor | None, ...]) -> Result:
+        with _Watch() as watch:  # type: ignore[no-untyped-call]
+            result = self.function(*tensors)
+        self._known[self.name, kind] = "watched"
+        if watch.found is not None or not watch.computes:
+            self._give_up(kind, watch.found or "there is nothing to compute")
+        return result
 
     def _timed(self, kind: tuple[Any, ...], tensors: tuple[Tensor | None, ...]) -> Result:
         """Run, and find out whether the device waits for the host."""
@@ -84,21 +108,17 @@ class Captured(Generic[Result]):
         result = self.function(*tensors)
         started = time.perf_counter() - start
         torch.cuda.synchronize()
-        self._launching[kind] = started > _LAUNCHING * (time.perf_counter() - start)
-        if not self._launching[kind]:
-            self._busy.add((self.name, kind))
+        launching = started > _LAUNCHING * (time.perf_counter() - start)
+        self._known[self.name, kind] = "gains" if launching else "busy"
         return result
 
-    def _watched(self, tensors: tuple[Tensor | None, ...]) -> Result:
-        with _Watch() as watch:  # type: ignore[no-untyped-call]
-            result = self.function(*tensors)
-        if watch.found is not None or not watch.computes:
-            self._give_up(watch.found or "there is nothing to compute")
-        return result
-
-    def _give_up(self, reason: str) -> None:
-        self.why_not = reason
+    def _give_up(self, kind: tuple[Any, ...], reason: str) -> None:
+        self.why_not, self._known[self.name, kind] = reason, "busy"
         log.info("predictions run uncaptured: %s", reason)
+
+
+def _on_gpu(tensor: Tensor) -> bool:
+    return tensor.is_cuda
 
 
 class _Graph(Generic[Result]):
@@ -106,15 +126,16 @@ class _Graph(Generic[Result]):
 
     def __init__(self, function: Callable[..., Result], tensors: tuple[Tensor | None, ...]) -> None:
         self.inputs = [None if t is None else torch.empty_like(t).copy_(t) for t in tensors]
-        with _without_weight_cache():
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                function(*self.inputs)
-            torch.cuda.current_stream().wait_stream(side)
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
+        self.graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        torch.cuda.synchronize()
+        # Not torch.cuda.graph, which collects garbage first: that takes longer than a pass.
+        with _without_weight_cache(), torch.cuda.stream(side):
+            self.graph.capture_begin(capture_error_mode="thread_local")
+            try:
                 self.result = function(*self.inputs)
+            finally:
+                self.graph.capture_end()
+        torch.cuda.current_stream().wait_stream(side)
 
     def replay(self, tensors: tuple[Tensor | None, ...]) -> Result:
         for own, given in zip(self.inputs, tensors, strict=True):

@@ -5,10 +5,11 @@ the device once. Where a bad value sits is searched for only after one was found
 """
 
 import warnings
+from collections.abc import Callable
 from functools import reduce
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def check_member_logits(logits: Tensor, weights: Tensor | None = None, stacklevel: int = 4) -> None:
@@ -24,18 +25,7 @@ def check_member_logits(logits: Tensor, weights: Tensor | None = None, stackleve
         Traceback (most recent call last):
         ValueError: `logits` must be shaped (members, batch, classes); got (2, 3). One model: `logits[None]`.
     """
-    _check_tensor("logits", logits)
-    if logits.ndim != 3:
-        raise ValueError(
-            "`logits` must be shaped (members, batch, classes); "
-            f"got {tuple(logits.shape)}. One model: `logits[None]`."
-        )
-    _check_not_empty("logits", logits)
-    if logits.shape[-1] < 2:
-        raise ValueError(
-            f"`logits` must have at least two classes; got shape {tuple(logits.shape)}. "
-            "For a binary model with one output z, pass `torch.cat([torch.zeros_like(z), z], -1)`."
-        )
+    check_logits_shape(logits)
     logits = logits.detach()
     row_sums = logits.sum(-1, dtype=compute_dtype(logits))
     facts = [*logits.aminmax(), (row_sums - 1).abs().amax()]
@@ -53,6 +43,22 @@ def check_member_logits(logits: Tensor, weights: Tensor | None = None, stackleve
             "If they are probabilities, pass their logarithm.",
             UserWarning,
             stacklevel=stacklevel,
+        )
+
+
+def check_logits_shape(logits: Tensor) -> None:
+    """Refuse what is not `(members, batch, classes)`, without a look at the values."""
+    _check_tensor("logits", logits)
+    if logits.ndim != 3:
+        raise ValueError(
+            "`logits` must be shaped (members, batch, classes); "
+            f"got {tuple(logits.shape)}. One model: `logits[None]`."
+        )
+    _check_not_empty("logits", logits)
+    if logits.shape[-1] < 2:
+        raise ValueError(
+            f"`logits` must have at least two classes; got shape {tuple(logits.shape)}. "
+            "For a binary model with one output z, pass `torch.cat([torch.zeros_like(z), z], -1)`."
         )
 
 
@@ -169,6 +175,38 @@ def check_features(features: Tensor) -> None:
             f"`features` must be finite and at most {_largest_usable(features):.0e} in size; "
             f"row {row[0]} holds {found}. Leave such rows out."
         )
+
+
+def explained(read: Callable[[Tensor], Tensor], network: nn.Module) -> Callable[[Tensor], Tensor]:
+    """Read inputs as before; where that fails on inputs of another dtype than the network's, say so.
+
+    Args:
+        read: From a batch of inputs to outputs.
+        network: Whose parameters say which dtype is wanted.
+
+    Example:
+        >>> net = nn.Linear(2, 1)
+        >>> explained(net, net)(torch.zeros(3, 2, dtype=torch.float64))
+        Traceback (most recent call last):
+        ValueError: The network computes in torch.float32 and cannot read inputs of torch.float64: mat1 and mat2 must have...
+    """
+
+    def reading(x: Tensor) -> Tensor:
+        try:
+            return read(x)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as problem:
+            wanted = next((own.dtype for own in network.parameters() if own.is_floating_point()), x.dtype)
+            if x.dtype == wanted:
+                raise
+            scaled = ", scaled as in training" if x.dtype == torch.uint8 else ""
+            raise ValueError(
+                f"The network computes in {wanted} and cannot read inputs of {x.dtype}: {problem}. "
+                f"Pass `x.to({wanted})`{scaled}."
+            ) from problem
+
+    return reading
 
 
 def compute_dtype(values: Tensor) -> torch.dtype:

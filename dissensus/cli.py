@@ -98,14 +98,16 @@ def study(
     ] = None,
     epochs: Annotated[
         int | None,
-        typer.Option(help="Train so long instead of as long as the study does.", show_default=False),
+        typer.Option(min=1, help="Train so long instead of as long as the study does.", show_default=False),
     ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(help="Begin no further part after this time; what is done is kept.", show_default=False),
+        typer.Option(
+            min=0, help="Begin no further part after this time; what is done is kept.", show_default=False
+        ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(help="Use at most so many training images.", show_default=False)
+        int | None, typer.Option(min=1, help="Use at most so many training images.", show_default=False)
     ] = None,
     arms: Annotated[
         str | None,

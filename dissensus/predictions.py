@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dissensus._capture import Captured
-from dissensus._checks import check_member_logits, check_weights
+from dissensus._checks import check_logits_shape, check_member_logits, check_weights, explained
 from dissensus._memory import inputs_under
 from dissensus.data.sources import Inputs, device_of, input_batches
 from dissensus.members import Members
@@ -18,6 +19,8 @@ from dissensus.scores import SCORES, Beliefs, all_scores
 from dissensus.types import MemberWeights
 
 Family = Literal["gaussian", "laplace"]
+# Inputs whose logits are looked at: what is wrong with outputs is rarely wrong with some only.
+_LOOKED_AT = 8
 
 
 def predict(
@@ -52,11 +55,10 @@ def predict(
     if device is not None:
         members.to(device)
     home = x.device if isinstance(x, Tensor) else torch.device("cpu")
-    run = Captured(reader_of(members, x), members, "outputs")
+    run = Captured(explained(reader_of(members, x), members), members, "outputs", _passes(x, batch_size))
     # Seeded: loaders, and members that draw even in evaluation, would move the global generators.
     with evaluation_mode(members), seeded(0):
-        # A copy: the program's next run overwrites what it returned.
-        outputs = [run(b).to(home, copy=True) for b in _batches(members, x, run, batch_size, memory_limit)]
+        outputs = [_kept(run(b), home) for b in _batches(members, x, run, batch_size, memory_limit)]
     if not outputs:
         raise ValueError("There is nothing to predict: `x` gives no batch.")
     return torch.cat(outputs, dim=1)
@@ -99,27 +101,39 @@ def predict_scores(
     if device is not None:
         members.to(device)
     home = x.device if isinstance(x, Tensor) else torch.device("cpu")
-    reader = reader_of(members, x)
+    reader = explained(reader_of(members, x), members)
 
-    def work(batch: Tensor) -> Tensor:
-        beliefs = Beliefs.unchecked(reader(batch), weights)
-        return torch.stack(list(all_scores(beliefs, chosen).values()))
+    def work(batch: Tensor) -> tuple[Tensor, Tensor]:
+        outputs = reader(batch)
+        check_logits_shape(outputs)
+        scores = all_scores(Beliefs.unchecked(outputs, weights), chosen)
+        return torch.stack(list(scores.values())), outputs[:, :_LOOKED_AT]
 
-    run = Captured(work, members, f"scores {chosen}")
+    run = Captured(work, members, f"scores {chosen}", _passes(x, batch_size))
     parts: list[Tensor] = []
     with evaluation_mode(members), seeded(0):
         for batch in _batches(members, x, run, batch_size, memory_limit):
+            found, outputs = run(batch)
             if not parts:
-                # Once, on a few inputs: what is wrong with outputs is rarely wrong with some only.
-                check_member_logits(reader(batch[:8]))
-            parts.append(run(batch).to(home, copy=True))
+                check_member_logits(outputs)
+            parts.append(_kept(found, home))
     if not parts:
         raise ValueError("There is nothing to score: `x` gives no batch.")
-    found = torch.cat(parts, dim=1)
-    if not bool(found.isfinite().all()):
-        row = int((~found.isfinite()).any(0).nonzero()[0])
+    scores = torch.cat(parts, dim=1)
+    if not bool(scores.isfinite().all()):
+        row = int((~scores.isfinite()).any(0).nonzero()[0])
         raise ValueError(f"Outputs must be finite; those for input {row} are not. Leave such inputs out.")
-    return dict(zip(chosen, found, strict=True))
+    return dict(zip(chosen, scores, strict=True))
+
+
+def _passes(x: Inputs, batch_size: int) -> int | None:
+    """Return how many passes the inputs take, None where only reading them would tell."""
+    return -(-len(x) // batch_size) if isinstance(x, Tensor | np.ndarray) else None
+
+
+def _kept(result: Tensor, home: torch.device) -> Tensor:
+    """Return a result that stays: a captured program's next run overwrites what it returned."""
+    return result.to(home, copy=result.is_cuda)
 
 
 def _batches(

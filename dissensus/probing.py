@@ -13,7 +13,7 @@ from dissensus.caching import cache_features
 from dissensus.data.features import CachedFeatures, as_real
 from dissensus.data.fingerprints import network_digest
 from dissensus.data.sources import Pairs, check_labels_fit, device_of
-from dissensus.members import DeepEnsemble, HeadEnsemble
+from dissensus.members import DeepEnsemble, HeadEnsemble, Members
 from dissensus.members.stacking import tensors_of
 from dissensus.randomness import derive, permutation
 from dissensus.training import fit
@@ -116,11 +116,19 @@ def linear_probe(
         >>> probe.accuracy > 0.9, len(probe.curve)
         (True, 7)
     """
-    _check(method, strengths, validation_share)
+    _check(method, strengths, validation_share, max_steps)
+    if isinstance(backbone, Members) and not isinstance(backbone, HeadEnsemble):
+        raise ValueError(
+            f"`backbone` must be one network; got a {type(backbone).__name__}. Take one of its members, ens.member(0)."
+        )
     net = backbone.backbone if isinstance(backbone, HeadEnsemble) else backbone or nn.Identity()
     place = device_of(net) if device is None else torch.device(device)
     (x, y), (x_test, y_test) = (_features(net, data, batch_size, place) for data in (train, test))
     classes = int(y.max()) + 1
+    if classes < 2 or int(y.min()) < 0:
+        raise ValueError(
+            f"The training labels must number two classes or more from 0; got {int(y.min())} to {int(y.max())}."
+        )
     check_labels_fit(y_test, classes, "test")
     held_out = None if validation is None else _features(net, validation, batch_size, place)
     solver = _Solver(method, classes, standardise, max_steps, epochs, lr, batch_size, seed)
@@ -149,13 +157,15 @@ def linear_probe(
     )
 
 
-def _check(method: str, strengths: Sequence[float], share: float) -> None:
+def _check(method: str, strengths: Sequence[float], share: float, max_steps: int) -> None:
     if method not in ("lbfgs", "sgd"):
         raise ValueError(f"`method` must be 'lbfgs' or 'sgd'; got {method!r}.")
     if not strengths or any(strength <= 0 for strength in strengths):
         raise ValueError(f"`strengths` must be positive numbers, at least one; got {list(strengths)}.")
     if not 0 < share < 1:
         raise ValueError(f"`validation_share` must be between 0 and 1; got {share}.")
+    if max_steps < 1:
+        raise ValueError(f"`max_steps` must be at least 1; got {max_steps}.")
 
 
 def _features(

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import dissensus as ds
 from dissensus import objectives as obj
@@ -281,6 +282,17 @@ class TestCheckpoints:
         with pytest.raises(Exception, match="references is"):
             ds.fit(other, (x, y), epochs=1, checkpoint_dir=tmp_path, resume=True)
 
+    @pytest.mark.parametrize(
+        "change", [{"mask_probability": 0.5}, {"mask_per": "example"}, {"num_members": 3}]
+    )
+    def test_a_run_is_not_resumed_with_other_masks_or_anchors(self, change, tmp_path):
+        settings = {"references": x[:10], "num_members": 2, "mask_probability": 0.3}
+        ds.fit(ds.Anchored(net(), **settings), (x, y), epochs=1, checkpoint_dir=tmp_path)
+        name = "anchors" if "num_members" in change else next(iter(change))
+        other = ds.Anchored(net(), **settings | change)
+        with pytest.raises(Exception, match=name):
+            ds.fit(other, (x, y), epochs=1, checkpoint_dir=tmp_path, resume=True)
+
 
 class TestBadInput:
     @pytest.mark.parametrize(
@@ -291,8 +303,13 @@ class TestBadInput:
             ({"references": (x * 10).long()}, "real numbers"),
             ({"references": x.double()}, "dtype"),
             ({"references": x[:, :3]}, "inputs of the network"),
-            ({"num_members": 41}, "number of references, 40"),
+            ({"references": None}, "one tensor or numeric array of inputs.*got a NoneType"),
+            ({"references": (x, y)}, "got a tuple.*hand over the inputs alone"),
+            ({"references": TensorDataset(x, y)}, "got a TensorDataset.*hand over the inputs alone"),
+            ({"references": x.where(x < 1, torch.nan)}, "not finite"),
+            ({"num_members": 41}, "from 1 to that of references, 40"),
             ({"num_members": 0}, "from 1 to"),
+            ({"num_members": 2.0}, "whole number"),
             ({"mask_probability": 1.5}, "mask_probability"),
             ({"mask_per": "pixel"}, "mask_per"),
             ({"masked_target": "none"}, "`masked_target` must be 'label' or 'uniform'"),
@@ -302,6 +319,7 @@ class TestBadInput:
             ({"num_nets": 3}, "only a function"),
             ({"net": 3}, "must be a network"),
             ({"net": []}, "must be a network"),
+            ({"net": ds.HeadEnsemble(nn.Linear(4, 4), (4, 3), 2)}, r"Anchored\(ens.heads, features"),
             ({"first_layer": "9"}, "no layer '9'.*'0'"),
             ({"first_layer": "2"}, "is a ReLU"),
         ],

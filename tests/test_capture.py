@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import dissensus as ds
-from dissensus._capture import Captured, _Watch, _why_not
+from dissensus._capture import _KNOWN, Captured, _Watch, _why_not
 from dissensus._memory import inputs_under, peak_bytes
 from dissensus.scores import SCORES, all_scores
 
@@ -113,7 +113,7 @@ def test_captured_predictions_are_the_eager_ones(convolving):
     inputs = torch.randn(700, *((3, 8, 8) if convolving else (10,)), device="cuda")
     with torch.no_grad():
         expected = torch.cat([ens(batch) for batch in inputs.split(64)], dim=1)
-    run = Captured(ens)
+    run = Captured(ens, passes=20)
     with torch.no_grad():
         found = torch.cat([run(batch).clone() for batch in inputs.split(64)], dim=1)
     assert run.why_not is None
@@ -145,17 +145,81 @@ def test_what_would_be_an_empty_program_is_not_captured(function):
     assert not run._graphs
 
 
+class Recorded:
+    """Stands in for a captured program where there is no GPU."""
+
+    made = 0
+
+    def __init__(self, function, tensors):
+        self.function = function
+        Recorded.made += 1
+
+    def replay(self, tensors):
+        return self.function(*tensors)
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    monkeypatch.setattr("dissensus._capture._on_gpu", lambda tensor: True)
+    monkeypatch.setattr("dissensus._capture._Graph", Recorded)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(Recorded, "made", 0)
+
+
+def test_what_is_found_of_passes_is_remembered_with_the_ensemble(as_on_a_gpu, monkeypatch):
+    looked = []
+    for name in ("_watched", "_timed"):
+        original = getattr(Captured, name)
+        monkeypatch.setattr(
+            Captured,
+            name,
+            lambda self, *given, how=original: looked.append(how.__name__) or how(self, *given),
+        )
+    ens = ds.DeepEnsemble(wide, 5)
+    expected = ds.predict(ens, x[:10], batch_size=10)  # its first pass, in which the ensemble looks at values
+    assert list(_KNOWN[ens].values()) == ["met"]
+    assert not looked
+    found = ds.predict(ens, x, batch_size=5)
+    assert looked == ["_watched", "_timed"]
+    assert Recorded.made == 1
+    torch.testing.assert_close(found[:, :10], expected)
+    torch.testing.assert_close(ds.predict(ens, x, batch_size=5), found)
+    assert looked == ["_watched", "_timed"]
+    assert Recorded.made == 2
+    ds.predict(ens, x[:25], batch_size=5)  # too few passes to repay a capture
+    assert Recorded.made == 2
+
+
+def test_what_cannot_be_captured_is_remembered_too(as_on_a_gpu, caplog):
+    class Reading(nn.Linear):
+        def forward(self, values):
+            return super().forward(values) * values.max().item()
+
+    ens = ds.DeepEnsemble(lambda: Reading(10, 4), 2)
+    with caplog.at_level("INFO", logger="dissensus"):
+        for _ in range(3):
+            ds.predict(ens, x, batch_size=5)
+    assert caplog.text.count("read on the host") == 1
+    assert Recorded.made == 0
+
+
+def test_a_capture_waits_until_it_is_known_to_repay():
+    known, unknown = Captured(lambda values: values, passes=20), Captured(lambda values: values)
+    assert [number for number in range(1, 21) if known._repays(number)] == list(range(1, 13))
+    assert [number for number in range(1, 8) if unknown._repays(number)] == [5, 6, 7]
+
+
 @pytest.mark.gpu
-def test_passes_that_keep_the_device_busy_are_watched_once_for_an_ensemble(monkeypatch):
-    watched = []
-    original = Captured._watched
-    monkeypatch.setattr(
-        Captured, "_watched", lambda self, tensors: watched.append(self.name) or original(self, tensors)
-    )
-    ens = ds.DeepEnsemble(lambda: nn.Sequential(nn.Linear(4096, 8192), nn.ReLU(), nn.Linear(8192, 4096)), 2)
+@pytest.mark.parametrize(("width", "found"), [(8, "gains"), (8192, "busy")])
+def test_passes_that_wait_for_the_host_are_told_from_those_that_do_not(width, found):
+    ens = ds.DeepEnsemble(lambda: nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 64)), 4)
     ens.to("cuda")
-    inputs = torch.randn(8192, 4096, device="cuda")
-    first = ds.predict(ens, inputs, batch_size=4096)
-    second = ds.predict(ens, inputs, batch_size=4096)
-    assert watched == ["outputs"]
-    assert torch.equal(first, second)
+    inputs = torch.randn(20 * 8192, 64, device="cuda")
+    first = ds.predict(ens, inputs, batch_size=8192)
+    assert list(_KNOWN[ens].values()) == [found]
+    torch.testing.assert_close(first, ds.predict(ens, inputs, batch_size=8192))
+    with torch.no_grad():
+        ens.net[0].weight.mul_(2.0)
+    again = ds.predict(ens, inputs, batch_size=8192)
+    torch.testing.assert_close(again[:, -8192:], ds.predict(ens, inputs[-8192:], batch_size=8192))
+    assert not torch.allclose(again, first)

@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from dissensus._checks import (
     check_features,
@@ -12,6 +13,7 @@ from dissensus._checks import (
     check_mean_and_scale,
     check_member_logits,
     check_weights,
+    explained,
 )
 from dissensus.scores import SCORES, all_scores
 
@@ -209,3 +211,23 @@ def test_bad_means_and_scales_are_refused(mean, scale, message):
 def test_bad_features_are_refused(features, message):
     with pytest.raises(ValueError, match=message):
         check_features(features)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float64, torch.bfloat16])
+def test_inputs_of_another_dtype_than_the_networks_are_said_to_be_so(dtype):
+    net = nn.Linear(2, 1)
+    with pytest.raises(ValueError, match=rf"torch.float32 and cannot read inputs of {dtype}") as caught:
+        explained(net, net)(torch.zeros(3, 2).to(dtype))
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_other_errors_of_a_network_stay_what_they_are():
+    net = nn.Linear(2, 1)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        explained(net, net)(torch.zeros(3, 5))
+    assert torch.equal(explained(net, net)(torch.ones(3, 2)), net(torch.ones(3, 2)))
+
+
+def test_networks_that_take_integers_are_left_alone():
+    net = nn.Embedding(4, 2)
+    assert explained(net, net)(torch.tensor([1, 3])).shape == (2, 2)

@@ -60,6 +60,7 @@ OBJECTIVES = {
 }
 OBJECTIVES |= {
     "hard delta": obj.HardDelta(obj.Independent(), 0.1),
+    "hard delta, features": obj.HardDelta(obj.Independent(), 0.1, law="features", draws=8),
     "masked uniform": obj.MaskedUniform(obj.Independent()),
 }
 OBJECTIVES |= {

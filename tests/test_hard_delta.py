@@ -1,6 +1,7 @@
 import copy
 from itertools import product
 from math import log
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import dissensus as ds
 from dissensus import objectives as obj
+from dissensus.objectives.hard_delta import Law
 from dissensus.objectives.objective import Step
 from dissensus.objectives.residuals import (
     drawn_factor,
@@ -30,7 +32,7 @@ x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
 y = (x[:, 0] > 0).long() + (x[:, 1] > 0.5).long()
 VARIANTS = [
     {"law": law, "tails": tails, "draws": draws}
-    for law, tails, draws in product(("diagonal", "low_rank", "outputs"), ("drawn", "real"), (4,))
+    for law, tails, draws in product(get_args(Law), ("drawn", "real"), (4,))
     if (law, tails) != ("low_rank", "real")
 ]
 
@@ -237,6 +239,7 @@ class TestHardDelta:
             ({"inner": obj.Independent("mse")}, "classification"),
             ({"law": "low_rank", "tails": "real"}, "none is a tail"),
             ({"law": "outputs", "samples": 4}, "leave `samples` out"),
+            ({"law": "features", "samples": 4}, "law='features' keeps one candidate"),
             ({"draws": 0}, "at least 1"),
             ({"weight": -1.0}, "negative"),
             ({"radius": 0.0}, "positive"),

@@ -352,3 +352,14 @@ def test_an_ensemble_of_networks_on_a_gpu_is_on_the_gpu():
 def test_an_ensemble_lies_where_its_networks_lie():
     ens = ds.DeepEnsemble.from_members([mlp(0.5).to("meta"), mlp(0.5).to("meta")])
     assert {tensor.device.type for tensor in (*ens.parameters(), *ens.buffers())} == {"meta"}
+
+
+def test_a_network_that_a_factory_returns_stays_as_it_is():
+    net = mlp(0.5)
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    ens = ds.DeepEnsemble(lambda: net, num_members=1)
+    ds.fit(ens, (x, torch.zeros(len(x), dtype=torch.int64)), epochs=1, progress=False)
+    assert any(type(module) is nn.Dropout for module in net.modules())
+    for name, tensor in net.state_dict().items():
+        assert torch.equal(tensor, before[name])
+    assert net(x).shape == ens(x)[0].shape

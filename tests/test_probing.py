@@ -144,6 +144,7 @@ def test_the_global_generators_are_left_alone():
         ({"strengths": []}, "positive numbers, at least one"),
         ({"strengths": [1.0, 0.0]}, "positive numbers"),
         ({"validation_share": 1.0}, "between 0 and 1"),
+        ({"max_steps": 0}, "max_steps"),
     ],
 )
 def test_bad_arguments_are_refused(options, match):
@@ -159,8 +160,14 @@ def test_data_that_no_probe_can_be_fitted_on_is_refused():
         linear_probe(None, x, (x_test, y_test))
     with pytest.raises(ValueError, match="test labels must lie in 0 to 3"):
         linear_probe(None, (x, y), (x_test, y_test + 4))
+    two = (x[:2], torch.arange(2))
     with pytest.raises(ValueError, match="leaves one side empty"):
-        linear_probe(None, (x[:2], y[:2] * 0), (x[:2], y[:2] * 0))
+        linear_probe(None, two, two)
+    for labels in (y * 0, y - 1):
+        with pytest.raises(ValueError, match="two classes or more from 0"):
+            linear_probe(None, (x, labels), (x, labels))
+    with pytest.raises(ValueError, match=r"got a DeepEnsemble. Take one of its members, ens.member\(0\)"):
+        linear_probe(ds.DeepEnsemble(lambda: nn.Linear(8, 8), 2), (x, y), (x_test, y_test))
     other = ds.cache_features(nn.Linear(8, 8).double(), (x, y))
     with pytest.raises(ValueError, match="another backbone"):
         linear_probe(nn.Linear(8, 8).double(), other, other)

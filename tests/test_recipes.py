@@ -67,6 +67,23 @@ class TestNames:
     def test_every_kind_can_be_named(self, name, blobs):
         assert recipe(blobs, ensemble={"kind": name}).ensemble["kind"] == name
 
+    def test_a_masked_target_is_an_objective_around_the_one_that_is_named(self, blobs):
+        def losses(folder, objective, **ensemble):
+            kind = {"kind": "anchored", "mask_probability": 1.0, **ensemble}
+            described = recipe(blobs, objective=objective, ensemble=kind, training={"epochs": 1})
+            return described.train(blobs / folder).history["loss"]
+
+        label, uniform = (losses(each, {}, masked_target=each) for each in ("label", "uniform"))
+        np.testing.assert_array_equal(losses("by name", {"name": "masked_uniform"}), uniform)
+        assert not np.allclose(label, uniform)
+        assert Recipe.read(blobs / "uniform" / "recipe.toml").ensemble["masked_target"] == "uniform"
+
+    def test_a_masked_target_goes_inside_hard_delta_mining(self, blobs):
+        ensemble = {"kind": "anchored", "masked_target": "uniform"}
+        objective = recipe(blobs, objective={"name": "hard_delta"}, ensemble=ensemble).build_objective()
+        assert isinstance(objective, OBJECTIVES["hard_delta"])
+        assert isinstance(objective.inner, OBJECTIVES["masked_uniform"])
+
     def test_augmentations_keep_their_order_and_can_be_switched_off(self, blobs):
         wanted = {"horizontal_flip": True, "mixup": False, "random_crop": {"padding": 2}}
         assert list(recipe(blobs, augment=wanted).augment) == ["horizontal_flip", "random_crop"]
@@ -97,6 +114,15 @@ class TestNames:
         ({"ensemble": {"members": 0}}, "members in .* whole number"),
         ({"ensemble": {"kind": "dep"}}, "did you mean 'deep'"),
         ({"ensemble": {"execution": "fast"}}, "'auto' or 'vectorised' or 'loop'"),
+        ({"ensemble": {"kind": "anchored", "masked_target": "labels"}}, "'label' or 'uniform'"),
+        (
+            {
+                "ensemble": {"kind": "anchored", "masked_target": "uniform"},
+                "objective": {"name": "joint", "beta": 0.5},
+            },
+            "does not compare members",
+        ),
+        ({"ensemble": {"masked_target": "uniform"}}, "unknown key 'masked_target'"),
         ({"objective": {"name": "adversarail"}}, "did you mean 'adversarial'"),
         ({"objective": {"name": "adversarial", "loss": "mse"}}, r"\[objective\.inner\]"),
         ({"objective": {"inner": {}}}, "wraps no other objective"),

@@ -1,6 +1,7 @@
 """The study of masked anchoring: what it reads, what it says of records, and that both settings run to the end."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from dissensus.studies import STUDIES, anchoring_arms, anchoring_imagenet
 from dissensus.studies.anchoring import published_tables
 from dissensus.studies.anchoring_arms import AnchorSetting, build, settings_of, without_head
 from dissensus.studies.anchoring_claims import anchoring_claims
-from dissensus.studies.anchoring_figures import improvements, radar_figure
+from dissensus.studies.anchoring_figures import alpha_figure, improvements, radar_figure
 from dissensus.studies.anchoring_tables import OOD_CIFAR10, as_markdown, auroc_of, beside
 from dissensus.studies.image_sets import load_images
 
@@ -46,6 +47,20 @@ class TestArms:
         masked = build(AnchorSetting(alpha=0.25, variant="example"), sets, quick=True)
         assert (masked.mask_probability, masked.mask_per) == (0.25, "example")
         assert len(masked.references) == len(sets.all_train.x)
+
+    @pytest.mark.parametrize("tails", anchoring_arms.TAILS)
+    def test_the_study_s_network_trains_with_every_way_to_find_tails(self, tails):
+        sets = load_images(None, limit=20)
+        setting = AnchorSetting(alpha=0.25, tail_weight=0.1, tails=tails)
+        x, y = sets.normalise(sets.all_train.x[:16]), sets.all_train.y[:16]
+        run = ds.fit(
+            build(setting, sets, quick=True),
+            (x, y),
+            objective=anchoring_arms.objective_of(setting),
+            epochs=1,
+            batch_size=16,
+        )
+        assert run.history["tail"][-1] >= math.log(sets.num_classes)
 
     def test_a_network_without_its_head_gives_features(self):
         net = resnet18(10, width=4)
@@ -116,6 +131,20 @@ class TestClaims:
         }
         (claim,) = (claim for claim in anchoring_claims(rows) if "mining" in claim.statement)
         assert claim.verdict == "reproduced"
+        for found, verdict in (
+            (record(auroc=0.95), "not told apart from noise"),
+            (record(auroc=0.95, corrupted=0.8), "not reproduced"),
+            (record(auroc=0.85, corrupted=0.6), "not reproduced"),
+        ):
+            rows[("resnet18", "alpha=0.25 tail=1 real")] = [found]
+            (claim,) = (claim for claim in anchoring_claims(rows) if "mining" in claim.statement)
+            assert claim.verdict == verdict
+
+    def test_a_single_run_is_drawn_with_the_band_of_its_repeats(self):
+        masked = {0.0: [record()], 0.25: [record(auroc=0.95)]}
+        single, several = (alpha_figure([record()] * count, masked) for count in (1, 2))
+        names = [figure.axes[0].get_legend_handles_labels()[1] for figure in (single, several)]
+        assert names == [["anchored", "plain", "plain, if run again"], ["anchored", "plain"]]
 
     def test_improvements_are_in_per_cent_of_the_plain_network(self):
         found = improvements([record()], [record(corrupted=0.77, auroc=0.99)])
@@ -148,6 +177,26 @@ class TestTasks:
                     tmp_path / "pets" / part / name / "1.png"
                 )
         assert load_tasks(tmp_path, (3, 32, 32)).found["pets"].train.x.shape == (2, 3, 32, 32)
+
+    def test_classes_of_both_parts_go_by_their_names(self, tmp_path):
+        brightness = {"a": 0, "b": 100, "c": 200}
+
+        def save(part, names):
+            for name in names:
+                folder = tmp_path / "pets" / part / name
+                folder.mkdir(parents=True)
+                picture = np.full((32, 32, 3), brightness.get(name, 50), np.uint8)
+                Image.fromarray(picture).save(folder / "1.png")
+
+        save("train", "abc")
+        save("test", "ac")
+        task = load_tasks(tmp_path, (3, 32, 32)).found["pets"]
+        for part in (task.train, task.test):
+            assert part.x.float().mean((1, 2, 3)).tolist() == [100.0 * label for label in part.y]
+        save("test", "d")
+        assert (
+            "class 'd', which the training images lack" in load_tasks(tmp_path, (3, 32, 32)).missing["pets"]
+        )
 
     def test_what_is_missing_or_left_out_is_told_apart(self, tmp_path):
         self.save(tmp_path / "cifar10_test.npz", 4)

@@ -123,13 +123,14 @@ def _load_task(folder: Path, each: SuiteSet, shape: tuple[int, int, int], limit:
     for name in each.files:
         train, test = (_paths(folder, name, part) for part in ("train", "test"))
         if train and test:
-            return _task(_joined(train, shape), _joined(test, shape), limit)
+            known, other = _joined(train, test, shape)
+            return _task(known, other, limit)
         single = _single(folder, name)
         if single is None:
             continue
         if single.suffix == ".npz" and _has_both(single):
-            both = (_read(load(single, split=part), shape) for part in ("train", "test"))
-            return _task(next(both), next(both), limit)
+            first, second = (load(single, split=part) for part in ("train", "test"))
+            return _task(_read(first, shape), _read(_numbered(second, first.classes), shape), limit)
         return _halves(_read(load(single, size=_size(single, shape)), shape), limit)
     return None
 
@@ -166,10 +167,30 @@ def _size(path: Path, shape: tuple[int, int, int]) -> int | None:
     return shape[1] if path.is_dir() and shape[1] == shape[2] else None
 
 
-def _joined(paths: Sequence[Path], shape: tuple[int, int, int]) -> tuple[Labelled, tuple[str, ...]]:
-    parts = [_read(load(path, size=_size(path, shape)), shape) for path in paths]
-    x, y = (torch.cat([pair[place] for pair, _ in parts]) for place in (0, 1))
-    return Labelled(x, y), parts[0][1]
+def _joined(
+    train: Sequence[Path], test: Sequence[Path], shape: tuple[int, int, int]
+) -> list[tuple[Labelled, tuple[str, ...]]]:
+    """Return both parts, each from its files; classes that have names get the same number in all of them."""
+    known, other = ([load(path, size=_size(path, shape)) for path in paths] for paths in (train, test))
+    named = [each.classes for each in known if each.classes is not None]
+    classes = tuple(sorted({name for names in named for name in names})) if named else None
+    joined = []
+    for loaded in (known, other):
+        parts = [_read(_numbered(each, classes), shape) for each in loaded]
+        x, y = (torch.cat([pair[place] for pair, _ in parts]) for place in (0, 1))
+        joined.append((Labelled(x, y), parts[0][1]))
+    return joined
+
+
+def _numbered(loaded: Loaded, classes: tuple[str, ...] | None) -> Loaded:
+    """Number classes that have names as others do: a part that lacks a class would count on from another one."""
+    if loaded.y is None or loaded.classes is None or classes is None or loaded.classes == classes:
+        return loaded
+    if unknown := sorted(set(loaded.classes) - set(classes)):
+        raise ValueError(f"the test images have the class {unknown[0]!r}, which the training images lack")
+    return replace(
+        loaded, y=torch.tensor([classes.index(name) for name in loaded.classes])[loaded.y], classes=classes
+    )
 
 
 def _read(loaded: Loaded, shape: tuple[int, int, int]) -> tuple[Labelled, tuple[str, ...]]:

@@ -6,9 +6,16 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from dissensus.data.sources import Array, as_tensor, device_of
+from dissensus.data.sources import Array, device_of
+from dissensus.members.anchored_features import FeatureEnsemble
+from dissensus.members.anchored_intake import (
+    as_ensemble,
+    as_inputs,
+    check_choices,
+    check_dtype,
+    check_settings,
+)
 from dissensus.members.anchored_net import AnchoredNet, TemperatureForm, anchor_temperature, paired
-from dissensus.members.deep_ensemble import DeepEnsemble
 from dissensus.members.first_layer import Initialise, double_first_layer
 from dissensus.members.members import Keys, Members, View, keys_of
 from dissensus.randomness import bits, derive, fold, permutation, uniform
@@ -85,19 +92,19 @@ class Anchored(Members):
         first_layer: str | None = None,
         initialise: Initialise = "sum",
     ) -> None:
-        anchors = as_tensor(references, "references")
-        _check_settings(anchors, num_members, mask_probability, temperature)
-        _check_choices(
+        anchors = as_inputs(references)
+        check_settings(anchors, num_members, mask_probability, temperature)
+        check_choices(
             mask_per=(mask_per, ("batch", "example")),
             masked_target=(masked_target, ("label", "uniform")),
             temperature=(temperature, ("exponential", "deviation", None)),
             initialise=(initialise, ("sum", "fresh")),
         )
-        given = _deep(net, num_nets, seed)
+        given = as_ensemble(net, num_nets, seed)
         nets = [given.member(index) for index in range(given.num_members)]
         anchors = anchors.detach().to(device_of(given))
         for index, each in enumerate(nets):
-            _check_dtype(each, anchors)
+            check_dtype(each, anchors)
             nets[index] = double_first_layer(each, anchors, first_layer, initialise, derive(seed, index))
         super().__init__(len(nets) * num_members, seed, num_trained=len(nets))
         self.num_anchors = num_members
@@ -105,7 +112,9 @@ class Anchored(Members):
         self.masked_target: MaskedTarget = masked_target
         # One network alone gains nothing from being run as a stack of one.
         execution = "loop" if len(nets) == 1 else given.execution
-        self.inner = DeepEnsemble.from_members(nets, seed, execution=execution)
+        inner = FeatureEnsemble.from_members(nets, seed, execution=execution)
+        assert isinstance(inner, FeatureEnsemble)
+        self.inner = inner
         self.register_buffer("references", anchors.clone())
         self.member_keys = self.member_keys.to(anchors.device)
         self.training = self.inner.training
@@ -155,11 +164,21 @@ class Anchored(Members):
 
         Arguments as those of `Members.run`, for networks: an objective has them run with `view.through(run_pairs, ...)`.
         """
-        if x.is_cuda and x.ndim == 4 + own and self.num_trained == 1:
-            # The memory order in which GPUs convolve fastest.
-            flat = x.flatten(0, 1) if own else x
-            x = flat.contiguous(memory_format=torch.channels_last).view(x.shape)
-        return self.inner.run(_inner(tensors), x, own=own, rows=rows, keys=keys)
+        return self.inner.run(_inner(tensors), self._laid_out(x, own), own=own, rows=rows, keys=keys)
+
+    def run_features(
+        self, tensors: Mapping[str, Tensor], x: Tensor, *, own: bool, rows: Tensor | None, keys: Keys
+    ) -> Tensor:
+        """Run networks on pairs as `run_pairs`, and return what their last linear layers take, `(networks, batch, features)`."""
+        x = self._laid_out(x, own)
+        return self.inner.run_features(_inner(tensors), x, own=own, rows=rows, keys=keys)
+
+    def _laid_out(self, x: Tensor, own: bool) -> Tensor:
+        """Return pairs in the memory order in which GPUs convolve fastest."""
+        if not (x.is_cuda and x.ndim == 4 + own and self.num_trained == 1):
+            return x
+        flat = x.flatten(0, 1) if own else x
+        return flat.contiguous(memory_format=torch.channels_last).view(x.shape)
 
     def forward_pair(self, reference: Tensor, residual: Tensor) -> Tensor:
         """Run every network on given pairs, `(batch, ...)` each; a single reference serves all. Return `(networks, batch, ...)`.
@@ -254,6 +273,16 @@ class Anchored(Members):
         """Write networks' rows that `rows_of` gathered back, in place."""
         self.inner.put_rows(_inner(tensors), rows, _inner(new))
 
+    def settings(self) -> dict[str, object]:
+        """Return what decides training beside the tensors; the members that a run validates are decided by references too."""
+        return {
+            **super().settings(),
+            "anchors": self.num_anchors,
+            "mask_probability": self.mask_probability,
+            "mask_per": self.mask_per,
+            "temperature": self.temperature,
+        }
+
     def python_state(self) -> list[tuple[str, object]]:
         """Return the plain attributes of the networks' modules."""
         return self.inner.python_state()
@@ -310,63 +339,3 @@ def _inner(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _outer(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors.items() if not name.startswith("inner.")}
-
-
-def _deep(net: object, num_nets: int, seed: int) -> DeepEnsemble:
-    """Return what was given as networks as a deep ensemble of copies."""
-    if isinstance(net, Members) and not isinstance(net, DeepEnsemble):
-        raise ValueError(
-            f"`net` must be a network, a list of networks, a DeepEnsemble or a function that makes one; got a {type(net).__name__}."
-        )
-    if num_nets != 1 and (isinstance(net, nn.Module) or not callable(net)):
-        raise ValueError(
-            f"num_nets={num_nets} asks for new networks, which only a function makes. Write `lambda: Net(...)`, or hand over a "
-            "list of networks and leave `num_nets` out."
-        )
-    if isinstance(net, DeepEnsemble):
-        return net
-    if isinstance(net, nn.Module):
-        return DeepEnsemble.from_members([net], seed)
-    if callable(net):
-        return DeepEnsemble(net, num_nets, seed)
-    if isinstance(net, Sequence) and len(net) > 0:
-        return DeepEnsemble.from_members(net, seed)
-    raise ValueError(
-        f"`net` must be a network, a list of networks or a function that makes one; got {net!r:.60}."
-    )
-
-
-def _check_settings(
-    references: Tensor, num_members: int, mask_probability: float, temperature: str | None
-) -> None:
-    if references.ndim < 2 or len(references) == 0:
-        raise ValueError(
-            f"`references` must be a batch of inputs, (references, ...); got shape {tuple(references.shape)}."
-        )
-    if not references.is_floating_point():
-        raise ValueError(
-            f"`references` must be real numbers, prepared like the inputs; got {references.dtype}. Convert and normalise them as "
-            "the inputs are."
-        )
-    if not 1 <= num_members <= len(references):
-        raise ValueError(
-            f"`num_members` must be from 1 to the number of references, {len(references)}; got {num_members}."
-        )
-    if not 0.0 <= mask_probability <= 1.0:
-        raise ValueError(f"`mask_probability` must be in [0, 1]; got {mask_probability}.")
-    if temperature is not None and num_members < 2:
-        raise ValueError("A temperature compares references; give at least two with `num_members`.")
-
-
-def _check_choices(**choices: tuple[str | None, tuple[str | None, ...]]) -> None:
-    for name, (value, allowed) in choices.items():
-        if value not in allowed:
-            raise ValueError(f"`{name}` must be {' or '.join(map(repr, allowed))}; got {value!r}.")
-
-
-def _check_dtype(net: nn.Module, references: Tensor) -> None:
-    weights = next((p for p in net.parameters() if p.is_floating_point()), None)
-    if weights is not None and weights.dtype != references.dtype:
-        raise ValueError(
-            f"`references` must have the network's dtype, {weights.dtype}; got {references.dtype}. Convert one of them."
-        )

@@ -13,6 +13,7 @@ from torch.func import functional_call, vmap
 
 from dissensus.members.dropout import dropout_keys, key_dropout, plain_dropout, rewind_dropout
 from dissensus.members.members import Keys, Members, keys_of, plain_attributes
+from dissensus.members.modes import is_settled
 from dissensus.members.probe import (
     PROBE_MEMBERS,
     PROBE_ROWS,
@@ -22,10 +23,21 @@ from dissensus.members.probe import (
     why_not_vectorised,
 )
 from dissensus.members.side_by_side import for_each_member
-from dissensus.members.stacking import Shell, can_stack, stack, tensors_of, why_not_one_program
+from dissensus.members.stacking import (
+    Loan,
+    Shell,
+    can_stack,
+    check_nets,
+    stack,
+    tensors_of,
+    twin,
+    why_not_one_program,
+)
 from dissensus.randomness import derive, seeded
 
 FASTER_APART = "convolutions are faster one member at a time"
+# On a CPU one large product of matrices is faster than its share of a batch of products.
+LARGE_BATCH = 512
 
 Execution = Literal["auto", "vectorised", "loop"]
 
@@ -86,18 +98,19 @@ class DeepEnsemble(Members):
             )
         ensemble = cls.__new__(cls)
         Members.__init__(ensemble, len(nets), seed)
-        ensemble._adopt([copy.deepcopy(net) for net in nets], execution)
+        ensemble._adopt(nets, execution)
         return ensemble
 
     def _adopt(self, nets: list[nn.Module], execution: Execution) -> None:
-        _check_nets(nets)
+        check_nets(nets)
         if execution not in ("auto", "vectorised", "loop"):
             raise ValueError(f"`execution` must be 'auto', 'vectorised' or 'loop'; got {execution!r}.")
         self.execution: Execution = execution
         self.training = nets[0].training
         self.net: nn.Module | None = None
         self.nets: nn.ModuleList | None = None
-        nets = [key_dropout(net) for net in nets]
+        # Twins: what a factory returns may be somebody's network, which must stay as it is.
+        nets = [key_dropout(twin(net)) for net in nets]
         if can_stack(nets):
             self._not_one_program = why_not_one_program(nets)
             self.net = stack(nets)
@@ -107,6 +120,7 @@ class DeepEnsemble(Members):
         # Keys of members and of dropout layers go where the networks are.
         self.to(next((p.device for net in nets for p in net.parameters()), self.member_keys.device))
         self._shells = [Shell(net) for net in nets]
+        self._loan: Loan | None = None
         self._decisions: dict[tuple[Any, ...], _Decision] = {}
 
     @property
@@ -157,6 +171,7 @@ class DeepEnsemble(Members):
             x.dtype,
             x.device,
             torch.is_autocast_enabled(x.device.type),
+            self._is_large(x, own),
         )
         if kind_of_batch not in self._decisions:
             with seeded(0):
@@ -200,7 +215,12 @@ class DeepEnsemble(Members):
                 and self._loop_is_faster(loop, vectorised, few, batch, trainable)
             ):
                 why = FASTER_APART
+            elif why is None and self._is_large(x, own):
+                why = "large batches are faster one member at a time on a CPU"
         return _Decision(why, random=bool(drawn))
+
+    def _is_large(self, x: Tensor, own: bool) -> bool:
+        return not self.training and x.device.type == "cpu" and x.shape[int(own)] >= LARGE_BATCH
 
     def _convolves(self) -> bool:
         return any(isinstance(module, torch.nn.modules.conv._ConvNd) for module in self.modules())
@@ -244,6 +264,8 @@ class DeepEnsemble(Members):
         keys: Keys,
         random: bool,
     ) -> Tensor:
+        if rows is None and not own and is_settled(self):
+            return self._run_settled(tensors, x)
         members = list(range(self.num_members)) if rows is None else rows.tolist()
         self._follow_modes(members)
         seeds = keys().tolist() if random and self.training else None
@@ -260,6 +282,21 @@ class DeepEnsemble(Members):
             rewind_dropout(shell.net)
 
         for_each_member(run, len(members))
+        return _join(outputs)
+
+    def _run_settled(self, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """Run members in turn where neither weights nor modes change between passes: they keep the rows they were lent."""
+        members = range(self.num_members)
+        if self._loan is None or not self._loan.holds(tensors):
+            self._follow_modes(members)
+            self._loan = Loan(self._shells, tensors, self._split(tensors, members))
+        loan, outputs = self._loan, [torch.empty(0)] * self.num_members
+
+        def run(index: int) -> None:
+            outputs[index] = loan.shells[index].net(x)
+            loan.shells[index].collect(loan.rows[index])
+
+        for_each_member(run, self.num_members)
         return _join(outputs)
 
     def _follow_modes(self, members: Sequence[int]) -> None:
@@ -336,7 +373,7 @@ class DeepEnsemble(Members):
     def __getstate__(self) -> dict[str, Any]:
         for shell in self._shells:
             shell.release()
-        return self.__dict__.copy()
+        return self.__dict__ | {"_loan": None}
 
 
 @dataclass(frozen=True)
@@ -345,29 +382,6 @@ class _Decision:
 
     why_loop: str | None
     random: bool
-
-
-def _check_nets(nets: Sequence[nn.Module]) -> None:
-    for index, net in enumerate(nets):
-        if not isinstance(net, nn.Module):
-            raise ValueError(f"Each member must be an nn.Module; member {index} is a {type(net).__name__}.")
-        lazy = [n for n, t in tensors_of(net).items() if torch.nn.parameter.is_lazy(t)]
-        if lazy:
-            raise ValueError(
-                f"Parameter {lazy[0]!r} of member {index} has no shape yet. Run a batch through the network before handing it over."
-            )
-    seen: dict[int, tuple[int, str]] = {}
-    for index, net in enumerate(nets):
-        for name, parameter in net.named_parameters():
-            other, other_name = seen.setdefault(id(parameter), (index, name))
-            if other != index:
-                raise ValueError(
-                    f"Members must not share parameters; {name!r} of member {index} is the same object as {other_name!r} of "
-                    f"member {other}. Make a new network in every call of the factory (for one frozen backbone under many heads "
-                    "use HeadEnsemble)."
-                )
-    if len({id(net) for net in nets}) < len(nets):
-        raise ValueError("The factory returned the same object twice. Make a new network in every call.")
 
 
 def _key_at(keys: Keys, place: int) -> Tensor:

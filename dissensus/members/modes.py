@@ -17,17 +17,16 @@ def is_settled(module: torch.nn.Module) -> bool:
 @contextmanager
 def evaluation_mode(members: torch.nn.Module) -> Iterator[None]:
     """Run a block in evaluation mode and without gradients; set every module back as it was."""
-    outermost = members not in _settled
     modes = [(module, module.training) for module in members.modules()]
+    newly = [module for module, _ in modes if module not in _settled]
     was_training = members.training
     members.eval()
-    _settled.add(members)
+    _settled.update(newly)
     try:
         with torch.no_grad():
             yield
     finally:
-        if outermost:
-            _settled.discard(members)
+        _settled.difference_update(newly)
         members.train(was_training)
         for module, mode in modes:
             module.training = mode

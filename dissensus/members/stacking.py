@@ -22,6 +22,35 @@ def tensors_of(net: nn.Module) -> dict[str, Tensor]:
     return {**dict(net.named_parameters()), **dict(net.named_buffers())}
 
 
+def twin(net: nn.Module) -> nn.Module:
+    """Return a copy of a network that shares its parameters and buffers."""
+    return copy.deepcopy(net, {id(tensor): tensor for tensor in tensors_of(net).values()})
+
+
+def check_nets(nets: Sequence[nn.Module]) -> None:
+    """Refuse what cannot be members: no modules, modules without shapes, and modules that share parameters."""
+    for index, net in enumerate(nets):
+        if not isinstance(net, nn.Module):
+            raise ValueError(f"Each member must be an nn.Module; member {index} is a {type(net).__name__}.")
+        lazy = [n for n, t in tensors_of(net).items() if torch.nn.parameter.is_lazy(t)]
+        if lazy:
+            raise ValueError(
+                f"Parameter {lazy[0]!r} of member {index} has no shape yet. Run a batch through the network before handing it over."
+            )
+    seen: dict[int, tuple[int, str]] = {}
+    for index, net in enumerate(nets):
+        for name, parameter in net.named_parameters():
+            other, other_name = seen.setdefault(id(parameter), (index, name))
+            if other != index:
+                raise ValueError(
+                    f"Members must not share parameters; {name!r} of member {index} is the same object as {other_name!r} of "
+                    f"member {other}. Make a new network in every call of the factory (for one frozen backbone under many heads "
+                    "use HeadEnsemble)."
+                )
+    if len({id(net) for net in nets}) < len(nets):
+        raise ValueError("The factory returned the same object twice. Make a new network in every call.")
+
+
 def can_stack(nets: Sequence[nn.Module]) -> bool:
     """Whether all nets have tensors of the same names, shapes and dtypes, so that they can be stored as one."""
     layouts = [
@@ -117,6 +146,7 @@ class Shell:
 
     def __init__(self, net: nn.Module) -> None:
         self.net = net
+        self.row: Mapping[str, Tensor] | None = None
         owner: dict[int, str] = {id(t): name for name, t in reversed(tensors_of(net).items())}
         self._parameters: list[tuple[nn.Module, str, str]] = []
         self._buffers: list[tuple[nn.Module, str, str]] = []
@@ -132,6 +162,7 @@ class Shell:
 
     def lend(self, row: Mapping[str, Tensor]) -> None:
         """Bind the tensors of one member; gradients flow to where the row came from."""
+        self.row = row
         for module, name, source in self._parameters:
             value = row[source]
             # Through setattr: recurrent layers keep a second list of their weights up to date there. A Parameter would be
@@ -149,6 +180,7 @@ class Shell:
 
     def release(self) -> None:
         """Let go of all tensors, so that the shell can be copied and keeps nothing alive."""
+        self.row = None
         for module, name, _ in self._parameters:
             module._parameters.pop(name, None)
             setattr(module, name, None)
@@ -173,3 +205,26 @@ class Shell:
         for module, name, source in twin._buffers:
             module._buffers[name] = copies[source]
         return twin.net
+
+
+class Loan:
+    """Rows lent to shells for as many passes as the tensors stay where they are."""
+
+    def __init__(
+        self, shells: Sequence[Shell], tensors: Mapping[str, Tensor], rows: Sequence[Mapping[str, Tensor]]
+    ) -> None:
+        self.shells, self.rows = shells, rows
+        self._places = [(tensor, tensor.data_ptr()) for tensor in tensors.values()]
+        for shell, row in zip(shells, rows, strict=True):
+            shell.lend(row)
+
+    def holds(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Whether the shells still have rows of these tensors."""
+        return (
+            len(tensors) == len(self._places)
+            and all(
+                tensor is lent and tensor.data_ptr() == place
+                for tensor, (lent, place) in zip(tensors.values(), self._places, strict=True)
+            )
+            and all(shell.row is row for shell, row in zip(self.shells, self.rows, strict=True))
+        )

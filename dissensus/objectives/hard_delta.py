@@ -1,7 +1,8 @@
 """Objectives for anchored networks: tails of the residuals' law say nothing; masked references say nothing."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -23,9 +24,12 @@ from dissensus.randomness import Noise
 if TYPE_CHECKING:
     from dissensus.members import Anchored
 
-Law = Literal["diagonal", "low_rank", "outputs"]
+Law = Literal["diagonal", "low_rank", "outputs", "features"]
 Tails = Literal["drawn", "real"]
 Statistics = Literal["batch", "training"]
+
+# Laws of what the network makes of residuals, not of residuals themselves.
+_OF_THE_NETWORK = ("outputs", "features")
 
 
 @dataclass(frozen=True)
@@ -38,21 +42,22 @@ class HardDelta(Wrapper):
     covariance $2\Sigma$. The pass leaves BatchNorm statistics alone and t takes no gradient.
 
     In many dimensions a normal law hardly has tails: of 2000 draws in 3072 dimensions the farthest is 4 % farther than the
-    mean. So there are other ways: fewer dimensions (`"low_rank"`), the normal law of the network's own outputs
-    (`"outputs"`), real residuals that lie far out (`tails="real"`), and a factor on the length (`radius`).
+    mean. So there are other ways: fewer dimensions (`"low_rank"`), the normal law of the network's own outputs or features
+    (`"outputs"`, `"features"`), real residuals that lie far out (`tails="real"`), and a factor on the length (`radius`).
 
     Args:
         inner: What is minimised besides.
         weight: w, how much the tails count against the mean loss.
         law: `"diagonal"`: values are independent. `"low_rank"`: combinations of `rank` + 1 real inputs of the batch.
             `"outputs"`: candidates are drawn (or real), and kept if what the network says of them is unlikely under the normal
-            law of what it says of real residuals; one in `draws` is kept.
+            law of what it says of real residuals; one in `draws` is kept. `"features"`: the same for what the network's last
+            linear layer takes, each feature counting as independent of the others.
         tails: `"drawn"`: the least likely of `draws` draws. `"real"`: for each input of the batch the residual to the input
             that is farthest away under the law.
-        draws: How many each tail sample is the least likely of; costs nothing, except for `law="outputs"`.
+        draws: How many each tail sample is the least likely of. A larger number costs nothing.
         radius: Factor on the length of tail samples.
         rank: Directions of the low-rank law.
-        samples: Tail samples a step; as many as the batch has by default. Not for `law="outputs"`.
+        samples: Tail samples a step; as many as the batch has by default. Not for laws that look at the network.
         warm_up: Share of the run before which tails do not count.
         statistics: Take the law from each `"batch"`, or from all `"training"` inputs (tensors or arrays, not a DataLoader).
 
@@ -73,9 +78,9 @@ class HardDelta(Wrapper):
 
     def __post_init__(self) -> None:
         choices = {
-            "law": (self.law, ("diagonal", "low_rank", "outputs")),
-            "tails": (self.tails, ("drawn", "real")),
-            "statistics": (self.statistics, ("batch", "training")),
+            "law": (self.law, get_args(Law)),
+            "tails": (self.tails, get_args(Tails)),
+            "statistics": (self.statistics, get_args(Statistics)),
         }
         for name, (value, allowed) in choices.items():
             if value not in allowed:
@@ -88,11 +93,11 @@ class HardDelta(Wrapper):
         if self.law == "low_rank" and self.tails == "real":
             raise ValueError(
                 "Under the low-rank law of a batch every residual of that batch is about as far out as any other, so none is a "
-                "tail. Use law='diagonal' or law='outputs' with tails='real'."
+                "tail. Use another law with tails='real'."
             )
-        if self.law == "outputs" and self.samples is not None:
+        if self.law in _OF_THE_NETWORK and self.samples is not None:
             raise ValueError(
-                "law='outputs' keeps one candidate in `draws`; leave `samples` out and change `draws`."
+                f"law={self.law!r} keeps one candidate in `draws`; leave `samples` out and change `draws`."
             )
         if min(self.draws, self.rank, self.samples or 1) < 1 or self.weight < 0 or self.radius <= 0:
             raise ValueError(
@@ -121,7 +126,7 @@ class HardDelta(Wrapper):
         with members.perturbed():
             with torch.no_grad():
                 residuals = self._tails(members, anchored, inputs, x.shape[1 + step.own :], noise)
-            logits = _masked_outputs(members, anchored, residuals)
+            logits = _masked(members, anchored.run_pairs, residuals)
         tail = uniform_cross_entropy(logits).mean(-1)
         weight = torch.where(step.progress >= self.warm_up, self.weight, 0.0)
         return loss + weight * tail.sum(), {**parts, "tail": tail.detach()}
@@ -130,8 +135,8 @@ class HardDelta(Wrapper):
         self, members: View, anchored: "Anchored", x: Tensor, shape: torch.Size, noise: Noise
     ) -> Tensor:
         """Return tail residuals, `(members, samples, ...)`, of inputs `(members or 1, batch, values)`."""
-        if self.law == "outputs":
-            return self._tails_by_outputs(members, anchored, x, shape, noise)
+        if self.law in _OF_THE_NETWORK:
+            return self._tails_by_network(members, anchored, x, shape, noise)
         count = x.shape[1] if self.samples is None else self.samples
         if self.tails == "real":
             found = farthest_partner(x, self._scale(x))[:, :count]
@@ -149,10 +154,10 @@ class HardDelta(Wrapper):
     def _scale(self, x: Tensor) -> Tensor:
         return residual_scale(x) if self.measured is None else self.measured.to(x.device)
 
-    def _tails_by_outputs(
+    def _tails_by_network(
         self, members: View, anchored: "Anchored", x: Tensor, shape: torch.Size, noise: Noise
     ) -> Tensor:
-        """Return the candidates of which the network says what is unlikely of a real residual."""
+        """Return the candidates of which the network makes what is unlikely of a real residual."""
         x = x.expand(members.num_members, *x.shape[1:])
         count = x.shape[1]
         partners = noise.at(2).uniform(count).argsort(-1)
@@ -160,11 +165,18 @@ class HardDelta(Wrapper):
         candidates = self.radius * (
             real if self.tails == "real" else self._drawn(x, count, 1, noise).to(x.dtype)
         )
-        known = _masked_outputs(members, anchored, real.reshape(*real.shape[:2], *shape))
-        said = _masked_outputs(members, anchored, candidates.reshape(*candidates.shape[:2], *shape))
-        kept = mahalanobis(said, known).topk(max(count // self.draws, 1), dim=1).indices
+        known, said = (
+            self._law_values(members, anchored, each.unflatten(-1, shape)) for each in (real, candidates)
+        )
+        distances = mahalanobis(said, known, diagonal=self.law == "features")
+        kept = distances.topk(max(count // self.draws, 1), dim=1).indices
         tails = candidates.gather(1, kept[..., None].expand(*kept.shape, x.shape[-1]))
         return tails.reshape(*kept.shape, *shape)
+
+    def _law_values(self, members: View, anchored: "Anchored", residuals: Tensor) -> Tensor:
+        """Return what the law is measured on, `(members, samples, values)`: what networks say of residuals, or their features."""
+        run = anchored.run_features if self.law == "features" else anchored.run_pairs
+        return _masked(members, run, residuals)
 
 
 @dataclass(frozen=True)
@@ -220,7 +232,7 @@ def _anchored(members: View, objective: Objective) -> "Anchored":
     return members.members
 
 
-def _masked_outputs(members: View, anchored: "Anchored", residuals: Tensor) -> Tensor:
+def _masked(members: View, run: Callable[..., Tensor], residuals: Tensor) -> Tensor:
     """Run networks on [0, 0 - t], `(members, samples, ...)`."""
     pairs = torch.cat([torch.zeros_like(residuals), -residuals], dim=2)
-    return members.through(anchored.run_pairs, pairs, own=True)
+    return members.through(run, pairs, own=True)

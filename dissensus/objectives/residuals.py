@@ -129,19 +129,29 @@ def farthest_partner(x: Tensor, scale: Tensor) -> Tensor:
     return x - x.gather(-2, farthest[..., None].expand_as(x))
 
 
-def mahalanobis(values: Tensor, known: Tensor) -> Tensor:
+def mahalanobis(values: Tensor, known: Tensor, diagonal: bool = False) -> Tensor:
     """Return the squared distances of `values` from the normal law fitted to `known`, `(..., batch)`.
 
     Args:
         values: `(..., batch, outputs)`.
         known: `(..., others, outputs)`.
+        diagonal: Whether outputs count as independent. With more outputs than others their covariance has no inverse, and
+            what keeps it invertible would decide the distances.
     """
     values, known = full(values), full(known)
     mean = known.mean(-2, keepdim=True)
-    centred = known - mean
-    covariance = centred.transpose(-1, -2) @ centred / max(known.shape[-2] - 1, 1)
-    # As much as keeps it invertible where the network gives fewer directions than outputs.
-    ridge = 1e-4 * covariance.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None].clamp_min(1e-12)
+    centred, gaps = known - mean, values - mean
+    count = max(known.shape[-2] - 1, 1)
+    if diagonal:
+        variances = centred.square().sum(-2, keepdim=True) / count
+        return (gaps.square() / (variances + _ridge(variances))).sum(-1)
+    covariance = centred.transpose(-1, -2) @ centred / count
+    ridge = _ridge(covariance.diagonal(dim1=-2, dim2=-1)[..., None, :])
     eye = torch.eye(covariance.shape[-1], device=covariance.device)
-    solved = torch.linalg.solve_ex(covariance + ridge * eye, (values - mean).transpose(-1, -2))[0]
-    return ((values - mean) * solved.transpose(-1, -2)).sum(-1)
+    solved = torch.linalg.solve_ex(covariance + ridge * eye, gaps.transpose(-1, -2))[0]
+    return (gaps * solved.transpose(-1, -2)).sum(-1)
+
+
+def _ridge(variances: Tensor) -> Tensor:
+    """As much as keeps a law invertible where the network gives fewer directions than outputs, `(..., 1, 1)`."""
+    return 1e-4 * variances.mean(-1, keepdim=True).clamp_min(1e-12)

@@ -16,7 +16,7 @@ from dissensus.architectures import ARCHITECTURES
 from dissensus.data import augment
 from dissensus.data.images import describe_shape
 from dissensus.members import Anchored, BatchEnsemble, DeepEnsemble, Masksembles, MCDropout, Members
-from dissensus.members.anchored import MaskPer
+from dissensus.members.anchored import MaskedTarget, MaskPer
 from dissensus.members.first_layer import Initialise
 from dissensus.members.mc_dropout import Masks as DropoutMasks
 from dissensus.members.shared import BatchUse
@@ -35,7 +35,7 @@ from dissensus.objectives import (
 from dissensus.randomness import derive, seeded
 from dissensus.recipes.settings import checked, choose, parameters
 from dissensus.training import schedules
-from dissensus.training.optimizers import RULES
+from dissensus.training.rules import RULES
 
 
 def anchored(
@@ -48,6 +48,7 @@ def anchored(
     anchors: int = 1,
     mask_probability: float = 0.0,
     mask_per: MaskPer = "batch",
+    masked_target: MaskedTarget = "label",
     initialise: Initialise = "fresh",
 ) -> Anchored:
     """Make anchored networks with room for references, which training fills with training inputs."""
@@ -59,6 +60,7 @@ def anchored(
         num_nets=num_members,
         mask_probability=mask_probability,
         mask_per=mask_per,
+        masked_target=masked_target,
         initialise=initialise,
     )
 

@@ -46,6 +46,7 @@ def diagnose_run(
         held_out[1],
         run.recipe.likelihood.name if classes else "mse",
         _average(average or _setting(run.recipe.objective, "average")),
+        _weights(run.recipe.objective),
         training=_training(run, batch_size),
         history=history or None,
         drop_per=drop_per,
@@ -76,6 +77,12 @@ def diagnose_predictions(
 
 def _average(given: str | None) -> Any:
     return given or "probs"
+
+
+def _weights(objective: Any) -> Tensor | None:
+    """Return the weights with which an objective averages members."""
+    weights = _setting(objective, "weights")
+    return None if weights is None else torch.tensor(weights, dtype=torch.float64)
 
 
 def _outputs(run: LoadedRun, x: Tensor, batch_size: int) -> Tensor:

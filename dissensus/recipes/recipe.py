@@ -8,6 +8,7 @@ from typing import Any
 
 from dissensus.members import Anchored, Members
 from dissensus.objectives import Likelihood, Objective
+from dissensus.objectives.hard_delta import uniform_where_masked
 from dissensus.recipes.choices import (
     KINDS,
     anchored,
@@ -116,8 +117,10 @@ class Recipe:
         return self.build_objective().likelihood
 
     def build_objective(self) -> Objective:
-        """Make the objective."""
-        return build_objective(self.objective)
+        """Make the objective; masked examples get the uniform target where the ensemble asks for that."""
+        objective = build_objective(self.objective)
+        uniform = self.ensemble.get("masked_target") == "uniform"
+        return uniform_where_masked(objective) if uniform else objective
 
     def build_ensemble(
         self, preprocessing: Preprocessing, outputs: int, *, allow_import: bool = False

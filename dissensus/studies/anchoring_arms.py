@@ -41,6 +41,7 @@ TAILS: Mapping[str, dict[str, Any]] = {
     "low-rank": {"law": "low_rank"},
     "real": {"tails": "real"},
     "outputs": {"law": "outputs", "draws": 8},
+    "features": {"law": "features", "draws": 8},
 }
 
 
@@ -146,7 +147,7 @@ def _train_and_measure(
 ) -> Record:
     members = build(setting, sets, quick)
     run = fit_images(
-        members, sets, _objective(setting), transform=sets.normalise, **_training(setting, epochs, quick)
+        members, sets, objective_of(setting), transform=sets.normalise, **_training(setting, epochs, quick)
     )
     single = members if isinstance(members, DeepEnsemble) else DeepEnsemble.from_members([members.member(0)])
     record = measure(
@@ -198,7 +199,8 @@ def build(setting: AnchorSetting, sets: ImageSets, quick: bool = False) -> Membe
     )
 
 
-def _objective(setting: AnchorSetting) -> Objective:
+def objective_of(setting: AnchorSetting) -> Objective:
+    """Return what the network is trained with."""
     inner: Objective = Independent()
     if setting.variant == "uniform":
         inner = MaskedUniform(Independent())

@@ -1,9 +1,8 @@
 """Optimizers on rows: one update for all members, each with its own learning rate, decay and step count."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from dataclasses import fields
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,129 +10,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dissensus.training.packing import Block, aligned_rows
+from dissensus.training.rules import DEFAULT_DECAY, RULES, SGD, TORCH_RULES, Adam, AdamW, Rule
 
 Factory = Callable[[Iterable[tuple[str, nn.Parameter]]], Optimizer]
-
-
-@dataclass(frozen=True)
-class Rule(ABC):
-    """An elementwise update, the same arithmetic as torch's optimizer of that name, on `(rows, columns)`."""
-
-    slots: ClassVar[tuple[str, ...]]
-
-    @abstractmethod
-    def update(
-        self,
-        values: Tensor,
-        gradient: Tensor,
-        slots: Mapping[str, Tensor],
-        count: Tensor,
-        lr: Tensor,
-        decay: Tensor | None,
-    ) -> None:
-        """Change values and slots in place; `count` is the number of this step, from 1, `(rows, 1)`.
-
-        `lr` and `decay` are `(rows, 1)` or `(rows, columns)`; no decay is None.
-        """
-
-
-@dataclass(frozen=True)
-class SGD(Rule):
-    """Stochastic gradient descent with momentum, as `torch.optim.SGD`."""
-
-    momentum: float = 0.0
-    dampening: float = 0.0
-    nesterov: bool = False
-
-    slots: ClassVar[tuple[str, ...]] = ("momentum",)
-
-    def update(
-        self,
-        values: Tensor,
-        gradient: Tensor,
-        slots: Mapping[str, Tensor],
-        count: Tensor,
-        lr: Tensor,
-        decay: Tensor | None,
-    ) -> None:
-        """Take one step."""
-        if decay is not None:
-            gradient = gradient + decay.to(values.dtype) * values
-        if self.momentum:
-            buffer = slots["momentum"]
-            fresh = gradient
-            if self.dampening:
-                fresh = torch.where(count == 1, gradient, gradient * (1 - self.dampening))
-            buffer.mul_(self.momentum).add_(fresh)
-            gradient = gradient + self.momentum * buffer if self.nesterov else buffer
-        values.addcmul_(gradient, -lr.to(values.dtype))
-
-
-@dataclass(frozen=True)
-class Adam(Rule):
-    """Adam with L2 decay added to the gradient, as `torch.optim.Adam`."""
-
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-
-    slots: ClassVar[tuple[str, ...]] = ("first", "second")
-    decoupled: ClassVar[bool] = False
-
-    def update(
-        self,
-        values: Tensor,
-        gradient: Tensor,
-        slots: Mapping[str, Tensor],
-        count: Tensor,
-        lr: Tensor,
-        decay: Tensor | None,
-    ) -> None:
-        """Take one step."""
-        # In float64 the corrections, close to 1, stay exact where count is large.
-        exact = count.double()
-        spread = (1 - self.betas[1] ** exact).sqrt()
-        rate, floor = -lr * spread / (1 - self.betas[0] ** exact), spread * self.eps
-        if decay is not None and self.decoupled:
-            kept, rate, floor = _once_a_row((1 - lr * decay, rate, floor), values.dtype)
-            values.mul_(kept)
-        else:
-            rate, floor = _once_a_row((rate, floor), values.dtype)
-            if decay is not None:
-                gradient = gradient + decay.to(values.dtype) * values
-        first, second = slots["first"], slots["second"]
-        first.lerp_(gradient, 1 - self.betas[0])
-        second.mul_(self.betas[1]).addcmul_(gradient, gradient, value=1 - self.betas[1])
-        # torch divides sqrt(second) by `spread` before it adds eps; multiplied out, that takes fewer passes over the rows.
-        scaled = first / second.sqrt().add_(floor)
-        values.addcmul_(scaled, rate)
-
-
-@dataclass(frozen=True)
-class AdamW(Adam):
-    """Adam with decoupled decay, as `torch.optim.AdamW`."""
-
-    decoupled: ClassVar[bool] = True
-
-
-def _once_a_row(numbers: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """Return the numbers, each `(rows, 1)` or `(rows, columns)`, in the precision of the values they act on.
-
-    Those of one column pass a reduction that changes nothing. A compiler computes its result once a row; without it, it
-    computes powers and roots again for every column, which took three times as long as the update itself.
-    """
-    cast = [number.to(dtype) for number in numbers]
-    return [
-        number[..., None].expand(-1, -1, 16).amax(-1) if number.shape[1] == 1 else number for number in cast
-    ]
-
-
-RULES: Mapping[str, type[Rule]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
-_TORCH_RULES: Mapping[type[Optimizer], type[Rule]] = {
-    torch.optim.SGD: SGD,
-    torch.optim.Adam: Adam,
-    torch.optim.AdamW: AdamW,
-}
-DEFAULT_DECAY: Mapping[type[Rule], float] = {SGD: 0.0, Adam: 0.0, AdamW: 1e-2}
 
 
 class RowOptimizer:
@@ -171,25 +50,23 @@ class RowOptimizer:
         factor: Tensor,
         rows: Tensor | None,
     ) -> None:
-        """Take one step on block `index`, in place; `rows` says which of its rows `values` and `gradient` are."""
-        whole = {slot: tensors[f"{slot}.{index}"] for slot in self.slots}
+        """Take one step on block `index`, in place; `rows` says to which of its rows `gradient` belongs, None: to all."""
+        slots = {slot: tensors[f"{slot}.{index}"] for slot in self.slots}
         count, lr, decay = (tensors[f"{name}.{index}"] for name in ("count", "lr", "decay"))
-        slots = whole
         if rows is None:
             count.add_(1)
         else:
             # Rows differ from each other. Adding at an index, which allows for repeats, takes ten kernels on a GPU.
             count.index_copy_(0, rows, count.index_select(0, rows) + 1)
-            slots = {name: slot.index_select(0, rows) for name, slot in whole.items()}
             count, lr, decay = (t.index_select(0, rows) for t in (count, lr, decay))
         rates = (lr * factor)[:, None]
         decays = decay[:, None] if self.decays else None
         if f"column_lr.{index}" in tensors:
             rates, decays = rates * tensors[f"column_lr.{index}"], tensors[f"column_decay.{index}"]
-        self.rule.update(values, gradient, slots, count[:, None], rates, decays)
-        if rows is not None:
-            for name, slot in slots.items():
-                whole[name].index_copy_(0, rows, slot)
+        if rows is None:
+            self.rule.update(values, gradient, slots, count[:, None], rates, decays)
+        else:
+            self.rule.update_rows(values, gradient, slots, rows, count[:, None], rates, decays)
 
 
 def _rows(values: Sequence[float], block: Block) -> Tensor:
@@ -247,7 +124,6 @@ class SeparateOptimizers:
             for group, lr in zip(optimizer.param_groups, self._base_lr[index][row], strict=True):
                 group["lr"] = lr * scale
             optimizer.step()
-            values[place] = block.flat[row]
 
 
 def _leaves(block: Block, row: int) -> dict[str, nn.Parameter]:
@@ -337,7 +213,7 @@ def _class_factory(kind: type[Optimizer], settings: Mapping[str, Any]) -> Factor
 
 def _row_rule(optimizer: Optimizer) -> Rule | None:
     """Return the row-wise rule that is this torch optimizer, None if there is none."""
-    kind = _TORCH_RULES.get(type(optimizer))
+    kind = TORCH_RULES.get(type(optimizer))
     if kind is None:
         return None
     if kind is Adam and any(group.get("decoupled_weight_decay") for group in optimizer.param_groups):

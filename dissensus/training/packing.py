@@ -19,6 +19,15 @@ def aligned_rows(values: Tensor) -> Tensor:
     return spread.copy_(values)
 
 
+def computed_once(values: Tensor) -> Tensor:
+    """Return few values by way of a reduction that changes nothing.
+
+    A compiler keeps the result of a reduction; what leads to it without one, it computes again for every weight that it is
+    used with. Powers and roots of a step count took three times as long so as the update itself.
+    """
+    return values[..., None].expand(*values.shape, 16).amax(-1)
+
+
 @dataclass(frozen=True)
 class Block:
     """Parameters of one dtype that share their rows: `flat` is `(rows, columns)`, each parameter a range of columns.

@@ -15,7 +15,7 @@ from dissensus.objectives.objective import OutputObjective
 from dissensus.randomness import derive
 from dissensus.training.feeds import Feed, stream_batch
 from dissensus.training.optimizers import AnyOptimizer
-from dissensus.training.packing import Block, aligned_rows
+from dissensus.training.packing import Block, aligned_rows, computed_once
 
 State = dict[str, Tensor]
 
@@ -74,7 +74,7 @@ class TrainStep:
         with torch.no_grad():
             if rows is not None:
                 self.members.put_rows(_with_prefix(state, "buffer."), rows, view.buffers)
-            self._descend(state, leaves, gradients, rows)
+            self._descend(state, gradients, rows)
             self._log(state, parts, rows)
             if advance:
                 state["index"].add_(1)
@@ -110,7 +110,7 @@ class TrainStep:
         """Descend along the gradient that the outputs' gradient gives."""
         gradients = torch.autograd.grad(outputs, leaves, output_gradient, allow_unused=True)
         with torch.no_grad():
-            self._descend(state, leaves, gradients, None)
+            self._descend(state, gradients, None)
 
     def _begin(self, state: State, size: int) -> tuple[Step, Tensor, Tensor, Tensor | None]:
         """Return the step, its batch, and the members it trains."""
@@ -118,7 +118,8 @@ class TrainStep:
         x, y = self.feed.batch(state, size)
         if self.augment is not None:
             x, y = self.augment(x, y, step.noise(shared=not self.feed.own))
-        return step, x, y, self.objective.pick(step, self.members.num_trained)
+        rows = self.objective.pick(step, self.members.num_trained)
+        return step, x, y, None if rows is None else computed_once(rows)
 
     def _leaves(self, state: State, rows: Tensor | None) -> list[Tensor]:
         return [_leaf(state[f"flat.{index}"], block, rows) for index, block in enumerate(self.blocks)]
@@ -168,13 +169,11 @@ class TrainStep:
             torch.autocast(device.type, torch.bfloat16, cache_enabled=False) if self.bf16 else nullcontext()
         )
 
-    def _descend(
-        self, state: State, leaves: list[Tensor], gradients: tuple[Tensor | None, ...], rows: Tensor | None
-    ) -> None:
+    def _descend(self, state: State, gradients: tuple[Tensor | None, ...], rows: Tensor | None) -> None:
         gradients = self._clipped(gradients, rows)
         factor = state["factors"].index_select(0, state["index"].reshape(1)) * state["plateau"]
         tensors = _with_prefix(state, "optimizer.")
-        for index, (block, leaf, gradient) in enumerate(zip(self.blocks, leaves, gradients, strict=True)):
+        for index, (block, gradient) in enumerate(zip(self.blocks, gradients, strict=True)):
             if gradient is None:
                 continue
             block_rows = rows if block.stacked else None
@@ -185,10 +184,7 @@ class TrainStep:
                 and block.members[0] not in rows.tolist()
             ):
                 continue
-            values = state[f"flat.{index}"] if block_rows is None else leaf.detach()
-            self.optimizer.update(tensors, index, values, gradient, factor, block_rows)
-            if block_rows is not None:
-                state[f"flat.{index}"].index_copy_(0, block_rows, values)
+            self.optimizer.update(tensors, index, state[f"flat.{index}"], gradient, factor, block_rows)
 
     def _clipped(
         self, gradients: tuple[Tensor | None, ...], rows: Tensor | None

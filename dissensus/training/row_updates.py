@@ -1,0 +1,104 @@
+"""Adam on some rows of large arrays, in place: on a GPU one kernel that touches nothing else.
+
+Written with gathers and scatters a compiler makes three kernels of it, which move half as much memory again: it may not
+write to rows that it still reads.
+"""
+
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def runs_as_kernel(values: Tensor) -> bool:
+    """Whether rows of these values are updated by a kernel of their own."""
+    return values.is_cuda and values.dtype == torch.float32 and find_spec("triton") is not None
+
+
+@torch.library.custom_op("dissensus::adam_rows", mutates_args=("values", "first", "second"))
+def adam_rows(
+    values: Tensor,
+    first: Tensor,
+    second: Tensor,
+    gradient: Tensor,
+    rows: Tensor,
+    kept: Tensor | None,
+    decay: Tensor | None,
+    rate: Tensor,
+    floor: Tensor,
+    beta1: float,
+    beta2: float,
+) -> None:
+    """Take a step of Adam on some rows, in place.
+
+    Args:
+        values: `(all rows, columns)`.
+        first: First moments, as `values`.
+        second: Second moments, as `values`.
+        gradient: `(rows, columns)`.
+        rows: Which rows, all different.
+        kept: Factor on the values before the step, `(rows, 1)`; None for 1.
+        decay: Share of the values that is added to the gradient, `(rows, 1)`; None for 0.
+        rate: Signed rate with the corrections of both moments, `(rows, 1)`.
+        floor: What is added to the root of the second moments, `(rows, 1)`.
+        beta1: Decay of the first moments.
+        beta2: Decay of the second moments.
+    """
+    old, m, v = (tensor.index_select(0, rows) for tensor in (values, first, second))
+    if decay is not None:
+        gradient = gradient + decay * old
+    if kept is not None:
+        old = old * kept
+    m = m.lerp(gradient, 1 - beta1)
+    v = (v * beta2).addcmul(gradient, gradient, value=1 - beta2)
+    values.index_copy_(0, rows, old.addcmul(m / (v.sqrt() + floor), rate))
+    first.index_copy_(0, rows, m)
+    second.index_copy_(0, rows, v)
+
+
+@adam_rows.register_kernel("cuda")
+def _adam_rows_kernel(
+    values: Tensor,
+    first: Tensor,
+    second: Tensor,
+    gradient: Tensor,
+    rows: Tensor,
+    kept: Tensor | None,
+    decay: Tensor | None,
+    rate: Tensor,
+    floor: Tensor,
+    beta1: float,
+    beta2: float,
+) -> None:
+    columns, block = values.shape[1], 2048
+    assert all(tensor.stride() == (columns, 1) for tensor in (values, first, second))
+    gradient = gradient.contiguous()
+    grid = (len(rows), -(-columns // block))
+    _kernel()[grid](
+        values,
+        first,
+        second,
+        gradient,
+        rows.contiguous(),
+        rate if kept is None else kept.contiguous(),
+        rate if decay is None else decay.contiguous(),
+        rate.contiguous(),
+        floor.contiguous(),
+        columns,
+        beta1,
+        beta2,
+        KEEPS=kept is not None,
+        DECAYS=decay is not None,
+        BLOCK=block,
+        num_warps=8,
+    )
+
+
+@cache
+def _kernel() -> Any:
+    """Return the kernel; Triton is there only where torch computes on a GPU."""
+    from dissensus.training._triton import adam_rows_kernel
+
+    return adam_rows_kernel
