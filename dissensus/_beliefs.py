@@ -1,5 +1,6 @@
 """What members believe about a batch: logits in, the probabilities and entropies that scores share out."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,8 @@ else:
 
 # Numbers in a vector register of float32, at most.
 VECTOR = 16
+# Numbers of a block of which a CPU's cache holds several.
+_CACHED = 2**18
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +95,7 @@ class Beliefs:
         if self.logits.device.type != "cpu" or self.logits.shape[-1] >= VECTOR:
             return self.logits.log_softmax(-1)
         # torch's own takes rows shorter than a vector register one number at a time: five times as long.
-        shifted = self.logits - self.logits.amax(-1, keepdim=True)
+        shifted = self.logits - self._largest_logits.values[..., None]
         return shifted - shifted.exp().sum(-1, keepdim=True).log()
 
     @computed_once
@@ -103,7 +106,36 @@ class Beliefs:
     @computed_once
     def mean_probs(self) -> Probs:
         """The mixture: the mean of the members' probabilities."""
-        return self.mean(self.probs)
+        # From the first member on: the mean of equal numbers is then that number, and not a rounding beside it.
+        return by_blocks(lambda probs: probs[0] + self.mean(probs - probs[0]), self.probs, axis=0)
+
+    @computed_once
+    def answer(self) -> tuple[Scores, Int[Tensor, " batch"]]:
+        """Probability of the class that the mixture predicts, and that class."""
+        confidence, predicted = self.mean_probs.max(-1)
+        return confidence, predicted
+
+    @computed_once
+    def largest_probs(self) -> Probs:
+        """For each class the largest probability that a member gives it."""
+        return self.probs.amax(0)
+
+    @computed_once
+    def disagreement(self) -> "Disagreement":
+        """How far members are from each other, exactly zero where they are equal."""
+        of_members = (self.probs, self.log_probs)
+        of_all = (self.mean_probs[None], self.largest_probs[None])
+        return Disagreement(*by_blocks(self._disagreement, *of_members, *of_all))
+
+    def _disagreement(self, probs: Tensor, log_probs: Tensor, mean_probs: Tensor, largest: Tensor) -> Tensor:
+        apart = probs - mean_probs
+        pairwise = self.mean((log_probs - log_probs[0]).mul_(apart)).clamp_min(0)
+        # Divided before it is multiplied: the square of a small probability would underflow.
+        floor = torch.finfo(probs.dtype).tiny
+        largest, smallest = largest[0].clamp_min(floor), probs.amin(0).clamp_min(floor)
+        lower = self.mean((apart / largest).mul_(apart)) / 2
+        upper = torch.minimum(lower * (largest / smallest), pairwise)
+        return torch.stack([lower.sum(-1), upper.sum(-1), pairwise.sum(-1)])
 
     @computed_once
     def mean_logits(self) -> Probs:
@@ -113,7 +145,7 @@ class Beliefs:
     @computed_once
     def member_entropy(self) -> Float[Tensor, "members batch"]:
         """Entropy of each member."""
-        return -(self.probs * self.log_probs).sum(-1)
+        return by_blocks(lambda probs, log_probs: -(probs * log_probs).sum(-1), self.probs, self.log_probs)
 
     @computed_once
     def expected_entropy(self) -> Scores:
@@ -129,7 +161,11 @@ class Beliefs:
     def votes(self) -> Int[Tensor, "members batch"]:
         """The class that each member predicts."""
         # The first of equal ones, as `argmax`, which takes longer on a CPU.
-        return self.logits.max(-1).indices
+        return self._largest_logits.indices
+
+    @computed_once
+    def _largest_logits(self) -> Any:
+        return self.logits.max(-1)
 
     @computed_once
     def top_log_probs(self) -> Float[Tensor, "members batch"]:
@@ -140,8 +176,48 @@ class Beliefs:
     def energy(self) -> Float[Tensor, "members batch"]:
         """Free energy of each member, minus the logsumexp of its logits."""
         # log p_k = z_k - logsumexp(z) for every class k; at the largest z_k the difference loses no digits.
-        top_logits = self.logits.gather(-1, self.votes[..., None]).squeeze(-1)
-        return self.top_log_probs - top_logits
+        return self.top_log_probs - self._largest_logits.values
+
+
+@dataclass(frozen=True, eq=False)
+class Disagreement:
+    r"""Divergences that are sums of products of two differences, and so have digits left where members nearly agree.
+
+    With $v_c$ the variance over members of the probability of class $c$:
+
+    Attributes:
+        lower: $\sum_c v_c / (2 \max_m p_{m,c})$, at most the mutual information.
+        upper: $\sum_c v_c / (2 \min_m p_{m,c})$, at least the mutual information; `pairwise` of a class where that is less.
+        pairwise: Mean KL divergence over all pairs of members, those of a member with itself included.
+    """
+
+    lower: Scores
+    upper: Scores
+    pairwise: Scores
+
+
+def deviations(
+    values: Float[Tensor, "members ..."], weights: MemberWeights | None
+) -> Float[Tensor, "members ..."]:
+    """Members less their mean; exactly zero where all are equal, which the rounded mean of equal numbers is not."""
+    from_first = values - values[:1]
+    return from_first - member_mean(from_first, weights)
+
+
+def by_blocks(compute: Callable[..., Tensor], *tensors: Tensor, axis: int = -1) -> Tensor:
+    """What each input has for itself, computed in blocks of inputs that stay in a CPU's cache; a GPU takes all at once.
+
+    Args:
+        compute: From the tensors, cut to some of the inputs, to what these inputs have.
+        tensors: `(members, batch, ...)`.
+        axis: Where inputs are in what `compute` returns.
+    """
+    first = tensors[0]
+    size = max(_CACHED * first.shape[1] // first.numel(), 1)
+    if first.device.type != "cpu" or first.shape[1] <= size:
+        return compute(*tensors)
+    cut = zip(*(tensor.split(size, dim=1) for tensor in tensors), strict=True)
+    return torch.cat([compute(*block) for block in cut], dim=axis)
 
 
 def entropy(probs: Float[Tensor, "... classes"]) -> Float[Tensor, "..."]:

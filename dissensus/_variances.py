@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from torch import Tensor
 
-from dissensus._beliefs import member_mean
+from dissensus._beliefs import deviations, member_mean
 from dissensus._checks import check_mean_and_scale, compute_dtype
 from dissensus.types import Float, MemberOutputs, MemberWeights
 
@@ -117,5 +117,5 @@ def _variance_parts(
     weights = None if weights is None else weights.detach().to(mean.device, mean.dtype, non_blocking=True)
     data = _VARIANCE_OF_UNIT_SCALE[family] * member_mean(scale.square(), weights)
     # Centred first: the mean square less the squared mean has no digits left where large means agree.
-    knowledge = member_mean((mean - member_mean(mean, weights)).square(), weights)
+    knowledge = member_mean(deviations(mean, weights).square(), weights)
     return data, knowledge

@@ -1,8 +1,8 @@
 """Text, tables and figures in, one self-contained HTML page out.
 
 The page needs no network, no scripts and no files beside it: figures stand in it as SVG. It follows the
-reader's light or dark setting, and tables scroll in their own box where the screen is narrow. All text is
-escaped.
+reader's light or dark setting, figures too (images in them stay as they are), and tables scroll in their own
+box where the screen is narrow. All text is escaped.
 """
 
 import re
@@ -21,6 +21,23 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     import matplotlib.figure
+
+# Colours of figures that the style sheet gives a second value, for dark pages: those of `plots`, and the greys that
+# matplotlib draws grids and frames with.
+_NAMED_COLOURS = {
+    "#000000": "ink",
+    "#ffffff": "paper",
+    "#555555": "note",
+    "#b0b0b0": "grid",
+    "#bbbbbb": "grid",
+    "#cccccc": "grid",
+    "#0072b2": "blue",
+    "#d55e00": "vermilion",
+    "#009e73": "green",
+    "#cc79a7": "pink",
+    "#e69f00": "orange",
+    "#56b4e9": "sky",
+}
 
 # Pages with more sections than this begin with a table of contents.
 _SECTIONS_WITHOUT_CONTENTS = 3
@@ -265,10 +282,23 @@ def _svg(figure: "matplotlib.figure.Figure") -> str:
     # With a fixed salt the same figure gives the same page; letters that stay text can be found and copied.
     with rc_context({"svg.hashsalt": "dissensus", "svg.fonttype": "none"}):
         figure.savefig(drawing, format="svg", dpi=150, metadata=nothing)
-    svg = drawing.getvalue()
+    svg = _with_named_colours(drawing.getvalue())
     svg = re.sub(r"<!--.*?-->\s*|<style.*?</style>\s*|<metadata.*?</metadata>\s*", "", svg, flags=re.DOTALL)
     # Namespaces are known to HTML; declaring them would be the page's only mention of another host.
     return re.sub(r'\s+xmlns(:\w+)?="[^"]*"', "", svg[svg.index("<svg") :]).strip()
+
+
+def _with_named_colours(svg: str) -> str:
+    """Let the page's style sheet say what the colours are that it knows; others stay as they are."""
+
+    def named(colour: re.Match[str]) -> str:
+        name = _NAMED_COLOURS.get(colour[0])
+        return f"var(--{name}, {colour[0]})" if name else colour[0]
+
+    def rename(style: re.Match[str]) -> str:
+        return re.sub(r"#[0-9a-f]{6}\b", named, style[0])
+
+    return re.sub(r'(?<= style=")[^"]*', rename, svg)
 
 
 def _with_prefix(svg: str, prefix: str) -> str:

@@ -7,12 +7,14 @@ also takes `Beliefs` in place of logits, so that many scores share one softmax; 
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 import torch
+from torch import Tensor
 
-from dissensus._beliefs import VECTOR
+from dissensus._beliefs import VECTOR, by_blocks, deviations
 from dissensus._beliefs import Beliefs as Beliefs
 from dissensus._variances import data_variance as data_variance
 from dissensus._variances import knowledge_variance as knowledge_variance
@@ -40,7 +42,7 @@ def predictive_diversity(logits: Logits) -> Scores:
         >>> predictive_diversity(100 * torch.eye(2, 4)[:, None])  # two members, each sure of another class
         tensor([0.5000])
     """
-    return Beliefs.of(logits).probs.amax(0).mean(-1)
+    return Beliefs.of(logits).largest_probs.mean(-1)
 
 
 def bma(logits: Logits, *, average: Literal["probs", "logits"] = "probs", weights: Weights = None) -> Scores:
@@ -62,7 +64,7 @@ def bma(logits: Logits, *, average: Literal["probs", "logits"] = "probs", weight
     """
     beliefs = Beliefs.of(logits, weights)
     if average == "probs":
-        return 1 - beliefs.mean_probs.amax(-1)
+        return 1 - beliefs.answer[0]
     if average == "logits":
         return 1 - beliefs.mean_logits.softmax(-1).amax(-1)
     raise ValueError(f'`average` must be "probs" or "logits"; got {average!r}. Choose one of the two.')
@@ -207,11 +209,9 @@ def mutual_information(logits: Logits, *, weights: Weights = None) -> Scores:
         Depeweg et al., 2018, <https://arxiv.org/abs/1710.07283>.
     """
     beliefs = Beliefs.of(logits, weights)
-    if len(beliefs.logits) == 1:
-        # One member has nobody to disagree with; the difference would be rounding noise, which ranks inputs.
-        return torch.zeros_like(beliefs.expected_entropy)
-    # Clamp: the difference of two nearly equal entropies can round below zero.
-    return (beliefs.mixture_entropy - beliefs.expected_entropy).clamp_min(0)
+    # Of nearly equal entropies the difference is rounding noise, which would rank inputs; the bounds are not.
+    bounds = beliefs.disagreement
+    return (beliefs.mixture_entropy - beliefs.expected_entropy).clamp(bounds.lower, bounds.upper)
 
 
 def mean_max_probability(logits: Logits, *, weights: Weights = None) -> Scores:
@@ -251,10 +251,9 @@ def predicted_class_variance(logits: Logits, *, weights: Weights = None) -> Scor
         tensor([0.2500])
     """
     beliefs = Beliefs.of(logits, weights)
-    confidence, predicted = beliefs.mean_probs.max(-1)
-    index = predicted[None, :, None].expand(len(beliefs.logits), -1, 1)
+    index = beliefs.answer[1][None, :, None].expand(len(beliefs.logits), -1, 1)
     member_confidence = beliefs.probs.gather(-1, index).squeeze(-1)
-    return beliefs.mean((member_confidence - confidence).square())
+    return beliefs.mean(deviations(member_confidence, beliefs.weights).square())
 
 
 def mean_pairwise_kl(logits: Logits, *, weights: Weights = None) -> Scores:
@@ -275,9 +274,7 @@ def mean_pairwise_kl(logits: Logits, *, weights: Weights = None) -> Scores:
         tensor([1.5232])
     """
     beliefs = Beliefs.of(logits, weights)
-    # The mean over all pairs is the cross-entropy of the mean p and the mean log p, less the mean entropy.
-    cross_entropy = -(beliefs.mean_probs * beliefs.mean(beliefs.log_probs)).sum(-1)
-    return beliefs.over_distinct_pairs(cross_entropy - beliefs.expected_entropy).clamp_min(0)
+    return beliefs.over_distinct_pairs(beliefs.disagreement.pairwise)
 
 
 def jensen_shannon(logits: Logits, *, weights: Weights = None) -> Scores:
@@ -300,20 +297,29 @@ def jensen_shannon(logits: Logits, *, weights: Weights = None) -> Scores:
         tensor([0.6931])
     """
     beliefs = Beliefs.of(logits, weights)
-    member_entropy = beliefs.member_entropy
+    # For each pair it is at least half of what bounds the mutual information, and at most a quarter of the pair's KL.
+    bounds = beliefs.disagreement
+    shares = beliefs.weights
+    if shares is None:
+        shares = torch.full_like(beliefs.logits[:, 0, 0], 1 / len(beliefs.logits))
+    pair_mean = by_blocks(partial(_pair_divergence, shares=shares), beliefs.probs, beliefs.member_entropy)
+    return beliefs.over_distinct_pairs(pair_mean.clamp(bounds.lower / 2, bounds.pairwise / 4))
+
+
+def _pair_divergence(probs: Tensor, member_entropy: Tensor, *, shares: MemberWeights) -> Scores:
+    """Jensen-Shannon divergence, mean over all pairs of members, those of a member with itself included."""
     # Halved and kept from zero once, not for each pair; the floor is the one of `entropy`.
-    halves = (beliefs.probs / 2).clamp_min(torch.finfo(beliefs.probs.dtype).tiny)
+    halves = (probs / 2).clamp_min(torch.finfo(probs.dtype).tiny)
     if halves.shape[-1] < VECTOR:
         # Inputs side by side in memory: a sum over few classes then adds whole vectors of inputs.
         halves = halves.mT.contiguous().mT
-    shares = torch.full_like(halves[:, 0, 0], 1 / len(halves)) if beliefs.weights is None else beliefs.weights
     pair_mean = torch.zeros_like(member_entropy[0])
     for last in range(1, len(halves)):
         midpoint = halves[:last] + halves[last]
         midpoint_entropy = -(midpoint * midpoint.log()).sum(-1)
         divergence = midpoint_entropy - (member_entropy[:last] + member_entropy[last]) / 2
         pair_mean = pair_mean + 2 * shares[last] * (shares[:last, None] * divergence).sum(0)
-    return beliefs.over_distinct_pairs(pair_mean).clamp_min(0)
+    return pair_mean
 
 
 def variation_ratio(logits: Logits, *, weights: Weights = None) -> Scores:
@@ -336,7 +342,8 @@ def variation_ratio(logits: Logits, *, weights: Weights = None) -> Scores:
     ballots = torch.ones_like(beliefs.logits[:, 0, 0]) if beliefs.weights is None else beliefs.weights
     tally = torch.zeros_like(beliefs.logits[0])
     tally = tally.scatter_add(-1, beliefs.votes.T, ballots.expand(len(tally), -1))
-    return (1 - tally.amax(-1) / ballots.sum()).clamp_min(0)
+    # The tally's own sum: of one class only it is that class, whichever way weights round.
+    return (1 - tally.amax(-1) / tally.sum(-1)).clamp_min(0)
 
 
 SCORES: Mapping[str, Score] = MappingProxyType(

@@ -4,8 +4,11 @@ import torch
 from torch import nn
 
 import dissensus as ds
+from dissensus.evaluation import evaluate
 
 CLASSES = 3
+SIZES = {"id": 300, "later": 120, "far": 200, "near": 150}
+WEIGHTS = torch.tensor([0.1, 0.2, 0.3, 0.4])
 
 
 def make_member():
@@ -69,3 +72,28 @@ def regression_data(size, seed=0, outputs=1):
 
 def regressor(outputs=2, num_members=3):
     return ds.DeepEnsemble(lambda: nn.Linear(2, outputs), num_members=num_members, seed=0)
+
+
+def four_sets():
+    """Known data, the same shifted, and two unknown sets, by name."""
+    return {
+        "id": labelled(SIZES["id"]),
+        "later": labelled(SIZES["later"], seed=1, shift=0.7),
+        "far": unlabelled(SIZES["far"]),
+        "near": labelled(SIZES["near"], seed=2, shift=2.0)[0],
+    }
+
+
+def evaluate_four_sets(ensemble, data, **options):
+    options = {"bootstrap": 0, "groups": {"all": ["far", "near"]}, **options}
+    return evaluate(
+        ensemble,
+        data["id"],
+        ood={"far": data["far"], "near": data["near"]},
+        shifted={"later": data["later"]},
+        **options,
+    )
+
+
+def inputs_of(part):
+    return part[0] if isinstance(part, tuple) else part

@@ -8,8 +8,9 @@ from torch import nn
 
 import dissensus as ds
 from dissensus import metrics
-from dissensus.data.corruptions import corrupt
+from dissensus.data.corruptions import CBAR, CORRUPTIONS, EXTRA, STANDARD, corrupt
 from dissensus.evaluation import Evaluation, compare, evaluate
+from dissensus.evaluation.corrupting import corruptor_of
 from dissensus.scores import all_scores
 
 NAMES = ("gaussian_noise", "contrast", "pixelate")
@@ -145,6 +146,26 @@ def test_averages_can_be_compared(ensemble, data, result):
     )
     one = compare(result, other).difference("accuracy", "corruptions", severity=4)
     assert one.low <= one.value <= one.high
+
+
+@pytest.mark.parametrize(
+    ("word", "names"),
+    [
+        ("standard", STANDARD),
+        ("extra", EXTRA),
+        ("cbar", CBAR),
+        ("c-bar", CBAR),
+        ("all", tuple(CORRUPTIONS)),
+        (("extra", "fog"), (*EXTRA, "fog")),
+    ],
+)
+def test_a_word_stands_for_a_family(word, names):
+    assert corruptor_of(word, 3, 0, None, None).cells == tuple((name, 3) for name in names)
+
+
+def test_a_corruption_that_its_family_already_has_is_refused():
+    with pytest.raises(ValueError, match=r"each corruption once.*got standard, fog"):
+        corruptor_of(("standard", "fog"), 3, 0, None, None)
 
 
 def test_a_single_name_may_come_alone(ensemble, data):

@@ -1,5 +1,8 @@
 """What cannot be evaluated is refused in one sentence; the same data is recognised however it comes."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 from evaluation_cases import CLASSES, classifier, images, labelled, regression_data, regressor, unlabelled
@@ -197,6 +200,59 @@ def test_settings_out_of_range(ensemble):
     refused(
         "each of the 3 outputs, in their order; got 2 names: a, b", ensemble, data, class_names=["a", "b"]
     )
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"bootstrap": 2.5}, "`bootstrap` must be a whole number; got 2.5"),
+        ({"bootstrap": None}, "`bootstrap` must be a whole number"),
+        ({"bootstrap": -1}, "`bootstrap` must be at least 0"),
+        ({"batch_size": 0}, "`batch_size` must be at least 1"),
+        ({"seed": 1.5}, "`seed` must be a whole number"),
+        ({"class_names": ["a", "b", "b"]}, "name each class once; got 'b' twice"),
+    ],
+)
+def test_numbers_that_are_no_whole_numbers_are_refused(settings, words):
+    ens = ds.DeepEnsemble(lambda: nn.Linear(4, 3), 2)
+    with pytest.raises(ValueError, match=words):
+        ds.evaluate(ens, (torch.randn(20, 4), torch.arange(20) % 3), **settings)
+
+
+@pytest.mark.parametrize("form", [list, tuple, np.array, torch.tensor])
+def test_weights_may_be_a_list_an_array_or_a_tensor(ensemble, form):
+    known = labelled(40)
+    wanted = evaluate(ensemble, known, weights=torch.tensor([0.5, 0.25, 0.25]), bootstrap=0)
+    found = evaluate(ensemble, known, weights=form([0.5, 0.25, 0.25]), bootstrap=0)
+    assert found.numbers == wanted.numbers
+    assert found.weights == (0.5, 0.25, 0.25)
+
+
+def test_weights_that_are_no_weights(ensemble):
+    refused("`weights` must sum to 1; got sum 2", ensemble, labelled(20), weights=[1, 1, 0])
+    refused(r"`weights` must be shaped \(3,\)", ensemble, labelled(20), weights=[0.5, 0.5])
+    refused("`weights` must be numbers", ensemble, labelled(20), weights=["a", "b", "c"])
+
+
+@pytest.mark.parametrize("bright", ["id", "far"])
+def test_images_of_two_ranges_are_warned_about(bright):
+    (x, y), (other, _) = images(20), images(10, seed=3)
+    sets = {"id": x, "far": other}
+    dim = "far" if bright == "id" else "id"
+    sets[dim] = sets[dim].float() / 255
+    ens = ds.DeepEnsemble(lambda: nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, CLASSES)), 2)
+    with pytest.warns(UserWarning, match=r"'id' .* those of 'far' .* one range") as caught:
+        evaluate(
+            ens, (sets["id"], y), {"far": sets["far"]}, bootstrap=0, transform=lambda batch: batch.float()
+        )
+    assert [Path(one.filename).name for one in caught] == [Path(__file__).name]
+
+
+def test_dark_images_and_tables_of_small_numbers_are_not_warned_about(ensemble):
+    (x, y), dark = images(20), images(10, seed=3)[0] // 100
+    ens = ds.DeepEnsemble(lambda: nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, CLASSES)), 2)
+    evaluate(ens, (x, y), {"dark": dark + 2}, bootstrap=0, transform=lambda batch: batch.float())
+    evaluate(ensemble, labelled(20), {"far": 500 * unlabelled(20)}, bootstrap=0)
 
 
 def test_corruptions_that_cannot_be_applied(ensemble):

@@ -1,5 +1,7 @@
 """Resamples give what metrics give on them; intervals cover the truth; paired differences are paired."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -322,3 +324,24 @@ def test_the_same_inputs_prepared_otherwise_need_a_word(ensembles):
     with pytest.raises(ValueError, match="same_inputs=True"):
         compare(*runs)
     assert compare(*runs, same_inputs=True).difference("accuracy").value == 0
+
+
+@pytest.mark.parametrize("same_inputs", [False, True])
+def test_other_targets_are_refused_whoever_vouches_for_the_inputs(ensembles, same_inputs):
+    x, y = labelled(50)
+    first = evaluate(ensembles[0], (x, y), bootstrap=30)
+    second = evaluate(ensembles[0], (x, y.roll(1)), bootstrap=30)
+    with pytest.raises(ValueError, match=r"Set 'id' must .* targets"):
+        compare(first, second, same_inputs=same_inputs)
+
+
+def test_targets_are_recognised_whichever_integers_hold_them(ensembles):
+    x, y = labelled(50)
+    runs = [evaluate(ensembles[0], (x, y.to(kind)), bootstrap=30) for kind in (torch.int64, torch.int32)]
+    assert compare(*runs, same_inputs=True).difference("accuracy").value == 0
+
+
+def test_evaluations_without_a_hash_of_targets_can_still_be_compared(ensembles):
+    result = evaluate(ensembles[0], labelled(50), bootstrap=30)
+    older = replace(result, sets=tuple(replace(part, targets="") for part in result.sets))
+    assert compare(older, result).difference("accuracy").value == 0

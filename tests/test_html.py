@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from dissensus.html import Picture, Section, Table, Text, cell_text, write_page
+from dissensus.html import _NAMED_COLOURS, Picture, Section, Table, Text, cell_text, write_page
+from dissensus.plots import COLOURS
 
 NASTY = """<script>alert("1")</script> & 'it' <!-- --> </style></svg> url(#a) id="b" $x$"""
 VOID = {"meta", "link", "br", "img"}
@@ -271,20 +272,52 @@ def test_contrast_of_black_and_white_is_21():
     assert contrast("#000", "#ffffff") == pytest.approx(21)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("ink", ["--text", "--quiet", "--accent"])
-@pytest.mark.parametrize("paper", ["--page", "--soft"])
-def test_text_can_be_read_in_light_and_dark(scheme, ink, paper):
+def colours_of(scheme):
     style = files("dissensus").joinpath("page.css").read_text()
     light, dark = re.findall(r":root\s*\{(.*?)\}", style, flags=re.DOTALL)
-    colours = dict(re.findall(r"(--\w+):\s*(#\w+)", light if scheme == "light" else dark))
+    return dict(re.findall(r"--(\w+):\s*(#\w+)", light if scheme == "light" else dark))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("ink", "paper"),
+    [
+        *((ink, paper) for ink in ("text", "quiet", "accent") for paper in ("page", "soft")),
+        *((ink, "paper") for ink in ("ink", "note", "quiet")),
+    ],
+)
+def test_text_can_be_read_in_light_and_dark(scheme, ink, paper):
+    colours = colours_of(scheme)
     assert contrast(colours[ink], colours[paper]) >= 4.5
 
 
-def test_captions_can_be_read_on_the_white_of_figures():
-    style = files("dissensus").joinpath("page.css").read_text()
-    (colour,) = re.findall(r"figcaption \{[^}]*color: (#\w+)", style)
-    assert contrast(colour, "#fff") >= 4.5
+@pytest.mark.parametrize("name", sorted(set(_NAMED_COLOURS.values()) - {"paper", "grid"}))
+def test_lines_of_figures_stand_out_on_dark_as_well(name):
+    dark = colours_of("dark")
+    assert contrast(dark[name], dark["paper"]) >= 4.5
+
+
+def test_light_pages_show_figures_in_the_colours_they_were_drawn_in():
+    light = colours_of("light")
+    drawn = {name: light[name] for name in _NAMED_COLOURS.values() if name != "grid"}
+    assert {colour: name for name, colour in drawn.items()}.items() <= _NAMED_COLOURS.items()
+    assert {colour.lower() for colour in COLOURS} <= set(_NAMED_COLOURS)
+
+
+def test_figures_take_their_colours_from_the_page_and_images_keep_theirs(tmp_path):
+    drawing = Figure(figsize=(3, 2))
+    left, right = drawing.subplots(1, 2)
+    left.plot([0, 1], color=COLOURS[0])
+    left.plot([1, 0], color="#123456")
+    left.set_title("#0072b2 is not a style")
+    right.imshow(np.zeros((2, 2, 3)))
+    page = write_page(tmp_path / "page.html", "t", [Section("s", Picture(drawing, "two lines"))]).read_text()
+    assert "stroke: var(--blue, #0072b2)" in page
+    assert "stroke: #123456" in page
+    assert "#0072b2 is not a style" in page
+    assert "fill: var(--paper, #ffffff)" in page
+    assert "filter" not in page
+    assert len(re.findall("<image ", page)) == 1
 
 
 def test_the_style_sheet_ships_with_the_package():

@@ -102,6 +102,29 @@ def test_labels_that_determine_nothing_give_an_end_of_the_range_or_one():
     assert metrics.fit_temperature(torch.zeros(1, 2, 2), right).value.item() == 1.0
 
 
+def test_an_end_of_the_range_is_said_to_be_one(caplog):
+    logits = torch.tensor([[[4.0, 0.0], [3.0, 0.0]]])
+    with caplog.at_level("WARNING", logger="dissensus"):
+        assert metrics.fit_temperature(logits, torch.tensor([0, 1])).determined
+        assert not caplog.records
+        assert not metrics.fit_temperature(logits, torch.tensor([0, 0])).determined
+    assert "2 validation labels do not determine a temperature" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("value", "of", "words"),
+    [
+        ([0.0], "members", "positive and finite"),
+        ([1.0, float("nan")], "members", "positive and finite"),
+        ([1.0, 2.0], "pool", "one for the pool"),
+        ([[1.0]], "members", "one axis"),
+    ],
+)
+def test_temperatures_that_are_none_are_refused(value, of, words):
+    with pytest.raises(ValueError, match=words):
+        temperature.Temperature(torch.tensor(value, dtype=torch.float64), of)
+
+
 @pytest.mark.parametrize("wrong", [0, 1, 500])
 def test_few_passes_over_the_data_suffice(wrong, monkeypatch):
     passes = []

@@ -154,11 +154,18 @@ def test_runs_stand_side_by_side_with_paired_differences(plain, tmp_path):
     assert "untrained less four nets" in section(page, "Differences between runs")
 
 
-def test_runs_that_cannot_be_paired_have_no_differences(plain, tmp_path):
+def test_runs_that_cannot_be_paired_have_no_differences_and_the_page_says_why(plain, tmp_path):
     other = evaluate(
         classifier(4, seed=2), labelled(70), {"far": unlabelled(60)}, bootstrap=40, name="elsewhere"
     )
-    assert "Differences between runs" not in titles(page_of([plain, other], tmp_path))
+    said = section(page_of([plain, other], tmp_path), "Differences between runs")
+    assert "elsewhere is not compared with four nets" in said
+    assert "inputs, so they cannot be paired" in said
+    assert "<table" not in said
+
+
+def test_one_run_is_not_compared(plain, tmp_path):
+    assert "Differences between runs" not in titles(page_of([plain], tmp_path))
 
 
 def test_runs_of_one_name_are_numbered(plain, tmp_path):

@@ -4,6 +4,7 @@ import json
 import re
 from html import unescape
 
+import numpy as np
 import pytest
 from evaluation_cases import as_floats, classifier, image_classifier, images, labelled, unlabelled
 from matplotlib.image import imread
@@ -101,3 +102,20 @@ def test_the_report_follows_light_and_dark(page, tmp_path, scheme, setting, low,
     assert low <= pixels[5, 5].min() <= pixels[5, 5].max() <= high
     assert pixels.min() < 0.2
     assert pixels.max() > 0.9
+
+
+def test_figures_are_dark_on_a_dark_page_and_their_images_are_not_changed(page, tmp_path):
+    shots = {}
+    for scheme, setting in (("light", 1), ("dark", 0)):
+        picture = tmp_path / f"{scheme}.png"
+        flags = (f"--blink-settings=preferredColorScheme={setting}", "--window-size=1200,11000")
+        browse(tmp_path, page, *flags, f"--screenshot={picture}")
+        shots[scheme] = imread(picture)[..., :3]
+    light, dark = shots["light"], shots["dark"]
+    assert light.shape == dark.shape
+    # White paper of figures covers much of the light page; of the dark one only thin lines and letters are bright.
+    assert (light > 0.99).all(-1).mean() > 0.1
+    assert (dark > 0.8).all(-1).mean() < 0.05
+    # What is the same in both, colour for colour, are the gallery's images: 24 or more of at least 100 by 100 dots.
+    coloured = light.max(-1) - light.min(-1) > 0.05
+    assert (coloured & (np.abs(light - dark) < 0.01).all(-1)).sum() > 24 * 100 * 100

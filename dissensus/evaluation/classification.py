@@ -69,7 +69,7 @@ class Classification:
         """Return all that numbers need of a batch; the last axis of each column is the batch."""
         beliefs = Beliefs.unchecked(outputs, self.weights)
         probs = beliefs.mean_probs
-        confidence, predicted = probs.max(-1)
+        confidence, predicted = beliefs.answer
         columns = {
             "scores": torch.stack(list(all_scores(beliefs, self.score_names).values())),
             "confidence": confidence.clamp(max=1.0),

@@ -114,7 +114,8 @@ def compare(first: Evaluation, second: Evaluation, *, same_inputs: bool = False)
         first: One evaluation.
         second: Another, of the same sets, made with the same `bootstrap` and `seed`.
         same_inputs: Set it to vouch that sets of one name hold the same inputs in the same order, where they were
-            prepared in two ways (each normalised for its own network, say) and so look different.
+            prepared in two ways (each normalised for its own network, say) and so look different. Their targets must
+            be the same all the same.
 
     Returns:
         The differences, second less first. Reading: where an interval leaves out zero, the difference is more than
@@ -180,6 +181,11 @@ def _check_pair(first: Evaluation, second: Evaluation, same_inputs: bool) -> Non
                 f"Set {part.name!r} must hold the same inputs and targets in both evaluations; got {part.size} and "
                 f"{other.size} inputs, " + _advice(part.size == other.size)
             )
+        if part.targets and other.targets and part.targets != other.targets:
+            raise ValueError(
+                f"Set {part.name!r} must have the same targets in the same order in both evaluations, also with "
+                "same_inputs=True; got targets that differ. Evaluate both on one set."
+            )
 
 
 def _advice(same_size: bool) -> str:
@@ -188,12 +194,12 @@ def _advice(same_size: bool) -> str:
     return "so they cannot be paired. Evaluate both on one set."
 
 
-def named_pairs(results: Sequence[Evaluation]) -> list[Comparison]:
-    """Return comparisons of every further evaluation with the first, where they can be paired."""
-    pairs = []
+def named_pairs(results: Sequence[Evaluation]) -> tuple[list[Comparison], dict[str, str]]:
+    """Return comparisons of further evaluations with the first, and by name why others cannot be paired with it."""
+    pairs, refused = [], {}
     for other in results[1:]:
         try:
             pairs.append(compare(results[0], other))
-        except ValueError:
-            continue
-    return pairs
+        except ValueError as reason:
+            refused[other.name] = str(reason)
+    return pairs, refused

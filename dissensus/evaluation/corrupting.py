@@ -1,6 +1,6 @@
 """Known images in, corrupted copies out: made here, or read from the files of a published set."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -9,6 +9,49 @@ import torch
 from torch import Tensor
 
 Cell: TypeAlias = tuple[str, int]
+
+
+def corruptor_of(
+    corruptions: Iterable[str] | str | None,
+    severities: Iterable[int] | int,
+    seed: int,
+    folder: Path | str | None,
+    frost_folder: Path | str | None,
+) -> "Corruptor":
+    """Return what makes corrupted copies, or say what is wrong with the names, severities or folders."""
+    if corruptions is None and not (folder is None and frost_folder is None):
+        raise ValueError(
+            "`corruption_folder` and `frost_folder` are for `corruptions`, of which none is named. Name them, such as "
+            "`corruptions='standard'`."
+        )
+    cells = () if corruptions is None else _cells(corruptions, severities)
+    paths = (None if given is None else Path(given).expanduser() for given in (folder, frost_folder))
+    return Corruptor(cells, seed, *paths)
+
+
+def _cells(corruptions: Iterable[str] | str, severities: Iterable[int] | int) -> tuple[Cell, ...]:
+    """Return every corruption at every severity, or say which there are."""
+    from dissensus.data.corruptions import CORRUPTIONS, SEVERITIES
+
+    families = _families()
+    given = [corruptions] if isinstance(corruptions, str) else list(corruptions)
+    names = [name for one in given for name in families.get(one, (one,))]
+    if not names or len(set(names)) != len(names) or any(name not in CORRUPTIONS for name in names):
+        raise ValueError(
+            f"`corruptions` must name each corruption once, among {', '.join(families)} and {', '.join(CORRUPTIONS)}; got "
+            f"{', '.join(map(str, given)) or 'none'}."
+        )
+    levels = [severities] if isinstance(severities, int) else list(severities)
+    if not levels or len(set(levels)) != len(levels) or any(level not in SEVERITIES for level in levels):
+        raise ValueError(f"`severities` must be among 1, 2, 3, 4 and 5, each once; got {levels}.")
+    return tuple((name, level) for name in names for level in levels)
+
+
+def _families() -> Mapping[str, tuple[str, ...]]:
+    """Return corruptions by the word that stands for several."""
+    from dissensus.data.corruptions import CBAR, CORRUPTIONS, EXTRA, STANDARD
+
+    return {"standard": STANDARD, "extra": EXTRA, "cbar": CBAR, "c-bar": CBAR, "all": tuple(CORRUPTIONS)}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,9 @@
 """Sets as users hand them over -> named, checked and read batch by batch."""
 
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import nan
 from typing import Any, TypeAlias
 
 from torch import Tensor
@@ -11,6 +13,9 @@ from dissensus.data.files import Loaded
 from dissensus.data.sources import Inputs, Pairs, arrays_of, input_batches, pair_batches
 from dissensus.evaluation.loading import Source, as_inputs, as_pairs, loaded_or_same
 from dissensus.evaluation.results import ALL_CORRUPTIONS, ID, Kind
+
+# Images that are brighter than this somewhere are not in 0..1.
+_NO_FRACTIONS = 32
 
 Batch: TypeAlias = tuple[Tensor, Tensor | None]
 
@@ -113,6 +118,29 @@ def check_not_twice(name: str, fingerprint: str, seen: Mapping[str, str]) -> Non
     """Refuse inputs that were already evaluated under another name; `seen` maps fingerprints to names."""
     if fingerprint in seen:
         raise ValueError(_twice(seen[fingerprint], name))
+
+
+def value_range(raw: Tensor) -> tuple[float, float]:
+    """Return the lowest and the highest number of a batch of images, and NaN for what cannot be one."""
+    if raw.ndim != 4 or not raw.numel() or raw.is_complex():
+        return nan, nan
+    low, high = raw.aminmax()
+    return float(low), float(high)
+
+
+def warn_of_ranges(
+    known: str, known_range: tuple[float, float], name: str, its_range: tuple[float, float]
+) -> None:
+    """Warn where one of two sets of images has pixels from 0 to 1 and the other from 0 to 255."""
+    for small, large in ((known_range, its_range), (its_range, known_range)):
+        if 0 <= small[0] <= small[1] <= 1 and large[0] >= 0 and large[1] > _NO_FRACTIONS:
+            warnings.warn(
+                f"Images of set {known!r} have values from {known_range[0]:g} to {known_range[1]:g}, those of {name!r} from "
+                f"{its_range[0]:g} to {its_range[1]:g}: one seems to be in 0..1 and the other in 0..255, and any score would "
+                "tell them apart. Bring both to one range.",
+                UserWarning,
+                stacklevel=3,  # whoever called `evaluate`
+            )
 
 
 def _twice(first: str, second: str) -> str:

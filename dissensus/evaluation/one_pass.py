@@ -17,9 +17,9 @@ from dissensus._checks import check_weights
 from dissensus.data.sources import Inputs, Pairs, device_of
 from dissensus.data.suites import LoadedSuite
 from dissensus.evaluation.classification import Classification, score_names
-from dissensus.evaluation.corrupting import Cell, Corruptor
+from dissensus.evaluation.corrupting import Corruptor, corruptor_of
 from dissensus.evaluation.estimates import detection
-from dissensus.evaluation.inputs import check_not_twice, checked_groups, named_sets
+from dissensus.evaluation.inputs import check_not_twice, checked_groups, named_sets, warn_of_ranges
 from dissensus.evaluation.loading import Source
 from dissensus.evaluation.regression import Regression, variance_names
 from dissensus.evaluation.resampling import Statistic, average, replicates_of, with_intervals
@@ -51,14 +51,14 @@ def evaluate(
     ood: Mapping[str, Inputs | Pairs | Source] | LoadedSuite | None = None,
     *,
     shifted: Mapping[str, Pairs | Source] | None = None,
-    corruptions: Iterable[str] | None = None,
+    corruptions: Iterable[str] | str | None = None,
     severities: Iterable[int] | int = (1, 2, 3, 4, 5),
     corruption_folder: Path | str | None = None,
     frost_folder: Path | str | None = None,
     groups: Mapping[str, Iterable[str]] | None = None,
     scores: Iterable[str] | None = None,
     loss: str = "cross_entropy",
-    weights: MemberWeights | None = None,
+    weights: MemberWeights | NDArray[Any] | Sequence[float] | None = None,
     transform: Callable[[Tensor], Tensor] | None = None,
     class_names: Sequence[str] | None = None,
     batch_size: int = 1024,
@@ -89,7 +89,8 @@ def evaluate(
             `data.suites.load_suite` loaded, which brings its groups along.
         shifted: Further labelled sets by name, such as data of another year: measured as `id_data`, and told
             from it as `ood`.
-        corruptions: Names of `data.corruptions.CORRUPTIONS` to apply to `id_data`, which must then be uint8 images.
+        corruptions: Names of `data.corruptions.CORRUPTIONS` to apply to `id_data`, which must then be uint8 images; "standard"
+            stands for the 15 of the benchmark, "extra" for its other 4, "cbar" (or "c-bar") for 10 more, "all" for all.
         severities: At which severities, from 1 to 5.
         corruption_folder: Where the files of a published set such as CIFAR-10-C are, to read corrupted images from instead of
             making them; `id_data` must then be the test set that they were made of, in its order.
@@ -99,7 +100,7 @@ def evaluate(
             members on without `jensen_shannon`, and for one member without those that measure disagreement.
         loss: How outputs are read: "cross_entropy" for logits, "gaussian_nll" or "laplace_nll" for likelihood heads
             (mean, rho), "mse" or "mae" for point predictions.
-        weights: Member weights with sum 1; equal if None.
+        weights: Member weights with sum 1, as a tensor, an array or a list; equal if None.
         transform: From a raw batch, on the ensemble's device, to what the members take, such as a normalisation of
             uint8 images.
         class_names: Names of the classes in the order of the outputs, for the report. Labels that files give as names
@@ -134,15 +135,18 @@ def evaluate(
         log.warning(
             "%d resamples are too few for 95 %% intervals; take 1000, or 0 for no intervals", bootstrap
         )
-    if weights is not None:
-        check_weights(weights, members.num_members)
-    task = _task(loss, scores, weights, members.num_members)
+    shares = _shares(weights, members.num_members)
+    task = _task(loss, scores, shares, members.num_members)
     if isinstance(ood, LoadedSuite):
         groups = ood.grouped if groups is None else groups
         ood = ood.sets
     sets, names = named_sets(id_data, shifted, ood, class_names)
     checked = checked_groups(groups, sets)
-    corruptor = _corruptor(task, corruptions, severities, seed, corruption_folder, frost_folder)
+    if corruptions is not None and task.task != "classification":
+        raise ValueError(
+            "`corruptions` are for classifiers of images; got a regression loss. Leave them out."
+        )
+    corruptor = corruptor_of(corruptions, severities, seed, corruption_folder, frost_folder)
     if device is not None:
         members.to(device)
     reader = Reader(members, task, transform, batch_size, device_of(members), names)
@@ -153,6 +157,8 @@ def evaluate(
             sample = reader.read(part, corruptor if part.kind == "id" else Corruptor())
             check_not_twice(sample.name, sample.inputs, seen)
             seen[sample.inputs] = sample.name
+            if samples:
+                warn_of_ranges(samples[0].name, samples[0].range, sample.name, sample.range)
             samples.append(sample)
     assert reader.shape is not None
     numbers, replicates = _numbers(task, samples, checked, bootstrap, seed)
@@ -164,11 +170,13 @@ def evaluate(
         num_members=reader.shape[0],
         num_outputs=num_outputs,
         class_names=names,
-        weights=() if weights is None else tuple(weights.tolist()),
+        weights=() if shares is None else tuple(shares.tolist()),
         score_names=task.score_names,
         bootstrap=bootstrap,
         seed=seed,
-        sets=tuple(SetInfo(part.name, part.kind, part.size, part.fingerprint) for part in samples),
+        sets=tuple(
+            SetInfo(part.name, part.kind, part.size, part.fingerprint, part.targets) for part in samples
+        ),
         groups=checked,
         numbers=tuple(numbers),
         replicates=replicates,
@@ -180,7 +188,7 @@ def evaluate(
         rocs=tuple(_rocs(task, samples)),
         histograms=tuple(_histograms(task, samples)),
         gallery=tuple(item for part in samples for item in part.disputed),
-        diagnosis=reader.known.diagnose(loss, task.task == "density", weights, seed),
+        diagnosis=reader.known.diagnose(loss, task.task == "density", shares, seed),
     )
 
 
@@ -199,50 +207,26 @@ def _whole(name: str, value: Any, least: int | None = None) -> int:
     return number
 
 
+def _shares(weights: Any, num_members: int) -> Tensor | None:
+    """Return member weights as a tensor, checked."""
+    if weights is None:
+        return None
+    if not isinstance(weights, Tensor):
+        try:
+            weights = torch.as_tensor(np.asarray(weights, dtype=np.float64))
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"`weights` must be numbers, one for each member; got {weights!r}. Pass a tensor, an array or a list."
+            ) from None
+    check_weights(weights, num_members)
+    return weights
+
+
 def _task(loss: str, scores: Iterable[str] | None, weights: Tensor | None, num_members: int) -> Task:
     kind = likelihood_of(loss).kind
     if kind == "classes":
         return Classification(score_names(scores, num_members), weights, loss)
     return Regression(variance_names(scores, kind, num_members), weights, loss, kind)
-
-
-def _corruptor(
-    task: Task,
-    corruptions: Iterable[str] | None,
-    severities: Iterable[int] | int,
-    seed: int,
-    folder: Path | str | None,
-    frost_folder: Path | str | None,
-) -> Corruptor:
-    if corruptions is None and not (folder is None and frost_folder is None):
-        raise ValueError(
-            "`corruption_folder` and `frost_folder` are for `corruptions`, of which none is named. Name them, such as "
-            "`corruptions=STANDARD`."
-        )
-    cells = () if corruptions is None else _cells(task, corruptions, severities)
-    paths = (None if given is None else Path(given).expanduser() for given in (folder, frost_folder))
-    return Corruptor(cells, seed, *paths)
-
-
-def _cells(task: Task, corruptions: Iterable[str], severities: Iterable[int] | int) -> tuple[Cell, ...]:
-    """Return every corruption at every severity, or say which there are."""
-    from dissensus.data.corruptions import CORRUPTIONS, SEVERITIES
-
-    if task.task != "classification":
-        raise ValueError(
-            "`corruptions` are for classifiers of images; got a regression loss. Leave them out."
-        )
-    names = [corruptions] if isinstance(corruptions, str) else list(corruptions)
-    unknown = [name for name in names if name not in CORRUPTIONS]
-    if unknown or not names or len(set(names)) != len(names):
-        raise ValueError(
-            f"`corruptions` must name each corruption once, among {', '.join(CORRUPTIONS)}; got "
-            f"{', '.join(map(str, names)) or 'none'}."
-        )
-    levels = [severities] if isinstance(severities, int) else list(severities)
-    if not levels or len(set(levels)) != len(levels) or any(level not in SEVERITIES for level in levels):
-        raise ValueError(f"`severities` must be among 1, 2, 3, 4 and 5, each once; got {levels}.")
-    return tuple((name, level) for name in names for level in levels)
 
 
 def _numbers(

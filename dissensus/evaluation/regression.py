@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dissensus._beliefs import member_mean
+from dissensus._beliefs import deviations, member_mean
 from dissensus.evaluation.classification import Columns, checked_names
 from dissensus.evaluation.estimates import Means
 from dissensus.evaluation.resampling import Statistic
@@ -119,8 +119,8 @@ class Regression:
         )
         spread = scale.square() * (FAMILIES[self.loss].variance if self.task == "density" else 1.0)
         centre = member_mean(mean, weights)
-        # Around the centre: the difference of two second moments cancels when means are large.
-        knowledge, data = member_mean((mean - centre).square(), weights), member_mean(spread, weights)
+        knowledge = member_mean(deviations(mean, weights).square(), weights)
+        data = member_mean(spread, weights)
         variances = {
             "total_variance": data + knowledge,
             "data_variance": data,

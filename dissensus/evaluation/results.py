@@ -62,12 +62,14 @@ class SetInfo:
         kind: "id", "shifted" or "ood".
         size: How many inputs it has.
         fingerprint: A hash of its inputs and targets, in order; the same for the same data.
+        targets: A hash of its targets alone; empty where it has none, or where the file was written before there was one.
     """
 
     name: str
     kind: Kind
     size: int
     fingerprint: str
+    targets: str = ""
 
 
 @dataclass(frozen=True)

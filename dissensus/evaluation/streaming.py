@@ -9,6 +9,7 @@ batch by batch, but for those of (some of) the known inputs, from which members 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import nan
 from typing import TypeAlias
 
 import torch
@@ -21,7 +22,7 @@ from dissensus.evaluation.classification import Classification, Columns
 from dissensus.evaluation.corrupting import Cell, Corruptor
 from dissensus.evaluation.diagnosing import OutputSample
 from dissensus.evaluation.gallery import Gallery, shows_images
-from dissensus.evaluation.inputs import NamedSet
+from dissensus.evaluation.inputs import NamedSet, value_range
 from dissensus.evaluation.regression import Regression
 from dissensus.evaluation.results import ID, Disputed, Kind
 from dissensus.members import Members
@@ -42,6 +43,8 @@ class Sample:
         columns: Values per input, on the CPU; the last axis of each is the input.
         inputs: Hash of the inputs.
         fingerprint: Hash of inputs and targets.
+        targets: Hash of the targets, whichever width their numbers have; empty without any.
+        range: Lowest and highest number in the first batch of inputs.
         disputed: Images for the gallery.
         corrupted: Columns of its corrupted copies, by corruption and severity.
     """
@@ -51,6 +54,8 @@ class Sample:
     columns: Columns
     inputs: str
     fingerprint: str
+    targets: str
+    range: tuple[float, float]
     disputed: list[Disputed]
     corrupted: Mapping[Cell, Columns]
 
@@ -90,10 +95,13 @@ class Reader:
         kept = _Kept()
         corrupted = {cell: _Kept() for cell in corruptor.cells}
         fingerprint, gallery, start = Fingerprint(), Gallery(), 0
+        targets, span = Fingerprint(), (nan, nan)
         run = self._run_of(part)
         for x, y in part.batches(self.batch_size):
             raw = x.to(self.place)
             fingerprint.add(raw, y)
+            if y is not None:
+                targets.add(y.float() if y.is_floating_point() else y.long(), None)
             columns = self._columns(run, raw, y, part.name, start)
             self._show(gallery, raw, columns, y)
             kept.add(columns)
@@ -102,6 +110,8 @@ class Reader:
                     run, copy, y, f"{part.name} with {cell[0]} at severity {cell[1]}", start
                 )
                 corrupted[cell].add(columns)
+            if start == 0:
+                span = value_range(raw)
             start += len(x)
         return Sample(
             name=part.name,
@@ -109,6 +119,8 @@ class Reader:
             columns=kept.columns(),
             inputs=fingerprint.inputs(),
             fingerprint=fingerprint.whole(),
+            targets="" if part.kind == "ood" else targets.inputs(),
+            range=span,
             disputed=gallery.items(part.name),
             corrupted={cell: parts.columns() for cell, parts in corrupted.items()},
         )

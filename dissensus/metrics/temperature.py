@@ -1,5 +1,6 @@
 """Validation logits and labels -> temperatures that make the probabilities fit, and nothing else change."""
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf, log, sqrt
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from dissensus._checks import check_member_logits
 from dissensus.metrics._inputs import Array, class_indices, floats, one_of
+
+logger = logging.getLogger("dissensus")
 
 LOWEST, HIGHEST = 1e-2, 1e2
 # Rows are widened to float64 a piece at a time: the copies stay small however large the validation set.
@@ -23,12 +26,27 @@ class Temperature:
     Reading: above 1 the predictions were overconfident, below 1 underconfident.
 
     Attributes:
-        value: One temperature a member, `(members,)`; of the pool, `(1,)`. Float64, on the CPU.
+        value: One temperature a member, `(members,)`; of the pool, `(1,)`. Float64, on the CPU, positive.
         of: `"members"` or `"pool"`.
     """
 
     value: Tensor
     of: Literal["members", "pool"]
+
+    def __post_init__(self) -> None:
+        one_of(self.of, "of", ("members", "pool"))
+        if self.value.ndim != 1 or (self.of == "pool" and len(self.value) != 1):
+            raise ValueError(
+                "`value` must hold one temperature for each member, or one for the pool, on one axis; got shape "
+                f"{tuple(self.value.shape)}."
+            )
+        if not bool(((self.value > 0) & self.value.isfinite()).all()):
+            raise ValueError(f"Temperatures must be positive and finite; got {self.value.tolist()}.")
+
+    @property
+    def determined(self) -> bool:
+        """Whether every temperature lies inside the range that is searched; at an end of it, the labels set none."""
+        return bool(((self.value > 1.001 * LOWEST) & (self.value < 0.999 * HIGHEST)).all())
 
     def apply(self, logits: Tensor) -> Tensor:
         """Scale logits.
@@ -59,8 +77,9 @@ def fit_temperature(logits: Array, labels: Array, of: Literal["members", "pool"]
     $1/T$; its slope is brought to zero by Newton steps inside a bracket. Predictions (the most probable
     class) do not change.
 
-    Reading: above 1 the predictions were overconfident, below 1 underconfident. Values are kept in [0.01,
-    100]: an end of that range means that the labels do not determine a temperature (all right, or none).
+    Reading: above 1 the predictions were overconfident, below 1 underconfident. Values are searched in [0.01,
+    100]: an end of that range means that the labels do not determine a temperature (all right, or none), which
+    `.determined` says and a line of the log warns of; take more validation inputs then.
 
     Args:
         logits: Member outputs on validation inputs that were not trained on, `(members, batch, classes)`.
@@ -87,7 +106,16 @@ def fit_temperature(logits: Array, labels: Array, of: Literal["members", "pool"]
     truth = class_indices(labels, "labels", *outputs.shape[1:]).to(outputs.device)
     fitted = outputs if of == "members" else _pooled(outputs)[None]
     value = torch.tensor([_best_temperature(member, truth) for member in fitted], dtype=torch.float64)
-    return Temperature(value=value, of=of)
+    result = Temperature(value=value, of=of)
+    if not result.determined:
+        logger.warning(
+            "%d validation labels do not determine a temperature: it ends at %s, of a range from %g to %g",
+            len(truth),
+            ", ".join(f"{one:.3g}" for one in value.tolist()),
+            LOWEST,
+            HIGHEST,
+        )
+    return result
 
 
 def _best_temperature(logits: Tensor, labels: Tensor) -> float:

@@ -39,17 +39,22 @@ def _brackets(runs: Runs) -> str:
 
 def differences(runs: Runs, score: str) -> Section | None:
     """What further runs gain or lose against the first, with paired intervals."""
-    pairs = named_pairs(runs)
-    if not pairs:
+    pairs, refused = named_pairs(runs)
+    if not pairs and not refused:
         return None
+    reading = (
+        "Runs saw the same inputs, so that differences are more certain than the numbers themselves. A run is "
+        "clearly better where the interval of the difference leaves out zero. Other training seeds are another "
+        "matter: these intervals are about the choice of test inputs alone."
+    )
     return Section(
         "Differences between runs",
-        Text(
-            "Runs saw the same inputs, so that differences are more certain than the numbers themselves. A run is "
-            "clearly better where the interval of the difference leaves out zero. Other training seeds are another "
-            "matter: these intervals are about the choice of test inputs alone."
-        ),
+        *([Text(reading)] if pairs else []),
         *(as_table(comparison_table(pair, score), f"{pair.second} less {pair.first}") for pair in pairs),
+        *(
+            Text(f"{name} is not compared with {runs[0].name}, input by input. {reason}")
+            for name, reason in refused.items()
+        ),
     )
 
 
