@@ -1,5 +1,7 @@
 """Findings on pages, in evaluations, and on the command line."""
 
+import os
+
 import matplotlib
 import numpy as np
 import pytest
@@ -237,3 +239,34 @@ def test_the_command_line_diagnoses_a_run_with_its_training_data_and_history(tmp
     assert len(finding.checks) == 60
     assert finding.colluding
     assert run_command("diagnose", tmp_path / "run", "--loss", "mse").exit_code == 2
+
+
+def test_the_report_of_a_run_shows_its_diagnosis_unless_it_was_trained_since(tmp_path):
+    recipe = JOINT.replace("epochs = 60", "epochs = 20")
+    (save_line(tmp_path) / "joint.toml").write_text(recipe)
+    run, page = tmp_path / "run", tmp_path / "report.html"
+    for command in (
+        ("train", tmp_path / "joint.toml", "-o", run),
+        ("diagnose", run, "--device", "cpu"),
+        ("evaluate", run, "--device", "cpu"),
+    ):
+        result = run_command(*command)
+        assert result.exit_code == 0, result.output
+    assert run_command("report", run, "-o", page).exit_code == 0
+    # Only what `diagnose` found knows of the training data and of the epochs.
+    told = ("ratio in training", "Errors over training")
+    assert all(words in page.read_text(encoding="utf-8") for words in told)
+    later = (run / "diagnosis.json").stat().st_mtime + 10
+    os.utime(run / "last.json", (later, later))
+    assert run_command("report", run, "-o", page).exit_code == 0
+    assert not any(words in page.read_text(encoding="utf-8") for words in told)
+
+
+def test_a_run_is_diagnosed_with_the_weights_it_was_trained_with(tmp_path):
+    weights = "beta = 0.5\nweights = [0.3, 0.3, 0.1, 0.1, 0.1, 0.1]"
+    recipe = JOINT.replace("beta = 1.0", weights).replace("epochs = 60", "epochs = 2")
+    (save_line(tmp_path) / "joint.toml").write_text(recipe)
+    assert run_command("train", tmp_path / "joint.toml", "-o", tmp_path / "run").exit_code == 0
+    assert run_command("diagnose", tmp_path / "run", "--device", "cpu").exit_code == 0
+    found = Finding.load(tmp_path / "run" / "diagnosis.json")
+    assert found.weights == (0.3, 0.3, 0.1, 0.1, 0.1, 0.1)

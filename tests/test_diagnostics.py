@@ -85,6 +85,10 @@ def test_drop_curves_of_other_metrics_agree_with_the_metrics():
     assert curves["accuracy"].full == pytest.approx(metrics.accuracy(probs, targets))
     assert curves["error"].full == pytest.approx(metrics.nll(probs, targets))
     assert curves["brier"].full == pytest.approx(metrics.brier(probs, targets))
+    assert curves["ece"].full == pytest.approx(metrics.ece(probs, targets))
+    by_brier = {curve.metric: curve for curve in ds.diagnose(outputs, targets, "brier").drops}
+    assert by_brier.keys() == {"error", "accuracy", "nll", "ece"}
+    assert by_brier["ece"] == curves["ece"]
     real = ds.diagnose(noise(3, 4, 80), noise(4, 80), "mse")
     assert real.drop_curve("mae").full == pytest.approx(
         float((noise(3, 4, 80).mean(0) - noise(4, 80)).abs().mean())

@@ -186,7 +186,8 @@ def test_a_tensor_step_is_the_number_and_is_not_read():
         (lambda: gradient_adjusted_loss(example()[0], torch.zeros(6)), "Reshape"),
         (lambda: beta_from_step(1.0, others_only=True), "num_members"),
         (lambda: step_from_beta(0.5, others_only=True), "num_members"),
-        (lambda: step_from_beta(1.2), "theorem 5.1"),
+        (lambda: step_from_beta(1.2), r"got 1.2. Above 1 .*theorem 5.1[^`]*$"),
+        (lambda: step_from_beta(math.nan), "got nan"),
     ],
 )
 def test_bad_input_is_refused_with_what_was_wanted(call, message):

@@ -25,6 +25,22 @@ def test_the_objective_is_m_times_the_pure_term(loss, beta, average):
     torch.testing.assert_close(parts["ensemble_error"], decomposed.ensemble_error.mean())
 
 
+@pytest.mark.parametrize("weights", [None, (0.1, 0.2, 0.3, 0.4)])
+@pytest.mark.parametrize("shape", [(6,), (6, 1), (6, 3), (6, 2, 2)])
+def test_squared_errors_of_any_shape_have_the_values_and_gradients_of_the_pure_term(shape, weights):
+    outputs = torch.randn(4, *shape, dtype=torch.float64, requires_grad=True)
+    targets = torch.randn(*shape, dtype=torch.float64)
+    objective = obj.Joint(0.7, "mse", weights=weights)
+    shares = None if weights is None else torch.tensor(weights, dtype=torch.float64)
+    pure = 4 * obj.joint_loss(outputs, targets, 0.7, "mse", weights=shares)
+    got, parts = objective.on_outputs(outputs, targets, a_step())
+    torch.testing.assert_close(got, pure, rtol=1e-6, atol=0.0)
+    wanted = torch.autograd.grad(pure, outputs)
+    torch.testing.assert_close(torch.autograd.grad(got, outputs), wanted, rtol=1e-6, atol=1e-9)
+    members = (outputs - targets).square().flatten(2).sum(-1) if len(shape) > 1 else (outputs - targets) ** 2
+    torch.testing.assert_close(parts["loss"], members.mean(1).detach())
+
+
 @pytest.mark.parametrize("engine", ["eager", "captured"])
 def test_beta_zero_is_independent_training_on_shared_batches(engine):
     joint, alone = ds.DeepEnsemble(net, 3), ds.DeepEnsemble(net, 3)

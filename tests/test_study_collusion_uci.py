@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -258,6 +260,24 @@ def test_a_study_that_was_ended_goes_on_where_it_was(tmp_path, monkeypatch):
 def test_no_run_is_begun_after_the_time(tmp_path):
     settings = Settings()
     assert measure_all({"one": make_problem()}, 2, settings, Store(tmp_path, settings), minutes=-1) == []
+
+
+def test_no_run_begins_after_the_time_though_others_are_measured_side_by_side(tmp_path, monkeypatch):
+    begun = []
+
+    def measured(job):
+        begun.append(job)
+        time.sleep(0.2)
+        return {"set": job.name, "run": job.run, "search_seconds": 0.0, "retrain_seconds": 0.0}
+
+    monkeypatch.setattr(collusion_protocol, "measure_run", measured)
+    monkeypatch.setattr(
+        collusion_protocol, "ProcessPoolExecutor", lambda workers, *_: ThreadPoolExecutor(workers)
+    )
+    settings = Settings()
+    options = {"workers": 2, "minutes": 0.1 / 60}
+    found = measure_all({"one": make_problem()}, 6, settings, Store(tmp_path, settings), **options)
+    assert len(begun) == len(found) == 2
 
 
 def test_runs_measured_here_use_one_thread_and_give_the_others_back(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from dissensus.commands.options import (
+    DIAGNOSIS,
     EVALUATION,
     AllowImport,
     BatchSize,
@@ -186,7 +187,7 @@ def diagnose(
     """Tell whether members know different things, or only cancel each other (collude).
 
     Prints the verdict and how to read it; writes diagnosis.json and diagnosis.html with drop curves, offsets, errors over
-    training and diversity of pairs.
+    training and diversity of pairs. A run's diagnosis is also a section of its `dissensus report`.
     """
     from dissensus.recipes.diagnosing import diagnose_predictions, diagnose_run
     from dissensus.reporting.diagnosis import write_diagnosis
@@ -210,6 +211,6 @@ def diagnose(
         finding = diagnose_predictions(source, loss=loss, average=average, drop_per=drop_per, seed=seed)
     typer.echo(finding.explain())
     folder = output or (source if source.is_dir() else source.parent)
-    path = finding.save(folder / "diagnosis.json")
+    path = finding.save(folder / DIAGNOSIS)
     page = write_diagnosis(finding, folder / "diagnosis.html", f"Diagnosis of {source.resolve().stem}")
     typer.echo(f"\nEverything measured: {path}\nPage with pictures: {page}")

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from dissensus.recipes import LoadedRun
 
 EVALUATION = "evaluation.json"
+DIAGNOSIS = "diagnosis.json"
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a trained run.")]
 AllowImport = Annotated[

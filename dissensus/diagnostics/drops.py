@@ -24,6 +24,9 @@ from dissensus.objectives.losses import (
 # Values that are averaged in all; beyond, the curves are of some of the examples.
 _LARGEST_WORK = 2_000_000_000
 
+# As many as `dissensus.metrics.ece` has.
+_BINS = 15
+
 Pool = Callable[[Tensor | None], Tensor]
 Metric = Callable[[Tensor], Tensor]
 
@@ -125,7 +128,7 @@ def _exact(outputs: Tensor, targets: Tensor, counts: Mapping[int, float], full: 
 def _pool_and_metrics(
     outputs: Tensor, targets: Tensor, loss: Loss, average: str
 ) -> tuple[Pool, dict[str, Metric]]:
-    """How outputs become one prediction, given weights `(members, batch)`, and the values of it per example."""
+    """How outputs become one prediction, given weights `(members, batch)`; and metrics of it, per example or of the set."""
     if loss == "zero_one":
         labels = targets.argmax(-1) if targets.is_floating_point() else targets
         ballots = F.one_hot(majority_vote(outputs, None)[0], outputs.shape[-1]).to(outputs)
@@ -178,6 +181,16 @@ def _class_metrics(outputs: Tensor, targets: Tensor, loss: str) -> dict[str, Met
     def accuracy(log_probs: Tensor) -> Tensor:
         return (log_probs.argmax(-1) == labels).to(outputs)
 
-    if loss == "cross_entropy":
-        return {"error": nll, "accuracy": accuracy, "brier": brier}
-    return {"error": brier, "accuracy": accuracy, "nll": nll}
+    def ece(log_probs: Tensor) -> Tensor:
+        confidence = log_probs.max(-1).values.exp()
+        bins = (confidence * _BINS).ceil().long().clamp(1, _BINS) - 1
+        gaps = confidence.new_zeros(_BINS).index_add_(0, bins, confidence - accuracy(log_probs))
+        return gaps.abs().sum() / len(labels)
+
+    other = {"brier": brier} if loss == "cross_entropy" else {"nll": nll}
+    return {
+        "error": nll if loss == "cross_entropy" else brier,
+        "accuracy": accuracy,
+        **other,
+        "ece": ece,
+    }

@@ -5,7 +5,7 @@ import math
 from torch import Tensor
 
 from dissensus._checks import compute_dtype
-from dissensus.objectives.joint import UNBOUNDED, check_beta
+from dissensus.objectives.joint import UNBOUNDED
 from dissensus.objectives.losses import like_outputs, output_sum
 from dissensus.types import MemberOutputs, Scalar
 
@@ -144,7 +144,11 @@ def step_from_beta(
     References:
         Jeffares et al., 2023, theorems D.1 and D.3, <https://arxiv.org/abs/2301.11323>.
     """
-    check_beta(beta)
+    # Without the hint at `allow_unbounded`, which only losses have.
+    if not 0 <= beta <= 1:
+        raise ValueError(
+            f"`beta` must lie in [0, 1]; got {beta:g}. Above 1 the loss has no minimum (theorem 5.1 of Jeffares et al., 2023)."
+        )
     if not others_only:
         if beta == 1:
             raise ValueError(

@@ -2,14 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import prod
 from typing import ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dissensus.objectives.joint import check_beta
 from dissensus.objectives.likelihoods import Likelihood, full, likelihood_of
-from dissensus.objectives.losses import errors, weighted_mean
+from dissensus.objectives.losses import errors, like_outputs, weighted_mean
 from dissensus.objectives.objective import OutputObjective, Parts, Step
 
 LOSSES = ("cross_entropy", "brier", "mse")
@@ -82,16 +84,26 @@ class Joint(OutputObjective):
     def on_outputs(self, outputs: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Return M times the interpolated error, and its parts."""
         weights, counts = self._weights(outputs, step)
-        member, ensemble = errors(outputs, y, self.loss, self.average, weights, self.label_smoothing)
-        own = weighted_mean(member, weights)
+        losses, own, error = self._errors(outputs, y, weights, counts)
         beta = torch.as_tensor(self.beta(step.progress)).to(own) if callable(self.beta) else self.beta
-        joint = _mean(own + beta * (ensemble - own), counts)
         parts = {
-            "loss": member.detach().mean(-1),
-            "ensemble_error": _mean(ensemble.detach(), counts),
-            "diversity": _mean((own - ensemble).detach(), counts),
+            "loss": losses.detach(),
+            "ensemble_error": error.detach(),
+            "diversity": (own - error).detach(),
         }
-        return len(outputs) * joint, parts
+        return len(outputs) * own.lerp(error, beta), parts
+
+    def _errors(
+        self, outputs: Tensor, y: Tensor, weights: Tensor | None, counts: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Means over the batch: of each member's error, of their average, and of the ensemble's error."""
+        if self.loss == "mse" and weights is None:
+            return _squared_errors(outputs, y)
+        member, ensemble = errors(outputs, y, self.loss, self.average, weights, self.label_smoothing)
+        losses, error = member.mean(-1), _mean(ensemble, counts)
+        if counts is None:
+            return losses, weighted_mean(losses, weights), error
+        return losses, _mean(weighted_mean(member, weights), counts), error
 
     def _weights(self, outputs: Tensor, step: Step) -> tuple[Tensor | None, Tensor | None]:
         """Return the members' weights, and which examples count where some lost all their members."""
@@ -134,3 +146,19 @@ def _mean(values: Tensor, counts: Tensor | None) -> Tensor:
     if counts is None:
         return values.mean()
     return torch.where(counts, values, 0.0).sum() / counts.sum().clamp_min(1)
+
+
+def _squared_errors(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The means of `Joint._errors` for squared error and equal weights.
+
+    A step of small networks takes as long as it has operations. Here the gradient is one operation for all members and one for
+    their average; each member's own error, which is only logged, needs none.
+    """
+    outputs = full(outputs)
+    targets = like_outputs(y, outputs)
+    copies = targets.expand_as(outputs)
+    own, error = F.mse_loss(outputs, copies), F.mse_loss(outputs.mean(0), targets)
+    losses = F.mse_loss(outputs.detach(), copies, reduction="none").mean(tuple(range(1, outputs.ndim)))
+    # Errors of several outputs add up, and these are means over outputs too.
+    width = prod(outputs.shape[2:])
+    return (losses, own, error) if width == 1 else (width * losses, width * own, width * error)

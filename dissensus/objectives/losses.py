@@ -91,7 +91,10 @@ def weighted_mean(values: Tensor, weights: Tensor | None) -> Tensor:
 
 def output_sum(values: Tensor, leading: int = 2) -> Tensor:
     """Sum over what comes after the first `leading` axes, if anything does."""
-    return values.flatten(leading).sum(-1) if values.ndim > leading else values
+    if values.ndim <= leading:
+        return values
+    values = values.flatten(leading)
+    return values.squeeze(-1) if values.shape[-1] == 1 else values.sum(-1)
 
 
 def event_sum(values: Tensor, mass: Tensor | None, leading: int = 2) -> Tensor:
@@ -245,7 +248,8 @@ def _aligned(weights: Tensor, values: Tensor) -> Tensor:
 
 ELEMENTWISE: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
     {
-        "mse": lambda outputs, targets: (outputs - targets).square(),
+        # One operation each way, where a difference squared takes two and three: they are most of a small network's step.
+        "mse": lambda outputs, targets: F.mse_loss(outputs, targets.expand_as(outputs), reduction="none"),
         "logistic": lambda margins, signs: -F.logsigmoid(signs * margins),
         "exponential": lambda margins, signs: torch.exp(-signs * margins),
     }

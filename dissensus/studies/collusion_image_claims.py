@@ -39,6 +39,7 @@ class Estimate:
 
 Family = Mapping[float, Sequence[Record]]
 Case = tuple[str, bool | None]
+_VERDICTS = {"reproduced": True, "unresolved": None, "not reproduced": False}
 
 
 def image_claims(
@@ -89,15 +90,13 @@ def image_claims(
 
 def _over_cases(statement: str, cases: Mapping[str, Case]) -> Claim:
     measured = "; ".join(f"{name}: {text}" for name, (text, _) in cases.items())
-    held = [name for name, (_, holds) in cases.items() if holds]
-    if held and len(held) == len(cases):
-        verdict = "reproduced"
-    elif held:
-        verdict = f"reproduced for {', '.join(held)} only"
-    elif all(holds is None for _, holds in cases.values()):
-        verdict = "unresolved"
-    else:
-        verdict = "not reproduced"
+    found: dict[bool | None, list[str]] = {}
+    for name, (_, holds) in cases.items():
+        found.setdefault(holds, []).append(name)
+    parts = {word: found[holds] for word, holds in _VERDICTS.items() if holds in found}
+    if len(parts) == 1:
+        return Claim(statement, measured, *parts)
+    verdict = "; ".join(f"{word} for {', '.join(names)}" for word, names in parts.items())
     return Claim(statement, measured, verdict)
 
 

@@ -40,6 +40,8 @@ def sweep_figure(records: Sequence[Record], varied: str, label: str) -> "matplot
         (diversity, "test diversity, nats"),
     ):
         ax.set(xlabel=label, ylabel=title)
+        # Only what was run: a line between two values far apart shows nothing of what lies between them.
+        ax.set_xticks(sorted({value for value, _ in pairs}))
     accuracy.legend(frameon=False, fontsize="small")
     return figure
 
@@ -59,7 +61,8 @@ def gap_figure(by_beta: Mapping[float, Sequence[Record]]) -> "matplotlib.figure.
         band(trained, error, label=f"{name}, train, as augmented", colour=colour, style=":")
         band(test, error, label=f"{name}, test", colour=colour)
     gap.set(xlabel="epoch", ylabel="test minus training error, nats")
-    error.set(xlabel="epoch", ylabel="ensemble error (ERR), nats", yscale="log")
+    error.set(xlabel="epoch", ylabel="ensemble error (ERR), nats")
+    _logarithmic(error)
     gap.legend(frameon=False, fontsize="small")
     _legend_below(error, columns=2)
     return figure
@@ -82,9 +85,24 @@ def decomposition_figure(by_beta: Mapping[float, Sequence[Record]]) -> "matplotl
                 colour=colour,
                 style="--",
             )
-        ax.set(xlabel="epoch", ylabel="nats", title=title, yscale="log")
+        ax.set(xlabel="epoch", ylabel="nats", title=title)
+        _logarithmic(ax)
+    limits = [limit for ax in axes for limit in ax.get_ylim()]
+    for ax in axes:
+        ax.set_ylim(min(limits), max(limits))
     _legend_below(axes[0], columns=2)
     return figure
+
+
+def _logarithmic(ax: "matplotlib.axes.Axes") -> None:
+    """Make the vertical axis logarithmic, with plain decimals also between the powers of ten."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    ax.set_yscale("log")
+    low, high = ax.get_ylim()
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 10 * low else (1, 2, 3, 5, 7)))
+    ax.yaxis.set_major_formatter("{x:g}")
+    ax.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _legend_below(ax: "matplotlib.axes.Axes", columns: int) -> None:

@@ -145,10 +145,13 @@ def _sweep_section(outputs: Outputs, family: str, records: Records) -> Section:
             f"collusion_{_plain(family)}",
             figure,
             f"test accuracy, error and diversity of {family} against beta",
-            f"{_as_figure(_FIGURES.get(family))}{runs} run{'s' if runs > 1 else ''} for each beta; bands are two standard errors "
-            "over runs.",
+            f"{_as_figure(_FIGURES.get(family))}{_runs(runs)} for each beta.",
         ),
     )
+
+
+def _runs(count: int) -> str:
+    return "One run" if count == 1 else f"{count} runs, with bands of two standard errors over runs,"
 
 
 def _as_figure(number: str | None) -> str:
@@ -222,7 +225,7 @@ def _tables(found: Arms) -> list[Table]:
             arms_table(
                 diagnosed,
                 {name.replace("_", " "): _diagnosed(name) for name in _DIAGNOSED},
-                "What dissensus.diagnose says of the test outputs alone; collusion of averaged probabilities it can only suspect there",
+                "What dissensus.diagnose says of the test outputs alone",
             )
         )
     parts = list(dict.fromkeys(part for record in found.done.values() for part in record["auroc"]))

@@ -5,10 +5,11 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import islice
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from threading import Thread
@@ -248,14 +249,16 @@ def _results(jobs: Sequence[Job], workers: int, deadline: float | None) -> Itera
         return
     # Not forked: a child would inherit torch's threads in whatever state they are.
     with ProcessPoolExecutor(workers, get_context("spawn"), _prepare_worker) as pool:
-        futures = [pool.submit(measure_run, job) for job in jobs]
+        waiting = iter(jobs)
+        # As many as there are processes: a job that waits inside the pool can no longer be called back.
+        running = {pool.submit(measure_run, job) for job in islice(waiting, workers)}
         try:
-            for future in as_completed(futures):
-                if not future.cancelled():
+            while running:
+                ended, running = wait(running, return_when=FIRST_COMPLETED)
+                more = [] if _has_passed(deadline) else list(islice(waiting, len(ended)))
+                running |= {pool.submit(measure_run, job) for job in more}
+                for future in ended:
                     yield future.result()
-                if _has_passed(deadline):
-                    for waiting in futures:
-                        waiting.cancel()
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
