@@ -8,7 +8,7 @@ def fake(setting, *, pds=0.8, bma=0.7, worst=0.9, unique=1.2, accuracy=0.9, seco
         return [x, x - spread, x + spread]
 
     parts = ("C-1", "C-5", "near", "far")
-    found = {"predictive_diversity": value(pds), "bma": value(bma)}
+    found = {"predictive_diversity": value(pds), "bma": value(bma), "mean_energy": value(0.75)}
     return {
         "setting": {**setting.__dict__},
         "family": setting.family,
@@ -24,5 +24,32 @@ def fake(setting, *, pds=0.8, bma=0.7, worst=0.9, unique=1.2, accuracy=0.9, seco
         "pds_minus": {part: {"bma": value(pds - bma)} for part in parts},
         "gain": {part: {"bma": value(gain)} for part in parts},
         "gain_over_best": {part: {"bma": value(gain)} for part in parts},
-        "training": {"epoch_seconds": seconds, "epochs": 1, "seconds": 1.0},
+        "training": {"epoch_seconds": seconds, "epoch_deviation": 0.01, "epochs": 1, "seconds": 1.0},
+        "gallery": {
+            kind: [{"image": i, "ensemble": 1, "answers": [1, 2], "pds": 0.5} for i in range(5)]
+            for kind in ("most", "least")
+        },
+    }
+
+
+def fake_backbone(setting):
+    """Return the record of a backbone, by whose features unknown images are told."""
+    return {
+        "setting": {**setting.__dict__},
+        "family": setting.family,
+        "row": setting.row,
+        "detectors": {"C-5": {"mahalanobis": [0.6, 0.55, 0.65], "nearest_neighbours": [0.7, 0.65, 0.75]}},
+        "training": {"epochs": 1, "seconds": 1.0},
+    }
+
+
+def fake_spurious(setting):
+    """Return the record of networks on the set whose backgrounds mislead."""
+    ways = ("ensemble", "oracle", "mean member")
+    return {
+        "setting": {**setting.__dict__},
+        "family": setting.family,
+        "row": setting.row,
+        "worst_group": {way: [0.7, 0.65, 0.75] for way in ways},
+        "training": {"epochs": 1, "seconds": 1.0},
     }

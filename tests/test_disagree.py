@@ -201,6 +201,10 @@ def test_the_two_stage_split_fits_the_sure_and_disagrees_on_the_unsure():
     [
         (lambda: obj.Disagree(ELSEWHERE, strength=-1.0), "strength"),
         (lambda: obj.Disagree(ELSEWHERE, regulariser="nothing"), "divdis"),
+        (
+            lambda: ds.fit(ds.DeepEnsemble(net, 2), (x, y), objective=obj.Disagree(ELSEWHERE[:0]), epochs=1),
+            "empty",
+        ),
         (lambda: obj.Disagree(ELSEWHERE, sequential=True, active=2), "one member at a time"),
         (lambda: obj.Disagree(ELSEWHERE, sequential=True, regulariser="divdis"), "pair term"),
         (lambda: obj.Disagree(ELSEWHERE, label_smoothing=1.0), "label_smoothing"),
@@ -213,3 +217,15 @@ def test_the_two_stage_split_fits_the_sure_and_disagrees_on_the_unsure():
 def test_bad_input_gets_one_clear_sentence(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_sequence_needs_a_step_for_each_member():
+    with pytest.raises(ValueError, match="2 steps for 5 members"):
+        ds.fit(
+            ds.DeepEnsemble(net, 5),
+            (x, y),
+            objective=obj.Disagree(ELSEWHERE, sequential=True),
+            epochs=2,
+            batch_size=len(x),
+            progress=False,
+        )

@@ -310,7 +310,9 @@ def test_it_can_be_wrapped_and_says_so_where_it_cannot():
     ("make", "message"),
     [
         (lambda: obj.LossGuided(-1.0), "strength"),
+        (lambda: obj.LossGuided("strong"), "strength"),
         (lambda: obj.LossGuided(active=1), "active"),
+        (lambda: obj.LossGuided(active=2.5), "active"),
         (lambda: obj.LossGuided(weights_from="some"), "'all'"),
         (lambda: obj.LossGuided(reduction="sum"), "'document'"),
         (lambda: obj.LossGuided(weighting="square"), "inverse_probability"),

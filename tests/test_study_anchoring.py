@@ -144,7 +144,7 @@ class TestClaims:
         masked = {0.0: [record()], 0.25: [record(auroc=0.95)]}
         single, several = (alpha_figure([record()] * count, masked) for count in (1, 2))
         names = [figure.axes[0].get_legend_handles_labels()[1] for figure in (single, several)]
-        assert names == [["anchored", "plain", "plain, if run again"], ["anchored", "plain"]]
+        assert names == [["anchored", "plain", "plain ± 0.012"], ["anchored", "plain"]]
 
     def test_improvements_are_in_per_cent_of_the_plain_network(self):
         found = improvements([record()], [record(corrupted=0.77, auroc=0.99)])

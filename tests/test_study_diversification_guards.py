@@ -12,6 +12,7 @@ from dissensus.studies.diversification_guards import (
     guard_table,
     guard_verdict,
     member_loss,
+    members_text,
 )
 from dissensus.studies.diversification_reading import Found
 from dissensus.studies.diversification_settings import Setting
@@ -100,7 +101,18 @@ def test_a_guard_that_was_not_tried_wherever_the_default_was_is_no_candidate():
 def test_the_table_says_where_members_are_of_no_use():
     useless = fake(SHARE, worst=0.2) | {"finding": {"colluding": False, "members_useless": True}}
     (row,) = guard_table(Found.of([fake(DEEP), useless]), "heads half").rows
-    assert row[3] == "members of no use alone"
+    assert row[3] == "members of no use alone, a lost member is hidden"
+
+
+def test_the_page_says_where_a_member_was_lost_and_the_ensemble_looks_fine():
+    deep = fake(DEEP, worst=0.95)
+    hidden = members_text(Found.of([deep, fake(SHARE, worst=0.5, accuracy=0.89)]), "heads half")
+    assert "LDR 0.5, guarded: the worst member loses 45.0 points, the ensemble 1.0" in hidden
+    seen = members_text(Found.of([deep, fake(SHARE, worst=0.5, accuracy=0.6)]), "heads half")
+    assert seen.startswith("No ensemble hides")
+    colluding = fake(SHARE, worst=0.95) | {"finding": {"colluding": True}}
+    assert "LDR 0.5, guarded (members collude)" in members_text(Found.of([deep, colluding]), "heads half")
+    assert members_text(Found.of([deep]), "heads half") is None
 
 
 def test_the_published_form_is_no_guard():

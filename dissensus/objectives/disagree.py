@@ -11,7 +11,13 @@ from dissensus.data.sources import all_inputs
 from dissensus.members import View
 from dissensus.objectives.disagreement import Orientation, PairTerm, mean_over_pairs, oriented, pair_term
 from dissensus.objectives.likelihoods import Likelihood, full, likelihood_of, smooth_labels
-from dissensus.objectives.loss_guided import check_active, check_enough, draw_members, drawn_scale
+from dissensus.objectives.loss_guided import (
+    check_active,
+    check_enough,
+    check_strength,
+    draw_members,
+    drawn_scale,
+)
 from dissensus.objectives.objective import Objective, Parts, Step
 from dissensus.objectives.redundancy import divdis
 from dissensus.types import Correct
@@ -58,8 +64,7 @@ class Disagree(Objective):
     streams: ClassVar[tuple[str, ...]] = ("unlabelled",)
 
     def __post_init__(self) -> None:
-        if not self.strength >= 0:
-            raise ValueError(f"`strength` must not be negative; got {self.strength}.")
+        check_strength(self.strength)
         check_active(self.active)
         if not 0.0 <= self.label_smoothing < 1.0:
             raise ValueError(f"`label_smoothing` must be in [0, 1); got {self.label_smoothing}.")
@@ -78,12 +83,21 @@ class Disagree(Objective):
 
     def stream_data(self) -> Mapping[str, Tensor]:
         """Return the inputs to disagree on, if they came with the objective."""
-        return {} if self.ood_data is None else {"unlabelled": all_inputs(self.ood_data, "ood_data")}
+        if self.ood_data is None:
+            return {}
+        inputs = all_inputs(self.ood_data, "ood_data")
+        if len(inputs) == 0:
+            raise ValueError("`ood_data` must have inputs to disagree on; it is empty.")
+        return {"unlabelled": inputs}
 
     def pick(self, step: Step, num_members: int) -> Tensor | None:
         """Draw members, or take the one whose turn it is."""
         if not self.sequential:
             return draw_members(step, self.active, num_members)
+        if step.total < num_members:
+            raise ValueError(
+                f"sequential=True trains one member after another; got {step.total} steps for {num_members} members. Train longer."
+            )
         return (step.index * num_members // step.total).clamp(max=num_members - 1).reshape(1)
 
     def __call__(self, members: View, x: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Literal, get_args
 
 import torch
@@ -110,8 +111,8 @@ class LossGuided(OutputObjective):
     guard: Guard | str | None = "share"
 
     def __post_init__(self) -> None:
-        if not callable(self.strength) and not self.strength >= 0:
-            raise ValueError(f"`strength` must not be negative; got {self.strength}.")
+        if not callable(self.strength):
+            check_strength(self.strength)
         check_active(self.active)
         _check_choice("weights_from", self.weights_from, ("active", "all"))
         _check_choice("reduction", self.reduction, ("mean", "document"))
@@ -222,10 +223,18 @@ def _others(rows: Tensor, num_members: int) -> Tensor:
     return drawn.argsort(stable=True)[: num_members - len(rows)]
 
 
+def check_strength(strength: float) -> None:
+    """Refuse what is no strength of disagreement."""
+    if not isinstance(strength, Real) or not strength >= 0:
+        raise ValueError(f"`strength` must be a number that is not negative; got {strength!r}.")
+
+
 def check_active(active: int | None) -> None:
     """Refuse to compare fewer than two members."""
-    if active is not None and active < 2:
-        raise ValueError(f"`active` must be 2 or more, or None for all members; got {active}.")
+    if active is not None and (not isinstance(active, Integral) or active < 2):
+        raise ValueError(
+            f"`active` must be a whole number from 2 on, or None for all members; got {active!r}."
+        )
 
 
 def check_enough(objective: object, outputs: Tensor) -> None:

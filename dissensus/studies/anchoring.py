@@ -27,7 +27,7 @@ from dissensus.studies.anchoring_arms import (
     mean_auroc,
     settings_of,
 )
-from dissensus.studies.anchoring_claims import anchoring_claims
+from dissensus.studies.anchoring_claims import SINGLE_RUN_NOISE, anchoring_claims
 from dissensus.studies.anchoring_figures import alpha_figure, radar_figure, tail_figure
 from dissensus.studies.anchoring_tables import (
     ADAPTATION_ACCURACY,
@@ -132,9 +132,9 @@ def run(
 
 
 _JUDGED = (
-    "With several runs a difference counts beyond two standard errors; single runs are compared as they are. AUROC is that of the "
-    f"score {SCORES[0]} with one reference, averaged over the unknown sets that were there; adaptation is averaged over the labelled "
-    "sets that were there."
+    "With several runs a difference counts beyond two standard errors; between single runs beyond "
+    f"{SINGLE_RUN_NOISE}, by which runs of one seed differed. AUROC is that of the score {SCORES[0]} with one reference, averaged over the "
+    "unknown sets that were there; adaptation is averaged over the labelled sets that were there."
 )
 
 

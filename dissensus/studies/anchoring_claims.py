@@ -11,8 +11,9 @@ from dissensus.studies.repeats import Summary
 Records = Sequence[Record]
 Read = Callable[[Record], float]
 MASKED = ("alpha=0.0625", "alpha=0.125", "alpha=0.25")
-# A run that was repeated on a GPU with the same seed differed by so much.
-SINGLE_RUN_NOISE = 0.005
+# Networks trained again on a GPU with the same seed differed by up to so much: smooth ECE under corruption by 0.012, accuracy
+# under corruption and of probes by 0.008, mean AUROC by 0.005.
+SINGLE_RUN_NOISE = 0.012
 
 
 def anchoring_claims(records: Mapping[Row, Records]) -> list[Claim]:
@@ -146,24 +147,34 @@ def _mined(architecture: str, rows: Mapping[str, Records]) -> list[Claim | None]
     """Mining with a larger weight detects better and is less accurate under corruption."""
     if "alpha=0.25" not in rows:
         return []
+    reads = {"mean AUROC": mean_auroc, "accuracy under corruption": _metric("accuracy")}
+    expected = {"mean AUROC": "higher", "accuracy under corruption": "lower"}
     claims: list[Claim | None] = []
     for tails in dict.fromkeys(row.split()[-1] for row in rows if "tail=" in row):
         mined = {row: found for row, found in rows.items() if "tail=" in row and row.endswith(f" {tails}")}
         heaviest = max(mined, key=lambda row: float(row.split("tail=")[1].split()[0]))
-        before, after = (
-            {read: Summary(tuple(map(read, found))).mean for read in (mean_auroc, _metric_accuracy)}
-            for found in (rows["alpha=0.25"], mined[heaviest])
+        found = {
+            name: (
+                Summary(tuple(map(read, rows["alpha=0.25"]))),
+                Summary(tuple(map(read, mined[heaviest]))),
+            )
+            for name, read in reads.items()
+        }
+        measured = ", ".join(
+            f"{name} {before.mean:.4f} to {after.mean:.4f}" for name, (before, after) in found.items()
         )
         claims.append(
-            Claim.checked(
+            Claim(
                 f"Hard-delta mining ({tails} tails) raises AUROC at the cost of accuracy under corruption.",
-                f"{architecture}, {heaviest}: mean AUROC {before[mean_auroc]:.4f} to {after[mean_auroc]:.4f}, accuracy under "
-                f"corruption {before[_metric_accuracy]:.4f} to {after[_metric_accuracy]:.4f}",
-                after[mean_auroc] > before[mean_auroc] and after[_metric_accuracy] < before[_metric_accuracy],
+                f"{architecture}, {heaviest}: {measured}",
+                _all_held([_gain(*found[name], expected[name]) for name in reads]),
             )
         )
     return claims
 
 
-def _metric_accuracy(record: Record) -> float:
-    return corrupted(record, "accuracy")
+def _all_held(gains: Sequence[bool | None]) -> str:
+    """Judge a statement of several parts."""
+    if all(gains):
+        return "reproduced"
+    return "not reproduced" if False in gains else "not told apart from noise"

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 from dissensus import plots
 from dissensus.studies.anchoring_arms import corrupted, mean_adaptation, mean_auroc
+from dissensus.studies.anchoring_claims import SINGLE_RUN_NOISE
 from dissensus.studies.arm_log import Record
 from dissensus.studies.image_pages import over_seeds, sweep
 from dissensus.studies.repeats import Summary
 
 if TYPE_CHECKING:
+    import matplotlib.axes
     import matplotlib.figure
 
 Records = Sequence[Record]
@@ -28,6 +30,8 @@ QUALITIES: Mapping[str, Read] = {
 def alpha_figure(plain: Records, anchored: Mapping[float, Records]) -> "matplotlib.figure.Figure":
     """Draw clean accuracy and every quality against the masking probability; a dashed line is the plain network.
 
+    Bands of single runs are `SINGLE_RUN_NOISE` wide to either side.
+
     Args:
         plain: Records of plain networks.
         anchored: Masking probability (0 for none) to records of anchored networks.
@@ -39,13 +43,21 @@ def alpha_figure(plain: Records, anchored: Mapping[float, Records]) -> "matplotl
         found = {alpha: values for alpha, values in over_seeds(pairs, read).items() if isfinite(values.mean)}
         if found:
             sweep(found, ax, label="anchored")
-            level = Summary(tuple(map(read, plain))).mean
-            ax.axhline(level, color=plots.COLOURS[1], linestyle="--", linewidth=1.2, label="plain")
+            _level(ax, [read(record) for record in plain], "plain", plots.COLOURS[1])
         ax.set(xlabel="masking probability", ylabel=_in_lines(name))
     last = axes[len(shown)]
     last.axis("off")
     last.legend(*axes[0].get_legend_handles_labels(), frameon=False, loc="center left")
     return figure
+
+
+def _level(ax: "matplotlib.axes.Axes", values: Sequence[float], label: str, colour: str) -> None:
+    """Draw what others are compared with; a single run with a band as wide as repeats of one run differed by."""
+    mean = Summary(tuple(values)).mean
+    ax.axhline(mean, color=colour, linestyle="--", linewidth=1.2, label=label)
+    if len(values) == 1:
+        low, high = mean - SINGLE_RUN_NOISE, mean + SINGLE_RUN_NOISE
+        ax.axhspan(low, high, color=colour, alpha=0.12, linewidth=0, label=f"{label} ± {SINGLE_RUN_NOISE:g}")
 
 
 def _in_lines(name: str) -> str:
@@ -66,8 +78,7 @@ def tail_figure(masked: Records, mined: Mapping[str, Mapping[float, Records]]) -
         for index, (tails, by_weight) in enumerate(mined.items()):
             pairs = [(weight, record) for weight, records in by_weight.items() for record in records]
             sweep(over_seeds(pairs, read), ax, label=tails, colour=plots.COLOURS[index % len(plots.COLOURS)])
-        level = Summary(tuple(map(read, masked))).mean
-        ax.axhline(level, color=plots.NOTE_COLOUR, linestyle="--", linewidth=1.2, label="no mining")
+        _level(ax, [read(record) for record in masked], "no mining", plots.NOTE_COLOUR)
         ax.set(xlabel="weight of the tail term", ylabel=name, xscale="log")
     axes[-1].legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
@@ -111,8 +122,10 @@ def radar_figure(plain: Records, arms: Mapping[str, Records]) -> "matplotlib.fig
     ax.set_ylim(lowest - 2 * margin, highest + margin)
     ax.set_xticks(angles, [_in_lines(name) for name in names])
     ax.yaxis.set_major_formatter("{x:g} %")
-    ax.set_rlabel_position(45)
+    ax.set_rlabel_position(315)
     ax.tick_params(axis="x", labelsize="small", pad=22)
-    ax.tick_params(axis="y", labelsize="small")
+    ax.tick_params(axis="y", labelsize="x-small")
+    for text in ax.get_yticklabels():
+        text.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1})
     ax.legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1.1, 1.05))
     return figure

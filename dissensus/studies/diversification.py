@@ -6,9 +6,11 @@ backgrounds. With `setting="imagenet"`, the document's own configurations on a f
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
+from dissensus._threads import one_thread
 from dissensus.html import Block, Section, Table, Text
 from dissensus.studies.anchoring_tables import as_markdown
 from dissensus.studies.arm_log import Arm, Arms, run_arms
@@ -26,7 +28,7 @@ from dissensus.studies.diversification_figures import (
     strength_figure,
     trade_figure,
 )
-from dissensus.studies.diversification_guards import guard_table, guard_verdict
+from dissensus.studies.diversification_guards import guard_table, guard_verdict, members_text
 from dissensus.studies.diversification_reading import SHOWN, Found
 from dissensus.studies.diversification_settings import settings_of
 from dissensus.studies.diversification_spurious import spurious_arm
@@ -86,7 +88,9 @@ def run(
     outputs = Outputs(output)
     material = Material(sets, output, epochs=epochs, quick=quick, seed=seed)
     identity = sets.identity(epochs=epochs, limit=limit, quick=quick)
-    arms_done = _done(_all_arms(material, quick, seed), output, identity, minutes, arms)
+    # Small tensors: several threads wait for each other more than they help, and much more on a busy machine.
+    with one_thread() if quick else nullcontext():
+        arms_done = _done(_all_arms(material, quick, seed), output, identity, minutes, arms)
     if not arms_done.done:
         raise ValueError("No arm was finished: there is nothing to show. Give more minutes, or fewer epochs.")
     found = Found.of(arms_done.done.values())
@@ -169,6 +173,9 @@ def _family_section(outputs: Outputs, found: Found, family: str, material: Mater
     }
     name = family.replace(" ", "_")
     blocks: list[Block] = [diversity_table(found, family), detection_table(found, family)]
+    members = members_text(found, family)
+    if members is not None:
+        blocks.insert(0, Text(members))
     bars = baseline_bars(found, family)
     if bars:
         caption = "The better one of BMA and PDS, PDS alone for LDR, as the document's figure 4; detectors look at features."
@@ -208,7 +215,7 @@ def _family_section(outputs: Outputs, found: Found, family: str, material: Mater
 _FIGURES = {
     "strength": "As the document's figure 5. Bands are two standard errors over runs where there are several.",
     "size": "As the document's figure 5, strength 0.5; each member takes as many steps as it would alone.",
-    "gallery": "As the document's figure 3, by PDS; strength 0.5, guarded.",
+    "gallery": "As the document's figure 3: most and least different by PDS; strength 0.5, guarded. Last line: other members.",
     "trade": "Numbers are strengths. To the left, members are of no use by themselves.",
 }
 
@@ -248,7 +255,9 @@ def _rows(found: Arms) -> list[list[object]]:
     rows: list[list[object]] = []
     for name, record in found.done.items():
         shown = record.get("auroc", {}).get("C-5", {})
-        scores = [shown.get(score, [None])[0] for score in ("bma", "predictive_diversity")]
+        # The diversity of one member's predictions is constant: there is nothing to rank by.
+        names = ("bma", "predictive_diversity" if len(record.get("members", ())) > 1 else "")
+        scores = [shown.get(score, [None])[0] for score in names]
         if "test" in record:
             rows.append([name, record["test"]["accuracy"][0], min(record["members"]), *scores])
     return rows

@@ -190,6 +190,10 @@ def _backbone(setting: Setting, material: Material) -> Record:
 
 def _heads(setting: Setting, material: Material) -> Record:
     """Train heads on the features of a frozen backbone."""
+    compared = setting.num_members > 1 and setting.reference != setting.name
+    if compared and not reference_path(material.references, setting, "npz").is_file():
+        # Its arm was not asked for, or done where the folder was another one.
+        _heads(setting.plain, material)
     features = material.features(setting.backbone)
     timer = EpochTimer()
     ensemble, run, extra = train_heads(setting, features, material, timer)
@@ -228,6 +232,7 @@ def train_heads(
         "seed": setting.seed,
         "progress": False,
         "callback": timer,
+        "engine": material.engine,
     }
     if setting.method == "diverse":
         chosen |= diverse_hyperparameters(setting.num_members, setting.seed)

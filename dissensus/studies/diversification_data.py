@@ -19,6 +19,7 @@ from dissensus.studies.diversification_measures import Judged
 from dissensus.studies.image_arms import augmentation, fit_images, on_pixels, training_record
 from dissensus.studies.image_sets import Images, ImageSets
 from dissensus.studies.masksembles_arms import small_network
+from dissensus.training.engines import EngineName
 
 QUICK_CORRUPTIONS = ("gaussian_noise", "defocus_blur", "elastic_transform")
 SEVERITIES = (1, 5)
@@ -28,7 +29,7 @@ SOURCES = ("isun", "tiny_imagenet", "scenes", "textures", "photographs")
 PASSES = 4
 EPOCHS, QUICK_EPOCHS = 30, 8
 # The document's; a small set takes more.
-HEAD_EPOCHS, QUICK_HEAD_EPOCHS = 10, 20
+HEAD_EPOCHS, QUICK_HEAD_EPOCHS = 10, 15
 RATE, BATCH, QUICK_BATCH = 0.2, 128, 64
 UNUSED = "not trained with"
 
@@ -91,7 +92,13 @@ class Material:
             "lr": 0.1 if self.quick else RATE,
             "batch_size": QUICK_BATCH if self.quick else BATCH,
             "last_batch": "drop" if len(self.sets.train.x) >= 2 * BATCH else "keep",
+            "engine": self.engine,
         }
+
+    @property
+    def engine(self) -> EngineName:
+        """How steps are executed: in a run that has to be quick, compiling does not pay."""
+        return "captured" if self.quick else "auto"
 
     @property
     def references(self) -> Path:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import matplotlib.axes
     import matplotlib.figure
 
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 # Predictions of three members for three classes: all unsure in the same way, or each sure of another class.
 EXAMPLE: Mapping[str, tuple[tuple[float, float, float], ...]] = {
     "all unsure": ((0.34, 0.33, 0.33), (0.34, 0.33, 0.33), (0.34, 0.33, 0.33)),
@@ -61,7 +62,10 @@ def example_figure() -> "matplotlib.figure.Figure":
             places = [c + (member - 1) * 0.25 for c in range(len(values))]
             ax.bar(places, values, 0.22, color=plots.COLOURS[member], label=f"member {member + 1}")
         means = torch.tensor(probs).mean(0).tolist()
-        ax.plot(range(len(means)), means, "k_", markersize=28, label="average")
+        classes = range(len(means))
+        ax.hlines(
+            means, [c - 0.36 for c in classes], [c + 0.36 for c in classes], colors="k", label="average"
+        )
         confidence, diversity = example_scores()[name]
         ax.set(title=f"{name}: BMA {confidence:.2f}, PDS {diversity:.2f}", ylim=(0, 1.05), xlabel="class")
         ax.set_xticks(range(len(means)), ["a", "b", "c"])
@@ -201,8 +205,12 @@ def baseline_bars(found: Found, family: str, part: str = "C-5") -> list[tuple[st
     for record in found.records.values():
         if "detectors" in record and record["family"] in (family, family.replace("heads", "backbone")):
             for name, (value, low, high) in record["detectors"].get(part, {}).items():
-                bars.append((name.replace("_", " "), value, (high - low) / 3.92 if high > low else 0.0))
+                bars.append((_detector_name(name), value, (high - low) / 3.92 if high > low else 0.0))
     return sorted(bars, key=lambda bar: bar[1])
+
+
+def _detector_name(name: str) -> str:
+    return name.replace("_", " ").replace("mahalanobis", "Mahalanobis")
 
 
 def baseline_figure(
@@ -211,13 +219,18 @@ def baseline_figure(
     """Draw figure 4: every method we have, by AUROC."""
     figure, (ax,) = plots.panels(width=6.5, height=0.28 * len(bars) + 1.2)
     colours = [plots.COLOURS[1] if name.startswith("LDR") else plots.COLOURS[0] for name, _, _ in bars]
-    places = range(len(bars))
+    places, values = range(len(bars)), [value for _, value, _ in bars]
+    # Bars begin at chance: what is left of it orders images the wrong way round.
     ax.barh(
-        places, [value for _, value, _ in bars], color=colours, xerr=[1.96 * error for _, _, error in bars]
+        places,
+        [value - 0.5 for value in values],
+        left=0.5,
+        color=colours,
+        xerr=[1.96 * error for _, _, error in bars],
     )
+    ax.axvline(0.5, color=plots.NOTE_COLOUR, linewidth=1)
     ax.set_yticks(places, [name for name, _, _ in bars])
-    lowest = min(value for _, value, _ in bars)
-    ax.set(xlim=(max(0.0, min(0.5, lowest - 0.05)), 1.0), xlabel=f"AUROC, {part}")
+    ax.set(xlim=(min(0.48, *values) - 0.03, max(values) + 0.04), xlabel=f"AUROC, {part} (0.5: chance)")
     return figure
 
 
@@ -242,30 +255,67 @@ def trade_figure(found: Found, family: str, part: str = "C-5") -> "matplotlib.fi
             and (value := estimate(records, auroc(part, SCORES["PDS"]))) is not None
         ]
         colour = plots.COLOURS[index % len(plots.COLOURS)]
-        ax.plot([p[0] for p in points], [p[1] for p in points], "osD^"[index % 4], color=colour, label=guard)
-        for across, up, strength in points:
+        name = {PUBLISHED: "published (none)", GUARDED: "default"}.get(guard, guard)
+        ax.plot([p[0] for p in points], [p[1] for p in points], "osD^"[index % 4], color=colour, label=name)
+        for (across, up), words in _together(points).items():
+            # Guarded points stand close together at the right: their names go where there is room.
+            left = guard != PUBLISHED
             ax.annotate(
-                f"{strength:g}", (across, up), fontsize="x-small", xytext=(3, 3), textcoords="offset points"
+                words,
+                (across, up),
+                fontsize="x-small",
+                xytext=(-7 if left else 5, 0 if left else 4),
+                textcoords="offset points",
+                ha="right" if left else "left",
+                va="center" if left else "bottom",
             )
+    ax.margins(0.12)
     ax.set(xlabel="worst member's accuracy", ylabel=f"AUROC of PDS, {part}")
     ax.legend(frameon=False, fontsize="x-small", title="guard")
     return figure
 
 
+def _together(points: Sequence[tuple[float, float, float]]) -> dict[tuple[float, float], str]:
+    """Name points by their strength, those at one place together.
+
+    Example:
+        >>> _together([(0.7, 0.61, 5.0), (0.7, 0.6101, 10.0), (0.5, 0.65, 0.5)])
+        {(0.7, 0.61): '5, 10', (0.5, 0.65): '0.5'}
+    """
+    found: dict[tuple[float, float], list[str]] = {}
+    for across, up, strength in points:
+        near = (place for place in found if abs(place[0] - across) < 0.01 and abs(place[1] - up) < 0.001)
+        found.setdefault(next(near, (across, up)), []).append(f"{strength:g}")
+    return {place: ", ".join(words) for place, words in found.items()}
+
+
 def gallery_figure(record: Record, sets: ImageSets) -> "matplotlib.figure.Figure | None":
-    """Draw figure 3: the test images that members differ most on, and least, with their answers."""
+    """Draw figure 3: the test images that members differ most on, and least: the truth, the ensemble's answer, other members'."""
     found = record.get("gallery", {})
     count = len(found.get("most", ()))
     if not count:
         return None
-    figure, axes = plots.panels(count, 2, width=1.7, height=2.0)
+    figure, axes = plots.panels(count, 2, width=1.8, height=2.2)
     for ax, (name, each) in zip(axes, ((n, e) for n in ("most", "least") for e in found[n]), strict=True):
         ax.imshow(sets.test.x[each["image"]].permute(1, 2, 0).numpy())
         ax.set_axis_off()
-        truth = int(sets.test.y[each["image"]])
-        answers = " ".join(str(answer) for answer in sorted(set(each["answers"])))
-        ax.set_title(f"{name}: class {truth}\nanswers {answers}", fontsize="x-small")
+        truth, answer = int(sets.test.y[each["image"]]), _answer(each)
+        others = sorted({_class_name(sets, one) for one in each["answers"] if one != answer})
+        ax.set_title(
+            f"{name}, truth: {_class_name(sets, truth)}\nensemble: {_class_name(sets, answer)}\n{', '.join(others)}",
+            fontsize="xx-small",
+        )
     return figure
+
+
+def _answer(shown: Record) -> int:
+    """Return the ensemble's answer; of records that lack it, what most members say."""
+    votes: list[int] = shown["answers"]
+    return int(shown.get("ensemble", max(votes, key=votes.count)))
+
+
+def _class_name(sets: ImageSets, number: int) -> str:
+    return CIFAR10[number] if sets.name == "cifar10" and sets.num_classes == len(CIFAR10) else str(number)
 
 
 def example_table() -> Table:

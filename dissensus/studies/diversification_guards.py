@@ -123,8 +123,21 @@ class Guarded:
         return self.loss <= MARGIN
 
     @property
+    def ensemble_loss(self) -> float:
+        """Accuracy that the ensemble has lost, mean over runs."""
+        before, after = (
+            fmean(r["test"]["accuracy"][0] for r in runs) for runs in (self.independent, self.records)
+        )
+        return before - after
+
+    @property
+    def hidden(self) -> bool:
+        """Whether a member was lost and the ensemble's accuracy does not show it."""
+        return not self.harmless and self.ensemble_loss <= MARGIN
+
+    @property
     def diagnosis(self) -> str:
-        """What the diagnosis says of members in any of the runs."""
+        """What the diagnosis of collusion says of members in any of the runs."""
         words = {"colluding": "members collude", "members_useless": "members of no use alone"}
         return ", ".join(
             text
@@ -156,6 +169,26 @@ def guarded_rows(found: Found, family: str) -> list[Guarded]:
     return [Guarded(setting, records, independent) for setting, records in found.all(wanted).items()]
 
 
+def members_text(found: Found, family: str) -> str | None:
+    """Say what became of the members of loss-guided ensembles: who lost accuracy that the ensemble does not show, and who colludes."""
+    rows = guarded_rows(found, family)
+    if not rows:
+        return None
+    hidden = [
+        f"{label(row.setting)}: the worst member loses {100 * row.loss:.1f} points, the ensemble {100 * row.ensemble_loss:.1f}"
+        for row in rows
+        if row.hidden
+    ]
+    colluding = [f"{label(row.setting)} ({row.diagnosis})" for row in rows if row.diagnosis]
+    first = (
+        f"Members were lost while the ensemble still looks fine. {'; '.join(hidden)}. "
+        if hidden
+        else "No ensemble hides a member that lost more than two points. "
+    )
+    second = "; ".join(colluding) or "no ensemble in which members collude, or are of no use on average"
+    return f"{first}The diagnosis of collusion names: {second}."
+
+
 def guard_table(found: Found, family: str) -> Table | None:
     """What each guard costs members, and what is gained over the deep ensemble."""
     rows = guarded_rows(found, family)
@@ -170,7 +203,7 @@ def guard_table(found: Found, family: str) -> Table | None:
                 label(row.setting),
                 round(row.loss, 4),
                 "yes" if row.harmless else "no",
-                row.diagnosis,
+                ", ".join(filter(None, [row.diagnosis, "a lost member is hidden" if row.hidden else ""])),
                 _text(row.records, "accuracy"),
                 _text(row.records, "ece"),
                 f"{sure.count(True)} / {sure.count(False)} of {len(sure)}",

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,8 +21,9 @@ from dissensus.data.corruptions import STANDARD
 from dissensus.data.features import CachedFeatures
 from dissensus.data.sources import device_of
 from dissensus.html import Section, Table, Text
-from dissensus.members import HeadEnsemble
+from dissensus.members import DeepEnsemble, HeadEnsemble, Members
 from dissensus.members.modes import evaluation_mode
+from dissensus.predictions import predict
 from dissensus.scores import all_scores
 from dissensus.studies.anchoring_imagenet import SIZE
 from dissensus.studies.anchoring_tables import as_markdown
@@ -36,7 +38,13 @@ from dissensus.studies.diversification_folders import (
     Folders,
     read_folders,
 )
-from dissensus.studies.diversification_measures import Scored, detection_record, mean_interval, score_names
+from dissensus.studies.diversification_measures import (
+    Scored,
+    collusion_record,
+    detection_record,
+    mean_interval,
+    score_names,
+)
 from dissensus.studies.image_arms import training_record
 from dissensus.studies.image_pages import with_interval
 from dissensus.studies.image_sets import imagenet_folder
@@ -46,6 +54,8 @@ from dissensus.training import fit
 EPOCHS = 10
 # Inputs that heads look at together: fifty members with a thousand classes give much.
 _ROWS = 512
+# Validation images that a diagnosis of collusion looks at, for the same reason.
+_DIAGNOSED = 1000
 
 
 @dataclass(frozen=True)
@@ -55,7 +65,7 @@ class Looked:
     Attributes:
         scores: Of every input, `(scores, inputs)`.
         answers: Class by every aggregation, `(inputs,)`; among the set's own classes where it does not have all.
-        members: Class by every member, `(members, inputs)`.
+        members: Class by every member, `(members, inputs)`; among the same classes.
     """
 
     scores: Tensor
@@ -72,13 +82,13 @@ class Looked:
 
 @torch.no_grad()
 def look(
-    ensemble: HeadEnsemble,
+    heads: Members,
     features: CachedFeatures,
     names: Sequence[str],
     classes: Sequence[int] | None = None,
 ) -> Looked:
     """Run heads over features in small batches, keeping scores and answers only."""
-    heads, place = ensemble.heads, device_of(ensemble)
+    place = device_of(heads)
     scores, members = [], []
     answers: dict[str, list[Tensor]] = {way: [] for way in AGGREGATIONS}
     own = None if classes is None else torch.tensor(classes)
@@ -87,7 +97,8 @@ def look(
             logits = heads(x.to(place)).float()
             found = all_scores(logits, names)
             scores.append(torch.stack([found[name].float() for name in names]).cpu())
-            members.append(logits.argmax(-1).cpu())
+            alone = logits.argmax(-1) if own is None else logits[..., own.to(place)].argmax(-1)
+            members.append(alone.cpu() if own is None else own[alone.cpu()])
             for way, pool in AGGREGATIONS.items():
                 best = pool(logits, classes).argmax(-1).cpu()
                 answers[way].append(best if own is None else own[best])
@@ -158,7 +169,7 @@ def _work(
     record = {
         "configuration": each.name,
         "training": training_record(run),
-        **judge(ensemble, store, score_names(each.num_members)),
+        **judge(ensemble.heads, store, score_names(each.num_members)),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU",
     }
     val = record["accuracy"]["Val"]
@@ -168,23 +179,16 @@ def _work(
     return record
 
 
-def judge(ensemble: HeadEnsemble, store: FeatureStore, names: Sequence[str]) -> Record:
-    """Return accuracies on labelled and corrupted sets, AUROCs on corrupted and unknown ones, and mean numbers of answers."""
+def judge(heads: DeepEnsemble, store: FeatureStore, names: Sequence[str]) -> Record:
+    """Return accuracies on labelled and corrupted sets, AUROCs on corrupted and unknown ones, mean numbers of answers, and a diagnosis."""
     images = store.images
-    accuracy: dict[str, dict[str, list[float]]] = {}
-    looked: dict[str, Looked] = {}
-    for name, data in images.labelled.items():
-        looked[name] = look(ensemble, store.of(name, data), names, images.restricted.get(name))
-        accuracy[name] = _accuracies(looked[name], torch.tensor(data.labels))
-    labels = torch.tensor(images.labelled["Val"].labels)
-    corrupted: dict[str, dict[str, Looked]] = {}
-    for level, sets in images.corrupted.items():
-        corrupted[level] = {
-            name: look(ensemble, store.of(f"{level} {name}", data), names) for name, data in sets.items()
-        }
-        each = [_accuracies(found, labels) for found in corrupted[level].values()]
-        accuracy[level] = {way: [round(sum(part[way][0] for part in each) / len(each), 6)] for way in each[0]}
-    unknown = {name: look(ensemble, store.of(name, data), names) for name, data in images.unknown.items()}
+    looked, corrupted, accuracy = _labelled(heads, store, names)
+    if heads.num_members > 1:
+        soup = DeepEnsemble.from_members([heads.soup()])
+        soup.to(device_of(heads))
+        for part, found in _labelled(soup, store, score_names(1))[2].items():
+            accuracy[part]["soup"] = found["mean_logits"]
+    unknown = {name: look(heads, store.of(name, data), names) for name, data in images.unknown.items()}
     scored = Scored(
         list(names),
         looked["Val"].scores,
@@ -204,7 +208,43 @@ def judge(ensemble: HeadEnsemble, store: FeatureStore, names: Sequence[str]) -> 
             },
         }
     )
-    return {"accuracy": accuracy, "unique": unique, **detection_record(scored.detected({}))}
+    return {
+        "accuracy": accuracy,
+        "unique": unique,
+        "finding": _finding(heads, store),
+        **detection_record(scored.detected({})),
+    }
+
+
+def _labelled(
+    heads: Members, store: FeatureStore, names: Sequence[str]
+) -> tuple[dict[str, Looked], dict[str, dict[str, Looked]], dict[str, dict[str, list[float]]]]:
+    """Look at the sets that have labels: what heads say of the plain ones, of the corrupted ones, and accuracies on both."""
+    images = store.images
+    looked = {
+        name: look(heads, store.of(name, data), names, images.restricted.get(name))
+        for name, data in images.labelled.items()
+    }
+    accuracy = {
+        name: _accuracies(looked[name], torch.tensor(data.labels)) for name, data in images.labelled.items()
+    }
+    labels = torch.tensor(images.labelled["Val"].labels)
+    corrupted: dict[str, dict[str, Looked]] = {}
+    for level, sets in images.corrupted.items():
+        corrupted[level] = {
+            name: look(heads, store.of(f"{level} {name}", data), names) for name, data in sets.items()
+        }
+        each = [_accuracies(found, labels) for found in corrupted[level].values()]
+        accuracy[level] = {way: [round(sum(part[way][0] for part in each) / len(each), 6)] for way in each[0]}
+    return looked, corrupted, accuracy
+
+
+def _finding(heads: Members, store: FeatureStore) -> Record:
+    """Diagnose members on some validation images, evenly spread: files are in order of their classes."""
+    data = store.images.labelled["Val"]
+    step = max(1, len(data) // _DIAGNOSED)
+    rows = torch.from_numpy(np.array(store.of("Val", data).features[::step])).float()
+    return collusion_record(predict(heads, rows, batch_size=_ROWS), torch.tensor(data.labels)[::step])
 
 
 def _accuracies(looked: Looked, labels: Tensor) -> dict[str, list[float]]:
@@ -221,31 +261,48 @@ def _tables(found: Arms, configurations: Sequence[Configuration]) -> list[Table]
     ]
     detected = [f"{word} {part}" for word in _WORDS for part in ("C-1", "C-5", *UNKNOWN)]
     scored = [(name, partial(_auroc_of, name)) for name in detected]
-    votes = [(f"{name}, vote", partial(_accuracy_of, name, "majority_vote")) for name in sets]
+    ways = {
+        way: [(f"{way} {name}", partial(_accuracy_of, name, key)) for name in sets]
+        for way, key in (("soup", "soup"), ("oracle", "oracle"), ("vote", "majority_vote"))
+    }
+    answers = [(f"#unique {name}", partial(_unique_of, name)) for name in ("Val", "C-1", "C-5", *UNKNOWN)]
     return [
         _beside(
-            "Accuracy of averaged logits in per cent; the document's in brackets.", found, columns, published
+            "Accuracy of averaged logits in per cent; the document's in brackets (its table 3).",
+            found,
+            columns,
+            published,
         ),
-        _beside("AUROC in per cent; the document's in brackets.", found, scored, published),
+        _beside("AUROC in per cent; the document's in brackets (its table 2).", found, scored, published),
+        _beside(
+            "Mean number of different answers; the document's (its table 1).", found, answers, published, 2
+        ),
+        _beside("Accuracy of averaged weights (uniform soup), table 3.", found, ways["soup"], published),
+        _beside(
+            "Accuracy of the best member on each set by hindsight (oracle: never a result), table 3.",
+            found,
+            ways["oracle"],
+            published,
+        ),
         _beside(
             "Accuracy of votes: on sets of 200 classes members that answer with another class abstain, as in the public evaluation. "
             "Such votes gain from members that differ even where their average does not.",
             found,
-            votes,
+            ways["vote"],
             {},
         ),
         Table(
-            ("configuration", "Val", "#unique", "best member"),
+            ("configuration", "Val", "best member", "diagnosis"),
             [
                 (
                     name,
                     with_interval(record["accuracy"]["Val"]["mean_logits"]),
-                    record["unique"].get("Val"),
                     with_interval(record["accuracy"]["Val"]["oracle"]),
+                    _diagnosis(record.get("finding", {})),
                 )
                 for name, record in found.done.items()
             ],
-            "Validation images",
+            "What becomes of members: validation images, and the diagnosis of collusion on some of them.",
         ),
     ]
 
@@ -256,6 +313,16 @@ _WORDS = {"BMA": "bma", "PDS": "predictive_diversity"}
 def _accuracy_of(part: str, way: str, record: Record) -> float | None:
     value = record["accuracy"].get(part, {}).get(way)
     return None if value is None else 100 * value[0]
+
+
+def _unique_of(part: str, record: Record) -> float | None:
+    value: float | None = record["unique"].get(part)
+    return value
+
+
+def _diagnosis(finding: Record) -> str:
+    words = {"colluding": "members collude", "members_useless": "members of no use alone"}
+    return ", ".join(text for key, text in words.items() if finding.get(key))
 
 
 def _auroc_of(name: str, record: Record) -> float | None:
@@ -269,14 +336,15 @@ def _beside(
     found: Arms,
     columns: Sequence[tuple[str, Callable[[Record], Any]]],
     published: Mapping[str, Mapping[str, float]],
+    digits: int = 1,
 ) -> Table:
     rows = []
     for name, record in found.done.items():
         cells = []
         for column, read in columns:
             own, theirs = read(record), published.get(name, {}).get(column)
-            text = "" if own is None else f"{own:.1f}"
-            cells.append(f"{text} ({theirs:.1f})".strip() if theirs is not None else text)
+            text = "" if own is None else f"{own:.{digits}f}"
+            cells.append(f"{text} ({theirs:.{digits}f})".strip() if theirs is not None else text)
         rows.append((name, *cells))
     return Table(("configuration", *(column for column, _ in columns)), rows, caption)
 

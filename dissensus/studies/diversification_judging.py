@@ -90,15 +90,21 @@ def _save_outputs(logits: Judged, path: Path) -> None:
 
 
 def disputed(logits: Tensor, scored: Scored) -> Record:
-    """Return the known images of the largest and of the smallest PDS: their places, and every member's answer."""
+    """Return the known images of the largest and of the smallest PDS: their places, the ensemble's answer and every member's."""
     values = scored.test[scored.names.index("predictive_diversity")]
     order = values.argsort(descending=True).cpu()
     count = min(SHOWN_IMAGES, len(order) // 2)
     answers = logits.argmax(-1).cpu()
+    together = logits.float().mean(0).argmax(-1).cpu()
     chosen = {"most": order[:count], "least": order[-count:]}
     return {
         name: [
-            {"image": int(i), "answers": answers[:, i].tolist(), "pds": round(float(values[i]), 5)}
+            {
+                "image": int(i),
+                "ensemble": int(together[i]),
+                "answers": answers[:, i].tolist(),
+                "pds": round(float(values[i]), 5),
+            }
             for i in places
         ]
         for name, places in chosen.items()

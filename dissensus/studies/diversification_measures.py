@@ -204,7 +204,7 @@ def quality_record(judged: Judged) -> Record:
         "unique": {name: _mean_unique(found) for name, found in _all_sets(judged)},
         "pds": {name: _mean_pds(found) for name, found in _all_sets(judged)},
         "accuracy": accuracies(judged),
-        "finding": _finding(logits, labels),
+        "finding": collusion_record(logits[:, :DIAGNOSED], labels[:DIAGNOSED]),
     }
 
 
@@ -271,17 +271,13 @@ def hits_interval(answers: Sequence[Tensor], labels: Tensor) -> list[float]:
     return [min(max(value, 0.0), 1.0) for value in mean_interval(right)]
 
 
-def _finding(logits: Tensor, labels: Tensor) -> Record:
+def collusion_record(logits: Tensor, labels: Tensor) -> Record:
+    """Return what the diagnosis of collusion says of members; nothing for one."""
     if len(logits) < 2:
         return {}
     # Fifty members dropped a hundred times each would take longer than training.
     repeats = 20 if len(logits) < MANY_MEMBERS else 2
-    found = diagnose(
-        logits[:, :DIAGNOSED].float().cpu(),
-        labels[:DIAGNOSED].cpu(),
-        drop_fractions=(0.2,),
-        repeats=repeats,
-    )
+    found = diagnose(logits.float().cpu(), labels.cpu(), drop_fractions=(0.2,), repeats=repeats)
     return {
         "colluding": found.colluding,
         "members_useless": found.members_useless,

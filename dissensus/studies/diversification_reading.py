@@ -109,8 +109,15 @@ def estimate(records: Sequence[Record], read: Read) -> Estimate | None:
 
 
 def auroc(part: str, score: str) -> Read:
-    """Read the AUROC of a score on a set or group."""
-    return lambda record: record.get("auroc", {}).get(part, {}).get(score)
+    """Read the AUROC of a score on a set or group; there is none of PDS for one member, which always has the same."""
+
+    def read(record: Record) -> Value | None:
+        if score == SCORES["PDS"] and record["setting"]["num_members"] == 1:
+            return None
+        value: Value | None = record.get("auroc", {}).get(part, {}).get(score)
+        return value
+
+    return read
 
 
 def pds_minus(part: str, score: str) -> Read:
@@ -153,6 +160,11 @@ def epoch_seconds(record: Record) -> Value | None:
     return _plain(record["training"].get("epoch_seconds"))
 
 
+def epoch_deviation(record: Record) -> Value | None:
+    """Read their standard deviation over epochs."""
+    return _plain(record["training"].get("epoch_deviation"))
+
+
 def _plain(value: float | None) -> Value | None:
     return None if value is None else [value, None, None]
 
@@ -169,7 +181,7 @@ def label(setting: Setting) -> str:
         if setting.strength == 0:
             return "LDR 0"
         return f"LDR {setting.strength:g}, {guard}"
-    words = METHODS[setting.method]
+    words = "one head" if (setting.kind, setting.method) == ("heads", "single") else METHODS[setting.method]
     if setting.method in ("a2d", "divdis", "two-stage"):
         words += f" {setting.strength:g}"
     return f"{words}, other source" if setting.source else words

@@ -77,12 +77,16 @@ class Setting:
         return f"{self.kind} {self.backbone}".strip()
 
     @property
-    def reference(self) -> str:
-        """Name of the deep ensemble that it is compared with."""
-        plain = Setting(
+    def plain(self) -> "Setting":
+        """The deep ensemble that it is compared with."""
+        return Setting(
             self.kind, num_members=max(self.num_members, 2), backbone=self.backbone, seed=self.seed
         )
-        return plain.name
+
+    @property
+    def reference(self) -> str:
+        """Name of the deep ensemble that it is compared with."""
+        return self.plain.name
 
 
 def file_name(name: str) -> str:

@@ -13,6 +13,7 @@ from dissensus.studies.diversification_reading import (
     Read,
     aggregated,
     auroc,
+    epoch_deviation,
     epoch_seconds,
     estimate,
     label,
@@ -78,6 +79,7 @@ def detection_table(found: Found, family: str) -> Table:
         (label(setting), word, *(_cell(records, auroc(part, score)) for part in parts))
         for word, score in SCORES.items()
         for setting, records in rows.items()
+        if estimate(records, auroc(parts[0], score)) is not None
     ]
     return Table(
         ("ensemble", "score", *parts),
@@ -109,7 +111,7 @@ def score_table(found: Found, family: str) -> Table:
     rows: list[tuple[object, ...]] = []
     parts = pooled_parts(found.records.values())
     for setting, records in plain_rows(found, family).items():
-        if setting.method == "deep" or (setting.method == "ldr" and setting.strength == SHOWN):
+        if setting.method in ("single", "deep") or (setting.method == "ldr" and setting.strength == SHOWN):
             rows += [
                 (label(setting), score, *(_cell(records, auroc(part, score)) for part in parts))
                 for score in ALL_SCORES
@@ -191,6 +193,7 @@ def stochastic_table(found: Found, family: str) -> Table | None:
     parts = pooled_parts(record for records in rows.values() for record in records)
     columns: dict[str, Read] = {
         "seconds an epoch": epoch_seconds,
+        "± over epochs": epoch_deviation,
         "test": aggregated("test", "mean_logits"),
         "C-5 accuracy": aggregated("C-5", "mean_logits"),
         "worst member": worst_member,
