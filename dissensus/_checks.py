@@ -7,7 +7,9 @@ the device once. Where a bad value sits is searched for only after one was found
 import warnings
 from collections.abc import Callable
 from functools import reduce
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -76,6 +78,28 @@ def check_weights(weights: Tensor, num_members: int) -> None:
     """
     _check_weights_shape(weights, num_members)
     _check_weight_facts(weights, *_to_host(_weight_facts(weights)))
+
+
+def as_weights(weights: Any, num_members: int) -> Tensor | None:
+    """Return member weights, given as a tensor, an array or a list, as a checked tensor of real numbers; None stays None.
+
+    Example:
+        >>> as_weights([0.25, 0.75], 2)
+        tensor([0.2500, 0.7500], dtype=torch.float64)
+    """
+    if weights is None:
+        return None
+    if not isinstance(weights, Tensor):
+        try:
+            weights = torch.as_tensor(np.asarray(weights, dtype=np.float64))
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"`weights` must be numbers, one for each member; got {weights!r}. Pass a tensor, an array or a list."
+            ) from None
+    if not weights.is_floating_point() and not weights.is_complex():
+        weights = weights.double()
+    check_weights(weights, num_members)
+    return weights
 
 
 def check_labels(labels: Tensor, num: int, classes: int | None = None) -> None:

@@ -1,6 +1,6 @@
 """From an ensemble and inputs to member outputs, and from member outputs to the moments of their mixture."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 
 from dissensus._capture import Captured
-from dissensus._checks import check_logits_shape, check_member_logits, check_weights, explained
+from dissensus._checks import (
+    as_weights,
+    check_logits_shape,
+    check_member_logits,
+    check_weights,
+    explained,
+)
 from dissensus._memory import inputs_under
 from dissensus.data.sources import Inputs, device_of, input_batches
 from dissensus.members import Members
@@ -52,6 +58,7 @@ def predict(
         >>> predict(ens, torch.zeros(10, 3)).shape
         torch.Size([5, 10, 2])
     """
+    _check_batch_size(batch_size)
     if device is not None:
         members.to(device)
     home = x.device if isinstance(x, Tensor) else torch.device("cpu")
@@ -69,7 +76,7 @@ def predict_scores(
     x: Inputs,
     names: Iterable[str] | None = None,
     *,
-    weights: MemberWeights | None = None,
+    weights: MemberWeights | Sequence[float] | None = None,
     batch_size: int = 1024,
     memory_limit: int | None = None,
     device: str | torch.device | None = None,
@@ -82,7 +89,7 @@ def predict_scores(
         members: The ensemble; its outputs must be logits.
         x: Inputs, as `predict` takes them.
         names: Keys of `scores.SCORES`; all of them by default.
-        weights: Member weights with sum 1; equal if None.
+        weights: Member weights with sum 1, as a tensor, an array or a list; equal if None.
         batch_size: How many inputs go through the members at once.
         memory_limit: Bytes that a pass may allocate beside the ensemble itself.
         device: Where to run; by default where the ensemble is. The ensemble moves there and stays.
@@ -97,7 +104,11 @@ def predict_scores(
         >>> predict_scores(ens, torch.zeros(10, 3), ["bma", "mutual_information"])["bma"].shape
         torch.Size([10])
     """
-    chosen = list(SCORES if names is None else names)
+    _check_batch_size(batch_size)
+    chosen = list(dict.fromkeys(SCORES if names is None else names))
+    if not chosen:
+        raise ValueError("`names` must name at least one score; leave it out for all of them.")
+    shares = as_weights(weights, members.num_members)
     if device is not None:
         members.to(device)
     home = x.device if isinstance(x, Tensor) else torch.device("cpu")
@@ -106,7 +117,7 @@ def predict_scores(
     def work(batch: Tensor) -> tuple[Tensor, Tensor]:
         outputs = reader(batch)
         check_logits_shape(outputs)
-        scores = all_scores(Beliefs.unchecked(outputs, weights), chosen)
+        scores = all_scores(Beliefs.unchecked(outputs, shares), chosen)
         return torch.stack(list(scores.values())), outputs[:, :_LOOKED_AT]
 
     run = Captured(work, members, f"scores {chosen}", _passes(x, batch_size))
@@ -124,6 +135,11 @@ def predict_scores(
         row = int((~scores.isfinite()).any(0).nonzero()[0])
         raise ValueError(f"Outputs must be finite; those for input {row} are not. Leave such inputs out.")
     return dict(zip(chosen, scores, strict=True))
+
+
+def _check_batch_size(batch_size: int) -> None:
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise ValueError(f"`batch_size` must be a whole number of at least 1; got {batch_size}.")
 
 
 def _passes(x: Inputs, batch_size: int) -> int | None:

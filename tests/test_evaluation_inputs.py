@@ -251,7 +251,8 @@ def test_images_of_two_ranges_are_warned_about(bright):
 def test_dark_images_and_tables_of_small_numbers_are_not_warned_about(ensemble):
     (x, y), dark = images(20), images(10, seed=3)[0] // 100
     ens = ds.DeepEnsemble(lambda: nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, CLASSES)), 2)
-    evaluate(ens, (x, y), {"dark": dark + 2}, bootstrap=0, transform=lambda batch: batch.float())
+    far = {"dark": dark + 2, "black": torch.zeros_like(dark)}
+    evaluate(ens, (x, y), far, bootstrap=0, transform=lambda batch: batch.float())
     evaluate(ensemble, labelled(20), {"far": 500 * unlabelled(20)}, bootstrap=0)
 
 

@@ -338,7 +338,7 @@ def test_other_targets_are_refused_whoever_vouches_for_the_inputs(ensembles, sam
 def test_targets_are_recognised_whichever_integers_hold_them(ensembles):
     x, y = labelled(50)
     runs = [evaluate(ensembles[0], (x, y.to(kind)), bootstrap=30) for kind in (torch.int64, torch.int32)]
-    assert compare(*runs, same_inputs=True).difference("accuracy").value == 0
+    assert compare(*runs).difference("accuracy").value == 0
 
 
 def test_evaluations_without_a_hash_of_targets_can_still_be_compared(ensembles):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import nan
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -124,6 +125,8 @@ def value_range(raw: Tensor) -> tuple[float, float]:
     """Return the lowest and the highest number of a batch of images, and NaN for what cannot be one."""
     if raw.ndim != 4 or not raw.numel() or raw.is_complex():
         return nan, nan
+    if raw.dtype == torch.uint8:
+        return 0.0, 255.0
     low, high = raw.aminmax()
     return float(low), float(high)
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dissensus import metrics
-from dissensus._checks import check_weights
+from dissensus._checks import as_weights
 from dissensus.data.sources import Inputs, Pairs, device_of
 from dissensus.data.suites import LoadedSuite
 from dissensus.evaluation.classification import Classification, score_names
@@ -135,7 +135,7 @@ def evaluate(
         log.warning(
             "%d resamples are too few for 95 %% intervals; take 1000, or 0 for no intervals", bootstrap
         )
-    shares = _shares(weights, members.num_members)
+    shares = as_weights(weights, members.num_members)
     task = _task(loss, scores, shares, members.num_members)
     if isinstance(ood, LoadedSuite):
         groups = ood.grouped if groups is None else groups
@@ -205,21 +205,6 @@ def _whole(name: str, value: Any, least: int | None = None) -> int:
     if least is not None and number < least:
         raise ValueError(f"`{name}` must be at least {least}; got {number}.")
     return number
-
-
-def _shares(weights: Any, num_members: int) -> Tensor | None:
-    """Return member weights as a tensor, checked."""
-    if weights is None:
-        return None
-    if not isinstance(weights, Tensor):
-        try:
-            weights = torch.as_tensor(np.asarray(weights, dtype=np.float64))
-        except (TypeError, ValueError):
-            raise ValueError(
-                f"`weights` must be numbers, one for each member; got {weights!r}. Pass a tensor, an array or a list."
-            ) from None
-    check_weights(weights, num_members)
-    return weights
 
 
 def _task(loss: str, scores: Iterable[str] | None, weights: Tensor | None, num_members: int) -> Task:

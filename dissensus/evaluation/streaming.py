@@ -99,9 +99,11 @@ class Reader:
         run = self._run_of(part)
         for x, y in part.batches(self.batch_size):
             raw = x.to(self.place)
-            fingerprint.add(raw, y)
-            if y is not None:
-                targets.add(y.float() if y.is_floating_point() else y.long(), None)
+            # The same targets in numbers of another width are the same.
+            plain = y if y is None else y.float() if y.is_floating_point() else y.long()
+            fingerprint.add(raw, plain)
+            if plain is not None:
+                targets.add(plain, None)
             columns = self._columns(run, raw, y, part.name, start)
             self._show(gallery, raw, columns, y)
             kept.add(columns)

@@ -1,6 +1,7 @@
 """Deep ensembles: members with weights of their own, stored stacked and run as one program where that is the same."""
 
 import copy
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from torch.func import functional_call, vmap
 
 from dissensus.members.dropout import dropout_keys, key_dropout, plain_dropout, rewind_dropout
 from dissensus.members.members import Keys, Members, keys_of, plain_attributes
-from dissensus.members.modes import is_settled
+from dissensus.members.modes import settled_block
 from dissensus.members.probe import (
     PROBE_MEMBERS,
     PROBE_ROWS,
@@ -28,6 +29,8 @@ from dissensus.members.stacking import (
     Shell,
     can_stack,
     check_nets,
+    join,
+    runs_otherwise,
     stack,
     tensors_of,
     twin,
@@ -220,7 +223,8 @@ class DeepEnsemble(Members):
         return _Decision(why, random=bool(drawn))
 
     def _is_large(self, x: Tensor, own: bool) -> bool:
-        return not self.training and x.device.type == "cpu" and x.shape[int(own)] >= LARGE_BATCH
+        settled = not self.training and settled_block(self) is not None
+        return settled and x.device.type == "cpu" and x.shape[int(own)] >= LARGE_BATCH
 
     def _convolves(self) -> bool:
         return any(isinstance(module, torch.nn.modules.conv._ConvNd) for module in self.modules())
@@ -264,8 +268,9 @@ class DeepEnsemble(Members):
         keys: Keys,
         random: bool,
     ) -> Tensor:
-        if rows is None and not own and is_settled(self):
-            return self._run_settled(tensors, x)
+        block = settled_block(self)
+        if rows is None and not own and block is not None:
+            return self._run_settled(tensors, x, keys, block)
         members = list(range(self.num_members)) if rows is None else rows.tolist()
         self._follow_modes(members)
         seeds = keys().tolist() if random and self.training else None
@@ -282,14 +287,20 @@ class DeepEnsemble(Members):
             rewind_dropout(shell.net)
 
         for_each_member(run, len(members))
-        return _join(outputs)
+        return join(outputs)
 
-    def _run_settled(self, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    def _run_settled(self, tensors: Mapping[str, Tensor], x: Tensor, keys: Keys, block: int) -> Tensor:
         """Run members in turn where neither weights nor modes change between passes: they keep the rows they were lent."""
         members = range(self.num_members)
-        if self._loan is None or not self._loan.holds(tensors):
+        if self._loan is None or not self._loan.holds(tensors, block):
+            if (
+                self.net is not None
+                and self._not_one_program is None
+                and runs_otherwise(self.net, self._shells[0])
+            ):
+                return self._run_vectorised(tensors, x, False, keys)
             self._follow_modes(members)
-            self._loan = Loan(self._shells, tensors, self._split(tensors, members))
+            self._loan = Loan(self._shells, tensors, self._split(tensors, members), block)
         loan, outputs = self._loan, [torch.empty(0)] * self.num_members
 
         def run(index: int) -> None:
@@ -297,7 +308,7 @@ class DeepEnsemble(Members):
             loan.shells[index].collect(loan.rows[index])
 
         for_each_member(run, self.num_members)
-        return _join(outputs)
+        return join(outputs)
 
     def _follow_modes(self, members: Sequence[int]) -> None:
         """Have each member's own modules train or evaluate as the registered ones do."""
@@ -355,9 +366,12 @@ class DeepEnsemble(Members):
     def _rows_now(self, index: int) -> list[dict[str, Tensor]]:
         return [{name.removeprefix("net."): tensor[index] for name, tensor in tensors_of(self).items()}]
 
-    def keep_members(self, rows: Sequence[int]) -> None:
+    def keep_members(self, rows: Sequence[int] | Tensor) -> None:
         """Go on with these members only, in place; the others are gone."""
-        rows = [self.check_index(row) for row in rows]
+        given = rows.tolist() if isinstance(rows, Tensor) else list(rows)
+        if not given or len(set(given)) < len(given) or any(isinstance(row, bool) for row in given):
+            raise ValueError(f"`rows` must name at least one member, each once, by number; got {given}.")
+        rows = [self.check_index(operator.index(row)) for row in given]
         self.member_ids = tuple(self.member_ids[row] for row in rows)
         self.num_members = len(rows)
         self.member_keys = keys_of(self.seed, self.member_ids).to(self.member_keys.device)
@@ -386,16 +400,3 @@ class _Decision:
 
 def _key_at(keys: Keys, place: int) -> Tensor:
     return keys()[place]
-
-
-def _join(outputs: list[Tensor]) -> Tensor:
-    for output in outputs:
-        if not isinstance(output, Tensor):
-            raise ValueError(
-                f"A member must return one tensor; got {type(output).__name__}. Wrap it in a module that returns the tensor."
-            )
-        if output.shape != outputs[0].shape:
-            raise ValueError(
-                f"Members must give outputs of one shape; got {tuple(outputs[0].shape)} and {tuple(output.shape)}."
-            )
-    return torch.stack(outputs)

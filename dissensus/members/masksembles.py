@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from dissensus import masks
 from dissensus.members.channels import ChannelMask, attach
 from dissensus.members.members import Keys
-from dissensus.members.modes import evaluation_mode, is_settled
+from dissensus.members.modes import evaluation_mode, settled_block
 from dissensus.members.places import Layers, Map
 from dissensus.members.shared import BatchUse, SharedMembers, adopt, call, fastest_layout, listed
 from dissensus.members.sites import Site
@@ -224,7 +224,7 @@ class Masksembles(SharedMembers):
         trimmer = self._trimmer[0]
         kept = trimmer.kept(tensors, self.all_members(device) if rows is None else rows)
         members = [trimmer.tensors(tensors, channels) for channels in kept]
-        if rows is None and is_settled(self):
+        if rows is None and settled_block(self) is not None:
             self._gathered = given, members
         return members
 

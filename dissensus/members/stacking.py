@@ -14,7 +14,15 @@ _HOOKS = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
-_BOOKKEEPING = {"_parameters", "_buffers", "_modules", "training", "_flat_weights", "_flat_weight_refs"}
+_BOOKKEEPING = {
+    "_parameters",
+    "_buffers",
+    "_modules",
+    "training",
+    "_flat_weights",
+    "_flat_weight_refs",
+    "calls",
+}
 
 
 def tensors_of(net: nn.Module) -> dict[str, Tensor]:
@@ -24,7 +32,17 @@ def tensors_of(net: nn.Module) -> dict[str, Tensor]:
 
 def twin(net: nn.Module) -> nn.Module:
     """Return a copy of a network that shares its parameters and buffers."""
-    return copy.deepcopy(net, {id(tensor): tensor for tensor in tensors_of(net).values()})
+    if isinstance(net, torch.jit.ScriptModule):
+        raise ValueError(
+            "A scripted network cannot be a member. Give the network that torch.jit.script was given."
+        )
+    try:
+        return copy.deepcopy(net, {id(tensor): tensor for tensor in tensors_of(net).values()})
+    except RuntimeError as problem:
+        raise ValueError(
+            f"A {type(net).__name__} holds tensors that are computed from others (pruned weights, the old weight_norm, a stored "
+            "activation), which cannot be copied. Use prune.remove, nn.utils.parametrizations.weight_norm, or detach what is stored."
+        ) from problem
 
 
 def check_nets(nets: Sequence[nn.Module]) -> None:
@@ -177,6 +195,8 @@ class Shell:
             now = module._buffers[name]
             if now is not None and now is not row[source]:
                 row[source].copy_(now.detach())
+                # It may stay lent for another pass, before which somebody may change the row.
+                module._buffers[name] = row[source]
 
     def release(self) -> None:
         """Let go of all tensors, so that the shell can be copied and keeps nothing alive."""
@@ -207,21 +227,59 @@ class Shell:
         return twin.net
 
 
+def join(outputs: Sequence[Tensor]) -> Tensor:
+    """Stack what members returned, or say what is wrong with it."""
+    for output in outputs:
+        if not isinstance(output, Tensor):
+            raise ValueError(
+                f"A member must return one tensor; got {type(output).__name__}. Wrap it in a module that returns the tensor."
+            )
+        if output.shape != outputs[0].shape:
+            raise ValueError(
+                f"Members must give outputs of one shape; got {tuple(outputs[0].shape)} and {tuple(output.shape)}."
+            )
+    return torch.stack(list(outputs))
+
+
+def runs_otherwise(net: nn.Module, shell: Shell) -> bool:
+    """Whether a network was changed since the shell was made of it: its modules, their hooks, or what they keep."""
+    own, made = dict(net.named_modules()), dict(shell.net.named_modules())
+    if {name: _kind(module) for name, module in own.items()} != {n: _kind(m) for n, m in made.items()}:
+        return True
+    return any(
+        any(getattr(module, hooks, None) for hooks in _HOOKS) or _keeps_otherwise(module, made[name])
+        for name, module in own.items()
+    )
+
+
+def _keeps_otherwise(module: nn.Module, other: nn.Module) -> bool:
+    kept = (int, float, str, tuple, types.FunctionType)
+    return any(
+        isinstance(value, kept) and key not in _BOOKKEEPING and not _equal(value, other.__dict__.get(key))
+        for key, value in module.__dict__.items()
+    )
+
+
 class Loan:
-    """Rows lent to shells for as many passes as the tensors stay where they are."""
+    """Rows lent to shells for the passes of one block of evaluation, in which the tensors stay where they are."""
 
     def __init__(
-        self, shells: Sequence[Shell], tensors: Mapping[str, Tensor], rows: Sequence[Mapping[str, Tensor]]
+        self,
+        shells: Sequence[Shell],
+        tensors: Mapping[str, Tensor],
+        rows: Sequence[Mapping[str, Tensor]],
+        block: int,
     ) -> None:
-        self.shells, self.rows = shells, rows
+        self.shells, self.rows, self.block = shells, rows, block
         self._places = [(tensor, tensor.data_ptr()) for tensor in tensors.values()]
         for shell, row in zip(shells, rows, strict=True):
             shell.lend(row)
 
-    def holds(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Whether the shells still have rows of these tensors."""
+    def holds(self, tensors: Mapping[str, Tensor], block: int) -> bool:
+        """Whether this is the same block, and the shells still have rows of these tensors."""
         return (
-            len(tensors) == len(self._places)
+            block == self.block
+            and len(tensors) == len(self._places)
             and all(
                 tensor is lent and tensor.data_ptr() == place
                 for tensor, (lent, place) in zip(tensors.values(), self._places, strict=True)
