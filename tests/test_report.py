@@ -18,7 +18,7 @@ from evaluation_cases import (
     unlabelled,
 )
 
-from dissensus.evaluation import Disputed, Number, evaluate
+from dissensus.evaluation import Disputed, Histogram, Number, evaluate
 from dissensus.reporting import figures, report
 
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -209,7 +209,7 @@ def test_a_saved_evaluation_gives_the_same_page(full, full_page, tmp_path):
 
 def test_histograms_and_rocs_draw_what_the_evaluation_holds(plain):
     parts = [part for part in plain.histograms if part.score == "bma"]
-    (ax,) = figures.score_histogram(parts, "x", "t").axes
+    (ax,) = figures.score_histogram(parts, "x", "t", figures.common_axis(parts)).axes
     assert [label for label in ax.get_legend_handles_labels()[1]] == ["id", "far"]
     np.testing.assert_allclose(ax.patches[-1].get_data().values, parts[-1].shares)
     (roc,) = [part for part in plain.rocs if part.score == "bma"]
@@ -225,7 +225,7 @@ def test_skewed_scores_are_shown_on_a_logarithmic_axis():
     assert parts[0].logarithmic
     ratios = np.array(parts[0].edges[1:]) / np.array(parts[0].edges[:-1])
     np.testing.assert_allclose(ratios, ratios[0], rtol=1e-4)
-    assert figures.score_histogram(parts, "x", "t").axes[0].get_xscale() == "log"
+    assert figures.score_histogram(parts, "x", "t", figures.common_axis(parts)).axes[0].get_xscale() == "log"
     assert sum(parts[0].shares) == pytest.approx(1)
     assert not next(part for part in result.histograms if part.score == "max_logit").logarithmic
 
@@ -291,3 +291,16 @@ def test_votes_are_counted_under_each_picture(label, names, lines):
     figure = figures.votes_sheet([item] * 4, names)
     assert len(figure.axes) == 4
     assert [text.get_text() for text in figure.texts[: len(lines)]] == lines
+
+
+def test_histograms_of_several_runs_share_an_axis():
+    even = Histogram("id", "bma", (0.0, 0.25, 0.5), (0.4, 0.6), False)
+    skewed = Histogram("id", "bma", (0.001, 0.01, 0.1), (0.7, 0.3), True)
+    axis = figures.common_axis([even, skewed])
+    assert axis == figures.Axis("log", (0.001, 0.5))
+    for part in (even, skewed):
+        (ax,) = figures.score_histogram([part], "x", "t", axis).axes
+        assert ax.get_xscale() == "log"
+        assert ax.get_xlim() == (0.001, 0.5)
+    below = Histogram("id", "mean_energy", (-2.0, 0.0, 1.0), (0.5, 0.5), False)
+    assert figures.common_axis([below, skewed]) == figures.Axis("linear", (-2.0, 1.0))

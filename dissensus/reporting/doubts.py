@@ -63,11 +63,13 @@ def _shown_scores(runs: Runs, score: str) -> list[str]:
 
 def _histograms(runs: Runs, score: str) -> Iterable[Picture]:
     for name in _shown_scores(runs, score)[: 2 if len(runs) > 1 else None]:
+        axis = figures.common_axis([part for run in runs for part in run.histograms if part.score == name])
         for run in runs:
             parts = [part for part in run.histograms if part.score == name]
             sets = ", ".join(part.set for part in parts)
+            title = run.name if len(runs) > 1 else title_of(name)
             yield Picture(
-                figures.score_histogram(parts, title_of(name), run.name if len(runs) > 1 else title_of(name)),
+                figures.score_histogram(parts, title_of(name), title, axis),
                 f"Histograms of {title_of(name)} of {run.name} on {sets}.",
             )
 

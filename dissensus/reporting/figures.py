@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import ceil, cos, pi
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -56,7 +57,23 @@ def coverage_diagram(curves: Mapping[str, Reliability], title: str) -> "Figure":
     return figure
 
 
-def score_histogram(histograms: Sequence[Histogram], xlabel: str, title: str) -> "Figure":
+@dataclass(frozen=True)
+class Axis:
+    """A horizontal axis: its scale and its ends."""
+
+    scale: Literal["linear", "log"]
+    ends: tuple[float, float]
+
+
+def common_axis(histograms: Sequence[Histogram]) -> Axis:
+    """Return an axis on which histograms of several runs can be compared: logarithmic if one of them is and all allow it."""
+    edges = [edge for part in histograms for edge in part.edges]
+    if any(part.logarithmic for part in histograms) and min(edges) >= 0:
+        return Axis("log", (min(edge for edge in edges if edge > 0), max(edges)))
+    return Axis("linear", (min(edges), max(edges)))
+
+
+def score_histogram(histograms: Sequence[Histogram], xlabel: str, title: str, axis: Axis) -> "Figure":
     """Draw the distributions of a score on several sets, in common bins; the first is filled."""
     figure, (ax,) = panels(width=4.4, height=3.3)
     for place, part in enumerate(histograms):
@@ -68,9 +85,9 @@ def score_histogram(histograms: Sequence[Histogram], xlabel: str, title: str) ->
         title=title,
         xlabel=xlabel,
         ylabel="share of inputs",
-        xscale="log" if histograms[0].logarithmic else "linear",
+        xscale=axis.scale,
+        xlim=axis.ends,
     )
-    ax.margins(x=0)
     ax.legend(frameon=False, fontsize="small")
     return figure
 
