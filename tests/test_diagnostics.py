@@ -302,3 +302,8 @@ def test_outputs_that_are_not_finite_are_named():
         ds.diagnose(outputs, noise(29, 10), "mse")
     with pytest.raises(ValueError, match="torch tensor"):
         ds.diagnose(outputs.numpy(), noise(29, 10), "mse")
+
+
+def test_an_ensemble_in_place_of_its_outputs_is_told_from_them():
+    with pytest.raises(ValueError, match=r"got Linear\. Pass ds\.predict\(ens, x\)"):
+        ds.diagnose(torch.nn.Linear(2, 2), torch.zeros(3, dtype=torch.int64))

@@ -185,3 +185,8 @@ def test_held_out_accuracy_is_that_of_what_is_averaged():
     assert by_scores.argmax(-1).item() == 1
     first_only = obj.Joint(average="scores", weights=(1.0, 0.0, 0.0)).likelihood.pooled(outputs)
     assert torch.equal(first_only[0], weak)
+
+
+def test_a_share_that_is_no_number_is_named():
+    with pytest.raises(ValueError, match=r"`beta` must be a number in \[0, 1\], or a schedule; got 'mse'"):
+        obj.Joint("mse")

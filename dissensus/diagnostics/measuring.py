@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from dissensus._checks import check_weights
 from dissensus.diagnostics.drops import drop_curves
@@ -119,9 +120,8 @@ def diagnose(
 def _check(outputs: Tensor, targets: Tensor, loss: Loss, average: str, repeats: int, drop_per: str) -> None:
     for name, values in (("outputs", outputs), ("targets", targets)):
         if not isinstance(values, Tensor):
-            raise ValueError(
-                f"`{name}` must be a torch tensor; got {type(values).__name__}. Use torch.as_tensor."
-            )
+            advice = "Pass ds.predict(ens, x)." if isinstance(values, Module) else "Use torch.as_tensor."
+            raise ValueError(f"`{name}` must be a torch tensor; got {type(values).__name__}. {advice}")
     if not callable(loss) and loss not in LOSSES:
         raise ValueError(f"`loss` must be a callable or one of {', '.join(LOSSES)}; got {loss!r}.")
     if average not in ("probs", "scores"):

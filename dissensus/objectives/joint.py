@@ -1,5 +1,7 @@
 """Member outputs and targets in; one loss between independent and joint training out."""
 
+from numbers import Real
+
 from torch import Tensor
 
 from dissensus.objectives.losses import Loss, check_host_weights, errors, weighted_mean
@@ -68,6 +70,8 @@ UNBOUNDED = (
 
 def check_beta(beta: float, allow_unbounded: bool = False, name: str = "beta") -> None:
     """Refuse a share of joint training below 0, and above 1 unless the caller insists."""
+    if not isinstance(beta, Real):
+        raise ValueError(f"`{name}` must be a number in [0, 1], or a schedule; got {beta!r}.")
     # Written so that NaN, for which every comparison is false, is refused too.
     if not beta >= 0:
         raise ValueError(f"`{name}` must lie in [0, 1]; got {beta:g}. Use 0 for independent training.")
