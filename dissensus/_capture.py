@@ -90,6 +90,11 @@ class Captured(Generic[Result]):
             return self.function(*tensors)
         return self._graphs[kind].replay(tensors)
 
+    def expect(self, passes: int | None) -> None:
+        """Begin another set, which takes so many calls; programs stay."""
+        self.passes = passes
+        self._passes.clear()
+
     def _repays(self, number: int) -> bool:
         return number > _REPAYS // 2 if self.passes is None else self.passes - number >= _REPAYS
 

@@ -20,6 +20,9 @@ class Commands(TyperGroup):
         """Run the command that was asked for."""
         try:
             return super().invoke(ctx)
+        except BrokenPipeError:
+            # Whoever read the output has seen enough.
+            raise
         except _USER_ERRORS as error:
             typer.secho(f"Error: {error}", fg=typer.colors.RED, err=True)
             raise typer.Exit(2) from None

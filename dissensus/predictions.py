@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +15,7 @@ from dissensus._checks import (
     explained,
 )
 from dissensus._memory import inputs_under
-from dissensus.data.sources import Inputs, device_of, input_batches
+from dissensus.data.sources import Inputs, device_of, input_batches, num_batches
 from dissensus.members import Members
 from dissensus.members.heads import reader_of
 from dissensus.members.modes import evaluation_mode
@@ -62,7 +61,7 @@ def predict(
     if device is not None:
         members.to(device)
     home = x.device if isinstance(x, Tensor) else torch.device("cpu")
-    run = Captured(explained(reader_of(members, x), members), members, "outputs", _passes(x, batch_size))
+    run = Captured(explained(reader_of(members, x), members), members, "outputs", num_batches(x, batch_size))
     # Seeded: loaders, and members that draw even in evaluation, would move the global generators.
     with evaluation_mode(members), seeded(0):
         outputs = [_kept(run(b), home) for b in _batches(members, x, run, batch_size, memory_limit)]
@@ -120,7 +119,7 @@ def predict_scores(
         scores = all_scores(Beliefs.unchecked(outputs, shares), chosen)
         return torch.stack(list(scores.values())), outputs[:, :_LOOKED_AT]
 
-    run = Captured(work, members, f"scores {chosen}", _passes(x, batch_size))
+    run = Captured(work, members, f"scores {chosen}", num_batches(x, batch_size))
     parts: list[Tensor] = []
     with evaluation_mode(members), seeded(0):
         for batch in _batches(members, x, run, batch_size, memory_limit):
@@ -140,11 +139,6 @@ def predict_scores(
 def _check_batch_size(batch_size: int) -> None:
     if not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"`batch_size` must be a whole number of at least 1; got {batch_size}.")
-
-
-def _passes(x: Inputs, batch_size: int) -> int | None:
-    """Return how many passes the inputs take, None where only reading them would tell."""
-    return -(-len(x) // batch_size) if isinstance(x, Tensor | np.ndarray) else None
 
 
 def _kept(result: Tensor, home: torch.device) -> Tensor:

@@ -90,11 +90,12 @@ def _named(given: str, wanted: str) -> tuple[str, str]:
 
 def corruption_names(given: str | None) -> tuple[str, ...] | None:
     """Return names of corruptions, each once, of names and families with commas between."""
-    from dissensus.data.corruptions import CBAR, CORRUPTIONS, EXTRA, STANDARD
+    from dissensus.data.corruptions import CORRUPTIONS
+    from dissensus.evaluation.corrupting import corruption_families
 
     if given is None:
         return None
-    families = {"standard": STANDARD, "extra": EXTRA, "cbar": CBAR, "all": tuple(CORRUPTIONS)}
+    families = corruption_families()
     names = [name for part in given.split(",") for name in families.get(part.strip(), (part.strip(),))]
     unknown = [name for name in names if name not in CORRUPTIONS]
     if unknown:

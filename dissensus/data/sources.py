@@ -60,6 +60,15 @@ def input_batches(x: Inputs, batch_size: int) -> Iterator[Tensor]:
     yield from tensor.split(batch_size)
 
 
+def num_batches(data: object, batch_size: int) -> int | None:
+    """Return in how many batches inputs, or pairs of inputs and targets, come; None where only reading them would tell."""
+    if isinstance(data, tuple) and len(data) == 2:
+        data = data[0]
+    if not isinstance(data, Tensor | np.ndarray | TensorDataset):
+        return None
+    return -(-len(data) // batch_size)
+
+
 def pair_batches(data: Pairs, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield (inputs, targets) in batches, in order."""
     if isinstance(data, DataLoader):

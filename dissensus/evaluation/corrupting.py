@@ -33,7 +33,7 @@ def _cells(corruptions: Iterable[str] | str, severities: Iterable[int] | int) ->
     """Return every corruption at every severity, or say which there are."""
     from dissensus.data.corruptions import CORRUPTIONS, SEVERITIES
 
-    families = _families()
+    families = corruption_families()
     given = [corruptions] if isinstance(corruptions, str) else list(corruptions)
     names = [name for one in given for name in families.get(one, (one,))]
     if not names or len(set(names)) != len(names) or any(name not in CORRUPTIONS for name in names):
@@ -47,7 +47,7 @@ def _cells(corruptions: Iterable[str] | str, severities: Iterable[int] | int) ->
     return tuple((name, level) for name in names for level in levels)
 
 
-def _families() -> Mapping[str, tuple[str, ...]]:
+def corruption_families() -> Mapping[str, tuple[str, ...]]:
     """Return corruptions by the word that stands for several."""
     from dissensus.data.corruptions import CBAR, CORRUPTIONS, EXTRA, STANDARD
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from dissensus._capture import Captured
 from dissensus.data.features import CachedFeatures
 from dissensus.data.fingerprints import Fingerprint
+from dissensus.data.sources import num_batches
 from dissensus.evaluation.classification import Classification, Columns
 from dissensus.evaluation.corrupting import Cell, Corruptor
 from dissensus.evaluation.diagnosing import OutputSample
@@ -97,6 +98,8 @@ class Reader:
         fingerprint, gallery, start = Fingerprint(), Gallery(), 0
         targets, span = Fingerprint(), (nan, nan)
         run = self._run_of(part)
+        batches = num_batches(part.data, self.batch_size)
+        run.captured.expect(None if batches is None else batches * (1 + len(corruptor.cells)))
         for x, y in part.batches(self.batch_size):
             raw = x.to(self.place)
             # The same targets in numbers of another width are the same.

@@ -1,6 +1,6 @@
 """Records of `diversification` in, what the document says beside what they show out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from dissensus.scores import SCORES as ALL_SCORES
 from dissensus.studies.arm_log import Record
@@ -21,6 +21,7 @@ from dissensus.studies.diversification_reading import (
     PUBLISHED,
     SCORES,
     SHOWN,
+    Estimate,
     Found,
     aggregated,
     auroc,
@@ -111,17 +112,20 @@ def _diverse_claims(found: Found, family: str) -> list[Claim]:
     }
     cases: dict[str, Case] = {}
     for part in pooled_parts(diverse):
-        own = estimate(diverse, auroc(part, BMA))
-        values = {
-            name: value
-            for name, records in others.items()
-            if (value := estimate(records, auroc(part, BMA))) is not None
-        }
-        if own is not None and values:
-            best = max(values, key=lambda name: values[name].value)
-            text = f"{own.value:.4f}, best other {values[best].value:.4f} ({best})"
-            cases[part] = text, own.above(values[best])
+        found_in = {name: estimate(records, auroc(part, BMA)) for name, records in others.items()}
+        if (case := _against_best(estimate(diverse, auroc(part, BMA)), found_in)) is not None:
+            cases[part] = case
     return [over_cases("By BMA, diverse hyperparameters detect best of all ensembles.", cases)]
+
+
+def _against_best(own: Estimate | None, others: Mapping[str, Estimate | None]) -> Case | None:
+    """Compare a value with the best of others, by name; None where one side is missing."""
+    values = {name: value for name, value in others.items() if value is not None}
+    if own is None or not values:
+        return None
+    best = max(values, key=lambda name: values[name].value)
+    text = f"{own.value:.4f}, best other {values[best].value:.4f} ({best})"
+    return text, own.above(values[best])
 
 
 def _uniques(guided: Sequence[Record], deep: Sequence[Record]) -> dict[str, Case]:
@@ -138,17 +142,12 @@ def _best_of_all(found: Found, family: str, guided: Sequence[Record]) -> dict[st
     }
     cases: dict[str, Case] = {}
     for part in pooled_parts(guided):
-        own = estimate(guided, auroc(part, PDS))
-        values = {
-            key: value
-            for key, records in others.items()
-            if (value := estimate(records, auroc(part, SCORES[key[1]]))) is not None
+        found_in = {
+            f"{name}, {word}": estimate(records, auroc(part, SCORES[word]))
+            for (name, word), records in others.items()
         }
-        if own is None or not values:
-            continue
-        best = max(values, key=lambda key: values[key].value)
-        text = f"{own.value:.4f}, best other {values[best].value:.4f} ({best[0]}, {best[1]})"
-        cases[part] = text, own.above(values[best])
+        if (case := _against_best(estimate(guided, auroc(part, PDS)), found_in)) is not None:
+            cases[part] = case
     return cases
 
 

@@ -23,7 +23,7 @@ def adam_rows_kernel(
     DECAYS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Take a step of Adam on a stretch of one row; see `row_updates.adam_rows`."""
+    """Take a step of Adam on a stretch of one row; see `row_updates.update_by_adam`."""
     place = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < columns

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dissensus.training.packing import Block, aligned_rows
-from dissensus.training.rules import DEFAULT_DECAY, RULES, SGD, TORCH_RULES, Adam, AdamW, Rule
+from dissensus.training.rules import DEFAULT_DECAY, RULES, SGD, TORCH_RULES, Adam, AdamW, Given, Rule
 
 Factory = Callable[[Iterable[tuple[str, nn.Parameter]]], Optimizer]
 
@@ -63,10 +63,11 @@ class RowOptimizer:
         decays = decay[:, None] if self.decays else None
         if f"column_lr.{index}" in tensors:
             rates, decays = rates * tensors[f"column_lr.{index}"], tensors[f"column_decay.{index}"]
+        given = Given(gradient, count[:, None], rates, decays)
         if rows is None:
-            self.rule.update(values, gradient, slots, count[:, None], rates, decays)
+            self.rule.update(values, slots, given)
         else:
-            self.rule.update_rows(values, gradient, slots, rows, count[:, None], rates, decays)
+            self.rule.update_rows(values, slots, rows, given)
 
 
 def _rows(values: Sequence[float], block: Block) -> Tensor:

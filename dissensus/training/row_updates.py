@@ -17,8 +17,10 @@ def runs_as_kernel(values: Tensor) -> bool:
     return values.is_cuda and values.dtype == torch.float32 and find_spec("triton") is not None
 
 
-@torch.library.custom_op("dissensus::adam_rows", mutates_args=("values", "first", "second"))
-def adam_rows(
+@torch.library.custom_op(
+    "dissensus::update_by_adam", mutates_args=("values", "first", "second"), device_types="cuda"
+)
+def update_by_adam(
     values: Tensor,
     first: Tensor,
     second: Tensor,
@@ -31,7 +33,7 @@ def adam_rows(
     beta1: float,
     beta2: float,
 ) -> None:
-    """Take a step of Adam on some rows, in place.
+    """Take a step of Adam on some rows, in place; the same as `rules.Adam.update` on copies of them.
 
     Args:
         values: `(all rows, columns)`.
@@ -46,32 +48,6 @@ def adam_rows(
         beta1: Decay of the first moments.
         beta2: Decay of the second moments.
     """
-    old, m, v = (tensor.index_select(0, rows) for tensor in (values, first, second))
-    if decay is not None:
-        gradient = gradient + decay * old
-    if kept is not None:
-        old = old * kept
-    m = m.lerp(gradient, 1 - beta1)
-    v = (v * beta2).addcmul(gradient, gradient, value=1 - beta2)
-    values.index_copy_(0, rows, old.addcmul(m / (v.sqrt() + floor), rate))
-    first.index_copy_(0, rows, m)
-    second.index_copy_(0, rows, v)
-
-
-@adam_rows.register_kernel("cuda")
-def _adam_rows_kernel(
-    values: Tensor,
-    first: Tensor,
-    second: Tensor,
-    gradient: Tensor,
-    rows: Tensor,
-    kept: Tensor | None,
-    decay: Tensor | None,
-    rate: Tensor,
-    floor: Tensor,
-    beta1: float,
-    beta2: float,
-) -> None:
     columns, block = values.shape[1], 2048
     assert all(tensor.stride() == (columns, 1) for tensor in (values, first, second))
     gradient = gradient.contiguous()

@@ -10,7 +10,26 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from dissensus.training.packing import computed_once
-from dissensus.training.row_updates import adam_rows, runs_as_kernel
+from dissensus.training.row_updates import runs_as_kernel, update_by_adam
+
+Slots = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a step gives a rule, for each row that it updates.
+
+    Attributes:
+        gradient: `(rows, columns)`.
+        count: Number of the step, from 1, `(rows, 1)`.
+        lr: Learning rate, `(rows, 1)` or `(rows, columns)`.
+        decay: Decay of the values, likewise; None for none.
+    """
+
+    gradient: Tensor
+    count: Tensor
+    lr: Tensor
+    decay: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -20,34 +39,14 @@ class Rule(ABC):
     slots: ClassVar[tuple[str, ...]]
 
     @abstractmethod
-    def update(
-        self,
-        values: Tensor,
-        gradient: Tensor,
-        slots: Mapping[str, Tensor],
-        count: Tensor,
-        lr: Tensor,
-        decay: Tensor | None,
-    ) -> None:
-        """Change values and slots in place; `count` is the number of this step, from 1, `(rows, 1)`.
+    def update(self, values: Tensor, slots: Slots, given: Given) -> None:
+        """Change values and slots, `(rows, columns)`, in place."""
 
-        `lr` and `decay` are `(rows, 1)` or `(rows, columns)`; no decay is None.
-        """
-
-    def update_rows(
-        self,
-        values: Tensor,
-        gradient: Tensor,
-        slots: Mapping[str, Tensor],
-        rows: Tensor,
-        count: Tensor,
-        lr: Tensor,
-        decay: Tensor | None,
-    ) -> None:
-        """Change some rows of values and slots in place; all else that is given is for these rows, all different."""
+    def update_rows(self, values: Tensor, slots: Slots, rows: Tensor, given: Given) -> None:
+        """Change some rows of values and slots, all different, in place; what is given is for these rows."""
         new = values.index_select(0, rows)
         new_slots = {name: slot.index_select(0, rows) for name, slot in slots.items()}
-        self.update(new, gradient, new_slots, count, lr, decay)
+        self.update(new, new_slots, given)
         values.index_copy_(0, rows, new)
         for name, slot in slots.items():
             slot.index_copy_(0, rows, new_slots[name])
@@ -63,26 +62,19 @@ class SGD(Rule):
 
     slots: ClassVar[tuple[str, ...]] = ("momentum",)
 
-    def update(
-        self,
-        values: Tensor,
-        gradient: Tensor,
-        slots: Mapping[str, Tensor],
-        count: Tensor,
-        lr: Tensor,
-        decay: Tensor | None,
-    ) -> None:
+    def update(self, values: Tensor, slots: Slots, given: Given) -> None:
         """Take one step."""
-        if decay is not None:
-            gradient = gradient + decay.to(values.dtype) * values
+        gradient = given.gradient
+        if given.decay is not None:
+            gradient = gradient + given.decay.to(values.dtype) * values
         if self.momentum:
             buffer = slots["momentum"]
             fresh = gradient
             if self.dampening:
-                fresh = torch.where(count == 1, gradient, gradient * (1 - self.dampening))
+                fresh = torch.where(given.count == 1, gradient, gradient * (1 - self.dampening))
             buffer.mul_(self.momentum).add_(fresh)
             gradient = gradient + self.momentum * buffer if self.nesterov else buffer
-        values.addcmul_(gradient, -lr.to(values.dtype))
+        values.addcmul_(gradient, -given.lr.to(values.dtype))
 
 
 @dataclass(frozen=True)
@@ -95,19 +87,10 @@ class Adam(Rule):
     slots: ClassVar[tuple[str, ...]] = ("first", "second")
     decoupled: ClassVar[bool] = False
 
-    def update(
-        self,
-        values: Tensor,
-        gradient: Tensor,
-        slots: Mapping[str, Tensor],
-        count: Tensor,
-        lr: Tensor,
-        decay: Tensor | None,
-    ) -> None:
+    def update(self, values: Tensor, slots: Slots, given: Given) -> None:
         """Take one step."""
-        kept, decay, rate, floor = self._factors(count, lr, decay, values.dtype)
-        if decay is not None:
-            gradient = gradient + decay * values
+        kept, decay, rate, floor = self._factors(given, values.dtype)
+        gradient = given.gradient if decay is None else given.gradient + decay * values
         if kept is not None:
             values.mul_(kept)
         first, second = slots["first"], slots["second"]
@@ -116,29 +99,20 @@ class Adam(Rule):
         scaled = first / second.sqrt().add_(floor)
         values.addcmul_(scaled, rate)
 
-    def update_rows(
-        self,
-        values: Tensor,
-        gradient: Tensor,
-        slots: Mapping[str, Tensor],
-        rows: Tensor,
-        count: Tensor,
-        lr: Tensor,
-        decay: Tensor | None,
-    ) -> None:
+    def update_rows(self, values: Tensor, slots: Slots, rows: Tensor, given: Given) -> None:
         """Take one step on some rows, where a kernel can without a copy of them."""
-        if not runs_as_kernel(values) or lr.shape[1] > 1:
-            super().update_rows(values, gradient, slots, rows, count, lr, decay)
+        if not runs_as_kernel(values) or given.lr.shape[1] > 1:
+            super().update_rows(values, slots, rows, given)
             return
-        factors = self._factors(count, lr, decay, values.dtype)
-        adam_rows(values, slots["first"], slots["second"], gradient, rows, *factors, *self.betas)
+        factors = self._factors(given, values.dtype)
+        update_by_adam(values, slots["first"], slots["second"], given.gradient, rows, *factors, *self.betas)
 
     def _factors(
-        self, count: Tensor, lr: Tensor, decay: Tensor | None, dtype: torch.dtype
+        self, given: Given, dtype: torch.dtype
     ) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
         """Return the factor on the values, the share of them in the gradient, the rate, and what is added to the root."""
         # In float64 the corrections, close to 1, stay exact where count is large.
-        exact = count.double()
+        lr, decay, exact = given.lr, given.decay, given.count.double()
         # torch divides the root by `spread` before it adds eps; multiplied out, that takes fewer passes over the rows.
         spread = (1 - self.betas[1] ** exact).sqrt()
         numbers = [-lr * spread / (1 - self.betas[0] ** exact), spread * self.eps]
