@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from math import inf
+from numbers import Integral, Real
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +19,7 @@ from dissensus.members import DeepEnsemble, HeadEnsemble, Members
 from dissensus.members.stacking import tensors_of
 from dissensus.randomness import derive, permutation
 from dissensus.training import fit
+from dissensus.training.fitting import device_named
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
 # Largest gradient and smallest change at which solving ends. Choosing needs the order of the strengths only; what is
@@ -104,7 +107,7 @@ def linear_probe(
         lr: Learning rate of SGD.
         batch_size: Inputs that go through the backbone at once, and examples of a step of SGD.
         seed: Decides what is held out, and the order of SGD.
-        device: Where to run; by default where the backbone is.
+        device: Where to run: by default where the backbone is; `"auto"` takes a GPU if there is one, as in `fit`.
 
     Returns:
         The probe. Reading: the accuracy says how much of the task is linearly there in the features.
@@ -116,14 +119,16 @@ def linear_probe(
         >>> probe.accuracy > 0.9, len(probe.curve)
         (True, 7)
     """
-    _check(method, strengths, validation_share, max_steps)
+    _check(method, strengths, validation_share)
+    _check_counts(max_steps=max_steps, epochs=epochs, batch_size=batch_size)
     if isinstance(backbone, Members) and not isinstance(backbone, HeadEnsemble):
         raise ValueError(
             f"`backbone` must be one network; got a {type(backbone).__name__}. Take one of its members, ens.member(0)."
         )
     net = backbone.backbone if isinstance(backbone, HeadEnsemble) else backbone or nn.Identity()
-    place = device_of(net) if device is None else torch.device(device)
+    place = device_of(net) if device is None else device_named(device)
     (x, y), (x_test, y_test) = (_features(net, data, batch_size, place) for data in (train, test))
+    _check_width(x_test, x, "test")
     classes = int(y.max()) + 1
     if classes < 2 or int(y.min()) < 0:
         raise ValueError(
@@ -131,6 +136,8 @@ def linear_probe(
         )
     check_labels_fit(y_test, classes, "test")
     held_out = None if validation is None else _features(net, validation, batch_size, place)
+    if held_out is not None:
+        _check_width(held_out[0], x, "validation")
     solver = _Solver(method, classes, standardise, max_steps, epochs, lr, batch_size, seed)
     curve: tuple[Tried, ...] = ()
     strength = float(strengths[0])
@@ -157,15 +164,30 @@ def linear_probe(
     )
 
 
-def _check(method: str, strengths: Sequence[float], share: float, max_steps: int) -> None:
+def _check(method: str, strengths: Any, share: float) -> None:
     if method not in ("lbfgs", "sgd"):
         raise ValueError(f"`method` must be 'lbfgs' or 'sgd'; got {method!r}.")
-    if not strengths or any(strength <= 0 for strength in strengths):
-        raise ValueError(f"`strengths` must be positive numbers, at least one; got {list(strengths)}.")
-    if not 0 < share < 1:
-        raise ValueError(f"`validation_share` must be between 0 and 1; got {share}.")
-    if max_steps < 1:
-        raise ValueError(f"`max_steps` must be at least 1; got {max_steps}.")
+    listed = isinstance(strengths, Sequence) and not isinstance(strengths, str) and len(strengths) > 0
+    if not listed or not all(isinstance(each, Real) and 0 < float(each) < inf for each in strengths):
+        raise ValueError(
+            f"`strengths` must be finite positive numbers, at least one; got {strengths!r}. For one alone write [1.0]."
+        )
+    if not isinstance(share, Real) or not 0 < share < 1:
+        raise ValueError(f"`validation_share` must be a number between 0 and 1; got {share!r}.")
+
+
+def _check_counts(**counts: int) -> None:
+    for name, count in counts.items():
+        if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
+            raise ValueError(f"`{name}` must be a whole number, at least 1; got {count!r}.")
+
+
+def _check_width(x: Tensor, like: Tensor, name: str) -> None:
+    if x.shape[1] != like.shape[1]:
+        raise ValueError(
+            f"The {name} inputs must have as many features as the training inputs, {like.shape[1]}; got {x.shape[1]}. Take them "
+            "from the same backbone."
+        )
 
 
 def _features(

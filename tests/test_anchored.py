@@ -164,6 +164,24 @@ class TestTemperature:
         wanted = [outputs[m : m + 3] / anchor_temperature(outputs[m : m + 3])[:, None] for m in (0, 3)]
         torch.testing.assert_close(cooled(x), torch.cat(wanted))
 
+    def test_it_stays_finite_where_references_agree(self):
+        logits = torch.randn(1, 5, 4).expand(3, -1, -1)
+        torch.testing.assert_close(anchor_temperature(logits, "deviation"), torch.full((5,), 1e-3))
+        ens = ds.Anchored(net(), x, 3, temperature="deviation", initialise="sum")
+        assert torch.isfinite(ds.predict(ens, x)).all()
+
+    @pytest.mark.parametrize("outputs", [1, 2])
+    def test_regression_has_none(self, outputs):
+        ens = ds.Anchored(nn.Linear(4, outputs), x, 3, temperature="exponential")
+        targets = x[:, :outputs]
+        with pytest.raises(ValueError, match=r"class logits.*Leave `temperature` out for regression"):
+            ds.fit(ens, (x, targets), objective=obj.Independent("mse"), epochs=1)
+
+    def test_one_output_is_no_class_logits(self):
+        ens = ds.Anchored(nn.Linear(4, 1), x, 3, temperature="exponential")
+        with pytest.raises(ValueError, match=r"class logits.*give \(3, 40, 1\)"):
+            ds.predict(ens, x)
+
     def test_some_members_alone_have_no_temperature(self):
         with pytest.raises(ValueError, match="all members of a network"):
             ensemble(temperature="exponential").eval().pick([0])(x)
@@ -234,7 +252,7 @@ class TestTraining:
             1,
         ).member(0)
         shuffled = inputs[torch.randperm(32)]
-        ens = ds.Anchored(mlp, shuffled, num_members=30, initialise="fresh")
+        ens = ds.Anchored(mlp, shuffled, num_members=30)
         ds.fit(ens, (inputs, targets), objective=obj.Independent("mse"), epochs=150, batch_size=32, lr=2e-3)
         spread = {place: ds.predict(ens, torch.tensor([[place]])).std().item() for place in (0.0, 2.0, 4.0)}
         assert 3 * spread[0.0] < spread[2.0] < spread[4.0]
@@ -310,7 +328,14 @@ class TestBadInput:
             ({"num_members": 41}, "from 1 to that of references, 40"),
             ({"num_members": 0}, "from 1 to"),
             ({"num_members": 2.0}, "whole number"),
+            ({"num_members": True}, "whole number"),
+            ({"num_members": "3"}, "whole number.*got '3'"),
             ({"mask_probability": 1.5}, "mask_probability"),
+            ({"mask_probability": "a"}, "`mask_probability` must be a number in .*got 'a'"),
+            ({"mask_probability": float("nan")}, "mask_probability"),
+            ({"net": net, "num_nets": 2.5}, "`num_nets` must be a whole number"),
+            ({"net": net, "num_nets": 0}, "`num_nets` must be a whole number, at least 1"),
+            ({"net": "resnet18"}, "must be a network.*got 'resnet18'"),
             ({"mask_per": "pixel"}, "mask_per"),
             ({"masked_target": "none"}, "`masked_target` must be 'label' or 'uniform'"),
             ({"temperature": "hot"}, "temperature"),
@@ -327,6 +352,15 @@ class TestBadInput:
     def test_it_is_refused(self, settings, message):
         with pytest.raises(ValueError, match=message):
             ds.Anchored(**{"net": net(), "references": x, **settings})
+
+    def test_whole_numbers_of_numpy_are_whole_numbers(self):
+        ens = ds.Anchored(net, x, np.int64(3), num_nets=np.int64(2))
+        assert ens.num_members == 6
+        assert type(ens.num_anchors) is int
+
+    def test_an_ensemble_of_ensembles_is_refused_with_what_to_do(self):
+        with pytest.raises(ValueError, match=r"a Anchored, which is an ensemble.*num_nets=3"):
+            ds.DeepEnsemble(lambda: ds.Anchored(net(), x, 2), 3)
 
     @pytest.mark.parametrize("wrong", [torch.zeros(5, 3), torch.zeros(5, 4, dtype=torch.float64)])
     @pytest.mark.parametrize("training", [True, False])

@@ -306,6 +306,21 @@ def test_nothing_in_common_is_an_error_and_not_a_pass():
         find_slower({"a": 1.0}, {"b": 1.0})
 
 
+def test_ratios_that_only_one_side_has_are_named(tmp_path, one_case):
+    one_case.append(4.0)
+    gone, elsewhere = result(9.0, what="another job"), result(9.0, case="heads")
+    ended = bench(tmp_path, "--check", stored_file(tmp_path, [result(4.0), gone, elsewhere]))
+    assert ended.exit_code == 0
+    told = [line for line in ended.stderr.splitlines() if "Not compared" in line]
+    assert told == [
+        "Not compared, as it was not measured in this run: small-mlps | another job | captured against plain loop"
+    ]
+    both = result(4.0) | {"ratios": {"captured against plain loop": 4.0, "auto against plain loop": 1.0}}
+    one_run.CASES["small-mlps"] = cases.Case("A case.", lambda options: [both])
+    ended = bench(tmp_path, "--check", stored_file(tmp_path, [result(4.0)]))
+    assert "Not compared, as it is not stored: small-mlps | a job | auto against plain loop" in ended.stderr
+
+
 def test_of_two_measurements_the_better_one_counts():
     both = keep_better(result(2.0), result(3.0))
     assert both["ratios"] == {"captured against plain loop": 3.0}

@@ -200,9 +200,9 @@ class TestOrder:
         feed = streamed(numbered(tmp_path))
         epoch = feed.epoch(0, 0, {})
         next(epoch)
-        assert any(thread.name == "cached features" for thread in threading.enumerate())
+        assert any(thread.name.startswith("dissensus data") for thread in threading.enumerate())
         epoch.close()
-        assert not any(thread.name == "cached features" for thread in threading.enumerate())
+        assert not any(thread.name.startswith("dissensus data") for thread in threading.enumerate())
 
     def test_what_is_larger_than_its_limit_is_streamed(self, tmp_path):
         device = torch.device("cpu")

@@ -92,16 +92,6 @@ def test_a_recorded_step_gives_the_same_run_as_the_eager_one(make, execution):
     assert results[0][1] == pytest.approx(results[1][1], rel=1e-5)
 
 
-@pytest.mark.slow
-def test_a_compiled_step_gives_the_same_run_as_the_eager_one():
-    results = []
-    for engine in ("eager", "compiled"):
-        ens = ds.DeepEnsemble(net, 3)
-        ds.fit(ens, (x, y), epochs=10, batch_size=20, engine=engine)
-        results.append(ds.predict(ens, x))
-    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize(
     "make_data",
     [

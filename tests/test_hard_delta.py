@@ -213,6 +213,22 @@ class TestHardDelta:
         )
         assert tails.shape == (2, 7, 4)
 
+    @pytest.mark.parametrize(("law", "kept"), [("diagonal", 60), ("outputs", 7), ("features", 7)])
+    def test_by_default_laws_of_the_network_keep_an_eighth_of_a_batch(self, law, kept):
+        objective, ens = obj.HardDelta(obj.Independent(), law=law), anchored()
+        tails = objective._tails(ens.view(), ens, x[None], torch.Size((4,)), Noise(torch.arange(2)))
+        assert tails.shape == (2, kept, 4)
+
+    def test_by_default_draws_are_the_least_likely_of_a_thousand(self):
+        noise, sizes = Noise(torch.arange(2)), (None, 1000)
+        default, thousand = (
+            obj.HardDelta(obj.Independent(), draws=size)._tails(
+                anchored().view(), anchored(), x[None], torch.Size((4,)), noise
+            )
+            for size in sizes
+        )
+        assert torch.equal(default, thousand)
+
     @pytest.mark.parametrize("settings", VARIANTS, ids=str)
     def test_memory_is_bounded_for_large_images(self, settings):
         images, labels = torch.randn(4, 3, 224, 224), torch.arange(4) % 2
@@ -244,6 +260,16 @@ class TestHardDelta:
             ({"weight": -1.0}, "negative"),
             ({"radius": 0.0}, "positive"),
             ({"warm_up": 1.0}, "share of the run"),
+            ({"warm_up": "a"}, "share of the run"),
+            ({"inner": 3}, r"`inner` must be an objective.*got 3"),
+            ({"samples": 0}, "`samples` must be a whole number, at least 1; got 0"),
+            ({"samples": 2.5}, "`samples` must be a whole number"),
+            ({"draws": 2.5}, "`draws` must be a whole number"),
+            ({"rank": 1.5}, "`rank` must be a whole number"),
+            ({"rank": None}, "`rank` must be a whole number"),
+            ({"weight": "a"}, "`weight` must be a finite number"),
+            ({"weight": float("nan")}, "`weight` must be a finite number"),
+            ({"radius": float("inf")}, "`radius` must be a finite, positive number"),
         ],
     )
     def test_bad_settings_are_refused(self, settings, message):
@@ -310,7 +336,15 @@ class TestMaskedUniform:
             ds.fit(each, (x, y), objective=objective, epochs=2, batch_size=20, engine=engine, optimizer="sgd")
         torch.testing.assert_close(ds.predict(ens, x), ds.predict(twin, x), rtol=1e-4, atol=1e-5)
 
-    @pytest.mark.parametrize("inner", [obj.Joint(0.5), obj.Independent("mse")])
+    @pytest.mark.parametrize(
+        "inner",
+        [
+            obj.Joint(0.5),
+            obj.LossGuided(active=2),
+            obj.Adversarial(obj.Independent(), 0.1),
+            obj.Independent("mse"),
+        ],
+    )
     def test_objectives_that_compare_or_have_no_classes_are_refused(self, inner):
         with pytest.raises(ValueError, match="MaskedUniform"):
             obj.MaskedUniform(inner)

@@ -285,16 +285,6 @@ def test_recorded_steps_give_the_same_curve(regulariser, weights_from, active):
     torch.testing.assert_close(*losses, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
-def test_compiled_steps_give_the_same_outputs():
-    objective, outputs = obj.LossGuided(0.5, active=None), []
-    for engine in ("eager", "compiled"):
-        ens = ds.DeepEnsemble(net, 4)
-        ds.fit(ens, (x, y), objective=objective, epochs=3, batch_size=50, lr=0.02, engine=engine)
-        outputs.append(ds.predict(ens, x))
-    torch.testing.assert_close(*outputs, rtol=1e-3, atol=1e-4)
-
-
 def test_it_can_be_wrapped_and_says_so_where_it_cannot():
     inner = obj.LossGuided(0.5, active=2)
     ds.fit(ds.DeepEnsemble(net, 3), (x, y), objective=obj.Adversarial(inner, 0.01), epochs=1)

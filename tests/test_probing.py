@@ -143,13 +143,44 @@ def test_the_global_generators_are_left_alone():
         ({"method": "newton"}, "'lbfgs' or 'sgd'"),
         ({"strengths": []}, "positive numbers, at least one"),
         ({"strengths": [1.0, 0.0]}, "positive numbers"),
+        (
+            {"strengths": 1.0},
+            r"`strengths` must be finite positive numbers.*got 1.0. For one alone write \[1.0\]",
+        ),
+        ({"strengths": "a"}, "`strengths` must be finite positive numbers"),
+        ({"strengths": [1.0, "a"]}, "`strengths` must be finite positive numbers"),
+        ({"strengths": [float("nan")]}, "`strengths` must be finite positive numbers"),
         ({"validation_share": 1.0}, "between 0 and 1"),
+        ({"validation_share": "a"}, "between 0 and 1"),
         ({"max_steps": 0}, "max_steps"),
+        ({"max_steps": 2.5}, "`max_steps` must be a whole number"),
+        ({"epochs": 0}, "`epochs` must be a whole number"),
+        ({"batch_size": "a"}, "`batch_size` must be a whole number"),
+        ({"device": "gpu"}, "`device` must be 'auto'"),
     ],
 )
 def test_bad_arguments_are_refused(options, match):
     with pytest.raises(ValueError, match=match):
         linear_probe(None, *task(), **options)
+
+
+def test_a_device_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="no CUDA device"):
+        linear_probe(None, *task(), device="cuda")
+
+
+def test_the_device_may_be_left_to_it():
+    train, test = task()
+    assert linear_probe(None, train, test, strengths=[1.0], device="auto").accuracy > 0.5
+
+
+@pytest.mark.parametrize("name", ["test", "validation"])
+def test_features_of_another_width_are_refused(name):
+    train, (x, y) = task()
+    sets = {"test": (x, y), "validation": (x, y), name: (x[:, :7], y)}
+    with pytest.raises(ValueError, match=f"The {name} inputs must have as many features.*8; got 7"):
+        linear_probe(None, train, **sets)
 
 
 def test_data_that_no_probe_can_be_fitted_on_is_refused():

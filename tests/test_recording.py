@@ -1,8 +1,10 @@
 """What is done to recorded programs: nothing that changes what they compute."""
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dissensus.training.recording import record_function
+from dissensus.training.row_updates import update_by_adam
 
 aten = torch.ops.aten
 
@@ -17,7 +19,7 @@ def test_a_product_that_is_only_used_turned_is_computed_turned():
     def weight_gradient(a, b):
         return (torch.bmm(a.transpose(1, 2), b).transpose(-1, -2) + 1,)
 
-    program = record_function(weight_gradient, [a, b])
+    program = record_function(weight_gradient, lambda: [a, b])
     (product,) = products(program)
     assert all(user.target is aten.add.Tensor for user in product.users)
     (found,) = program(a, b)
@@ -32,6 +34,60 @@ def test_a_product_that_is_used_as_it_is_too_stays():
         product = torch.bmm(a, b)
         return product.transpose(1, 2) + product
 
-    program = record_function(both, [a, b])
+    program = record_function(both, lambda: [a, b])
     assert len(products(program)) == 1
     torch.testing.assert_close(program(a, b), both(a, b))
+
+
+def test_a_product_that_is_cast_before_it_is_turned_is_computed_turned():
+    a, b = torch.randn(3, 4, 5), torch.randn(3, 4, 6)
+
+    def weight_gradient(a, b):
+        product = torch.bmm(a.bfloat16().transpose(1, 2), b.bfloat16())
+        return (product.float().transpose(1, 2) + 1,)
+
+    program = record_function(weight_gradient, lambda: [a, b])
+    (product,) = products(program)
+    assert product.meta["val"].shape == (3, 6, 5)
+    (found,) = program(a, b)
+    assert found.is_contiguous()
+    torch.testing.assert_close(found, b.transpose(1, 2) @ a + 1, atol=0.1, rtol=0.02)
+
+
+def recorded_update(gradient) -> torch.fx.Node:
+    """Record, for a GPU that need not be there, an update of two rows by what a function gives; return its node."""
+
+    def step(values, first, second, rows, rate, source):
+        update_by_adam(values, first, second, [gradient(source)], rows, None, None, rate, rate, 0.9, 0.999)
+        return ()
+
+    with FakeTensorMode():
+        values, first, second = (torch.empty(6, 64, device="cuda") for _ in range(3))
+        rows, rate = torch.empty(2, dtype=torch.int64, device="cuda"), torch.empty(2, 1, device="cuda")
+        source = torch.empty(2, 5, 4, device="cuda")
+        program = record_function(step, lambda: [values, first, second, rows, rate, source])
+    update = torch.ops.dissensus.update_by_adam.default
+    (node,) = (node for node in program.graph.nodes if node.target is update)
+    return node
+
+
+def test_an_update_takes_the_gradients_of_parameters_as_they_were_computed():
+    def gradient(source):
+        weight = torch.bmm(source.bfloat16().transpose(1, 2), source.bfloat16()).float().reshape(2, 16)
+        padding = torch.zeros(2, 44, device="cuda")
+        return torch.cat([weight, source.sum(1), padding], dim=1)
+
+    weight, bias = recorded_update(gradient).args[3]
+    assert weight.target is aten.bmm.default
+    assert weight.meta["val"].dtype == torch.bfloat16
+    assert bias.target is aten.sum.dim_IntList
+
+
+def test_an_update_takes_no_part_that_is_an_input_of_the_step():
+    """A buffer could be changed, in place, between the gradient that it is and the update."""
+
+    def gradient(source):
+        return torch.cat([source.sum(1), source.view(2, 20)], dim=1)
+
+    (row,) = recorded_update(gradient).args[3]
+    assert row.target is aten.cat.default

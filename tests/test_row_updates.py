@@ -58,5 +58,27 @@ def test_the_kernel_changes_rows_as_the_rule_does(rule, decays, columns):
         assert torch.equal(new[[0, 2, 3, 5]], old[[0, 2, 3, 5]])
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("sizes", [[100, 2500, 7, 2393], [2100, 1, 30, 2, 2048, 800]])
+def test_the_kernel_takes_a_gradient_in_parts_of_any_precision(sizes):
+    rule = RULES["adamw"]
+    values, slots, gradient = numbers(5000, "cuda")
+    gradient = gradient.bfloat16().float()
+    copies = [values.clone(), slots["first"].clone(), slots["second"].clone()]
+    parts = [
+        part.bfloat16() if index % 2 else part
+        for index, part in enumerate(gradient.split([*sizes, 5000 - sum(sizes)], 1))
+    ]
+    step, rows = given(gradient, decays=True), ROWS.cuda()
+    factors = rule._factors(step, torch.float32)
+    row_updates.update_by_adam(*copies, parts[: len(sizes)], rows, *factors, *rule.betas)
+    wanted = [values.clone(), slots["first"].clone(), slots["second"].clone()]
+    Rule.update_rows(rule, wanted[0], dict(zip(rule.slots, wanted[1:], strict=True)), rows, step)
+    for found, new, old in zip(copies, wanted, [values, slots["first"], slots["second"]], strict=True):
+        torch.testing.assert_close(found[:, : sum(sizes)], new[:, : sum(sizes)], rtol=1e-5, atol=1e-5)
+        assert torch.equal(found[:, sum(sizes) :], old[:, sum(sizes) :])
+        assert torch.equal(found[[0, 2, 3, 5]], old[[0, 2, 3, 5]])
+
+
 def test_a_cpu_has_no_kernel():
     assert not row_updates.runs_as_kernel(torch.zeros(2, 2))

@@ -11,14 +11,24 @@ from torch import nn
 
 import dissensus as ds
 from dissensus.architectures import resnet18
-from dissensus.data.adaptation import load_tasks
+from dissensus.data.adaptation import Labelled, Task, Tasks
 from dissensus.data.suites import SUITES
-from dissensus.studies import STUDIES, anchoring_arms, anchoring_imagenet
+from dissensus.studies import STUDIES, anchoring, anchoring_arms, anchoring_imagenet
 from dissensus.studies.anchoring import published_tables
 from dissensus.studies.anchoring_arms import AnchorSetting, build, settings_of, without_head
 from dissensus.studies.anchoring_claims import anchoring_claims
-from dissensus.studies.anchoring_figures import alpha_figure, improvements, radar_figure
-from dissensus.studies.anchoring_tables import OOD_CIFAR10, as_markdown, auroc_of, beside
+from dissensus.studies.anchoring_figures import (
+    QUALITIES,
+    alpha_figure,
+    improvements,
+    not_drawn,
+    radar_figure,
+    tail_figure,
+)
+from dissensus.studies.anchoring_qualities import CLEAN, same_sets
+from dissensus.studies.anchoring_sections import tasks_table
+from dissensus.studies.anchoring_tables import OOD_CIFAR10, as_markdown, auroc_of, beside, by_severity
+from dissensus.studies.arm_log import Arms
 from dissensus.studies.image_sets import load_images
 
 
@@ -30,6 +40,19 @@ def record(accuracy=0.9, corrupted=0.7, ece=0.1, auroc=0.9, adapted=0.5):
         "auroc": {name: {"mean_energy": [auroc, None, None]} for name in ("cifar100", "isun", "near", "far")},
         "adaptation": {"dtd": {"accuracy": adapted, "ece": 0.3}},
     }
+
+
+def judged(share, images):
+    """Everything measured is one share of so many images, with its 95 % interval."""
+    half = 1.96 * math.sqrt(share * (1 - share) / images)
+    ends = [share, share - half, share + half]
+    found = record()
+    found["test"] = {"accuracy": ends}
+    found["corrupted"] = {"all": {"accuracy": ends, "smooth_ece": [0.1, None, None]}}
+    found["auroc"] = {"isun": {"mean_energy": ends}}
+    found["adaptation"] = {"dtd": {"accuracy": share, "ece": 0.1, "images": images}}
+    found["images"] = {"test": images, "corrupted": images}
+    return found
 
 
 class TestArms:
@@ -68,6 +91,16 @@ class TestArms:
         with pytest.raises(ValueError, match="no linear layer"):
             without_head(nn.ReLU())
 
+    def test_a_set_that_does_not_fit_is_skipped_with_its_reason(self):
+        sets = load_images(None, limit=20)
+        x, y = sets.test.x[:20], torch.arange(20) % 2
+        good, bad = Labelled(x, y), Labelled(x, torch.zeros(20, dtype=torch.long))
+        tasks = {"one class": Task(bad, bad), "two": Task(good, good)}
+        found, skipped = anchoring_arms.adapt(resnet18(8, width=4), sets, tasks, quick=True)
+        assert list(found) == ["two"]
+        assert found["two"]["images"] == 20
+        assert "two classes or more" in skipped["one class"]
+
 
 class TestTables:
     def test_ours_stands_beside_the_document_s(self):
@@ -93,6 +126,25 @@ class TestTables:
         assert "50.00" in accuracy.rows[0]
         assert "0.300" in error.rows[0]
         assert ("24.65" in accuracy.rows[0]) == (known == "cifar100")
+
+    def test_severities_are_columns(self):
+        found = record()
+        found["corrupted"] = {
+            level: {"accuracy": [value, None, None]}
+            for level, value in (("1", 0.9), ("5", 0.4), ("all", 0.7))
+        }
+        table = by_severity({("resnet18", "plain"): [found, found]}, "accuracy", "Accuracy")
+        assert table.columns[2:] == ("runs", "severity 1", "severity 5", "mean of all")
+        assert table.rows == [("resnet18", "plain", 2, "0.9000", "0.4000", "0.7000")]
+
+    def test_sets_to_adapt_to_are_those_of_the_records(self):
+        task = Task(*[Labelled(torch.zeros(4, 3, 8, 8), torch.arange(4))] * 2)
+        tasks = Tasks({"dtd": task, "mnist": task}, {"pets": "not found"})
+        table = tasks_table(tasks, Arms({"a": record() | {"adaptation_skipped": {"cars": "too few"}}}))
+        remarks = {row[0]: (row[1], row[-1]) for row in table.rows}
+        assert remarks["dtd"] == ("1 of 1", "")
+        assert "run without it" in remarks["mnist"][1]
+        assert remarks["pets"] == ("none", "not found")
 
     def test_markdown_has_a_line_for_each_row(self):
         text = as_markdown(beside(OOD_CIFAR10, {}, auroc_of("mean_energy")))
@@ -140,11 +192,91 @@ class TestClaims:
             (claim,) = (claim for claim in anchoring_claims(rows) if "mining" in claim.statement)
             assert claim.verdict == verdict
 
-    def test_a_single_run_is_drawn_with_the_band_of_its_repeats(self):
-        masked = {0.0: [record()], 0.25: [record(auroc=0.95)]}
-        single, several = (alpha_figure([record()] * count, masked) for count in (1, 2))
-        names = [figure.axes[0].get_legend_handles_labels()[1] for figure in (single, several)]
-        assert names == [["anchored", "plain", "plain ± 0.012"], ["anchored", "plain"]]
+    @pytest.mark.parametrize("unmeasured", ["auroc", "adaptation"])
+    def test_what_was_not_measured_is_not_tested(self, unmeasured):
+        rows = {
+            ("resnet18", row): [record() | {unmeasured: {}}]
+            for row in ("plain", "anchored", "alpha=0.25", "alpha=0.25 tail=1 real")
+        }
+        about = {"auroc": ("detects", "mining"), "adaptation": ("adapt",)}[unmeasured]
+        reason = {"auroc": "no unknown sets", "adaptation": "no labelled sets"}[unmeasured]
+        for claim in anchoring_claims(rows):
+            untested = any(word in claim.statement for word in about)
+            assert claim.verdict.startswith("not tested: ") == (reason in claim.verdict) == untested
+
+    def test_few_images_tell_no_difference(self):
+        # Two standard errors of a difference of accuracies near 0.7 on 100 images are 0.13; on 10 000 they are 0.013.
+        for images, verdict in ((100, "not told apart from noise"), (10_000, "reproduced")):
+            plain, masked = (judged(0.7, images), judged(0.76, images))
+            rows = {("resnet18", "plain"): [plain], ("resnet18", "alpha=0.25"): [masked]}
+            verdicts = {claim.statement: claim.verdict for claim in anchoring_claims(rows)}
+            assert verdicts["Masked anchoring raises accuracy under corruption."] == verdict
+            assert verdicts["Masked networks adapt better (linear probes)."] == verdict
+            assert verdicts["Masking detects unknown images better than a plain network."] == verdict
+            assert verdicts["Masked anchoring keeps clean accuracy (within one point)."] == verdict
+
+    def test_repeats_on_few_images_tell_no_difference_either(self):
+        rows = {
+            ("resnet18", "plain"): [judged(0.7, 100)] * 3,
+            ("resnet18", "alpha=0.25"): [judged(0.72, 100)] * 3,
+        }
+        (claim,) = (claim for claim in anchoring_claims(rows) if "raises accuracy" in claim.statement)
+        assert claim.verdict == "not told apart from noise"
+
+    def test_no_hit_in_a_hundred_is_not_nothing_for_sure(self):
+        # The usual rule of three: none of 100 leaves up to three in a hundred open.
+        assert CLEAN.standard_error([judged(0.0, 100)]) * 2 == pytest.approx(0.03)
+
+    def test_accuracy_grows_only_beyond_the_noise(self):
+        for values, verdict in (
+            ((0.6, 0.7, 0.8), "reproduced"),
+            ((0.6, 0.601, 0.602), "not told apart from noise"),
+            ((0.6, 0.7, 0.6), "not reproduced"),
+        ):
+            rows = {
+                ("resnet18", row): [record(corrupted=value)]
+                for row, value in zip(("anchored", "alpha=0.125", "alpha=0.25"), values, strict=True)
+            }
+            (claim,) = (claim for claim in anchoring_claims(rows) if "grows" in claim.statement)
+            assert claim.verdict == verdict
+
+    def test_means_are_over_the_sets_that_all_arms_have(self):
+        other = record()
+        other["adaptation"]["mnist"] = {"accuracy": 0.99, "ece": 0.0}
+        compared, notes = same_sets({"first": record(), "second": other})
+        assert list(compared["second"]["adaptation"]) == ["dtd"]
+        assert list(other["adaptation"]) == ["dtd", "mnist"]
+        assert "mnist" in notes[0]
+
+
+class TestFigures:
+    def test_bands_are_two_standard_errors(self):
+        plain, masked = [judged(0.7, 400)], {0.0: [judged(0.7, 400)], 0.25: [judged(0.7, 400)]}
+        expected = 2 * math.sqrt(0.7 * 0.3 / 400)
+        for ax in alpha_figure(plain, masked).axes[:5]:
+            middle = 0.9 if "ECE" in ax.get_ylabel() else 0.7
+            level, line = ax.patches[0], ax.collections[0]
+            assert level.get_y() == pytest.approx(middle - expected)
+            assert level.get_height() == pytest.approx(2 * expected)
+            assert line.get_datalim(ax.transData).y1 == pytest.approx(middle + expected)
+
+    @pytest.mark.parametrize("unmeasured", ["auroc", "adaptation"])
+    def test_what_was_not_measured_is_left_out(self, unmeasured):
+        bare = [record() | {unmeasured: {}}]
+        names = {"auroc": "mean AUROC", "adaptation": "adaptation\naccuracy"}
+        shown = [ax.get_ylabel() for ax in alpha_figure(bare, {0.0: bare, 0.25: bare}).axes]
+        assert len([name for name in shown if name]) == 4
+        assert names[unmeasured] not in shown
+        assert len(tail_figure(bare, {"real": {0.1: bare}}).axes) == (1 if unmeasured == "auroc" else 2)
+        assert len(radar_figure(bare, {"masked": bare}).get_axes()[0].get_xticks()) == 3
+        nothing = [record() | {"auroc": {}, "adaptation": {}}]
+        assert radar_figure(nothing, {"masked": nothing}) is None
+        assert "no unknown sets" in not_drawn(QUALITIES, nothing)[-1]
+
+    def test_a_quality_of_zero_has_no_improvement_in_per_cent(self):
+        broken, better = [record(corrupted=0.0)], [record(corrupted=0.5)]
+        assert "corruption accuracy" not in improvements(broken, better)
+        assert radar_figure(broken, {"masked": better}).axes
 
     def test_improvements_are_in_per_cent_of_the_plain_network(self):
         found = improvements([record()], [record(corrupted=0.77, auroc=0.99)])
@@ -152,62 +284,6 @@ class TestClaims:
         assert found["mean AUROC"] == pytest.approx(10.0)
         assert found["adaptation accuracy"] == pytest.approx(0.0)
         assert radar_figure([record()], {"masked": [record()]}).axes
-
-
-class TestTasks:
-    def save(self, path, count, classes=2):
-        images = np.zeros((count, 32, 32, 3), np.uint8)
-        np.savez(path, x=images, y=np.arange(count) % classes)
-
-    def test_parts_and_halves_are_found(self, tmp_path):
-        self.save(tmp_path / "cifar100_train_1of2.npz", 6)
-        self.save(tmp_path / "cifar100_train_2of2.npz", 4)
-        self.save(tmp_path / "cifar100_test.npz", 3)
-        self.save(tmp_path / "mnist_test.npz", 8)
-        found = load_tasks(tmp_path, (3, 32, 32)).found
-        assert [len(found["cifar100"].train.x), len(found["cifar100"].test.x)] == [10, 3]
-        assert found["mnist"].train.y.tolist() == found["mnist"].test.y.tolist() == [0, 0, 1, 1]
-        assert "half" in found["mnist"].notes[-1]
-
-    def test_folders_of_classes_are_found(self, tmp_path):
-        for part in ("train", "test"):
-            for name in ("a", "b"):
-                (tmp_path / "pets" / part / name).mkdir(parents=True)
-                Image.fromarray(np.zeros((40, 50, 3), np.uint8)).save(
-                    tmp_path / "pets" / part / name / "1.png"
-                )
-        assert load_tasks(tmp_path, (3, 32, 32)).found["pets"].train.x.shape == (2, 3, 32, 32)
-
-    def test_classes_of_both_parts_go_by_their_names(self, tmp_path):
-        brightness = {"a": 0, "b": 100, "c": 200}
-
-        def save(part, names):
-            for name in names:
-                folder = tmp_path / "pets" / part / name
-                folder.mkdir(parents=True)
-                picture = np.full((32, 32, 3), brightness.get(name, 50), np.uint8)
-                Image.fromarray(picture).save(folder / "1.png")
-
-        save("train", "abc")
-        save("test", "ac")
-        task = load_tasks(tmp_path, (3, 32, 32)).found["pets"]
-        for part in (task.train, task.test):
-            assert part.x.float().mean((1, 2, 3)).tolist() == [100.0 * label for label in part.y]
-        save("test", "d")
-        assert (
-            "class 'd', which the training images lack" in load_tasks(tmp_path, (3, 32, 32)).missing["pets"]
-        )
-
-    def test_what_is_missing_or_left_out_is_told_apart(self, tmp_path):
-        self.save(tmp_path / "cifar10_test.npz", 4)
-        found = load_tasks(tmp_path, (3, 32, 32), without=("cifar10",))
-        assert not found.found
-        assert "cifar10" not in found.missing
-        assert "not found" in found.missing["food101"]
-
-    def test_a_folder_that_is_not_there_is_named(self, tmp_path):
-        with pytest.raises(ValueError, match="does not exist"):
-            load_tasks(tmp_path / "no", (3, 32, 32))
 
 
 def test_the_document_s_suites_have_names():
@@ -230,6 +306,41 @@ def test_the_quick_study_runs_to_the_end_and_goes_on_from_what_it_has(tmp_path, 
     assert results["arms"]["resnet18 plain seed=0"]["adaptation"]["digits"]["accuracy"] > 0
     assert "Masked anchoring" in page.read_text()
     assert "| the document says |" in (tmp_path / "tables.md").read_text()
+
+
+def test_a_folder_without_unknown_sets_is_enough(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(anchoring_arms, "QUICK_CORRUPTIONS", ("contrast",))
+    generator = np.random.default_rng(0)
+    folder = tmp_path / "data"
+    (folder / "Oxford-IIIT-Pet" / "images").mkdir(parents=True)
+    Image.fromarray(np.zeros((40, 40, 3), np.uint8)).save(folder / "Oxford-IIIT-Pet" / "images" / "cat_1.jpg")
+    for part, count in (("train", 80), ("test", 30)):
+        pixels = generator.integers(0, 255, (count, 32, 32, 3)).astype(np.uint8)
+        np.savez(folder / f"cifar100_{part}.npz", x=pixels, y=np.arange(count) % 10)
+    page = STUDIES["anchoring"].run(
+        tmp_path / "out", quick=True, data=folder, known="cifar100", limit=40, epochs=1
+    )
+    printed = capsys.readouterr().out
+    assert printed.index("pets cannot be used: ") < printed.index("[1/4]")
+    text = page.read_text()
+    assert "Not drawn: mean AUROC, because there were no unknown sets." in text
+    assert "Used: none." in text
+    tables = (tmp_path / "out" / "tables.md").read_text()
+    assert "not tested: there were no unknown sets" in tables
+    assert "| severity 1 | severity 3 | severity 5 |" in tables
+    assert not json.loads((tmp_path / "out" / "results.json").read_text())["not_run"]
+
+
+def test_numbers_are_kept_where_a_figure_fails(tmp_path, monkeypatch):
+    monkeypatch.setattr(anchoring_arms, "QUICK_CORRUPTIONS", ("contrast",))
+
+    def fail(*arguments):
+        raise ValueError("cannot be drawn")
+
+    monkeypatch.setattr(anchoring, "alpha_sections", fail)
+    with pytest.raises(ValueError, match="cannot be drawn"):
+        STUDIES["anchoring"].run(tmp_path, quick=True, limit=60, epochs=1)
+    assert len(json.loads((tmp_path / "results.json").read_text())["arms"]) == 4
 
 
 def test_another_setting_is_refused(tmp_path):
@@ -281,7 +392,7 @@ class TestImageNet:
         pytest.importorskip("torchvision", reason="torchvision is not installed")
         net = each.make(5).eval()
         x = torch.randn(2, 3, anchoring_imagenet.SIZE, anchoring_imagenet.SIZE)
-        ens = ds.Anchored(net, x, 2).eval()
+        ens = ds.Anchored(net, x, 2, initialise="sum").eval()
         with torch.no_grad():
             expected = net(x)
             torch.testing.assert_close(ens(x), expected.expand(2, 2, 5), rtol=1e-3, atol=1e-3)

@@ -60,7 +60,7 @@ def find_slower(
 ) -> list[Slower]:
     """Return the ratios that are worse than the stored ones by more than the tolerance.
 
-    Ratios that only one side has are passed over; ValueError if they have none in common.
+    Ratios that only one side has are passed over, `find_unmatched` names them; ValueError if they have none in common.
 
     Example:
         >>> find_slower({"a": 2.0, "b": 1.0}, {"a": 2.9, "b": 2.0})
@@ -72,6 +72,22 @@ def find_slower(
             "None of the stored ratios was measured in this run; name the same cases and engines."
         )
     return [Slower(name, stored[name], now[name]) for name in common if stored[name] > tolerance * now[name]]
+
+
+def find_unmatched(
+    now: Mapping[str, float], stored: Mapping[str, float], cases: Iterable[str]
+) -> tuple[list[str], list[str]]:
+    """Return the ratios that only this run has, and those of its cases that only the stored file has.
+
+    Example:
+        >>> find_unmatched({"heads | new | a": 1.0}, {"heads | old | a": 1.0, "scaling | b | a": 1.0}, ["heads"])
+        (['heads | new | a'], ['heads | old | a'])
+    """
+    run = set(cases)
+    return (
+        [name for name in now if name not in stored],
+        [name for name in stored if name not in now and name.split(" | ")[0] in run],
+    )
 
 
 def keep_better(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from dissensus.bench.check import (
     Slower,
     check_comparable,
     find_slower,
+    find_unmatched,
     flat_ratios,
     keep_better,
     read_stored,
@@ -48,7 +49,7 @@ def run(
         engines: Engines of `ds.fit` to measure; each case has its own default.
         quick: Smaller and fewer.
         check: A stored `results.json` to compare ratios with. A case with a ratio that is much worse is measured up to
-            three times more before that is believed.
+            three times more before that is believed. Ratios that only one side has are named.
 
     Returns:
         The ratios that are worse than the stored ones by more than 1.5 times; empty without `check`.
@@ -65,6 +66,7 @@ def run(
         slower: list[Slower] = []
         if stored is not None:
             results, slower = _compare(results, flat_ratios(stored["results"]), options)
+            _tell_unmatched(flat_ratios(results), flat_ratios(stored["results"]), names)
     print_results(results)
     page = write_results(output, about, results)
     print(f"Page with pictures: {page}")
@@ -109,6 +111,15 @@ def _compare(
             ]
         slower = find_slower(flat_ratios(results), stored)
     return results, slower
+
+
+def _tell_unmatched(now: dict[str, float], stored: dict[str, float], names: Sequence[str]) -> None:
+    """Name the ratios that could not be compared."""
+    new, gone = find_unmatched(now, stored, names)
+    for name in new:
+        print(f"Not compared, as it is not stored: {name}", file=sys.stderr)
+    for name in gone:
+        print(f"Not compared, as it was not measured in this run: {name}", file=sys.stderr)
 
 
 def about_this_run(options: Options) -> dict[str, Any]:

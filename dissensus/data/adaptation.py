@@ -1,20 +1,30 @@
 """Labelled sets that a trained network is adapted to: which there are, and which of them a folder holds."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dissensus.data.files import Loaded, load
-from dissensus.data.images import match_images
-from dissensus.data.suites import Suite, SuiteSet
+from dissensus.data.images import IMAGE_ENDINGS, match_images
+from dissensus.data.suites import Suite, SuiteSet, plain_name
 
 _PARTS = {"train": ("train", "training", "trainval"), "test": ("test", "val", "validation")}
+# Folders that published sets keep their classes' folders in, and how deep these may lie.
+_WRAPPERS, _DEEPEST = ("images", "image", "jpg"), 4
+# A probe needs training images of which it can hold some out.
+_FEWEST = 3
+# How the reason begins why a set that is there is not taken.
+UNUSABLE = "cannot be used"
+_UNREADABLE = (ValueError, ImportError, OSError, EOFError, KeyError, BadZipFile)
 
 
 class Labelled(NamedTuple):
@@ -45,7 +55,7 @@ class Tasks:
 
     Attributes:
         found: The sets by name.
-        missing: Sets that are not there, or cannot be read: name to reason.
+        missing: Sets that are not there, or cannot be used: name to reason.
     """
 
     found: Mapping[str, Task]
@@ -59,20 +69,20 @@ def _labelled_suite(name: str, sets: Mapping[str, tuple[str, ...]]) -> Suite:
 ADAPTATION = _labelled_suite(
     "anchoring-adaptation",
     {
-        "ucf101": ("ucf101", "ucf_101"),
-        "food101": ("food101", "food_101"),
-        "flowers102": ("flowers102", "oxford_flowers", "flowers"),
-        "cars": ("stanford_cars", "cars", "cars196"),
-        "pets": ("oxford_pets", "oxford_iiit_pet", "pets"),
-        "dtd": ("dtd", "textures", "dtd10_32"),
+        "ucf101": ("ucf101", "ucf101_midframes"),
+        "food101": ("food101",),
+        "flowers102": ("flowers102", "oxford_flowers102", "oxford_flowers", "102flowers", "flowers"),
+        "cars": ("stanford_cars", "cars196", "cars", "stanford_car_dataset_by_classes_folder"),
+        "pets": ("oxford_iiit_pet", "oxford_iiit_pets", "oxford_pets", "pets"),
+        "dtd": ("dtd", "describable_textures", "textures", "dtd10_32"),
         "cifar10": ("cifar10",),
         "cifar100": ("cifar100",),
-        "scenes": ("scenes", "intel_scenes"),
+        "scenes": ("scenes", "intel_scenes", "intel_image_classification"),
         "fashion_mnist": ("fashion_mnist", "fashion_mnist_20k"),
         "mnist": ("mnist",),
     },
 )
-"""The seven sets of the study of masked anchoring, and four more that are often at hand."""
+"""The seven sets of the study of masked anchoring, and four more that are often at hand. Case, `-` and `_` make no difference."""
 
 
 def load_tasks(
@@ -87,7 +97,8 @@ def load_tasks(
 
     For a set `name` these are looked for: `name_train.npz` (or its parts `name_train_1of5.npz`, ...) and `name_test.npz`; one
     `name.npz` with x_train, y_train, x_test and y_test; folders `name/train/<class>/` and `name/test/<class>/`. Where there is one
-    part only (`name.npz`, `name_test.npz`, `name/<class>/`), every second image of it is trained on and the others are the test.
+    part only (`name.npz`, `name_test.npz`, `name/<class>/`, `name/train/<class>/`), every second image of it is trained on and the
+    others are the test. Classes may lie deeper, in `name/images/<class>/`. Case, `-` and `_` of names make no difference.
 
     Args:
         folder: Where the sets are.
@@ -97,7 +108,7 @@ def load_tasks(
         suite: Which sets.
 
     Returns:
-        What is there, and why others are not.
+        What is there and can be used, and why others are not.
     """
     folder = Path(folder).expanduser()
     if not folder.is_dir():
@@ -109,8 +120,8 @@ def load_tasks(
             continue
         try:
             task = _load_task(folder, each, shape, limit)
-        except (ValueError, ImportError) as problem:
-            missing[each.name] = f"not readable: {problem}"
+        except _UNREADABLE as problem:
+            missing[each.name] = f"{UNUSABLE}: {problem}"
             continue
         if task is None:
             missing[each.name] = f"not found; files such as {each.files[0]}_train.npz are looked for"
@@ -120,46 +131,128 @@ def load_tasks(
 
 
 def _load_task(folder: Path, each: SuiteSet, shape: tuple[int, int, int], limit: int | None) -> Task | None:
+    """Return the first of a set's files that can be used; None where there are none."""
+    first: Exception | None = None
     for name in each.files:
-        train, test = (_paths(folder, name, part) for part in ("train", "test"))
-        if train and test:
-            known, other = _joined(train, test, shape)
-            return _task(known, other, limit)
-        single = _single(folder, name)
-        if single is None:
-            continue
-        if single.suffix == ".npz" and _has_both(single):
-            first, second = (load(single, split=part) for part in ("train", "test"))
-            return _task(_read(first, shape), _read(_numbered(second, first.classes), shape), limit)
-        return _halves(_read(load(single, size=_size(single, shape)), shape), limit)
+        try:
+            files = _find(folder, name)
+            if files is not None:
+                return _usable(_read_task(files, shape), limit)
+        except _UNREADABLE as problem:
+            first = first or problem
+    if first is not None:
+        raise first
     return None
 
 
-def _paths(folder: Path, name: str, part: str) -> list[Path]:
-    """Return the files or the folder of one part of a set."""
+class _Files(NamedTuple):
+    """Where a set is: the files or the folder of each part; `test` is empty where there is one part only."""
+
+    train: list[Path]
+    test: list[Path]
+
+
+def _find(folder: Path, name: str) -> _Files | None:
+    there = {plain_name(path.name): path for path in sorted(folder.iterdir())}
+    train, test = (_files_of(there, name, part) for part in ("train", "test"))
+    if train and test:
+        return _Files(train, test)
+    own = there.get(plain_name(name))
+    folders = _find_folders(own) if own is not None and own.is_dir() else None
+    if folders is not None and folders.test:
+        return folders
+    # Published files of a part of a set carry its size behind their name.
+    sized = [path for key, path in there.items() if _is_sized(key, name)]
+    whole = there.get(plain_name(f"{name}.npz"))
+    single = [whole] if whole is not None else test or train or sized[:1]
+    return _Files(single, []) if single else folders
+
+
+def _files_of(there: Mapping[str, Path], name: str, part: str) -> list[Path]:
+    """Return the file of one part of a set, or all its pieces in order."""
     for word in _PARTS[part]:
-        if (folder / f"{name}_{word}.npz").is_file():
-            return [folder / f"{name}_{word}.npz"]
-        if (folder / name / word).is_dir():
-            return [folder / name / word]
-        pieces = sorted(folder.glob(f"{name}_{word}_*of*.npz"))
-        total = {path.stem.rpartition("of")[2] for path in pieces}
-        if pieces and total == {str(len(pieces))}:
-            return pieces
+        start = plain_name(f"{name}_{word}")
+        if f"{start}.npz" in there:
+            return [there[f"{start}.npz"]]
+        pieces = {key: re.fullmatch(rf"{re.escape(start)}(\d+)of(\d+)\.npz", key) for key in there}
+        numbered = {int(match[1]): (there[key], match[2]) for key, match in pieces.items() if match}
+        if numbered and {total for _, total in numbered.values()} == {str(len(numbered))}:
+            return [numbered[number][0] for number in sorted(numbered)]
     return []
 
 
-def _single(folder: Path, name: str) -> Path | None:
-    """Return the one file or folder of a set that is there in one part."""
-    plain = [folder / f"{name}.npz", *(folder / f"{name}_{word}.npz" for word in _PARTS["test"])]
-    # Published files of a part of a set carry its size behind their name.
-    plain += sorted(folder.glob(f"{name}_test_*.npz"))
-    plain += [folder / name] if (folder / name).is_dir() else []
-    return next((path for path in plain if path.exists()), None)
+def _is_sized(key: str, name: str) -> bool:
+    return key.startswith(plain_name(f"{name}_test")) and key.endswith(".npz")
+
+
+def _find_folders(folder: Path) -> _Files:
+    """Return the folders of both parts, or the one folder whose subfolders are the classes."""
+    for inner in _inwards(folder):
+        subfolders = _subfolders(inner)
+        parts = _parts(subfolders)
+        if parts is not None:
+            train, test = (list(_inwards(path))[-1] for path in parts)
+            return _Files([train], [test])
+    return _Files([list(_inwards(folder))[-1]], [])
+
+
+def _subfolders(folder: Path) -> dict[str, Path]:
+    return {plain_name(path.name): path for path in sorted(folder.iterdir()) if path.is_dir()}
+
+
+def _parts(subfolders: Mapping[str, Path]) -> tuple[Path, Path] | None:
+    """Return `train/` and `test/`, which may both begin with the same word: `cars_train/`, `cars_test/`."""
+    for train, test in product(*_PARTS.values()):
+        for key in subfolders:
+            other = f"{key.removesuffix(train)}{test}"
+            if key.endswith(train) and other in subfolders:
+                return subfolders[key], subfolders[other]
+    return None
+
+
+def _inwards(folder: Path) -> Iterator[Path]:
+    """Yield a folder, and those in it that hold all its images: `images/`, or the only one with images."""
+    for _ in range(_DEEPEST):
+        yield folder
+        subfolders = _subfolders(folder)
+        named = [subfolders[key] for key in _WRAPPERS if key in subfolders]
+        filled = [path for path in named or subfolders.values() if _has_images(path)]
+        if len(filled) != 1:
+            return
+        folder = filled[0]
+
+
+def _has_images(folder: Path) -> bool:
+    return any(path.suffix.lower() in IMAGE_ENDINGS for path in folder.rglob("*"))
+
+
+def _read_task(files: _Files, shape: tuple[int, int, int]) -> Task:
+    first = files.train[0]
+    if files.test:
+        train, test = _loaded(files.train, shape), _loaded(files.test, shape)
+    elif first.suffix.lower() == ".npz" and _has_both(first):
+        train, test = [load(first, split="train")], [load(first, split="test")]
+    else:
+        return _halves(*_joined(_loaded(files.train, shape), None, shape))
+    named = [each.classes for each in train if each.classes is not None]
+    classes = tuple(sorted({name for names in named for name in names})) if named else None
+    pair, notes = _joined(train, classes, shape)
+    return Task(pair, _joined(test, classes, shape)[0], notes)
+
+
+def _loaded(paths: Sequence[Path], shape: tuple[int, int, int]) -> list[Loaded]:
+    loaded = [load(path, size=_size(path, shape)) for path in paths]
+    for path, each in zip(paths, loaded, strict=True):
+        if path.is_dir() and each.y is None:
+            raise ValueError(
+                f"{path.name}/ holds images that are not in folders of their classes; put those of each class into its own"
+            )
+    return loaded
 
 
 def _has_both(path: Path) -> bool:
-    with np.load(path, allow_pickle=False) as arrays:
+    # numpy leaves a file open that it was to open itself and cannot read.
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         return {"x_train", "y_train", "x_test", "y_test"} <= set(arrays.files)
 
 
@@ -168,18 +261,12 @@ def _size(path: Path, shape: tuple[int, int, int]) -> int | None:
 
 
 def _joined(
-    train: Sequence[Path], test: Sequence[Path], shape: tuple[int, int, int]
-) -> list[tuple[Labelled, tuple[str, ...]]]:
-    """Return both parts, each from its files; classes that have names get the same number in all of them."""
-    known, other = ([load(path, size=_size(path, shape)) for path in paths] for paths in (train, test))
-    named = [each.classes for each in known if each.classes is not None]
-    classes = tuple(sorted({name for names in named for name in names})) if named else None
-    joined = []
-    for loaded in (known, other):
-        parts = [_read(_numbered(each, classes), shape) for each in loaded]
-        x, y = (torch.cat([pair[place] for pair, _ in parts]) for place in (0, 1))
-        joined.append((Labelled(x, y), parts[0][1]))
-    return joined
+    loaded: Sequence[Loaded], classes: tuple[str, ...] | None, shape: tuple[int, int, int]
+) -> tuple[Labelled, tuple[str, ...]]:
+    """Return one part from its files; classes that have names get their place among `classes`."""
+    parts = [_read(_numbered(each, classes), shape) for each in loaded]
+    x, y = (torch.cat([pair[place] for pair, _ in parts]) for place in (0, 1))
+    return Labelled(x, y), parts[0][1]
 
 
 def _numbered(loaded: Loaded, classes: tuple[str, ...] | None) -> Loaded:
@@ -194,24 +281,45 @@ def _numbered(loaded: Loaded, classes: tuple[str, ...] | None) -> Loaded:
 
 
 def _read(loaded: Loaded, shape: tuple[int, int, int]) -> tuple[Labelled, tuple[str, ...]]:
-    if loaded.y is None or loaded.y.is_floating_point() or loaded.x.ndim != 4:
+    if loaded.y is None or loaded.y.is_floating_point() or loaded.y.ndim != 1 or loaded.x.ndim != 4:
         raise ValueError("images with class labels are wanted")
+    if loaded.x.dtype != torch.uint8:
+        raise ValueError(f"images must be uint8, 0 to 255; they are {loaded.x.dtype}")
     x, notes = match_images(loaded.x, *shape)
     return Labelled(x, loaded.y), notes
 
 
-def _task(
-    train: tuple[Labelled, tuple[str, ...]], test: tuple[Labelled, tuple[str, ...]], limit: int | None
-) -> Task:
-    return Task(_few(train[0], limit), _few(test[0], limit), train[1])
-
-
-def _halves(whole: tuple[Labelled, tuple[str, ...]], limit: int | None) -> Task:
+def _halves(whole: Labelled, notes: tuple[str, ...]) -> Task:
     # In order of the classes, as images of a folder are, every second image is still half of each class.
-    order = whole[0].y.argsort(stable=True)
-    parts = [Labelled(whole[0].x[rows], whole[0].y[rows]) for rows in (order[::2], order[1::2])]
-    task = _task((parts[0], whole[1]), (parts[1], ()), limit)
-    return replace(task, notes=(*task.notes, "one part only: trained on half of it"))
+    order = whole.y.argsort(stable=True)
+    train, test = (Labelled(whole.x[rows], whole.y[rows]) for rows in (order[::2], order[1::2]))
+    return Task(train, test, (*notes, "one part only: trained on half of it"))
+
+
+def _usable(task: Task, limit: int | None) -> Task:
+    """Return at most `limit` images of each part; refuse what no classifier can be fitted to and measured on."""
+    _check_labels(task)
+    train, test, notes = _few(task.train, limit), _few(task.test, limit), task.notes
+    known = torch.isin(test.y, train.y)
+    if not known.all():
+        # Few images of many classes do not have them all.
+        notes = (*notes, f"{int((~known).sum())} test images of classes that were not trained on left out")
+        test = Labelled(test.x[known], test.y[known])
+    smaller = Task(train, test, notes)
+    _check_labels(smaller)
+    return smaller
+
+
+def _check_labels(task: Task) -> None:
+    train, test = (part.y.unique() for part in (task.train, task.test))
+    if len(task.train.y) < _FEWEST or not len(test):
+        raise ValueError(
+            f"{_FEWEST} training images and a test image are the least; there are {len(task.train.y)} and {len(task.test.y)}"
+        )
+    if len(train) < 2:
+        raise ValueError("all training images are of one class")
+    if int(min(train[0], test[0])) < 0:
+        raise ValueError("class labels must not be negative")
 
 
 def _few(pair: Labelled, limit: int | None) -> Labelled:

@@ -1,7 +1,9 @@
 """Augmentation on the device, keyed: a batch's changes depend on (seed, member, step) and nothing else.
 
-An augmentation is a function `(x, y, noise) -> (x, y)`. `x` is `(batch, ...)` with scalar noise keys, or
-`(members, batch, ...)` with one key a member.
+An augmentation is a function `(x, y, noise) -> (x, y)`. `x` is `(members, batch, ...)` with one key a member where
+members have batches of their own: each sees its examples changed in its own way, by a key of (seed, member, step). It is
+`(batch, ...)` with one scalar key where members share batches (objectives that compare them, Datasets, DataLoaders,
+`batches="shared"`): all see the same changed batch, and the key is of (seed, step).
 """
 
 import math
@@ -229,6 +231,12 @@ def _beta(noise: Noise, strength: float, grid: int = 512) -> Tensor:
     cumulative = (cumulative / cumulative[-1]).contiguous()
     u = noise.uniform().double()
     upper = torch.searchsorted(cumulative, u.contiguous()).clamp(1, grid - 1)
-    low, high = cumulative[upper - 1], cumulative[upper]
+    low, high = _at(cumulative, upper - 1), _at(cumulative, upper)
     fraction = (u - low) / (high - low).clamp_min(1e-12)
-    return (points[upper - 1] + fraction * (points[upper] - points[upper - 1])).float()
+    left, right = _at(points, upper - 1), _at(points, upper)
+    return (left + fraction * (right - left)).float()
+
+
+def _at(values: Tensor, places: Tensor) -> Tensor:
+    # Not values[places]: of a single place it reads the number, which a recorded or captured step cannot.
+    return values.index_select(0, places.reshape(-1)).reshape(places.shape)

@@ -10,28 +10,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from dissensus.data.features import CachedFeatures
+from dissensus.data.rows import OnDisk, rows_at_once, rows_of
+from dissensus.data.rows import as_tensor as as_tensor
 from dissensus.randomness import seeded
 
 Array: TypeAlias = Tensor | np.ndarray
 Inputs: TypeAlias = Array | Dataset[Any] | DataLoader[Any]
 Pairs: TypeAlias = tuple[Array, Array] | list[Array] | Dataset[Any] | DataLoader[Any]
-
-
-def as_tensor(array: Any, name: str) -> Tensor:
-    """Return an array as a tensor: float64 arrays of numpy become float32, the default of networks; integers int64."""
-    if isinstance(array, Tensor):
-        return array
-    values = np.asarray(array)
-    if not values.flags.writeable:
-        values = values.copy()
-    if values.dtype == object:
-        raise ValueError(
-            f"`{name}` must be a tensor or a numeric array; got {type(array).__name__} of dtype object."
-        )
-    tensor = torch.from_numpy(np.ascontiguousarray(values))
-    if tensor.dtype == torch.float64:
-        return tensor.float()
-    return tensor.long() if tensor.dtype in (torch.int32, torch.int16, torch.int8) else tensor
 
 
 def device_of(module: torch.nn.Module) -> torch.device:
@@ -54,10 +39,10 @@ def input_batches(x: Inputs, batch_size: int) -> Iterator[Tensor]:
         for batch in loader:
             yield first_of(batch)
         return
-    tensor = x.tensors[0] if isinstance(x, TensorDataset) else as_tensor(x, "x")
-    if len(tensor) == 0:
+    rows = x.tensors[0] if isinstance(x, TensorDataset) else rows_of(x, "x")
+    if len(rows) == 0:
         raise ValueError("There is nothing to predict: `x` has no rows.")
-    yield from tensor.split(batch_size)
+    yield from rows.split(batch_size)
 
 
 def num_batches(data: object, batch_size: int) -> int | None:
@@ -104,8 +89,11 @@ def pair_of(batch: Any) -> tuple[Tensor, Tensor]:
     return batch[0], batch[1]
 
 
-def arrays_of(data: Any) -> tuple[Tensor, Tensor] | None:
-    """Return (inputs, targets) where data is a pair of arrays or a TensorDataset of two; None where it must be iterated."""
+def arrays_of(data: Any) -> tuple[Tensor | OnDisk, Tensor] | None:
+    """Return (inputs, targets) where data is a pair of arrays or a TensorDataset of two; None where it must be iterated.
+
+    Inputs that lie in a file stay there.
+    """
     if isinstance(data, TensorDataset):
         data = data.tensors
     if isinstance(data, Dataset | DataLoader):
@@ -115,7 +103,7 @@ def arrays_of(data: Any) -> tuple[Tensor, Tensor] | None:
             "Data must be a pair (inputs, targets) of tensors or arrays, a Dataset or a DataLoader; got "
             f"{type(data).__name__}" + (f" of length {len(data)}." if isinstance(data, tuple | list) else ".")
         )
-    return as_tensor(data[0], "inputs"), as_tensor(data[1], "targets")
+    return rows_of(data[0], "inputs"), as_tensor(data[1], "targets")
 
 
 def all_inputs(data: Any, name: str) -> Tensor:
@@ -128,7 +116,7 @@ def all_inputs(data: Any, name: str) -> Tensor:
     return as_tensor(data, name)
 
 
-def check_pair(x: Tensor, y: Tensor, name: str) -> None:
+def check_pair(x: Tensor | OnDisk, y: Tensor, name: str) -> None:
     """Refuse data that cannot be trained on, in one sentence."""
     if len(x) == 0:
         raise ValueError(f"The {name} data is empty: inputs are shaped {tuple(x.shape)}.")
@@ -136,14 +124,26 @@ def check_pair(x: Tensor, y: Tensor, name: str) -> None:
         raise ValueError(
             f"The {name} data needs one target for each input; got {len(x)} inputs and targets shaped {tuple(y.shape)}."
         )
-    for part, values in (("inputs", x), ("targets", y)):
-        if values.is_floating_point() and not bool(torch.isfinite(values).all()):
-            bad = (~torch.isfinite(values)).flatten(1).any(1) if values.ndim > 1 else ~torch.isfinite(values)
-            rows = bad.nonzero().flatten().tolist()
+    parts: tuple[tuple[str, Tensor | OnDisk], ...] = (("inputs", x), ("targets", y))
+    for part, values in parts:
+        if values.dtype.is_floating_point and (rows := _not_finite(values)):
             raise ValueError(
                 f"The {name} {part} must be finite; {len(rows)} rows hold NaN or infinity, the first is row {rows[0]}. "
                 "Impute or drop them."
             )
+
+
+def _not_finite(values: Tensor | OnDisk) -> list[int]:
+    """Return the rows that hold NaN or infinity; a part at a time, as the test needs several times its memory."""
+    found: list[int] = []
+    start = 0
+    for part in values.split(rows_at_once(values)):
+        finite = torch.isfinite(part)
+        if not bool(finite.all()):
+            bad = ~finite.reshape(len(part), -1).all(1)
+            found += (bad.nonzero().flatten() + start).tolist()
+        start += len(part)
+    return found
 
 
 def check_labels_fit(y: Tensor, num_classes: int, name: str) -> None:

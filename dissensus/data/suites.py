@@ -56,11 +56,11 @@ class Suite:
         folder = Path(folder).expanduser()
         if not folder.is_dir():
             raise ValueError(f"The folder of the suite {self.name}, {folder}, does not exist.")
-        there = {_plain(path.name): path for path in _candidates(folder)}
+        there = {plain_name(path.name): path for path in _candidates(folder)}
         found = {}
         for each in self.sets:
             listed = [folder / _LISTS / self.known / f"test_{name}.txt" for name in each.files]
-            plain = [there.get(_plain(name + ending)) for name in each.files for ending in _ENDINGS]
+            plain = [there.get(plain_name(name + ending)) for name in each.files for ending in _ENDINGS]
             path = next((p for p in (*listed, *plain) if p is not None and p.exists()), None)
             if path is not None:
                 found[each.name] = path
@@ -146,7 +146,13 @@ def _candidates(folder: Path) -> Iterable[Path]:
     yield from sorted(folder.iterdir())
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
+    """Return a file's name without what makes no difference: case, `-` and `_`.
+
+    Example:
+        >>> plain_name("Oxford-IIIT_Pet.npz")
+        'oxfordiiitpet.npz'
+    """
     return name.lower().replace("-", "").replace("_", "")
 
 

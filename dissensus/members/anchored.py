@@ -16,8 +16,8 @@ from dissensus.members.anchored_intake import (
     check_settings,
 )
 from dissensus.members.anchored_net import AnchoredNet, TemperatureForm, anchor_temperature, paired
-from dissensus.members.first_layer import Initialise, double_first_layer
-from dissensus.members.members import Keys, Members, View, keys_of
+from dissensus.members.first_layer import Initialise, double_first_layers
+from dissensus.members.members import Keys, Members, PythonState, View, keys_of
 from dissensus.randomness import bits, derive, fold, permutation, uniform
 
 MaskPer = Literal["batch", "example"]
@@ -34,8 +34,9 @@ class Anchored(Members):
 
     $$f_k(x) = F([r_k, x - r_k])$$
 
-    The first layer of the network is doubled: on its channels where it convolves (a patch embedding too), on its features
-    where it is linear. In training every example meets a reference drawn anew, with replacement; in evaluation the first
+    The first layer of the network is doubled: on its channels where it convolves, on its features where it is linear, wherever
+    the network has moved them before (a patch embedding of either kind; `pair_axis` says on which axis of an input the two are
+    joined). In training every example meets a reference drawn anew, with replacement; in evaluation the first
     `num_members` references give that many members. Of M networks each meets every one of them: there are then
     M * `num_members` members, network by network (member `m * K + k` is network m with reference k), and M rows of
     parameters, `num_trained`.
@@ -53,18 +54,20 @@ class Anchored(Members):
         mask_probability: Chance that the reference is masked in training.
         mask_per: Mask whole batches, with one draw a network and step, or single examples.
         masked_target: What masked examples are trained towards: their `"label"`, or the `"uniform"` distribution (`fit` then
-            puts `objectives.MaskedUniform` around the objective).
-        temperature: Divide the logits of each network's K members by one temperature for each input, `anchor_temperature`;
-            None leaves them alone.
+            puts `objectives.MaskedUniform` around the objective, which must judge each network's outputs by themselves:
+            `Joint`, `LossGuided` and `Adversarial` are refused).
+        temperature: Divide the class logits of each network's K members by one temperature for each input,
+            `anchor_temperature`; None leaves them alone. Not for regression.
         first_layer: Name of the layer to double, where it is not the first one that runs.
-        initialise: `"sum"` gives both halves of the first layer its weights: the doubled network is the network as it was,
-            whatever the reference, so that pretrained weights stay good. `"fresh"` draws the reference's half anew, with the
-            same standard deviation, for training from scratch.
+        initialise: `"fresh"`, for networks trained from scratch, draws the reference's half of the first layer anew, with the
+            standard deviation of the layer's weights. `"sum"`, for pretrained networks, gives both halves its weights: the
+            doubled network is the network as it was, whatever the reference, and starts from what it knows. From scratch
+            `"sum"` hardly learns to tell references apart, and members then hardly differ.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
         >>> x = torch.randn(16, 3)
-        >>> ens = Anchored(net, references=x, num_members=4).eval()
+        >>> ens = Anchored(net, references=x, num_members=4, initialise="sum").eval()
         >>> ens(x).shape, torch.allclose(ens(x)[2], net(x), atol=1e-5)
         (torch.Size([4, 16, 2]), True)
 
@@ -90,24 +93,26 @@ class Anchored(Members):
         masked_target: MaskedTarget = "label",
         temperature: TemperatureForm | None = None,
         first_layer: str | None = None,
-        initialise: Initialise = "sum",
+        initialise: Initialise = "fresh",
     ) -> None:
         anchors = as_inputs(references)
-        check_settings(anchors, num_members, mask_probability, temperature)
+        num_members = check_settings(anchors, num_members, mask_probability, temperature)
         check_choices(
             mask_per=(mask_per, ("batch", "example")),
             masked_target=(masked_target, ("label", "uniform")),
             temperature=(temperature, ("exponential", "deviation", None)),
-            initialise=(initialise, ("sum", "fresh")),
+            initialise=(initialise, ("fresh", "sum")),
         )
         given = as_ensemble(net, num_nets, seed)
         nets = [given.member(index) for index in range(given.num_members)]
         anchors = anchors.detach().to(device_of(given))
-        for index, each in enumerate(nets):
+        for each in nets:
             check_dtype(each, anchors)
-            nets[index] = double_first_layer(each, anchors, first_layer, initialise, derive(seed, index))
+        seeds = [derive(seed, index) for index in range(len(nets))]
+        pair_axis = double_first_layers(nets, anchors, first_layer, initialise, seeds)
         super().__init__(len(nets) * num_members, seed, num_trained=len(nets))
         self.num_anchors = num_members
+        self.pair_axis = pair_axis
         self.mask_probability, self.mask_per, self.temperature = mask_probability, mask_per, temperature
         self.masked_target: MaskedTarget = masked_target
         # One network alone gains nothing from being run as a stack of one.
@@ -138,6 +143,11 @@ class Anchored(Members):
             raise ValueError(
                 "A temperature compares what members say of one input; with inputs of their own they cannot."
             )
+        if outputs.ndim != 3 or outputs.shape[-1] < 2:
+            raise ValueError(
+                "A temperature divides class logits, (members, batch, classes) of two classes or more; these networks give "
+                f"{tuple(outputs.shape)}. Leave `temperature` out for regression."
+            )
         logits = outputs.unflatten(0, (-1, self.num_anchors))
         heat = torch.stack([anchor_temperature(each, self.temperature) for each in logits])
         return (logits / heat[:, None, :, None]).flatten(0, 1)
@@ -155,12 +165,13 @@ class Anchored(Members):
         if self.mask_probability > 0.0:
             hidden = self.masked(keys(), batch)
             shown = torch.where(hidden.reshape(*hidden.shape, *(1 for _ in x.shape[1 + own :])), 0.0, drawn)
-        return self.run_pairs(tensors, torch.cat([shown, x - drawn], dim=2), own=True, rows=rows, keys=keys)
+        pairs = torch.cat([shown, x - drawn], dim=self.pair_axis)
+        return self.run_pairs(tensors, pairs, own=True, rows=rows, keys=keys)
 
     def run_pairs(
         self, tensors: Mapping[str, Tensor], x: Tensor, *, own: bool, rows: Tensor | None, keys: Keys
     ) -> Tensor:
-        """Run networks on pairs as they are, `[reference, residual]` joined on the first axis of an input.
+        """Run networks on pairs as they are, `[reference, residual]` joined on the axis `pair_axis` of an input.
 
         Arguments as those of `Members.run`, for networks: an objective has them run with `view.through(run_pairs, ...)`.
         """
@@ -191,7 +202,7 @@ class Anchored(Members):
                 f"`reference` must be shaped like the residual, {tuple(residual.shape)}, or like one of its inputs; got "
                 f"{tuple(reference.shape)}."
             )
-        pair = torch.cat([reference.to(residual.dtype).expand_as(residual), residual], dim=1)
+        pair = torch.cat([reference.to(residual.dtype).expand_as(residual), residual], dim=self.pair_axis)
         view = self.view()
         return view.through(self.run_pairs, pair)
 
@@ -214,14 +225,14 @@ class Anchored(Members):
         keys = self._no_keys(self.num_trained if rows is None else len(rows))
         if own:
             x = x.unflatten(0, (-1, self.num_anchors))
-            pairs = paired(references[:, None], x, 3).flatten(1, 2)
+            pairs = paired(references[:, None], x, self.pair_axis).flatten(1, 2)
             outputs = self.run_pairs(tensors, pairs, own=True, rows=rows, keys=keys)
             return outputs.unflatten(1, (self.num_anchors, -1)).flatten(0, 1)
         at_once = max(_VALUES_A_PASS // (2 * x.numel() or 1), 1)
         found = []
         for few in references.split(at_once):
             # Block by block: all inputs with the first reference, then all with the second.
-            pairs = paired(few[:, None], x, 2).flatten(0, 1)
+            pairs = paired(few[:, None], x, self.pair_axis).flatten(0, 1)
             outputs = self.run_pairs(tensors, pairs, own=False, rows=rows, keys=keys)
             found.append(outputs.unflatten(1, (len(few), len(x))))
         return torch.cat(found, dim=1).flatten(0, 1)
@@ -233,7 +244,7 @@ class Anchored(Members):
                 "A temperature needs all members of a network; run the whole ensemble instead of some members."
             )
         networks, anchors = members // self.num_anchors, members.remainder(self.num_anchors)
-        pairs = paired(tensors["references"].index_select(0, anchors)[:, None], x, 2)
+        pairs = paired(tensors["references"].index_select(0, anchors)[:, None], x, self.pair_axis)
         picked = self.inner.rows_of(_inner(tensors), networks)
         return self.inner.run(picked, pairs, own=True, rows=networks, keys=self._no_keys(len(members)))
 
@@ -283,18 +294,19 @@ class Anchored(Members):
             "temperature": self.temperature,
         }
 
-    def python_state(self) -> list[tuple[str, object]]:
+    def python_state(self) -> PythonState:
         """Return the plain attributes of the networks' modules."""
         return self.inner.python_state()
 
     def member(self, index: int) -> nn.Module:
         """Return one network with one reference as an independent plain module; it knows of no temperature."""
         network, anchor = divmod(self.check_index(index), self.num_anchors)
-        return AnchoredNet(self.inner.member(network), self.references[anchor]).train(self.training)
+        net = self.inner.member(network)
+        return AnchoredNet(net, self.references[anchor], self.pair_axis).train(self.training)
 
     def soup(self) -> nn.Module:
         """Return one plain module: the average of the networks' weights, with the first reference."""
-        return AnchoredNet(self.inner.soup(), self.references[0]).train(self.training)
+        return AnchoredNet(self.inner.soup(), self.references[0], self.pair_axis).train(self.training)
 
     def keep_members(self, rows: Sequence[int]) -> None:
         """Go on with these networks only, in place, each with all its references."""

@@ -1,6 +1,7 @@
 """Networks and references as they were given to be anchored: taken in, or refused with what is wanted."""
 
 from collections.abc import Sequence
+from numbers import Integral, Real
 
 from torch import Tensor, nn
 
@@ -21,6 +22,8 @@ def as_ensemble(net: object, num_nets: int, seed: int) -> DeepEnsemble:
         raise ValueError(
             f"`net` must be a network, a list of networks, a DeepEnsemble or a function that makes one; got a {type(net).__name__}."
         )
+    if not isinstance(num_nets, Integral) or isinstance(num_nets, bool) or num_nets < 1:
+        raise ValueError(f"`num_nets` must be a whole number, at least 1; got {num_nets!r}.")
     if num_nets != 1 and (isinstance(net, nn.Module) or not callable(net)):
         raise ValueError(
             f"num_nets={num_nets} asks for new networks, which only a function makes. Write `lambda: Net(...)`, or hand over a "
@@ -31,11 +34,11 @@ def as_ensemble(net: object, num_nets: int, seed: int) -> DeepEnsemble:
     if isinstance(net, nn.Module):
         return DeepEnsemble.from_members([net], seed)
     if callable(net):
-        return DeepEnsemble(net, num_nets, seed)
-    if isinstance(net, Sequence) and len(net) > 0:
+        return DeepEnsemble(net, int(num_nets), seed)
+    if isinstance(net, Sequence) and not isinstance(net, str) and len(net) > 0:
         return DeepEnsemble.from_members(net, seed)
     raise ValueError(
-        f"`net` must be a network, a list of networks or a function that makes one; got {net!r:.60}."
+        f"`net` must be a network, a list of networks or a function that makes one; got {net!r:.60}. Make the network first."
     )
 
 
@@ -52,8 +55,8 @@ def as_inputs(references: Array) -> Tensor:
 
 def check_settings(
     references: Tensor, num_members: int, mask_probability: float, temperature: str | None
-) -> None:
-    """Refuse references and numbers that cannot be."""
+) -> int:
+    """Refuse references and numbers that cannot be; return how many members a network has, as Python's own number."""
     if references.ndim < 2 or len(references) == 0:
         raise ValueError(
             f"`references` must be a batch of inputs, (references, ...); got shape {tuple(references.shape)}."
@@ -65,14 +68,16 @@ def check_settings(
         )
     if not bool(references.isfinite().all()):
         raise ValueError("`references` hold values that are not finite. Leave such inputs out.")
-    if not isinstance(num_members, int) or not 1 <= num_members <= len(references):
+    whole = isinstance(num_members, Integral) and not isinstance(num_members, bool)
+    if not whole or not 1 <= num_members <= len(references):
         raise ValueError(
-            f"`num_members` must be a whole number from 1 to that of references, {len(references)}; got {num_members}."
+            f"`num_members` must be a whole number from 1 to that of references, {len(references)}; got {num_members!r}."
         )
-    if not 0.0 <= mask_probability <= 1.0:
-        raise ValueError(f"`mask_probability` must be in [0, 1]; got {mask_probability}.")
+    if not isinstance(mask_probability, Real) or not 0.0 <= mask_probability <= 1.0:
+        raise ValueError(f"`mask_probability` must be a number in [0, 1]; got {mask_probability!r}.")
     if temperature is not None and num_members < 2:
         raise ValueError("A temperature compares references; give at least two with `num_members`.")
+    return int(num_members)
 
 
 def check_choices(**choices: tuple[str | None, tuple[str | None, ...]]) -> None:

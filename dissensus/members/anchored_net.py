@@ -9,9 +9,12 @@ from dissensus.types import MemberLogits, Scores
 
 TemperatureForm = Literal["exponential", "deviation"]
 
+# Sigmoids that differ by less cannot be told from rounded ones in half precision.
+_LEAST_DEVIATION = 1e-3
+
 
 def paired(reference: Tensor, x: Tensor, axis: int) -> Tensor:
-    """Return `[reference, x - reference]`, joined along an axis; references spread over the inputs."""
+    """Return `[reference, x - reference]`, joined along an axis counted from the end; references spread over the inputs."""
     residual = x - reference
     return torch.cat([reference.expand_as(residual), residual], dim=axis)
 
@@ -21,14 +24,16 @@ class AnchoredNet(nn.Module):
 
     reference: Tensor
 
-    def __init__(self, net: nn.Module, reference: Tensor) -> None:
+    def __init__(self, net: nn.Module, reference: Tensor, axis: int | None = None) -> None:
+        """Take a doubled network, a reference, and the axis on which pairs are joined, from the end; an input's first by default."""
         super().__init__()
         self.net = net
+        self.axis = -reference.ndim if axis is None else axis
         self.register_buffer("reference", reference.detach().clone())
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the network on `[reference, x - reference]`."""
-        output: Tensor = self.net(paired(self.reference, x, 1))
+        output: Tensor = self.net(paired(self.reference, x, self.axis))
         return output
 
 
@@ -36,7 +41,8 @@ def anchor_temperature(logits: MemberLogits, form: TemperatureForm = "exponentia
     r"""Return how much one network's logits are cooled for each input, from how much they differ between references.
 
     With $c$ the mean over classes of the standard deviation (of a sample) over references of the *sigmoid* of the logits,
-    `"exponential"` is $1 + e^c$ and `"deviation"` is $c$ itself.
+    `"exponential"` is $1 + e^c$ and `"deviation"` is $c$ itself, but at least 0.001: where all references agree, logits become a
+    thousand times as large, not infinite.
 
     Args:
         logits: One network's outputs with each of at least two references, `(references, batch, classes)`.
@@ -56,4 +62,4 @@ def anchor_temperature(logits: MemberLogits, form: TemperatureForm = "exponentia
     if len(logits) < 2:
         raise ValueError(f"A temperature compares at least two references; got {len(logits)}.")
     spread = logits.sigmoid().std(0).mean(-1)
-    return 1 + spread.exp() if form == "exponential" else spread
+    return 1 + spread.exp() if form == "exponential" else spread.clamp_min(_LEAST_DEVIATION)

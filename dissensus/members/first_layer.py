@@ -1,13 +1,16 @@
 """The first layer of any network, found by running it, made to take two inputs in place of one."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from dissensus.members.anchored_columns import Places, find_places, run
+from dissensus.members.anchored_groups import IN_GROUPS
 from dissensus.randomness import derive, seeded
 
-Initialise = Literal["sum", "fresh"]
+Initialise = Literal["fresh", "sum"]
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # Layers with weights that may stand before those; a network that begins with one of them looks at single inputs.
@@ -21,125 +24,202 @@ _OTHERS = (
     nn.RNNCellBase,
     nn.modules.conv._ConvTransposeNd,
 )
+# What networks raise where inputs do not suit them.
+_PROBLEMS = (RuntimeError, ValueError, AssertionError, IndexError)
+_PUT_ONE_IN_FRONT = "Only a linear or convolutional layer can be: put one in front of the network, or move what comes before one out of it."
+# Input values that are looked for in what a layer takes.
+_VALUES_LOOKED_FOR = 64
 
 
-def double_first_layer(
-    net: nn.Module, like: Tensor, name: str | None, initialise: Initialise, seed: int
-) -> nn.Module:
-    """Have the first layer of `net` take `[a, b]`, joined along the first axis after the batch; change it in place.
+def double_first_layers(
+    nets: Sequence[nn.Module], like: Tensor, name: str | None, initialise: Initialise, seeds: Sequence[int]
+) -> int:
+    """Have the first layer of each network take `[a, b]`, two inputs joined along one of their axes; change it in place.
 
     Args:
-        net: A network from `(batch, ...)`.
-        like: Inputs of the network; only their shape, dtype and device count.
+        nets: Networks from `(batch, ...)`.
+        like: Inputs of the networks; only their shape, dtype and device count.
         name: Which layer it is; found by running the network if None.
-        initialise: `"sum"`: both halves get the layer's weights, so that the network on `[a, b]` is the network as it was on
-            `a + b`. `"fresh"`: the second half gets them, the first half new normal ones of the same standard deviation.
-        seed: Of new weights.
+        initialise: `"sum"`: both inputs meet the layer's weights, so that the network on `[a, b]` is the network as it was on
+            `a + b`. `"fresh"`: the second meets them, the first new normal ones of the same standard deviation.
+        seeds: Of new weights, one for each network.
 
     Returns:
-        The network.
+        The axis, counted from the end: the first one of an input on which it can be done for all networks, or the last, or any.
     """
     with seeded(0):
-        first, second = (torch.randn_like(like[:1].expand(2, *like.shape[1:])) for _ in range(2))
-    before = _run_as_it_is(net, first + second)
-    found = _find(net, first) if name is None else _named(net, name, first)
-    layer = net.get_submodule(found)
-    assert isinstance(layer, _LAYERS)
-    old = layer.weight.detach()
-    _widen(layer, torch.cat([old, old], dim=1))
-    _check_equal(net, torch.cat([first, second], dim=1), before, found, layer)
-    if initialise == "fresh":
-        with seeded(derive(seed, "reference weights")), torch.no_grad():
-            layer.weight[:, : old.shape[1]].normal_(0, float(old.double().std(correction=0)))
-    return net
+        first, second = (torch.randn_like(like[:1].expand(4, *like.shape[1:])) for _ in range(2))
+    outputs = [_run_as_it_is(net, first + second) for net in nets]
+    names = [_find(net, first) if name is None else _named(net, name, first) for net in nets]
+    axis, places = _common_axis(nets, names, (first, second))
+    pair = torch.cat([first, second], dim=axis)
+    for net, found, there, before, seed in zip(nets, names, places, outputs, seeds, strict=True):
+        layer = net.get_submodule(found)
+        assert isinstance(layer, _LAYERS)
+        old = layer.weight.detach()
+        _widen(layer, there)
+        _check_equal(net, pair, before, found, layer)
+        if initialise == "fresh":
+            with seeded(derive(seed, "reference weights")), torch.no_grad():
+                drawn = torch.cat([old, old], dim=1)[:, : old.shape[1]]
+                layer.weight[:, there.first] = drawn.normal_(0, float(old.double().std(correction=0)))
+    return axis
 
 
 def _run_as_it_is(net: nn.Module, x: Tensor) -> Tensor:
+    for name, module in net.named_modules():
+        if type(module).__name__ == "OptimizedModule":
+            raise ValueError(
+                f"{name or 'The network'} was compiled, and what is compiled cannot be changed. Hand over the network that "
+                "torch.compile was given; fit(engine='compiled') compiles its training."
+            )
     try:
-        return _run(net, x)
+        return run(net, x)
     except RuntimeError as problem:
         raise ValueError(
             f"`references` must be inputs of the network, and it cannot run on ({', '.join(map(str, x.shape[1:]))}) of "
-            f"{x.dtype}: {str(problem).strip().splitlines()[0]}"
+            f"{x.dtype}: {_first_line(problem)}"
         ) from problem
 
 
 def _find(net: nn.Module, x: Tensor) -> str:
     """Return the name of the first layer with weights that runs."""
     order = _running_order(net, x)
-    if order and (why := why_not(net.get_submodule(order[0]), x)) is None:
-        return order[0]
-    problem = "no layer with weights runs" if not order else f"{order[0] or 'the network itself'} {why}"
-    raise ValueError(f"The first layer cannot be doubled: {problem}. {_candidates(net, order, x)}")
+    if not order:
+        raise ValueError(
+            f"The first layer cannot be doubled: no layer with weights runs. {_PUT_ONE_IN_FRONT}"
+        )
+    found = order[0]
+    if (why := _why_not(net.get_submodule(found))) is not None:
+        where = found or "the network itself"
+        raise ValueError(f"The first layer cannot be doubled: {where} {why}{_others(net, x, found)}")
+    return found
 
 
 def _named(net: nn.Module, name: str, x: Tensor) -> str:
     """Check a name that was given."""
-    order = _running_order(net, x)
     modules = dict(net.named_modules())
     if name not in modules:
-        raise ValueError(f"The network has no layer {name!r}. {_candidates(net, order, x)}")
-    if (why := why_not(modules[name], x)) is not None:
-        raise ValueError(f"The layer {name!r} cannot be doubled: it {why}. {_candidates(net, order, x)}")
+        raise ValueError(f"The network has no layer {name!r}.{_others(net, x, name)}")
+    if (why := _why_not(modules[name])) is not None:
+        raise ValueError(f"The layer {name!r} cannot be doubled: it {why}{_others(net, x, name)}")
     return name
 
 
-def _running_order(net: nn.Module, x: Tensor) -> list[str]:
-    """Return the names of layers with weights in the order in which they first run."""
+def _running_order(net: nn.Module, x: Tensor, taking: Tensor | None = None) -> list[str]:
+    """Return the names of layers with weights in the order in which they run; those alone that take certain values, if given."""
     ran: list[str] = []
+
+    def note(name: str, args: tuple[object, ...]) -> None:
+        taken = args[0] if args else None
+        if taking is None or (isinstance(taken, Tensor) and bool(torch.isin(taking, taken).all())):
+            ran.append(name)
+
     hooks = []
     for name, module in net.named_modules():
         is_leaf = next(module.children(), None) is None and next(module.parameters(), None) is not None
         if isinstance(module, _LAYERS + _OTHERS) or is_leaf:
-            hooks.append(module.register_forward_pre_hook(lambda *_, name=name: ran.append(name)))
+            hooks.append(module.register_forward_pre_hook(lambda _, args, name=name: note(name, args)))
     try:
-        _run(net, x)
+        run(net, x)
     finally:
         for hook in hooks:
             hook.remove()
     return list(dict.fromkeys(ran))
 
 
-def why_not(layer: nn.Module, x: Tensor) -> str | None:
-    """Say why a layer cannot take twice the inputs; None if it can."""
+def _why_not(layer: nn.Module) -> str | None:
+    """Say why a layer cannot take twice the inputs, and what to do; None if nothing speaks against it."""
     if not isinstance(layer, _LAYERS):
-        return f"is a {type(layer).__name__}, not a linear or convolutional layer"
+        return f"is a {type(layer).__name__}. {_PUT_ONE_IN_FRONT}"
     if layer._parameters.get("weight") is None:
-        return "has a weight that is computed from others"
-    if isinstance(layer, nn.Linear):
-        return None if layer.in_features == x[0].numel() else f"takes {layer.in_features} features"
-    if layer.groups != 1:
-        return f"convolves in {layer.groups} groups"
-    return None if layer.in_channels == x.shape[1] else f"takes {layer.in_channels} channels"
+        return (
+            "has a weight that is computed from others (weight_norm, spectral_norm or the like). Take that off first, with "
+            "torch.nn.utils.parametrize.remove_parametrizations."
+        )
+    if _groups(layer) > 1 and type(layer) not in IN_GROUPS:
+        return f"is a {type(layer).__name__} in groups, which only torch's own convolutions may have. {_PUT_ONE_IN_FRONT}"
+    return None
 
 
-def _candidates(net: nn.Module, order: list[str], x: Tensor) -> str:
-    fit = [name for name in order if why_not(net.get_submodule(name), x) is None]
-    wanted = f"inputs shaped ({', '.join(map(str, x.shape[1:]))})"
-    if not fit:
-        return f"No linear or convolutional layer takes {wanted}: give references shaped like one input of the network."
-    return f"Layers that take {wanted}: {', '.join(repr(name) for name in fit)}; name one with `first_layer`."
+def _groups(layer: nn.Module) -> int:
+    return 1 if isinstance(layer, nn.Linear) else int(layer.groups)  # type: ignore[arg-type]
 
 
-def _widen(layer: nn.Module, weight: Tensor) -> None:
+def _others(net: nn.Module, x: Tensor, tried: str) -> str:
+    """Name further layers that take the inputs."""
+    takers = _running_order(net, x, taking=x[0].flatten()[:_VALUES_LOOKED_FOR])
+    fit = [repr(name) for name in takers if name != tried and _why_not(net.get_submodule(name)) is None]
+    return f" Layers that take the inputs: {', '.join(fit)}; name one with `first_layer`." if fit else ""
+
+
+def _common_axis(
+    nets: Sequence[nn.Module], names: Sequence[str], pair: tuple[Tensor, Tensor]
+) -> tuple[int, list[Places]]:
+    """Return an axis along which inputs can be joined for all networks, and where their layers then find them."""
+    size = pair[0].ndim - 1
+    problems = []
+    for axis in dict.fromkeys([-size, -1, *range(-size, 0)]):
+        try:
+            return axis, [_places(net, name, pair, axis) for net, name in zip(nets, names, strict=True)]
+        except ValueError as problem:
+            problems.append(problem)
+    raise problems[0]
+
+
+def _places(net: nn.Module, name: str, pair: tuple[Tensor, Tensor], axis: int) -> Places:
+    """Return which columns of a layer's weight are to meet each of two inputs, or say why there are none."""
+    layer = net.get_submodule(name)
+    where = f"{name or 'The network itself'} ({type(layer).__name__}) was to take twice its inputs"
+    try:
+        found = find_places(net, name, pair, axis)
+    except _PROBLEMS as problem:
+        raise ValueError(
+            f"{where}, but what the network does before that layer does not go with them: {_first_line(problem)}. Move it "
+            f"(normalisation, checks of shape) out of the network.{_others(net, pair[0], name)}"
+        ) from problem
+    if found is None:
+        raise ValueError(
+            f"{where}, but they do not reach it as they are: the network makes something else of them before. Move that out of "
+            f"the network.{_others(net, pair[0], name)}"
+        )
+    if _groups(layer) == 1:
+        return found
+    if not found.in_order:
+        raise ValueError(
+            f"{where}, but it convolves in {_groups(layer)} groups, among which the network has dealt out its inputs anew. Move "
+            "that out of the network."
+        )
+    # Each group meets its own share of both inputs.
+    share = len(found.first) // _groups(layer)
+    return Places(found.first[:share], found.first[share : 2 * share])
+
+
+def _widen(layer: nn.Module, places: Places) -> None:
+    """Have a layer take two inputs, each with the weights that it had."""
     assert isinstance(layer, _LAYERS)
+    old = layer.weight.detach()
+    weight = torch.cat([old, old], dim=1)
+    weight[:, places.first], weight[:, places.second] = old, old
     layer.weight = nn.Parameter(weight, requires_grad=layer.weight.requires_grad)
     if isinstance(layer, nn.Linear):
         layer.in_features *= 2
-    else:
-        layer.in_channels *= 2
+        return
+    layer.in_channels *= 2
+    if layer.groups > 1:
+        # Another class, not a module around it: parameters keep their names.
+        layer.__class__ = IN_GROUPS[type(layer)]
 
 
 def _check_equal(net: nn.Module, pair: Tensor, before: Tensor, name: str, layer: nn.Module) -> None:
     """Refuse a network whose inputs go elsewhere too, so that doubling one layer is not enough."""
     where = f"{name or 'The network itself'} ({type(layer).__name__}) now takes twice its inputs"
     try:
-        after = _run(net, pair)
-    except (RuntimeError, ValueError, AssertionError, IndexError) as problem:
-        first_line = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+        after = run(net, pair)
+    except _PROBLEMS as problem:
         raise ValueError(
-            f"{where}, but the network does not run on them: {first_line}. Move what is done to inputs before that layer "
-            "(normalisation, checks of shape) out of the network."
+            f"{where}, but the network does not run on them: {_first_line(problem)}. Move what else is done with its inputs out of "
+            "the network."
         ) from problem
     scale = float(before.abs().max().nan_to_num(1.0).clamp_min(1e-6))
     if after.shape != before.shape or not torch.allclose(after, before, rtol=1e-2, atol=1e-2 * scale):
@@ -149,18 +229,5 @@ def _check_equal(net: nn.Module, pair: Tensor, before: Tensor, name: str, layer:
         )
 
 
-def _run(net: nn.Module, x: Tensor) -> Tensor:
-    """Run in evaluation mode, leaving modes and generators as they were."""
-    modes = [(module, module.training) for module in net.modules()]
-    net.eval()
-    try:
-        with torch.no_grad(), seeded(0):
-            output: object = net(x)
-    finally:
-        for module, mode in modes:
-            module.training = mode
-    if not isinstance(output, Tensor):
-        raise ValueError(
-            f"A member must return one tensor; got {type(output).__name__}. Wrap it in a module that returns the tensor."
-        )
-    return output
+def _first_line(problem: Exception) -> str:
+    return (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")

@@ -1,8 +1,10 @@
 """The contract of every member kind: inputs go in, `(members, batch, ...)` comes out."""
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
@@ -13,6 +15,7 @@ from dissensus.members.modes import evaluation_mode
 from dissensus.randomness import derive, fold
 
 Keys = Callable[[], Tensor]
+PythonState = list[tuple[nn.Module, str, object]]
 
 
 class Members(nn.Module, ABC):
@@ -103,8 +106,12 @@ class Members(nn.Module, ABC):
         """Return settings of the kind that decide training beside the tensors: a checkpoint belongs to a run that has the same."""
         return {}
 
-    def python_state(self) -> list[tuple[str, object]]:
-        """Return the plain values (numbers, words) that modules keep as attributes, to see whether a pass changes them."""
+    def parts(self) -> Iterator[nn.Module]:
+        """Yield the modules that a pass runs."""
+        return self.modules()
+
+    def python_state(self) -> PythonState:
+        """Return what modules keep as attributes in Python, to see whether a pass changes it."""
         return plain_attributes(self)
 
     def keep_members(self, rows: Sequence[int]) -> None:
@@ -169,15 +176,46 @@ class Members(nn.Module, ABC):
         return index % self.num_members
 
 
-def plain_attributes(module: nn.Module) -> list[tuple[str, object]]:
-    """Return numbers and words that modules keep, except those that belong to our own bookkeeping."""
+def plain_attributes(module: nn.Module) -> PythonState:
+    """Return what modules keep in Python, except what belongs to our own bookkeeping; tensors by how often they were changed."""
     return [
-        (key, value)
+        (part, key, found)
         for part in module.modules()
-        if not isinstance(part, Members | KeyedDropout)
+        if not isinstance(part, Members)
         for key, value in part.__dict__.items()
-        if isinstance(value, int | float | str) and key != "training"
+        if key not in _OF_MODULES and not (isinstance(part, KeyedDropout) and key != "p")
+        # Our own layers are told by attributes what a pass is about.
+        if isinstance(value, int | float | str) or not type(part).__module__.startswith("dissensus.")
+        if (found := _snapshot(value)) is not None
     ]
+
+
+# What every module keeps for itself.
+_OF_MODULES = frozenset(nn.Module().__dict__)
+
+
+def _snapshot(value: object, depth: int = 3) -> object:
+    """Return a picture of a value that no longer changes with it; None of what cannot be told."""
+    if isinstance(value, int | float | str):
+        return value
+    if isinstance(value, Tensor):
+        return id(value), None if value.is_inference() else value._version
+    if depth == 0 or isinstance(value, nn.Module | type | ModuleType):
+        return None
+    if isinstance(value, Mapping):
+        return tuple(
+            (key, _snapshot(each, depth - 1)) for key, each in value.items() if isinstance(key, int | str)
+        )
+    if isinstance(value, list | tuple | set | frozenset | deque):
+        return tuple(_snapshot(each, depth - 1) for each in value)
+    return _snapshot(vars(value), depth - 1) if hasattr(value, "__dict__") else None
+
+
+def put_back(state: PythonState) -> None:
+    """Give modules back the numbers and words that they had."""
+    for part, key, value in state:
+        if isinstance(value, int | float | str):
+            part.__dict__[key] = value
 
 
 def keys_of(seed: int, member_ids: Sequence[int]) -> Tensor:

@@ -1,6 +1,5 @@
 """Finding out, by running both, whether one vectorised program gives what the loop over members gives."""
 
-import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -46,11 +45,13 @@ def _draws_nothing(func: Any, args: Any, kwargs: Any) -> bool:
     return given.get("train") is False or (bool(rates) and not any(rates))
 
 
-def random_operations(run: Callable[[], object]) -> set[str]:
-    """Return the names of operations that drew random numbers while `run` ran."""
-    with _RandomOps() as recorder:
+def look_at(run: Callable[[], object]) -> tuple[set[str], float]:
+    """Return the names of operations that drew random numbers while `run` ran, and how many numbers it multiplied and added."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter, _RandomOps() as recorder:
         run()
-    return recorder.names
+    return recorder.names, float(counter.get_total_flops())
 
 
 def why_not_vectorised(
@@ -68,22 +69,6 @@ def why_not_vectorised(
         if not _close(got_tensors[name], tensor):
             return f"buffer {name!r} after a pass under vmap differs from the loop's"
     return None
-
-
-def is_faster_apart(
-    loop: Run, vectorised: Run, tensors: Mapping[str, Tensor], x: Tensor, trainable: Collection[str]
-) -> bool:
-    """Time both on a whole batch, backward pass included where there is one, and say whether the loop is faster."""
-
-    def seconds(run: Run) -> float:
-        best = float("inf")
-        for _ in range(3):
-            start = time.perf_counter()
-            _attempt(run, tensors, x, trainable)
-            best = min(best, time.perf_counter() - start)
-        return best
-
-    return seconds(loop) < seconds(vectorised)
 
 
 def _attempt(

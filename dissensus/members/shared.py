@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from dissensus.members.dropout import dropout_keys, key_dropout, rewind_dropout
 from dissensus.members.members import Keys, Members
-from dissensus.members.probe import PROBE_ROWS, random_operations
+from dissensus.members.probe import PROBE_ROWS, look_at
 from dissensus.members.stacking import keep_weights_apart, tensors_of
 from dissensus.randomness import seeded
 
@@ -126,7 +126,8 @@ class SharedMembers(Members):
         copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         few = x.detach()[:PROBE_ROWS]
         with seeded(0), torch.no_grad():
-            return bool(random_operations(lambda: self._run_net(copies, few, owners[:PROBE_ROWS], keys)))
+            drawn, _ = look_at(lambda: self._run_net(copies, few, owners[:PROBE_ROWS], keys))
+            return bool(drawn)
 
     def settings(self) -> dict[str, object]:
         """Return what decides training beside the tensors."""

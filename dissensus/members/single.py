@@ -1,13 +1,13 @@
 """One member of a stacked ensemble on its own: the same names, tensors without the member axis."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from dissensus.members.deep_ensemble import DeepEnsemble
 from dissensus.members.dropout import dropout_keys, rewind_dropout
-from dissensus.members.members import Keys, Members, plain_attributes
+from dissensus.members.members import Keys, Members, PythonState, plain_attributes
 
 
 class SingleMember(Members):
@@ -43,9 +43,13 @@ class SingleMember(Members):
         rewind_dropout(net)
         return output.unsqueeze(0)
 
-    def python_state(self) -> list[tuple[str, object]]:
-        """Return the plain attributes of the module that runs."""
-        return plain_attributes(self._shell.net)
+    def parts(self) -> Iterator[nn.Module]:
+        """Yield the modules of the member."""
+        return self._shell.net.modules()
+
+    def python_state(self) -> PythonState:
+        """Return the attributes of the modules that run."""
+        return [entry for entry in plain_attributes(self._shell.net) if not self._shell.lends(*entry[:2])]
 
     def member(self, index: int) -> nn.Module:
         """There is no weight to give; ask the ensemble."""

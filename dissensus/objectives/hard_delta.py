@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import isfinite
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from dissensus.members import View
+from dissensus.members import Members, View
 from dissensus.objectives.likelihoods import class_targets
 from dissensus.objectives.objective import Objective, OutputObjective, Parts, Step, Wrapper
 from dissensus.objectives.residuals import (
@@ -30,6 +32,8 @@ Statistics = Literal["batch", "training"]
 
 # Laws of what the network makes of residuals, not of residuals themselves.
 _OF_THE_NETWORK = ("outputs", "features")
+# How many draws a tail sample is the least likely of, where that is not said. Under a law of the network they are a batch's.
+_DRAWS, _DRAWS_OF_A_BATCH = 1000, 8
 
 
 @dataclass(frozen=True)
@@ -50,11 +54,12 @@ class HardDelta(Wrapper):
         weight: w, how much the tails count against the mean loss.
         law: `"diagonal"`: values are independent. `"low_rank"`: combinations of `rank` + 1 real inputs of the batch.
             `"outputs"`: candidates are drawn (or real), and kept if what the network says of them is unlikely under the normal
-            law of what it says of real residuals; one in `draws` is kept. `"features"`: the same for what the network's last
-            linear layer takes, each feature counting as independent of the others.
+            law of what it says of real residuals; one in `draws` of a batch is kept, and at least one. `"features"`: the same
+            for what the network's last linear layer takes, each feature counting as independent of the others.
         tails: `"drawn"`: the least likely of `draws` draws. `"real"`: for each input of the batch the residual to the input
             that is farthest away under the law.
-        draws: How many each tail sample is the least likely of. A larger number costs nothing.
+        draws: How many each tail sample is the least likely of. By default 1000, where a larger number costs nothing, and 8 for
+            laws that look at the network, where a larger one keeps fewer of a batch.
         radius: Factor on the length of tail samples.
         rank: Directions of the low-rank law.
         samples: Tail samples a step; as many as the batch has by default. Not for laws that look at the network.
@@ -68,7 +73,7 @@ class HardDelta(Wrapper):
     weight: float = 0.1
     law: Law = "diagonal"
     tails: Tails = "drawn"
-    draws: int = 1000
+    draws: int | None = None
     radius: float = 1.0
     rank: int = 16
     samples: int | None = None
@@ -77,6 +82,7 @@ class HardDelta(Wrapper):
     measured: Tensor | None = None
 
     def __post_init__(self) -> None:
+        _check_inner(self)
         choices = {
             "law": (self.law, get_args(Law)),
             "tails": (self.tails, get_args(Tails)),
@@ -99,13 +105,28 @@ class HardDelta(Wrapper):
             raise ValueError(
                 f"law={self.law!r} keeps one candidate in `draws`; leave `samples` out and change `draws`."
             )
-        if min(self.draws, self.rank, self.samples or 1) < 1 or self.weight < 0 or self.radius <= 0:
-            raise ValueError(
-                "`draws`, `rank` and `samples` must be at least 1, `weight` not negative and `radius` positive; got "
-                f"{self.draws}, {self.rank}, {self.samples}, {self.weight} and {self.radius}."
-            )
-        if not 0.0 <= self.warm_up < 1.0:
-            raise ValueError(f"`warm_up` is a share of the run, in [0, 1); got {self.warm_up}.")
+        self._check_numbers()
+
+    def _check_numbers(self) -> None:
+        counts = {"draws": self.draws, "rank": self.rank, "samples": self.samples}
+        for name, count in counts.items():
+            if count is None and name != "rank":
+                continue
+            if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
+                raise ValueError(f"`{name}` must be a whole number, at least 1; got {count!r}.")
+        if not isinstance(self.weight, Real) or not isfinite(self.weight) or self.weight < 0:
+            raise ValueError(f"`weight` must be a finite number that is not negative; got {self.weight!r}.")
+        if not isinstance(self.radius, Real) or not isfinite(self.radius) or self.radius <= 0:
+            raise ValueError(f"`radius` must be a finite, positive number; got {self.radius!r}.")
+        if not isinstance(self.warm_up, Real) or not 0.0 <= self.warm_up < 1.0:
+            raise ValueError(f"`warm_up` is a share of the run, a number in [0, 1); got {self.warm_up!r}.")
+
+    @property
+    def least_likely_of(self) -> int:
+        """How many draws each tail sample is the least likely of: `draws`, or what suits the law."""
+        if self.draws is not None:
+            return self.draws
+        return _DRAWS_OF_A_BATCH if self.law in _OF_THE_NETWORK else _DRAWS
 
     def prepare(self, x: Tensor) -> Objective:
         """Measure the law on all training inputs where that is wanted."""
@@ -126,7 +147,7 @@ class HardDelta(Wrapper):
         with members.perturbed():
             with torch.no_grad():
                 residuals = self._tails(members, anchored, inputs, x.shape[1 + step.own :], noise)
-            logits = _masked(members, anchored.run_pairs, residuals)
+            logits = _masked(members, anchored, anchored.run_pairs, residuals)
         tail = uniform_cross_entropy(logits).mean(-1)
         weight = torch.where(step.progress >= self.warm_up, self.weight, 0.0)
         return loss + weight * tail.sum(), {**parts, "tail": tail.detach()}
@@ -141,7 +162,7 @@ class HardDelta(Wrapper):
         if self.tails == "real":
             found = farthest_partner(x, self._scale(x))[:, :count]
         else:
-            found = self._drawn(x, count, self.draws, noise)
+            found = self._drawn(x, count, self.least_likely_of, noise)
         found = found.to(x.dtype).expand(members.num_members, *found.shape[1:])
         return self.radius * found.reshape(*found.shape[:2], *shape)
 
@@ -169,14 +190,14 @@ class HardDelta(Wrapper):
             self._law_values(members, anchored, each.unflatten(-1, shape)) for each in (real, candidates)
         )
         distances = mahalanobis(said, known, diagonal=self.law == "features")
-        kept = distances.topk(max(count // self.draws, 1), dim=1).indices
+        kept = distances.topk(max(count // self.least_likely_of, 1), dim=1).indices
         tails = candidates.gather(1, kept[..., None].expand(*kept.shape, x.shape[-1]))
         return tails.reshape(*kept.shape, *shape)
 
     def _law_values(self, members: View, anchored: "Anchored", residuals: Tensor) -> Tensor:
         """Return what the law is measured on, `(members, samples, values)`: what networks say of residuals, or their features."""
         run = anchored.run_features if self.law == "features" else anchored.run_pairs
-        return _masked(members, run, residuals)
+        return _masked(members, anchored, run, residuals)
 
 
 @dataclass(frozen=True)
@@ -186,7 +207,8 @@ class MaskedUniform(Wrapper):
     Without it masked examples keep their labels, and the network learns to do without the reference.
 
     Args:
-        inner: An objective on the outputs of class logits that does not compare members.
+        inner: An objective on the outputs of class logits that does not compare members, such as `Independent`. `Joint`,
+            `LossGuided` and others that compare are refused, and so is `Adversarial`, which runs networks itself.
     """
 
     inner: OutputObjective
@@ -221,6 +243,24 @@ def uniform_where_masked(objective: Objective) -> Objective:
     return MaskedUniform(objective)  # type: ignore[arg-type]  # refuses what it cannot wrap
 
 
+def check_temperature(members: Members, objective: Objective) -> None:
+    """Refuse to train anchored networks with a temperature for anything but class logits."""
+    temperature = getattr(members, "temperature", None)
+    if temperature is not None and objective.likelihood.kind != "classes":
+        raise ValueError(
+            f"temperature={temperature!r} divides class logits; the loss is {objective.likelihood.name!r}. Leave `temperature` out for "
+            "regression."
+        )
+
+
+def _check_inner(objective: Wrapper) -> None:
+    if not isinstance(objective.inner, Objective):
+        raise ValueError(
+            f"`inner` must be an objective, such as Independent(); got {objective.inner!r:.60}. Write "
+            f"{type(objective).__name__}(Independent())."
+        )
+
+
 def _anchored(members: View, objective: Objective) -> "Anchored":
     from dissensus.members import Anchored
 
@@ -232,7 +272,7 @@ def _anchored(members: View, objective: Objective) -> "Anchored":
     return members.members
 
 
-def _masked(members: View, run: Callable[..., Tensor], residuals: Tensor) -> Tensor:
+def _masked(members: View, anchored: "Anchored", run: Callable[..., Tensor], residuals: Tensor) -> Tensor:
     """Run networks on [0, 0 - t], `(members, samples, ...)`."""
-    pairs = torch.cat([torch.zeros_like(residuals), -residuals], dim=2)
+    pairs = torch.cat([torch.zeros_like(residuals), -residuals], dim=anchored.pair_axis)
     return members.through(run, pairs, own=True)

@@ -21,7 +21,7 @@ from dissensus.objectives.likelihoods import Likelihood, full, likelihood_of, sm
 from dissensus.objectives.loss_weights import Weighting, ensemble_losses, weights_from_losses
 from dissensus.objectives.objective import OutputObjective, Parts, Step
 from dissensus.objectives.redundancy import divdis
-from dissensus.randomness import bits
+from dissensus.randomness import fold
 
 # Up to so many members are drawn one by one, in arithmetic that compiles into the step around it; more by sorting.
 _ONE_BY_ONE = 4
@@ -35,9 +35,9 @@ def draw_members(step: Step, count: int | None, num_members: int) -> Tensor | No
     # In order, so that which of two members is the first does not depend on the draw.
     if count > _ONE_BY_ONE:
         return noise.uniform(num_members).topk(count).indices.sort().values
-    left = torch.arange(num_members, num_members - count, -1, device=noise.keys.device)
     chosen: list[Tensor] = []
-    for draw in ((bits(noise.keys, count) >> 33) & 0x7FFFFFFF).remainder(left):
+    for number in range(count):
+        draw = ((fold(noise.keys, number) >> 33) & 0x7FFFFFFF).remainder(num_members - number)
         # It counts the members that are left: pass by those already drawn, lowest first, then take its place among them.
         for drawn in chosen:
             draw = draw + (draw >= drawn)

@@ -5,11 +5,11 @@ linear probes on other labelled sets; and hard-delta mining at a masking probabi
 tables 10 and 11 on a folder of ImageNet's layout.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dissensus.data.adaptation import Labelled, Task, Tasks, load_tasks
+from dissensus.data.adaptation import ADAPTATION, UNUSABLE, Labelled, Task, Tasks, load_tasks
 from dissensus.data.builtin import digits
 from dissensus.data.images import match_images
 from dissensus.html import Section, Table, Text
@@ -20,15 +20,25 @@ from dissensus.studies.anchoring_arms import (
     QUICK_CORRUPTIONS,
     SCORES,
     SHORT,
-    AnchorSetting,
     anchor_arm,
-    corrupted,
-    mean_adaptation,
-    mean_auroc,
     settings_of,
 )
-from dissensus.studies.anchoring_claims import SINGLE_RUN_NOISE, anchoring_claims
-from dissensus.studies.anchoring_figures import alpha_figure, radar_figure, tail_figure
+from dissensus.studies.anchoring_claims import anchoring_claims
+from dissensus.studies.anchoring_qualities import (
+    CALIBRATION_NOISE,
+    DETECTION_NOISE,
+    SINGLE_RUN_NOISE,
+    same_sets,
+)
+from dissensus.studies.anchoring_sections import (
+    alpha_sections,
+    arms_tables,
+    by_row,
+    summary_rows,
+    tail_sections,
+    task_section,
+    tasks_table,
+)
 from dissensus.studies.anchoring_tables import (
     ADAPTATION_ACCURACY,
     ADAPTATION_ECE,
@@ -41,11 +51,12 @@ from dissensus.studies.anchoring_tables import (
     as_markdown,
     auroc_of,
     beside,
+    by_severity,
     smooth_ece,
 )
-from dissensus.studies.arm_log import Arms, Record, run_arms
+from dissensus.studies.arm_log import Arms, Record, print_now, run_arms
 from dissensus.studies.claims import claims_table
-from dissensus.studies.image_pages import arms_table, sets_section, with_interval
+from dissensus.studies.image_pages import sets_section
 from dissensus.studies.image_sets import SHAPE, ImageSets, load_images
 from dissensus.studies.outputs import Outputs, print_table
 
@@ -91,6 +102,7 @@ def run(
     quick = quick or data is None
     sets = load_images(data, quick=quick, known=known, limit=limit)
     tasks = _tasks(data, sets, limit, quick)
+    _say_tasks(tasks)
     outputs = Outputs(output)
     wanted = [
         anchor_arm(each, sets, tasks.found, epochs=epochs, quick=quick) for each in settings_of(quick, seed)
@@ -99,20 +111,15 @@ def run(
     found = run_arms(wanted, output, settings=identity, minutes=minutes, only=arms)
     if not found.done:
         raise ValueError("No arm was finished: there is nothing to show. Give more minutes, or fewer epochs.")
-    records = by_row(found)
-    claims = anchoring_claims(records)
-    published = published_tables(sets.name, records)
-    outputs.sections += [
-        Section("What the document says", claims_table(claims, _JUDGED)),
-        *_alpha_sections(outputs, records),
-        *_tail_sections(outputs, records),
-        Section("The document's tables beside ours", _beside_text(), *published),
-        Section("All arms", *_tables(found)),
-        _task_section(tasks),
-        sets_section(sets, found, _remarks(epochs, quick)),
-    ]
-    text = "\n".join(as_markdown(table) for table in [claims_table(claims), *published])
-    (output / "tables.md").write_text(text, encoding="utf-8")
+    found = with_test_sizes(found, tasks)
+    same, notes = same_sets(found.done)
+    compared = replace(found, done=same)
+    records, claims = by_row(compared), anchoring_claims(by_row(compared))
+    published = published_tables(sets.name, by_row(found))
+    severities = severity_tables(records)
+    tables = [claims_table(claims), *published, *severities, tasks_table(tasks, found)]
+    (output / "tables.md").write_text("\n".join(map(as_markdown, tables)), encoding="utf-8")
+    # Before anything is drawn: a figure that fails must not cost the numbers.
     outputs.results(
         {
             "arms": found.done,
@@ -120,10 +127,21 @@ def run(
             "claims": claims,
             "sets": sets.describe(),
             "tasks": {name: list(task.notes) for name, task in tasks.found.items()},
+            "tasks_missing": dict(tasks.missing),
             "settings": {**identity, "seed": seed, "score": SCORES[0], "anchors": [1, ANCHORS]},
         }
     )
-    print_table(("arm", "accuracy", "corrupted", "smooth ECE", "AUROC", "adaptation"), _rows(found))
+    print_table(("arm", "accuracy", "corrupted", "smooth ECE", "AUROC", "adaptation"), summary_rows(compared))
+    outputs.sections += [
+        Section("What the document says", claims_table(claims, _JUDGED)),
+        *alpha_sections(outputs, records),
+        *tail_sections(outputs, records),
+        Section("The document's tables beside ours", _beside_text(), *published),
+        Section("Under corruption, by severity", *severities),
+        Section("All arms", *([Text(*notes)] if notes else []), *arms_tables(found, compared)),
+        task_section(tasks, found),
+        sets_section(sets, found, _remarks(epochs, quick)),
+    ]
     return outputs.page(
         "Masked anchoring",
         "A network that sees every input through a reference, and sometimes without it: what does that change on clean, corrupted, "
@@ -132,19 +150,35 @@ def run(
 
 
 _JUDGED = (
-    "With several runs a difference counts beyond two standard errors; between single runs beyond "
-    f"{SINGLE_RUN_NOISE}, by which runs of one seed differed. AUROC is that of the score {SCORES[0]} with one reference, averaged over the "
-    "unknown sets that were there; adaptation is averaged over the labelled sets that were there."
+    "A difference counts beyond two standard errors, over runs or over the images judged (from the 95 % intervals; binomial for "
+    f"linear probes), whichever is larger; between single runs, but for clean accuracy, {SINGLE_RUN_NOISE} is the least "
+    f"({CALIBRATION_NOISE} for smooth ECE, {DETECTION_NOISE} for AUROC), by which runs differed on CIFAR-10. AUROC is that of the "
+    f"score {SCORES[0]} with one reference, averaged over the unknown sets that were there; adaptation is averaged over the labelled "
+    "sets that were there."
 )
 
 
-def by_row(found: Arms) -> dict[Row, list[Record]]:
-    """Return the records of all seeds of each architecture and row."""
-    rows: dict[Row, list[Record]] = {}
-    for record in found.done.values():
-        setting = AnchorSetting(**record["setting"])
-        rows.setdefault((setting.architecture, setting.row), []).append(record)
-    return rows
+def severity_tables(records: Records) -> list[Table]:
+    """Return accuracy and smooth ECE of all networks at each severity."""
+    return [
+        by_severity(records, "accuracy", "Accuracy under corruption, mean over corruptions and runs"),
+        by_severity(records, "smooth_ece", "Smooth ECE under corruption, mean over corruptions and runs"),
+    ]
+
+
+def with_test_sizes(found: Arms, tasks: Tasks) -> Arms:
+    """Return arms whose linear probes tell on how many images they were judged, which older records do not.
+
+    Arms of one study have the same settings, so they were judged on as many images as are there now.
+    """
+    done = {}
+    for arm, record in found.done.items():
+        adapted = {
+            name: {"images": len(tasks.found[name].test.x), **each} if name in tasks.found else each
+            for name, each in record["adaptation"].items()
+        }
+        done[arm] = {**record, "adaptation": adapted}
+    return replace(found, done=done)
 
 
 def published_tables(known: str, records: Records) -> list[Table]:
@@ -171,134 +205,26 @@ def published_tables(known: str, records: Records) -> list[Table]:
 def _tasks(data: Path | None, sets: ImageSets, limit: int | None, quick: bool) -> Tasks:
     few = limit or (1000 if quick else None)
     if data is not None:
-        folder = data / "images" if (data / "images").is_dir() else data
+        inner = data / "images"
+        folder = inner if inner.is_dir() and any(inner.glob("*.npz")) else data
         return load_tasks(folder, SHAPE, without=(sets.name,), limit=few)
     loaded = digits()
     assert loaded.y is not None
     x, _ = match_images(loaded.x, *SHAPE)
     halves = [Labelled(x[start::2][:few], loaded.y[start::2][:few]) for start in (0, 1)]
     task = Task(halves[0], halves[1], ("all ten digits",))
-    return Tasks({"digits": task}, {})
+    return Tasks({"digits": task}, {each.name: "no folder was given" for each in ADAPTATION.sets})
 
 
-def _of(records: Records, architecture: str, row: str) -> Sequence[Record]:
-    return records.get((architecture, row), ())
-
-
-def _alpha_sections(outputs: Outputs, records: Records) -> list[Section]:
-    """Show every quality against the masking probability, and improvements over the plain network as a radar."""
-    sections = []
-    for architecture in dict.fromkeys(architecture for architecture, _ in records):
-        plain = _of(records, architecture, "plain")
-        alphas = {
-            found[0]["setting"]["alpha"]: found
-            for (other, row), found in records.items()
-            if other == architecture and " " not in row and row != "plain"
-        }
-        if not plain or len(alphas) < 2:
-            continue
-        named = {
-            f"alpha = {alpha:g}" if alpha else "anchored": found for alpha, found in sorted(alphas.items())
-        }
-        sections.append(
-            Section(
-                f"How much to mask, {architecture}",
-                outputs.picture(
-                    f"anchoring_alpha_{architecture}",
-                    alpha_figure(plain, alphas),
-                    "clean and corruption accuracy, calibration, adaptation and detection against the masking probability",
-                    "Bands are two standard errors over runs.",
-                ),
-                outputs.picture(
-                    f"anchoring_radar_{architecture}",
-                    radar_figure(plain, named),
-                    "improvement over the plain network in four qualities",
-                    "Improvement over the plain network, in per cent of its value.",
-                ),
-            )
-        )
-    return sections
-
-
-def _tail_sections(outputs: Outputs, records: Records) -> list[Section]:
-    """Show what hard-delta mining changes, by its weight and by how tails are found."""
-    mined: dict[str, dict[float, list[Record]]] = {}
-    for found in records.values():
-        for record in found:
-            setting = AnchorSetting(**record["setting"])
-            if setting.tail_weight:
-                mined.setdefault(setting.tails, {}).setdefault(setting.tail_weight, []).append(record)
-    masked = _of(records, "resnet18", "alpha=0.25")
-    if not mined or not masked:
-        return []
-    return [
-        Section(
-            "Hard-delta mining",
-            outputs.picture(
-                "anchoring_tails",
-                tail_figure(masked, mined),
-                "mean AUROC and corruption accuracy against the weight of the tail term",
-                "Masking probability 1/4; the dashed line is without mining.",
-            ),
-        )
-    ]
-
-
-def _tables(found: Arms) -> list[Table]:
-    columns = {
-        "accuracy": lambda record: with_interval(record["test"]["accuracy"]),
-        "smooth ECE": lambda record: with_interval(record["test"].get("smooth_ece")),
-        "corrupted accuracy": lambda record: with_interval(record["corrupted"]["all"]["accuracy"]),
-        "corrupted smooth ECE": lambda record: with_interval(record["corrupted"]["all"]["smooth_ece"]),
-        "mean AUROC": lambda record: f"{mean_auroc(record):.4f}",
-        f"mean AUROC, {ANCHORS} references": _several,
-        "adaptation": lambda record: f"{mean_adaptation(record):.4f}",
-        "s": lambda record: round(record["training"]["seconds"], 1),
-    }
-    tables = [arms_table(found.done, columns, "Intervals are 95 % over images.")]
-    parts = list(dict.fromkeys(part for record in found.done.values() for part in record["auroc"]))
-    for score in SCORES:
-        scored = {part: _auroc(part, score) for part in parts}
-        tables.append(arms_table(found.done, scored, f"AUROC of {score}, one reference"))
-    return tables
-
-
-def _several(record: Record) -> str | None:
-    return f"{mean_auroc(record['anchors']):.4f}" if "anchors" in record else None
-
-
-def _auroc(part: str, score: str) -> Callable[[Record], object]:
-    return lambda record: with_interval(record["auroc"].get(part, {}).get(score))
-
-
-def _rows(found: Arms) -> list[list[object]]:
-    return [
-        [
-            name,
-            record["test"]["accuracy"][0],
-            corrupted(record, "accuracy"),
-            corrupted(record, "smooth_ece"),
-            mean_auroc(record),
-            mean_adaptation(record),
-        ]
-        for name, record in found.done.items()
-    ]
-
-
-def _task_section(tasks: Tasks) -> Section:
-    rows: list[tuple[object, ...]] = [
-        (name, len(task.train.x), len(task.test.x), int(task.train.y.max()) + 1, ", ".join(task.notes))
-        for name, task in tasks.found.items()
-    ]
-    rows += [(name, None, None, None, reason) for name, reason in tasks.missing.items()]
-    return Section(
-        "Sets to adapt to",
-        Text(
-            "A linear classifier on the features before the last layer, by L-BFGS, its regularisation chosen on a fifth of the "
-            "training images; ECE with 15 bins. The document does not give its own way."
-        ),
-        Table(("set", "training images", "test images", "classes", "remark"), rows),
-    )
+def _say_tasks(tasks: Tasks) -> None:
+    """Name the sets to adapt to, and why others are not among them, before any time is spent on training."""
+    print_now(f"sets to adapt to: {', '.join(tasks.found) or 'none'}")
+    absent = [name for name, reason in tasks.missing.items() if not reason.startswith(UNUSABLE)]
+    if absent:
+        print_now(f"not there: {', '.join(absent)}")
+    for name, reason in tasks.missing.items():
+        if name not in absent:
+            print_now(f"{name} {reason}")
 
 
 def _beside_text() -> Text:

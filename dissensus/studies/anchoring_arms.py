@@ -149,6 +149,7 @@ def _train_and_measure(
     run = fit_images(
         members, sets, objective_of(setting), transform=sets.normalise, **_training(setting, epochs, quick)
     )
+    few = min(corrupted_images, len(sets.test.x), 100 if quick else corrupted_images)
     single = members if isinstance(members, DeepEnsemble) else DeepEnsemble.from_members([members.member(0)])
     record = measure(
         single,
@@ -156,7 +157,7 @@ def _train_and_measure(
         name=setting.name,
         corruptions=QUICK_CORRUPTIONS if quick else CORRUPTIONS,
         severities=(1, 3, 5) if quick else (1, 2, 3, 4, 5),
-        corrupted_images=min(corrupted_images, 100) if quick else corrupted_images,
+        corrupted_images=few,
         scores=SCORES,
         transform=sets.normalise,
         seed=setting.seed,
@@ -164,11 +165,14 @@ def _train_and_measure(
     if isinstance(members, Anchored):
         several = measure(members, sets, scores=(*SCORES, "mutual_information"), transform=sets.normalise)
         record["anchors"] = {"count": ANCHORS, **{k: several[k] for k in ("test", "auroc")}}
+    adapted, skipped = adapt(single.member(0), sets, tasks, quick)
     record |= {
         "setting": asdict(setting),
         "row": setting.row,
+        "images": {"test": len(sets.test.x), "corrupted": few},
         "training": training_record(run),
-        "adaptation": adapt(single.member(0), sets, tasks, quick),
+        "adaptation": adapted,
+        "adaptation_skipped": skipped,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU",
     }
     record["line"] = (
@@ -227,18 +231,34 @@ def _training(setting: AnchorSetting, epochs: int | None, quick: bool) -> dict[s
 
 def adapt(
     net: nn.Module, sets: ImageSets, tasks: Mapping[str, Task], quick: bool = False
-) -> dict[str, dict[str, float]]:
-    """Fit a linear classifier to a network's last features for every task; return accuracy and ECE of each."""
-    found = {}
+) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
+    """Fit a linear classifier to a network's last features for every task.
+
+    Returns:
+        Accuracy, ECE, strength and number of test images of each task; and why others were skipped.
+    """
+    found, skipped = {}, {}
     backbone = without_head(net)
+    strengths = (1e-2, 1.0) if quick else PROBE_STRENGTHS
     for name, task in tasks.items():
         train, test = ((sets.normalise(part.x), part.y) for part in (task.train, task.test))
-        strengths = (1e-2, 1.0) if quick else PROBE_STRENGTHS
-        probe = linear_probe(
-            backbone, train, test, strengths=strengths, max_steps=PROBE_STEPS, batch_size=512
-        )
-        found[name] = {"accuracy": probe.accuracy, "ece": probe.ece, "strength": probe.strength}
-    return found
+        try:
+            probe = linear_probe(
+                backbone, train, test, strengths=strengths, max_steps=PROBE_STEPS, batch_size=512
+            )
+        except (
+            ValueError,
+            RuntimeError,
+        ) as problem:  # a set that does not fit must not cost a trained network
+            skipped[name] = (str(problem).splitlines() or [type(problem).__name__])[0]
+            continue
+        found[name] = {
+            "accuracy": probe.accuracy,
+            "ece": probe.ece,
+            "strength": probe.strength,
+            "images": len(task.test.x),
+        }
+    return found, skipped
 
 
 def without_head(net: nn.Module) -> nn.Module:
@@ -257,7 +277,7 @@ def without_head(net: nn.Module) -> nn.Module:
 
 
 def mean_auroc(record: Mapping[str, Any], score: str = SCORES[0]) -> float:
-    """Return the mean AUROC over unknown sets; averages of groups are not counted again."""
+    """Return the mean AUROC over unknown sets; averages of groups are not counted again. NaN where there are none."""
     values = [found[score][0] for name, found in record["auroc"].items() if name not in ("near", "far")]
     return float(Tensor(values).mean())
 

@@ -258,6 +258,34 @@ def beside(published: Published, records: Mapping[Row, Sequence[Record]], read: 
     )
 
 
+def by_severity(records: Mapping[Row, Sequence[Record]], metric: str, title: str, digits: int = 4) -> Table:
+    """Return a metric under corruption, mean over corruptions and runs: a row for each network, a column for each severity.
+
+    Args:
+        records: (architecture, row) to the records of all seeds.
+        metric: Such as "accuracy" or "smooth_ece".
+        title: What the table shows.
+        digits: Digits behind the point.
+    """
+    levels = sorted(
+        {level for found in records.values() for record in found for level in record["corrupted"]}
+    )
+    rows = [
+        (*row, len(found), *(_shown(_mean(found, _under(metric), level), digits) for level in levels))
+        for row, found in records.items()
+    ]
+    names = [f"severity {level}" if level.isdigit() else "mean of all" for level in levels]
+    return Table(("architecture", "row", "runs", *names), rows, title)
+
+
+def _under(metric: str) -> Read:
+    def read(record: Record, level: str) -> float | None:
+        found = record["corrupted"].get(level, {}).get(metric)
+        return None if found is None else found[0]
+
+    return read
+
+
 def as_markdown(table: Table) -> str:
     """Return a table as Markdown, its caption above it."""
     lines = [

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,7 @@ def run_arms(
             not_run[arm.name] = problem
             say(f"[{number}/{len(arms)}] {arm.name}: failed: {problem}")
             continue
+        record["made"] = _made()
         took[arm.like] = record["arm_seconds"]
         done[arm.name] = record
         _append(path, {"arm": arm.name, "settings": plain, "record": record})
@@ -148,6 +150,12 @@ def _do(arm: Arm) -> tuple[Record, str | None]:
         torch.cuda.empty_cache()
     record["arm_seconds"] = time.monotonic() - start
     return record, problem
+
+
+def _made() -> dict[str, str]:
+    """Say when and on what a record was made: a page may be written elsewhere."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU"
+    return {"date": date.today().isoformat(), "torch": torch.__version__, "device": device}
 
 
 def _read(path: Path, settings: Mapping[str, Any]) -> dict[str, Record]:

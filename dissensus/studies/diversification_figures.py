@@ -236,12 +236,13 @@ def baseline_figure(
 
 def trade_figure(found: Found, family: str, part: str = "C-5") -> "matplotlib.figure.Figure | None":
     """Draw what members lose against what detection gains, one point for each loss-guided ensemble."""
-    rows = [
-        (setting, records)
-        for setting, records in found.all(
-            lambda s: s.family == family and s.method == "ldr" and s.num_members == 5 and s.layers == 2
-        ).items()
-    ]
+
+    def usual(setting: Setting) -> bool:
+        plain = setting.layers == 2 and not setting.fixed and setting.active in (0, 2)
+        kind = (setting.family, setting.method, setting.num_members)
+        return plain and kind == (family, "ldr", 5) and setting.guard != "inverse probability"
+
+    rows = list(found.all(usual).items())
     if len(rows) < 3:
         return None
     guards = list(dict.fromkeys(setting.guard for setting, _ in rows))
@@ -257,7 +258,8 @@ def trade_figure(found: Found, family: str, part: str = "C-5") -> "matplotlib.fi
         colour = plots.COLOURS[index % len(plots.COLOURS)]
         name = {PUBLISHED: "published (none)", GUARDED: "default"}.get(guard, guard)
         ax.plot([p[0] for p in points], [p[1] for p in points], "osD^"[index % 4], color=colour, label=name)
-        for (across, up), words in _together(points).items():
+        # Other guards were tried at one strength or two, the default beside them: names would lie on each other.
+        for (across, up), words in _together(points if guard in (PUBLISHED, GUARDED) else []).items():
             # Guarded points stand close together at the right: their names go where there is room.
             left = guard != PUBLISHED
             ax.annotate(

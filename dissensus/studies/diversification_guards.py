@@ -132,8 +132,8 @@ class Guarded:
 
     @property
     def hidden(self) -> bool:
-        """Whether a member was lost and the ensemble's accuracy does not show it."""
-        return not self.harmless and self.ensemble_loss <= MARGIN
+        """Whether a member was lost and the ensemble's accuracy hardly shows it: two points, or a quarter of what the member lost."""
+        return not self.harmless and self.ensemble_loss <= max(MARGIN, self.loss / 4)
 
     @property
     def diagnosis(self) -> str:
@@ -181,7 +181,7 @@ def members_text(found: Found, family: str) -> str | None:
     ]
     colluding = [f"{label(row.setting)} ({row.diagnosis})" for row in rows if row.diagnosis]
     first = (
-        f"Members were lost while the ensemble still looks fine. {'; '.join(hidden)}. "
+        f"Members were lost while the ensemble hardly shows it. {'; '.join(hidden)}. "
         if hidden
         else "No ensemble hides a member that lost more than two points. "
     )

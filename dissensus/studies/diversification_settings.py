@@ -80,7 +80,11 @@ class Setting:
     def plain(self) -> "Setting":
         """The deep ensemble that it is compared with."""
         return Setting(
-            self.kind, num_members=max(self.num_members, 2), backbone=self.backbone, seed=self.seed
+            self.kind,
+            num_members=max(self.num_members, 2),
+            layers=self.layers,
+            backbone=self.backbone,
+            seed=self.seed,
         )
 
     @property

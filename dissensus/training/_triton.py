@@ -10,7 +10,15 @@ def adam_rows_kernel(
     values,
     first,
     second,
-    gradient,
+    part0,
+    part1,
+    part2,
+    part3,
+    size0,
+    size1,
+    size2,
+    size3,
+    start,
     rows,
     kept,
     decay,
@@ -23,22 +31,127 @@ def adam_rows_kernel(
     DECAYS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Take a step of Adam on a stretch of one row; see `row_updates.update_by_adam`."""
+    """Take a step of Adam on a stretch of one row; see `row_updates.update_by_adam`.
+
+    The gradient is in up to four parts, of columns from `start` on; a program's stretch lies in one of them. Each branch does all
+    of the work: what is known of a part's size, which decides how wide memory is read, would be lost where branches meet.
+    """
     place = tl.program_id(0)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < columns
-    at = tl.load(rows + place) * columns + column
-    g = tl.load(gradient + place * columns + column, mask=inside, other=0.0)
+    stretch = tl.program_id(1)
+    row = tl.load(rows + place) * columns + start
+    keep = tl.load(kept + place)
+    share = tl.load(decay + place)
+    scale = tl.load(rate + place)
+    least = tl.load(floor + place)
+    end0 = tl.cdiv(size0, BLOCK)
+    end1 = end0 + tl.cdiv(size1, BLOCK)
+    end2 = end1 + tl.cdiv(size2, BLOCK)
+    if stretch < end0:
+        at = stretch * BLOCK + tl.arange(0, BLOCK)
+        _adam(
+            values + row,
+            first + row,
+            second + row,
+            part0 + place * size0,
+            at,
+            size0,
+            keep,
+            share,
+            scale,
+            least,
+            beta1,
+            beta2,
+            KEEPS,
+            DECAYS,
+        )
+    elif stretch < end1:
+        at = (stretch - end0) * BLOCK + tl.arange(0, BLOCK)
+        row += size0
+        _adam(
+            values + row,
+            first + row,
+            second + row,
+            part1 + place * size1,
+            at,
+            size1,
+            keep,
+            share,
+            scale,
+            least,
+            beta1,
+            beta2,
+            KEEPS,
+            DECAYS,
+        )
+    elif stretch < end2:
+        at = (stretch - end1) * BLOCK + tl.arange(0, BLOCK)
+        row += size0 + size1
+        _adam(
+            values + row,
+            first + row,
+            second + row,
+            part2 + place * size2,
+            at,
+            size2,
+            keep,
+            share,
+            scale,
+            least,
+            beta1,
+            beta2,
+            KEEPS,
+            DECAYS,
+        )
+    else:
+        at = (stretch - end2) * BLOCK + tl.arange(0, BLOCK)
+        row += size0 + size1 + size2
+        _adam(
+            values + row,
+            first + row,
+            second + row,
+            part3 + place * size3,
+            at,
+            size3,
+            keep,
+            share,
+            scale,
+            least,
+            beta1,
+            beta2,
+            KEEPS,
+            DECAYS,
+        )
+
+
+@triton.jit
+def _adam(
+    values,
+    first,
+    second,
+    gradient,
+    at,
+    size,
+    keep,
+    share,
+    scale,
+    least,
+    beta1,
+    beta2,
+    KEEPS: tl.constexpr,
+    DECAYS: tl.constexpr,
+):
+    inside = at < size
+    g = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
     w = tl.load(values + at, mask=inside, other=0.0)
     m = tl.load(first + at, mask=inside, other=0.0)
     v = tl.load(second + at, mask=inside, other=0.0)
     if DECAYS:
-        g += tl.load(decay + place) * w
+        g += share * w
     if KEEPS:
-        w *= tl.load(kept + place)
+        w *= keep
     m += (1.0 - beta1) * (g - m)
     v = beta2 * v + (1.0 - beta2) * g * g
-    w += tl.load(rate + place) * (m / (tl.sqrt(v) + tl.load(floor + place)))
+    w += scale * (m / (tl.sqrt(v) + least))
     tl.store(values + at, w, mask=inside)
     tl.store(first + at, m, mask=inside)
     tl.store(second + at, v, mask=inside)

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from dissensus.training.feeds import ArrayFeed, Feed
+from dissensus.training.feeds import Feed, OrderedFeed
 from dissensus.training.packing import Block, aligned_rows
 from dissensus.training.step import State
 
 
 def keep_orders(feed: Feed, keep: Sequence[int]) -> None:
     """Let go of the data orders of members that are gone."""
-    if isinstance(feed, ArrayFeed) and feed.own:
+    if isinstance(feed, OrderedFeed) and feed.own:
         feed.order_keys = feed.order_keys[list(keep)]
         feed.tensors = {**feed.tensors, "order": feed.tensors["order"][list(keep)].clone()}
 

@@ -5,12 +5,16 @@ and vmap's overhead; on a GPU as one CUDA graph. `compiled` also compiles what w
 """
 
 import logging
+import random
 import time
 from abc import ABC, abstractmethod
+from threading import RLock
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
+from dissensus.members.members import put_back
 from dissensus.training import timings
 from dissensus.training.packing import aligned_rows
 from dissensus.training.programs import ByMember
@@ -52,6 +56,9 @@ class Eager(Engine):
         self.train_step(state, size)
 
 
+_recording = RLock()
+
+
 class Recorded(Engine):
     """Records the operations of a step once for each batch shape and replays them, compiled or not."""
 
@@ -69,7 +76,9 @@ class Recorded(Engine):
 
     def _record(self, state: State, size: int) -> Replay:
         kind = GraphReplay if state["index"].is_cuda else Replay
-        return kind(self.train_step, state, size, self.compiled, self.concurrent)
+        # Recording and capturing change torch for all threads.
+        with _recording:
+            return kind(self.train_step, state, size, self.compiled, self.concurrent)
 
     def step(self, state: State, size: int) -> None:
         """Take one step."""
@@ -80,18 +89,31 @@ class Recorded(Engine):
         return self.prepare(state, size).take(state, limit)
 
 
-def try_out(train_step: TrainStep, state: State, size: int, concurrent: int | None) -> tuple[State, bool]:
-    """Take one eager step on a copy; return the copy and whether a module's Python attributes changed.
+def try_out(
+    train_step: TrainStep, state: State, size: int, concurrent: int | None
+) -> tuple[State, str | None]:
+    """Take one eager step on a copy; return the copy and what changed in Python, which a recording would not change again.
 
     Where each member will get a program of its own one member is enough, and takes one member's memory.
     """
-    scratch = clone(state)
     if kind_of_work(train_step, state, concurrent) is ByMember:
-        scratch = clone(row_of(state, 0, train_step.feed))
-        train_step = single_member_step(train_step)
-    before = train_step.members.python_state()
-    train_step(scratch, size)
-    return scratch, train_step.members.python_state() != before
+        state, train_step = row_of(state, 0, train_step.feed), single_member_step(train_step)
+    for _ in range(3):
+        scratch = clone(state)
+        before, drawn = train_step.members.python_state(), _generators()
+        train_step(scratch, size)
+        if train_step.members.python_state() != before:
+            return scratch, "its modules change Python attributes from step to step"
+        if _generators() == drawn:
+            return scratch, None
+        # Another thread may have drawn: only what happens every time is the step's.
+    return scratch, "it draws from Python's or NumPy's generator"
+
+
+def _generators() -> list[object]:
+    """Return the state of the generators outside torch."""
+    numpy: Any = np.random.get_state(legacy=False)  # noqa: NPY002
+    return [random.getstate(), numpy["state"]["key"].tobytes(), numpy["state"]["pos"], numpy["has_gauss"]]
 
 
 def warm_up(train_step: TrainStep, state: State, size: int, concurrent: int | None = None) -> None:
@@ -115,6 +137,17 @@ def choose_engine(
                 f"engine={name!r} needs sgd, adam or adamw; other optimizers run with engine='eager'."
             )
         return Eager(train_step)
+    before = train_step.members.python_state()
+    try:
+        return _chosen(name, train_step, state, size, steps, concurrent)
+    finally:
+        # Steps taken to find out must not count.
+        put_back(before)
+
+
+def _chosen(
+    name: str, train_step: TrainStep, state: State, size: int, steps: int, concurrent: int | None
+) -> Engine:
     warm_up(train_step, state, size, concurrent)
     if concurrent is not None and (reason := why_not_by_member(train_step, state)) is not None:
         raise ValueError(f"`concurrent_members` trains members one by one, and {reason}. Leave it out.")
@@ -132,14 +165,26 @@ def _try(
     train_step: TrainStep, state: State, size: int, compiled: bool, concurrent: int | None
 ) -> tuple[str | None, Recorded | None]:
     """Return the engine, ready for batches of this size, or why there is none."""
-    if try_out(train_step, state, size, concurrent)[1]:
-        return "its modules change Python attributes from step to step", None
+    _, change = try_out(train_step, state, size, concurrent)
+    if change is not None:
+        return change, None
     engine = Recorded(train_step, compiled, concurrent)
     try:
         engine.prepare(state, size)
     except Exception as failure:  # whatever a user's module does that cannot be recorded
-        return (str(failure).splitlines() or [type(failure).__name__])[0], None
+        return _in_words(failure, train_step), None
     return None, engine
+
+
+def _in_words(failure: Exception, train_step: TrainStep) -> str:
+    """Say in one line why a step cannot be recorded."""
+    reason = getattr(train_step.members, "execution_reason", None) or ""
+    if "draws random numbers" in reason:  # each member's are made to follow its seed, one by one
+        return reason
+    text = str(failure)
+    if "_local_scalar_dense" in text:
+        return "it reads the value of a tensor, for a branch or a number"
+    return (text.splitlines() or [type(failure).__name__])[0]
 
 
 # Recording takes about half a second; compiling a step took 5 to 30 s where we measured it, and made it 1.6 to 3 times faster.

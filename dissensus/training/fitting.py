@@ -17,11 +17,11 @@ from dissensus.data.sources import (
 from dissensus.members import HeadEnsemble, Members
 from dissensus.members.heads import reader_of
 from dissensus.objectives import Independent, Objective
-from dissensus.objectives.hard_delta import uniform_where_masked
+from dissensus.objectives.hard_delta import check_temperature, uniform_where_masked
 from dissensus.objectives.objective import Batches
 from dissensus.training.engines import EngineName
 from dissensus.training.feeds import ArrayFeed
-from dissensus.training.intake import check_outputs, feed_of, list_batches
+from dissensus.training.intake import check_outputs, check_smallest_batch, feed_of, list_batches
 from dissensus.training.optimizers import Factory
 from dissensus.training.run import Run, Settings
 from dissensus.training.schedules import AnySchedule
@@ -70,7 +70,8 @@ def fit(
 
     Args:
         members: The ensemble; it is trained in place and stays on `device`.
-        data: A pair (inputs, targets) of tensors or arrays, which move to the device whole; a map-style Dataset; a
+        data: A pair (inputs, targets) of tensors or arrays, which move to the device whole where they fit and are fed from
+            the host, in the same order, where they do not (memory maps are not read into memory); a map-style Dataset; a
             DataLoader, whose batches (in its own order) all members share; or features of `cache_features`, on which a
             HeadEnsemble trains its heads.
         objective: What to minimise; `Independent()` by default. See `dissensus.objectives`.
@@ -88,8 +89,11 @@ def fit(
         batches: `"own"`: each member goes through the data in its own order; `"shared"`: all see the same batch. The
             objective's wish by default (members that train independently: own).
         last_batch: Keep or drop the smaller batch at an epoch's end.
-        workers: Processes that load the items of a Dataset ahead of training (a DataLoader has its own).
-        augment: A function `(x, y, noise) -> (x, y)` on batches; see `dissensus.data.augment`.
+        workers: Processes that load the items of a Dataset ahead of training (a DataLoader has its own); threads that gather
+            batches of arrays that do not fit on the device.
+        augment: A function `(x, y, noise) -> (x, y)` on batches, on the device; see `dissensus.data.augment`. Members with
+            batches of their own augment each in their own way, by (seed, member); on shared batches (objectives that compare
+            members, Datasets, DataLoaders) all see the same augmented batch.
         unlabelled: Inputs without labels, a second stream for objectives that read it.
         validation: Held-out data, looked at every check.
         watch_collusion: At every check, put member error, ensemble error and diversity on a fixed sample of the training data
@@ -131,6 +135,7 @@ def fit(
         )
     if getattr(members, "masked_target", "label") == "uniform":
         objective = uniform_where_masked(objective)
+    check_temperature(members, objective)
     seed = int(seed)
     _one_of("precision", precision, ("fp32", "bf16"))
     _one_of("last_batch", last_batch, ("keep", "drop"))
@@ -139,7 +144,7 @@ def fit(
     _check_numbers(
         epochs, batch_size, patience, checkpoint_every, concurrent_members, check_every, clip_norm, lr
     )
-    target = _device(device)
+    target = device_named(device)
     members.to(target)
     whole, members = members, reader_of(members, data)
     if members is not whole:
@@ -147,13 +152,14 @@ def fit(
     _check_same_kind(whole, data, validation)
     feed, sample = feed_of(members, data, objective, batch_size, batches, last_batch, workers, seed, target)
     outputs = check_outputs(members, *sample, objective.likelihood)
+    check_smallest_batch(members, feed.smallest, sample[0])
     if isinstance(feed, ArrayFeed):
         objective = objective.prepare(feed.tensors["data.x"])
     elif objective.prepare(sample[0]) is not objective:
         raise ValueError(
             f"{type(objective).__name__} measures all training inputs before it begins (`of_range` of Adversarial, "
-            "`statistics='training'` of HardDelta), and this data comes in batches only. Hand over tensors or arrays, or leave that "
-            "setting out."
+            "`statistics='training'` of HardDelta), and this data comes in batches only. Hand over tensors or arrays that fit on the "
+            "device, or leave that setting out."
         )
     streams = {name: values.to(target) for name, values in objective.stream_data().items()}
     if unlabelled is not None:
@@ -275,7 +281,8 @@ def _check_numbers(
         raise ValueError(f"`clip_norm` must be positive; got {clip_norm}.")
 
 
-def _device(device: str | torch.device) -> torch.device:
+def device_named(device: str | torch.device) -> torch.device:
+    """Return the device that was asked for, `"auto"` being a GPU if there is one."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

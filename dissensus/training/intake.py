@@ -1,5 +1,7 @@
 """What users hand over as data, made into the batches of training and validation, and checked against the members."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +16,8 @@ from dissensus.objectives import Likelihood, Objective
 from dissensus.objectives.likelihoods import as_columns
 from dissensus.objectives.objective import Batches
 from dissensus.randomness import derive, seeded
-from dissensus.training.feeds import ArrayFeed, DatasetFeed, Feed, LoaderFeed
+from dissensus.training.feeds import ArrayFeed, DatasetFeed, Feed, LoaderFeed, Rows
+from dissensus.training.hosted import HostFeed, lives_on
 from dissensus.training.mapped import FeatureFeed, MappedFeed, fits
 
 
@@ -45,10 +48,10 @@ def feed_of(
         if isinstance(data, DataLoader):
             if batch_size is not None:
                 raise ValueError("A DataLoader has its own batch size; leave `batch_size` out.")
-            feed = LoaderFeed(data, seed, device)
+            loaded = LoaderFeed(data, seed, device)
             with seeded(0):
                 sample = next(iter(pair_batches(data, 1)))
-            return feed, (sample[0][:2], sample[1])
+            return loaded, (sample[0][:2], sample[1])
         assert isinstance(data, Dataset)
         feed = DatasetFeed(data, batch_size or 128, seed, device, last_batch == "drop", workers)
         with seeded(0):
@@ -63,7 +66,12 @@ def feed_of(
     size = batch_size or 128
     _check_drop(last_batch, len(x), size)
     keys = _order_keys(members, own, seed, device)
-    return ArrayFeed(x.to(device), y.to(device), size, keys, own, last_batch == "drop"), (x[:2], y)
+    drop = last_batch == "drop"
+    # An objective that measures all inputs first has them read into memory, where that is the device's.
+    needs_all = device.type == "cpu" and objective.prepare(x[:2]) is not objective
+    if lives_on(x, device) or needs_all:
+        return ArrayFeed(x.to(device), y.to(device), size, keys, own, drop), (x[:2], y)
+    return HostFeed(x, y, size, keys, own, drop, workers or 2), (x[:2], y)
 
 
 def _feature_feed(
@@ -105,13 +113,13 @@ def _check_drop(last_batch: str, count: int, size: int) -> None:
         )
 
 
-def _targets(x: Tensor, y: Tensor, likelihood: Likelihood) -> Tensor:
+def _targets(x: Rows, y: Tensor, likelihood: Likelihood) -> Tensor:
     if likelihood.kind != "classes":
         return _real_targets(x, y)
     return y if y.is_floating_point() else y.long()
 
 
-def _real_targets(x: Tensor, y: Tensor) -> Tensor:
+def _real_targets(x: Rows, y: Tensor) -> Tensor:
     """Return regression targets as columns of real numbers, in the precision of the inputs where those are real."""
     if not y.is_floating_point():
         y = y.to(x.dtype if x.dtype == torch.float64 else torch.float32)
@@ -131,6 +139,32 @@ def check_outputs(members: Members, x: Tensor, y: Tensor, likelihood: Likelihood
         ) from problem
     check_targets(outputs, y, likelihood)
     return outputs
+
+
+def check_smallest_batch(members: Members, smallest: int | None, x: Tensor) -> None:
+    """Refuse a batch of one example where BatchNorm layers would take statistics over examples alone."""
+    if smallest != 1:
+        return
+    kind = torch.nn.modules.batchnorm._BatchNorm
+    norms = [module for module in members.train().modules() if isinstance(module, kind) and module.training]
+    # Over an image's pixels there are statistics of one example too, so what reaches the layers is looked at.
+    values: list[int] = []
+
+    def look(_: Any, given: tuple[Tensor, ...]) -> None:
+        values.append(given[0].shape[2:].numel())
+
+    hooks = [module.register_forward_pre_hook(look) for module in norms]
+    try:
+        with evaluation_mode(members):
+            members(x.to(next(members.parameters()).device))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if 1 in values:
+        raise ValueError(
+            "The last batch of an epoch has one example, and BatchNorm layers need two or more. Pass last_batch='drop' (to a "
+            "DataLoader drop_last=True), or choose another batch size."
+        )
 
 
 def check_targets(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str = "training") -> None:
@@ -161,7 +195,18 @@ def list_batches(validation: Pairs, likelihood: Likelihood, outputs: Tensor) -> 
     check_pair(x, y, "validation")
     y = _targets(x, y, likelihood)
     check_targets(outputs, y, likelihood, "validation")
-    return list(zip(torch.split(x, 2048), torch.split(y, 2048), strict=True))
+    return _Slices(x, y)
+
+
+@dataclass(frozen=True)
+class _Slices:
+    """Batches of arrays, from the start each time; what lies in a file is read anew."""
+
+    x: Rows
+    y: Tensor
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        yield from zip(self.x.split(2048), self.y.split(2048), strict=True)
 
 
 class _Again:

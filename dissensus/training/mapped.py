@@ -1,42 +1,28 @@
 """Batches of cached features: gathered on the device where they fit, streamed from their file where they do not."""
 
 import hashlib
-import os
-import queue
-import threading
 from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from dissensus.data.features import CachedFeatures, as_real
 from dissensus.randomness import bits, derive, fold, permutation
-from dissensus.training.feeds import ArrayFeed, LoaderFeed
+from dissensus.training.feeds import ArrayFeed, PlacedFeed
+from dissensus.training.hosted import free_memory
 
 # Rows that lie together in the file are read together, so many bytes of them, in an order of their own.
 CHUNK_BYTES = 1 << 20
 # Chunks that are in memory at once, so many bytes of them: rows are shuffled among them.
 BUFFER_BYTES = 256 << 20
-# Batches that wait for the training step.
-_AHEAD = 4
 
 
 def fits(cached: CachedFeatures, device: torch.device) -> bool:
     """Whether features are moved to the device whole: up to their limit, or half of the memory that is free there."""
     limit = cached.resident_limit
     if limit is None:
-        limit = _free_memory(device) // 2
+        limit = free_memory(device) // 2
     return isinstance(cached.features, Tensor) or cached.nbytes <= limit
-
-
-def _free_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # not on every system
-        return 4 << 30
 
 
 class FeatureFeed(ArrayFeed):
@@ -75,7 +61,7 @@ class FeatureFeed(ArrayFeed):
         return as_real(x), y
 
 
-class MappedFeed(LoaderFeed):
+class MappedFeed(PlacedFeed):
     """Features read from their file by a thread that is ahead of training; all members share the batches.
 
     Chunks of neighbouring rows are read in a shuffled order, and rows are shuffled among as many chunks as the buffer
@@ -92,14 +78,15 @@ class MappedFeed(LoaderFeed):
         device: torch.device,
         drop_last: bool = False,
     ) -> None:
-        self.cached, self.y, self.seed, self.device = cached, y, seed, device
+        super().__init__(device)
+        self.cached, self.y, self.seed = cached, y, seed
         self.batch_size = min(batch_size, cached.num_examples)
         full, rest = divmod(cached.num_examples, self.batch_size)
         self.steps_per_epoch = full + bool(rest and not drop_last)
+        self.smallest = rest if rest and not drop_last else self.batch_size
         row_bytes = max(1, cached.nbytes // len(cached))
         self.chunk = max(1, CHUNK_BYTES // row_bytes)
         self.chunks_at_once = max(1, BUFFER_BYTES // (self.chunk * row_bytes))
-        self.tensors = {}
 
     def identity(self) -> str:
         """Return sizes, and a digest of the first rows and targets."""
@@ -112,9 +99,9 @@ class MappedFeed(LoaderFeed):
 
     def epoch(self, number: int, skip: int, state: MutableMapping[str, Tensor]) -> Iterator[int]:
         """Yield batch sizes as the thread brings batches."""
-        with _ahead(self._batches(number, skip)) as batches:
-            for pair in batches:
-                yield self.place(pair, state)
+        batches = self._batches(number, skip)
+        for pair in self.carrier.ahead(lambda _: next(batches, None), range(skip, self.steps_per_epoch)):
+            yield self.place(pair, state)
 
     def _batches(self, number: int, skip: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the epoch's batches after the first `skip`, joined across the ends of buffers."""
@@ -154,45 +141,4 @@ class MappedFeed(LoaderFeed):
 
     def _joined(self, parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         x, y = (part[0] if len(part) == 1 else torch.cat(part) for part in zip(*parts, strict=True))
-        return self._pinned(x), self._pinned(y)
-
-    def _pinned(self, values: Tensor) -> Tensor:
-        return values.pin_memory() if self.device.type == "cuda" else values
-
-
-@contextmanager
-def _ahead(batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[Iterator[tuple[Tensor, Tensor]]]:
-    """Have a thread take from an iterator ahead of whoever reads; it ends with the block, and its errors come out here."""
-    ready: queue.Queue[tuple[Tensor, Tensor] | Exception | None] = queue.Queue(_AHEAD)
-    stopped = threading.Event()
-
-    def put(item: tuple[Tensor, Tensor] | Exception | None) -> None:
-        while not stopped.is_set():
-            try:
-                return ready.put(item, timeout=0.1)
-            except queue.Full:
-                continue
-
-    def work() -> None:
-        try:
-            for pair in batches:
-                put(pair)
-                if stopped.is_set():
-                    return
-            put(None)
-        except Exception as problem:  # handed to the thread that trains
-            put(problem)
-
-    def read() -> Iterator[tuple[Tensor, Tensor]]:
-        while (item := ready.get()) is not None:
-            if isinstance(item, Exception):
-                raise item
-            yield item
-
-    thread = threading.Thread(target=work, name="cached features", daemon=True)
-    thread.start()
-    try:
-        yield read()
-    finally:
-        stopped.set()
-        thread.join()
+        return x, y

@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dissensus.members import DeepEnsemble, SingleMember
 from dissensus.members.probe import draws
 from dissensus.objectives.objective import OutputObjective
 from dissensus.training.feeds import Feed
+from dissensus.training.rewriting import rewrite
 from dissensus.training.step import State, TrainStep
 
 Program = Callable[..., Any]
@@ -26,22 +28,58 @@ def record(
         train_step(dict(zip(names, tensors, strict=True)), size, advance=advance)
         return ()
 
-    scratch = clone(state)
-    return record_function(step, [scratch[name] for name in names])
+    def scratch() -> list[Tensor]:
+        copies = clone(state)
+        return [copies[name] for name in names]
+
+    return record_function(step, scratch, twice=has_foreign_code(train_step))
 
 
-def record_function(function: Callable[..., object], tensors: Sequence[Tensor]) -> torch.fx.GraphModule:
-    """Return the tensor operations of a function of tensors, gradients that it takes included."""
+def record_function(
+    function: Callable[..., object], scratch: Callable[[], Sequence[Tensor]], *, twice: bool = False
+) -> torch.fx.GraphModule:
+    """Return the tensor operations of a function of tensors, gradients that it takes included.
+
+    Args:
+        function: What is recorded.
+        scratch: Gives tensors to record it with, which it may change.
+        twice: Record it a second time, and refuse it if that gives another program.
+    """
+    program = _traced(function, scratch())
+    if twice and not _same(program, _traced(function, scratch())):
+        raise RuntimeError("it does not do the same each time it is called")
+    _refuse_random(program.graph)
+    rewrite(program.graph)
+    program.recompile()
+    return program
+
+
+def _traced(function: Callable[..., object], tensors: Sequence[Tensor]) -> torch.fx.GraphModule:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     # The dispatcher in Python takes decompositions that are the same on every device (no cuDNN BatchNorm, for one).
-    with _NoValues(), torch._dispatch.python.enable_python_dispatcher():  # type: ignore[attr-defined]
-        program = make_fx(function)(*tensors)
-    _refuse_random(program.graph)
-    _simplify(program.graph)
-    _turn_products(program.graph)
-    program.recompile()
-    return program
+    with _NoValues(), _NoDynamicShapes(), torch._dispatch.python.enable_python_dispatcher():  # type: ignore[attr-defined]
+        return make_fx(function)(*tensors)
+
+
+def _same(a: torch.fx.GraphModule, b: torch.fx.GraphModule) -> bool:
+    """Whether two recordings are one program, numbers in it included."""
+    if a.code != b.code:
+        return False
+    kept, others = (
+        {n.target: getattr(p, n.target) for n in p.graph.nodes if n.op == "get_attr"} for p in (a, b)
+    )
+    return all(torch.equal(kept[name], others[name]) for name in kept if isinstance(kept[name], Tensor))
+
+
+# Packages whose networks do nothing but compute.
+_TRUSTED = ("torch.", "dissensus.", "torchvision.", "timm.")
+
+
+def has_foreign_code(train_step: TrainStep) -> bool:
+    """Whether modules or the objective come from elsewhere, so that it is not known what else they do when they are called."""
+    kinds = {type(module) for module in train_step.members.parts()} | {type(train_step.objective)}
+    return not all(kind.__module__.startswith(_TRUSTED) for kind in kinds)
 
 
 class _NoValues(TorchFunctionMode):
@@ -55,77 +93,30 @@ class _NoValues(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+class _NoDynamicShapes(TorchDispatchMode):
+    """Refuses results whose shapes depend on values: a recording would keep the shapes of its own batch."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.dynamic_output_shape in func.tags and _picks_by_values(func, args):
+            raise RuntimeError(f"shapes in it depend on values ({func})")
+        return func(*args, **(kwargs or {}))
+
+
+def _picks_by_values(func: Any, args: Any) -> bool:
+    # The tag is on all indexing, for the sake of masks.
+    if func is not torch.ops.aten.index.Tensor:
+        return True
+    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+
+
 def _refuse_random(graph: torch.fx.Graph) -> None:
     """Refuse operations that draw from a generator: replayed they would not follow the run's seed."""
     for node in graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload) and draws(node.target, node.args, node.kwargs):
             raise RuntimeError(f"it draws random numbers outside dropout layers ({node.target})")
-
-
-def _simplify(graph: torch.fx.Graph) -> None:
-    """Remove operations that do nothing when replayed: detaching, and views that keep the shape."""
-    aten = torch.ops.aten
-    views = (aten.view.default, aten.expand.default, aten._unsafe_view.default)
-    for node in list(graph.nodes):
-        if node.target is not aten.detach.default and node.target not in views:
-            continue
-        source = node.args[0]
-        if node.target is aten.detach.default or source.meta["val"].shape == node.meta["val"].shape:
-            node.replace_all_uses_with(source)
-            graph.erase_node(node)
-    graph.eliminate_dead_code()
-
-
-def _turn_products(graph: torch.fx.Graph) -> None:
-    """Compute products of which only the transpose is used as such, so that they lie in memory as they are used.
-
-    Gradients of stacked weights are of that kind. Turned afterwards, number by number, they took as long as the update.
-    """
-    for node in list(graph.nodes):
-        product = node.args[0] if _turns(node) else None
-        if product is None or product.target is not torch.ops.aten.bmm.default or len(product.users) > 1:
-            continue
-        with graph.inserting_before(node):
-            factors = tuple(_turned(graph, factor) for factor in reversed(product.args))
-            new = graph.call_function(torch.ops.aten.bmm.default, factors)
-        new.meta = dict(node.meta)
-        node.replace_all_uses_with(new)
-        graph.erase_node(node)
-    graph.eliminate_dead_code()
-
-
-def _turns(node: Any) -> bool:
-    """Whether a node exchanges the last two of three axes."""
-    return node.target is torch.ops.aten.transpose.int and {axis % 3 for axis in node.args[1:]} == {1, 2}
-
-
-def _turned(graph: torch.fx.Graph, node: Any) -> Any:
-    if _turns(node):
-        return node.args[0]
-    new = graph.call_function(torch.ops.aten.transpose.int, (node, 1, 2))
-    new.meta = {"val": node.meta["val"].transpose(1, 2)}
-    return new
-
-
-def take_out_counters(program: torch.fx.GraphModule, names: list[str]) -> dict[str, int]:
-    """Remove from a program the counting of BatchNorm's passes; return how much it adds to each counter.
-
-    A counter is one number, yet counting it in the program costs a kernel and a copy for each layer and member.
-    """
-    inputs = dict(zip((n for n in program.graph.nodes if n.op == "placeholder"), names, strict=True))
-    found: dict[str, int] = {}
-    for node in list(program.graph.nodes):
-        name = inputs.get(node.args[0]) if node.target is torch.ops.aten.add_.Tensor else None
-        if (
-            name is not None
-            and name.endswith("num_batches_tracked")
-            and isinstance(node.args[1], int)
-            and not node.users
-        ):
-            found[name] = found.get(name, 0) + node.args[1]
-            program.graph.erase_node(node)
-    program.recompile()
-    return found
 
 
 def clone(state: State) -> State:
@@ -152,9 +143,12 @@ def restore(state: State, saved: State) -> None:
             state[name].copy_(tensor)
 
 
-def compile_program(program: torch.fx.GraphModule) -> Program:
-    """Return the recorded program compiled for its shapes; gradients are part of it already."""
-    compiled = torch.compile(program, dynamic=False)
+def compile_program(program: torch.fx.GraphModule, combine: bool = False) -> Program:
+    """Return the recorded program compiled for its shapes; gradients are part of it already.
+
+    With `combine` small kernels that do not depend on each other are made into one.
+    """
+    compiled = torch.compile(program, dynamic=False, options={"combo_kernels": True} if combine else None)
 
     def run(*tensors: Tensor) -> Any:
         with torch.no_grad():

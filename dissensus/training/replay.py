@@ -85,7 +85,8 @@ class GraphReplay(Replay):
         graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         torch.cuda.synchronize()
         with torch.cuda.stream(side):
-            graph.capture_begin()
+            # Of this thread alone: loaders pin memory in others.
+            graph.capture_begin(capture_error_mode="thread_local")
             try:
                 for _ in range(steps):
                     self.work.run(self.static, self.fan_out)

@@ -11,6 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# Columns that one program of the kernel updates.
+_BLOCK = 1024
+
 
 def runs_as_kernel(values: Tensor) -> bool:
     """Whether rows of these values are updated by a kernel of their own."""
@@ -24,7 +27,7 @@ def update_by_adam(
     values: Tensor,
     first: Tensor,
     second: Tensor,
-    gradient: Tensor,
+    gradient: list[Tensor],
     rows: Tensor,
     kept: Tensor | None,
     decay: Tensor | None,
@@ -39,7 +42,8 @@ def update_by_adam(
         values: `(all rows, columns)`.
         first: First moments, as `values`.
         second: Second moments, as `values`.
-        gradient: `(rows, columns)`.
+        gradient: One or more tensors, `(rows, ...)`, of any precision; their numbers in order are those of the columns from the
+            first on. Columns beyond them stay as they are.
         rows: Which rows, all different.
         kept: Factor on the values before the step, `(rows, 1)`; None for 1.
         decay: Share of the values that is added to the gradient, `(rows, 1)`; None for 0.
@@ -48,28 +52,38 @@ def update_by_adam(
         beta1: Decay of the first moments.
         beta2: Decay of the second moments.
     """
-    columns, block = values.shape[1], 2048
+    columns = values.shape[1]
     assert all(tensor.stride() == (columns, 1) for tensor in (values, first, second))
-    gradient = gradient.contiguous()
-    grid = (len(rows), -(-columns // block))
-    _kernel()[grid](
-        values,
-        first,
-        second,
-        gradient,
-        rows.contiguous(),
-        rate if kept is None else kept.contiguous(),
-        rate if decay is None else decay.contiguous(),
-        rate.contiguous(),
-        floor.contiguous(),
-        columns,
-        beta1,
-        beta2,
-        KEEPS=kept is not None,
-        DECAYS=decay is not None,
-        BLOCK=block,
-        num_warps=8,
-    )
+    parts = [part.reshape(len(rows), -1).contiguous() for part in gradient]
+    start = 0
+    for four in (parts[index : index + 4] for index in range(0, len(parts), 4)):
+        sizes = [part.shape[1] for part in four]
+        blocks = sum(-(-size // _BLOCK) for size in sizes)
+        missing = 4 - len(four)
+        _kernel()[(len(rows), blocks)](
+            values,
+            first,
+            second,
+            *four,
+            *[four[0]] * missing,
+            *sizes,
+            *[0] * missing,
+            start,
+            rows.contiguous(),
+            rate if kept is None else kept.contiguous(),
+            rate if decay is None else decay.contiguous(),
+            rate.contiguous(),
+            floor.contiguous(),
+            columns,
+            beta1,
+            beta2,
+            KEEPS=kept is not None,
+            DECAYS=decay is not None,
+            BLOCK=_BLOCK,
+            num_warps=4,
+        )
+        start += sum(sizes)
+    assert start <= columns
 
 
 @cache

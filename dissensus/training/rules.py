@@ -105,7 +105,7 @@ class Adam(Rule):
             super().update_rows(values, slots, rows, given)
             return
         factors = self._factors(given, values.dtype)
-        update_by_adam(values, slots["first"], slots["second"], given.gradient, rows, *factors, *self.betas)
+        update_by_adam(values, slots["first"], slots["second"], [given.gradient], rows, *factors, *self.betas)
 
     def _factors(
         self, given: Given, dtype: torch.dtype

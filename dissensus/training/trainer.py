@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from dissensus.members import Members
+from dissensus.members.members import PythonState
 from dissensus.objectives import Objective
 from dissensus.training.checkpoints import CheckpointError, CheckpointFolder
 from dissensus.training.checks import Validation, Watch, validate
 from dissensus.training.dropping import carry_over, keep_orders
-from dissensus.training.engines import Engine, choose_engine
+from dissensus.training.engines import Engine, Recorded, choose_engine
 from dissensus.training.feeds import Feed
 from dissensus.training.history import History, mean_of
 from dissensus.training.identity import architecture, check_same_run, fingerprint
@@ -54,6 +55,7 @@ class Trainer:
         self.good: dict[str, Tensor] | None = None
         self.state: State = {}
         self.checked_step = 0
+        self.recorded_with: PythonState = []
         self._check_settings()
 
     def _check_settings(self) -> None:
@@ -80,6 +82,7 @@ class Trainer:
         if settings.select is not None and settings.select not in columns:
             raise ValueError(f"`select` must be one of {', '.join(columns)}; got {settings.select!r}.")
 
+    @torch.enable_grad()
     def run(self) -> Run:
         """Train to the end; leave the ensemble with the last weights, or the best if a column was selected."""
         self._set_up()
@@ -183,6 +186,7 @@ class Trainer:
                 self.settings.concurrent_members,
             )
             self.result.engine = self.engine.name
+            self.recorded_with = self.members.python_state()
         limit = self.feed.alike(self.result.step % self.feed.steps_per_epoch)
         if (every := self.settings.check_every) != "epoch":
             limit = min(limit, every - self.result.step % every)
@@ -222,7 +226,13 @@ class Trainer:
             self.settings.callback(self.result)
             if not self.members.training:
                 self.members.train()
+            self._notice_changes()
         return time.monotonic()
+
+    def _notice_changes(self) -> None:
+        """Record the step again where a callback changed what modules keep in Python, such as a rate of dropout."""
+        if isinstance(self.engine, Recorded) and self.members.python_state() != self.recorded_with:
+            self.engine = None
 
     def _read_sums(self) -> tuple[dict[str, list[float]], dict[str, float]]:
         per_member: dict[str, list[float]] = {}

@@ -1,0 +1,123 @@
+"""Arrays as tensors of their rows: what is in memory at once, what lies in a file (a memory map) when it is asked for."""
+
+import mmap
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# Bytes that are read at once where a whole file is gone through.
+_AT_ONCE = 8 << 20
+# Rows that are read before their pages are let go of: with each the system may map a megabyte around it.
+_FEW = 16
+
+
+def as_tensor(array: Any, name: str) -> Tensor:
+    """Return an array as a tensor: float64 arrays of numpy become float32, the default of networks; integers int64."""
+    if isinstance(array, Tensor):
+        return array
+    values = np.asarray(array)
+    if not values.flags.writeable:
+        values = values.copy()
+    if values.dtype == object:
+        raise ValueError(
+            f"`{name}` must be a tensor or a numeric array; got {type(array).__name__} of dtype object."
+        )
+    tensor = torch.from_numpy(np.ascontiguousarray(values))
+    if tensor.dtype == torch.float64:
+        return tensor.float()
+    return tensor.long() if tensor.dtype in (torch.int32, torch.int16, torch.int8) else tensor
+
+
+class OnDisk:
+    """An array in a file. Rows that are asked for are read, and tensors of their own; the file never is in memory whole.
+
+    Example:
+        >>> import tempfile
+        >>> array = np.memmap(tempfile.mkdtemp() + "/x", np.float64, "w+", shape=(10, 3))
+        >>> rows = OnDisk(array, "x")
+        >>> rows[2:5].shape, rows[torch.tensor([7, 1])].dtype, len(rows)
+        (torch.Size([3, 3]), torch.float32, 10)
+    """
+
+    def __init__(self, array: np.ndarray, name: str) -> None:
+        self.array, self.name = np.asarray(array), name
+        self.dtype = as_tensor(self.array[:0], name).dtype
+        self._pages = _pages_of(array)
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the whole."""
+        return torch.Size(self.array.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole as a tensor."""
+        return self.shape.numel() * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __getitem__(self, rows: slice | Tensor) -> Tensor:
+        if isinstance(rows, slice):
+            part = self.array[rows].copy()
+            self._release()
+            return as_tensor(part, self.name)
+        part = np.empty((len(rows), *self.shape[1:]), self.array.dtype)
+        for start in range(0, len(rows), _FEW):
+            some = slice(start, start + _FEW)
+            part[some] = self.array[rows[some].numpy()]
+            self._release()
+        return as_tensor(part, self.name)
+
+    def split(self, size: int) -> Iterator[Tensor]:
+        """Yield all rows in order, `size` at a time."""
+        for start in range(0, len(self), size):
+            yield self[start : start + size]
+
+    def to(self, device: torch.device) -> Tensor:
+        """Return everything as one tensor on a device, without a second copy beside it."""
+        whole = torch.empty(self.shape, dtype=self.dtype, device=device)
+        start = 0
+        for part in self.split(rows_at_once(self)):
+            whole[start : start + len(part)] = part
+            start += len(part)
+        return whole
+
+    def _release(self) -> None:
+        """Let go of the pages that were read; the system keeps them as long as it has room, as with any file."""
+        if self._pages is not None:
+            self._pages.madvise(mmap.MADV_DONTNEED)
+
+
+def rows_of(array: Any, name: str) -> Tensor | OnDisk:
+    """Return an array as a tensor, or as rows to be read where it lies in a file."""
+    in_a_file = isinstance(array, np.ndarray) and array.ndim > 0 and _file_of(array) is not None
+    return OnDisk(array, name) if in_a_file else as_tensor(array, name)
+
+
+def rows_at_once(values: Tensor | OnDisk) -> int:
+    """Return how many rows to go through at a time, so that what is computed of them stays small."""
+    each = values.shape[1:].numel() * values.dtype.itemsize
+    return max(1, _AT_ONCE // max(each, 1))
+
+
+def _file_of(array: np.ndarray) -> mmap.mmap | None:
+    return next((owner for owner in _owners(array) if isinstance(owner, mmap.mmap)), None)
+
+
+def _pages_of(array: np.ndarray) -> mmap.mmap | None:
+    """Return the mapping if its pages may be let go of: not where they hold changes that the file does not have."""
+    maps = [owner for owner in _owners(array) if isinstance(owner, np.memmap)]
+    may = maps and all(owner.mode != "c" for owner in maps) and hasattr(mmap, "MADV_DONTNEED")
+    return _file_of(array) if may else None
+
+
+def _owners(array: np.ndarray) -> Iterator[Any]:
+    """Yield an array and what its memory belongs to, step by step."""
+    owner: Any = array
+    while owner is not None:
+        yield owner
+        owner = getattr(owner, "base", None)

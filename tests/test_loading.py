@@ -1,0 +1,151 @@
+"""Datasets and loaders: what is loaded by threads and processes is what would be loaded here."""
+
+import multiprocessing
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset
+from training_helpers import net, norm_net, x, y
+
+import dissensus as ds
+from dissensus.training.ahead import in_order
+from dissensus.training.feeds import DatasetFeed, LoaderFeed
+
+CPU = torch.device("cpu")
+
+
+class Noisy(Dataset):
+    """Items that are random, and that tell which process loaded them."""
+
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, index):
+        return torch.tensor([float(index), torch.rand(()), multiprocessing.current_process().pid]), index
+
+
+def epochs(feed, count=3, skip=0):
+    found = []
+    for number in range(count):
+        state: dict = {}
+        found.append(torch.cat([feed.batch(state, size)[0] for size in feed.epoch(number, skip, state)]))
+    return found
+
+
+def test_processes_load_what_would_be_loaded_here_and_stay_from_epoch_to_epoch():
+    here, there = (epochs(DatasetFeed(Noisy(), 8, 3, CPU, False, workers)) for workers in (0, 2))
+    for a, b in zip(here, there, strict=True):
+        assert torch.equal(a[:, :2], b[:, :2])
+    assert len({number for rows in there for number in rows[:, 2].tolist()}) == 2
+    assert not {number for rows in there for number in rows[:, 2].tolist()} & set(here[0][:, 2].tolist())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_resumed_epoch_begins_in_the_middle(workers):
+    feed = DatasetFeed(Noisy(), 8, 3, CPU, False, workers)
+    whole, rest = epochs(feed, 1), epochs(feed, 1, skip=3)
+    assert torch.equal(rest[0][:, :2], whole[0][24:, :2])
+
+
+def test_no_process_is_left_behind():
+    before = set(multiprocessing.active_children())
+    ens = ds.DeepEnsemble(lambda: nn.Linear(3, 50), 2)
+    ds.fit(ens, Noisy(), epochs=2, batch_size=8, workers=2, device="cpu")
+    assert set(multiprocessing.active_children()) == before
+
+
+def test_a_loader_with_processes_is_read_ahead_by_a_thread():
+    loader = DataLoader(Noisy(), batch_size=8, shuffle=True, num_workers=1)
+    epoch = LoaderFeed(loader, 0, CPU).epoch(0, 0, {})
+    before = torch.get_rng_state()
+    next(epoch)
+    assert any(thread.name.startswith("dissensus data") for thread in threading.enumerate())
+    epoch.close()
+    assert not any(thread.name.startswith("dissensus data") for thread in threading.enumerate())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_order_of_a_loader_does_not_depend_on_where_it_loads():
+    orders = [
+        [rows[:, 0] for rows in epochs(LoaderFeed(loader, 0, CPU))]
+        for loader in (DataLoader(Noisy(), batch_size=8, shuffle=True, num_workers=n) for n in (0, 1))
+    ]
+    for here, there in zip(*orders, strict=True):
+        assert sorted(here.tolist()) == sorted(there.tolist()) == list(range(50))
+    assert not torch.equal(orders[1][0], orders[1][1])
+
+
+class DrawsLate(RandomSampler):
+    """A sampler of a user's that draws from the global generator as it goes."""
+
+    def __iter__(self):
+        for _ in range(len(self)):
+            yield int(torch.randint(50, ()))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sampler_that_draws_as_it_goes_is_seeded_here(workers):
+    loader = DataLoader(Noisy(), batch_size=8, sampler=DrawsLate(Noisy()), num_workers=workers)
+    feed = LoaderFeed(loader, 0, CPU)
+    first, again = (epochs(feed, 2) for _ in range(2))
+    for a, b in zip(first, again, strict=True):
+        assert torch.equal(a[:, 0], b[:, 0])
+
+
+def test_what_threads_make_comes_in_order_and_only_a_little_ahead():
+    started = []
+
+    def make(place):
+        started.append(place)
+        return place * 2
+
+    made = in_order(make, range(100), threads=3)
+    assert [next(made) for _ in range(5)] == [0, 2, 4, 6, 8]
+    made.close()
+    assert 5 <= len(started) < 12
+
+
+def test_an_error_in_a_thread_comes_out_at_its_place():
+    def make(place):
+        if place == 3:
+            raise OSError("the disk is gone")
+        return place
+
+    made = in_order(make, range(10))
+    assert [next(made) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(made)
+
+
+class TestOneExampleLeftOver:
+    rest_of_one = (x[:33], y[:33])
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {"data": rest_of_one, "batch_size": 16},
+            {"data": rest_of_one, "batch_size": 16, "batches": "shared"},
+            {"data": rest_of_one, "batch_size": 1},
+            {"data": DataLoader(TensorDataset(*rest_of_one), batch_size=16)},
+        ],
+    )
+    def test_is_refused_where_batchnorm_needs_two(self, settings):
+        with pytest.raises(ValueError, match="last_batch='drop'"):
+            ds.fit(ds.DeepEnsemble(norm_net, 2), epochs=1, device="cpu", **settings)
+
+    def test_is_no_matter_without_batchnorm_and_where_it_is_dropped(self):
+        ds.fit(ds.DeepEnsemble(net, 2), self.rest_of_one, epochs=1, batch_size=16, device="cpu")
+        for settings in (
+            {"data": self.rest_of_one, "batch_size": 16, "last_batch": "drop"},
+            {"data": DataLoader(TensorDataset(*self.rest_of_one), batch_size=16, drop_last=True)},
+        ):
+            ds.fit(ds.DeepEnsemble(norm_net, 2), epochs=1, device="cpu", **settings)
+
+    def test_is_no_matter_where_an_image_has_many_pixels(self):
+        def image_net():
+            return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3))
+
+        images = torch.randn(33, 1, 4, 4)
+        ds.fit(ds.DeepEnsemble(image_net, 2), (images, y[:33]), epochs=1, batch_size=16, device="cpu")
