@@ -19,7 +19,7 @@ def test_a_product_that_is_only_used_turned_is_computed_turned():
     def weight_gradient(a, b):
         return (torch.bmm(a.transpose(1, 2), b).transpose(-1, -2) + 1,)
 
-    program = record_function(weight_gradient, lambda: [a, b])
+    program = record_function(weight_gradient, lambda _: [a, b])
     (product,) = products(program)
     assert all(user.target is aten.add.Tensor for user in product.users)
     (found,) = program(a, b)
@@ -34,7 +34,7 @@ def test_a_product_that_is_used_as_it_is_too_stays():
         product = torch.bmm(a, b)
         return product.transpose(1, 2) + product
 
-    program = record_function(both, lambda: [a, b])
+    program = record_function(both, lambda _: [a, b])
     assert len(products(program)) == 1
     torch.testing.assert_close(program(a, b), both(a, b))
 
@@ -46,7 +46,7 @@ def test_a_product_that_is_cast_before_it_is_turned_is_computed_turned():
         product = torch.bmm(a.bfloat16().transpose(1, 2), b.bfloat16())
         return (product.float().transpose(1, 2) + 1,)
 
-    program = record_function(weight_gradient, lambda: [a, b])
+    program = record_function(weight_gradient, lambda _: [a, b])
     (product,) = products(program)
     assert product.meta["val"].shape == (3, 6, 5)
     (found,) = program(a, b)
@@ -65,7 +65,7 @@ def recorded_update(gradient) -> torch.fx.Node:
         values, first, second = (torch.empty(6, 64, device="cuda") for _ in range(3))
         rows, rate = torch.empty(2, dtype=torch.int64, device="cuda"), torch.empty(2, 1, device="cuda")
         source = torch.empty(2, 5, 4, device="cuda")
-        program = record_function(step, lambda: [values, first, second, rows, rate, source])
+        program = record_function(step, lambda _: [values, first, second, rows, rate, source])
     update = torch.ops.dissensus.update_by_adam.default
     (node,) = (node for node in program.graph.nodes if node.target is update)
     return node

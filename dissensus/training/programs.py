@@ -140,13 +140,13 @@ class InParts(Work):
         def judge(*tensors: Tensor) -> Tensor:
             return train_step.judge(dict(zip(self.names, tensors[:-1], strict=True)), size, tensors[-1])
 
-        def one() -> list[Tensor]:
-            copies = clone(row)
+        def one(weights: float) -> list[Tensor]:
+            copies = clone(row, weights)
             return [*(copies[n] for n in self.names), torch.zeros_like(output)]
 
-        def everyone() -> list[Tensor]:
+        def everyone(weights: float) -> list[Tensor]:
             copies = clone(state)
-            return [*(copies[n] for n in self.names), torch.cat([output] * self.num_trained)]
+            return [*(copies[n] for n in self.names), torch.cat([weights * output] * self.num_trained)]
 
         foreign = has_foreign_code(train_step)
         recorded = record_function(step, one, twice=foreign)

@@ -28,25 +28,26 @@ def record(
         train_step(dict(zip(names, tensors, strict=True)), size, advance=advance)
         return ()
 
-    def scratch() -> list[Tensor]:
-        copies = clone(state)
+    def scratch(weights: float) -> list[Tensor]:
+        copies = clone(state, weights)
         return [copies[name] for name in names]
 
     return record_function(step, scratch, twice=has_foreign_code(train_step))
 
 
 def record_function(
-    function: Callable[..., object], scratch: Callable[[], Sequence[Tensor]], *, twice: bool = False
+    function: Callable[..., object], scratch: Callable[[float], Sequence[Tensor]], *, twice: bool = False
 ) -> torch.fx.GraphModule:
     """Return the tensor operations of a function of tensors, gradients that it takes included.
 
     Args:
         function: What is recorded.
-        scratch: Gives tensors to record it with, which it may change.
-        twice: Record it a second time, and refuse it if that gives another program.
+        scratch: Gives tensors to record it with, which it may change; a function of a factor on the weights.
+        twice: Record it before with other weights, and refuse it if that gives another program.
     """
-    program = _traced(function, scratch())
-    if twice and not _same(program, _traced(function, scratch())):
+    before = _traced(function, scratch(1.01)) if twice else None
+    program = _traced(function, scratch(1.0))
+    if before is not None and not _same(before, program):
         raise RuntimeError("it does not do the same each time it is called")
     _refuse_random(program.graph)
     rewrite(program.graph)
@@ -119,14 +120,19 @@ def _refuse_random(graph: torch.fx.Graph) -> None:
             raise RuntimeError(f"it draws random numbers outside dropout layers ({node.target})")
 
 
-def clone(state: State) -> State:
-    """Return a copy of everything that a step changes; data is shared."""
-    return {
+def clone(state: State, weights: float = 1.0) -> State:
+    """Return a copy of everything that a step changes, weights times a factor; data is shared."""
+    copies = {
         name: tensor
         if name.startswith(("data.", "stream.", "frozen.", "batch.", "factors"))
         else _copy(tensor)
         for name, tensor in state.items()
     }
+    if weights != 1.0:
+        for name in copies:
+            if name.startswith("flat."):
+                copies[name].mul_(weights)
+    return copies
 
 
 def _copy(tensor: Tensor) -> Tensor:
