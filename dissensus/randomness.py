@@ -5,10 +5,12 @@ step is keyed by a hash of (seed, member, step, call) and needs no generator who
 """
 
 import math
+import os
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from threading import RLock
 
 import numpy as np
 import torch
@@ -128,23 +130,53 @@ class Noise:
         return normal(self.keys, *shape)
 
 
+# Threads share the global generators: while one makes weights from them, no other may seed them.
+_alone = RLock()
+
+
+def _new_lock() -> None:
+    global _alone
+    _alone = RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    # Another thread may have held it when a worker process was forked.
+    os.register_at_fork(after_in_child=_new_lock)
+
+
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Run a block under generators seeded by `seed`; leave every global generator as it was found."""
+def seeded(seed: int, *, alone: bool = False) -> Iterator[None]:
+    """Run a block under generators seeded by `seed`; leave every global generator as it was found.
+
+    Other threads' blocks do not begin or end within one that is `alone`, which is for short ones whose draws matter.
+    """
+    with _alone if alone else nullcontext():
+        with _alone:
+            put_back = _seed_all(seed)
+        try:
+            yield
+        finally:
+            with _alone:
+                put_back()
+
+
+def _seed_all(seed: int) -> Callable[[], None]:
+    """Seed every global generator; return what undoes it."""
     # Not torch.manual_seed: it also queues a seed for CUDA devices that are not initialised yet.
     numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
     cpu_state = torch.default_generator.get_state()
     devices = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
     device_states = [generator.get_state() for generator in devices]
-    try:
-        for generator in (torch.default_generator, *devices):
-            generator.manual_seed(seed)
-        np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002
-        random.seed(seed)
-        yield
-    finally:
+    for generator in (torch.default_generator, *devices):
+        generator.manual_seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002
+    random.seed(seed)
+
+    def put_back() -> None:
         torch.default_generator.set_state(cpu_state)
         for generator, state in zip(devices, device_states, strict=True):
             generator.set_state(state)
         np.random.set_state(numpy_state)  # noqa: NPY002
         random.setstate(python_state)
+
+    return put_back

@@ -1,5 +1,6 @@
 import random
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import dissensus as ds
 from dissensus.randomness import Noise, bits, derive, fold, normal, permutation, seeded, uniform
 
 
@@ -99,3 +101,17 @@ def test_draws_used_as_places_are_the_same_compiled(keys):
         warnings.simplefilter("ignore")
         found = torch.compile(shifted)(keys, images)
     assert torch.equal(found, shifted(keys, images))
+
+
+def test_ensembles_made_in_threads_have_the_weights_of_their_seeds():
+    def make(seed: int) -> torch.Tensor:
+        ens = ds.DeepEnsemble(
+            lambda: torch.nn.Sequential(*(torch.nn.Linear(30, 30) for _ in range(20))), 3, seed=seed
+        )
+        return torch.cat([p.detach().flatten() for p in ens.parameters()])
+
+    state = torch.get_rng_state()
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(make, range(8)))
+    assert all(torch.equal(weights, make(seed)) for seed, weights in enumerate(found))
+    assert torch.equal(state, torch.get_rng_state())

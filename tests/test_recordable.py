@@ -142,6 +142,64 @@ def test_steps_taken_to_choose_an_engine_leave_python_as_it_was(monkeypatch):
     assert curves[0] == curves[1]
 
 
+def test_lists_that_trial_steps_added_to_are_as_they_were(monkeypatch):
+    class Appends(Plain):
+        def change(self, h):
+            self.box.append(1)
+            return h
+
+    monkeypatch.setattr(engines, "RECORD_SECONDS", 0.0)
+    lengths = []
+    for engine in ("auto", "eager"):
+        ens = ds.DeepEnsemble(Appends, 2)
+        ds.fit(ens, (x, y), epochs=2, batch_size=20, engine=engine)
+        lengths.append([len(box) for _, key, box in ens.python_state() if key == "box"])
+    assert lengths[0] == lengths[1]
+
+
+@pytest.mark.parametrize("engine", ["captured", "eager"])
+def test_a_hook_that_a_callback_adds_runs(engine):
+    def silence(run):
+        if run.epoch == 1:
+            for module in run.members.modules():
+                if isinstance(module, nn.Linear):
+                    module.register_forward_hook(lambda module, given, output: output * 0)
+
+    ens = ds.DeepEnsemble(lambda: nn.Sequential(nn.Linear(4, 3)), 2)
+    run = ds.fit(ens, (x, y), epochs=2, batch_size=20, engine=engine, callback=silence)
+    assert run.history["loss"][-1] == pytest.approx(np.log(3), rel=1e-5)
+
+
+def freeze(run):
+    next(run.members.parameters()).requires_grad_(False)
+
+
+def replace(run):
+    parameter = next(run.members.parameters())
+    parameter.data = parameter.data.clone()
+
+
+@pytest.mark.parametrize(("change", "reason"), [(freeze, "froze 'net.0.weight'"), (replace, "in place")])
+def test_what_training_would_not_notice_is_refused(change, reason):
+    ens = ds.DeepEnsemble(lambda: nn.Sequential(nn.Linear(4, 3)), 2)
+    with pytest.raises(ValueError, match=reason):
+        ds.fit(ens, (x, y), epochs=2, callback=change)
+
+
+@pytest.mark.parametrize("kind", [DrawsInPython, DrawsInNumPy, DrawsInTorch])
+def test_networks_that_draw_follow_the_seed_and_leave_generators_alone(kind):
+    curves = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        random.seed(seed)
+        before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # noqa: NPY002
+        curves.append(ds.fit(ds.DeepEnsemble(kind, 2), (x, y), epochs=2, batch_size=20).history["loss"])
+        after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # noqa: NPY002
+        assert before == after
+    assert curves[0] == curves[1]
+
+
 @pytest.mark.parametrize("engine", ["captured", "eager"])
 def test_what_a_callback_changes_in_modules_is_seen(engine):
     def calm(run):

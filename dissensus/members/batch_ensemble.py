@@ -81,7 +81,7 @@ class BatchEnsemble(SharedMembers):
             raise ValueError(
                 "`make_net` must be a function that makes a network; got a network. Write `lambda: Net(...)`."
             )
-        with seeded(derive(seed, "initial weights", 0)):
+        with seeded(derive(seed, "initial weights", 0), alone=True):
             net = adopt(make_net(), num_members, "make_net()")
         layers = {name: module for name, module in net.named_modules() if type(module) in LAYERS}
         if not layers:

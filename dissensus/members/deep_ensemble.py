@@ -81,7 +81,7 @@ class DeepEnsemble(Members):
             )
         nets = []
         for index in range(num_members):
-            with seeded(derive(seed, "initial weights", index)):
+            with seeded(derive(seed, "initial weights", index), alone=True):
                 nets.append(make_member())
         self._adopt(nets, execution)
 

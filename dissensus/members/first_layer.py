@@ -60,7 +60,7 @@ def double_first_layers(
         _widen(layer, there)
         _check_equal(net, pair, before, found, layer)
         if initialise == "fresh":
-            with seeded(derive(seed, "reference weights")), torch.no_grad():
+            with seeded(derive(seed, "reference weights"), alone=True), torch.no_grad():
                 drawn = torch.cat([old, old], dim=1)[:, : old.shape[1]]
                 layer.weight[:, there.first] = drawn.normal_(0, float(old.double().std(correction=0)))
     return axis

@@ -1,5 +1,6 @@
 """The contract of every member kind: inputs go in, `(members, batch, ...)` comes out."""
 
+import copy
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -182,12 +183,17 @@ def plain_attributes(module: nn.Module) -> PythonState:
         (part, key, found)
         for part in module.modules()
         if not isinstance(part, Members)
-        for key, value in part.__dict__.items()
+        for key, value in (*part.__dict__.items(), *_hooks_of(part))
         if key not in _OF_MODULES and not (isinstance(part, KeyedDropout) and key != "p")
         # Our own layers are told by attributes what a pass is about.
         if isinstance(value, int | float | str) or not type(part).__module__.startswith("dissensus.")
         if (found := _snapshot(value)) is not None
     ]
+
+
+def _hooks_of(module: nn.Module) -> list[tuple[str, object]]:
+    """Return a module's hooks on its passes by number, under a name of our own."""
+    return [("hooks", (*module._forward_pre_hooks, None, *module._forward_hooks))]
 
 
 # What every module keeps for itself.
@@ -213,11 +219,25 @@ def _snapshot(value: object, depth: int = 3) -> object:
     return _snapshot(vars(value), depth - 1) if hasattr(value, "__dict__") else None
 
 
-def put_back(state: PythonState) -> None:
-    """Give modules back the numbers and words that they had."""
-    for part, key, value in state:
-        if isinstance(value, int | float | str):
-            part.__dict__[key] = value
+@contextmanager
+def kept_as_is(members: Members) -> Iterator[None]:
+    """Give modules back, after a block, the numbers and words that they had, and what was in their lists and dictionaries."""
+    before = members.python_state()
+    boxes = [
+        (box, copy.copy(box)) for part, key, _ in before if isinstance(box := part.__dict__.get(key), _BOXES)
+    ]
+    try:
+        yield
+    finally:
+        for part, key, value in before:
+            if isinstance(value, int | float | str):
+                part.__dict__[key] = value
+        for box, content in boxes:
+            box.clear()
+            box.extend(content) if isinstance(box, list | deque) else box.update(content)
+
+
+_BOXES = (list, deque, dict, set)
 
 
 def keys_of(seed: int, member_ids: Sequence[int]) -> Tensor:

@@ -76,7 +76,7 @@ def masksembles(
     batches: BatchUse = "split",
 ) -> Masksembles:
     """Make one network with masks; `layers` names where they act, by rule if none is named."""
-    with seeded(derive(seed, "initial weights", 0)):
+    with seeded(derive(seed, "initial weights", 0), alone=True):
         net = make_member()
     chosen = list(layers) if layers else "auto"
     return Masksembles(net, num_members, scale, layers=chosen, seed=seed, grow=grow, batches=batches)
@@ -91,7 +91,7 @@ def mc_dropout(
     masks: DropoutMasks = "member",
 ) -> MCDropout:
     """Make one network whose dropout stays on."""
-    with seeded(derive(seed, "initial weights", 0)):
+    with seeded(derive(seed, "initial weights", 0), alone=True):
         net = make_member()
     return MCDropout(net, num_members, seed, p, masks=masks)
 

@@ -14,7 +14,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from dissensus.members.members import put_back
+from dissensus.members.members import kept_as_is
+from dissensus.randomness import seeded
 from dissensus.training import timings
 from dissensus.training.packing import aligned_rows
 from dissensus.training.programs import ByMember
@@ -137,12 +138,9 @@ def choose_engine(
                 f"engine={name!r} needs sgd, adam or adamw; other optimizers run with engine='eager'."
             )
         return Eager(train_step)
-    before = train_step.members.python_state()
-    try:
+    # Steps taken to find out must not count.
+    with kept_as_is(train_step.members), seeded(train_step.seed):
         return _chosen(name, train_step, state, size, steps, concurrent)
-    finally:
-        # Steps taken to find out must not count.
-        put_back(before)
 
 
 def _chosen(

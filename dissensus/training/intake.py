@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from dissensus.data.features import CachedFeatures
 from dissensus.data.sources import Pairs, arrays_of, check_labels_fit, check_pair, pair_batches
@@ -53,6 +53,10 @@ def feed_of(
                 sample = next(iter(pair_batches(data, 1)))
             return loaded, (sample[0][:2], sample[1])
         assert isinstance(data, Dataset)
+        if isinstance(data, IterableDataset):
+            raise ValueError(
+                "An IterableDataset has no length and no order to shuffle. Hand over a DataLoader around one that has a length."
+            )
         feed = DatasetFeed(data, batch_size or 128, seed, device, last_batch == "drop", workers)
         with seeded(0):
             sample = next(iter(pair_batches(data, 2)))
@@ -130,7 +134,7 @@ def check_outputs(members: Members, x: Tensor, y: Tensor, likelihood: Likelihood
     """Run two examples through the members and compare what comes out with what the loss wants."""
     place = next(members.parameters()).device
     try:
-        with evaluation_mode(members):
+        with evaluation_mode(members), seeded(0):
             outputs = members(x.to(place))
     except (RuntimeError, TypeError) as problem:
         raise ValueError(
@@ -155,7 +159,7 @@ def check_smallest_batch(members: Members, smallest: int | None, x: Tensor) -> N
 
     hooks = [module.register_forward_pre_hook(look) for module in norms]
     try:
-        with evaluation_mode(members):
+        with evaluation_mode(members), seeded(0):
             members(x.to(next(members.parameters()).device))
     finally:
         for hook in hooks:

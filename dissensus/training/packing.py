@@ -118,3 +118,21 @@ def detach(members: nn.Module, blocks: Sequence[Block]) -> None:
         for name in block.names:
             parameter = members.get_parameter(name)
             parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
+
+
+def check_attached(members: nn.Module, blocks: Sequence[Block]) -> None:
+    """Refuse to go on where somebody froze, unfroze or replaced parameters in the middle of a run, which would not notice."""
+    home = {name: block.flat for block in blocks for name in block.names}
+    found = dict(members.named_parameters())
+    for name, parameter in found.items():
+        if parameter.requires_grad != (name in home):
+            what = "unfroze" if parameter.requires_grad else "froze"
+            raise ValueError(
+                f"A callback {what} {name!r}; which parameters train is decided when `fit` begins. Call `fit` once for each stage."
+            )
+        if name in home and parameter.untyped_storage().data_ptr() != home[name].untyped_storage().data_ptr():
+            raise ValueError(f"A callback replaced the tensor of {name!r}. Change it in place, with `copy_`.")
+    if gone := [name for name in home if name not in found]:
+        raise ValueError(
+            f"A callback removed {gone[0]!r}, which is being trained. Do so between two calls of `fit`."
+        )

@@ -14,6 +14,7 @@ from torch import Tensor
 from dissensus.members import Members
 from dissensus.members.members import PythonState
 from dissensus.objectives import Objective
+from dissensus.randomness import derive, seeded
 from dissensus.training.checkpoints import CheckpointError, CheckpointFolder
 from dissensus.training.checks import Validation, Watch, validate
 from dissensus.training.dropping import carry_over, keep_orders
@@ -22,7 +23,7 @@ from dissensus.training.feeds import Feed
 from dissensus.training.history import History, mean_of
 from dissensus.training.identity import architecture, check_same_run, fingerprint
 from dissensus.training.optimizers import SeparateOptimizers, make_optimizer
-from dissensus.training.packing import detach, pack
+from dissensus.training.packing import check_attached, detach, pack
 from dissensus.training.progress import Progress
 from dissensus.training.run import DivergedError, Run, Settings
 from dissensus.training.schedules import Plateau, factor_table
@@ -85,6 +86,11 @@ class Trainer:
     @torch.enable_grad()
     def run(self) -> Run:
         """Train to the end; leave the ensemble with the last weights, or the best if a column was selected."""
+        # Networks may draw from global generators.
+        with seeded(derive(self.settings.seed, "run")):
+            return self._run()
+
+    def _run(self) -> Run:
         self._set_up()
         self.members.train()
         progress = Progress(
@@ -231,6 +237,7 @@ class Trainer:
 
     def _notice_changes(self) -> None:
         """Record the step again where a callback changed what modules keep in Python, such as a rate of dropout."""
+        check_attached(self.members, self.step.blocks)
         if isinstance(self.engine, Recorded) and self.members.python_state() != self.recorded_with:
             self.engine = None
 
