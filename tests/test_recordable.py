@@ -157,15 +157,14 @@ def test_lists_that_trial_steps_added_to_are_as_they_were(monkeypatch):
     assert lengths[0] == lengths[1]
 
 
+@pytest.mark.parametrize("layer", [0, 1], ids=["a layer of torch", "a layer of ours"])
 @pytest.mark.parametrize("engine", ["captured", "eager"])
-def test_a_hook_that_a_callback_adds_runs(engine):
+def test_a_hook_that_a_callback_adds_runs(engine, layer):
     def silence(run):
         if run.epoch == 1:
-            for module in run.members.modules():
-                if isinstance(module, nn.Linear):
-                    module.register_forward_hook(lambda module, given, output: output * 0)
+            run.members.net[layer].register_forward_hook(lambda module, given, output: output * 0)
 
-    ens = ds.DeepEnsemble(lambda: nn.Sequential(nn.Linear(4, 3)), 2)
+    ens = ds.DeepEnsemble(lambda: nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.1)), 2)
     run = ds.fit(ens, (x, y), epochs=2, batch_size=20, engine=engine, callback=silence)
     assert run.history["loss"][-1] == pytest.approx(np.log(3), rel=1e-5)
 

@@ -183,17 +183,17 @@ def plain_attributes(module: nn.Module) -> PythonState:
         (part, key, found)
         for part in module.modules()
         if not isinstance(part, Members)
-        for key, value in (*part.__dict__.items(), *_hooks_of(part))
+        for key, value in part.__dict__.items()
         if key not in _OF_MODULES and not (isinstance(part, KeyedDropout) and key != "p")
         # Our own layers are told by attributes what a pass is about.
         if isinstance(value, int | float | str) or not type(part).__module__.startswith("dissensus.")
         if (found := _snapshot(value)) is not None
-    ]
+    ] + [(part, "its hooks", _hooks_of(part)) for part in module.modules()]
 
 
-def _hooks_of(module: nn.Module) -> list[tuple[str, object]]:
-    """Return a module's hooks on its passes by number, under a name of our own."""
-    return [("hooks", (*module._forward_pre_hooks, None, *module._forward_hooks))]
+def _hooks_of(module: nn.Module) -> tuple[object, ...]:
+    """Return the numbers of a module's hooks on its passes."""
+    return (*module._forward_pre_hooks, None, *module._forward_hooks)
 
 
 # What every module keeps for itself.
@@ -214,7 +214,9 @@ def _snapshot(value: object, depth: int = 3) -> object:
         return tuple(
             (key, _snapshot(each, depth - 1)) for key, each in value.items() if isinstance(key, int | str)
         )
-    if isinstance(value, list | tuple | set | frozenset | deque):
+    if isinstance(value, set | frozenset):
+        return frozenset(_snapshot(each, depth - 1) for each in value)
+    if isinstance(value, list | tuple | deque):
         return tuple(_snapshot(each, depth - 1) for each in value)
     return _snapshot(vars(value), depth - 1) if hasattr(value, "__dict__") else None
 

@@ -46,81 +46,20 @@ def adam_rows_kernel(
     end0 = tl.cdiv(size0, BLOCK)
     end1 = end0 + tl.cdiv(size1, BLOCK)
     end2 = end1 + tl.cdiv(size2, BLOCK)
+    # fmt: off
     if stretch < end0:
-        at = stretch * BLOCK + tl.arange(0, BLOCK)
-        _adam(
-            values + row,
-            first + row,
-            second + row,
-            part0 + place * size0,
-            at,
-            size0,
-            keep,
-            share,
-            scale,
-            least,
-            beta1,
-            beta2,
-            KEEPS,
-            DECAYS,
-        )
+        _adam(values, first, second, part0, size0, row, stretch,
+              place, keep, share, scale, least, beta1, beta2, KEEPS, DECAYS, BLOCK)
     elif stretch < end1:
-        at = (stretch - end0) * BLOCK + tl.arange(0, BLOCK)
-        row += size0
-        _adam(
-            values + row,
-            first + row,
-            second + row,
-            part1 + place * size1,
-            at,
-            size1,
-            keep,
-            share,
-            scale,
-            least,
-            beta1,
-            beta2,
-            KEEPS,
-            DECAYS,
-        )
+        _adam(values, first, second, part1, size1, row + size0, stretch - end0,
+              place, keep, share, scale, least, beta1, beta2, KEEPS, DECAYS, BLOCK)
     elif stretch < end2:
-        at = (stretch - end1) * BLOCK + tl.arange(0, BLOCK)
-        row += size0 + size1
-        _adam(
-            values + row,
-            first + row,
-            second + row,
-            part2 + place * size2,
-            at,
-            size2,
-            keep,
-            share,
-            scale,
-            least,
-            beta1,
-            beta2,
-            KEEPS,
-            DECAYS,
-        )
+        _adam(values, first, second, part2, size2, row + size0 + size1, stretch - end1,
+              place, keep, share, scale, least, beta1, beta2, KEEPS, DECAYS, BLOCK)
     else:
-        at = (stretch - end2) * BLOCK + tl.arange(0, BLOCK)
-        row += size0 + size1 + size2
-        _adam(
-            values + row,
-            first + row,
-            second + row,
-            part3 + place * size3,
-            at,
-            size3,
-            keep,
-            share,
-            scale,
-            least,
-            beta1,
-            beta2,
-            KEEPS,
-            DECAYS,
-        )
+        _adam(values, first, second, part3, size3, row + size0 + size1 + size2, stretch - end2,
+              place, keep, share, scale, least, beta1, beta2, KEEPS, DECAYS, BLOCK)
+    # fmt: on
 
 
 @triton.jit
@@ -129,8 +68,10 @@ def _adam(
     first,
     second,
     gradient,
-    at,
     size,
+    row,
+    stretch,
+    place,
     keep,
     share,
     scale,
@@ -139,9 +80,13 @@ def _adam(
     beta2,
     KEEPS: tl.constexpr,
     DECAYS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    inside = at < size
-    g = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
+    """Update a stretch of the columns that one part of the gradient is of, the first of them at `row`."""
+    column = stretch * BLOCK + tl.arange(0, BLOCK)
+    inside = column < size
+    at = row + column
+    g = tl.load(gradient + place * size + column, mask=inside, other=0.0).to(tl.float32)
     w = tl.load(values + at, mask=inside, other=0.0)
     m = tl.load(first + at, mask=inside, other=0.0)
     v = tl.load(second + at, mask=inside, other=0.0)

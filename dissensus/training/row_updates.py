@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 # Columns that one program of the kernel updates.
 _BLOCK = 1024
@@ -20,7 +20,7 @@ def runs_as_kernel(values: Tensor) -> bool:
     return values.is_cuda and values.dtype == torch.float32 and find_spec("triton") is not None
 
 
-@torch.library.custom_op(
+@library.custom_op(
     "dissensus::update_by_adam", mutates_args=("values", "first", "second"), device_types="cuda"
 )
 def update_by_adam(
