@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from dissensus.members.dropout import dropout_keys, key_dropout, plain_dropout, rewind_dropout
-from dissensus.members.members import Keys, Members, PythonState, keys_of, plain_attributes
+from dissensus.members.members import Keys, Members, PythonState, kept_as_is, keys_of, plain_attributes
 from dissensus.members.modes import settled_block
 from dissensus.members.probe import (
     PROBE_MEMBERS,
@@ -186,17 +186,19 @@ class DeepEnsemble(Members):
             self._is_large(x, own),
         )
         if kind_of_batch not in self._decisions:
-            with seeded(0):
+            with seeded(0), kept_as_is(self):
                 self._decisions[kind_of_batch] = self._probe(tensors, x, own, rows, keys)
+            for shell in self._shells:
+                shell.release()  # of the copies that the probe lent them
         return self._decisions[kind_of_batch]
 
     def _probe(
         self, tensors: Mapping[str, Tensor], x: Tensor, own: bool, rows: Tensor | None, keys: Keys
     ) -> "_Decision":
         count = min(self.num_members if rows is None else len(rows), PROBE_MEMBERS)
-        first = torch.arange(count, device=x.device)
-        picked = first if rows is None else rows[:count]
-        few = self.rows_of({name: tensor.detach() for name, tensor in tensors.items()}, first)
+        picked = torch.arange(count, device=x.device) if rows is None else rows[:count]
+        # Not copies: some kernels go by how weights lie in memory.
+        few = {name: t.detach()[:count] if self.stacked else t.detach() for name, t in tensors.items()}
         inputs = (x[:count, :PROBE_ROWS] if own else x[:PROBE_ROWS]).detach()
 
         def loop(given: Mapping[str, Tensor], batch: Tensor) -> Tensor:
@@ -205,8 +207,10 @@ class DeepEnsemble(Members):
         def vectorised(given: Mapping[str, Tensor], batch: Tensor) -> Tensor:
             return self._run_vectorised(given, batch, own, lambda: keys()[:count])
 
-        copies = {name: tensor.clone() for name, tensor in few.items()}
-        drawn, work = look_at(lambda: loop(copies, inputs))
+        weights = {name: few[name] for name, _ in self.named_parameters() if name in few}
+        buffers = {name: tensor for name, tensor in few.items() if name not in weights}
+        copies = {name: tensor.clone() for name, tensor in buffers.items()}
+        drawn, work = look_at(lambda: loop(weights | copies, inputs))
         if self.execution == "vectorised":
             return _Decision(None, random=False)
         if self.execution == "loop":
@@ -219,7 +223,7 @@ class DeepEnsemble(Members):
             trainable = (
                 {name for name, p in self.named_parameters() if p.requires_grad} if self.training else set()
             )
-            why = why_not_vectorised(loop, vectorised, few, inputs, trainable)
+            why = why_not_vectorised(loop, vectorised, weights, buffers, inputs, trainable)
             # Of one member on the whole batch.
             work *= x.shape[int(own)] / max(inputs.shape[int(own)], 1) / count
             if why is None and self._convolves() and self._loop_is_faster(x, work):

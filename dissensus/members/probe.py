@@ -55,32 +55,38 @@ def look_at(run: Callable[[], object]) -> tuple[set[str], float]:
 
 
 def why_not_vectorised(
-    loop: Run, vectorised: Run, tensors: Mapping[str, Tensor], x: Tensor, trainable: Collection[str]
+    loop: Run,
+    vectorised: Run,
+    weights: Mapping[str, Tensor],
+    buffers: Mapping[str, Tensor],
+    x: Tensor,
+    trainable: Collection[str],
 ) -> str | None:
     """Compare outputs and updated buffers of both on the same tensors; say how they differ, None if they agree."""
-    wanted, wanted_tensors = _attempt(loop, tensors, x, trainable)
+    # Weights are not copied: a pass only reads them.
+    leaves = [weights[name] for name in weights if name in trainable and weights[name].is_floating_point()]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    wanted, wanted_buffers = _attempt(loop, weights, buffers, x, leaves)
     try:
-        got, got_tensors = _attempt(vectorised, tensors, x, trainable)
+        got, got_buffers = _attempt(vectorised, weights, buffers, x, leaves)
     except Exception as problem:  # whatever vmap or the net under it cannot do is a reason to run the loop
         return f"vmap cannot run it ({_first_line(problem)})"
     if got.shape != wanted.shape or not _close(got, wanted):
         return "its outputs under vmap differ from the loop's"
-    for name, tensor in wanted_tensors.items():
-        if not _close(got_tensors[name], tensor):
+    for name, tensor in wanted_buffers.items():
+        if not _close(got_buffers[name], tensor):
             return f"buffer {name!r} after a pass under vmap differs from the loop's"
     return None
 
 
 def _attempt(
-    run: Run, tensors: Mapping[str, Tensor], x: Tensor, trainable: Collection[str]
+    run: Run, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor], x: Tensor, leaves: list[Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Run on copies; return outputs and the copies as the pass left them."""
-    copies = {name: tensor.clone() for name, tensor in tensors.items()}
+    """Run on copies of the buffers; return outputs and the copies as the pass left them."""
+    copies = {name: tensor.clone() for name, tensor in buffers.items()}
     with torch.enable_grad():
-        leaves = [
-            t.requires_grad_() for name, t in copies.items() if name in trainable and t.is_floating_point()
-        ]
-        outputs = run(copies, x)
+        outputs = run({**weights, **copies}, x)
         if leaves and outputs.requires_grad:
             # Some operations run under vmap and fail only in their backward.
             torch.autograd.grad(outputs.sum(), leaves, allow_unused=True)

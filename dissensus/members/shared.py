@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from dissensus.members.dropout import dropout_keys, key_dropout, rewind_dropout
-from dissensus.members.members import Keys, Members
+from dissensus.members.members import Keys, Members, kept_as_is
 from dissensus.members.probe import PROBE_ROWS, look_at
 from dissensus.members.stacking import keep_weights_apart, tensors_of
 from dissensus.randomness import seeded
@@ -125,7 +125,7 @@ class SharedMembers(Members):
         """Whether the network draws random numbers that are not a dropout layer's."""
         copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         few = x.detach()[:PROBE_ROWS]
-        with seeded(0), torch.no_grad():
+        with seeded(0), kept_as_is(self), torch.no_grad():
             drawn, _ = look_at(lambda: self._run_net(copies, few, owners[:PROBE_ROWS], keys))
             return bool(drawn)
 

@@ -19,9 +19,10 @@ from dissensus.randomness import seeded
 from dissensus.training import timings
 from dissensus.training.packing import aligned_rows
 from dissensus.training.programs import ByMember
-from dissensus.training.recording import clone, restore, row_of, single_member_step, why_not_by_member
+from dissensus.training.recording import row_of, single_member_step, why_not_by_member
 from dissensus.training.replay import GraphReplay, Replay, kind_of_work
 from dissensus.training.step import State, TrainStep
+from dissensus.training.undoing import clone, restore, undone
 
 log = logging.getLogger("dissensus")
 
@@ -69,8 +70,8 @@ class Recorded(Engine):
         self.programs: dict[tuple[Any, ...], Replay] = {}
 
     def prepare(self, state: State, size: int) -> Replay:
-        """Return the program for batches of this shape, recorded when first asked for."""
-        shape = (size, *(state[name].shape for name in ("batch.x", "batch.y") if name in state))
+        """Return the program for batches of this shape, recorded when first asked for; inside `undone`, then."""
+        shape = _batch_shape(state, size)
         if shape not in self.programs:
             self.programs[shape] = self._record(state, size)
         return self.programs[shape]
@@ -83,11 +84,21 @@ class Recorded(Engine):
 
     def step(self, state: State, size: int) -> None:
         """Take one step."""
-        self.prepare(state, size).run(state)
+        self._program(state, size).run(state)
 
     def take(self, state: State, size: int, limit: int) -> int:
         """Take several steps where they are one program."""
-        return self.prepare(state, size).take(state, limit)
+        return self._program(state, size).take(state, limit)
+
+    def _program(self, state: State, size: int) -> Replay:
+        if _batch_shape(state, size) in self.programs:
+            return self.prepare(state, size)
+        with undone(state, on_device=self.train_step.picks(state)):
+            return self.prepare(state, size)
+
+
+def _batch_shape(state: State, size: int) -> tuple[Any, ...]:
+    return (size, *(state[name].shape for name in ("batch.x", "batch.y") if name in state))
 
 
 def try_out(
@@ -138,8 +149,14 @@ def choose_engine(
                 f"engine={name!r} needs sgd, adam or adamw; other optimizers run with engine='eager'."
             )
         return Eager(train_step)
+    if name == "eager" and concurrent is None:
+        return Eager(train_step)
     # Steps taken to find out must not count.
-    with kept_as_is(train_step.members), seeded(train_step.seed):
+    with (
+        kept_as_is(train_step.members),
+        seeded(train_step.seed),
+        undone(state, on_device=train_step.picks(state)),
+    ):
         return _chosen(name, train_step, state, size, steps, concurrent)
 
 
@@ -149,8 +166,6 @@ def _chosen(
     warm_up(train_step, state, size, concurrent)
     if concurrent is not None and (reason := why_not_by_member(train_step, state)) is not None:
         raise ValueError(f"`concurrent_members` trains members one by one, and {reason}. Leave it out.")
-    if name == "eager" and concurrent is None:
-        return Eager(train_step)
     if name in ("captured", "compiled"):
         problem, engine = _try(train_step, state, size, name == "compiled", concurrent)
         if engine is None:

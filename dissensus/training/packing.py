@@ -1,6 +1,6 @@
 """All trainable parameters of an ensemble as few flat arrays, one row a member, while it trains."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -83,6 +83,28 @@ def _columns_of(parameter: Tensor, rows: int, shape: torch.Size) -> Tensor:
     return (values.movedim(-3, -1) if len(shape) == 4 else values).reshape(rows, -1)
 
 
+# Bytes of a member's row of parameters. A gradient is put together from those of a row's parameters, which takes twice their
+# memory while it is done: with one row for everything that would be the most memory that training takes.
+ROW_BYTES = 8 * 2**20
+
+
+def _groups(parameters: Mapping[str, nn.Parameter], count: int) -> list[dict[str, nn.Parameter]]:
+    """Return parameters of one dtype each, in order, as few groups as keep rows short; `count` is the number of rows."""
+    groups: list[dict[str, nn.Parameter]] = []
+    for dtype in dict.fromkeys(p.dtype for p in parameters.values()):
+        size = ROW_BYTES
+        for name, parameter in parameters.items():
+            if parameter.dtype != dtype:
+                continue
+            row = parameter.nbytes // count
+            if size + row > ROW_BYTES:
+                groups.append({})
+                size = 0
+            groups[-1][name] = parameter
+            size += row
+    return groups
+
+
 def pack(members: Members) -> list[Block]:
     """Move every trainable parameter of the ensemble into flat arrays; the registered ones become views of them."""
     blocks = []
@@ -91,9 +113,8 @@ def pack(members: Members) -> list[Block]:
             name: members.get_parameter(name) for name in names if members.get_parameter(name).requires_grad
         }
         stacked = rows is not None and members.stacked
-        for dtype in dict.fromkeys(p.dtype for p in trainable.values()):
-            chosen = {name: p for name, p in trainable.items() if p.dtype == dtype}
-            count = len(rows) if stacked and rows is not None else 1
+        count = len(rows) if stacked and rows is not None else 1
+        for chosen in _groups(trainable, count):
             shapes = tuple(p.shape[1:] if stacked else p.shape for p in chosen.values())
             columns = [_columns_of(p, count, shape) for p, shape in zip(chosen.values(), shapes, strict=True)]
             padding = columns[0].new_zeros(count, -sum(c.shape[1] for c in columns) % ALIGNMENT)

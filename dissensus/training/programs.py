@@ -11,7 +11,6 @@ from torch import Tensor
 from dissensus.training import timings
 from dissensus.training.recording import (
     Program,
-    clone,
     compile_program,
     has_foreign_code,
     record,
@@ -22,6 +21,7 @@ from dissensus.training.recording import (
 from dissensus.training.rewriting import take_out_counters
 from dissensus.training.splitting import split_at_last_input
 from dissensus.training.step import State, TrainStep
+from dissensus.training.undoing import clone
 
 # Calls a function for every index from 0 to a count, one after another or side by side.
 FanOut = Callable[[Callable[[int], None], int], None]

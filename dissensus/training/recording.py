@@ -15,6 +15,7 @@ from dissensus.objectives.objective import OutputObjective
 from dissensus.training.feeds import Feed
 from dissensus.training.rewriting import rewrite
 from dissensus.training.step import State, TrainStep
+from dissensus.training.undoing import clone
 
 Program = Callable[..., Any]
 
@@ -120,35 +121,6 @@ def _refuse_random(graph: torch.fx.Graph) -> None:
             raise RuntimeError(f"it draws random numbers outside dropout layers ({node.target})")
 
 
-def clone(state: State, weights: float = 1.0) -> State:
-    """Return a copy of everything that a step changes, weights times a factor; data is shared."""
-    copies = {
-        name: tensor
-        if name.startswith(("data.", "stream.", "frozen.", "batch.", "factors"))
-        else _copy(tensor)
-        for name, tensor in state.items()
-    }
-    if weights != 1.0:
-        for name in copies:
-            if name.startswith("flat."):
-                copies[name].mul_(weights)
-    return copies
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    # With the same strides, for which a program is compiled; `Tensor.clone` would close the gaps between rows.
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(
-        tensor
-    )
-
-
-def restore(state: State, saved: State) -> None:
-    """Put back, in place, what `clone` copied."""
-    for name, tensor in saved.items():
-        if tensor is not state[name]:
-            state[name].copy_(tensor)
-
-
 def compile_program(program: torch.fx.GraphModule, combine: bool = False) -> Program:
     """Return the recorded program compiled for its shapes; gradients are part of it already.
 
@@ -202,7 +174,9 @@ def why_not_in_parts(train_step: TrainStep, state: State) -> str | None:
 def why_not_one_program_each(train_step: TrainStep, state: State) -> str | None:
     """Say why one member's program on every member's tensors is not the ensemble; None if it is."""
     members = train_step.members
-    if not isinstance(members, DeepEnsemble) or not members.stacked:
+    if not isinstance(members, DeepEnsemble):
+        return f"only those of a deep ensemble can be; this is {type(members).__name__}"
+    if not members.stacked:
         return "members are not stored as one"
     if members.why_different is not None:
         return members.why_different

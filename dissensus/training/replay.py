@@ -7,8 +7,9 @@ import torch
 
 from dissensus.members import DeepEnsemble
 from dissensus.training.programs import ByMember, InParts, Whole, Work
-from dissensus.training.recording import clone, why_not_by_member, why_not_in_parts
+from dissensus.training.recording import why_not_by_member, why_not_in_parts
 from dissensus.training.step import State, TrainStep
+from dissensus.training.undoing import clone
 
 
 class Replay:

@@ -193,7 +193,7 @@ class TrainStep:
         if self.clip_norm is None:
             return gradients
         count = self.members.num_trained if rows is None or not self.blocks[0].stacked else len(rows)
-        squares = torch.zeros(count, device=self.blocks[0].flat.device)
+        squares = torch.zeros(count, dtype=torch.float32, device=self.blocks[0].flat.device)
         places = []
         for block, gradient in zip(self.blocks, gradients, strict=True):
             assert block.members is not None
@@ -217,7 +217,7 @@ class TrainStep:
             count = (self.members.num_trained,) if value.ndim and rows is not None else value.shape
             for kind in ("sum", "seen"):
                 if f"{kind}.{name}" not in state:
-                    state[f"{kind}.{name}"] = torch.zeros(count, device=value.device)
+                    state[f"{kind}.{name}"] = torch.zeros(count, dtype=torch.float32, device=value.device)
             total, seen = state[f"sum.{name}"], state[f"seen.{name}"]
             if value.ndim and rows is not None:
                 total.index_add_(0, rows, value)

@@ -1,0 +1,138 @@
+"""Trying steps out: large states come back as they were, from wherever they were copied to, and training is the same."""
+
+import pytest
+import torch
+from torch import nn
+
+import dissensus as ds
+from dissensus import objectives as obj
+from dissensus.training import packing, undoing
+from dissensus.training.undoing import clone, restore, undone
+
+x, y = torch.randn(50, 4, generator=torch.Generator().manual_seed(0)), torch.arange(50) % 3
+
+
+def a_net() -> nn.Module:
+    # No bias before BatchNorm: its gradient is nothing but rounding.
+    return nn.Sequential(nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def a_state(device: str = "cpu") -> dict[str, torch.Tensor]:
+    return {
+        "flat.0": torch.randn(3, 64, device=device),
+        "optimizer.first.0": torch.randn(3, 64, device=device, dtype=torch.float64),
+        "buffer.half": torch.randn(5, 7, device=device).bfloat16(),
+        "index": torch.zeros((), dtype=torch.int64, device=device),
+        "data.x": torch.randn(4, 4, device=device),
+    }
+
+
+@pytest.fixture
+def everything_is_large(monkeypatch):
+    monkeypatch.setattr(undoing, "SMALL_STATE", 0)
+    monkeypatch.setattr(undoing, "SMALL_TENSOR", 8)
+
+
+class TestUndone:
+    def change(self, state: dict[str, torch.Tensor]) -> None:
+        for name, tensor in clone(state, 1.01).items():
+            if name != "data.x":
+                tensor.add_(1)
+
+    @pytest.mark.parametrize("on_device", [False, True])
+    @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+    def test_gives_a_large_state_back_bit_for_bit(self, everything_is_large, device, on_device):
+        state = a_state(device)
+        before = {name: tensor.clone() for name, tensor in state.items()}
+        with undone(state, on_device=on_device):
+            self.change(state)
+            assert not torch.equal(state["flat.0"], before["flat.0"])
+            assert torch.equal(state["index"], before["index"])
+        for name, tensor in state.items():
+            assert torch.equal(tensor, before[name])
+
+    def test_gives_it_back_after_an_error_too(self, everything_is_large):
+        state = a_state()
+        before = state["flat.0"].clone()
+
+        def fail() -> None:
+            with undone(state):
+                self.change(state)
+                raise KeyError
+
+        with pytest.raises(KeyError):
+            fail()
+        assert torch.equal(state["flat.0"], before)
+
+    def test_a_full_disk_costs_memory_instead(self, everything_is_large, monkeypatch, caplog):
+        class Full:
+            def write(self, data):
+                raise OSError("No space left on device")
+
+            def close(self):
+                pass
+
+        monkeypatch.setattr(undoing, "TemporaryFile", lambda prefix: Full())
+        state = a_state()
+        before = state["flat.0"].clone()
+        with caplog.at_level("INFO", logger="dissensus"), undone(state):
+            self.change(state)
+        assert torch.equal(state["flat.0"], before)
+        assert "no room in the temporary folder" in caplog.text
+
+    def test_a_small_state_is_copied_whole(self):
+        state = a_state()
+        scratch = clone(state)
+        assert scratch["data.x"] is state["data.x"]
+        scratch["flat.0"].zero_()
+        assert state["flat.0"].any()
+        saved = clone(state)
+        state["flat.0"].zero_()
+        restore(state, saved)
+        assert state["flat.0"].any()
+
+
+@pytest.mark.parametrize("engine", ["eager", "captured", "auto"])
+@pytest.mark.parametrize(
+    "objective", [obj.Independent(), obj.Joint(0.5), obj.LossGuided(0.5)], ids=lambda o: type(o).__name__
+)
+def test_training_is_the_same_where_states_are_large(monkeypatch, engine, objective):
+    def predictions() -> torch.Tensor:
+        ens = ds.DeepEnsemble(a_net, 3)
+        ds.fit(ens, (x, y), objective=objective, epochs=40, batch_size=20, optimizer="adam", engine=engine)
+        return ds.predict(ens, x)
+
+    small = predictions()
+    monkeypatch.setattr(undoing, "SMALL_STATE", 0)
+    monkeypatch.setattr(undoing, "SMALL_TENSOR", 8)
+    assert torch.equal(predictions(), small)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize(
+    "objective", [obj.Independent(), obj.LossGuided(0.5)], ids=lambda o: type(o).__name__
+)
+def test_parameters_in_several_rows_train_as_in_one(monkeypatch, optimizer, objective):
+    def predictions(rows: int) -> torch.Tensor:
+        blocks = []
+        pack = packing.pack
+        monkeypatch.setattr("dissensus.training.trainer.pack", lambda m: blocks.append(pack(m)) or blocks[-1])
+        ens = ds.DeepEnsemble(a_net, 3)
+        ds.fit(
+            ens,
+            (x, y),
+            objective=objective,
+            epochs=5,
+            batch_size=20,
+            optimizer=optimizer,
+            optimizer_options={"momentum": 0.9} if optimizer == "sgd" else {},
+            weight_decay=0.01,
+            clip_norm=1.0,
+            engine="captured",
+        )
+        assert len(blocks[0]) == rows
+        return ds.predict(ens, x)
+
+    one = predictions(1)
+    monkeypatch.setattr(packing, "ROW_BYTES", 4 * 24)
+    torch.testing.assert_close(predictions(4), one, rtol=1e-5, atol=1e-6)
