@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from dissensus._checks import check_labels, check_member_logits, compute_dtype
 from dissensus.data.sources import Pairs, device_of, pair_batches
-from dissensus.members import Members
+from dissensus.members import HeadEnsemble, Members
+from dissensus.members.heads import reader_of
 from dissensus.members.modes import evaluation_mode
+from dissensus.members.stacking import average, check_one_architecture
 from dissensus.randomness import seeded
 from dissensus.types import Float, Labels, MemberLogits
 
@@ -147,8 +149,9 @@ def greedy_soup(members: Members, data: Pairs, *, batch_size: int = 1024) -> Gre
     Reading: never less accurate on `data` than the best member there; with one member taken, averaging did not help.
 
     Args:
-        members: An ensemble whose members have one architecture.
-        data: Held-out inputs and labels by which to decide; not the data that the result is judged on.
+        members: An ensemble whose members have one architecture: the same modules with the same plain attributes.
+        data: Held-out inputs and labels by which to decide; not the data that the result is judged on. For a HeadEnsemble
+            they may be the features of `cache_features`; the result still takes inputs.
         batch_size: How many inputs go through a network at once.
 
     Returns:
@@ -163,32 +166,26 @@ def greedy_soup(members: Members, data: Pairs, *, batch_size: int = 1024) -> Gre
     References:
         Wortsman et al., 2022, <https://arxiv.org/abs/2203.05482>.
     """
-    nets = [members.member(index) for index in range(members.num_members)]
-    shapes = [{name: tensor.shape for name, tensor in net.state_dict().items()} for net in nets]
-    if any(each != shapes[0] for each in shapes):
-        raise ValueError(
-            "A soup averages weights of members that have one architecture; these differ. Average their predictions instead."
-        )
+    reader = reader_of(members, data)
+    nets = [reader.member(index) for index in range(reader.num_members)]
+    check_one_architecture(nets)
     accuracies = [_accuracy(net, data, batch_size) for net in nets]
     order = sorted(range(len(nets)), key=lambda index: -accuracies[index])
     states = [net.state_dict() for net in nets]
-    candidate = members.member(order[0])
+    candidate = reader.member(order[0])
     taken, best = [order[0]], accuracies[order[0]]
     for index in order[1:]:
-        candidate.load_state_dict(_average([states[i] for i in (*taken, index)]))
+        candidate.load_state_dict(average([states[i] for i in (*taken, index)]))
         accuracy = _accuracy(candidate, data, batch_size)
         if accuracy >= best:
             taken, best = [*taken, index], accuracy
-    candidate.load_state_dict(_average([states[index] for index in taken]))
-    return GreedySoup(candidate, tuple(taken), best)
-
-
-def _average(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return averaged weights; what is not a real number is the first one's."""
-    return {
-        name: torch.stack([state[name] for state in states]).mean(0) if tensor.is_floating_point() else tensor
-        for name, tensor in states[0].items()
-    }
+    candidate.load_state_dict(average([states[index] for index in taken]))
+    net = (
+        members.on_backbone(candidate)
+        if isinstance(members, HeadEnsemble) and reader is not members
+        else candidate
+    )
+    return GreedySoup(net, tuple(taken), best)
 
 
 def _accuracy(net: nn.Module, data: Pairs, batch_size: int) -> float:

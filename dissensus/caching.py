@@ -1,31 +1,29 @@
 """A backbone run once over a data set, its features written where training reads them at memory speed."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, SequentialSampler, TensorDataset
 
 from dissensus.data.augment import Augmentation
-from dissensus.data.features import FEATURES, TARGETS, CachedFeatures, Facts, wrapped
-from dissensus.data.fingerprints import Fingerprint, network_digest, sum_of_rows
-from dissensus.data.sources import Inputs, Pairs, as_tensor, device_of, first_of
+from dissensus.data.descriptions import attributes_of, described, network_digest
+from dissensus.data.features import FEATURES, TARGETS, CachedFeatures, Facts, content_of, wrapped
+from dissensus.data.in_order import Arrays, Batches, Source, source_of
+from dissensus.data.sources import Inputs, Pairs, device_of
 from dissensus.members import HeadEnsemble, Members
 from dissensus.members.modes import evaluation_mode
 from dissensus.randomness import Noise, derive, fold, seeded
 
-# Items of a Dataset that are read to recognise it; all of them would take as long as caching itself.
-_LOOKED_AT = 32
 # Seconds between two notes of how far writing has come; what was written after the last one is computed again.
 _NOTE_EVERY = 2.0
+# Largest difference from the stored features of the first example, relative to their length, that rounding may explain.
+_ROUNDING = 0.1
 _DTYPES = {torch.float16: np.float16, torch.float32: np.float32, torch.float64: np.float64}
-
-Batches = Iterator[tuple[Tensor, Tensor | None]]
 
 
 def cache_features(
@@ -47,18 +45,22 @@ def cache_features(
 
     With a path the features go into a folder: two `.npy` files and a JSON file, nothing pickled. The same call again opens them,
     or goes on where a killed process stopped; the result is the same, row by row. A folder that was made from another
-    backbone, other weights, other data or other settings is refused, never overwritten.
+    backbone, other weights or plain attributes (numbers, words, functions by name) of it, other data or other settings is refused,
+    never overwritten; so is one whose first row is not what the backbone gives now.
 
     Args:
         backbone: A network from inputs to features, or a `HeadEnsemble`, whose backbone is run.
-        data: A pair (inputs, targets) of arrays, inputs alone, a Dataset, or a DataLoader that does not shuffle.
+        data: A pair (inputs, targets) of arrays, inputs alone, a Dataset of such pairs or inputs, or a DataLoader that does not
+            shuffle, of which dataset, collate function and workers are used.
         path: Folder to keep the features in; in memory by default.
         passes: How often to go through the data. More than once needs random inputs: `augment`, or a Dataset with random
             transforms.
         augment: A function `(x, y, noise) -> (x, y)`, see `dissensus.data.augment`. Every example is changed on its own, by
-            noise of (seed, pass, example); augmentations that mix examples have nothing to mix.
-        batch_size: Inputs that go through the backbone at once; it changes speed only.
-        dtype: Precision in which features are kept, `torch.float16` for half the size; the backbone's by default.
+            noise of (seed, pass, example); augmentations that mix examples have nothing to mix. It is recognised by its class
+            and attributes, a function by its name and code.
+        batch_size: Inputs that go through the backbone at once; it changes speed, and features by rounding only.
+        dtype: Precision in which features are kept, `torch.float16` for half the size; by default that of what the backbone
+            gives, but float32 for bfloat16, which NumPy does not have.
         precision: `"fp32"`, or `"bf16"` to run the backbone under autocast.
         seed: Decides the augmentation, and what random transforms in a Dataset draw.
         workers: Processes that load the items of a Dataset ahead.
@@ -79,17 +81,16 @@ def cache_features(
     if not isinstance(net, nn.Module) or isinstance(net, Members):
         raise ValueError(f"`backbone` must be a network or a HeadEnsemble; got {type(net).__name__}.")
     _check(passes, batch_size, dtype, precision)
-    source = _source_of(data, batch_size, derive(seed, "features"), workers)
-    if passes > 1 and augment is None and isinstance(source, _Arrays):
+    source = source_of(data, batch_size, derive(seed, "features"), workers)
+    if passes > 1 and augment is None and isinstance(source, Arrays):
         raise ValueError(f"{passes} passes over the same arrays give the same features. Pass `augment`.")
     if device is not None:
         net.to(device)
     job = _Job(net, source, passes, augment, precision == "bf16", derive(seed, "features"))
     identity = {
-        "backbone": network_digest(net),
         "data": source.digest(),
         "precision": precision,
-        "augment": _describe(augment),
+        "augment": described(augment),
         # What is not random does not depend on it.
         "seed": seed if passes > 1 or augment is not None else 0,
     }
@@ -109,134 +110,12 @@ def _check(passes: int, batch_size: int, dtype: torch.dtype | None, precision: s
         raise ValueError(f"`precision` must be 'fp32' or 'bf16'; got {precision!r}.")
 
 
-def _describe(augment: Augmentation | None) -> str:
-    if augment is None or not hasattr(augment, "__qualname__"):
-        return repr(augment)
-    return f"{augment.__module__}.{augment.__qualname__}"
-
-
-@runtime_checkable
-class _Source(Protocol):
-    """Data in order: how much there is, what it is, and its batches from a row on."""
-
-    @property
-    def count(self) -> int: ...
-
-    def digest(self) -> str: ...
-
-    def batches(self, number: int, start: int) -> Batches: ...
-
-
-@dataclass(frozen=True)
-class _Arrays:
-    """Inputs, and targets if there are any, as arrays; they may be memory-mapped."""
-
-    x: Any
-    y: Any
-    batch_size: int
-
-    @property
-    def count(self) -> int:
-        return len(self.x)
-
-    def digest(self) -> str:
-        """Return a hash of everything."""
-        fingerprint = Fingerprint()
-        for x, y in self.batches(0, 0):
-            fingerprint.add(x, y)
-        return fingerprint.whole()
-
-    def batches(self, number: int, start: int) -> Batches:
-        """Yield slices; every pass is the same."""
-        for first in range(start, self.count, self.batch_size):
-            rows = slice(first, first + self.batch_size)
-            yield as_tensor(self.x[rows], "x"), None if self.y is None else as_tensor(self.y[rows], "y")
-
-
-class _Items(Dataset[Any]):
-    """Items of a Dataset from some index on; what is random in them is a function of (seed, pass, index)."""
-
-    def __init__(self, dataset: Dataset[Any], indices: range | list[int], key: int) -> None:
-        self.dataset, self.indices, self.key = dataset, indices, key
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __getitem__(self, place: int) -> Any:
-        index = self.indices[place]
-        with seeded(derive(self.key, index)):
-            return self.dataset[index]
-
-
-@dataclass(frozen=True)
-class _Loaded:
-    """A map-style Dataset."""
-
-    dataset: Dataset[Any]
-    batch_size: int
-    key: int
-    workers: int
-
-    @property
-    def count(self) -> int:
-        return len(self.dataset)  # type: ignore[arg-type]
-
-    def digest(self) -> str:
-        """Return a hash of the number of items and of some that lie evenly among them."""
-        some = np.linspace(0, self.count - 1, min(_LOOKED_AT, self.count)).astype(int).tolist()
-        fingerprint = Fingerprint()
-        for x, y in self._load(some, 0, workers=0):
-            fingerprint.add(x, y)
-        return f"{self.count} items, {fingerprint.whole()}"
-
-    def batches(self, number: int, start: int) -> Batches:
-        """Yield items as batches, loaded ahead if there are workers."""
-        yield from self._load(range(start, self.count), number, self.workers)
-
-    def _load(self, indices: range | list[int], number: int, workers: int) -> Batches:
-        items = _Items(self.dataset, indices, derive(self.key, "items", number))
-        loader: DataLoader[Any] = DataLoader(
-            items, self.batch_size, num_workers=workers, generator=torch.Generator()
-        )
-        for batch in loader:
-            pair = isinstance(batch, tuple | list) and len(batch) > 1
-            yield first_of(batch), torch.as_tensor(batch[1]) if pair else None
-
-
-def _source_of(data: Any, batch_size: int, key: int, workers: int) -> _Source:
-    if isinstance(data, CachedFeatures):
-        raise ValueError("These are features already. Hand over the data that the backbone reads.")
-    if isinstance(data, DataLoader):
-        if not isinstance(data.sampler, SequentialSampler) or data.batch_sampler is None:
-            raise ValueError(
-                "A DataLoader must give its items in order. Leave shuffling out, or hand over its dataset."
-            )
-        data, workers = data.dataset, workers or data.num_workers
-    if isinstance(data, TensorDataset):
-        data = data.tensors if len(data.tensors) > 1 else data.tensors[0]
-    source: _Source
-    if isinstance(data, Dataset):
-        source = _Loaded(data, batch_size, key, workers)
-    elif isinstance(data, tuple | list):
-        if len(data) != 2 or len(data[0]) != len(data[1]):
-            sizes = ", ".join(str(len(part)) for part in data)
-            raise ValueError(
-                f"Data must be a pair (inputs, targets) with one target for each input; got lengths {sizes}."
-            )
-        source = _Arrays(data[0], data[1], batch_size)
-    else:
-        source = _Arrays(data, None, batch_size)
-    if source.count == 0:
-        raise ValueError("There is nothing to cache: the data is empty.")
-    return source
-
-
 @dataclass(frozen=True)
 class _Job:
     """The backbone at work: features of every row, in order."""
 
     net: nn.Module
-    source: _Source
+    source: Source
     passes: int
     augment: Augmentation | None
     bf16: bool
@@ -254,6 +133,10 @@ class _Job:
             for x, y in self.source.batches(number, place):
                 yield self._features(x, y, number, place)
                 place += len(x)
+
+    def first(self) -> Tensor:
+        """Return the features of the first row alone."""
+        return self._features(*self.source.first(), number=0, start=0)[0]
 
     def _features(self, x: Tensor, y: Tensor | None, number: int, start: int) -> tuple[Tensor, Tensor | None]:
         place = device_of(self.net)
@@ -287,9 +170,14 @@ class _Job:
 
 
 def _layout(job: _Job, dtype: torch.dtype | None, identity: dict[str, Any]) -> Facts:
-    """Run the backbone on a few inputs to see what it gives."""
+    """Run the backbone on a few inputs to see what it gives, and what it is."""
+    before = attributes_of(job.net)
     features, targets = next(iter(job.batches()))
-    kept = dtype or (features.dtype if features.dtype == torch.float64 else torch.float32)
+    after = attributes_of(job.net)
+    # A network may count its passes; that makes it no other one.
+    changing = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    identity = {"backbone": network_digest(job.net, changing), "changing": changing, **identity}
+    kept = dtype or (features.dtype if features.dtype in _DTYPES else torch.float32)
     about = None if targets is None else [list(targets.shape[1:]), str(targets.cpu().numpy().dtype)]
     shape = list(features.shape[1:])
     return Facts(job.source.count, job.passes, shape, np.dtype(_DTYPES[kept]).name, about, identity)
@@ -306,11 +194,12 @@ def _in_memory(
         torch.from_numpy(arrays[FEATURES]),
         targets,
         job.passes,
-        identity["backbone"],
-        identity["data"],
+        facts.identity["backbone"],
+        facts.identity["data"],
         facts.content,
         None,
         resident_limit,
+        tuple(facts.identity["changing"]),
     )
 
 
@@ -324,6 +213,7 @@ def _in_files(
     else:
         _check_same(facts, job, dtype, identity, folder)
         arrays = facts.load(folder, "r+")
+        _check_first(facts, job, arrays[FEATURES], folder)
     if facts.done < facts.rows:
 
         def note() -> None:
@@ -339,6 +229,13 @@ def _check_same(
     facts: Facts, job: _Job, dtype: torch.dtype | None, identity: dict[str, Any], folder: Path
 ) -> None:
     """Refuse a folder of other features than those that are asked for."""
+    if identity["augment"] is None:
+        raise ValueError(
+            f"The feature cache in {folder} cannot be recognised with this `augment`: it holds what has no value that Python shows (a "
+            "generator, a lock, a file). Open it with ds.CachedFeatures.open, or write the augmentation as a dataclass of numbers."
+        )
+    changing = facts.identity.get("changing", ())
+    identity = {"backbone": network_digest(job.net, changing), **identity}
     stored = {**facts.identity, "examples": facts.examples, "passes": facts.passes, "dtype": facts.dtype}
     asked = {**identity, "examples": job.source.count, "passes": job.passes}
     asked["dtype"] = facts.dtype if dtype is None else np.dtype(_DTYPES[dtype]).name
@@ -348,6 +245,25 @@ def _check_same(
                 f"The feature cache in {folder} is another one: {name} is {stored.get(name)} there and {value} here. Choose "
                 "another folder, or delete this one."
             )
+
+
+def _check_first(facts: Facts, job: _Job, stored: np.ndarray, folder: Path) -> None:
+    """Refuse features that the backbone does not give: what its code does, no hash of it tells."""
+    features = job.first()
+    if list(features.shape[1:]) != facts.shape:
+        raise ValueError(
+            f"The feature cache in {folder} is another one: its features are shaped {tuple(facts.shape)}, and this backbone gives "
+            f"{tuple(features.shape[1:])}. Choose another folder, or delete this one."
+        )
+    if facts.done == 0:
+        return
+    now, then = features[0].double().cpu(), torch.from_numpy(np.array(stored[0])).double()
+    apart = float((now - then).norm()) / max(float(now.norm()), float(then.norm()), 1e-30)
+    if not apart <= _ROUNDING:
+        raise ValueError(
+            f"The feature cache in {folder} is another one: what this backbone, or `augment`, makes of the first example differs from "
+            f"what is stored by {apart:.0%}, though weights and settings are the same. Choose another folder, or delete this one."
+        )
 
 
 def _write(job: _Job, facts: Facts, arrays: dict[str, np.ndarray], note: Callable[[], None]) -> None:
@@ -367,7 +283,8 @@ def _write(job: _Job, facts: Facts, arrays: dict[str, np.ndarray], note: Callabl
                 f"Features must be finite; those of row {facts.done + bad} are not, as {facts.dtype}. Look at that input, or "
                 "keep them as torch.float32."
             )
-        facts.content = wrapped(facts.content + sum_of_rows(kept, facts.done))
+        labels = None if targets is None else torch.from_numpy(np.array(arrays[TARGETS][rows]))
+        facts.content = wrapped(facts.content + content_of(kept, labels, facts.done))
         facts.done = rows.stop
         if time.monotonic() - noted > _NOTE_EVERY or facts.done == facts.rows:
             note()

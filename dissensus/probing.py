@@ -6,6 +6,7 @@ from math import inf
 from numbers import Integral, Real
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,8 +14,7 @@ from torch import Tensor, nn
 from dissensus import metrics
 from dissensus.caching import cache_features
 from dissensus.data.features import CachedFeatures, as_real
-from dissensus.data.fingerprints import network_digest
-from dissensus.data.sources import Pairs, check_labels_fit, device_of
+from dissensus.data.sources import Array, Pairs, check_labels_fit, device_of
 from dissensus.members import DeepEnsemble, HeadEnsemble, Members
 from dissensus.members.stacking import tensors_of
 from dissensus.randomness import derive, permutation
@@ -72,7 +72,7 @@ def linear_probe(
     validation: Pairs | CachedFeatures | None = None,
     *,
     method: Literal["lbfgs", "sgd"] = "lbfgs",
-    strengths: Sequence[float] = STRENGTHS,
+    strengths: Sequence[float] | Array = STRENGTHS,
     validation_share: float = 0.2,
     standardise: bool = True,
     refit: bool = True,
@@ -91,13 +91,15 @@ def linear_probe(
     chosen by the accuracy on validation data (the likelihood breaks ties).
 
     Args:
-        backbone: A network from inputs to features; None where the data is features already.
+        backbone: A network from inputs to features; None where the data is features already. A classifier is probed on its class
+            logits: `backbone, _ = ds.cut(net, 1)` is what comes before its last layer. Of an ensemble take a member,
+            `ds.cut(ens.member(0), 1)`.
         train: Inputs and class labels.
         test: Data to measure on.
         validation: Data to choose the strength on; by default a share of the training data is held out for it.
         method: `"lbfgs"` solves the problem; `"sgd"` trains one head for each strength, all at once, with weight decay
             (on the bias too), momentum and a cosine schedule.
-        strengths: Values of C to choose from; with one there is nothing to choose, and nothing is held out.
+        strengths: Values of C to choose from, a list or an array; with one there is nothing to choose, and nothing is held out.
         validation_share: Share of the training data that is held out, drawn at random.
         standardise: Scale features to mean 0 and deviation 1 on the training data; strengths then mean the same for every
             backbone.
@@ -119,11 +121,14 @@ def linear_probe(
         >>> probe.accuracy > 0.9, len(probe.curve)
         (True, 7)
     """
+    if isinstance(strengths, Tensor | np.ndarray):
+        strengths = strengths.tolist()
     _check(method, strengths, validation_share)
     _check_counts(max_steps=max_steps, epochs=epochs, batch_size=batch_size)
     if isinstance(backbone, Members) and not isinstance(backbone, HeadEnsemble):
         raise ValueError(
-            f"`backbone` must be one network; got a {type(backbone).__name__}. Take one of its members, ens.member(0)."
+            f"`backbone` must be one network; got {type(backbone).__name__}. Take one of its members without its last layer: "
+            "backbone, _ = ds.cut(ens.member(0), 1)."
         )
     net = backbone.backbone if isinstance(backbone, HeadEnsemble) else backbone or nn.Identity()
     place = device_of(net) if device is None else device_named(device)
@@ -197,7 +202,7 @@ def _features(
     if not isinstance(data, CachedFeatures):
         data = cache_features(net, data, batch_size=batch_size, device=place)
     elif tensors_of(net):
-        data.check_backbone(network_digest(net))
+        data.check_backbone(net)
     if data.targets is None or data.targets.is_floating_point() or data.targets.ndim != 1:
         raise ValueError("A linear probe needs one class label for each input. Hand over (inputs, labels).")
     return as_real(data.resident(place)).flatten(1), data.targets.long().to(place)

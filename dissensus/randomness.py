@@ -38,6 +38,17 @@ def mix(z: Tensor) -> Tensor:
     return z ^ ((z >> 31) & ((1 << 33) - 1))
 
 
+def mix_in_place(z: Tensor) -> Tensor:
+    """Do as `mix` does, in the memory of its argument: for values too many to have copies of."""
+    shifted = torch.empty_like(z)
+    for shift, factor in ((30, _MIX_1), (27, _MIX_2), (31, None)):
+        torch.bitwise_right_shift(z, shift, out=shifted)
+        z ^= shifted.bitwise_and_((1 << (64 - shift)) - 1)
+        if factor is not None:
+            z *= factor
+    return z
+
+
 def fold(key: Tensor, value: Tensor | int) -> Tensor:
     """Derive a new key (or keys) from a key and a number; broadcasts."""
     offset = _signed((value + 1) * _GOLDEN) if isinstance(value, int) else (value + 1) * _GOLDEN
@@ -71,11 +82,11 @@ def _mix_host(z: int) -> int:
 
 def bits(keys: Tensor, *shape: int) -> Tensor:
     """Return hashed integers shaped `keys.shape + shape`: counter i under key k gives splitmix64's i-th output."""
-    counters = _counters(math.prod(shape), keys.device)
+    counters = multiples(math.prod(shape), keys.device)
     return mix(keys.reshape((*keys.shape, *(1 for _ in shape))) + counters.reshape(shape))
 
 
-def _counters(count: int, device: torch.device) -> Tensor:
+def multiples(count: int, device: torch.device) -> Tensor:
     """Return the first multiples of splitmix64's step, wrapped to 64 bits."""
     # `^ 0` changes nothing but keeps the compiler from folding the product into its 32-bit index arithmetic.
     numbers = torch.arange(1, count + 1, device=device) ^ 0

@@ -110,6 +110,52 @@ def test_members_of_different_architectures_make_no_soup():
         ds.greedy_soup(ds.DeepEnsemble.from_members([net(), nn.Linear(4, 3)]), (x, y))
 
 
+def acting(activation, **kept):
+    one = nn.Sequential(nn.Linear(4, 8), activation, nn.Linear(8, 3))
+    for name, value in kept.items():
+        setattr(one, name, value)
+    return one
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "why"),
+    [
+        (acting(nn.ReLU()), acting(nn.Tanh()), "module '1' is a ReLU in one and a Tanh in another"),
+        (acting(nn.LeakyReLU(0.1)), acting(nn.LeakyReLU(0.2)), "attributes of module '1'"),
+        (acting(nn.ReLU(), act=torch.sin), acting(nn.ReLU(), factor=2.0), "attributes of the module itself"),
+        (
+            nn.Sequential(nn.Linear(4, 3), nn.Identity()),
+            nn.Sequential(nn.Linear(4, 3)),
+            "they have other modules",
+        ),
+    ],
+)
+def test_weights_of_one_shape_that_are_used_differently_make_no_soup(first, second, why):
+    ens = ds.DeepEnsemble.from_members([first, second])
+    for cook in (ens.soup, lambda: ds.greedy_soup(ens, (x, y))):
+        with pytest.raises(ValueError, match=f"one architecture; these differ: {why}"):
+            cook()
+
+
+def test_rates_of_dropout_may_differ_in_a_soup():
+    ens = ds.DeepEnsemble.from_members([acting(nn.Dropout(0.1)), acting(nn.Dropout(0.2))])
+    mean = (ens.member(0)[0].weight + ens.member(1)[0].weight) / 2
+    torch.testing.assert_close(ens.soup()[0].weight, mean)
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+def test_a_greedy_soup_of_heads_reads_cached_features(tmp_path, in_file):
+    ens = ds.HeadEnsemble(nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)), (6, 3), 4)
+    cached = ds.cache_features(ens, (x, y), tmp_path if in_file else None)
+    ds.fit(ens, cached, epochs=5, batch_size=25, lr=0.02)
+    by_features, by_inputs = ds.greedy_soup(ens, cached), ds.greedy_soup(ens, (x, y))
+    assert by_features.members == by_inputs.members
+    assert by_features.accuracy == by_inputs.accuracy == pytest.approx(accuracy_of(by_features.net))
+    torch.testing.assert_close(by_features.net.eval()(x), by_inputs.net.eval()(x))
+    with pytest.raises(ValueError, match="another backbone"):
+        ds.greedy_soup(ens, ds.cache_features(nn.Linear(4, 6), (x, y)))
+
+
 @st.composite
 def member_logits(draw):
     members, classes = draw(st.integers(2, 5)), draw(st.integers(2, 4))

@@ -55,6 +55,8 @@ def test_a_program_a_member_is_refused_where_members_differ_or_are_picked():
     nets = [nn.Sequential(nn.Linear(4, 3), kind()) for kind in (nn.ReLU, nn.Tanh)]
     with pytest.raises(ValueError, match="Tanh"):
         ds.fit(ds.DeepEnsemble.from_members(nets), (x, y), epochs=1, concurrent_members=1)
+    with pytest.raises(ValueError, match="only those of a deep ensemble can be; this is Anchored"):
+        ds.fit(ds.Anchored(net, x[:5], num_nets=2), (x, y), epochs=1, concurrent_members=1)
     with pytest.raises(ValueError, match="picks"):
         ds.fit(ds.DeepEnsemble(net, 2), (x, y), objective=PickOne(), epochs=1, concurrent_members=1)
 

@@ -26,6 +26,12 @@ CUTS = {
     "resnet, last stage": (Resnet, "layer2", {}),
     "resnet, inside a stage": (Resnet, "layer1.1", {}),
     "resnet, three last layers": (Resnet, 3, {}),
+    "anchored, its network's last layer": (
+        lambda: ds.Anchored(Resnet(), images(), num_members=2).member(1),
+        1,
+        {},
+    ),
+    "a network in a network": (lambda: nn.Sequential(nn.Sequential(Resnet())), 2, {}),
     "sequential": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.ReLU(), nn.Linear(9, 5)), 2, {}),
 }
 
@@ -101,6 +107,8 @@ def test_cutting_leaves_the_network_as_it_was():
     [
         (Vit, "blocks.2.mlp", {}, "One tensor must cross the cut; at 'blocks.2.mlp' it is 2"),
         (Vit, "blocks.7", {}, "There is no layer 'blocks.7' in Vit"),
+        (nn.ReLU, 1, {}, "`forward` of ReLU calls 0"),
+        (lambda: nn.Sequential(nn.Linear(3, 3)), 1, {}, "`forward` of Sequential calls 1"),
         (Resnet, 0, {}, "leave a layer on both sides"),
         (Resnet, 9, {}, "leave a layer on both sides"),
         (lambda: Vit(pool="mean"), "blocks.2.norm2", {"token": 0, "example": images()}, "do not give what"),

@@ -48,7 +48,7 @@ def test_the_held_out_loss_takes_the_place_of_a_smaller_training_loss():
 @pytest.mark.parametrize(("wrong", "factor"), [(0, 1.0), (2, 1.0), (3, 0.5), (4, 0.0), (10, 0.0)])
 def test_the_worst_members_held_out_accuracy_turns_disagreement_off(wrong, factor):
     labels = torch.zeros(10, dtype=torch.long)
-    logits = torch.zeros(2, 10, 2, dtype=torch.float64)
+    logits = torch.zeros(2, 10, 3, dtype=torch.float64)
     logits[..., 0] = 1.0
     logits[1, :wrong, 1] = 2.0
     guard = obj.HeldOutAccuracy(x, y, reference=0.8, margin=0.2)
@@ -142,7 +142,7 @@ def test_the_default_guard_keeps_members_useful_where_the_published_form_does_no
     [
         (lambda: obj.LossShare(0.0), "share"),
         (lambda: obj.WeightCap(-1.0), "largest"),
-        (lambda: obj.HeldOutLoss(x, y[:5]), "one length"),
+        (lambda: obj.HeldOutLoss(x, y[:5]), "one target for each"),
         (lambda: obj.HeldOutAccuracy(x, y, reference=90.0), "reference"),
         (lambda: obj.HeldOutAccuracy(x, y, reference=0.9, margin=0.0), "margin"),
     ],

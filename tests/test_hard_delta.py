@@ -159,6 +159,14 @@ class TestHardDelta:
     @pytest.mark.parametrize("settings", VARIANTS, ids=str)
     @pytest.mark.parametrize("statistics", ["batch", "training"])
     def test_networks_learn_to_say_less_of_tails(self, settings, statistics):
+        if (
+            statistics == "training"
+            and settings["law"] in ("outputs", "features")
+            and settings["tails"] == "real"
+        ):
+            with pytest.raises(ValueError, match="is measured on each batch"):
+                obj.HardDelta(obj.Independent(), **settings, statistics=statistics)
+            return
         found = {}
         for weight in (0.0, 1.0):
             objective = obj.HardDelta(obj.Independent(), weight, **settings, statistics=statistics)
@@ -197,6 +205,14 @@ class TestHardDelta:
         lengths = (tails / residual_scale(x)).norm(dim=-1)
         assert tails.shape[::2] == (2, 4)
         assert lengths.mean() > 2 * (residual_scale(x) * 0 + 1).norm()
+
+    @pytest.mark.parametrize("settings", VARIANTS, ids=str)
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+    def test_weights_may_be_of_any_precision(self, settings, dtype):
+        ens = ds.Anchored(net().to(dtype), x[:30].to(dtype), 1)
+        objective = obj.HardDelta(obj.Independent(), 0.1, **settings)
+        run = ds.fit(ens, (x.to(dtype), y), objective=objective, epochs=1, batch_size=20, engine="eager")
+        assert log(3) - 0.01 <= run.history.by_epoch("tail")[-1] < 10
 
     @pytest.mark.parametrize("settings", VARIANTS, ids=str)
     def test_a_last_batch_of_one_input_does_no_harm(self, settings):
@@ -313,8 +329,29 @@ class TestMaskedUniform:
         asked = trained(obj.Independent(), masked_target="uniform")
         torch.testing.assert_close(asked, trained(obj.MaskedUniform(obj.Independent())))
         assert not torch.allclose(asked, trained(obj.Independent()))
-        with pytest.raises(ValueError, match="does not compare members"):
+        with pytest.raises(ValueError, match="Joint compares networks"):
             trained(obj.Joint(0.5), masked_target="uniform")
+
+    @pytest.mark.parametrize(
+        "around",
+        [
+            lambda inner: obj.NormPenalty(inner, 0.1),
+            lambda inner: obj.VirtualAdversarial(inner, epsilon=0.5),
+            lambda inner: obj.HardDelta(obj.NormPenalty(inner, 0.1), 0.1),
+        ],
+        ids=["NormPenalty", "VirtualAdversarial", "both"],
+    )
+    def test_it_goes_inside_of_what_adds_to_a_loss(self, around):
+        def trained(inner, **settings):
+            ens = anchored(mask_probability=0.5, **settings)
+            ds.fit(ens, (x, y), objective=around(inner), epochs=2, batch_size=20, lr=0.01, engine="eager")
+            return ds.predict(ens, x)
+
+        asked = trained(obj.Independent(), masked_target="uniform")
+        torch.testing.assert_close(asked, trained(obj.MaskedUniform(obj.Independent())))
+        assert not torch.allclose(asked, trained(obj.Independent()))
+        with pytest.raises(ValueError, match="MaskedUniform goes inside of"):
+            obj.MaskedUniform(around(obj.Independent()))
 
     def test_masked_examples_alone_get_the_uniform_target(self):
         settings = {"mask_probability": 0.5, "mask_per": "example"}
@@ -337,16 +374,17 @@ class TestMaskedUniform:
         torch.testing.assert_close(ds.predict(ens, x), ds.predict(twin, x), rtol=1e-4, atol=1e-5)
 
     @pytest.mark.parametrize(
-        "inner",
+        ("inner", "words"),
         [
-            obj.Joint(0.5),
-            obj.LossGuided(active=2),
-            obj.Adversarial(obj.Independent(), 0.1),
-            obj.Independent("mse"),
+            (obj.Joint(0.5), "Joint compares networks"),
+            (obj.LossGuided(active=2), "LossGuided compares networks"),
+            (obj.Adversarial(obj.Independent(), 0.1), "Adversarial runs networks itself"),
+            (obj.Independent("mse"), "the loss is 'mse'"),
+            (nn.CrossEntropyLoss(), "must be an objective"),
         ],
     )
-    def test_objectives_that_compare_or_have_no_classes_are_refused(self, inner):
-        with pytest.raises(ValueError, match="MaskedUniform"):
+    def test_objectives_that_compare_or_have_no_classes_are_refused(self, inner, words):
+        with pytest.raises(ValueError, match=words):
             obj.MaskedUniform(inner)
 
 

@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from backbone_cases import small_backbone
@@ -62,6 +63,10 @@ class TestOutputs:
         ens = ensemble(make=(6, 3))
         layers = [module for module in ens.member(0)[1] if isinstance(module, nn.Linear)]
         assert [tuple(layer.weight.shape) for layer in layers] == [(6, 6), (3, 6)]
+
+    def test_a_pair_may_be_of_numpys_numbers(self):
+        given, plain = ensemble(make=(np.int64(6), np.int32(3))), ensemble(make=(6, 3))
+        assert torch.equal(given.eval()(x), plain.eval()(x))
 
     def test_features_take_the_precision_of_the_heads(self):
         ens = ds.HeadEnsemble(small_backbone().double(), lambda: nn.Linear(6, 3), 2)

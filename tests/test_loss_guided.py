@@ -158,10 +158,19 @@ def displacement(objective, rows):
     return {name: before[name] - tensor for name, tensor in ens.state_dict().items()}
 
 
-@pytest.mark.parametrize("active", [2, 3])
-@pytest.mark.parametrize("orientation", ["first", "both"])
-def test_drawing_members_adds_no_bias_where_all_of_them_decide_the_weights(active, orientation):
-    objective = Fixed(2.0, active=active, weights_from="all", orientation=orientation, guard=None)
+@pytest.mark.parametrize(
+    ("active", "orientation", "guard"),
+    [
+        (2, "first", None),
+        (3, "first", None),
+        (2, "both", None),
+        (3, "both", None),
+        (2, "first", obj.LossShare(0.1)),
+        (2, "first", obj.WeightCap(0.1)),
+    ],
+)
+def test_drawing_members_adds_no_bias_where_all_of_them_decide_the_weights(active, orientation, guard):
+    objective = Fixed(2.0, active=active, weights_from="all", orientation=orientation, guard=guard)
     draws = [displacement(objective, rows) for rows in combinations(range(4), active)]
     full = displacement(objective, None)
     for name, gradient in full.items():
@@ -169,8 +178,16 @@ def test_drawing_members_adds_no_bias_where_all_of_them_decide_the_weights(activ
         torch.testing.assert_close(mean, gradient)
 
 
-def test_weights_from_the_drawn_members_alone_are_biased():
-    objective = Fixed(2.0, active=2, weights_from="active", guard=None)
+@pytest.mark.parametrize(
+    ("weights_from", "guard"),
+    [
+        ("active", None),
+        # Held-out answers are those of the drawn members alone, whoever decides the weights.
+        ("all", obj.HeldOutLoss(10 * x.double(), y)),
+    ],
+)
+def test_weights_and_factors_from_the_drawn_members_alone_are_biased(weights_from, guard):
+    objective = Fixed(2.0, active=2, weights_from=weights_from, guard=guard)
     draws = [displacement(objective, rows) for rows in combinations(range(4), 2)]
     full = displacement(objective, None)
     off = [(torch.stack([d[name] for d in draws]).mean(0) - full[name]).abs().max() for name in full]

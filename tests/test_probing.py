@@ -147,6 +147,8 @@ def test_the_global_generators_are_left_alone():
             {"strengths": 1.0},
             r"`strengths` must be finite positive numbers.*got 1.0. For one alone write \[1.0\]",
         ),
+        ({"strengths": np.ones((2, 2))}, "`strengths` must be finite positive numbers"),
+        ({"strengths": torch.tensor(1.0)}, "`strengths` must be finite positive numbers"),
         ({"strengths": "a"}, "`strengths` must be finite positive numbers"),
         ({"strengths": [1.0, "a"]}, "`strengths` must be finite positive numbers"),
         ({"strengths": [float("nan")]}, "`strengths` must be finite positive numbers"),
@@ -162,6 +164,29 @@ def test_the_global_generators_are_left_alone():
 def test_bad_arguments_are_refused(options, match):
     with pytest.raises(ValueError, match=match):
         linear_probe(None, *task(), **options)
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor, tuple])
+def test_strengths_may_be_an_array(kind):
+    train, test = task()
+    probe = linear_probe(None, train, test, strengths=kind([0.01, 1.0]))
+    assert [tried.strength for tried in probe.curve] == pytest.approx([0.01, 1.0])
+    wanted = linear_probe(None, train, test, strengths=[0.01, 1.0])
+    torch.testing.assert_close(probe.probs, wanted.probs, rtol=1e-4, atol=1e-4)
+
+
+def test_an_anchored_network_is_probed_on_its_features():
+    (x, y), (x_test, y_test) = task(dtype=torch.float32)
+    ens = ds.Anchored(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), x[:20], num_members=2)
+    with pytest.raises(ValueError, match=r"got Anchored\. .* ds\.cut\(ens\.member\(0\), 1\)"):
+        linear_probe(ens, (x, y), (x_test, y_test))
+    backbone, _ = ds.cut(ens.member(1), 1)
+    net = ens.inner.member(0)
+    pairs = [torch.cat([x[1].expand_as(each), each - x[1]], 1) for each in (x, x_test)]
+    features, test_features = (net[:2](pair).detach() for pair in pairs)
+    wanted = linear_probe(None, (features, y), (test_features, y_test), strengths=[1.0])
+    probe = linear_probe(backbone, (x, y), (x_test, y_test), strengths=[1.0])
+    torch.testing.assert_close(probe.probs, wanted.probs)
 
 
 def test_a_device_that_is_not_there_is_refused(monkeypatch):
@@ -197,7 +222,7 @@ def test_data_that_no_probe_can_be_fitted_on_is_refused():
     for labels in (y * 0, y - 1):
         with pytest.raises(ValueError, match="two classes or more from 0"):
             linear_probe(None, (x, labels), (x, labels))
-    with pytest.raises(ValueError, match=r"got a DeepEnsemble. Take one of its members, ens.member\(0\)"):
+    with pytest.raises(ValueError, match=r"got DeepEnsemble\. .* ds\.cut\(ens\.member\(0\), 1\)"):
         linear_probe(ds.DeepEnsemble(lambda: nn.Linear(8, 8), 2), (x, y), (x_test, y_test))
     other = ds.cache_features(nn.Linear(8, 8).double(), (x, y))
     with pytest.raises(ValueError, match="another backbone"):

@@ -17,7 +17,7 @@ from dissensus.architectures import ARCHITECTURES
 from dissensus.data.builtin import BUILT_IN
 from dissensus.data.files import Loaded
 from dissensus.data.suites import SUITES
-from dissensus.recipes import AUGMENTATIONS, KINDS, OBJECTIVES, SCHEDULES, Preprocessing, Recipe
+from dissensus.recipes import AUGMENTATIONS, KINDS, OBJECTIVES, SCHEDULES, Preprocessing, Recipe, load_run
 from dissensus.recipes.choices import build_augment, build_schedule, member_factory, resolve_model
 from dissensus.recipes.sets import DataSettings, load_sets, split_rows
 
@@ -78,6 +78,14 @@ class TestNames:
         assert not np.allclose(label, uniform)
         assert Recipe.read(blobs / "uniform" / "recipe.toml").ensemble["masked_target"] == "uniform"
 
+    def test_anchored_networks_have_a_temperature(self, blobs):
+        kind = {"kind": "anchored", "anchors": 3}
+        for name in ("without", "exponential", "deviation"):
+            heat = {} if name == "without" else {"temperature": name}
+            recipe(blobs, ensemble={**kind, **heat}, training={"epochs": 1}).train(blobs / name)
+            ensemble, described, _ = load_run(blobs / name)
+            assert ensemble.temperature == described.ensemble.get("temperature") == heat.get("temperature")
+
     def test_a_masked_target_goes_inside_hard_delta_mining(self, blobs):
         ensemble = {"kind": "anchored", "masked_target": "uniform"}
         objective = recipe(blobs, objective={"name": "hard_delta"}, ensemble=ensemble).build_objective()
@@ -120,8 +128,9 @@ class TestNames:
                 "ensemble": {"kind": "anchored", "masked_target": "uniform"},
                 "objective": {"name": "joint", "beta": 0.5},
             },
-            "does not compare members",
+            "Joint compares networks",
         ),
+        ({"ensemble": {"kind": "anchored", "temperature": "hot"}}, "'exponential' or 'deviation'"),
         ({"ensemble": {"masked_target": "uniform"}}, "unknown key 'masked_target'"),
         ({"objective": {"name": "adversarail"}}, "did you mean 'adversarial'"),
         ({"objective": {"name": "adversarial", "loss": "mse"}}, r"\[objective\.inner\]"),

@@ -50,6 +50,27 @@ def test_views_of_a_file_are_in_the_file_and_copies_are_not(stored):
         assert isinstance(rows_of(array, "x"), torch.Tensor)
 
 
+@pytest.mark.parametrize(
+    "labels", [["cat", "dog"], np.array(["cat", "dog"]), np.array([b"cat", b"dog"])], ids=str
+)
+def test_names_of_classes_are_refused_with_a_way_to_number_them(labels):
+    with pytest.raises(ValueError, match=r"`y` must be .* of strings. Number classes .*return_inverse=True"):
+        as_tensor(labels, "y")
+    x = torch.zeros(2, 3)
+    for use in (
+        lambda: ds.fit(ds.DeepEnsemble(lambda: torch.nn.Linear(3, 2), 2), (x, labels), epochs=1),
+        lambda: ds.linear_probe(None, (x, labels), (x, torch.arange(2))),
+    ):
+        with pytest.raises(ValueError, match="Number classes from 0"):
+            use()
+
+
+def test_what_is_no_number_is_refused():
+    for values in (np.array([None, 1]), np.array(["2020-01-01"], "datetime64[D]")):
+        with pytest.raises(ValueError, match=f"of dtype {values.dtype}".replace("[", r"\[")):
+            as_tensor(values, "x")
+
+
 def test_changes_that_only_the_map_has_are_kept(tmp_path):
     np.save(tmp_path / "x.npy", np.zeros((50, 3), np.float32))
     private = np.load(tmp_path / "x.npy", mmap_mode="c")

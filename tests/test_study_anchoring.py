@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from anchoring_records import judged, record
 from PIL import Image
 from torch import nn
 
@@ -30,29 +31,6 @@ from dissensus.studies.anchoring_sections import tasks_table
 from dissensus.studies.anchoring_tables import OOD_CIFAR10, as_markdown, auroc_of, beside, by_severity
 from dissensus.studies.arm_log import Arms
 from dissensus.studies.image_sets import load_images
-
-
-def record(accuracy=0.9, corrupted=0.7, ece=0.1, auroc=0.9, adapted=0.5):
-    level = {"accuracy": [corrupted, None, None], "smooth_ece": [ece, None, None]}
-    return {
-        "test": {"accuracy": [accuracy, None, None]},
-        "corrupted": {key: level for key in ("1", "2", "3", "4", "5", "all")},
-        "auroc": {name: {"mean_energy": [auroc, None, None]} for name in ("cifar100", "isun", "near", "far")},
-        "adaptation": {"dtd": {"accuracy": adapted, "ece": 0.3}},
-    }
-
-
-def judged(share, images):
-    """Everything measured is one share of so many images, with its 95 % interval."""
-    half = 1.96 * math.sqrt(share * (1 - share) / images)
-    ends = [share, share - half, share + half]
-    found = record()
-    found["test"] = {"accuracy": ends}
-    found["corrupted"] = {"all": {"accuracy": ends, "smooth_ece": [0.1, None, None]}}
-    found["auroc"] = {"isun": {"mean_energy": ends}}
-    found["adaptation"] = {"dtd": {"accuracy": share, "ece": 0.1, "images": images}}
-    found["images"] = {"test": images, "corrupted": images}
-    return found
 
 
 class TestArms:

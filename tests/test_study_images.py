@@ -272,7 +272,9 @@ class TestArms:
         found = run_arms([self.arm(n, made) for n in ("a", "b")], tmp_path, settings={}, minutes=0)
         assert made == []
         assert found.not_run == {"a": "no time left", "b": "no time left"}
-        assert "2 arms were not run: a; b" in capsys.readouterr().out
+        assert "2 arms were not run: a; b\n" in capsys.readouterr().out
+        run_arms([self.arm(str(n), made) for n in range(10)], tmp_path, settings={}, minutes=0)
+        assert "10 arms were not run: 0; 1; 2; 3; 4; 5; 6; 7; and 2 more\n" in capsys.readouterr().out
 
     def test_an_arm_for_which_one_like_it_took_too_long_gives_way_to_a_shorter_one(
         self, tmp_path, monkeypatch

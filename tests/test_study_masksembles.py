@@ -219,4 +219,4 @@ def test_the_imagenet_setting_draws_calibration_of_a_folder(tmp_path, monkeypatc
 )
 def test_bad_input_gets_one_clear_sentence(tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
-        STUDIES["masksembles"].run(tmp_path, quick=True, **options)
+        STUDIES["masksembles"].run(tmp_path, quick="setting" not in options, **options)

@@ -7,7 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from dissensus.data.suites import OPENOOD_CIFAR10, SUITES, load_suite
+from dissensus.data.suites import FILES, OPENOOD_CIFAR10, SUITES, load_suite
+from dissensus.studies.image_sets import _unknown_suite
 
 SHARED = Path(__file__).parents[1].parent / "shared" / "data" / "images"
 
@@ -86,6 +87,20 @@ def test_every_set_of_every_suite_can_be_found_by_each_of_its_names(suite, tmp_p
             folder.mkdir()
             save_images(folder / f"{name}.npz", count=1)
             assert list(suite.find(folder)) == [each.name]
+
+
+def test_a_set_has_the_same_names_in_all_suites_and_in_the_studies():
+    for suite in (*SUITES.values(), _unknown_suite("cifar10")):
+        assert {each.name: each.files for each in suite.sets}.items() <= FILES.items()
+
+
+@pytest.mark.shared
+def test_the_suite_of_anchoring_finds_the_sets_that_its_study_reads():
+    if not (SHARED / "dtd10_32.npz").exists():
+        pytest.skip("textures are not in ../shared/data/images")
+    found = SUITES["anchoring-cifar10"].find(SHARED)
+    read = _unknown_suite("cifar10").find(SHARED)
+    assert found == {name: read[name] for name in ("tiny_imagenet", "cifar100", "isun", "textures")}
 
 
 @pytest.mark.shared

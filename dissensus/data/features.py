@@ -9,12 +9,14 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from dissensus.data.descriptions import network_digest
 from dissensus.data.fingerprints import sum_of_rows
 
-FORMAT = 1
+# 2: hashes that see signs, and targets in them.
+FORMAT = 2
 FACTS, FEATURES, TARGETS = "cache.json", "features.npy", "targets.npy"
 # Rows that are read at once where a whole file is gone through.
 _AT_ONCE = 4096
@@ -34,10 +36,11 @@ class CachedFeatures(Dataset[tuple[Tensor, Tensor]]):
         passes: How often the data was gone through.
         backbone: Digest of the backbone that computed the features.
         data: Digest of the data that it read.
-        content: Hash of the features; `verify` compares the file with it.
+        content: Hash of features and targets; `verify` compares the files with it.
         path: Folder of the file.
         resident_limit: Bytes up to which training moves the features to its device whole; by default half of the memory
             that is free there. Larger ones are streamed from the file.
+        changing: Attributes that the backbone changes in every pass, and that say nothing of which one it is.
     """
 
     features: Tensor | np.ndarray
@@ -48,6 +51,7 @@ class CachedFeatures(Dataset[tuple[Tensor, Tensor]]):
     content: int = 0
     path: Path | None = None
     resident_limit: int | None = None
+    changing: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.features) == 0 or len(self.features) % self.passes:
@@ -125,27 +129,44 @@ class CachedFeatures(Dataset[tuple[Tensor, Tensor]]):
             whole[start : start + _AT_ONCE] = self.stored_rows(start, start + _AT_ONCE).to(device)
         return whole
 
-    def check_backbone(self, digest: str) -> None:
-        """Refuse a backbone that did not compute these features."""
-        if self.backbone and digest != self.backbone:
+    def check_backbone(self, net: nn.Module) -> None:
+        """Refuse a backbone that did not compute these features: other weights, modules or plain attributes of them."""
+        if self.backbone and network_digest(net, self.changing) != self.backbone:
             raise ValueError(
                 "These features were computed by another backbone than the ensemble's, or by other weights of it. Cache "
                 "them again with this backbone, or use the one that they are from."
             )
 
+    def of_another_backbone(self, other: "CachedFeatures") -> bool:
+        """Whether these and other features are known to come from different backbones."""
+        told = self.backbone and other.backbone and self.changing == other.changing
+        return bool(told) and self.backbone != other.backbone
+
     def verify(self) -> None:
         """Read everything and compare it with the hash that was taken when it was written; ValueError if it was changed."""
-        found = wrapped(
-            sum(
-                sum_of_rows(self.stored_rows(start, start + _AT_ONCE), start)
-                for start in range(0, len(self), _AT_ONCE)
-            )
+        found = sum(
+            content_of(self.stored_rows(start, start + _AT_ONCE), labels, start)
+            for start, labels in self._stored_targets()
         )
-        if found != self.content:
+        if wrapped(found) != self.content:
             raise ValueError(
-                f"The features in {self.path or 'memory'} are not those that were written: their hash is another one. "
+                f"The features or targets in {self.path or 'memory'} are not those that were written: their hash is another one. "
                 "Delete the cache and make it again."
             )
+
+    def _stored_targets(self) -> Iterator[tuple[int, Tensor | None]]:
+        """Yield where each part of the rows begins, and its targets: of a file as they are there now."""
+        targets = self.targets
+        if targets is not None and self.path is not None:
+            targets = torch.from_numpy(np.load(self.path / TARGETS, allow_pickle=False))
+        for start in range(0, len(self), _AT_ONCE):
+            yield start, None if targets is None else targets[start : start + _AT_ONCE]
+
+
+def content_of(features: Tensor, targets: Tensor | None, start: int) -> int:
+    """Return a hash of rows `start` onwards; those of consecutive parts add up (wrapping) to that of the whole."""
+    # Targets count from the other end, so that no target has the place of a feature.
+    return sum_of_rows(features, start) + (0 if targets is None else sum_of_rows(targets, start - (1 << 62)))
 
 
 def as_real(values: Tensor) -> Tensor:
@@ -249,4 +270,5 @@ class Facts:
             self.content,
             folder,
             resident_limit,
+            tuple(self.identity["changing"]),
         )

@@ -1,16 +1,17 @@
-"""Tensors recognised again: hashes of rows, sets and networks that batch sizes and devices do not change."""
+"""Tensors recognised again: hashes of rows and sets that batch sizes and devices do not change."""
 
 import hashlib
-import re
+from math import prod
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from dissensus.randomness import mix
+from dissensus.randomness import mix, mix_in_place, multiples
 
-# Words of eight bytes hashed at once, so that a batch of large images needs no second copy of itself in memory.
-_HASHED_AT_ONCE = 1 << 20
+# Words of eight bytes hashed at once: few enough to stay in a processor's cache. A GPU is given more, as each call costs it time.
+_HASHED_AT_ONCE = 1 << 15
+_MORE_ON_DEVICES = 32
 
 
 class Fingerprint:
@@ -28,45 +29,50 @@ class Fingerprint:
 
     def inputs(self) -> str:
         """Return the hash of the inputs alone."""
-        return _digest(self._inputs)
+        return digest_of(self._inputs)
 
     def whole(self) -> str:
         """Return the hash of inputs and targets."""
-        return _digest(self._inputs + self._targets)
+        return digest_of(self._inputs + self._targets)
 
 
 def row_hashes(x: Tensor) -> Tensor:
-    """Return a 64-bit hash of each row, `(batch,)`: wrapping integer sums, exact in any order and on any device."""
-    raw = x.detach().contiguous().reshape(len(x), -1).view(torch.uint8)
-    padding = -raw.shape[1] % 8
-    words = (F.pad(raw, (0, padding)) if padding else raw).view(torch.int64)
-    factors = mix(torch.arange(1, words.shape[1] + 1, device=x.device))
-    width = max(1, _HASHED_AT_ONCE // max(1, len(x)))
-    total = torch.zeros(len(x), dtype=torch.int64, device=x.device)
-    for part, factor in zip(words.split(width, dim=1), factors.split(width), strict=True):
-        total += (part * factor).sum(1)
-    return mix(total)
+    """Return a 64-bit hash of each row, `(batch,)`: wrapping integer sums, exact in any order and on any device.
+
+    Every word is mixed with its place before it is added. Added as products, words could lose their highest bit, which is the
+    sign of a number, or their changes could cancel.
+    """
+    words = _words(x)
+    width, at_once = words.shape[1], _HASHED_AT_ONCE
+    if words.device.type != "cpu":
+        at_once *= _MORE_ON_DEVICES
+    places = multiples(width, words.device).split(at_once)
+    totals = words.new_zeros(len(words))
+    rows = max(1, at_once // width)
+    for total, block in zip(totals.split(rows), words.split(rows), strict=True):
+        for part, place in zip(block.split(at_once, dim=1), places, strict=True):
+            total += mix_in_place(part + place).sum(1)
+    return mix(totals)
 
 
-def _digest(hashes: list[Tensor]) -> str:
-    return hashlib.sha256(
-        torch.cat([part.cpu() for part in hashes]).numpy().astype("<i8").tobytes()
-    ).hexdigest()[:16]
+def _words(x: Tensor) -> Tensor:
+    """Return the bytes of each row as words of eight, `(batch, words)`, the last one filled up with zeros."""
+    raw = x.detach().contiguous().reshape(len(x), prod(x.shape[1:])).view(torch.uint8)
+    missing = max(8, -(-raw.shape[1] // 8) * 8) - raw.shape[1]
+    if missing:
+        raw = F.pad(raw, (0, missing))
+    elif raw.storage_offset() % 8:  # a part of a larger tensor, whose bytes do not lie as words
+        raw = raw.clone()
+    return raw.view(torch.int64)
+
+
+def digest_of(hashes: list[Tensor]) -> str:
+    """Return a short text for hashes in order."""
+    joined = torch.cat([part.to(hashes[0].device) for part in hashes]) if hashes else torch.empty(0)
+    return hashlib.sha256(joined.cpu().numpy().astype("<i8").tobytes()).hexdigest()[:16]
 
 
 def sum_of_rows(x: Tensor, start: int) -> int:
     """Return a hash of rows `start` onwards of an array; those of consecutive parts add up (wrapping) to that of the whole."""
     places = mix(torch.arange(start, start + len(x), device=x.device))
     return int(mix(row_hashes(x) ^ places).sum())
-
-
-def network_digest(net: nn.Module) -> str:
-    """Return a hash of a network: its modules as they print, and names, types, shapes and values of all its tensors."""
-    # An address in what a module prints would make the same network another one in every process.
-    digest = hashlib.sha256(re.sub(r" at 0x[0-9a-fA-F]+", "", repr(net)).encode())
-    for name, tensor in (*net.named_parameters(), *net.named_buffers()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        parts = tensor.detach().reshape(-1).split(_HASHED_AT_ONCE)
-        hashes = [row_hashes(part[None]).cpu() for part in parts if part.numel()]
-        digest.update(b"".join(part.numpy().astype("<i8").tobytes() for part in hashes))
-    return digest.hexdigest()[:16]

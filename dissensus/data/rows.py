@@ -21,9 +21,14 @@ def as_tensor(array: Any, name: str) -> Tensor:
     values = np.asarray(array)
     if not values.flags.writeable:
         values = values.copy()
-    if values.dtype == object:
+    if values.dtype.kind in "US":
         raise ValueError(
-            f"`{name}` must be a tensor or a numeric array; got {type(array).__name__} of dtype object."
+            f"`{name}` must be a tensor or a numeric array; got {type(array).__name__} of strings. Number classes from 0, such as by "
+            "np.unique(labels, return_inverse=True)[1]."
+        )
+    if values.dtype.kind not in "biufc":
+        raise ValueError(
+            f"`{name}` must be a tensor or a numeric array; got {type(array).__name__} of dtype {values.dtype}."
         )
     tensor = torch.from_numpy(np.ascontiguousarray(values))
     if tensor.dtype == torch.float64:

@@ -173,66 +173,79 @@ def _load(path: Path, folder: Path, shape: tuple[int, int, int]) -> Loaded:
     return loaded
 
 
-def _suite(
-    name: str, known: str, near: Mapping[str, tuple[str, ...]], far: Mapping[str, tuple[str, ...]]
-) -> Suite:
-    groups: tuple[tuple[Group, Mapping[str, tuple[str, ...]]], ...] = (("near", near), ("far", far))
-    return Suite(
-        name,
-        known,
-        tuple(SuiteSet(each, group, files) for group, sets in groups for each, files in sets.items()),
-    )
+FILES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "cifar10": ("cifar10_test", "cifar10"),
+        "cifar100": ("cifar100_test", "cifar100"),
+        "tiny_imagenet": (
+            "tin",
+            "tiny_imagenet",
+            "tiny_imagenet_200",
+            "tiny_imagenet_test",
+            "tiny_imagenet_val",
+            "tin_val_resize32_5k",
+        ),
+        "tiny_imagenet_crop": ("tin_crop", "tiny_imagenet_crop", "tin_val_crop32_2.5k"),
+        "ninco": ("ninco",),
+        "svhn": ("svhn_test", "svhn", "svhn_part1083"),
+        "textures": ("textures", "texture", "dtd", "dtd_test", "dtd10_32"),
+        "scenes": ("scenes", "intel_scenes_test_32"),
+        "isun": ("isun",),
+        "lsun_crop": ("lsun_c", "lsun_crop"),
+        "lsun_resize": ("lsun_r", "lsun_resize"),
+        "places": ("places365", "place365", "places", "places365_test"),
+        "mnist": ("mnist_test", "mnist"),
+    }
+)
+"""Names that files of well-known image sets have, without ending; the first one that is there is taken."""
 
 
-_TINY_IMAGENET = ("tin", "tiny_imagenet", "tiny_imagenet_200", "tiny_imagenet_test", "tiny_imagenet_val")
-_FAR = {
-    "mnist": ("mnist", "mnist_test"),
-    "svhn": ("svhn", "svhn_test"),
-    "textures": ("texture", "textures", "dtd", "dtd_test"),
-    "places": ("places365", "place365", "places", "places365_test"),
-}
+def sets_of(group: Group, names: Iterable[str]) -> tuple[SuiteSet, ...]:
+    """Return well-known sets as those of a suite."""
+    return tuple(SuiteSet(name, group, FILES[name]) for name in names)
+
+
+def _suite(name: str, known: str, near: Iterable[str], far: Iterable[str]) -> Suite:
+    return Suite(name, known, sets_of("near", near) + sets_of("far", far))
+
+
+_OPENOOD_FAR = ("mnist", "svhn", "textures", "places")
 
 OPENOOD_CIFAR10 = _suite(
     "openood-cifar10",
     "cifar10",
-    near={"cifar100": ("cifar100", "cifar100_test"), "tiny_imagenet": _TINY_IMAGENET},
-    far=_FAR,
+    near=("cifar100", "tiny_imagenet"),
+    far=_OPENOOD_FAR,
 )
 """Near and far sets of the OpenOOD benchmark for CIFAR-10 (Yang et al., 2022, <https://arxiv.org/abs/2210.07242>)."""
 
 OPENOOD_CIFAR100 = _suite(
     "openood-cifar100",
     "cifar100",
-    near={"cifar10": ("cifar10", "cifar10_test"), "tiny_imagenet": _TINY_IMAGENET},
-    far=_FAR,
+    near=("cifar10", "tiny_imagenet"),
+    far=_OPENOOD_FAR,
 )
 """Near and far sets of the OpenOOD benchmark for CIFAR-100."""
 
-_ANCHORING = {
-    "lsun_crop": ("lsun_c", "lsun_crop"),
-    "lsun_resize": ("lsun_r", "lsun_resize"),
-    "isun": ("isun",),
-    "textures": _FAR["textures"],
-    "places": _FAR["places"],
-}
+_ANCHORING_FAR = ("lsun_crop", "lsun_resize", "isun", "textures", "places")
 
 ANCHORING_CIFAR10 = _suite(
     "anchoring-cifar10",
     "cifar10",
-    near={"tiny_imagenet": _TINY_IMAGENET, "cifar100": ("cifar100", "cifar100_test")},
-    far=_ANCHORING,
+    near=("tiny_imagenet", "cifar100"),
+    far=_ANCHORING_FAR,
 )
 """What networks trained on CIFAR-10 are judged by in the study of masked anchoring."""
 
 ANCHORING_CIFAR100 = _suite(
     "anchoring-cifar100",
     "cifar100",
-    near={"tiny_imagenet": _TINY_IMAGENET, "cifar10": ("cifar10", "cifar10_test")},
-    far=_ANCHORING,
+    near=("tiny_imagenet", "cifar10"),
+    far=_ANCHORING_FAR,
 )
 """The same for CIFAR-100."""
 
-ANCHORING_IMAGENET = _suite("anchoring-imagenet", "imagenet", near={"ninco": ("ninco",)}, far=_ANCHORING)
+ANCHORING_IMAGENET = _suite("anchoring-imagenet", "imagenet", near=("ninco",), far=_ANCHORING_FAR)
 """The same for ImageNet."""
 
 SUITES: Mapping[str, Suite] = MappingProxyType(

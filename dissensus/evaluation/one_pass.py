@@ -150,6 +150,7 @@ def evaluate(
     if device is not None:
         members.to(device)
     reader = Reader(members, task, transform, batch_size, device_of(members), names)
+    reader.check(sets)
     samples: list[Sample] = []
     seen: dict[str, str] = {}
     with evaluation_mode(members):

@@ -6,7 +6,7 @@ calibration errors of the whole set and resamples need these values of all input
 batch by batch, but for those of (some of) the known inputs, from which members are diagnosed.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import nan
@@ -90,6 +90,14 @@ class Reader:
     shape: tuple[int, int] | None = field(default=None, init=False)
     known: OutputSample = field(default_factory=OutputSample, init=False)
     _programs: dict[bool, "_Program"] = field(default_factory=dict, init=False)
+
+    def check(self, sets: Iterable[NamedSet]) -> None:
+        """Refuse sets of another backbone's features, before any is read."""
+        for part in sets:
+            try:
+                reader_of(self.members, part.data)
+            except ValueError as problem:
+                raise ValueError(f"Set {part.name!r} cannot be read: {problem}") from None
 
     def read(self, part: NamedSet, corruptor: Corruptor) -> Sample:
         """Predict each input of a set once, and each of its corrupted copies; return what numbers need."""

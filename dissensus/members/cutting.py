@@ -31,7 +31,7 @@ def cut(
     Args:
         model: The network; its layers are shared with the backbone, and copied for every head.
         at: Name of the first layer of the heads, as `model.named_modules()` has it; or how many of the last layers that
-            `forward` calls the heads get.
+            `forward` calls the heads get (of a module around one network, such as a member of `Anchored`, the network's layers).
         fresh: Give each head new initial weights (`reset_parameters` of its layers; what has none keeps the network's
             values, such as a layer scale). False: every head starts from the network's weights, which is for
             fine-tuning: members then differ by the order of their data only.
@@ -97,6 +97,8 @@ class _Part(nn.Module):
             self.register_buffer(name, buffer)
         # The function and not the traced module: copies of a head share it, by which they are known to be alike.
         self._code: Callable[..., Tensor] = type(traced).forward
+        # Its text is what a cut is recognised by: the function has the same name in all.
+        self._text = traced.code
         self.select, self.add_token = select, add_token
 
     def forward(self, x: Tensor) -> Tensor:
@@ -136,7 +138,7 @@ class _Tracer(fx.Tracer):
 
 
 def _trace(model: nn.Module, inside: str) -> fx.Graph:
-    if inside and inside not in dict(model.named_modules()):
+    if inside.removesuffix(".") not in dict(model.named_modules()):
         similar = [name for name, _ in model.named_modules() if name][-8:]
         raise ValueError(
             f"There is no layer {inside!r} in {type(model).__name__}; its last ones are {', '.join(similar)}."
@@ -167,12 +169,25 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _layer_from_the_end(model: nn.Module, count: int) -> str:
-    called = [node.target for node in _trace(model, "").nodes if node.op == "call_module"]
+    called = _called(model, "")
+    # A module around one network, such as a member of anchored ones: its layers are meant.
+    while len(called) == 1 and next(model.get_submodule(called[0]).children(), None) is not None:
+        called = _called(model, f"{called[0]}.")
+    if len(called) < 2:
+        raise ValueError(
+            f"A cut must leave a layer on both sides, and `forward` of {type(model).__name__} calls {len(called)}. Name a layer with "
+            "`at`."
+        )
     if not 0 < count < len(called):
         raise ValueError(
             f"`at` must leave a layer on both sides of the cut: 1 to {len(called) - 1} of the last; got {count}."
         )
-    return str(called[-count])
+    return called[-count]
+
+
+def _called(model: nn.Module, inside: str) -> list[str]:
+    """Return the layers that a network's forward calls, or that of a module in it, whose name ends with a dot here."""
+    return [str(node.target) for node in _trace(model, inside).nodes if node.op == "call_module"]
 
 
 def _split(graph: fx.Graph, first: fx.Node) -> tuple[fx.Graph, fx.Graph]:

@@ -1,6 +1,7 @@
 """The first layer of any network, found by running it, made to take two inputs in place of one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -24,8 +25,6 @@ _OTHERS = (
     nn.RNNCellBase,
     nn.modules.conv._ConvTransposeNd,
 )
-# What networks raise where inputs do not suit them.
-_PROBLEMS = (RuntimeError, ValueError, AssertionError, IndexError)
 _PUT_ONE_IN_FRONT = "Only a linear or convolutional layer can be: put one in front of the network, or move what comes before one out of it."
 # Input values that are looked for in what a layer takes.
 _VALUES_LOOKED_FOR = 64
@@ -49,14 +48,16 @@ def double_first_layers(
     """
     with seeded(0):
         first, second = (torch.randn_like(like[:1].expand(4, *like.shape[1:])) for _ in range(2))
-    outputs = [_run_as_it_is(net, first + second) for net in nets]
+    for net in nets:
+        _check_runs(net, first + second)
     names = [_find(net, first) if name is None else _named(net, name, first) for net in nets]
     axis, places = _common_axis(nets, names, (first, second))
     pair = torch.cat([first, second], dim=axis)
-    for net, found, there, before, seed in zip(nets, names, places, outputs, seeds, strict=True):
+    for net, found, there, seed in zip(nets, names, places, seeds, strict=True):
         layer = net.get_submodule(found)
         assert isinstance(layer, _LAYERS)
         old = layer.weight.detach()
+        before = _outputs(net, layer, first + second)
         _widen(layer, there)
         _check_equal(net, pair, before, found, layer)
         if initialise == "fresh":
@@ -66,7 +67,8 @@ def double_first_layers(
     return axis
 
 
-def _run_as_it_is(net: nn.Module, x: Tensor) -> Tensor:
+def _check_runs(net: nn.Module, x: Tensor) -> None:
+    """Refuse a network that does not run on such inputs, or could not be changed."""
     for name, module in net.named_modules():
         if type(module).__name__ == "OptimizedModule":
             raise ValueError(
@@ -74,8 +76,10 @@ def _run_as_it_is(net: nn.Module, x: Tensor) -> Tensor:
                 "torch.compile was given; fit(engine='compiled') compiles its training."
             )
     try:
-        return run(net, x)
-    except RuntimeError as problem:
+        run(net, x)
+    except ValueError:
+        raise
+    except Exception as problem:  # whatever a network does with inputs that do not suit it
         raise ValueError(
             f"`references` must be inputs of the network, and it cannot run on ({', '.join(map(str, x.shape[1:]))}) of "
             f"{x.dtype}: {_first_line(problem)}"
@@ -90,7 +94,7 @@ def _find(net: nn.Module, x: Tensor) -> str:
             f"The first layer cannot be doubled: no layer with weights runs. {_PUT_ONE_IN_FRONT}"
         )
     found = order[0]
-    if (why := _why_not(net.get_submodule(found))) is not None:
+    if (why := _why_not(net, found)) is not None:
         where = found or "the network itself"
         raise ValueError(f"The first layer cannot be doubled: {where} {why}{_others(net, x, found)}")
     return found
@@ -98,10 +102,9 @@ def _find(net: nn.Module, x: Tensor) -> str:
 
 def _named(net: nn.Module, name: str, x: Tensor) -> str:
     """Check a name that was given."""
-    modules = dict(net.named_modules())
-    if name not in modules:
+    if name not in dict(net.named_modules()):
         raise ValueError(f"The network has no layer {name!r}.{_others(net, x, name)}")
-    if (why := _why_not(modules[name])) is not None:
+    if (why := _why_not(net, name)) is not None:
         raise ValueError(f"The layer {name!r} cannot be doubled: it {why}{_others(net, x, name)}")
     return name
 
@@ -128,14 +131,25 @@ def _running_order(net: nn.Module, x: Tensor, taking: Tensor | None = None) -> l
     return list(dict.fromkeys(ran))
 
 
-def _why_not(layer: nn.Module) -> str | None:
+def _why_not(net: nn.Module, name: str) -> str | None:
     """Say why a layer cannot take twice the inputs, and what to do; None if nothing speaks against it."""
+    layer = net.get_submodule(name)
     if not isinstance(layer, _LAYERS):
         return f"is a {type(layer).__name__}. {_PUT_ONE_IN_FRONT}"
     if layer._parameters.get("weight") is None:
         return (
             "has a weight that is computed from others (weight_norm, spectral_norm or the like). Take that off first, with "
             "torch.nn.utils.parametrize.remove_parametrizations."
+        )
+    tied = [
+        other
+        for other, module in net.named_modules()
+        if module is not layer and any(each is layer.weight for each in module._parameters.values())
+    ]
+    if tied:
+        return (
+            f"shares its weight with {', '.join(tied)}, which would not be doubled. Give the two weights of their own, or put a "
+            "layer in front of the network."
         )
     if _groups(layer) > 1 and type(layer) not in IN_GROUPS:
         return f"is a {type(layer).__name__} in groups, which only torch's own convolutions may have. {_PUT_ONE_IN_FRONT}"
@@ -149,7 +163,7 @@ def _groups(layer: nn.Module) -> int:
 def _others(net: nn.Module, x: Tensor, tried: str) -> str:
     """Name further layers that take the inputs."""
     takers = _running_order(net, x, taking=x[0].flatten()[:_VALUES_LOOKED_FOR])
-    fit = [repr(name) for name in takers if name != tried and _why_not(net.get_submodule(name)) is None]
+    fit = [repr(name) for name in takers if name != tried and _why_not(net, name) is None]
     return f" Layers that take the inputs: {', '.join(fit)}; name one with `first_layer`." if fit else ""
 
 
@@ -173,7 +187,7 @@ def _places(net: nn.Module, name: str, pair: tuple[Tensor, Tensor], axis: int) -
     where = f"{name or 'The network itself'} ({type(layer).__name__}) was to take twice its inputs"
     try:
         found = find_places(net, name, pair, axis)
-    except _PROBLEMS as problem:
+    except Exception as problem:  # whatever a network does with inputs that do not suit it
         raise ValueError(
             f"{where}, but what the network does before that layer does not go with them: {_first_line(problem)}. Move it "
             f"(normalisation, checks of shape) out of the network.{_others(net, pair[0], name)}"
@@ -211,23 +225,61 @@ def _widen(layer: nn.Module, places: Places) -> None:
         layer.__class__ = IN_GROUPS[type(layer)]
 
 
-def _check_equal(net: nn.Module, pair: Tensor, before: Tensor, name: str, layer: nn.Module) -> None:
+def _outputs(net: nn.Module, layer: nn.Module, x: Tensor) -> list[Tensor]:
+    """Return what a network says, as it is and with other values in place of zeros."""
+    outputs = [run(net, x)]
+    with _without_zeros(net, layer) as changed:
+        if changed:
+            outputs.append(run(net, x))
+    return outputs
+
+
+@contextmanager
+def _without_zeros(net: nn.Module, layer: nn.Module) -> Iterator[bool]:
+    """Inside, parameters that are all zero have random values, but for the layer's weight; say whether there are any.
+
+    Zeros, as heads and the ends of residual branches often begin with, hide what the network does with its inputs.
+    """
+    real = (p for p in net.parameters() if p is not layer.weight and p.is_floating_point())
+    zero = [p for p in real if not bool(p.detach().any())]
+    values = [p.data for p in zero]
+    with seeded(0, alone=True):
+        for p in zero:
+            # None near zero, and what a layer gives about as large as what it takes.
+            sizes = (torch.rand_like(p.data) + 0.5) / max(p.shape[1:].numel(), 1) ** 0.5
+            p.data = torch.where(torch.rand_like(p.data) < 0.5, -sizes, sizes)
+    try:
+        yield bool(zero)
+    finally:
+        for p, value in zip(zero, values, strict=True):
+            p.data = value
+
+
+def _check_equal(net: nn.Module, pair: Tensor, before: list[Tensor], name: str, layer: nn.Module) -> None:
     """Refuse a network whose inputs go elsewhere too, so that doubling one layer is not enough."""
     where = f"{name or 'The network itself'} ({type(layer).__name__}) now takes twice its inputs"
     try:
-        after = run(net, pair)
-    except _PROBLEMS as problem:
+        after = _outputs(net, layer, pair)
+    except Exception as problem:  # whatever a network does with inputs that do not suit it
         raise ValueError(
             f"{where}, but the network does not run on them: {_first_line(problem)}. Move what else is done with its inputs out of "
             "the network."
         ) from problem
-    scale = float(before.abs().max().nan_to_num(1.0).clamp_min(1e-6))
-    if after.shape != before.shape or not torch.allclose(after, before, rtol=1e-2, atol=1e-2 * scale):
+    if not all(_close(new, old) for new, old in zip(after, before, strict=True)):
         raise ValueError(
             f"{where}, but the network's inputs go elsewhere too, or are changed before it. Move that out of the network, or "
             "name the layer with `first_layer`."
         )
 
 
+def _close(after: Tensor, before: Tensor) -> bool:
+    scale = float(before.abs().max().nan_to_num(1.0).clamp_min(1e-6))
+    return after.shape == before.shape and torch.allclose(
+        after, before, rtol=1e-2, atol=1e-2 * scale, equal_nan=True
+    )
+
+
 def _first_line(problem: Exception) -> str:
+    if isinstance(problem, KeyError):  # its text is the key alone
+        return repr(problem)
     return (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")

@@ -3,14 +3,15 @@
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
+from numbers import Integral
 from typing import ClassVar
 
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from dissensus.architectures import mlp
+from dissensus.data.descriptions import network_digest
 from dissensus.data.features import CachedFeatures
-from dissensus.data.fingerprints import network_digest
 from dissensus.data.sources import device_of
 from dissensus.members.deep_ensemble import DeepEnsemble
 from dissensus.members.members import Keys, Members
@@ -60,7 +61,6 @@ class HeadEnsemble(Members):
         self.training = self.heads.training
         backbone.eval()
         self.to(device_of(backbone))
-        self._digest: tuple[object, str] | None = None
 
     def train(self, mode: bool = True) -> "HeadEnsemble":
         """Set training or evaluation mode for the heads; the backbone always evaluates."""
@@ -137,24 +137,22 @@ class HeadEnsemble(Members):
 
     def member(self, index: int) -> nn.Module:
         """Return one member as an independent plain module: a copy of the backbone, then the head."""
-        return self._whole(self.heads.member(index))
+        return self.on_backbone(self.heads.member(index))
 
     def soup(self) -> nn.Module:
         """Return one plain module: a copy of the backbone, then a head with the average of the heads' weights."""
-        return self._whole(self.heads.soup())
+        return self.on_backbone(self.heads.soup())
 
-    def _whole(self, head: nn.Module) -> nn.Module:
+    def on_backbone(self, head: nn.Module) -> nn.Module:
+        """Return one plain module: a copy of the backbone, then this head."""
         net = nn.Sequential(copy.deepcopy(self.backbone), head)
         net.training = self.training
         return net
 
     def backbone_digest(self) -> str:
-        """Return a hash of the backbone, by which cached features are known to be its own."""
-        tensors = tensors_of(self.backbone).values()
-        seen = [(t.data_ptr(), t._version) for t in tensors]
-        if self._digest is None or self._digest[0] != seen:
-            self._digest = (seen, network_digest(self.backbone))
-        return self._digest[1]
+        """Return a hash of the backbone as it now is, by which it is recognised."""
+        # Not remembered: weights that are changed through `.data` leave nothing to notice it by.
+        return network_digest(self.backbone)
 
     def extra_repr(self) -> str:
         """Show how much is trained."""
@@ -167,8 +165,25 @@ def reader_of(members: Members, data: object) -> Members:
     """Return what of an ensemble runs on this data: its heads where the data holds features of its backbone, else all."""
     if not isinstance(data, CachedFeatures) or not isinstance(members, HeadEnsemble):
         return members
-    data.check_backbone(members.backbone_digest())
+    data.check_backbone(members.backbone)
     return members.heads
+
+
+def check_side_features(members: Members, data: object, side: object, name: str) -> None:
+    """Refuse features that go beside the training data and are not of its kind: another backbone's, or features beside inputs."""
+    if not isinstance(side, CachedFeatures):
+        return
+    if isinstance(members, HeadEnsemble) and not isinstance(data, CachedFeatures):
+        raise ValueError(
+            f"The {name} data are cached features and the training data are inputs of the backbone. Cache the training data too, "
+            "or hand over inputs."
+        )
+    if isinstance(members, HeadEnsemble):
+        side.check_backbone(members.backbone)
+    elif isinstance(data, CachedFeatures) and side.of_another_backbone(data):
+        raise ValueError(
+            f"The {name} data are features of another backbone than the training data's. Cache both with one backbone."
+        )
 
 
 def _factory(make_head: MakeHead) -> Callable[[], nn.Module]:
@@ -181,13 +196,13 @@ def _factory(make_head: MakeHead) -> Callable[[], nn.Module]:
     if (
         not isinstance(make_head, tuple | list)
         or len(make_head) != 2
-        or not all(isinstance(n, int) and n > 0 for n in make_head)
+        or not all(isinstance(n, Integral) and not isinstance(n, bool) and n > 0 for n in make_head)
     ):
         raise ValueError(
             "`make_head` must be a function that makes a head, or a pair (features, outputs) of whole numbers; got "
             f"{make_head!r:.60}."
         )
-    features, outputs = make_head
+    features, outputs = map(int, make_head)
     return lambda: mlp(features, [features], outputs, activation=nn.GELU)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from dissensus.members.dropout import KeyedDropout
 from dissensus.members.modes import evaluation_mode
+from dissensus.members.stacking import average, check_one_architecture
 from dissensus.randomness import derive, fold
 
 Keys = Callable[[], Tensor]
@@ -122,24 +123,12 @@ class Members(nn.Module, ABC):
     def soup(self) -> nn.Module:
         """Return one plain module whose weights are the average of the members'.
 
-        Float buffers are averaged too; integer ones are the first member's. Members must be of one architecture.
+        Float buffers are averaged too; integer ones are the first member's. Members must be of one architecture: the same
+        modules, whose plain attributes (numbers, words, functions) are the same. Only rates of dropout may differ.
         """
         nets = [self.member(index) for index in range(self.num_members)]
-        states = [net.state_dict() for net in nets]
-        if any(
-            {k: v.shape for k, v in state.items()} != {k: v.shape for k, v in states[0].items()}
-            for state in states
-        ):
-            raise ValueError(
-                "A soup averages weights of members that have one architecture; these differ. Average their predictions instead."
-            )
-        average = {
-            name: torch.stack([state[name] for state in states]).mean(0)
-            if tensor.is_floating_point()
-            else tensor
-            for name, tensor in states[0].items()
-        }
-        nets[0].load_state_dict(average)
+        check_one_architecture(nets)
+        nets[0].load_state_dict(average([net.state_dict() for net in nets]))
         return nets[0]
 
     @property

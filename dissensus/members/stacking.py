@@ -102,6 +102,43 @@ def why_not_one_program(nets: Sequence[nn.Module]) -> str | None:
     return None
 
 
+def average(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return averaged weights; what is not a real number is the first one's."""
+    return {
+        name: torch.stack([state[name] for state in states]).mean(0) if tensor.is_floating_point() else tensor
+        for name, tensor in states[0].items()
+    }
+
+
+def check_one_architecture(nets: Sequence[nn.Module]) -> None:
+    """Refuse to average weights of networks that do different things with them; rates of dropout may differ."""
+    why = next((reason for net in nets[1:] if (reason := _why_another(nets[0], net)) is not None), None)
+    if why is not None:
+        raise ValueError(
+            f"A soup averages weights of members that have one architecture; these differ: {why}. Average their predictions "
+            "instead."
+        )
+
+
+def _why_another(net: nn.Module, other: nn.Module) -> str | None:
+    shapes = [{name: tuple(t.shape) for name, t in each.state_dict().items()} for each in (net, other)]
+    if shapes[0] != shapes[1]:
+        return "their tensors have other names or shapes"
+    own, theirs = dict(net.named_modules()), dict(other.named_modules())
+    if own.keys() != theirs.keys():
+        return "they have other modules"
+    for name, module in own.items():
+        where = f"module {name!r}" if name else "the module itself"
+        if _kind(module) != _kind(theirs[name]):
+            return (
+                f"{where} is a {type(module).__name__} in one and a {type(theirs[name]).__name__} in another"
+            )
+        drops = isinstance(module, nn.modules.dropout._DropoutNd)
+        if not drops and (_keeps_otherwise(module, theirs[name]) or _keeps_otherwise(theirs[name], module)):
+            return f"attributes of {where} have other values"
+    return None
+
+
 def _kind(module: nn.Module) -> tuple[str, str]:
     # By name: parametrised modules get a class of their own each.
     return type(module).__module__, type(module).__qualname__

@@ -77,7 +77,7 @@ class Adversarial(_OutputWrapper):
         parts: Parts = {}
 
         def clean_loss(inputs: Tensor) -> Tensor:
-            loss, found = self.inner.on_outputs(members.each(inputs), y, step)
+            loss, found = self.inner.on_outputs_of(members, members.each(inputs), y, step)
             parts.update(found)
             return loss
 
@@ -85,13 +85,13 @@ class Adversarial(_OutputWrapper):
         clean, gradient = members.input_gradient(clean_loss, own)
         attacked = fast_gradient_sign(own, gradient, epsilon)
         with members.perturbed():
-            perturbed, perturbed_parts = self.inner.on_outputs(members.each(attacked), y, step)
+            perturbed, perturbed_parts = self.inner.on_outputs_of(members, members.each(attacked), y, step)
         parts.update({f"adversarial_{name}": value for name, value in perturbed_parts.items()})
         return (clean + perturbed) / 2, parts
 
 
 @dataclass(frozen=True)
-class VirtualAdversarial(_OutputWrapper):
+class VirtualAdversarial(Wrapper):
     r"""Ask that predictions stay the same under the small perturbation that changes them most; no labels needed.
 
     $$\ell(x) + w\,\mathrm{KL}(p(x)\,\Vert\,p(x + r)),\qquad r = \epsilon\, g / \lVert g\rVert,\quad
@@ -121,7 +121,10 @@ class VirtualAdversarial(_OutputWrapper):
     streams: ClassVar[tuple[str, ...]] = ("unlabelled",)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        if not isinstance(self.inner, Objective):
+            raise ValueError(
+                f"VirtualAdversarial wraps an objective, such as Independent(); got {type(self.inner).__name__}."
+            )
         if min(self.epsilon, self.xi) <= 0 or self.iterations < 1:
             raise ValueError(
                 "`epsilon` and `xi` must be positive and `iterations` at least 1; "
@@ -132,7 +135,7 @@ class VirtualAdversarial(_OutputWrapper):
         """Return the inner loss plus the weighted smoothness, and both."""
         loss, parts = self.inner(members, x, y, step)
         smoothness = self.smoothness(members, x, step)
-        unlabelled = step.streams.get("unlabelled")
+        unlabelled = step.inputs("unlabelled", x)
         if unlabelled is not None:
             smoothness = (smoothness + self.smoothness(members, unlabelled, step)) / 2
         return loss + self.weight * smoothness.sum(), {**parts, "virtual": smoothness.detach()}

@@ -1,13 +1,14 @@
 """Members that are made to disagree on inputs from outside: the objective that `fit` takes, and a split that finds such inputs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from dissensus.data.sources import all_inputs
+from dissensus.data.features import CachedFeatures, content_of, wrapped
+from dissensus.data.sources import Array, Inputs, all_inputs, as_tensor
 from dissensus.members import View
 from dissensus.objectives.disagreement import Orientation, PairTerm, mean_over_pairs, oriented, pair_term
 from dissensus.objectives.likelihoods import Likelihood, full, likelihood_of, smooth_labels
@@ -53,7 +54,7 @@ class Disagree(Objective):
         Pagliardini et al., 2023, <https://arxiv.org/abs/2202.04414>; Lee et al., 2023, <https://arxiv.org/abs/2202.03418>.
     """
 
-    ood_data: Tensor | None = field(default=None, repr=False, compare=False)
+    ood_data: Inputs | tuple[Array, Array] | None = field(default=None, repr=False, compare=False)
     regulariser: str | PairTerm = "a2d"
     strength: float = 1.0
     active: int | None = None
@@ -90,6 +91,10 @@ class Disagree(Objective):
             raise ValueError("`ood_data` must have inputs to disagree on; it is empty.")
         return {"unlabelled": inputs}
 
+    def side_data(self) -> Mapping[str, object]:
+        """Return the inputs to disagree on."""
+        return {"unlabelled": self.ood_data}
+
     def pick(self, step: Step, num_members: int) -> Tensor | None:
         """Draw members, or take the one whose turn it is."""
         if not self.sequential:
@@ -102,7 +107,7 @@ class Disagree(Objective):
 
     def __call__(self, members: View, x: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Return the loss on labelled data plus the weighted regulariser on the others, and both."""
-        others = step.streams.get("unlabelled")
+        others = step.inputs("unlabelled", x)
         if others is None:
             raise ValueError(
                 "Disagree needs inputs to disagree on: Disagree(ood_data), or unlabelled=... in `fit`."
@@ -118,8 +123,7 @@ class Disagree(Objective):
             check_enough(self, outputs)
             value = self._together(outputs, elsewhere)
         # In a sequence each member has its own share of the run, in which it trains as it would alone.
-        drawn = members.members.owns_parameters and not self.sequential
-        scale = drawn_scale(step, outputs) if drawn else 1.0
+        scale = 1.0 if self.sequential else drawn_scale(step, outputs, members)
         loss = scale * len(outputs) * (losses.mean() + self.strength * value)
         return loss, {"loss": losses.detach(), "regulariser": value.detach()}
 
@@ -148,7 +152,7 @@ class Disagree(Objective):
         return torch.where(earlier, values, 0.0).sum() / earlier.sum().clamp_min(1)
 
 
-def low_confidence(logits: Tensor, threshold: float = 0.2, labels: Tensor | None = None) -> Correct:
+def low_confidence(logits: Array, threshold: float = 0.2, labels: Array | None = None) -> Correct:
     r"""Which examples a trained model is unsure of: $\max_c p_c < t$, or $p_y < t$ where labels are given.
 
     Args:
@@ -163,28 +167,34 @@ def low_confidence(logits: Tensor, threshold: float = 0.2, labels: Tensor | None
         >>> low_confidence(torch.tensor([[0.0, 0.0], [3.0, 0.0]]), threshold=0.6)
         tensor([ True, False])
     """
+    logits = as_tensor(logits, "logits")
+    if logits.ndim != 2:
+        raise ValueError(
+            f"`logits` must be those of one model, (batch, classes); got shape {tuple(logits.shape)}. Of an ensemble pass one member's, "
+            "`logits[0]`, or their mean."
+        )
     probs = full(logits).softmax(-1)
     if labels is None:
         return probs.amax(-1) < threshold
-    return probs.gather(-1, labels[:, None]).squeeze(-1) < threshold
+    return probs.gather(-1, as_tensor(labels, "labels").long()[:, None]).squeeze(-1) < threshold
 
 
 def two_stage(
-    x: Tensor, y: Tensor, logits: Tensor, threshold: float = 0.2, **options: Any
-) -> tuple[tuple[Tensor, Tensor], Disagree]:
+    x: Array | CachedFeatures, y: Array | None, logits: Array, threshold: float = 0.2, **options: Any
+) -> tuple[tuple[Tensor, Tensor] | CachedFeatures, Disagree]:
     """Split training data by a trained model's confidence: fit the sure examples, disagree on the unsure ones.
 
     The alternative to `LossGuided` that decides beforehand, once and for all, which examples are hard.
 
     Args:
-        x: Training inputs.
-        y: Their class indices.
+        x: Training inputs, or features of `cache_features` in one pass.
+        y: Their class indices; None for those that come with the features.
         logits: What a trained model says of them, `(batch, classes)`.
         threshold: Examples with a lower largest probability are to be disagreed on.
         **options: Those of `Disagree`, such as `strength` and `active`.
 
     Returns:
-        The data and the objective that `ds.fit` takes.
+        The data and the objective that `ds.fit` takes; both hold features where `x` does.
 
     Example:
         >>> x, y = torch.randn(100, 4), torch.randint(0, 3, (100,))
@@ -193,9 +203,34 @@ def two_stage(
         100
     """
     unsure = low_confidence(logits, threshold)
+    if len(unsure) != len(x):
+        raise ValueError(
+            f"`logits` must have a row for each training input; got {len(unsure)} rows for {len(x)} inputs. Predict on the same data."
+        )
     if bool(unsure.all()) or not bool(unsure.any()):
         raise ValueError(
             f"The threshold must split the data; {int(unsure.sum())} of {len(unsure)} examples have a confidence below "
             f"{threshold:g}. Choose another."
         )
+    if isinstance(x, CachedFeatures):
+        return _some_rows(x, y, ~unsure), Disagree(_some_rows(x, y, unsure), **options)
+    if y is None:
+        raise ValueError(
+            "`y` must be the class indices of the training inputs; got None, which only cached features may have."
+        )
+    x, y = as_tensor(x, "x"), as_tensor(y, "y")
     return (x[~unsure], y[~unsure]), Disagree(x[unsure], **options)
+
+
+def _some_rows(data: CachedFeatures, y: Array | None, chosen: Tensor) -> CachedFeatures:
+    """Return chosen rows of features of one pass, in memory, as features of the same backbone."""
+    if data.passes > 1:
+        raise ValueError(
+            f"Features can be split where they are of one pass; these are of {data.passes}. Cache them again with passes=1."
+        )
+    labels = data.targets if y is None else as_tensor(y, "y")
+    rows = data.features[chosen if isinstance(data.features, Tensor) else chosen.numpy()]
+    features = rows if isinstance(rows, Tensor) else torch.from_numpy(rows)
+    targets = None if labels is None else labels[chosen]
+    content = wrapped(content_of(features, targets, 0))
+    return replace(data, features=features, targets=targets, data="", content=content, path=None)

@@ -3,11 +3,14 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
+from dissensus.data.features import CachedFeatures
+from dissensus.data.sources import Array, all_inputs, as_tensor, check_pair
 from dissensus.objectives.loss_weights import ensemble_losses
 
 
@@ -48,7 +51,9 @@ class Guard(ABC):
 
 @dataclass(frozen=True)
 class LossShare(Guard):
-    r"""Never weigh an example's disagreement above a share of its own loss: $\lambda\,\alpha_n \le s\,\ell_n$.
+    r"""Never weigh an example's disagreement above a share of its own loss: $\lambda\,\alpha_n \le s\,\ell_n$, for `weighting="loss"`.
+
+    With `weighting="inverse_probability"` the bound holds for the means over the batch: $\lambda\,\bar\alpha \le s\,\bar\ell$.
 
     Where two members are right about an example and equally sure of it, cross-entropy pulls each one's logits together with a
     force near the loss $\ell_n$, and disagreement pulls them apart with a force near $\lambda\,\alpha_n$ that does not shrink by itself.
@@ -89,69 +94,96 @@ class WeightCap(Guard):
 
 
 @dataclass(frozen=True)
-class HeldOutLoss(Guard):
-    """Divide by the squared mean loss on held-out examples instead, where that is larger than on the training batch.
-
-    Costs a forward pass of the members that train, on a held-out batch as large as the training batch.
+class HeldOutGuard(Guard):
+    """A guard that looks at members on held-out examples, kept as tensors.
 
     Args:
-        x: Held-out inputs.
-        y: Their class indices.
+        x: Held-out inputs: a tensor, an array, or features of `cache_features` for heads that train on such.
+        y: Their class indices; None for those that come with the features.
     """
 
-    x: Tensor = field(repr=False)
-    y: Tensor = field(repr=False)
+    x: Array | CachedFeatures = field(repr=False)
+    y: Array | None = field(repr=False)
 
     def __post_init__(self) -> None:
-        _check_pair(self.x, self.y)
+        object.__setattr__(self, "given", self.x)
+        inputs, labels = _held_out(self.x, self.y)
+        object.__setattr__(self, "x", inputs)
+        object.__setattr__(self, "y", labels)
+        # Looked up now and kept: a recorded step cannot look at values.
+        assert self.num_classes
 
     @property
     def data(self) -> tuple[Tensor, Tensor]:
         """The held-out examples."""
+        assert isinstance(self.x, Tensor) and isinstance(self.y, Tensor)  # noqa: PT018
         return self.x, self.y
+
+    @cached_property
+    def num_classes(self) -> int:
+        """How many classes a network must have for the labels."""
+        return int(self.data[1].max()) + 1
+
+    def look(self, seen: Seen) -> tuple[Tensor, Tensor]:
+        """Return the members' held-out logits and the labels; ValueError where some labels have no output."""
+        assert seen.held_out is not None
+        logits, labels = seen.held_out
+        if self.num_classes > logits.shape[-1]:
+            raise ValueError(
+                f"The held-out labels of {type(self).__name__} must lie in 0 to {logits.shape[-1] - 1}, the network's outputs; got "
+                f"{self.num_classes - 1}. Renumber the classes as in the training data."
+            )
+        return logits, labels
+
+
+@dataclass(frozen=True)
+class HeldOutLoss(HeldOutGuard):
+    """Divide by the squared mean loss on held-out examples instead, where that is larger than on the training batch.
+
+    Costs a forward pass of the members that train, on a held-out batch as large as the training batch. As they alone are looked at,
+    drawing members is biased, also with `weights_from="all"`.
+
+    Args:
+        x: Held-out inputs: a tensor, an array, or features of `cache_features` for heads that train on such.
+        y: Their class indices; may be left out where they come with the features.
+    """
+
+    y: Array | None = field(default=None, repr=False)
 
     def factor(self, seen: Seen) -> Tensor:
         """Return the squared ratio of the two mean losses, at most 1."""
-        assert seen.held_out is not None
-        logits, labels = seen.held_out
+        logits, labels = self.look(seen)
         held_out = ensemble_losses(logits.mean(0), labels).mean()
         return _at_most_one(seen.losses.mean().square(), held_out.square())
 
 
 @dataclass(frozen=True)
-class HeldOutAccuracy(Guard):
+class HeldOutAccuracy(HeldOutGuard):
     """Turn disagreement down as members' held-out accuracy falls, and off where it is `margin` below the reference.
 
     A controller without memory: each step it looks at the least accurate of the members that train, on a held-out batch as
-    large as the training batch (a forward pass more). So it is as noisy as the accuracy on such a batch.
+    large as the training batch (a forward pass more). So it is as noisy as the accuracy on such a batch, and drawing members is
+    biased, also with `weights_from="all"`.
 
     Args:
-        x: Held-out inputs.
-        y: Their class indices.
+        x: Held-out inputs: a tensor, an array, or features of `cache_features` for heads that train on such.
+        y: Their class indices; None for those that come with the features.
         reference: Accuracy that an independent member has on such data.
         margin: How far below that disagreement is off; it is at full strength at the reference and above.
     """
 
-    x: Tensor = field(repr=False)
-    y: Tensor = field(repr=False)
     reference: float
     margin: float = 0.02
 
     def __post_init__(self) -> None:
-        _check_pair(self.x, self.y)
+        super().__post_init__()
         _check_positive("margin", self.margin)
         if not 0 < self.reference <= 1:
             raise ValueError(f"`reference` is an accuracy, above 0 and at most 1; got {self.reference}.")
 
-    @property
-    def data(self) -> tuple[Tensor, Tensor]:
-        """The held-out examples."""
-        return self.x, self.y
-
     def factor(self, seen: Seen) -> Tensor:
         """Return where the accuracy lies between off (0) and the reference (1)."""
-        assert seen.held_out is not None
-        logits, labels = seen.held_out
+        logits, labels = self.look(seen)
         accuracy = (logits.argmax(-1) == labels).to(seen.losses.dtype).mean(-1).amin()
         return ((accuracy - self.reference) / self.margin + 1).clamp(0, 1)
 
@@ -166,11 +198,28 @@ def _check_positive(name: str, value: float) -> None:
         raise ValueError(f"`{name}` must be positive; got {value}.")
 
 
-def _check_pair(x: Tensor, y: Tensor) -> None:
-    if not isinstance(x, Tensor) or not isinstance(y, Tensor) or len(x) != len(y) or len(x) == 0:
+def _held_out(x: Array | CachedFeatures, y: Array | None) -> tuple[Tensor, Tensor]:
+    """Return held-out inputs and class indices as tensors; ValueError where they are none."""
+    if y is None and isinstance(x, CachedFeatures):
+        y = x.targets
+    if y is None:
         raise ValueError(
-            "A guard's held-out data must be two tensors of one length, inputs and class indices."
+            "A guard's held-out inputs need their class indices; got none. Give them as `y`, or cache features from data that has labels."
         )
+    inputs = all_inputs(x, "x") if isinstance(x, CachedFeatures) else as_tensor(x, "x")
+    labels = as_tensor(y, "y")
+    check_pair(inputs, labels, "held-out")
+    if labels.is_floating_point() or labels.ndim != 1:
+        raise ValueError(
+            "A guard's held-out labels must be one class index, a whole number, for each input; got "
+            f"{labels.dtype} shaped {tuple(labels.shape)}. Pass class indices shaped ({len(inputs)},)."
+        )
+    labels = labels.long()
+    if int(labels.min()) < 0:
+        raise ValueError(
+            f"A guard's held-out labels must be class indices from 0 on; got {int(labels.min())}. Renumber the classes or drop such rows."
+        )
+    return inputs, labels
 
 
 GUARDS: Mapping[str, Guard | None] = MappingProxyType(

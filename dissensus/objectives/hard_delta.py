@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from dissensus.members import Members, View
-from dissensus.objectives.likelihoods import class_targets
+from dissensus.objectives.adversarial import VirtualAdversarial
+from dissensus.objectives.independent import NormPenalty
+from dissensus.objectives.likelihoods import class_targets, full
 from dissensus.objectives.objective import Objective, OutputObjective, Parts, Step, Wrapper
 from dissensus.objectives.residuals import (
     drawn_factor,
@@ -64,7 +66,9 @@ class HardDelta(Wrapper):
         rank: Directions of the low-rank law.
         samples: Tail samples a step; as many as the batch has by default. Not for laws that look at the network.
         warm_up: Share of the run before which tails do not count.
-        statistics: Take the law from each `"batch"`, or from all `"training"` inputs (tensors or arrays, not a DataLoader).
+        statistics: Take the law of residuals from each `"batch"`, or from all `"training"` inputs (tensors or arrays, not a
+            DataLoader). Laws of the network are measured on each batch either way; `"training"` then decides what candidates
+            are drawn from, and is refused with `tails="real"`, which draws none.
 
     References:
         The idea of outliers from the tails of a normal law: Du et al., 2022, <https://arxiv.org/abs/2202.01197>.
@@ -104,6 +108,11 @@ class HardDelta(Wrapper):
         if self.law in _OF_THE_NETWORK and self.samples is not None:
             raise ValueError(
                 f"law={self.law!r} keeps one candidate in `draws`; leave `samples` out and change `draws`."
+            )
+        if self.law in _OF_THE_NETWORK and self.tails == "real" and self.statistics == "training":
+            raise ValueError(
+                f"law={self.law!r} with tails='real' is measured on each batch: what the network makes of residuals changes with its "
+                "weights, and no candidate is drawn. Leave `statistics` out, or draw candidates with tails='drawn'."
             )
         self._check_numbers()
 
@@ -169,8 +178,9 @@ class HardDelta(Wrapper):
     def _drawn(self, x: Tensor, count: int, draws: int, noise: Noise) -> Tensor:
         if self.law != "low_rank":
             return tail_draws(noise, count, draws, x.shape[-1]) * self._scale(x)
-        factor = drawn_factor(x, self.rank) if self.measured is None else self.measured.to(x.device)
-        return tail_draws(noise, count, draws, factor.shape[-2], centred=self.measured is None) @ factor
+        factor = drawn_factor(full(x), self.rank) if self.measured is None else self.measured.to(x.device)
+        drawn = tail_draws(noise, count, draws, factor.shape[-2], centred=self.measured is None)
+        return drawn.to(factor.dtype) @ factor
 
     def _scale(self, x: Tensor) -> Tensor:
         return residual_scale(x) if self.measured is None else self.measured.to(x.device)
@@ -209,15 +219,27 @@ class MaskedUniform(Wrapper):
     Args:
         inner: An objective on the outputs of class logits that does not compare members, such as `Independent`. `Joint`,
             `LossGuided` and others that compare are refused, and so is `Adversarial`, which runs networks itself.
+            `NormPenalty`, `VirtualAdversarial` and `HardDelta` go around it.
     """
 
     inner: OutputObjective
 
     def __post_init__(self) -> None:
-        if not isinstance(self.inner, OutputObjective) or self.inner.couples:
+        _check_inner(self)
+        name = type(self.inner).__name__
+        if isinstance(self.inner, _AROUND):
             raise ValueError(
-                "MaskedUniform wraps an objective on outputs that does not compare members, such as Independent(): networks are "
-                f"masked each for itself. Got {type(self.inner).__name__}."
+                f"MaskedUniform goes inside of {name}, right around the loss: {name}(MaskedUniform(Independent()), ...)."
+            )
+        if self.inner.couples:
+            raise ValueError(
+                f"MaskedUniform gives each network targets of its own, and {name} compares networks on common ones. Take an objective "
+                "that judges each by itself, such as Independent(), or keep the labels: masked_target='label'."
+            )
+        if not isinstance(self.inner, OutputObjective):
+            raise ValueError(
+                f"MaskedUniform gives targets to an objective that judges outputs, such as Independent(), and {name} runs networks "
+                "itself. Take another objective, or keep the labels: masked_target='label'."
             )
         if self.inner.likelihood.kind != "classes":
             raise ValueError(
@@ -231,14 +253,18 @@ class MaskedUniform(Wrapper):
         masked = anchored.masked(members.pass_keys(), outputs.shape[1])
         classes = outputs.shape[-1]
         targets = torch.where(masked[..., None], 1 / classes, class_targets(y, classes))
-        return self.inner.on_outputs(outputs, targets, step)
+        return self.inner.on_outputs_of(members, outputs, targets, step)
+
+
+# Wrappers that have their inner objective judge the batch as it is, and add to that.
+_AROUND = (HardDelta, NormPenalty, VirtualAdversarial)
 
 
 def uniform_where_masked(objective: Objective) -> Objective:
     """Return an objective that gives masked examples the uniform target, whatever is around it."""
     if isinstance(objective, MaskedUniform):
         return objective
-    if isinstance(objective, HardDelta):
+    if isinstance(objective, _AROUND):
         return replace(objective, inner=uniform_where_masked(objective.inner))
     return MaskedUniform(objective)  # type: ignore[arg-type]  # refuses what it cannot wrap
 

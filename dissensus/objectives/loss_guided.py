@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 from numbers import Integral, Real
 from typing import Literal, get_args
 
@@ -47,8 +48,13 @@ def draw_members(step: Step, count: int | None, num_members: int) -> Tensor | No
     return torch.stack(chosen)
 
 
-def drawn_scale(step: Step, outputs: Tensor) -> float:
-    """Return by what a sum over drawn members is multiplied to estimate that over all: M/A."""
+def drawn_scale(step: Step, outputs: Tensor, members: View | None = None) -> float:
+    """Return by what a sum over drawn members is multiplied to estimate that over all: M/A.
+
+    Members that share their parameters train on the mean over those drawn: 1.
+    """
+    if members is not None and not members.members.owns_parameters:
+        return 1.0
     return len(step.member_keys) / len(outputs)
 
 
@@ -60,21 +66,23 @@ class LossGuided(OutputObjective):
       G\big(p^m(x_n), p^l(x_n)\big)\right]$$
 
     with I the A of M members drawn for the step, P their pairs, G a pair term and $\alpha_n$ the weights of `loss_guided_weights`,
-    which carry no gradient. Only the drawn members are run and changed, so a step costs the same for any number of members.
+    which carry no gradient. Only the drawn members are run, and of members that own their parameters only they are changed, so a step
+    costs the same for any number of members.
 
     The factor M makes the draw an estimate of the step with `active=M`, in which each member's gradient has the scale of that member
     trained alone: with `weights_from="all"`, `reduction="mean"` and a fixed orientation, the gradient averaged over all draws is
-    exactly the one of all members at once. With `weights_from="active"` it is biased, for an example's weight then depends on who was
-    drawn: the average of few members errs more than that of all. A drawn member's gradient is so M/A times that of the member
-    alone, in A/M of the steps. Adam and AdamW do not notice the scale; for SGD with few of many members divide the learning rate
-    by M/A, and train for more epochs.
+    exactly the one of all members at once (but not with a guard that looks at held-out data: its factor depends on who was drawn). With
+    `weights_from="active"` it is biased, for an example's weight then depends on who was drawn: the average of few members errs more
+    than that of all. A drawn member's gradient is so M/A times that of the member alone, in A/M of the steps. Adam and AdamW do not
+    notice the scale; for SGD with few of many members divide the learning rate by M/A, and train for more epochs.
 
     Members that share parameters (Masksembles, MC dropout, BatchEnsemble) train on the mean over those drawn.
 
     Look at each member's own accuracy: at large strength members become useless while the ensemble still looks fine.
 
     Args:
-        strength: $\lambda$; or a function of the run's progress (a tensor from 0 towards 1) that gives it.
+        strength: $\lambda$; or a function of the run's progress (a tensor from 0 towards 1) that gives it, as a tensor or a number. It must
+            depend on nothing else: a recorded step asks it once. One that reads the progress in Python (`if t > 0.5`) runs eagerly.
         active: Members drawn for a step, without replacement; None, or as many as there are, for all.
         regulariser: A name of `PAIR_TERMS`, `"divdis"` (weighted by $\alpha$ over the batch, times the mean weight), or a function of two
             members' log-probabilities.
@@ -100,7 +108,7 @@ class LossGuided(OutputObjective):
         Pagliardini et al., 2023, <https://arxiv.org/abs/2202.04414>, for the pair term; docs/loss_guided.md for the method.
     """
 
-    strength: float | Callable[[Tensor], Tensor] = 0.5
+    strength: float | Callable[[Tensor], Tensor | float] = 0.5
     active: int | None = 2
     regulariser: str | PairTerm = "a2d"
     weights_from: Literal["active", "all"] = "active"
@@ -141,6 +149,10 @@ class LossGuided(OutputObjective):
             return {}
         return dict(zip(("held_out.x", "held_out.y"), guard.data, strict=True))
 
+    def side_data(self) -> Mapping[str, object]:
+        """Return the guard's held-out data."""
+        return {"held-out": getattr(guard_of(self.guard), "given", None)}
+
     def pick(self, step: Step, num_members: int) -> Tensor | None:
         """Draw the members of this step."""
         return draw_members(step, self.active, num_members)
@@ -158,12 +170,20 @@ class LossGuided(OutputObjective):
         held_out = None
         if not self.outputs_only:
             with members.evaluating():
-                held_out = members(step.streams["held_out.x"]), step.streams["held_out.y"]
-        scale = drawn_scale(step, outputs) if members.members.owns_parameters else 1.0
-        return self._judge(outputs, y, step, total / count, held_out, scale)
+                inputs = step.inputs("held_out.x", x)
+                assert inputs is not None
+                held_out = members(inputs), step.streams["held_out.y"]
+        return self._judge(outputs, y, step, total / count, held_out, drawn_scale(step, outputs, members))
 
     def on_outputs(self, outputs: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
-        """Return the loss of outputs at hand, where nothing else needs to be run."""
+        """Return the loss of outputs of members that own their parameters, where nothing else needs to be run."""
+        return self._on_outputs(outputs, y, step, drawn_scale(step, outputs))
+
+    def on_outputs_of(self, members: View, outputs: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
+        """Return the loss of these members' outputs, where nothing else needs to be run."""
+        return self._on_outputs(outputs, y, step, drawn_scale(step, outputs, members))
+
+    def _on_outputs(self, outputs: Tensor, y: Tensor, step: Step, scale: float) -> tuple[Tensor, Parts]:
         if not self.outputs_only:
             raise ValueError(
                 "A guard with held-out data runs members on that data, which nothing around LossGuided provides for. "
@@ -174,7 +194,7 @@ class LossGuided(OutputObjective):
                 "weights_from='all' runs the members that were not drawn, which nothing around LossGuided provides for. "
                 "Use LossGuided by itself, or weights_from='active'."
             )
-        return self._judge(outputs, y, step, outputs.detach().mean(0), None, drawn_scale(step, outputs))
+        return self._judge(outputs, y, step, outputs.detach().mean(0), None, scale)
 
     def _judge(
         self,
@@ -202,9 +222,11 @@ class LossGuided(OutputObjective):
         return scale * len(outputs) * loss, parts
 
     def _strength(self, step: Step, like: Tensor) -> Tensor:
-        if callable(self.strength):
-            return self.strength(step.progress).to(like)
-        return torch.full((), self.strength, dtype=like.dtype, device=like.device)
+        strength = self.strength(step.progress) if callable(self.strength) else self.strength
+        if isinstance(strength, Tensor) and strength.numel() == 1:
+            return strength.reshape(()).to(like)
+        check_strength(strength)
+        return torch.full((), float(strength), dtype=like.dtype, device=like.device)
 
     def _regulariser(self, logits: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Return the weighted term, and the unweighted one for the log."""
@@ -223,10 +245,12 @@ def _others(rows: Tensor, num_members: int) -> Tensor:
     return drawn.argsort(stable=True)[: num_members - len(rows)]
 
 
-def check_strength(strength: float) -> None:
+def check_strength(strength: object) -> None:
     """Refuse what is no strength of disagreement."""
-    if not isinstance(strength, Real) or not strength >= 0:
-        raise ValueError(f"`strength` must be a number that is not negative; got {strength!r}.")
+    if not isinstance(strength, Real) or not 0 <= float(strength) < inf:
+        raise ValueError(
+            f"`strength` must be a finite number that is not negative; got {strength!r:.60}. Choose one, such as 0.5."
+        )
 
 
 def check_active(active: int | None) -> None:

@@ -41,6 +41,13 @@ class Step:
         """Share of the run that is done, from 0 towards 1."""
         return self.index / self.total
 
+    def inputs(self, name: str, like: Tensor) -> Tensor | None:
+        """Return the batch of a second stream of inputs, real numbers in the precision of `like`; None where there is none."""
+        batch = self.streams.get(name)
+        if batch is None or not (batch.is_floating_point() and like.is_floating_point()):
+            return batch
+        return batch.to(like.dtype)
+
     def noise(self, *, shared: bool = False, rows: Tensor | None = None) -> Noise:
         """Return noise of this step that no earlier call returned.
 
@@ -93,6 +100,10 @@ class Objective(ABC):
         """
         return {}
 
+    def side_data(self) -> Mapping[str, object]:
+        """Return the same data as the user gave it, by what to call it: features are checked against the training data's."""
+        return {}
+
 
 class OutputObjective(Objective):
     """An objective that needs nothing but the members' outputs."""
@@ -109,6 +120,13 @@ class OutputObjective(Objective):
     @abstractmethod
     def on_outputs(self, outputs: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Return loss and parts of outputs `(members, batch, ...)` for targets `(batch, ...)` or `(members, batch, ...)`."""
+
+    def on_outputs_of(self, members: View, outputs: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
+        """Return `on_outputs` for outputs of these members; what runs members itself calls this one.
+
+        To be overridden where the loss depends on whether members share their parameters.
+        """
+        return self.on_outputs(outputs, y, step)
 
 
 @dataclass(frozen=True)
@@ -149,3 +167,7 @@ class Wrapper(Objective):
     def stream_data(self) -> Mapping[str, Tensor]:
         """That of the inner objective."""
         return self.inner.stream_data()
+
+    def side_data(self) -> Mapping[str, object]:
+        """That of the inner objective."""
+        return self.inner.side_data()

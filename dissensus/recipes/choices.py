@@ -17,6 +17,7 @@ from dissensus.data import augment
 from dissensus.data.images import describe_shape
 from dissensus.members import Anchored, BatchEnsemble, DeepEnsemble, Masksembles, MCDropout, Members
 from dissensus.members.anchored import MaskedTarget, MaskPer
+from dissensus.members.anchored_net import TemperatureForm
 from dissensus.members.first_layer import Initialise
 from dissensus.members.mc_dropout import Masks as DropoutMasks
 from dissensus.members.shared import BatchUse
@@ -49,6 +50,7 @@ def anchored(
     mask_probability: float = 0.0,
     mask_per: MaskPer = "batch",
     masked_target: MaskedTarget = "label",
+    temperature: TemperatureForm | None = None,
     initialise: Initialise = "fresh",
 ) -> Anchored:
     """Make anchored networks with room for references, which training fills with training inputs."""
@@ -61,6 +63,7 @@ def anchored(
         mask_probability=mask_probability,
         mask_per=mask_per,
         masked_target=masked_target,
+        temperature=temperature,
         initialise=initialise,
     )
 

@@ -21,11 +21,13 @@ class Study:
         name: As the command line takes it.
         summary: What it answers, in one line.
         module: Where its `run` is.
+        reads_data: Whether it can read real data.
     """
 
     name: str
     summary: str
     module: str
+    reads_data: bool = True
 
     def run(
         self,
@@ -48,9 +50,12 @@ class Study:
         """
         run = import_module(self.module).run
         taken = signature(run).parameters
-        for name in options:
-            if name not in taken and not any(p.kind is Parameter.VAR_KEYWORD for p in taken.values()):
-                raise ValueError(f"The study {self.name} has no option {name}. Leave it out.")
+        anything = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in taken.values())
+        lacking = [name for name in options if name not in taken and not anything]
+        if data is not None and not self.reads_data:
+            lacking.append("data")
+        if lacking:
+            raise ValueError(f"The study {self.name} has no option {lacking[0]}. Leave it out.")
         page: Path = run(Path(output), quick=quick, seed=seed, data=data, **options)
         return page
 
@@ -63,11 +68,13 @@ STUDIES: Mapping[str, Study] = MappingProxyType(
                 "practical-regression",
                 "a noisy cubic: what adversarial training, an ensemble and more members change",
                 "dissensus.studies.practical_regression",
+                reads_data=False,
             ),
             Study(
                 "practical-classification",
                 "spirals: where an ensemble is sure, where it is not, and where its members differ",
                 "dissensus.studies.practical_classification",
+                reads_data=False,
             ),
             Study(
                 "uci-deep-ensembles",
@@ -83,6 +90,7 @@ STUDIES: Mapping[str, Study] = MappingProxyType(
                 "collusion-theory",
                 "joint training drawn: what beta means, where it must end, why collusion goes unnoticed",
                 "dissensus.studies.collusion_theory",
+                reads_data=False,
             ),
             Study(
                 "collusion-uci",

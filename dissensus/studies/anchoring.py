@@ -27,6 +27,7 @@ from dissensus.studies.anchoring_claims import anchoring_claims
 from dissensus.studies.anchoring_qualities import (
     CALIBRATION_NOISE,
     DETECTION_NOISE,
+    ROBUSTNESS_NOISE,
     SINGLE_RUN_NOISE,
     same_sets,
 )
@@ -57,7 +58,7 @@ from dissensus.studies.anchoring_tables import (
 from dissensus.studies.arm_log import Arms, Record, print_now, run_arms
 from dissensus.studies.claims import claims_table
 from dissensus.studies.image_pages import sets_section
-from dissensus.studies.image_sets import SHAPE, ImageSets, load_images
+from dissensus.studies.image_sets import SHAPE, ImageSets, imagenet_folder, load_images
 from dissensus.studies.outputs import Outputs, print_table
 
 Records = Mapping[Row, Sequence[Record]]
@@ -94,8 +95,9 @@ def run(
     if setting == "imagenet":
         from dissensus.studies.anchoring_imagenet import run_imagenet
 
+        folder = imagenet_folder(data, known=known, quick=quick)
         return run_imagenet(
-            output, data=data, epochs=epochs, minutes=minutes, limit=limit, arms=arms, seed=seed
+            output, data=folder, epochs=epochs, minutes=minutes, limit=limit, arms=arms, seed=seed
         )
     if setting is not None:
         raise ValueError(f"`setting` must be 'imagenet' or left out; got {setting!r}.")
@@ -152,7 +154,8 @@ def run(
 _JUDGED = (
     "A difference counts beyond two standard errors, over runs or over the images judged (from the 95 % intervals; binomial for "
     f"linear probes), whichever is larger; between single runs, but for clean accuracy, {SINGLE_RUN_NOISE} is the least "
-    f"({CALIBRATION_NOISE} for smooth ECE, {DETECTION_NOISE} for AUROC), by which runs differed on CIFAR-10. AUROC is that of the "
+    f"({ROBUSTNESS_NOISE} for accuracy under corruption, {CALIBRATION_NOISE} for smooth ECE, {DETECTION_NOISE} for AUROC), by which "
+    "runs differed on CIFAR-10. AUROC is that of the "
     f"score {SCORES[0]} with one reference, averaged over the unknown sets that were there; adaptation is averaged over the labelled "
     "sets that were there."
 )

@@ -53,23 +53,28 @@ def alpha_sections(outputs: Outputs, records: Records) -> list[Section]:
             for (other, row), found in records.items()
             if other == architecture and " " not in row and row != "plain"
         }
-        if plain and len(alphas) > 1:
-            sections.append(_alpha_section(outputs, architecture, plain, alphas))
+        blocks = _alpha_blocks(outputs, architecture, plain, alphas)
+        sections.append(Section(f"How much to mask, {architecture}", *blocks))
     return sections
 
 
-def _alpha_section(
+def _alpha_blocks(
     outputs: Outputs, architecture: str, plain: Sequence[Record], alphas: Mapping[float, Sequence[Record]]
-) -> Section:
+) -> list[Text | Picture]:
+    if not plain or not alphas:
+        lacking = "no anchored network in its usual form" if plain else "no plain network"
+        return [Text(f"Not drawn: what anchoring and masking change, because {lacking} is among the arms.")]
     left_out = not_drawn(QUALITIES, plain, *alphas.values())
-    blocks: list[Text | Picture] = [
-        outputs.picture(
-            f"anchoring_alpha_{architecture}",
-            alpha_figure(plain, alphas),
-            "clean and corruption accuracy, calibration, adaptation and detection against the masking probability",
-            BANDS,
+    blocks: list[Text | Picture] = []
+    if len(alphas) > 1:
+        alt = "clean and corruption accuracy, calibration, adaptation and detection against the masking probability"
+        blocks.append(
+            outputs.picture(f"anchoring_alpha_{architecture}", alpha_figure(plain, alphas), alt, BANDS)
         )
-    ]
+    else:
+        left_out.append(
+            "Not drawn: qualities against the masking probability, because the arms have one such probability only."
+        )
     named = {f"alpha = {alpha:g}" if alpha else "anchored": found for alpha, found in sorted(alphas.items())}
     radar = radar_figure(plain, named)
     if radar is None:
@@ -78,7 +83,7 @@ def _alpha_section(
         caption = "Improvement over the plain network, in per cent of its value; what is 0 there is left out."
         alt = "improvement over the plain network in several qualities"
         blocks.append(outputs.picture(f"anchoring_radar_{architecture}", radar, alt, caption))
-    return Section(f"How much to mask, {architecture}", *_said(left_out), *blocks)
+    return [*_said(left_out), *blocks]
 
 
 def _said(sentences: Sequence[str]) -> list[Text]:
@@ -94,8 +99,12 @@ def tail_sections(outputs: Outputs, records: Records) -> list[Section]:
             if setting.tail_weight:
                 mined.setdefault(setting.tails, {}).setdefault(setting.tail_weight, []).append(record)
     masked = records.get(("resnet18", "alpha=0.25"), ())
-    if not mined or not masked:
+    if not mined:
         return []
+    if not masked:
+        lacking = "no network of masking probability 1/4 without it"
+        text = Text(f"Not drawn: what mining changes, because {lacking} is among the arms.")
+        return [Section("Hard-delta mining", text)]
     groups = [each for by_weight in mined.values() for each in by_weight.values()]
     figure = tail_figure(masked, mined)
     drawn = [] if figure is None else [_tail_picture(outputs, figure)]

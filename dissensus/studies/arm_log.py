@@ -15,6 +15,9 @@ import torch
 
 Record = dict[str, Any]
 
+# Of arms that were not run, so many are named on the screen; the page has all of them.
+_NAMED = 8
+
 
 @dataclass(frozen=True)
 class Arm:
@@ -132,7 +135,8 @@ def run_arms(
         _append(path, {"arm": arm.name, "settings": plain, "record": record})
         say(f"[{number}/{len(arms)}] {arm.name}: {record.get('line', 'done')}, {record['arm_seconds']:.1f} s")
     if not_run:
-        say(f"{len(not_run)} arms were not run: {'; '.join(not_run)}")
+        more = f"; and {len(not_run) - _NAMED} more" if len(not_run) > _NAMED else ""
+        say(f"{len(not_run)} arms were not run: {'; '.join(list(not_run)[:_NAMED])}{more}")
     return Arms({arm.name: done[arm.name] for arm in arms if arm.name in done}, not_run)
 
 

@@ -23,7 +23,7 @@ from dissensus.studies.collusion_image_arms import (
 from dissensus.studies.collusion_image_claims import image_claims
 from dissensus.studies.collusion_image_figures import decomposition_figure, gap_figure, sweep_figure
 from dissensus.studies.image_pages import arms_table, sets_section, with_interval
-from dissensus.studies.image_sets import load_images
+from dissensus.studies.image_sets import imagenet_folder, load_images
 from dissensus.studies.outputs import Outputs, print_table
 
 Records = Mapping[float, Sequence[Record]]
@@ -59,8 +59,9 @@ def run(
     if setting == "imagenet":
         from dissensus.studies.collusion_imagenet import run_imagenet
 
+        folder = imagenet_folder(data, known=known, quick=quick)
         return run_imagenet(
-            output, data=data, epochs=epochs, minutes=minutes, limit=limit, arms=arms, seed=seed
+            output, data=folder, epochs=epochs, minutes=minutes, limit=limit, arms=arms, seed=seed
         )
     if setting is not None:
         raise ValueError(f"`setting` must be 'imagenet' or left out; got {setting!r}.")

@@ -44,7 +44,7 @@ from dissensus.studies.diversification_tables import (
     two_stage_table,
 )
 from dissensus.studies.image_pages import arms_table, sets_section, with_interval
-from dissensus.studies.image_sets import load_images
+from dissensus.studies.image_sets import imagenet_folder, load_images
 from dissensus.studies.outputs import Outputs, print_table
 
 
@@ -78,8 +78,9 @@ def run(
     if setting == "imagenet":
         from dissensus.studies.diversification_imagenet import run_imagenet
 
+        folder = imagenet_folder(data, known=known, quick=quick)
         return run_imagenet(
-            output, data=data, epochs=epochs, minutes=minutes, limit=limit, arms=arms, seed=seed
+            output, data=folder, epochs=epochs, minutes=minutes, limit=limit, arms=arms, seed=seed
         )
     if setting is not None:
         raise ValueError(f"`setting` must be 'imagenet' or left out; got {setting!r}.")

@@ -16,6 +16,7 @@ from dissensus.studies.diversification_reading import (
     PUBLISHED,
     SCORES,
     SHOWN,
+    Estimate,
     Found,
     auroc,
     estimate,
@@ -181,19 +182,18 @@ def _value(part: str, score: str) -> Callable[[Record], float]:
     return lambda record: float(record["auroc"][part][score][0])
 
 
-def baseline_bars(found: Found, family: str, part: str = "C-5") -> list[tuple[str, float, float]]:
+def baseline_bars(found: Found, family: str, part: str = "C-5") -> list[tuple[str, Estimate]]:
     """Return figure 4's bars: each method's better one of BMA and PDS, loss-guided ones' PDS, detectors and energy.
 
     Returns:
-        Name, AUROC and standard error, lowest first.
+        Name and AUROC, lowest first.
     """
-    bars: list[tuple[str, float, float]] = []
+    bars: list[tuple[str, Estimate]] = []
 
     def add(name: str, records: Sequence[Record], scores: Sequence[str]) -> None:
         values = [value for score in scores if (value := estimate(records, auroc(part, score))) is not None]
         if values:
-            best = max(values, key=lambda value: value.value)
-            bars.append((name, best.value, 0.0 if best.error != best.error else best.error))
+            bars.append((name, max(values, key=lambda value: value.value)))
 
     for setting, records in plain_rows(found, family).items():
         guided = setting.method == "ldr"
@@ -204,32 +204,34 @@ def baseline_bars(found: Found, family: str, part: str = "C-5") -> list[tuple[st
             add("deep ensemble, energy", records, ["mean_energy"])
     for record in found.records.values():
         if "detectors" in record and record["family"] in (family, family.replace("heads", "backbone")):
-            for name, (value, low, high) in record["detectors"].get(part, {}).items():
-                bars.append((_detector_name(name), value, (high - low) / 3.92 if high > low else 0.0))
-    return sorted(bars, key=lambda bar: bar[1])
+            for name, value in record["detectors"].get(part, {}).items():
+                bars.append((_detector_name(name), Estimate.of([value], share=True)))
+    return sorted(bars, key=lambda bar: bar[1].value)
 
 
 def _detector_name(name: str) -> str:
     return name.replace("_", " ").replace("mahalanobis", "Mahalanobis")
 
 
-def baseline_figure(
-    bars: Sequence[tuple[str, float, float]], part: str = "C-5"
-) -> "matplotlib.figure.Figure":
+def baseline_figure(bars: Sequence[tuple[str, Estimate]], part: str = "C-5") -> "matplotlib.figure.Figure":
     """Draw figure 4: every method we have, by AUROC."""
     figure, (ax,) = plots.panels(width=6.5, height=0.28 * len(bars) + 1.2)
-    colours = [plots.COLOURS[1] if name.startswith("LDR") else plots.COLOURS[0] for name, _, _ in bars]
-    places, values = range(len(bars)), [value for _, value, _ in bars]
+    colours = [plots.COLOURS[1] if name.startswith("LDR") else plots.COLOURS[0] for name, _ in bars]
+    places, values = range(len(bars)), [bar.value for _, bar in bars]
+    ends = [bar.ends or (bar.value, bar.value) for _, bar in bars]
     # Bars begin at chance: what is left of it orders images the wrong way round.
     ax.barh(
         places,
         [value - 0.5 for value in values],
         left=0.5,
         color=colours,
-        xerr=[1.96 * error for _, _, error in bars],
+        xerr=[
+            [value - low for value, (low, _) in zip(values, ends, strict=True)],
+            [high - value for value, (_, high) in zip(values, ends, strict=True)],
+        ],
     )
     ax.axvline(0.5, color=plots.NOTE_COLOUR, linewidth=1)
-    ax.set_yticks(places, [name for name, _, _ in bars])
+    ax.set_yticks(places, [name for name, _ in bars])
     ax.set(xlim=(min(0.48, *values) - 0.03, max(values) + 0.04), xlabel=f"AUROC, {part} (0.5: chance)")
     return figure
 

@@ -42,12 +42,12 @@ from dissensus.studies.diversification_measures import (
     Scored,
     collusion_record,
     detection_record,
-    mean_interval,
     score_names,
 )
 from dissensus.studies.image_arms import training_record
 from dissensus.studies.image_pages import with_interval
 from dissensus.studies.image_sets import imagenet_folder
+from dissensus.studies.intervals import share_interval
 from dissensus.studies.outputs import Outputs, print_table
 from dissensus.training import fit
 
@@ -76,8 +76,8 @@ class Looked:
         """Return the accuracy with its interval; "oracle" is the best member by hindsight."""
         if way == "oracle":
             best = (self.members == labels).double().mean(1).argmax()
-            return mean_interval((self.members[best] == labels).double())
-        return mean_interval((self.answers[way] == labels).double())
+            return share_interval((self.members[best] == labels).double())
+        return share_interval((self.answers[way] == labels).double())
 
 
 @torch.no_grad()

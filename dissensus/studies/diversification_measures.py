@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import sqrt
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,8 @@ from dissensus.aggregation import AGGREGATIONS, oracle_selection
 from dissensus.diagnostics import diagnose
 from dissensus.scores import KNOWLEDGE_SCORES, SCORES, all_scores
 from dissensus.studies.arm_log import Record
-from dissensus.studies.diversification_ranks import NORMAL_95, Interval, Ranks, ranks_of
+from dissensus.studies.diversification_ranks import Ranks, ranks_of
+from dissensus.studies.intervals import Interval, mean_interval, share_interval
 
 # Pairs of members are too many for this score from so many members on.
 MANY_MEMBERS = 50
@@ -144,8 +144,8 @@ def detection_record(detected: Detected) -> Record:
     names, found = detected.names, detected.parts
     pds = [names.index("predictive_diversity")] * len(names)
     return {
-        "auroc": {part: _named(names, ranks) for part, ranks in found.items()},
-        "pds_minus": {part: _named(names, ranks.rows(pds).minus(ranks)) for part, ranks in found.items()},
+        "auroc": {part: dict(zip(names, ranks.intervals(), strict=True)) for part, ranks in found.items()},
+        "pds_minus": {part: _gaps(names, ranks.rows(pds), ranks) for part, ranks in found.items()},
     }
 
 
@@ -167,13 +167,13 @@ def gains_over(reference: Detected, detected: Detected) -> Record:
         theirs = reference.parts[part]
         best = int(theirs.auroc.argmax())
         own = ranks.rows(mine)
-        gain[part] = _named(shared, own.minus(theirs.rows(same)))
-        over_best[part] = _named(shared, own.minus(theirs.rows([best] * len(mine))))
+        gain[part] = _gaps(shared, own, theirs.rows(same))
+        over_best[part] = _gaps(shared, own, theirs.rows([best] * len(mine)))
     return {"gain": gain, "gain_over_best": over_best}
 
 
-def _named(names: Sequence[str], ranks: Ranks) -> dict[str, Interval]:
-    return dict(zip(names, ranks.intervals(), strict=True))
+def _gaps(names: Sequence[str], own: Ranks, other: Ranks) -> dict[str, Interval]:
+    return dict(zip(names, own.minus(other).differences(), strict=True))
 
 
 def quality_record(judged: Judged) -> Record:
@@ -192,11 +192,11 @@ def quality_record(judged: Judged) -> Record:
     brier = (mixture - torch.nn.functional.one_hot(labels, mixture.shape[-1])).square().sum(-1)
     test: dict[str, Sequence[float | None]] = {
         "accuracy": hits_interval([mixture], labels),
-        "member_accuracy": mean_interval(right.mean(0)),
+        "member_accuracy": share_interval(right.mean(0)),
         "nll": mean_interval(negative),
         "brier": mean_interval(brier),
         "ece": [round(float(metrics.ece(mixture.cpu(), labels.cpu())), 6), None, None],
-        "disagreement": mean_interval(_pair_disagreement(logits)),
+        "disagreement": share_interval(_pair_disagreement(logits)),
     }
     return {
         "test": test,
@@ -230,13 +230,6 @@ def _pair_disagreement(logits: Tensor) -> Tensor:
     return 1 - agreeing / max(count * (count - 1), 1) if count > 1 else torch.zeros_like(agreeing)
 
 
-def mean_interval(values: Tensor) -> list[float]:
-    """Return the mean of values with its 95 % interval, by their spread."""
-    mean, count = float(values.double().mean()), len(values)
-    spread = float(values.double().std()) / sqrt(count) if count > 1 else 0.0
-    return [round(mean + sign * NORMAL_95 * spread, 6) for sign in (0, -1, 1)]
-
-
 def accuracies(judged: Judged) -> dict[str, dict[str, list[float]]]:
     """Return the accuracy of every aggregation of answers, and of the best member by hindsight, on clean and corrupted images."""
     found: dict[str, dict[str, list[float]]] = {}
@@ -267,8 +260,7 @@ def hits_interval(answers: Sequence[Tensor], labels: Tensor) -> list[float]:
         answers: For each corruption numbers whose largest is the answer, `(images, classes)`.
         labels: True classes.
     """
-    right = torch.stack([each.argmax(-1) == labels for each in answers]).double().mean(0)
-    return [min(max(value, 0.0), 1.0) for value in mean_interval(right)]
+    return share_interval(torch.stack([each.argmax(-1) == labels for each in answers]).double().mean(0))
 
 
 def collusion_record(logits: Tensor, labels: Tensor) -> Record:

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Ends of a 95 % interval, in standard errors.
-NORMAL_95 = 1.959964
-Interval = list[float]
+from dissensus.studies.intervals import NORMAL_95, Interval, share_ends
 
 
 @dataclass(frozen=True)
@@ -71,9 +69,17 @@ class Ranks:
         return (_variance(self.known) / self.known.shape[1] + sets).sqrt()
 
     def intervals(self) -> list[Interval]:
-        """Return value, low and high of each score."""
+        """Return value, low and high of each score's AUROC, all in [0, 1]."""
+        least = min(self.known.shape[1], *(values.shape[1] for values in self.unknown))
         return [
-            [round(value, 6), round(value - NORMAL_95 * error, 6), round(value + NORMAL_95 * error, 6)]
+            [round(number, 6) for number in (value, *share_ends(value, error, least))]
+            for value, error in zip(self.auroc.tolist(), self.error.tolist(), strict=True)
+        ]
+
+    def differences(self) -> list[Interval]:
+        """Return value, low and high of each score, where these are differences of AUROCs: what `minus` returns."""
+        return [
+            [round(value + sign * NORMAL_95 * error, 6) for sign in (0, -1, 1)]
             for value, error in zip(self.auroc.tolist(), self.error.tolist(), strict=True)
         ]
 

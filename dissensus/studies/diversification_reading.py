@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from math import nan, sqrt
 
 from dissensus.studies.arm_log import Record
-from dissensus.studies.diversification_ranks import NORMAL_95
 from dissensus.studies.diversification_settings import Setting
+from dissensus.studies.intervals import NORMAL_95, share_ends
 from dissensus.studies.repeats import Summary
 
 Value = Sequence[float | None]
@@ -30,34 +30,60 @@ SCORES = {"BMA": "bma", "PDS": "predictive_diversity"}
 
 
 @dataclass(frozen=True)
+class Share:
+    """Reads a number that lies in [0, 1], such as an accuracy or an AUROC, so that its interval does too."""
+
+    read: Read
+
+    def __call__(self, record: Record) -> Value | None:
+        """Read it."""
+        return self.read(record)
+
+
+@dataclass(frozen=True)
 class Estimate:
-    """A number with its standard error, over repeats where there are several, over inputs where there is one run."""
+    """A number with its standard error, over repeats where there are several, over inputs where there is one run.
+
+    Attributes:
+        value: The number.
+        error: Its standard error; NaN where it is not known.
+        ends: Ends of its 95 % interval; None where it is not known.
+    """
 
     value: float
     error: float
+    ends: tuple[float, float] | None = None
 
     @classmethod
-    def of(cls, values: Sequence[Value]) -> "Estimate":
+    def of(cls, values: Sequence[Value], share: bool = False) -> "Estimate":
         """Pool the values of repeats, each `[value, low, high]`.
+
+        Args:
+            values: One for each repeat.
+            share: Whether they lie in [0, 1].
 
         Example:
             >>> Estimate.of([[0.5, 0.4, 0.6]]).text
             '0.5000 [0.4000, 0.6000]'
         """
         middle = Summary(tuple(float(value[0]) for value in values if value[0] is not None))
+        mean = middle.mean
         if len(middle.values) > 1:
-            return cls(middle.mean, middle.error)
+            around = (mean - NORMAL_95 * middle.error, mean + NORMAL_95 * middle.error)
+            return cls(mean, middle.error, share_ends(mean, middle.error) if share else around)
         low, high = (values[0][1], values[0][2]) if len(values[0]) == 3 else (None, None)
-        error = nan if low is None or high is None else (high - low) / (2 * NORMAL_95)
-        return cls(middle.mean, error)
+        if low is None or high is None:
+            return cls(mean, nan)
+        # Records of earlier versions may have ends outside.
+        ends = (max(low, 0.0), min(high, 1.0)) if share else (low, high)
+        return cls(mean, (high - low) / (2 * NORMAL_95), ends)
 
     @property
     def text(self) -> str:
         """The value and its 95 % interval."""
-        if self.error != self.error:
+        if self.ends is None:
             return f"{self.value:.4f}"
-        low, high = (self.value + sign * NORMAL_95 * self.error for sign in (-1, 1))
-        return f"{self.value:.4f} [{low:.4f}, {high:.4f}]"
+        return f"{self.value:.4f} [{self.ends[0]:.4f}, {self.ends[1]:.4f}]"
 
     def above(self, other: "Estimate | None" = None) -> bool | None:
         """Whether this is larger, than 0 by itself; None where the difference is within two standard errors. Without errors, as it is."""
@@ -105,7 +131,7 @@ class Found:
 def estimate(records: Sequence[Record], read: Read) -> Estimate | None:
     """Return a number over repeats; None where no record has it."""
     values = [value for record in records if (value := read(record)) is not None and value[0] is not None]
-    return Estimate.of(values) if values else None
+    return Estimate.of(values, isinstance(read, Share)) if values else None
 
 
 def auroc(part: str, score: str) -> Read:
@@ -117,7 +143,7 @@ def auroc(part: str, score: str) -> Read:
         value: Value | None = record.get("auroc", {}).get(part, {}).get(score)
         return value
 
-    return read
+    return Share(read)
 
 
 def pds_minus(part: str, score: str) -> Read:
@@ -127,7 +153,12 @@ def pds_minus(part: str, score: str) -> Read:
 
 def on_test(metric: str) -> Read:
     """Read a metric of the ensemble on the known test images."""
-    return lambda record: record.get("test", {}).get(metric)
+
+    def read(record: Record) -> Value | None:
+        value: Value | None = record.get("test", {}).get(metric)
+        return value
+
+    return read if metric in ("nll", "brier") else Share(read)
 
 
 def unique(part: str) -> Read:
@@ -142,9 +173,10 @@ def pds(part: str) -> Read:
 
 def aggregated(part: str, way: str) -> Read:
     """Read the accuracy of one way to make one answer of many."""
-    return lambda record: record.get("accuracy", {}).get(part, {}).get(way)
+    return Share(lambda record: record.get("accuracy", {}).get(part, {}).get(way))
 
 
+@Share
 def worst_member(record: Record) -> Value | None:
     """Read the accuracy of the worst member."""
     return _plain(min(record["members"])) if record.get("members") else None
@@ -152,7 +184,7 @@ def worst_member(record: Record) -> Value | None:
 
 def worst_group(way: str) -> Read:
     """Read the worst-group accuracy."""
-    return lambda record: record.get("worst_group", {}).get(way)
+    return Share(lambda record: record.get("worst_group", {}).get(way))
 
 
 def epoch_seconds(record: Record) -> Value | None:

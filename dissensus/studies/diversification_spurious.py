@@ -5,7 +5,6 @@ validation and test images. Objects are known images made smaller; backgrounds a
 """
 
 from dataclasses import asdict, dataclass, replace
-from math import sqrt
 
 import torch
 from torch import Tensor
@@ -19,10 +18,10 @@ from dissensus.randomness import derive, permutation
 from dissensus.studies.arm_log import Arm, Record
 from dissensus.studies.diversification_arms import objective_of
 from dissensus.studies.diversification_data import Material
-from dissensus.studies.diversification_ranks import NORMAL_95
 from dissensus.studies.diversification_settings import Setting
 from dissensus.studies.image_arms import fit_images, training_record
 from dissensus.studies.image_sets import Images, ImageSets
+from dissensus.studies.intervals import share_ends
 
 # As many images as Waterbirds has, in whole hundreds.
 TRAIN, VALIDATION, TEST = 4800, 1200, 5800
@@ -177,5 +176,4 @@ def _worst(found: dict[int, float], sizes: dict[int, int]) -> list[float]:
     """Return the lowest accuracy with its 95 % interval over the images of that group."""
     group = min(found, key=lambda each: found[each])
     value = found[group]
-    spread = NORMAL_95 * sqrt(value * (1 - value) / sizes[group])
-    return [round(v, 6) for v in (value, max(0.0, value - spread), min(1.0, value + spread))]
+    return [round(v, 6) for v in (value, *share_ends(value, 0.0, sizes[group]))]

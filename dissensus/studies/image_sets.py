@@ -15,7 +15,7 @@ from torch import Tensor
 from dissensus.data.builtin import digits, photographs
 from dissensus.data.files import load
 from dissensus.data.images import match_images
-from dissensus.data.suites import Group, Suite, SuiteSet, load_suite
+from dissensus.data.suites import Group, Suite, SuiteSet, load_suite, sets_of
 
 SHAPE = (3, 32, 32)
 VALIDATION_IMAGES = 10_000
@@ -24,22 +24,8 @@ KNOWN_DIGITS = 8
 # A mirrored digit is no digit.
 _NOT_MIRRORED = ("digits", "mnist", "svhn")
 
-_NEAR: Mapping[str, tuple[str, ...]] = {
-    "cifar10": ("cifar10_test", "cifar10"),
-    "cifar100": ("cifar100_test", "cifar100"),
-    "tiny_imagenet": ("tin", "tiny_imagenet", "tiny_imagenet_val", "tin_val_resize32_5k"),
-    "tiny_imagenet_crop": ("tin_crop", "tiny_imagenet_crop", "tin_val_crop32_2.5k"),
-}
-_FAR: Mapping[str, tuple[str, ...]] = {
-    "svhn": ("svhn_test", "svhn", "svhn_part1083"),
-    "textures": ("textures", "texture", "dtd", "dtd_test", "dtd10_32"),
-    "scenes": ("scenes", "intel_scenes_test_32"),
-    "isun": ("isun",),
-    "lsun_crop": ("lsun_c", "lsun_crop"),
-    "lsun_resize": ("lsun_r", "lsun_resize"),
-    "places": ("places365", "places"),
-    "mnist": ("mnist_test", "mnist"),
-}
+_NEAR = ("cifar10", "cifar100", "tiny_imagenet", "tiny_imagenet_crop")
+_FAR = ("svhn", "textures", "scenes", "isun", "lsun_crop", "lsun_resize", "places", "mnist")
 
 T = TypeVar("T")
 
@@ -121,8 +107,14 @@ class ImageSets:
         return rows + [(name, "unknown", None, reason) for name, reason in self.missing.items()]
 
 
-def imagenet_folder(data: Path | None) -> Path:
-    """Return a folder of ImageNet's layout, or say what such a folder has."""
+def imagenet_folder(data: Path | None, *, known: str | None = None, quick: bool = False) -> Path:
+    """Return a folder of ImageNet's layout, or say what such a folder has; refuse options that are for other folders."""
+    given = [name for name, value in (("known", known), ("quick", quick)) if value]
+    if given:
+        raise ValueError(
+            f"The imagenet setting has no option {' or '.join(given)}: its folder holds one set, and it has no short version. Leave it "
+            "out; `limit` and `epochs` make it shorter."
+        )
     if data is None or not all((Path(data) / part).is_dir() for part in ("train", "val")):
         raise ValueError(
             f"The imagenet setting needs a folder with train/<class>/ and val/<class>/; got {data}. Name it with `data`."
@@ -147,7 +139,7 @@ def load_images(
     Args:
         data: The folder; None for handwritten digits (0 to 7 known, 8 and 9 near, photographs far).
         quick: Take at most 1000 images of each kind.
-        known: Name of the known set; "cifar10", or the only one there, by default.
+        known: Name of the known set; "cifar10", or the only one there, by default. Without a folder there is only "digits".
         limit: Train on so many images, and take at most as many of each other set.
         validation: How many of the first training images to hold out; a fifth if there are fewer than five times as many.
 
@@ -164,6 +156,11 @@ def load_images(
     if quick and limit is None:
         limit = 1000
     if data is None:
+        if known not in (None, "digits"):
+            raise ValueError(
+                f"`known` chooses an image set of a folder; got {known!r} and no folder. Name the folder with `data`, or leave `known` "
+                "out for the digits that come along."
+            )
         return _bundled(limit, validation)
     folder = _folder(Path(data))
     known = _known(folder, known)
@@ -312,9 +309,8 @@ def _side_by_side(function: Callable[[Path], T], paths: Sequence[Path]) -> list[
 def _unknown_suite(known: str) -> Suite:
     """Return the unknown sets for this known one; near ones are near to CIFAR only."""
     near: Group = "near" if known.startswith("cifar") else "far"
-    sets = [SuiteSet(name, near, files) for name, files in _NEAR.items()]
-    sets += [SuiteSet(name, "far", files) for name, files in _FAR.items()]
-    return Suite("image study", known, tuple(each for each in sets if each.name != known))
+    near_sets, far_sets = ([name for name in names if name != known] for names in (_NEAR, _FAR))
+    return Suite("image study", known, sets_of(near, near_sets) + sets_of("far", far_sets))
 
 
 def _read_unknown(suite: Suite, folder: Path) -> dict[str, Tensor | str]:

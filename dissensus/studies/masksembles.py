@@ -15,7 +15,7 @@ from dissensus.html import Section, Table
 from dissensus.studies.arm_log import Arms, Record, run_arms
 from dissensus.studies.claims import Claim, claims_table
 from dissensus.studies.image_pages import arms_table, over_seeds, sets_section, with_interval
-from dissensus.studies.image_sets import ImageSets, load_images
+from dissensus.studies.image_sets import ImageSets, imagenet_folder, load_images
 from dissensus.studies.masksembles_arms import EPOCHS, NUM_MEMBERS, SCALES, mask_arm, settings_of
 from dissensus.studies.masksembles_figures import calibration_figure, diversity_figure, laws, laws_figure
 from dissensus.studies.outputs import Outputs, print_table
@@ -59,8 +59,9 @@ def run(
     if setting == "imagenet":
         from dissensus.studies.masksembles_imagenet import run_imagenet
 
+        folder = imagenet_folder(data, known=known, quick=quick)
         return run_imagenet(
-            output, data=data, epochs=epochs, minutes=minutes, limit=limit, arms=arms, seed=seed
+            output, data=folder, epochs=epochs, minutes=minutes, limit=limit, arms=arms, seed=seed
         )
     if setting is not None:
         raise ValueError(f"`setting` must be 'imagenet' or left out; got {setting!r}.")

@@ -15,7 +15,7 @@ from dissensus.data.sources import (
     all_inputs,
 )
 from dissensus.members import HeadEnsemble, Members
-from dissensus.members.heads import reader_of
+from dissensus.members.heads import check_side_features, reader_of
 from dissensus.objectives import Independent, Objective
 from dissensus.objectives.hard_delta import check_temperature, uniform_where_masked
 from dissensus.objectives.objective import Batches
@@ -109,7 +109,7 @@ def fit(
         engine: `"auto"` measures and picks; `"eager"`, `"captured"` (recorded once, replayed; a CUDA graph on a GPU) or
             `"compiled"` (captured and compiled). It changes speed only.
         concurrent_members: Have at most this many members in flight (on a CPU one): slower, but the memory of so many.
-            For members that own their parameters and objectives that do not couple them.
+            For deep ensembles and objectives that do not couple members.
         checkpoint_dir: Folder for checkpoints and `history.csv`.
         checkpoint_every: Epochs between checkpoints.
         resume: Go on from the folder's last checkpoint, if it has one; ends in exactly the weights of an uninterrupted run.
@@ -150,6 +150,8 @@ def fit(
     if members is not whole:
         callback = _with_whole(whole, callback)
     _check_same_kind(whole, data, validation)
+    for name, side in (*objective.side_data().items(), ("unlabelled", unlabelled)):
+        check_side_features(whole, data, side, name)
     feed, sample = feed_of(members, data, objective, batch_size, batches, last_batch, workers, seed, target)
     outputs = check_outputs(members, *sample, objective.likelihood)
     check_smallest_batch(members, feed.smallest, sample[0])

@@ -74,10 +74,10 @@ def first_difference(stored: Mapping[str, Any], now: Mapping[str, Any]) -> str |
 
 
 def check_same_run(
-    facts: Mapping[str, Any], where: str, members: Members, settings: Mapping[str, Any]
+    facts: Mapping[str, Any], where: str, network: Mapping[str, str], settings: Mapping[str, Any]
 ) -> None:
     """Refuse a checkpoint of another network or of a run with other settings; `where` names it."""
-    if (difference := first_difference(facts["architecture"], architecture(members))) is not None:
+    if (difference := first_difference(facts["architecture"], network)) is not None:
         raise CheckpointError(
             f"{where} is of another architecture: {difference}. Use the network it was made with."
         )

@@ -180,6 +180,7 @@ def check_targets(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str 
         )
     if likelihood.kind == "classes":
         check_labels_fit(y, outputs.shape[-1], name)
+        _check_probabilities(y, name)
         return
     width = outputs.shape[-1] // 2 if likelihood.kind == "density" else outputs.shape[-1]
     given = as_columns(y).shape[-1]
@@ -187,6 +188,28 @@ def check_targets(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str 
         wanted = 2 * given if likelihood.kind == "density" else given
         raise ValueError(
             f"{likelihood.name} of {given} targets wants members with {wanted} outputs; they have {outputs.shape[-1]}."
+        )
+
+
+# What bfloat16, the coarsest format, leaves of a row of probabilities that sums to one: 8 bits of each.
+_ROUNDED = 0.01
+
+
+def _check_probabilities(y: Tensor, name: str) -> None:
+    """Refuse real targets of a classifier whose rows are no distributions over classes."""
+    if not y.is_floating_point():
+        return
+    if y.ndim != 2:
+        raise ValueError(
+            f"The {name} targets must be one row of class probabilities for each input; got shape {tuple(y.shape)}. Flatten further axes."
+        )
+    sums, lowest = y.sum(-1, dtype=torch.float32), y.amin(-1).float()
+    wrong = ((sums - 1).abs() > _ROUNDED) | (lowest < -_ROUNDED)
+    if bool(wrong.any()):
+        raise ValueError(
+            f"The {name} targets must be class indices (integers) or class probabilities, rows that are not negative and sum to 1; "
+            f"{int(wrong.sum())} of {len(y)} rows are not, the first sums to {float(sums[wrong][0]):.4g}. Normalise them, or "
+            "for regression choose loss='mse' or 'gaussian_nll'."
         )
 
 

@@ -107,6 +107,9 @@ class Trainer:
     def _set_up(self) -> None:
         settings = self.settings
         self.total_steps = settings.epochs * self.feed.steps_per_epoch
+        if self.folder is not None:
+            # Of the network as it came: a backbone may change something in a pass, and hashing it takes time.
+            self.architecture = architecture(self.members)
         stored = self._stored() if self.folder is not None else None
         self._build()
         if stored is not None:
@@ -348,7 +351,7 @@ class Trainer:
                 tensors = {**tensors, **{f"good.{name}": tensor for name, tensor in self.good.items()}}
         facts = {
             "settings": fingerprint(self.settings, self.objective, self.feed),
-            "architecture": architecture(self.members),
+            "architecture": self.architecture,
             "members": list(self.members.member_ids),
             "dropped": self.result.dropped,
             "epoch": self.result.epoch,
@@ -385,7 +388,7 @@ class Trainer:
             keep = [self.first_ids.index(member) for member in facts["members"]]
             self.members.keep_members(keep)
             keep_orders(self.feed, keep)
-        check_same_run(facts, where, self.members, fingerprint(self.settings, self.objective, self.feed))
+        check_same_run(facts, where, self.architecture, fingerprint(self.settings, self.objective, self.feed))
         return tensors, facts
 
     def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
