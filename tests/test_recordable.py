@@ -218,3 +218,13 @@ def test_what_a_callback_changes_in_modules_is_seen(engine):
     ]
     assert losses[0] != losses[1]
     assert run.engine == engine
+
+
+def test_what_modules_keep_is_looked_at_once_where_one_runs_for_all():
+    def looked_at(num_members, execution):
+        ens = ds.DeepEnsemble(lambda: nn.Linear(4, 3), num_members, execution=execution)
+        ds.fit(ens, (x, y), epochs=1, batch_size=20, engine="captured")
+        return len(ens.training_state())
+
+    assert looked_at(20, "auto") == looked_at(2, "auto")
+    assert looked_at(20, "loop") > looked_at(2, "loop")

@@ -6,6 +6,7 @@ from torch import nn
 
 import dissensus as ds
 from dissensus import objectives as obj
+from dissensus.members import deep_ensemble
 from dissensus.training import packing, undoing
 from dissensus.training.undoing import clone, restore, undone
 
@@ -136,3 +137,24 @@ def test_parameters_in_several_rows_train_as_in_one(monkeypatch, optimizer, obje
     one = predictions(1)
     monkeypatch.setattr(packing, "ROW_BYTES", 4 * 24)
     torch.testing.assert_close(predictions(4), one, rtol=1e-5, atol=1e-6)
+
+
+def test_the_probe_looks_at_the_weights_themselves(monkeypatch):
+    """How they lie in memory decides which kernels run, and a copy would take memory."""
+    seen = []
+    probe = deep_ensemble.why_not_vectorised
+
+    def watched(loop, vectorised, weights, *others):
+        seen.append({name: (t.untyped_storage().data_ptr(), t.stride()) for name, t in weights.items()})
+        return probe(loop, vectorised, weights, *others)
+
+    monkeypatch.setattr(deep_ensemble, "why_not_vectorised", watched)
+    ens = ds.DeepEnsemble(lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 3)), 2)
+    lies = {}
+
+    def look(run):
+        lies.update((n, (p.untyped_storage().data_ptr(), p.stride())) for n, p in ens.named_parameters())
+
+    ds.fit(ens, (torch.randn(50, 3, 4, 4), y), epochs=1, engine="eager", callback=look)
+    assert lies["net.0.weight"][1][2] == 1  # channels last
+    assert lies in seen

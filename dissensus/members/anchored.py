@@ -298,6 +298,10 @@ class Anchored(Members):
         """Return the plain attributes of the networks' modules."""
         return self.inner.python_state()
 
+    def training_state(self) -> PythonState:
+        """Return those of the networks that run in training."""
+        return self.inner.training_state()
+
     def member(self, index: int) -> nn.Module:
         """Return one network with one reference as an independent plain module; it knows of no temperature."""
         network, anchor = divmod(self.check_index(index), self.num_anchors)

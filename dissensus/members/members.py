@@ -116,6 +116,10 @@ class Members(nn.Module, ABC):
         """Return what modules keep as attributes in Python, to see whether a pass changes it."""
         return plain_attributes(self)
 
+    def training_state(self) -> PythonState:
+        """Return the same of the modules that run in training, as far as that is known by now."""
+        return self.python_state()
+
     def keep_members(self, rows: Sequence[int]) -> None:
         """Go on with these members only, in place; for kinds whose members own their parameters."""
         raise ValueError(f"{type(self).__name__} members share their parameters, so none can be left out.")

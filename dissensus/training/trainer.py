@@ -195,7 +195,7 @@ class Trainer:
                 self.settings.concurrent_members,
             )
             self.result.engine = self.engine.name
-            self.recorded_with = self.members.python_state()
+            self.recorded_with = self.members.training_state()
         limit = self.feed.alike(self.result.step % self.feed.steps_per_epoch)
         if (every := self.settings.check_every) != "epoch":
             limit = min(limit, every - self.result.step % every)
@@ -241,7 +241,7 @@ class Trainer:
     def _notice_changes(self) -> None:
         """Record the step again where a callback changed what modules keep in Python, such as a rate of dropout."""
         check_attached(self.members, self.step.blocks)
-        if isinstance(self.engine, Recorded) and self.members.python_state() != self.recorded_with:
+        if isinstance(self.engine, Recorded) and self.members.training_state() != self.recorded_with:
             self.engine = None
 
     def _read_sums(self) -> tuple[dict[str, list[float]], dict[str, float]]:
