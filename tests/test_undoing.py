@@ -40,12 +40,12 @@ class TestUndone:
             if name != "data.x":
                 tensor.add_(1)
 
-    @pytest.mark.parametrize("on_device", [False, True])
+    @pytest.mark.parametrize("stay", [False, True])
     @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-    def test_gives_a_large_state_back_bit_for_bit(self, everything_is_large, device, on_device):
+    def test_gives_a_large_state_back_bit_for_bit(self, everything_is_large, device, stay):
         state = a_state(device)
         before = {name: tensor.clone() for name, tensor in state.items()}
-        with undone(state, on_device=on_device):
+        with undone(state, stay=stay):
             self.change(state)
             assert not torch.equal(state["flat.0"], before["flat.0"])
             assert torch.equal(state["index"], before["index"])

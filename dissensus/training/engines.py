@@ -93,7 +93,7 @@ class Recorded(Engine):
     def _program(self, state: State, size: int) -> Replay:
         if _batch_shape(state, size) in self.programs:
             return self.prepare(state, size)
-        with undone(state, on_device=self.train_step.picks(state)):
+        with undone(state, stay=self.train_step.picks_few(state)):
             return self.prepare(state, size)
 
 
@@ -155,7 +155,7 @@ def choose_engine(
     with (
         kept_as_is(train_step.members),
         seeded(train_step.seed),
-        undone(state, on_device=train_step.picks(state)),
+        undone(state, stay=train_step.picks_few(state)),
     ):
         return _chosen(name, train_step, state, size, steps, concurrent)
 

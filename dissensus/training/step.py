@@ -126,8 +126,16 @@ class TrainStep:
 
     def picks(self, state: State) -> bool:
         """Whether the objective trains only some members a step."""
+        return self._picked(state) is not None
+
+    def picks_few(self, state: State) -> bool:
+        """Whether these are at most a tenth of all."""
+        rows = self._picked(state)
+        return rows is not None and 10 * len(rows) <= self.members.num_trained
+
+    def _picked(self, state: State) -> Tensor | None:
         step = Step(state["index"], self.total_steps, self.feed.own, state["noise_keys"], state["shared_key"])
-        return self.objective.pick(step, self.members.num_trained) is not None
+        return self.objective.pick(step, self.members.num_trained)
 
     def _step(self, state: State, size: int) -> Step:
         step = Step(state["index"], self.total_steps, self.feed.own, state["noise_keys"], state["shared_key"])

@@ -45,7 +45,7 @@ def restore(state: State, saved: State) -> None:
 
 
 @contextmanager
-def undone(state: State, *, on_device: bool = False) -> Iterator[None]:
+def undone(state: State, *, stay: bool = False) -> Iterator[None]:
     """Give the large tensors of a large state back, after a block, the values that they had.
 
     They are copied to the host's memory from a GPU, to a temporary file from the host: a copy beside them would be the most memory
@@ -53,10 +53,10 @@ def undone(state: State, *, on_device: bool = False) -> Iterator[None]:
 
     Args:
         state: What steps inside the block change.
-        on_device: Keep copies beside the tensors; for states of which a step touches only a small part.
+        stay: Keep copies on a GPU; for states of which a step touches only a small part, far larger than what training needs beside.
     """
     large = _large(state)
-    put_back = _beside(large) if on_device or not large else _set_aside(large)
+    put_back = _set_aside(large, stay) if large else _nothing
     try:
         yield
     finally:
@@ -92,10 +92,14 @@ def _beside(tensors: Mapping[str, Tensor], device: torch.device | None = None) -
     return put_back
 
 
-def _set_aside(tensors: Mapping[str, Tensor]) -> Callable[[], None]:
+def _nothing() -> None:
+    """Put nothing back."""
+
+
+def _set_aside(tensors: Mapping[str, Tensor], stay: bool) -> Callable[[], None]:
     """Copy tensors to where memory is cheaper; return what puts the values back."""
     if any(tensor.device.type != "cpu" for tensor in tensors.values()):
-        return _beside(tensors, torch.device("cpu"))
+        return _beside(tensors, None if stay else torch.device("cpu"))
     file = TemporaryFile(prefix="dissensus-")  # noqa: SIM115, closed when the values are back
     try:
         for tensor in tensors.values():
