@@ -171,11 +171,14 @@ class _Job:
 
 def _layout(job: _Job, dtype: torch.dtype | None, identity: dict[str, Any]) -> Facts:
     """Run the backbone on a few inputs to see what it gives, and what it is."""
-    before = attributes_of(job.net)
+    seen = [attributes_of(job.net)]
     features, targets = next(iter(job.batches()))
-    after = attributes_of(job.net)
-    # A network may count its passes; that makes it no other one.
-    changing = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    seen.append(attributes_of(job.net))
+    job.first()
+    seen.append(attributes_of(job.net))
+    # A network may count its passes, or keep the size of a batch; that makes it no other one.
+    names = {name for attributes in seen for name in attributes}
+    changing = sorted(name for name in names if len({attributes.get(name) for attributes in seen}) > 1)
     identity = {"backbone": network_digest(job.net, changing), "changing": changing, **identity}
     kept = dtype or (features.dtype if features.dtype in _DTYPES else torch.float32)
     about = None if targets is None else [list(targets.shape[1:]), str(targets.cpu().numpy().dtype)]

@@ -12,6 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 from training_helpers import x, y
 
 import dissensus as ds
+from dissensus.data.descriptions import network_digest
 from dissensus.data.features import FACTS, TARGETS
 
 
@@ -230,3 +231,28 @@ class TestData:
     def test_that_cannot_be_cached_is_refused_in_a_sentence(self, data, match):
         with pytest.raises(ValueError, match=match):
             ds.cache_features(small_backbone(), data)
+
+
+class KeepsTheSizeOfABatch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(x.shape[1], 6)
+
+    def forward(self, inputs):
+        self.size = len(inputs)
+        return self.linear(inputs)
+
+
+def test_a_backbone_that_keeps_the_size_of_a_batch_is_the_same_after_any_batch():
+    net = KeepsTheSizeOfABatch()
+    train = ds.cache_features(net, (x, y), batch_size=16)
+    other = ds.cache_features(net, (x[:19], y[:19]), batch_size=16)
+    ds.fit(ds.HeadEnsemble(net, (6, 3), 2), train, validation=other, epochs=1)
+
+
+def test_what_compiling_leaves_in_a_network_says_nothing_of_it():
+    net = KeepsTheSizeOfABatch()
+    before = network_digest(net)
+    net._is_torch_compile = True
+    net._torchdynamo_wrapper_id = id(net)
+    assert network_digest(net) == before

@@ -169,6 +169,19 @@ def test_a_hook_that_a_callback_adds_runs(engine, layer):
     assert run.history["loss"][-1] == pytest.approx(np.log(3), rel=1e-5)
 
 
+@pytest.mark.parametrize("engine", ["captured", "eager"])
+def test_a_mode_that_a_callback_sets_is_seen(engine):
+    def calm(run):
+        run.members.net[1].eval()
+
+    ens = ds.DeepEnsemble(lambda: nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.9)), 2)
+    plain = ds.DeepEnsemble(lambda: nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.0)), 2)
+    settings = {"batch_size": len(x), "lr": 0.0, "weight_decay": 0.0, "optimizer": "sgd"}
+    run = ds.fit(ens, (x, y), epochs=2, engine=engine, callback=calm, **settings)
+    wanted = ds.fit(plain, (x, y), epochs=1, engine="eager", **settings)
+    assert run.history.by_epoch("loss")[-1] == pytest.approx(wanted.history.by_epoch("loss")[0], rel=1e-5)
+
+
 def freeze(run):
     next(run.members.parameters()).requires_grad_(False)
 

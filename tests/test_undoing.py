@@ -139,22 +139,70 @@ def test_parameters_in_several_rows_train_as_in_one(monkeypatch, optimizer, obje
     torch.testing.assert_close(predictions(4), one, rtol=1e-5, atol=1e-6)
 
 
-def test_the_probe_looks_at_the_weights_themselves(monkeypatch):
-    """How they lie in memory decides which kernels run, and a copy would take memory."""
+def test_the_probe_sees_weights_in_the_order_in_which_they_lie(monkeypatch):
+    """Kernels are chosen by it."""
     seen = []
     probe = deep_ensemble.why_not_vectorised
 
     def watched(loop, vectorised, weights, *others):
-        seen.append({name: (t.untyped_storage().data_ptr(), t.stride()) for name, t in weights.items()})
+        seen.append({name: tensor.stride() for name, tensor in weights().items()})
         return probe(loop, vectorised, weights, *others)
 
     monkeypatch.setattr(deep_ensemble, "why_not_vectorised", watched)
     ens = ds.DeepEnsemble(lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 3)), 2)
-    lies = {}
+    ds.fit(ens, (torch.randn(50, 3, 4, 4), y), epochs=1, engine="eager")
+    assert seen[-1]["net.0.weight"] == (108, 27, 1, 9, 3)  # channels last
 
-    def look(run):
-        lies.update((n, (p.untyped_storage().data_ptr(), p.stride())) for n, p in ens.named_parameters())
 
-    ds.fit(ens, (torch.randn(50, 3, 4, 4), y), epochs=1, engine="eager", callback=look)
-    assert lies["net.0.weight"][1][2] == 1  # channels last
-    assert lies in seen
+class WritesToItsWeights(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x):
+        self.linear.weight.data.mul_(0.9)
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_probe_leaves_no_trace_in_weights_that_a_pass_writes_to(training):
+    ens = ds.DeepEnsemble(WritesToItsWeights, 5, execution="loop").train(training)
+    probed = ds.DeepEnsemble(WritesToItsWeights, 5).train(training)
+    before = [net.linear.weight.clone() for net in map(probed.member, range(5))]
+    with torch.no_grad():
+        torch.testing.assert_close(probed(x), ens(x))
+    for index, weight in enumerate(before):
+        torch.testing.assert_close(probed.member(index).linear.weight, 0.9 * weight)
+
+
+def test_a_state_at_the_limit_is_undone_too(monkeypatch):
+    """What is logged is added to it on the way."""
+
+    def first_loss(engine):
+        ens = ds.DeepEnsemble(lambda: nn.Linear(4, 3), 3)
+        return ds.fit(ens, (x, y), epochs=1, batch_size=50, optimizer="sgd", lr=1.0, engine=engine).history[
+            "loss"
+        ]
+
+    wanted = first_loss("eager")
+    states = []
+    large = undoing._large
+
+    def watched(state):
+        states.append(sum(t.nbytes for n, t in state.items() if not n.startswith(undoing._ONLY_READ)))
+        return large(state)
+
+    monkeypatch.setattr(undoing, "_large", watched)
+    first_loss("captured")
+    assert len(set(states)) > 1
+    monkeypatch.setattr(undoing, "SMALL_TENSOR", 8)
+    for limit in {size + more for size in states for more in (-1, 0, 1)}:
+        monkeypatch.setattr(undoing, "SMALL_STATE", limit)
+        assert first_loss("captured") == pytest.approx(wanted, rel=1e-6)
+
+
+def test_no_temporary_folder_costs_memory_instead(everything_is_large, monkeypatch, caplog):
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere/at/all")
+    with caplog.at_level("INFO", logger="dissensus"):
+        ds.fit(ds.DeepEnsemble(a_net, 2), (x, y), epochs=1, batch_size=20, engine="captured")
+    assert "no room in the temporary folder" in caplog.text

@@ -19,7 +19,11 @@ from dissensus.data.fingerprints import digest_of, row_hashes
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, range, torch.dtype)
 _NAMED = (type, FunctionType, BuiltinFunctionType)
 # What every module keeps for itself, and what compiling leaves in it.
-_OF_MODULES = frozenset(nn.Module().__dict__) | {"_compiled_call_impl"}
+_OF_MODULES = frozenset(nn.Module().__dict__) | {
+    "_compiled_call_impl",
+    "_torchdynamo_wrapper_id",
+    "_is_torch_compile",
+}
 # Values of a network's tensor that are hashed as one row.
 _PART = 1 << 20
 

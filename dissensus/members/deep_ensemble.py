@@ -18,6 +18,7 @@ from dissensus.members.modes import settled_block
 from dissensus.members.probe import (
     PROBE_MEMBERS,
     PROBE_ROWS,
+    copy_in_order,
     look_at,
     why_not_vectorised,
 )
@@ -202,7 +203,6 @@ class DeepEnsemble(Members):
     ) -> "_Decision":
         count = min(self.num_members if rows is None else len(rows), PROBE_MEMBERS)
         picked = torch.arange(count, device=x.device) if rows is None else rows[:count]
-        # Not copies: some kernels go by how weights lie in memory.
         few = {name: t.detach()[:count] if self.stacked else t.detach() for name, t in tensors.items()}
         inputs = (x[:count, :PROBE_ROWS] if own else x[:PROBE_ROWS]).detach()
 
@@ -214,8 +214,15 @@ class DeepEnsemble(Members):
 
         weights = {name: few[name] for name, _ in self.named_parameters() if name in few}
         buffers = {name: tensor for name, tensor in few.items() if name not in weights}
+        tried = {name: copy_in_order(tensor) for name, tensor in weights.items()}
         copies = {name: tensor.clone() for name, tensor in buffers.items()}
-        drawn, work = look_at(lambda: loop(weights | copies, inputs))
+        drawn, work = look_at(lambda: loop(tried | copies, inputs))
+        # Further copies only for passes that write to weights: they may be most of the memory.
+        writes = any(not torch.equal(tried[name], tensor) for name, tensor in weights.items())
+
+        def for_an_attempt() -> Mapping[str, Tensor]:
+            return {name: copy_in_order(t) for name, t in weights.items()} if writes else tried
+
         if self.execution == "vectorised":
             return _Decision(None, random=False)
         if self.execution == "loop":
@@ -228,7 +235,7 @@ class DeepEnsemble(Members):
             trainable = (
                 {name for name, p in self.named_parameters() if p.requires_grad} if self.training else set()
             )
-            why = why_not_vectorised(loop, vectorised, weights, buffers, inputs, trainable)
+            why = why_not_vectorised(loop, vectorised, for_an_attempt, buffers, inputs, trainable)
             # Of one member on the whole batch.
             work *= x.shape[int(own)] / max(inputs.shape[int(own)], 1) / count
             if why is None and self._convolves() and self._loop_is_faster(x, work):

@@ -181,12 +181,12 @@ def plain_attributes(module: nn.Module) -> PythonState:
         # Our own layers are told by attributes what a pass is about.
         if isinstance(value, int | float | str) or not type(part).__module__.startswith("dissensus.")
         if (found := _snapshot(value)) is not None
-    ] + [(part, "its hooks", _hooks_of(part)) for part in module.modules()]
+    ] + [(part, "its hooks and mode", _hooks_and_mode(part)) for part in module.modules()]
 
 
-def _hooks_of(module: nn.Module) -> tuple[object, ...]:
-    """Return the numbers of a module's hooks on its passes."""
-    return (*module._forward_pre_hooks, None, *module._forward_hooks)
+def _hooks_and_mode(module: nn.Module) -> tuple[object, ...]:
+    """Return the numbers of a module's hooks on its passes, and whether it is in training."""
+    return (*module._forward_pre_hooks, None, *module._forward_hooks, module.training)
 
 
 # What every module keeps for itself.

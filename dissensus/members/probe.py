@@ -57,19 +57,18 @@ def look_at(run: Callable[[], object]) -> tuple[set[str], float]:
 def why_not_vectorised(
     loop: Run,
     vectorised: Run,
-    weights: Mapping[str, Tensor],
+    weights: Callable[[], Mapping[str, Tensor]],
     buffers: Mapping[str, Tensor],
     x: Tensor,
     trainable: Collection[str],
 ) -> str | None:
-    """Compare outputs and updated buffers of both on the same tensors; say how they differ, None if they agree."""
-    # Weights are not copied: a pass only reads them.
-    leaves = [weights[name] for name in weights if name in trainable and weights[name].is_floating_point()]
-    for leaf in leaves:
-        leaf.requires_grad_()
-    wanted, wanted_buffers = _attempt(loop, weights, buffers, x, leaves)
+    """Compare outputs and updated buffers of both on the same tensors; say how they differ, None if they agree.
+
+    `weights` gives those of one attempt: the same ones each time unless a pass changes them.
+    """
+    wanted, wanted_buffers = _attempt(loop, weights(), buffers, x, trainable)
     try:
-        got, got_buffers = _attempt(vectorised, weights, buffers, x, leaves)
+        got, got_buffers = _attempt(vectorised, weights(), buffers, x, trainable)
     except Exception as problem:  # whatever vmap or the net under it cannot do is a reason to run the loop
         return f"vmap cannot run it ({_first_line(problem)})"
     if got.shape != wanted.shape or not _close(got, wanted):
@@ -81,16 +80,29 @@ def why_not_vectorised(
 
 
 def _attempt(
-    run: Run, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor], x: Tensor, leaves: list[Tensor]
+    run: Run,
+    weights: Mapping[str, Tensor],
+    buffers: Mapping[str, Tensor],
+    x: Tensor,
+    trainable: Collection[str],
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Run on copies of the buffers; return outputs and the copies as the pass left them."""
     copies = {name: tensor.clone() for name, tensor in buffers.items()}
+    leaves = [t.requires_grad_() for n, t in weights.items() if n in trainable and t.is_floating_point()]
     with torch.enable_grad():
         outputs = run({**weights, **copies}, x)
         if leaves and outputs.requires_grad:
             # Some operations run under vmap and fail only in their backward.
             torch.autograd.grad(outputs.sum(), leaves, allow_unused=True)
     return outputs.detach(), {name: tensor.detach() for name, tensor in copies.items()}
+
+
+def copy_in_order(tensor: Tensor) -> Tensor:
+    """Return a copy whose axes lie in memory in the same order, without gaps: some kernels go by that order."""
+    strides = tensor.stride()
+    order = sorted(range(tensor.ndim), key=lambda axis: -strides[axis])
+    back = sorted(range(tensor.ndim), key=order.__getitem__)
+    return tensor.detach().permute(order).clone(memory_format=torch.contiguous_format).permute(back)
 
 
 def _first_line(problem: Exception) -> str:

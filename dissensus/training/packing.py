@@ -92,16 +92,15 @@ def _groups(parameters: Mapping[str, nn.Parameter], count: int) -> list[dict[str
     """Return parameters of one dtype each, in order, as few groups as keep rows short; `count` is the number of rows."""
     groups: list[dict[str, nn.Parameter]] = []
     for dtype in dict.fromkeys(p.dtype for p in parameters.values()):
-        size = ROW_BYTES
+        group: dict[str, nn.Parameter] = {}
         for name, parameter in parameters.items():
             if parameter.dtype != dtype:
                 continue
-            row = parameter.nbytes // count
-            if size + row > ROW_BYTES:
-                groups.append({})
-                size = 0
-            groups[-1][name] = parameter
-            size += row
+            if group and sum(p.nbytes for p in (*group.values(), parameter)) > count * ROW_BYTES:
+                groups.append(group)
+                group = {}
+            group[name] = parameter
+        groups.append(group)
     return groups
 
 

@@ -182,9 +182,13 @@ class TrainStep:
         factor = state["factors"].index_select(0, state["index"].reshape(1)) * state["plateau"]
         tensors = _with_prefix(state, "optimizer.")
         for index, (block, gradient) in enumerate(zip(self.blocks, gradients, strict=True)):
-            if gradient is None:
-                continue
             block_rows = rows if block.stacked else None
+            if gradient is None:
+                if block.members is not None and not block.stacked:
+                    continue
+                # As for a parameter without a gradient beside others in a row: decay and momentum go on.
+                count = len(block.flat) if block_rows is None else len(block_rows)
+                gradient = block.flat.new_zeros(()).expand(count, block.flat.shape[1])
             if (
                 not block.stacked
                 and rows is not None

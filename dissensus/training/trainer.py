@@ -401,6 +401,11 @@ class Trainer:
             elif name.startswith("good."):
                 good[name.removeprefix("good.")] = tensor.to(device)
             elif name in self.state:
+                if self.state[name].shape != tensor.shape:
+                    raise CheckpointError(
+                        f"The checkpoint in {self.settings.checkpoint_dir} was written by another version of dissensus, which laid "
+                        "parameters out differently. Begin again in another folder, or go on with that version."
+                    )
                 self.state[name].copy_(tensor)
             else:
                 self.state[name] = tensor.to(device)

@@ -16,6 +16,8 @@ log = logging.getLogger("dissensus")
 # Bytes of a state up to which a copy of it does not matter, and of a tensor that is copied in any case.
 SMALL_STATE, SMALL_TENSOR = 64 * 2**20, 2**20
 
+# What may be large and changes; what is logged comes later and is small.
+_LARGE = ("flat.", "optimizer.", "buffer.")
 # A step reads these and never changes them.
 _ONLY_READ = ("data.", "stream.", "frozen.", "batch.", "factors")
 
@@ -65,7 +67,7 @@ def undone(state: State, *, stay: bool = False) -> Iterator[None]:
 
 def _large(state: State) -> dict[str, Tensor]:
     """Return the tensors that are not copied for a trial."""
-    changing = {name: tensor for name, tensor in state.items() if not name.startswith(_ONLY_READ)}
+    changing = {name: tensor for name, tensor in state.items() if name.startswith(_LARGE)}
     if sum(tensor.nbytes for tensor in changing.values()) <= SMALL_STATE:
         return {}
     return {n: t for n, t in changing.items() if t.nbytes > SMALL_TENSOR and t.is_contiguous()}
@@ -100,15 +102,12 @@ def _set_aside(tensors: Mapping[str, Tensor], stay: bool) -> Callable[[], None]:
     """Copy tensors to where memory is cheaper; return what puts the values back."""
     if any(tensor.device.type != "cpu" for tensor in tensors.values()):
         return _beside(tensors, None if stay else torch.device("cpu"))
-    file = TemporaryFile(prefix="dissensus-")  # noqa: SIM115, closed when the values are back
     try:
-        for tensor in tensors.values():
-            file.write(_bytes_of(tensor))
+        file = _written(tensors)
     except OSError as problem:
         log.info(
             "trial steps take memory for a copy of the state: no room in the temporary folder (%s)", problem
         )
-        file.close()
         return _beside(tensors)
 
     def put_back() -> None:
@@ -121,6 +120,18 @@ def _set_aside(tensors: Mapping[str, Tensor], stay: bool) -> Callable[[], None]:
                     )
 
     return put_back
+
+
+def _written(tensors: Mapping[str, Tensor]) -> Any:
+    file = TemporaryFile(prefix="dissensus-")  # noqa: SIM115, closed when the values are back
+    try:
+        for tensor in tensors.values():
+            file.write(_bytes_of(tensor))
+        file.flush()
+    except OSError:
+        file.close()
+        raise
+    return file
 
 
 def _bytes_of(tensor: Tensor) -> Any:
