@@ -136,7 +136,7 @@ class _Job:
 
     def first(self) -> Tensor:
         """Return the features of the first row alone."""
-        return self._features(*self.source.first(), number=0, start=0)[0]
+        return self._features(*self.source.first(), 0, 0)[0]
 
     def _features(self, x: Tensor, y: Tensor | None, number: int, start: int) -> tuple[Tensor, Tensor | None]:
         place = device_of(self.net)

@@ -181,8 +181,8 @@ class TestFiles:
         options = dict(batch_size=10, passes=passes, augment=NOISE)
         whole = ds.cache_features(small_backbone(), (x, y), **options)
 
-        # One pass more than the rows that are kept: the first batch also shows what the backbone gives.
-        net = Counted(stop_after=stop + 1)
+        # Two passes more than the rows that are kept: the first batch, and its first row, show what the backbone gives.
+        net = Counted(stop_after=stop + 2)
         with pytest.raises(KeyboardInterrupt):
             ds.cache_features(net, (x, y), tmp_path, **options)
         with pytest.raises(ValueError, match=rf"{10 * stop} of {100 * passes} rows"):
