@@ -91,8 +91,9 @@ class Recorded(Engine):
         return self._program(state, size).take(state, limit)
 
     def _program(self, state: State, size: int) -> Replay:
-        if _batch_shape(state, size) in self.programs:
-            return self.prepare(state, size)
+        known = self.programs.get(_batch_shape(state, size))
+        if known is not None:
+            return known
         with undone(state, stay=self.train_step.picks_few(state)):
             return self.prepare(state, size)
 

@@ -107,9 +107,6 @@ class Trainer:
     def _set_up(self) -> None:
         settings = self.settings
         self.total_steps = settings.epochs * self.feed.steps_per_epoch
-        if self.folder is not None:
-            # Of the network as it came: a backbone may change something in a pass, and hashing it takes time.
-            self.architecture = architecture(self.members)
         stored = self._stored() if self.folder is not None else None
         self._build()
         if stored is not None:
@@ -368,6 +365,8 @@ class Trainer:
 
     def _stored(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         assert self.folder is not None
+        # Of the network as it came: a backbone may change something in a pass, and hashing it takes time.
+        self.architecture = architecture(self.members)
         if not self.folder.exists("last"):
             return None
         if not self.settings.resume:
