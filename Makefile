@@ -3,12 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUN := env -u PYTHONPATH $(BIN)
 
-.PHONY: demo test lint types docs shapes bench bench-check clean
+.PHONY: demo test test-all attack lint types results docs shapes bench bench-check clean
 
-.venv/.installed: pyproject.toml constraints.txt
+.venv/.installed: pyproject.toml constraints.txt studies/pyproject.toml benchmarks/pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]" -e ./studies -e ./benchmarks
 	touch $@
 
 .venv/.docs: .venv/.installed
@@ -19,7 +19,19 @@ demo: .venv/.installed
 	$(RUN)/dissensus demo
 
 test: .venv/.installed
-	$(RUN)/python -m pytest -n 2 --dist worksteal -q
+	$(RUN)/python -m pytest -n 2 --dist worksteal -q -m "not slow"
+
+.venv/.test-all: .venv/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test-all]"
+	touch $@
+
+# What takes long or needs extras, and the tests of studies and benchmarks; `make test` has the rest.
+test-all: .venv/.test-all
+	$(RUN)/python -m pytest -n 2 --dist worksteal -q -m slow
+	$(RUN)/python -m pytest -n 2 --dist worksteal -q studies/tests benchmarks/tests
+
+attack: .venv/.installed
+	$(RUN)/python -m attacks
 
 # The shapes in signatures as tests: the pure functions, whose own checks do not come first.
 SHAPED := dissensus.scores,dissensus.detectors,dissensus.masks,dissensus.metrics,dissensus.data.corruptions
@@ -31,8 +43,13 @@ lint: .venv/.installed
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
 
-types: .venv/.installed
+# The server's own dependencies are typed too, so the extras must be there.
+types: .venv/.test-all
 	$(RUN)/mypy
+
+# Pages of docs/results from studies/records.
+results: .venv/.installed
+	$(RUN)/python -m dissensus_studies.results
 
 docs: .venv/.docs
 	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --strict

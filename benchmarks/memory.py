@@ -82,7 +82,7 @@ def peak_bytes(options: argparse.Namespace) -> int:
     tiny = ds.DeepEnsemble(lambda: nn.Linear(4, 2), 2).to(x.device)
     engine = "captured" if options.side in ("plain", "auto") else options.side
     ds.fit(
-        tiny, (torch.zeros(4, 4), torch.arange(4) % 2), epochs=1, batch_size=4, engine=engine, progress=False
+        tiny, (torch.zeros(4, 4), torch.arange(4) % 2), epochs=2, batch_size=4, engine=engine, progress=False
     )
     if options.device == "cuda":
         torch.cuda.reset_peak_memory_stats()

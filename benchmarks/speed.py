@@ -11,9 +11,9 @@ import argparse
 import json
 from pathlib import Path
 
-from dissensus.bench.cases import CASES
-from dissensus.bench.check import keep_worse, read_stored
-from dissensus.bench.one_run import run
+from dissensus_bench.cases import CASES
+from dissensus_bench.check import keep_worse, read_stored
+from dissensus_bench.one_run import run
 
 
 def names(given: str) -> list[str]:

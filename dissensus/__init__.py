@@ -2,67 +2,116 @@
 
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
-
-from dissensus import masks, metrics, objectives, scores
-from dissensus.caching import cache_features
-from dissensus.data.features import CachedFeatures
-from dissensus.members import DeepEnsemble, HeadEnsemble, Members
-from dissensus.predictions import mixture, predict, predict_scores
-from dissensus.training import DivergedError, Run, diverse_hyperparameters, fit, schedules
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from dissensus import conformal, masks, metrics, objectives, scores
     from dissensus.aggregation import greedy_soup
+    from dissensus.caching import cache_features
+    from dissensus.conformal import Alarm
+    from dissensus.data.features import CachedFeatures
     from dissensus.diagnostics import Finding, diagnose
     from dissensus.evaluation import Evaluation, compare, evaluate
-    from dissensus.members import Anchored, BatchEnsemble, Masksembles, MCDropout, cut
+    from dissensus.exporting import Exported, export
+    from dissensus.members import (
+        MIMO,
+        SWAG,
+        Anchored,
+        BatchEnsemble,
+        DeepEnsemble,
+        HeadEnsemble,
+        LoRAEnsemble,
+        Masksembles,
+        MCDropout,
+        Members,
+        PackedEnsemble,
+        SnapshotEnsemble,
+        cut,
+    )
+    from dissensus.predictions import mixture, predict, predict_scores
     from dissensus.probing import linear_probe
     from dissensus.reporting import report
+    from dissensus.saving import load, save
+    from dissensus.training import DivergedError, Run, diverse_hyperparameters, fit, schedules
 
 try:
     __version__ = version("dissensus")
 except PackageNotFoundError:  # run from a source tree that was never installed
     __version__ = "0.0.0"
 
-# Loaded when first used: what only looks at a trained ensemble need not cost those who train, nor a kind those of another.
-_LATER = {
-    "Anchored": "dissensus.members",
-    "BatchEnsemble": "dissensus.members",
-    "Evaluation": "dissensus.evaluation",
-    "Finding": "dissensus.diagnostics",
-    "MCDropout": "dissensus.members",
-    "Masksembles": "dissensus.members",
-    "compare": "dissensus.evaluation",
-    "cut": "dissensus.members",
-    "diagnose": "dissensus.diagnostics",
-    "evaluate": "dissensus.evaluation",
-    "greedy_soup": "dissensus.aggregation",
-    "linear_probe": "dissensus.probing",
-    "report": "dissensus.reporting",
+# Where each public name lives. Loaded when first used, so that `dissensus --help` and the server need no torch.
+_HOMES = {
+    "Alarm": "conformal",
+    "Anchored": "members",
+    "BatchEnsemble": "members",
+    "CachedFeatures": "data.features",
+    "DeepEnsemble": "members",
+    "DivergedError": "training",
+    "Evaluation": "evaluation",
+    "Exported": "exporting",
+    "Finding": "diagnostics",
+    "HeadEnsemble": "members",
+    "LoRAEnsemble": "members",
+    "MCDropout": "members",
+    "Masksembles": "members",
+    "Members": "members",
+    "PackedEnsemble": "members",
+    "SWAG": "members",
+    "SnapshotEnsemble": "members",
+    "MIMO": "members",
+    "Run": "training",
+    "cache_features": "caching",
+    "compare": "evaluation",
+    "cut": "members",
+    "diagnose": "diagnostics",
+    "diverse_hyperparameters": "training",
+    "evaluate": "evaluation",
+    "export": "exporting",
+    "fit": "training",
+    "greedy_soup": "aggregation",
+    "linear_probe": "probing",
+    "load": "saving",
+    "mixture": "predictions",
+    "predict": "predictions",
+    "predict_scores": "predictions",
+    "report": "reporting",
+    "save": "saving",
+    "schedules": "training",
 }
+_MODULES = ("architectures", "conformal", "data", "masks", "metrics", "objectives", "plots", "scores")
 
 __all__ = [
+    "MIMO",
+    "SWAG",
+    "Alarm",
     "Anchored",
     "BatchEnsemble",
     "CachedFeatures",
     "DeepEnsemble",
     "DivergedError",
     "Evaluation",
+    "Exported",
     "Finding",
     "HeadEnsemble",
+    "LoRAEnsemble",
     "MCDropout",
     "Masksembles",
     "Members",
+    "PackedEnsemble",
     "Run",
+    "SnapshotEnsemble",
     "cache_features",
     "compare",
+    "conformal",
     "cut",
     "diagnose",
     "diverse_hyperparameters",
     "evaluate",
+    "export",
     "fit",
     "greedy_soup",
     "linear_probe",
+    "load",
     "masks",
     "metrics",
     "mixture",
@@ -70,16 +119,20 @@ __all__ = [
     "predict",
     "predict_scores",
     "report",
+    "save",
     "schedules",
     "scores",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        return getattr(import_module(_LATER[name]), name)
+def __getattr__(name: str) -> object:
+    if name in _MODULES:
+        return import_module(f"dissensus.{name}")
+    if name in _HOMES:
+        value = globals()[name] = getattr(import_module(f"dissensus.{_HOMES[name]}"), name)
+        return value
     raise AttributeError(f"module 'dissensus' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_LATER])
+    return sorted([*__all__, "__version__"])

@@ -59,10 +59,12 @@ class Beliefs:
     weights: MemberWeights | None = None
 
     @classmethod
-    def of(cls, logits: "MemberLogits | Beliefs", weights: MemberWeights | None = None) -> "Beliefs":
+    def of(
+        cls, logits: "MemberLogits | Beliefs", weights: MemberWeights | None = None, stacklevel: int = 5
+    ) -> "Beliefs":
         """Check logits (and weights) and wrap them; what is wrapped already passes through unchanged."""
         if not isinstance(logits, Beliefs):
-            check_member_logits(logits, weights)
+            check_member_logits(logits, weights, stacklevel=stacklevel)
             return cls.unchecked(logits, weights)
         if weights is not None:
             raise ValueError("`Beliefs` hold their own weights; got more. Give them to `Beliefs.of`.")
@@ -213,6 +215,8 @@ def by_blocks(compute: Callable[..., Tensor], *tensors: Tensor, axis: int = -1) 
         axis: Where inputs are in what `compute` returns.
     """
     first = tensors[0]
+    if torch.compiler.is_exporting():  # an exported program is for batches of every size
+        return compute(*tensors)
     size = max(_CACHED * first.shape[1] // first.numel(), 1)
     if first.device.type != "cpu" or first.shape[1] <= size:
         return compute(*tensors)

@@ -7,11 +7,57 @@ the device once. Where a bad value sits is searched for only after one was found
 import warnings
 from collections.abc import Callable
 from functools import reduce
+from math import isfinite
+from operator import index
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+
+def whole_number(name: str, value: Any, least: int | None = None, *, tail: str = "") -> int:
+    """Return a whole number of any origin (NumPy's, a tensor of one) as Python's own, or say what is wrong with it.
+
+    Example:
+        >>> whole_number("epochs", 2.5, 1)
+        Traceback (most recent call last):
+        ValueError: `epochs` must be a whole number of at least 1; got 2.5.
+    """
+    wanted = f"`{name}` must be a whole number" + ("" if least is None else f" of at least {least}") + tail
+    try:
+        number = index(value)
+    except TypeError:
+        raise ValueError(f"{wanted}; got {value!r}.") from None
+    if isinstance(value, bool) or (least is not None and number < least):
+        raise ValueError(f"{wanted}; got {value!r}.")
+    return number
+
+
+def real_number(name: str, value: Any, *, least: float = 0.0, above: bool = False) -> float:
+    """Return a finite number of any origin as Python's own, at least (or above) a bound, or say what is wrong with it.
+
+    Example:
+        >>> real_number("lr", float("nan"))
+        Traceback (most recent call last):
+        ValueError: `lr` must be a number of at least 0; got nan.
+    """
+    try:
+        number = float("nan") if isinstance(value, str | bytes | bool) else float(value)
+    except (TypeError, ValueError, RuntimeError):
+        number = float("nan")
+    if not isfinite(number) or number < least or (above and number == least):
+        raise ValueError(
+            f"`{name}` must be a number {'above' if above else 'of at least'} {least:g}; got {value!r}."
+        )
+    return number
+
+
+def real_numbers(name: str, value: Any) -> float | list[float]:
+    """Return one number of at least 0, or a list of them, one a member."""
+    if isinstance(value, list | tuple) or (isinstance(value, np.ndarray | Tensor) and value.ndim == 1):
+        return [real_number(f"{name}[{place}]", one) for place, one in enumerate(value)]
+    return real_number(name, value)
 
 
 def check_member_logits(logits: Tensor, weights: Tensor | None = None, stacklevel: int = 4) -> None:
@@ -20,7 +66,7 @@ def check_member_logits(logits: Tensor, weights: Tensor | None = None, stackleve
     Args:
         logits: Unnormalised member outputs, `(members, batch, classes)`.
         weights: Member weights to check in the same go, as `check_weights` does.
-        stacklevel: Whose line a warning names: the fourth frame up is the user's in check, Beliefs.of, score, user.
+        stacklevel: Whose line a warning names, in frames above this one.
 
     Example:
         >>> check_member_logits(torch.zeros(2, 3))
@@ -201,7 +247,7 @@ def check_features(features: Tensor) -> None:
         )
 
 
-def explained(read: Callable[[Tensor], Tensor], network: nn.Module) -> Callable[[Tensor], Tensor]:
+def explained(read: Callable[[Any], Tensor], network: nn.Module) -> Callable[[Any], Tensor]:
     """Read inputs as before; where that fails on inputs of another dtype than the network's, say so.
 
     Args:
@@ -215,14 +261,14 @@ def explained(read: Callable[[Tensor], Tensor], network: nn.Module) -> Callable[
         ValueError: The network computes in torch.float32 and cannot read inputs of torch.float64: mat1 and mat2 must have...
     """
 
-    def reading(x: Tensor) -> Tensor:
+    def reading(x: Any) -> Tensor:
         try:
             return read(x)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as problem:
             wanted = next((own.dtype for own in network.parameters() if own.is_floating_point()), x.dtype)
-            if x.dtype == wanted:
+            if not isinstance(x, Tensor) or x.dtype == wanted:
                 raise
             scaled = ", scaled as in training" if x.dtype == torch.uint8 else ""
             raise ValueError(
@@ -231,6 +277,13 @@ def explained(read: Callable[[Tensor], Tensor], network: nn.Module) -> Callable[
             ) from problem
 
     return reading
+
+
+def can_be_read(values: Tensor) -> bool:
+    """Return whether values may be looked at: not while a program is recorded, mapped over members or differentiated."""
+    plain = type(values) is Tensor and not values.requires_grad and not torch.compiler.is_compiling()
+    mapped = torch._C._functorch.is_functorch_wrapped_tensor(values)
+    return plain and not mapped and not (values.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def compute_dtype(values: Tensor) -> torch.dtype:

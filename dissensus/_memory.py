@@ -9,17 +9,19 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from dissensus.data.trees import Batch, repeat_rows
+
 _FEW = 8
 
 
-def inputs_under(limit: int, run: Callable[[Tensor], object], x: Tensor) -> int:
+def inputs_under(limit: int, run: Callable[[Any], object], x: Batch) -> int:
     """Return how many inputs a pass may take so that what it allocates stays under `limit` bytes.
 
     The pass is measured on a few inputs and on half of them; what does not grow with their number counts once.
     """
     few = x[:_FEW]
     if len(few) == 1:
-        few = few.repeat(2, *(1 for _ in few.shape[1:]))
+        few = repeat_rows(few, 2)
     half = len(few) // 2
     large, small = peak_bytes(run, few), peak_bytes(run, few[:half])
     each = max((large - small) / (len(few) - half), 1.0)
@@ -32,7 +34,7 @@ def inputs_under(limit: int, run: Callable[[Tensor], object], x: Tensor) -> int:
     return fitting
 
 
-def peak_bytes(run: Callable[[Tensor], object], x: Tensor) -> int:
+def peak_bytes(run: Callable[[Any], object], x: Batch) -> int:
     """Return the largest number of bytes that were alive at one time during `run(x)`, the result included."""
     with torch.no_grad(), _Living() as living:
         run(x)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from dissensus._checks import check_labels, check_member_logits, compute_dtype
 from dissensus.data.sources import Pairs, device_of, pair_batches
+from dissensus.data.trees import Output, call, pick
 from dissensus.members import HeadEnsemble, Members
-from dissensus.members.heads import reader_of
 from dissensus.members.modes import evaluation_mode
 from dissensus.members.stacking import average, check_one_architecture
 from dissensus.randomness import seeded
@@ -166,17 +166,17 @@ def greedy_soup(members: Members, data: Pairs, *, batch_size: int = 1024) -> Gre
     References:
         Wortsman et al., 2022, <https://arxiv.org/abs/2203.05482>.
     """
-    reader = reader_of(members, data)
+    reader = members.reader(data)
     nets = [reader.member(index) for index in range(reader.num_members)]
     check_one_architecture(nets)
-    accuracies = [_accuracy(net, data, batch_size) for net in nets]
+    accuracies = [_accuracy(net, data, batch_size, members.output) for net in nets]
     order = sorted(range(len(nets)), key=lambda index: -accuracies[index])
     states = [net.state_dict() for net in nets]
     candidate = reader.member(order[0])
     taken, best = [order[0]], accuracies[order[0]]
     for index in order[1:]:
         candidate.load_state_dict(average([states[i] for i in (*taken, index)]))
-        accuracy = _accuracy(candidate, data, batch_size)
+        accuracy = _accuracy(candidate, data, batch_size, members.output)
         if accuracy >= best:
             taken, best = [*taken, index], accuracy
     candidate.load_state_dict(average([states[index] for index in taken]))
@@ -188,11 +188,11 @@ def greedy_soup(members: Members, data: Pairs, *, batch_size: int = 1024) -> Gre
     return GreedySoup(net, tuple(taken), best)
 
 
-def _accuracy(net: nn.Module, data: Pairs, batch_size: int) -> float:
+def _accuracy(net: nn.Module, data: Pairs, batch_size: int, output: Output = None) -> float:
     place, hits, count = device_of(net), 0, 0
     with evaluation_mode(net), seeded(0):
         for x, y in pair_batches(data, batch_size):
-            hits += int((net(x.to(place)).argmax(-1) == y.to(place)).sum())
+            hits += int((pick(call(net, x.to(place)), output).argmax(-1) == y.to(place)).sum())
             count += len(x)
     if count == 0:
         raise ValueError("There is nothing to choose by: `data` gives no batch.")

@@ -12,7 +12,10 @@ from types import MappingProxyType
 
 from torch import Tensor, nn
 
+from dissensus.construction import remembers_how
 
+
+@remembers_how
 def mlp(
     inputs: int,
     hidden: Sequence[int],
@@ -56,6 +59,7 @@ def mlp(
     return nn.Sequential(*layers, nn.Linear(inputs, outputs))
 
 
+@remembers_how
 def cnn(classes: int = 10, channels: int = 3) -> nn.Module:
     """Make the small convolutional network of the joint training study, for images of 32 x 32 pixels.
 
@@ -104,6 +108,7 @@ _VGG_STAGES = (
 )
 
 
+@remembers_how
 def vgg(classes: int = 10, channels: int = 3) -> nn.Module:
     """Make the VGG-style network of the joint training study, for images of up to 32 x 32 pixels.
 
@@ -148,6 +153,7 @@ def vgg(classes: int = 10, channels: int = 3) -> nn.Module:
     )
 
 
+@remembers_how
 def resnet18(classes: int = 10, channels: int = 3, width: int = 64) -> nn.Module:
     """Make ResNet-18 in its form for small images: a 3 x 3 first convolution of stride 1 and no pooling after it.
 
@@ -170,6 +176,7 @@ def resnet18(classes: int = 10, channels: int = 3, width: int = 64) -> nn.Module
     return _resnet((2, 2, 2, 2), classes, channels, width)
 
 
+@remembers_how
 def resnet34(classes: int = 10, channels: int = 3, width: int = 64) -> nn.Module:
     """Make ResNet-34 in its form for small images: `resnet18` with 3, 4, 6 and 3 blocks in its stages.
 
@@ -192,6 +199,7 @@ def resnet34(classes: int = 10, channels: int = 3, width: int = 64) -> nn.Module
     return _resnet((3, 4, 6, 3), classes, channels, width)
 
 
+@remembers_how
 def wide_resnet(
     depth: int = 40, widen: int = 2, classes: int = 10, channels: int = 3, dropout: float = 0.0
 ) -> nn.Module:

@@ -1,7 +1,7 @@
 """A backbone run once over a data set, its features written where training reads them at memory speed."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from dissensus.data.augment import Augmentation
 from dissensus.data.descriptions import attributes_of, described, network_digest
 from dissensus.data.features import FEATURES, TARGETS, CachedFeatures, Facts, content_of, wrapped
-from dissensus.data.in_order import Arrays, Batches, Source, source_of
+from dissensus.data.in_order import Arrays, Source, source_of
 from dissensus.data.sources import Inputs, Pairs, device_of
+from dissensus.data.trees import Batch, Output, Tree, call, pick
 from dissensus.members import HeadEnsemble, Members
 from dissensus.members.modes import evaluation_mode
 from dissensus.randomness import Noise, derive, fold, seeded
@@ -40,6 +41,7 @@ def cache_features(
     workers: int = 0,
     device: str | torch.device | None = None,
     resident_limit: int | None = None,
+    features: Output = None,
 ) -> CachedFeatures:
     """Run a frozen backbone once over data and keep what it says.
 
@@ -66,6 +68,8 @@ def cache_features(
         workers: Processes that load the items of a Dataset ahead.
         device: Where to run; by default where the backbone is. The backbone moves there and stays.
         resident_limit: Bytes up to which training moves the features to its device whole; half of what is free by default.
+        features: What to keep of a backbone that returns several tensors: a key, an index or a function (of a `HeadEnsemble`
+            what its heads take).
 
     Returns:
         The features, for `fit`, `predict` and `evaluate` in place of the data.
@@ -86,7 +90,8 @@ def cache_features(
         raise ValueError(f"{passes} passes over the same arrays give the same features. Pass `augment`.")
     if device is not None:
         net.to(device)
-    job = _Job(net, source, passes, augment, precision == "bf16", derive(seed, "features"))
+    takes = backbone.takes if isinstance(backbone, HeadEnsemble) else features
+    job = _Job(net, source, passes, augment, precision == "bf16", derive(seed, "features"), takes)
     identity = {
         "data": source.digest(),
         "precision": precision,
@@ -120,12 +125,13 @@ class _Job:
     augment: Augmentation | None
     bf16: bool
     key: int
+    takes: Output = None
 
     @property
     def rows(self) -> int:
         return self.source.count * self.passes
 
-    def batches(self, done: int = 0) -> Batches:
+    def batches(self, done: int = 0) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Yield features and targets of all rows after the first `done`."""
         first_pass, start = divmod(done, self.source.count)
         for number in range(first_pass, self.passes):
@@ -138,22 +144,21 @@ class _Job:
         """Return the features of the first row alone."""
         return self._features(*self.source.first(), 0, 0)[0]
 
-    def _features(self, x: Tensor, y: Tensor | None, number: int, start: int) -> tuple[Tensor, Tensor | None]:
+    def _features(self, x: Batch, y: Tensor | None, number: int, start: int) -> tuple[Tensor, Tensor | None]:
         place = device_of(self.net)
         x = x.to(place)
         if self.augment is not None:
+            if isinstance(x, Tree):
+                raise ValueError(
+                    "`augment` changes one tensor of inputs, and these inputs are several. Augment them in a Dataset."
+                )
             x, y = self._augmented(x, y, number, start)
         with torch.autocast(place.type, torch.bfloat16, enabled=self.bf16):
-            features = self.net(x)
-        if (
-            not isinstance(features, Tensor)
-            or not features.is_floating_point()
-            or features.shape[:1] != x.shape[:1]
-        ):
-            shape = tuple(getattr(features, "shape", ()))
+            features = pick(call(self.net, x), self.takes)
+        if not features.is_floating_point() or features.shape[:1] != x.shape[:1]:
             raise ValueError(
                 f"A backbone must give one tensor of real numbers with a row for each of {len(x)} inputs; got "
-                f"{type(features).__name__} shaped {shape}."
+                f"{features.dtype} shaped {tuple(features.shape)}."
             )
         return features, y
 

@@ -1,12 +1,14 @@
 """The command line. A command imports what it needs when it runs, so that help and mistakes are answered soon."""
 
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from dissensus.bench.command import register as register_bench
 from dissensus.commands import register
 
 # What is raised because of what a user gave or has installed, and not because of a mistake of ours.
@@ -79,86 +81,39 @@ def demo(
     run(output, num_members=members, seed=seed)
 
 
-@app.command()
-def study(
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="NAME", help="Which study; leave it out to list them.", show_default=False),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="DIR", help="Folder for the results.", show_default="runs/NAME"
-        ),
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A short version, to see that it runs.")] = False,
-    seed: Seed = 0,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Folder with the real data, for studies that need it.", show_default=False
-        ),
-    ] = None,
-    epochs: Annotated[
-        int | None,
-        typer.Option(min=1, help="Train so long instead of as long as the study does.", show_default=False),
-    ] = None,
-    minutes: Annotated[
-        float | None,
-        typer.Option(
-            min=0, help="Begin no further part after this time; what is done is kept.", show_default=False
-        ),
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Use at most so many training images.", show_default=False)
-    ] = None,
-    arms: Annotated[
-        str | None,
-        typer.Option(
-            help="Run only these parts: names or their beginnings, with commas between.", show_default=False
-        ),
-    ] = None,
-    known: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Which of the folder's image sets to train on.", show_default=False
-        ),
-    ] = None,
-    setting: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Another setting of the study, such as imagenet.", show_default=False
-        ),
-    ] = None,
-) -> None:
-    """Run an experiment by name, or list the experiments there are.
+# What the repository has and the wheel has not: packages that add a command of their own where they are installed.
+_BESIDE = {
+    "study": (
+        "dissensus_studies",
+        "studies",
+        "Run an experiment of the documents by name (in the repository).",
+    ),
+    "bench": ("dissensus_bench", "benchmarks", "Measure speed beside other libraries (in the repository)."),
+}
 
-    Writes results.json, the figures and report.html. Options that a study does not have are refused.
-    """
-    from dissensus.studies import STUDIES
 
-    if name is None:
-        width = max(map(len, STUDIES), default=0)
-        for entry in STUDIES.values():
-            typer.echo(f"{entry.name:<{width}}  {entry.summary}")
-        return
-    if name not in STUDIES:
-        raise ValueError(f"There is no study {name!r}; there are {', '.join(STUDIES)}.")
-    further = {
-        "epochs": epochs,
-        "minutes": minutes,
-        "limit": limit,
-        "arms": None if arms is None else [part.strip() for part in arms.split(",")],
-        "known": known,
-        "setting": setting,
-    }
-    options = {option: value for option, value in further.items() if value is not None}
-    page = STUDIES[name].run(output or Path("runs") / name, quick=quick, seed=seed, data=data, **options)
-    typer.echo(f"Page with pictures: {page}")
+def _register_beside() -> None:
+    for name, (package, folder, summary) in _BESIDE.items():
+        if find_spec(package) is not None:
+            import_module(f"{package}.command").register(app)
+        else:
+            app.command(name, help=summary, context_settings=_ANY_ARGUMENTS)(_missing(package, folder))
+
+
+_ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+
+def _missing(package: str, folder: str) -> Callable[[], None]:
+    def explain() -> None:
+        raise ValueError(
+            f"{package} is not installed: it comes with the repository, not with the package. In a clone run `pip install ./{folder}`."
+        )
+
+    return explain
 
 
 register(app)
-register_bench(app)
+_register_beside()
 
 
 def main() -> None:

@@ -1,26 +1,28 @@
 """From an ensemble and inputs to member outputs, and from member outputs to the moments of their mixture."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from dissensus._capture import Captured
 from dissensus._checks import (
     as_weights,
     check_logits_shape,
     check_member_logits,
     check_weights,
     explained,
+    whole_number,
 )
 from dissensus._memory import inputs_under
 from dissensus.data.sources import Inputs, device_of, input_batches, num_batches
+from dissensus.data.trees import Batch, Tree, join_rows
+from dissensus.engines.passes import Captured
 from dissensus.members import Members
-from dissensus.members.heads import reader_of
+from dissensus.members.members import as_members
 from dissensus.members.modes import evaluation_mode
 from dissensus.randomness import seeded
-from dissensus.scores import SCORES, Beliefs, all_scores
+from dissensus.scores import SCORES, Beliefs, all_scores, as_rows
 from dissensus.types import MemberWeights
 
 Family = Literal["gaussian", "laplace"]
@@ -35,18 +37,21 @@ def predict(
     batch_size: int = 1024,
     memory_limit: int | None = None,
     device: str | torch.device | None = None,
-) -> Tensor:
+    outputs: Literal["scored", "all"] = "scored",
+) -> Any:
     """Return every member's output for every input, in batches and without gradients.
 
     On a GPU all members run as one captured program, those that convolve side by side.
 
     Args:
         members: The ensemble; it is left in the mode (training or evaluation) in which it came.
-        x: Inputs as a tensor, an array, a Dataset or a DataLoader (targets in them are passed over); or the features of
-            `cache_features`, which go to the heads of a HeadEnsemble.
+        x: Inputs as a tensor, an array, or several of them as the networks take them (a tuple, a dictionary, a dataclass); a
+            Dataset or a DataLoader (targets in them are passed over); or the features of `cache_features`, which go to the
+            heads of a HeadEnsemble.
         batch_size: How many inputs go through the members at once.
         memory_limit: Bytes that a pass may allocate beside the ensemble itself: batches are made smaller until they fit.
         device: Where to run; by default where the ensemble is. The ensemble moves there and stays.
+        outputs: `"scored"`, or `"all"` for everything that networks return, a tuple or dictionary of `(members, inputs, ...)`.
 
     Returns:
         `(members, inputs, ...)`, on the device of `x`, or on the CPU if `x` is not a tensor.
@@ -57,17 +62,23 @@ def predict(
         >>> predict(ens, torch.zeros(10, 3)).shape
         torch.Size([5, 10, 2])
     """
-    _check_batch_size(batch_size)
+    members, batch_size = as_members(members), whole_number("batch_size", batch_size, 1)
     if device is not None:
         members.to(device)
+    if outputs not in ("scored", "all"):
+        raise ValueError(f"`outputs` must be 'scored' or 'all'; got {outputs!r}.")
     home = x.device if isinstance(x, Tensor) else torch.device("cpu")
-    run = Captured(explained(reader_of(members, x), members), members, "outputs", num_batches(x, batch_size))
+    reader = explained(members.reader(x), members)
+    run = Captured(reader, members, f"{outputs} outputs", num_batches(x, batch_size))
     # Seeded: loaders, and members that draw even in evaluation, would move the global generators.
-    with evaluation_mode(members), seeded(0):
-        outputs = [_kept(run(b), home) for b in _batches(members, x, run, batch_size, memory_limit)]
-    if not outputs:
+    with evaluation_mode(members), seeded(0), members.returning_all(outputs == "all"):
+        found = [
+            _kept(_of_rows(run(b), b), home) for b in _batches(members, x, run, batch_size, memory_limit)
+        ]
+    if not found:
         raise ValueError("There is nothing to predict: `x` gives no batch.")
-    return torch.cat(outputs, dim=1)
+    joined = join_rows(found, axis=1)
+    return joined.value() if isinstance(joined, Tree) else joined
 
 
 def predict_scores(
@@ -76,6 +87,7 @@ def predict_scores(
     names: Iterable[str] | None = None,
     *,
     weights: MemberWeights | Sequence[float] | None = None,
+    class_axis: int | None = None,
     batch_size: int = 1024,
     memory_limit: int | None = None,
     device: str | torch.device | None = None,
@@ -89,6 +101,8 @@ def predict_scores(
         x: Inputs, as `predict` takes them.
         names: Keys of `scores.SCORES`; all of them by default.
         weights: Member weights with sum 1, as a tensor, an array or a list; equal if None.
+        class_axis: Where classes are in outputs with positions, `(members, batch, classes, height, width)`; scores are then those
+            of positions, `(inputs, height, width)`.
         batch_size: How many inputs go through the members at once.
         memory_limit: Bytes that a pass may allocate beside the ensemble itself.
         device: Where to run; by default where the ensemble is. The ensemble moves there and stays.
@@ -103,7 +117,7 @@ def predict_scores(
         >>> predict_scores(ens, torch.zeros(10, 3), ["bma", "mutual_information"])["bma"].shape
         torch.Size([10])
     """
-    _check_batch_size(batch_size)
+    members, batch_size = as_members(members), whole_number("batch_size", batch_size, 1)
     chosen = list(dict.fromkeys(SCORES if names is None else names))
     if not chosen:
         raise ValueError("`names` must name at least one score; leave it out for all of them.")
@@ -111,13 +125,16 @@ def predict_scores(
     if device is not None:
         members.to(device)
     home = x.device if isinstance(x, Tensor) else torch.device("cpu")
-    reader = explained(reader_of(members, x), members)
+    reader = explained(members.reader(x), members)
 
-    def work(batch: Tensor) -> tuple[Tensor, Tensor]:
+    def work(batch: Batch) -> tuple[Tensor, Tensor]:
         outputs = reader(batch)
+        shape = outputs.shape[1:2]
+        if class_axis is not None:
+            outputs, shape = as_rows(outputs, class_axis)
         check_logits_shape(outputs)
-        scores = all_scores(Beliefs.unchecked(outputs, shares), chosen)
-        return torch.stack(list(scores.values())), outputs[:, :_LOOKED_AT]
+        scores = torch.stack(list(all_scores(Beliefs.unchecked(outputs, shares), chosen).values()))
+        return scores.unflatten(1, shape), outputs[:, :_LOOKED_AT]
 
     run = Captured(work, members, f"scores {chosen}", num_batches(x, batch_size))
     parts: list[Tensor] = []
@@ -131,24 +148,29 @@ def predict_scores(
         raise ValueError("There is nothing to score: `x` gives no batch.")
     scores = torch.cat(parts, dim=1)
     if not bool(scores.isfinite().all()):
-        row = int((~scores.isfinite()).any(0).nonzero()[0])
+        row = int((~scores.isfinite()).any(0).nonzero()[0, 0])
         raise ValueError(f"Outputs must be finite; those for input {row} are not. Leave such inputs out.")
     return dict(zip(chosen, scores, strict=True))
 
 
-def _check_batch_size(batch_size: int) -> None:
-    if not isinstance(batch_size, int) or batch_size < 1:
-        raise ValueError(f"`batch_size` must be a whole number of at least 1; got {batch_size}.")
+def _of_rows(result: Any, batch: Batch) -> Any:
+    """Return outputs, or say that they are not one a row: what one input without a batch axis makes of a linear layer."""
+    if isinstance(result, Tensor) and (result.ndim < 2 or result.shape[1] != len(batch)):
+        raise ValueError(
+            f"Members must return one output for each of {len(batch)} inputs, (members, inputs, ...); got {tuple(result.shape)}. "
+            "One input alone is `x[None]`."
+        )
+    return result
 
 
-def _kept(result: Tensor, home: torch.device) -> Tensor:
+def _kept(result: Any, home: torch.device) -> Any:
     """Return a result that stays: a captured program's next run overwrites what it returned."""
     return result.to(home, copy=result.is_cuda)
 
 
 def _batches(
-    members: Members, x: Inputs, run: Callable[[Tensor], object], batch_size: int, memory_limit: int | None
-) -> Iterator[Tensor]:
+    members: Members, x: Inputs, run: Callable[[Any], object], batch_size: int, memory_limit: int | None
+) -> Iterator[Batch]:
     """Yield batches on the ensemble's device, none larger than fits under the limit."""
     place, fitting = device_of(members), None
     for batch in input_batches(x, batch_size):
@@ -189,7 +211,7 @@ def mixture(
     if family not in ("gaussian", "laplace"):
         raise ValueError(f"`family` must be 'gaussian' or 'laplace'; got {family!r}.")
     if weights is None:
-        weights = torch.full((len(mean),), 1 / len(mean))
+        weights = torch.full((len(mean),), 1 / len(mean), dtype=mean.dtype)
     check_weights(weights, len(mean))
     share = weights.to(mean).reshape(-1, *(1 for _ in mean.shape[1:]))
     spread = scale.square() * (2.0 if family == "laplace" else 1.0)

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from operator import index
 from threading import RLock
 
 import numpy as np
@@ -64,7 +65,7 @@ def derive(*parts: int | str) -> int:
     """
     key = 0
     for part in parts:
-        value = part if isinstance(part, int) else int.from_bytes(part.encode(), "little")
+        value = int.from_bytes(part.encode(), "little") if isinstance(part, str) else index(part)
         while True:
             key = _mix_host(key + (value & _MASK64) * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019)
             value >>= 64

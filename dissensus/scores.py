@@ -4,12 +4,15 @@ Throughout, $M$ members with logits $z_m$ and probabilities $p_m = \mathrm{softm
 $\bar z$ and $\bar p$ are the means of $z_m$ and $p_m$ over members, by weight where weights are given; $H$ is
 the entropy in nats. Half precision is computed in float32, and no gradient flows through a score. Every score
 also takes `Beliefs` in place of logits, so that many scores share one softmax; `all_scores` does just that.
+
+Dense outputs, such as of segmentation, have positions too: `(members, batch, classes, height, width)`. With `class_axis` a score says
+where classes are and returns one value for each position, `(batch, height, width)`; `over_positions` makes one number an input of them.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from functools import partial, wraps
 from types import MappingProxyType
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,6 +29,81 @@ Weights: TypeAlias = MemberWeights | None
 Score: TypeAlias = Callable[..., Scores]
 
 
+def _takes_class_axis(score: Callable[..., Scores]) -> Score:
+    """Let a score of `(members, batch, classes)` take outputs with positions, given the axis of their classes."""
+
+    @wraps(score)
+    def of_positions(logits: Tensor | Beliefs, *, class_axis: int | None = None, **options: Any) -> Tensor:
+        if class_axis is None:
+            return score(logits, **options)
+        rows, shape = as_rows(logits, class_axis)
+        return score(rows, **options).reshape(shape)
+
+    return of_positions
+
+
+def as_rows(logits: Tensor | Beliefs, class_axis: int) -> tuple[Tensor, torch.Size]:
+    """Return dense outputs with every position as a row, `(members, rows, classes)`, and the shape that rows had."""
+    if isinstance(logits, Beliefs):
+        raise ValueError("`Beliefs` hold (members, batch, classes); leave `class_axis` out.")
+    if not -logits.ndim <= class_axis < logits.ndim or class_axis % logits.ndim < 2:
+        raise ValueError(
+            f"`class_axis` must be an axis after members and batch; got {class_axis} for outputs shaped {tuple(logits.shape)}."
+        )
+    last = logits.movedim(class_axis, -1)
+    return last.flatten(1, -2), last.shape[1:-1]
+
+
+def as_two_classes(logits: Tensor) -> Tensor:
+    """Return logits of yes or no, `(members, batch, labels)`, as logits of the two classes no and yes.
+
+    What scores say of each label is then `mutual_information(as_two_classes(logits), class_axis=-1)`, `(batch, labels)`.
+
+    Example:
+        >>> as_two_classes(torch.zeros(3, 8, 4)).shape
+        torch.Size([3, 8, 4, 2])
+    """
+    return torch.stack([torch.zeros_like(logits), logits], -1)
+
+
+def over_positions(
+    values: Tensor,
+    how: Literal["mean", "max", "share"] = "mean",
+    *,
+    limit: float | None = None,
+    counts: Tensor | None = None,
+) -> Scores:
+    """One score an input from the scores of its positions.
+
+    Args:
+        values: Scores of positions, `(batch, ...)`, as a score with `class_axis` returns them.
+        how: `"mean"`, `"max"`, or `"share"` of positions above `limit`.
+        limit: For `"share"`.
+        counts: Which positions count, boolean and shaped as `values`; all by default. An input without any gets 0.
+
+    Returns:
+        `(batch,)`. Reading: that of the score; the mean finds images that are uncertain all over, the maximum and the share
+        those with something uncertain in them.
+
+    Example:
+        >>> over_positions(torch.tensor([[[0.0, 1.0], [0.0, 0.6]]]), "share", limit=0.5)
+        tensor([0.5000])
+    """
+    if how not in ("mean", "max", "share"):
+        raise ValueError(f"`how` must be 'mean', 'max' or 'share'; got {how!r}.")
+    if (how == "share") != (limit is not None):
+        raise ValueError(
+            "`limit` is the value above which how='share' counts; give it there and nowhere else."
+        )
+    flat = values.flatten(1)
+    kept = torch.ones_like(flat, dtype=torch.bool) if counts is None else counts.flatten(1)
+    if how == "max":
+        return torch.where(kept, flat, -torch.inf).amax(1).where(kept.any(1), 0.0)
+    counted = flat if limit is None else (flat > limit).to(flat.dtype)
+    return torch.where(kept, counted, 0.0).sum(1) / kept.sum(1).clamp_min(1)
+
+
+@_takes_class_axis
 def predictive_diversity(logits: Logits) -> Scores:
     r"""Predictive diversity score (PDS): how much probability the members claim between them.
 
@@ -36,15 +114,20 @@ def predictive_diversity(logits: Logits) -> Scores:
 
     Returns:
         `(batch,)`, from $1/C$ to $\min(M, C)/C$. Reading: times $C$, it is 1 where members agree, and as many
-        as the classes they are sure of between them; for two members, 1 + their total variation distance.
+        as the classes they are sure of between them; for two members, 1 + their total variation distance. Copies of one member,
+        and a single one, score exactly $1/C$: there is nothing to rank inputs by.
 
     Example:
         >>> predictive_diversity(100 * torch.eye(2, 4)[:, None])  # two members, each sure of another class
         tensor([0.5000])
     """
-    return Beliefs.of(logits).largest_probs.mean(-1)
+    beliefs = Beliefs.of(logits)
+    # A member's probabilities sum to 1 but for rounding, which must not rank inputs: only what others add to them is summed.
+    added = (beliefs.largest_probs - beliefs.probs[0]).sum(-1)
+    return (1 + added) / beliefs.probs.shape[-1]
 
 
+@_takes_class_axis
 def bma(logits: Logits, *, average: Literal["probs", "logits"] = "probs", weights: Weights = None) -> Scores:
     r"""Doubt of the averaged prediction (Bayesian model average).
 
@@ -70,6 +153,7 @@ def bma(logits: Logits, *, average: Literal["probs", "logits"] = "probs", weight
     raise ValueError(f'`average` must be "probs" or "logits"; got {average!r}. Choose one of the two.')
 
 
+@_takes_class_axis
 def num_unique(logits: Logits) -> Scores:
     r"""Number of different classes that members predict.
 
@@ -90,6 +174,7 @@ def num_unique(logits: Logits) -> Scores:
     return named.sum(-1, dtype=beliefs.logits.dtype)
 
 
+@_takes_class_axis
 def mean_energy(logits: Logits, *, weights: Weights = None) -> Scores:
     r"""Mean free energy of the members.
 
@@ -113,6 +198,7 @@ def mean_energy(logits: Logits, *, weights: Weights = None) -> Scores:
     return beliefs.mean(beliefs.energy)
 
 
+@_takes_class_axis
 def energy_of_mean(logits: Logits, *, weights: Weights = None) -> Scores:
     r"""Free energy of the mean logits.
 
@@ -132,6 +218,7 @@ def energy_of_mean(logits: Logits, *, weights: Weights = None) -> Scores:
     return -Beliefs.of(logits, weights).mean_logits.logsumexp(-1)
 
 
+@_takes_class_axis
 def max_logit(logits: Logits, *, weights: Weights = None) -> Scores:
     r"""Minus the largest mean logit.
 
@@ -151,6 +238,7 @@ def max_logit(logits: Logits, *, weights: Weights = None) -> Scores:
     return -Beliefs.of(logits, weights).mean_logits.amax(-1)
 
 
+@_takes_class_axis
 def total_entropy(logits: Logits, *, weights: Weights = None) -> Scores:
     r"""Total uncertainty: entropy of the averaged prediction.
 
@@ -170,6 +258,7 @@ def total_entropy(logits: Logits, *, weights: Weights = None) -> Scores:
     return Beliefs.of(logits, weights).mixture_entropy
 
 
+@_takes_class_axis
 def expected_entropy(logits: Logits, *, weights: Weights = None) -> Scores:
     r"""Data uncertainty: mean entropy of the members.
 
@@ -189,6 +278,7 @@ def expected_entropy(logits: Logits, *, weights: Weights = None) -> Scores:
     return Beliefs.of(logits, weights).expected_entropy
 
 
+@_takes_class_axis
 def mutual_information(logits: Logits, *, weights: Weights = None) -> Scores:
     r"""Knowledge uncertainty: total minus data uncertainty, the members' mean divergence from their mixture.
 
@@ -214,6 +304,7 @@ def mutual_information(logits: Logits, *, weights: Weights = None) -> Scores:
     return (beliefs.mixture_entropy - beliefs.expected_entropy).clamp(bounds.lower, bounds.upper)
 
 
+@_takes_class_axis
 def mean_max_probability(logits: Logits, *, weights: Weights = None) -> Scores:
     r"""Mean doubt of the members, each about its own prediction.
 
@@ -234,6 +325,7 @@ def mean_max_probability(logits: Logits, *, weights: Weights = None) -> Scores:
     return 1 - beliefs.mean(beliefs.top_log_probs.exp())
 
 
+@_takes_class_axis
 def predicted_class_variance(logits: Logits, *, weights: Weights = None) -> Scores:
     r"""Variance over members of the probability of the class that the ensemble predicts.
 
@@ -256,6 +348,7 @@ def predicted_class_variance(logits: Logits, *, weights: Weights = None) -> Scor
     return beliefs.mean(deviations(member_confidence, beliefs.weights).square())
 
 
+@_takes_class_axis
 def mean_pairwise_kl(logits: Logits, *, weights: Weights = None) -> Scores:
     r"""Mean divergence of one member from another.
 
@@ -277,6 +370,7 @@ def mean_pairwise_kl(logits: Logits, *, weights: Weights = None) -> Scores:
     return beliefs.over_distinct_pairs(beliefs.disagreement.pairwise)
 
 
+@_takes_class_axis
 def jensen_shannon(logits: Logits, *, weights: Weights = None) -> Scores:
     r"""Mean Jensen-Shannon divergence of two members.
 
@@ -322,6 +416,7 @@ def _pair_divergence(probs: Tensor, member_entropy: Tensor, *, shares: MemberWei
     return pair_mean
 
 
+@_takes_class_axis
 def variation_ratio(logits: Logits, *, weights: Weights = None) -> Scores:
     r"""Share of members outside the largest group that votes alike.
 
@@ -386,8 +481,12 @@ REGRESSION_SCORES: Mapping[str, Score] = MappingProxyType(
 
 
 def all_scores(
-    logits: Logits, names: Iterable[str] | None = None, *, weights: Weights = None
-) -> dict[str, Scores]:
+    logits: Tensor | Beliefs,
+    names: Iterable[str] | None = None,
+    *,
+    weights: Weights = None,
+    class_axis: int | None = None,
+) -> dict[str, Tensor]:
     """Many scores of one batch; the softmax, and whatever else they share, is computed once.
 
     Args:
@@ -395,9 +494,11 @@ def all_scores(
         names: Keys of `SCORES`; all of them if `None`.
         weights: Member weights with sum 1; equal if `None`. `predictive_diversity` and `num_unique` do not
             use them: they ask what any member says.
+        class_axis: Where classes are in outputs with positions, `(members, batch, classes, height, width)`; the last of three axes
+            by default.
 
     Returns:
-        Each name with its score, `(batch,)`, in the order of `names`. Reading: that of each score.
+        Each name with its score, `(batch,)` (or `(batch, height, width)`), in the order of `names`. Reading: that of each score.
 
     Example:
         >>> all_scores(torch.zeros(2, 1, 4), ["num_unique", "total_entropy"])
@@ -409,5 +510,8 @@ def all_scores(
         raise ValueError(
             f"`names` must be among {sorted(SCORES)}; got {unknown}. Correct them or leave them out."
         )
-    beliefs = Beliefs.of(logits, weights)
-    return {name: SCORES[name](beliefs) for name in chosen}
+    if class_axis is None:
+        beliefs = Beliefs.of(logits, weights, stacklevel=4)
+        return {name: SCORES[name](beliefs) for name in chosen}
+    rows, shape = as_rows(logits, class_axis)
+    return {name: score.reshape(shape) for name, score in all_scores(rows, chosen, weights=weights).items()}

@@ -7,7 +7,7 @@ from torch import nn
 
 import dissensus as ds
 from dissensus import objectives as obj
-from dissensus.members.anchored_features import giving_features
+from dissensus.members.anchored import giving_features
 from dissensus.objectives.objective import Step
 from dissensus.objectives.residuals import mahalanobis
 from dissensus.randomness import Noise

@@ -8,26 +8,28 @@ from pathlib import Path
 import pytest
 
 import dissensus
+from dissensus import members
 
 PACKAGE = Path(dissensus.__file__).parent
 # Each layer may import from itself and from the layers before it.
 LAYERS = [
-    {"types", "randomness", "_checks"},
-    {"masks", "architectures"},
+    {"types", "randomness", "construction", "_checks", "_files"},
+    {"masks", "architectures", "nets"},
     {"data"},
+    {"engines", "_memory", "_threads"},
     {"members"},
-    {"_capture", "_memory", "_threads"},
     {"objectives"},
     {"_beliefs", "_variances", "scores", "detectors"},
     {"predictions", "caching", "aggregation"},
     {"training"},
     {"metrics"},
-    {"diagnostics", "probing"},
+    {"conformal", "diagnostics", "probing", "saving"},
     {"evaluation"},
+    {"onnx_files", "exporting", "serving", "tracking"},
     {"plots", "html"},
     {"reporting"},
-    {"estimators", "recipes"},
-    {"demo", "studies", "bench"},
+    {"estimators", "recipes", "testing"},
+    {"demo"},
     {"commands", "cli", "__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -57,6 +59,22 @@ def test_imports_point_down(path, layer):
     for name in imported(path):
         if name in LEVEL:
             assert LEVEL[name] <= LEVEL[layer], f"{path.name} ({layer}) imports {name}, which is above it"
+
+
+@pytest.mark.parametrize(
+    "path", sorted(path for name in ("training", "engines") for path in (PACKAGE / name).rglob("*.py"))
+)
+def test_training_knows_no_kind_by_name(path):
+    """What a kind does differently it says itself: `reader`, `adapt`, `identity`, `single`, ... of `Members`."""
+    kinds = set(members.__all__) - {"Members", "View"}
+    names = {node.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)}
+    assert not kinds & (names | set(imported_names(path)))
+
+
+def imported_names(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dissensus.members"):
+            yield from (alias.name for alias in node.names)
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))

@@ -1,4 +1,3 @@
-import json
 import os
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from training_helpers import net, norm_net, weights, x, y
 
 import dissensus as ds
 from dissensus.training import CheckpointError
+from dissensus.training.checkpoints import CheckpointFolder
 
 SETTINGS = {"epochs": 6, "batch_size": 30, "lr": 0.02, "schedule": "cosine", "validation": (x, y)}
 
@@ -135,16 +135,22 @@ def damage_flip(path):
     path.write_bytes(bytes(data))
 
 
+def damage_header(path):
+    data = bytearray(path.read_bytes())
+    data[20] ^= 4
+    path.write_bytes(bytes(data))
+
+
 @pytest.mark.parametrize(
-    "damage", [damage_truncate, damage_flip, Path.unlink], ids=["truncated", "changed", "missing"]
+    "damage", [damage_truncate, damage_flip, damage_header], ids=["truncated", "changed", "header"]
 )
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path, damage, caplog):
     run = trained(tmp_path)
-    newest = json.loads((tmp_path / "last.json").read_text())["checkpoints"][0]
-    damage(tmp_path / newest["file"])
+    newest = max(tmp_path.glob("last-*.safetensors"))
+    damage(newest)
     ens = ds.DeepEnsemble(net, 3)
     resumed = ds.fit(ens, (x, y), checkpoint_dir=tmp_path, resume=True, **SETTINGS)
-    assert newest["file"] in caplog.text
+    assert newest.name in caplog.text
     assert resumed.history["loss"] == run.history["loss"]
 
 
@@ -156,11 +162,120 @@ def test_with_no_good_checkpoint_left_the_error_names_them(tmp_path):
         trained(tmp_path, resume=True)
 
 
-def test_a_damaged_index_is_refused(tmp_path):
-    trained(tmp_path)
-    (tmp_path / "last.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"last\.json"):
+def test_a_missing_checkpoint_is_the_one_before_it(tmp_path):
+    run = trained(tmp_path)
+    max(tmp_path.glob("last-*.safetensors")).unlink()
+    ens = ds.DeepEnsemble(net, 3)
+    ds.fit(ens, (x, y), checkpoint_dir=tmp_path, resume=True, **SETTINGS)
+    assert torch.equal(ds.predict(ens, x), ds.predict(run.members, x))
+
+
+def test_checkpoints_of_an_earlier_version_are_refused(tmp_path):
+    (tmp_path / "last.json").write_text('{"format": 1, "checkpoints": []}')
+    with pytest.raises(CheckpointError, match="earlier version"):
         trained(tmp_path, resume=True)
+
+
+def test_every_flipped_bit_of_a_checkpoint_is_noticed_or_harmless(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    tensors = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(3), "c": torch.ones(0)}
+    folder.save("last", 1, tensors, {"history": [1.5, "two"]})
+    (path,) = tmp_path.glob("*.safetensors")
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :])
+        try:
+            found, facts, _ = folder.load()
+        except CheckpointError:
+            continue
+        assert facts == {"history": [1.5, "two"]}
+        assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    for end in range(0, len(whole), 7):
+        path.write_bytes(whole[:end])
+        with pytest.raises(CheckpointError, match="digest"):
+            folder.load()
+
+
+def test_one_process_at_a_time_trains_into_a_folder(tmp_path):
+    code = (
+        "import sys, time; from pathlib import Path; from dissensus._files import only_writer\n"
+        "with only_writer(Path(sys.argv[1])): print('mine', flush=True); time.sleep(60)"
+    )
+    other = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
+    try:
+        assert other.stdout.readline() == b"mine\n"
+        with pytest.raises(ValueError, match="Another process is training"):
+            trained(tmp_path)
+    finally:
+        other.kill()
+        other.wait()
+        other.stdout.close()
+    (tmp_path / ".history.csv.left.tmp").write_text("half")
+    trained(tmp_path)
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_a_link_at_a_temporary_name_is_not_followed(tmp_path):
+    target = tmp_path / "precious"
+    target.write_text("keep")
+    (tmp_path / ".history.csv.tmp").symlink_to(target)
+    (tmp_path / "history.tmp").symlink_to(target)
+    trained(tmp_path)
+    assert target.read_text() == "keep"
+
+
+def rebuilt(activation=nn.ReLU, rate=0.1, eps=1e-5, function=torch.relu):
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(
+                nn.Linear(4, 8), nn.BatchNorm1d(8, eps=eps), activation(), nn.Dropout(rate), nn.Linear(8, 3)
+            )
+            self.function = function
+
+        def forward(self, x):
+            return self.layers(self.function(x))
+
+    return Own
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"activation": nn.Tanh}, {"rate": 0.9}, {"eps": 1e-3}, {"function": torch.tanh}],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_network_that_computes_something_else_is_refused(tmp_path, change):
+    settings = {**SETTINGS, "checkpoint_dir": tmp_path}
+    ds.fit(ds.DeepEnsemble(rebuilt(), 2), (x, y), **settings)
+    ds.fit(ds.DeepEnsemble(rebuilt(), 2), (x, y), resume=True, **settings)
+    with pytest.raises(CheckpointError, match="another architecture"):
+        ds.fit(ds.DeepEnsemble(rebuilt(**change), 2), (x, y), resume=True, **settings)
+
+
+def weighted(factor):
+    return lambda epoch, epochs: factor
+
+
+def other_row(values, row):
+    values = values.clone()
+    values[row] += 1
+    return values
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"validation": (x[:20], y[20:40])},
+        {"data": (other_row(x, 77), y)},
+        {"schedule": weighted(0.5)},
+    ],
+    ids=["validation", "data", "closure"],
+)
+def test_other_data_and_other_values_of_closures_are_refused(tmp_path, change):
+    settings = {"data": (x, y), "validation": (x[:20], y[:20]), "schedule": weighted(1.0), **SETTINGS}
+    ds.fit(ds.DeepEnsemble(net, 2), checkpoint_dir=tmp_path, **settings)
+    with pytest.raises(CheckpointError, match="other settings"):
+        ds.fit(ds.DeepEnsemble(net, 2), checkpoint_dir=tmp_path, **{**settings, **change, "resume": True})
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path):
@@ -235,6 +350,24 @@ def test_divergence_leaves_the_last_good_checkpoint_intact(tmp_path):
     ens = ds.DeepEnsemble(Later, 2)
     with pytest.raises(ds.DivergedError, match="checkpoint"):
         ds.fit(ens, (x, y), checkpoint_dir=tmp_path, epochs=6, batch_size=25)
-    facts = json.loads((tmp_path / "last.json").read_text())["checkpoints"][0]["facts"]
+    _, facts, _ = CheckpointFolder(tmp_path).load()
     assert facts["epoch"] == 2
     assert all(torch.isfinite(torch.tensor(row["loss"])) for row in facts["history"])
+
+
+def test_a_finished_run_keeps_weights_only_and_twice(tmp_path):
+    def half(run):
+        if run.epoch == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path, callback=half)
+    before, _, _ = CheckpointFolder(tmp_path).load()
+    first = trained(tmp_path, resume=True)
+    files = sorted(tmp_path.glob("*.safetensors"))
+    assert len(files) == 2
+    after, _, _ = CheckpointFolder(tmp_path).load()
+    assert after.keys() < before.keys()
+    files[0].unlink()
+    again = trained(tmp_path, resume=True)
+    assert torch.equal(ds.predict(again.members, x), ds.predict(first.members, x))

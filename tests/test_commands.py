@@ -2,11 +2,18 @@
 
 import csv
 import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 from recipe_cases import save_blobs, save_line
 from typer.testing import CliRunner
 
@@ -65,7 +72,7 @@ def home(tmp_path_factory):
     (folder / "recipe.toml").write_text(RECIPE)
     result = run("train", folder / "recipe.toml", "--output", folder / "run")
     assert "Trained 3 members for 4 epochs" in result.output
-    assert f"Next: dissensus evaluate {folder / 'run'}" in result.output
+    assert f"Next: dissensus report {folder / 'run'}" in result.output
     return folder
 
 
@@ -92,7 +99,7 @@ class TestTrain:
     def test_runs_go_into_a_folder_named_like_the_recipe(self, home, monkeypatch, tmp_path):
         monkeypatch.chdir(tmp_path)
         run("train", home / "recipe.toml", "--set", "training.epochs=1")
-        assert (tmp_path / "runs" / "recipe" / "ensemble.json").exists()
+        assert list((tmp_path / "runs" / "recipe").glob("ensemble-*.safetensors"))
 
     def test_an_interrupted_run_says_how_to_go_on(self, home, monkeypatch, tmp_path):
         def interrupted(*_, **__):
@@ -114,7 +121,7 @@ class TestTrain:
     def test_a_start_that_fails_leaves_no_folder_and_can_be_repeated(self, home, tmp_path):
         arguments = ("train", home / "recipe.toml", "-o", tmp_path / "runs" / "run")
         result = invoke(*arguments, "--set", "training.batch_size=0")
-        assert "`batch_size` must be at least 1" in result.stderr
+        assert "`batch_size` must be a whole number of at least 1" in result.stderr
         assert list(tmp_path.iterdir()) == []
         run(*arguments, "--set", "training.epochs=1")
 
@@ -125,7 +132,8 @@ class TestScore:
         out = tmp_path / "deep" / f"out.{ending}"
         run("score", home / "run", home / "images.npz", "-o", out, "--batch-size", 50)
         table = pd.read_csv(out) if ending == "csv" else pd.read_parquet(out)
-        assert list(table.columns) == ["row", "label", "prediction", "confidence", *SCORES]
+        extras = ["p_value", "flag", "set"]
+        assert list(table.columns) == ["row", "label", "prediction", "confidence", *SCORES, *extras]
         assert table["row"].tolist() == list(range(120))
         # The scores of the library on the same predictions are the reference; batches change nothing.
         ensemble, _, prepare = load_run(home / "run")
@@ -155,13 +163,160 @@ class TestScore:
         run("score", tmp_path / "run", tmp_path / "line.csv", "-o", tmp_path / "out.csv")
         table = pd.read_csv(tmp_path / "out.csv")
         variances = ["total_variance", "data_variance", "knowledge_variance"]
-        assert list(table.columns) == ["row", "label", "prediction", "std", *variances]
+        extras = ["p_value", "flag", "low", "high"]
+        assert list(table.columns) == ["row", "label", "prediction", "std", *variances, *extras]
+        assert (table["low"] < table["prediction"]).all()
         assert np.corrcoef(table["prediction"], table["label"])[0, 1] > 0.9
         np.testing.assert_allclose(
             table["total_variance"], table["data_variance"] + table["knowledge_variance"], rtol=1e-5
         )
         np.testing.assert_allclose(table["std"] ** 2, table["total_variance"], rtol=1e-5)
         assert table["prediction"].between(700, 1300).all()
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("table")
+    save_customers(folder)
+    text = RECIPE.replace("images.npz", "customers.csv")
+    text = text.replace("test = 0.4", 'test = 0.2\ncalibration = 0.3\ntarget = "churn"\ndrop = ["code"]')
+    (folder / "r.toml").write_text(text + '\n[alarm]\nscore = "total_entropy"\nfalse_alarms = 0.1\n')
+    run("train", folder / "r.toml", "-o", folder / "run")
+    return folder
+
+
+class TestScoreTables:
+    """Tables are scored a part at a time; what cannot be read is told, and the rest is written."""
+
+    @pytest.mark.parametrize("ending", ["csv", "parquet"])
+    def test_parts_change_nothing_and_identifiers_come_along(self, table, tmp_path, monkeypatch, ending):
+        frame = pd.read_csv(table / "customers.csv")
+        frame["age"] += 0.5  # other rows than the alarm was calibrated on: no ties that rounding would break
+        source = tmp_path / f"in.{ending}"
+        frame.to_csv(source, index=False) if ending == "csv" else frame.to_parquet(source)
+        run("score", table / "run", source, "-o", tmp_path / "whole.csv", "--carry", "town")
+        monkeypatch.setattr("dissensus.recipes.scoring._ROWS", 7)
+        run("score", table / "run", source, "-o", tmp_path / "parts.csv", "--carry", "town")
+        whole, parts = pd.read_csv(tmp_path / "whole.csv"), pd.read_csv(tmp_path / "parts.csv")
+        pd.testing.assert_frame_equal(whole, parts, rtol=1e-4, atol=1e-6)
+        assert list(whole.columns[:5]) == ["row", "customer_id", "town", "label", "prediction"]
+        assert whole["customer_id"].tolist() == frame["customer_id"].tolist()
+        assert whole["label"].tolist() == frame["churn"].tolist()
+        # The stored alarm is that of the library on the held-out rows.
+        ensemble, recipe, prepare = load_run(table / "run")
+        sets = recipe.load_sets()
+        alarm = ds.Alarm.calibrate(
+            ensemble, prepare(sets.calibration.x), score="total_entropy", false_alarms=0.1
+        )
+        x = prepare(prepare.read(source).x)
+        np.testing.assert_allclose(whole["p_value"], alarm.p_values(x), atol=1e-6)
+        assert whole["flag"].tolist() == alarm(x).tolist()
+        probs = [ds.predict(ensemble, part).softmax(-1).mean(0) for part in (prepare(sets.calibration.x), x)]
+        inside = ds.conformal.sets(probs[0], prepare.targets(sets.calibration), probs[1], coverage=0.9)
+        named = [
+            "|".join(n for n, own in zip(prepare.classes, row, strict=True) if own) for row in inside.tolist()
+        ]
+        assert whole["set"].fillna("").tolist() == named
+
+    def test_bad_rows_are_listed_and_the_others_written(self, table, tmp_path, monkeypatch):
+        monkeypatch.setattr("dissensus.recipes.scoring._ROWS", 50)
+        frame = pd.read_csv(table / "customers.csv", dtype=str)
+        frame.loc[3, "age"] = "old"
+        frame.loc[77, "joined"] = "yesterday"
+        frame.loc[100, ["age", "town"]] = [None, "Rome"]
+        frame.to_csv(tmp_path / "in.csv", index=False)
+        result = invoke("score", table / "run", tmp_path / "in.csv", "-o", tmp_path / "out.parquet")
+        assert result.exit_code == 3
+        assert "row 77: column 'joined' must hold dates" in result.stderr
+        assert "'Rome'" in result.stderr
+        assert sorted(set(range(120)) - set(pd.read_parquet(tmp_path / "out.parquet")["row"])) == [3, 77]
+        assert pd.read_csv(tmp_path / "out.bad.csv")["row"].tolist() == [3, 77]
+
+    def test_the_input_is_never_overwritten(self, table, tmp_path):
+        source = shutil.copy(table / "customers.csv", tmp_path / "in.csv")
+        before = (tmp_path / "in.csv").read_bytes()
+        result = invoke("score", table / "run", source, "-o", source)
+        assert result.exit_code == 2
+        assert "is the input itself" in result.stderr
+        assert (tmp_path / "in.csv").read_bytes() == before
+
+    def test_many_files_are_shared_out_and_what_is_done_stays(self, table, tmp_path):
+        (tmp_path / "in").mkdir()
+        frame = pd.read_csv(table / "customers.csv")
+        for number in range(5):
+            frame[number * 20 : number * 20 + 20].to_parquet(tmp_path / "in" / f"{number}.parquet")
+        out = tmp_path / "out"
+        out.mkdir()
+        # What a killed process left behind: nobody has this number.
+        stale = out / f".1.parquet.{platform.node().replace('.', '-')}.4194305.tmp"
+        stale.write_text("torn")
+        pattern = tmp_path / "in" / "*.parquet"
+        run("score", table / "run", pattern, "-o", out, "--shard", "1/2")
+        assert sorted(path.name for path in out.iterdir()) == ["1.parquet", "3.parquet"]
+        run("score", table / "run", pattern, "-o", out, "--shard", "0/2")
+        assert sorted(path.name for path in out.iterdir()) == [f"{n}.parquet" for n in range(5)]
+        (out / "2.parquet").unlink()
+        times = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
+        result = run("score", table / "run", pattern, "-o", out)
+        assert result.stderr.count("is there already") == 4
+        assert {path.name: path.stat().st_mtime_ns for path in out.iterdir()}.items() > times.items()
+        found = pd.concat([pd.read_parquet(out / f"{n}.parquet") for n in range(5)])
+        assert found["customer_id"].tolist() == frame["customer_id"][:100].tolist()
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (("nothing*.csv", "-o", "out"), "No file is called like"),
+            (("{table}/*.csv", "-o", "out.csv"), "into a folder"),
+            (("{table}/*.csv", "-o", "out", "--shard", "3/2"), "A shard is I/N"),
+            (("{table}/customers.csv", "-o", "out.csv", "--shard", "1/2"), "one file has no parts"),
+        ],
+    )
+    def test_what_cannot_be_done_is_said(self, table, tmp_path, monkeypatch, arguments, words):
+        monkeypatch.chdir(tmp_path)
+        result = invoke("score", table / "run", *(argument.format(table=table) for argument in arguments))
+        assert result.exit_code == 2
+        assert words in result.stderr
+
+    def test_two_targets_and_rows_that_are_not_finite(self, tmp_path):
+        rng = np.random.default_rng(0)
+        x = rng.normal(size=(60, 2))
+        np.savez(tmp_path / "two.npz", x=x, y=np.stack([x[:, 0], 3 * x[:, 1]], 1))
+        (tmp_path / "two.toml").write_text(RECIPE.replace("images.npz", "two.npz"))
+        run("train", tmp_path / "two.toml", "-o", tmp_path / "run")
+        x[7, 1] = np.inf
+        np.savez(tmp_path / "new.npz", x=x, y=np.stack([x[:, 0], x[:, 0]], 1))
+        result = invoke("score", tmp_path / "run", tmp_path / "new.npz", "-o", tmp_path / "out.csv")
+        assert result.exit_code == 3
+        table = pd.read_csv(tmp_path / "out.csv")
+        assert len(table) == 59
+        assert {"label_0", "label_1", "prediction_1", "low_0", "high_1", "p_value", "flag"} <= set(
+            table.columns
+        )
+
+    @pytest.mark.slow
+    def test_memory_does_not_grow_with_the_file(self, table, tmp_path):
+        code = (
+            "import resource, sys; from pathlib import Path; from dissensus.recipes import load_run; "
+            "from dissensus.recipes.scoring import score_file; run = load_run(sys.argv[1]); "
+            "score_file(run, sys.argv[2], Path(sys.argv[3])); "
+            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+        )
+        frame = pd.read_csv(table / "customers.csv")
+        peaks = []
+        for copies in (300, 3000):
+            pd.concat([frame] * copies).to_parquet(tmp_path / "in.parquet")
+            command = [
+                sys.executable,
+                "-c",
+                code,
+                table / "run",
+                tmp_path / "in.parquet",
+                tmp_path / "out.parquet",
+            ]
+            peaks.append(int(subprocess.run(command, capture_output=True, check=True, text=True).stdout))
+        # 324 000 further rows of about 20 columns would be 50 MB as they are, and as much again for each copy.
+        assert peaks[1] - peaks[0] < 60_000
 
 
 class TestEvaluate:
@@ -260,11 +415,18 @@ class TestReport:
         run("report", tmp_path / "one", tmp_path / "two", "-o", page)
         assert page.read_text().lstrip().lower().startswith("<!doctype html")
 
-    def test_a_run_must_be_evaluated_first(self, home, tmp_path):
+    def test_a_run_that_was_not_evaluated_is_evaluated_first(self, home, tmp_path):
         (tmp_path / "recipe.toml").write_text(RECIPE)
         result = invoke("report", tmp_path, "-o", home / "page.html")
         assert result.exit_code == 2
-        assert "First run: dissensus evaluate" in result.stderr
+        assert "has not finished" in result.stderr
+        copy = shutil.copytree(
+            home / "run", tmp_path / "run", ignore=shutil.ignore_patterns("evaluation.json")
+        )
+        result = run("report", copy, "-o", tmp_path / "page.html")
+        assert "this is done first" in result.stderr
+        assert "48 known inputs" in (tmp_path / "page.html").read_text()
+        assert "this is done first" not in run("report", copy, "-o", tmp_path / "page.html").stderr
 
 
 @pytest.mark.parametrize(
@@ -326,3 +488,181 @@ def test_nothing_held_out_is_said(home, tmp_path):
 )
 def test_corruptions_go_by_family_or_name(given, count):
     assert len(corruption_names(given)) == count
+
+
+class TestInit:
+    def test_a_table_with_everything_goes_to_a_page_in_three_commands(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        save_customers(tmp_path)
+        found = run("init", "customers.csv").output
+        lines = {line.split()[0]: line for line in found.splitlines() if line}
+        assert "names rows" in lines["customer_id"]
+        assert "date" in lines["joined"]
+        assert lines["age"].split()[1:] == ["number", "8"]
+        assert "determines the target" in lines["code"]
+        assert "2 classes: stays" in found
+        text = (tmp_path / "customers.toml").read_text()
+        assert 'target = "churn"' in text
+        assert '# drop = ["code"]' in text
+        assert Recipe.read(tmp_path / "customers.toml").data.test == 0.2
+        refused = invoke("init", "customers.csv")
+        assert refused.exit_code == 2
+        assert "already there" in refused.stderr
+        result = run("train", "customers.toml", "--set", "training.epochs=2", "--set", "data.drop=['code']")
+        assert "town         category of 3" in result.output
+        run("report", "runs/customers", "-o", "page.html")
+        assert (tmp_path / "page.html").exists()
+
+    def test_other_kinds_of_data(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        np.savez("numbers.npz", x=np.ones((9, 3)), y=np.arange(9) / 2)
+        assert "a regression" in run("init", "numbers.npz").output
+        assert 'loss = "gaussian_nll"' in (tmp_path / "numbers.toml").read_text()
+        for kind in ("cat", "dog"):
+            (tmp_path / "pets" / kind).mkdir(parents=True)
+            for number, size in enumerate([(20, 30), (40, 40)]):
+                Image.new("RGB", size).save(tmp_path / "pets" / kind / f"{number}.png")
+        assert "cat (50 %), dog (50 %)" in run("init", "pets").output
+        assert Recipe.read("pets.toml").data.size == 30
+        (tmp_path / "rings.csv").write_text("u,rings\n" + "".join(f"{n / 7},{n}\n" for n in range(60)))
+        assert "numbers from 0 to 59" in run("init", "rings.csv").output
+        assert invoke("init", "nothing.csv").exit_code == 2
+        (tmp_path / "target.csv").write_text("u,y,v\n1.5,a,2\n2.5,b,1.5\n3,b,1\n")
+        assert "Target 'y': 2 classes" in run("init", "target.csv", "--target", "y").output
+
+
+def save_customers(folder, rows=120):
+    rng = np.random.default_rng(0)
+    age = rng.integers(18, 90, rows).astype(float)
+    stays = rng.random(rows) < age / 90
+    age[:8] = np.nan
+    pd.DataFrame(
+        {
+            "customer_id": [f"c{row}" for row in range(rows)],
+            "joined": pd.date_range("2020-01-01", periods=rows).strftime("%Y-%m-%d"),
+            "age": age,
+            "income": [
+                f"{value:,}" if row % 9 else "?" for row, value in enumerate(rng.integers(1000, 90000, rows))
+            ],
+            "town": rng.choice(["Ulm", "Bonn", "Oslo"], rows),
+            "code": np.where(stays, "A", "B"),
+            "churn": np.where(stays, "stays", "leaves"),
+        }
+    ).to_csv(folder / "customers.csv", index=False)
+
+
+class TestChangedFiles:
+    """A run is tested on the rows that it held out, wherever they are in its file now."""
+
+    @pytest.fixture
+    def coins(self, tmp_path):
+        rng = np.random.default_rng(0)
+        frame = pd.DataFrame(rng.normal(size=(200, 3)), columns=list("abc"))
+        frame["y"] = rng.integers(0, 2, 200)
+        frame.to_csv(tmp_path / "coins.csv", index=False)
+        text = RECIPE.replace("images.npz", "coins.csv").replace("test = 0.4", 'test = 0.4\ntarget = "y"')
+        (tmp_path / "coins.toml").write_text(text)
+        run("train", tmp_path / "coins.toml", "-o", tmp_path / "run", "--set", "training.epochs=60")
+        return tmp_path, frame
+
+    def accuracy(self, folder):
+        run("evaluate", folder / "run", "--bootstrap", 0)
+        return ds.Evaluation.load(folder / "run" / "evaluation.json").number("accuracy").value
+
+    def test_reordered_and_extended_files_give_the_same_numbers(self, coins):
+        folder, frame = coins
+        first = self.accuracy(folder)
+        frame.sample(frac=1, random_state=1).to_csv(folder / "coins.csv", index=False)
+        assert self.accuracy(folder) == pytest.approx(first)
+        more = pd.concat([frame.sample(frac=0.5, random_state=2) + 0.25, frame])
+        more["y"] = more["y"].astype(int)
+        more.to_csv(folder / "coins.csv", index=False)
+        assert self.accuracy(folder) == pytest.approx(first)
+        run("diagnose", folder / "run")
+
+    def test_a_file_that_lacks_held_out_rows_is_refused(self, coins):
+        folder, frame = coins
+        frame[:100].to_csv(folder / "coins.csv", index=False)
+        result = invoke("evaluate", folder / "run")
+        assert result.exit_code == 2
+        assert "has changed since training" in result.stderr
+
+
+def test_a_run_that_was_too_short_is_told_so(home, tmp_path):
+    out = tmp_path / "run"
+    changes = ("training.epochs=3", "training.lr=1e-5")
+    result = run("train", home / "recipe.toml", "-o", out, *(a for c in changes for a in ("--set", c)))
+    assert "Probably undertrained" in result.output
+    run("evaluate", out, "--bootstrap", 0)
+    run("report", out, "-o", tmp_path / "page.html")
+    assert "Probably undertrained" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.slow
+def test_a_recipe_left_alone_learns_wine(tmp_path, monkeypatch):
+    from sklearn.datasets import load_wine
+
+    monkeypatch.chdir(tmp_path)
+    load_wine(as_frame=True).frame.to_csv("wine.csv", index=False)
+    run("init", "wine.csv")
+    run("train", "wine.toml")
+    run("evaluate", "runs/wine", "--bootstrap", 0)
+    assert ds.Evaluation.load("runs/wine/evaluation.json").number("accuracy").value >= 0.95
+
+
+def test_a_sweep_trains_every_arm_once_and_is_compared_on_a_page(home, tmp_path):
+    text = RECIPE.replace('path = "images.npz"', f'path = "{home / "images.npz"}"').replace(
+        "epochs = 4", "epochs = 1"
+    )
+    (tmp_path / "s.toml").write_text(text + '\n[sweep]\n"training.lr" = [1e-3, 5e-3]\n')
+    out = tmp_path / "arms"
+    assert "lr=0.001-seed=0: done" in run("train", tmp_path / "s.toml", "-o", out).output
+    assert load_run(out / "lr=0.005-seed=0").recipe.training["lr"] == 5e-3
+    shutil.rmtree(out / "lr=0.005-seed=0")
+    again = run("train", tmp_path / "s.toml", "-o", out, "--jobs", 2).output
+    assert "lr=0.001-seed=0: is there already" in again
+    assert "lr=0.005-seed=0: done" in again
+    run("report", out, "-o", tmp_path / "page.html")
+    assert "lr=0.005-seed=0" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize("sweep", ["repeats = 0", "lr = [1, 2]", '"training.lr" = 3'])
+def test_what_is_no_sweep_is_said(home, tmp_path, sweep):
+    (tmp_path / "s.toml").write_text(RECIPE + f"\n[sweep]\n{sweep}\n")
+    result = invoke("train", tmp_path / "s.toml", "-o", tmp_path / "arms")
+    assert result.exit_code == 2
+    assert "[sweep]" in result.stderr
+
+
+@pytest.mark.slow
+def test_the_wheel_goes_from_data_to_a_page_in_three_commands(tmp_path):
+    root = Path(__file__).parents[1]
+    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path), str(root)]
+    if subprocess.run(build, capture_output=True, check=False).returncode:
+        pytest.skip("the wheel cannot be built here: pip has no hatchling")
+    (wheel,) = tmp_path.glob("*.whl")
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "--target",
+        str(tmp_path / "site"),
+        str(wheel),
+    ]
+    subprocess.run(install, check=True)
+    clean = tmp_path / "clean"
+    clean.mkdir()
+    save_customers(clean)
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    for command in ("init customers.csv", "train customers.toml", "report runs/customers -o page.html"):
+        subprocess.run(
+            [sys.executable, "-m", "dissensus", *command.split()],
+            cwd=clean,
+            env=env,
+            check=True,
+            stdin=subprocess.DEVNULL,
+        )
+    assert "known inputs" in (clean / "page.html").read_text(encoding="utf-8")

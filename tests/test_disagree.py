@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import combinations, pairwise
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from training_helpers import net, norm_net, weights, x, y
 
 import dissensus as ds
 from dissensus import objectives as obj
+from dissensus.objectives.objective import BatchNorm, Step
 
 ELSEWHERE = 3 * torch.randn(80, 4, generator=torch.Generator().manual_seed(5))
 
@@ -101,11 +102,45 @@ def test_passes_elsewhere_leave_batch_statistics_alone():
     found = []
     for scale in (1.0, 100.0):
         ens = ds.DeepEnsemble(norm_net, 3)
-        objective = obj.Disagree(scale * ELSEWHERE, strength=0.0)
+        objective = obj.Disagree(scale * ELSEWHERE, strength=0.0, batch_norm="eval")
         ds.fit(ens, (x, y), objective=objective, epochs=2, batch_size=50)
         found.append(weights(ens))
     for name, tensor in found[0].items():
         torch.testing.assert_close(tensor, found[1][name])
+
+
+@pytest.mark.parametrize("batch_norm", get_args(BatchNorm))
+def test_batch_norm_does_elsewhere_what_it_would_in_plain_passes(batch_norm):
+    ens, elsewhere = ds.DeepEnsemble(norm_net, 3).train(), ELSEWHERE[:50]
+    nets = [ens.member(j).train() for j in range(3)]
+    step = Step(torch.tensor(0), 10, False, torch.arange(3), torch.tensor(9), {"unlabelled": elsewhere})
+    _, parts = obj.Disagree(batch_norm=batch_norm)(ens.view(), x, y, step)
+    if batch_norm == "mix":
+        there = torch.stack([each(torch.cat([x, elsewhere]))[len(x) :] for each in nets])
+    else:
+        there = torch.stack([(each(x), each.train(batch_norm == "train")(elsewhere))[1] for each in nets])
+    in_use = torch.stack([each.eval()(elsewhere) for each in nets])
+
+    def agreement(logits):
+        pairs = [obj.a2d_from_logits(logits[m], logits[k]).mean() for m, k in combinations(range(3), 2)]
+        return torch.stack(pairs).mean().detach()
+
+    torch.testing.assert_close(parts["regulariser"], agreement(there))
+    torch.testing.assert_close(parts.get("regulariser_in_use", parts["regulariser"]), agreement(in_use))
+    for j, each in enumerate(nets):
+        torch.testing.assert_close(ens.member(j).state_dict(), each.state_dict())
+
+
+@pytest.mark.parametrize("batch_norm", get_args(BatchNorm))
+@pytest.mark.parametrize("engine", ["eager", "captured"])
+def test_what_training_reports_is_what_use_shows(batch_norm, engine):
+    ens = ds.DeepEnsemble(norm_net, 3)
+    objective = obj.Disagree(ELSEWHERE, strength=0.3, batch_norm=batch_norm)
+    run = ds.fit(ens, (x, y), objective=objective, epochs=40, batch_size=len(x), lr=0.01, engine=engine)
+    reported = run.history.by_epoch("regulariser" if batch_norm == "eval" else "regulariser_in_use")[-1]
+    logits = ds.predict(ens, ELSEWHERE)
+    pairs = [obj.a2d_from_logits(logits[m], logits[k]).mean() for m, k in combinations(range(3), 2)]
+    assert reported == pytest.approx(torch.stack(pairs).mean().item(), rel=0.15)
 
 
 @pytest.mark.parametrize("engine", ["eager", "captured"])

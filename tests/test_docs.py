@@ -1,4 +1,5 @@
 import importlib
+import importlib.util
 import re
 from pathlib import Path
 
@@ -13,14 +14,15 @@ DOCS = ROOT / "docs"
 API = "\n".join(page.read_text(encoding="utf-8") for page in sorted((DOCS / "api").glob("*.md")))
 SHOWN = re.findall(r"^::: (\S+)", API, re.MULTILINE)
 NAV = re.findall(r"(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
-# What the command line is made of: documented by its own help and in docs/recipes.md.
-NOT_API = {"bench", "cli", "commands", "demo"}
+# What the command line is made of, documented by its own help and in docs/recipes.md; how steps run and networks change, inside.
+NOT_API = {"engines", "nets", "cli", "commands", "demo"}
 # Pages whose examples need nothing from outside, and pages that speak of outputs and scores at hand.
 WHOLE = [
     "index",
     "getting-started",
     "shapes_and_signs",
     "members",
+    "models",
     "heads",
     "masksembles",
     "objectives",
@@ -29,8 +31,12 @@ WHOLE = [
     "loss_guided",
     "anchoring",
     "diagnosis",
+    "estimators",
     "evaluation",
+    "alarm",
 ]
+# Pages that train more than a quick test may: run by `make test-all`.
+LONG = ["journeys/student", "journeys/researcher", "journeys/engineer", "journeys/table", "coming-from"]
 FROM_OUTPUTS = ["scores", "metrics", "masks", "joint_terms"]
 
 
@@ -104,6 +110,24 @@ def test_the_navigation_has_every_page_and_no_other():
 def test_the_examples_of_a_page_run_in_order(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_blocks(f"docs/{name}.md", python_blocks(f"docs/{name}.md"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LONG)
+def test_the_examples_of_a_long_page_run_in_order(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_blocks(f"docs/{name}.md", python_blocks(f"docs/{name}.md"))
+
+
+@pytest.mark.parametrize("path", sorted((DOCS / "journeys").glob("*.md")), ids=lambda path: path.stem)
+def test_a_journey_is_a_notebook_too(path):
+    spec = importlib.util.spec_from_file_location("notebooks", DOCS / "hooks" / "notebooks.py")
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    cells = hook.notebook(path.read_text(encoding="utf-8"))["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert code == [block.strip() for block in python_blocks(f"docs/journeys/{path.name}")]
+    assert not any("```python" in "".join(cell["source"]) for cell in cells)
 
 
 @pytest.mark.parametrize("name", FROM_OUTPUTS)

@@ -1,7 +1,7 @@
 import itertools
-import json
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,8 +11,8 @@ from training_helpers import net, norm_net, x, y
 import dissensus as ds
 from dissensus import objectives as obj
 from dissensus.data import augment
-from dissensus.training import engines, recording, replay, timings
-from dissensus.training.engines import warm_up
+from dissensus.training import engines
+from dissensus.training.plans import ByMember, why_not_by_member
 
 images = torch.randn(40, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 labels = torch.arange(40) % 3
@@ -28,30 +28,6 @@ def conv_net() -> nn.Module:
         nn.Flatten(),
         nn.Linear(36, 3),
     )
-
-
-class ByMember:
-    """Takes every step as one recorded program a member, as the CUDA engine does on its streams."""
-
-    name = "by member"
-    take = engines.Engine.take
-
-    def __init__(self, train_step):
-        self.train_step, self.programs = train_step, {}
-
-    def step(self, state, size):
-        names = sorted(state)
-        rows = [
-            recording.row_of(state, i, self.train_step.feed)
-            for i in range(self.train_step.members.num_members)
-        ]
-        if size not in self.programs:
-            single = recording.single_member_step(self.train_step)
-            self.programs[size] = recording.record(single, rows[0], names, size, advance=False)
-        for row in rows:
-            self.programs[size](*(row[name] for name in names))
-        state["index"].add_(1)
-        state["position"].add_(1)
 
 
 @pytest.mark.parametrize(
@@ -77,12 +53,12 @@ def test_a_program_for_each_member_is_the_same_step(monkeypatch, objective, batc
     whole, apart = ds.DeepEnsemble(conv_net, 3).double(), ds.DeepEnsemble(conv_net, 3).double()
     run = ds.fit(whole, (images.double(), labels), **settings)
 
-    def choose(name, train_step, state, size, steps, concurrent):
-        warm_up(train_step, state, size)
-        assert recording.why_not_by_member(train_step, state) is None
-        return ByMember(train_step)
+    def plan(train_step, state, concurrent):
+        assert why_not_by_member(train_step, state) is None
+        return ByMember
 
-    monkeypatch.setattr("dissensus.training.trainer.choose_engine", choose)
+    monkeypatch.setattr(engines, "plan_of", plan)
+    settings["engine"] = "captured"
     other = ds.fit(apart, (images.double(), labels), **settings)
     torch.testing.assert_close(ds.predict(apart, images.double()), ds.predict(whole, images.double()))
     assert other.history["loss"] == pytest.approx(run.history["loss"], rel=1e-6)
@@ -105,15 +81,9 @@ def test_what_cannot_be_recorded_runs_eagerly_and_says_why(caplog):
     with caplog.at_level(logging.INFO, logger="dissensus"):
         run = ds.fit(ds.DeepEnsemble(Counter, 2), (x, y), epochs=400, batch_size=20)
     assert run.engine == "eager"
-    assert "cannot be recorded" in caplog.text
-    with pytest.raises(ValueError, match="cannot be recorded"):
+    assert "cannot be traced" in caplog.text
+    with pytest.raises(ValueError, match="cannot be traced"):
         ds.fit(ds.DeepEnsemble(Counter, 2), (x, y), epochs=2, engine="captured")
-
-
-def test_a_run_of_another_length_remembers_the_same_step(own_cache):
-    for epochs in (300, 320):
-        ds.fit(ds.DeepEnsemble(net, 2), (x, y), epochs=epochs, batch_size=10)
-    assert len(json.loads(timings.cache_file().read_text())) == 1
 
 
 def test_threads_can_record_at_the_same_time():
@@ -139,44 +109,37 @@ def test_auto_runs_short_trainings_eagerly_and_long_ones_captured():
     assert (short.engine, long.engine) == ("eager", "captured")
 
 
-@pytest.fixture
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_compiling_is_a_rule_of_steps_and_work():
+    class Plan(engines.Whole):
+        def __init__(self, operations, work):
+            self.size, self.state = (operations, work), SimpleNamespace(index=torch.zeros(()))
+
+        work = property(lambda self: self.size)
+
+    # An MLP's step takes half a millisecond and compiling it eight seconds.
+    assert [engines.compiling_pays(Plan(100, 1e5), steps) for steps in (10_000, 100_000)] == [False, True]
+    # A step of ten seconds of arithmetic repays at once.
+    assert engines.compiling_pays(Plan(1500, 2e11), 20)
 
 
-def test_a_choice_is_remembered_and_a_broken_cache_does_no_harm(own_cache):
-    settings = {"epochs": 300, "batch_size": 10}
-    first = ds.fit(ds.DeepEnsemble(net, 2), (x, y), **settings)
-    kept = timings.cache_file().read_text()
-    ds.fit(ds.DeepEnsemble(net, 2), (x, y), **settings)
-    assert first.engine == "captured"
-    assert timings.cache_file().read_text() == kept
-    timings.cache_file().write_text("{broken")
-    ds.fit(ds.DeepEnsemble(net, 2), (x, y), **settings)
-    assert "captured" in next(iter(json.loads(timings.cache_file().read_text()).values()))
-
-
-def test_compiling_is_tried_where_the_memory_says_that_it_pays(own_cache, monkeypatch):
-    settings = {"epochs": 300, "batch_size": 10}
-    ds.fit(ds.DeepEnsemble(net, 2), (x, y), **settings)
-    (key,) = json.loads(timings.cache_file().read_text())
-    timings.remember(key, {"captured": 1.0, "compiled": 0.001, "compiling": 1.0})
-    tried = []
+def test_auto_compiles_where_it_pays_and_not_the_smaller_last_batch(monkeypatch):
+    compiled = []
     monkeypatch.setattr(
-        "dissensus.training.programs.compile_program", lambda program, combine: tried.append(1) or program
+        "dissensus.training.plans.compile_program", lambda program, combine: compiled.append(1) or program
     )
-    run = ds.fit(ds.DeepEnsemble(net, 2), (x, y), **settings)
-    assert tried
-    assert run.engine == "compiled"
+    monkeypatch.setattr(engines, "COMPILE_SECONDS", -1e9)
+    monkeypatch.setattr(engines, "TRACE_STEPS", 0)
+    ens = ds.DeepEnsemble(norm_net, 2)
+    run = ds.fit(ens, (x, y), epochs=3, batch_size=30)
+    assert (run.engine, len(compiled)) == ("compiled", 1)
+    eager = ds.DeepEnsemble(norm_net, 2)
+    ds.fit(eager, (x, y), epochs=3, batch_size=30, engine="eager")
+    torch.testing.assert_close(ds.predict(ens, x), ds.predict(eager, x))
 
 
-def test_measuring_leaves_no_trace(own_cache):
-    outputs = []
-    for engine in ("auto", "captured"):
-        ens = ds.DeepEnsemble(norm_net, 2)
-        ds.fit(ens, (x, y), epochs=200, batch_size=10, engine=engine)
-        outputs.append(ds.predict(ens, x))
-    assert torch.equal(*outputs)
+def test_members_one_by_one_are_refused_where_they_are_compared():
+    with pytest.raises(ValueError, match="couples members"):
+        ds.fit(ds.DeepEnsemble(net, 2), (x, y), objective=obj.Joint(0.5), concurrent_members=1)
 
 
 @pytest.mark.parametrize("engine", ["auto", "captured", "eager"])
@@ -252,7 +215,7 @@ def test_steps_taken_several_at_once_are_the_same_steps(monkeypatch, every):
         taken = min(limit, 2)
         limits.append(limit)
         for _ in range(taken):
-            engine.step(state, size)
+            engine.train_step(state, size)
         return taken
 
     runs = []
@@ -270,17 +233,17 @@ def test_steps_taken_several_at_once_are_the_same_steps(monkeypatch, every):
 @pytest.mark.gpu
 def test_several_steps_in_one_graph_are_the_same_steps(monkeypatch):
     curves, captured = [], []
-    capture = replay.GraphReplay._capture
+    capture = engines.GraphReplay._capture
     monkeypatch.setattr(
-        replay.GraphReplay, "_capture", lambda self, steps: captured.append(steps) or capture(self, steps)
+        engines.GraphReplay, "_capture", lambda self, steps: captured.append(steps) or capture(self, steps)
     )
     for least in (10**9, 0):
-        monkeypatch.setattr(replay, "MANY_STEPS", least)
+        monkeypatch.setattr(engines, "MANY_STEPS", least)
         run = ds.fit(
             ds.DeepEnsemble(net, 3), (x, y), epochs=60, batch_size=4, device="cuda", engine="captured"
         )
         curves.append(run.history["loss"])
-    assert replay.AT_ONCE in captured
+    assert engines.AT_ONCE in captured
     assert curves[0] == curves[1]
 
 

@@ -122,8 +122,10 @@ def test_the_size_of_batches_changes_nothing(ensemble, data, batch_size):
         evaluate_four_sets(ensemble, data, batch_size=size, bootstrap=20) for size in (64, batch_size)
     )
     assert [n.key for n in one.numbers] == [n.key for n in other.numbers]
+    # Outputs of single precision differ by some 1e-6 with the shape of a product, on some processors; logarithms of small
+    # probabilities and sums over sets make a hundred times that of it. Batches counted wrongly would move numbers by 1e-2.
     np.testing.assert_allclose(
-        [n.value for n in one.numbers], [n.value for n in other.numbers], rtol=1e-5, atol=1e-6
+        [n.value for n in one.numbers], [n.value for n in other.numbers], rtol=2e-4, atol=1e-5
     )
     # Scores of single precision may swap ranks, which moves single replicates by up to 1 / inputs.
     np.testing.assert_allclose(one.replicates, other.replicates, rtol=2e-3, atol=2e-3)

@@ -37,16 +37,16 @@ def test_sets_without_inputs(ensemble):
 
 def test_inputs_that_members_cannot_read_are_named_with_their_set(ensemble):
     (x, y), wide = labelled(20), torch.ones(20, 3)
-    refused(r"cannot read set 'id', whose inputs are torch.float32 of shape \(3,\)", ensemble, (wide, y))
+    refused(r"cannot read set 'id', whose inputs are \(batch, 3\) of torch.float32", ensemble, (wide, y))
     refused(
-        r"cannot read set 'far', whose inputs are torch.float32 of shape \(3,\)",
+        r"cannot read set 'far', whose inputs are \(batch, 3\) of torch.float32",
         ensemble,
         (x, y),
         {"far": wide},
     )
     raw, labels = images(10)
     net = ds.DeepEnsemble(lambda: nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, CLASSES)), num_members=2)
-    refused("'id', whose inputs are torch.uint8.*`transform`", net, (raw, labels))
+    refused("'id', whose inputs are .*torch.uint8.*`transform`", net, (raw, labels))
 
 
 @pytest.mark.parametrize("given", [nn.Linear(2, 3), [nn.Linear(2, 3)]])
@@ -193,8 +193,8 @@ def test_unknown_scores(ensemble):
 def test_settings_out_of_range(ensemble):
     data = labelled(20)
     refused("`loss` must be one of", ensemble, data, loss="hinge")
-    refused("`bootstrap` must be at least 0; got -1", ensemble, data, bootstrap=-1)
-    refused("`batch_size` must be at least 1; got 0", ensemble, data, batch_size=0)
+    refused("`bootstrap` must be a whole number of at least 0; got -1", ensemble, data, bootstrap=-1)
+    refused("`batch_size` must be a whole number of at least 1; got 0", ensemble, data, batch_size=0)
     refused("`weights` must sum to 1", ensemble, data, weights=torch.ones(3))
     refused(r"`weights` must be shaped \(3,\)", ensemble, data, weights=torch.ones(2) / 2)
     refused(
@@ -205,10 +205,10 @@ def test_settings_out_of_range(ensemble):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"bootstrap": 2.5}, "`bootstrap` must be a whole number; got 2.5"),
+        ({"bootstrap": 2.5}, "`bootstrap` must be a whole number of at least 0; got 2.5"),
         ({"bootstrap": None}, "`bootstrap` must be a whole number"),
-        ({"bootstrap": -1}, "`bootstrap` must be at least 0"),
-        ({"batch_size": 0}, "`batch_size` must be at least 1"),
+        ({"bootstrap": -1}, "`bootstrap` must be a whole number of at least 0"),
+        ({"batch_size": 0}, "`batch_size` must be a whole number of at least 1"),
         ({"seed": 1.5}, "`seed` must be a whole number"),
         ({"class_names": ["a", "b", "b"]}, "name each class once; got 'b' twice"),
     ],

@@ -106,7 +106,7 @@ def orders(feed, epochs):
         state = dict(feed.tensors) | {"position": torch.zeros((), dtype=torch.int64)}
         rows = []
         for size in feed.epoch(number, 0, state):
-            batch_x, batch_y = feed.batch(state, size)
+            batch_x, batch_y, _ = feed.batch(state, size)
             assert torch.equal(batch_x[..., 0], batch_y.float())
             rows.append(batch_y)
             state["position"].add_(1)

@@ -11,7 +11,7 @@ from PIL import Image
 from dissensus.data.builtin import BUILT_IN
 from dissensus.data.files import load
 from dissensus.data.images import as_images, match_images
-from dissensus.data.tables import Columns
+from dissensus.data.tables import Number, TableEncoder
 
 RNG = np.random.default_rng(0)
 
@@ -157,14 +157,46 @@ class TestTables:
         assert loaded.x.tolist() == [[1, 2], [3, 4]]
         assert "first line holds numbers" in loaded.notes[0]
 
-    def test_missing_values_are_refused_or_their_rows_dropped(self, tmp_path):
+    def test_missing_values_are_filled_in_dropped_or_refused(self, tmp_path):
         path = save_csv(tmp_path / "a.csv", "u,v,y\n1,2,0\n,4,1\n5,6,1\n")
-        with pytest.raises(ValueError, match="row 1, column 'u'"):
-            load(path, "y")
+        loaded = load(path, "y")
+        assert loaded.x.tolist() == [[1, 0, 2], [3, 1, 4], [5, 0, 6]]
+        assert loaded.columns.features == ("u", "u missing", "v")
+        with pytest.raises(ValueError, match="1 of 3 rows have missing values; the first is row 1"):
+            load(path, "y", missing="error")
         loaded = load(path, "y", missing="drop")
         assert loaded.x.tolist() == [[1, 2], [5, 6]]
+        assert loaded.y.tolist() == [0, 1]
         assert loaded.notes == ("1 of 3 rows with missing values left out",)
         assert len(load(path, "y", drop=["u"])) == 3
+
+    def test_rows_without_a_target_are_left_out(self, tmp_path):
+        path = save_csv(tmp_path / "a.csv", "u,y\n1.5,\n2,1\n5,?\n4,0\n")
+        loaded = load(path, "y")
+        assert (loaded.x.tolist(), loaded.y.tolist()) == ([[2], [4]], [1, 0])
+        assert "2 of 4 rows with no target left out" in loaded.notes
+        with pytest.raises(ValueError, match="2 of 4 rows have no target"):
+            load(path, "y", missing="error")
+
+    def test_what_stands_for_missing_does_so_in_every_kind_of_file(self, tmp_path):
+        frame = pd.DataFrame({"u": [1.0, None, 3.0], "w": ["a", "NA", "b"], "y": ["p", "q", "p"]})
+        frame.to_csv(tmp_path / "a.csv", index=False)
+        frame.to_parquet(tmp_path / "a.parquet")
+        one, other = load(tmp_path / "a.csv", "y"), load(tmp_path / "a.parquet", "y")
+        assert one.columns == other.columns
+        assert one.columns.features == ("u", "u missing", "w=a", "w=b", "w missing")
+        torch.testing.assert_close(one.x, other.x)
+
+    def test_numbers_with_commas_and_question_marks_are_numbers(self, tmp_path):
+        path = save_csv(tmp_path / "a.csv", 'u,y\n"12,000",0\n?,1\n"1,500",0\n')
+        loaded = load(path, "y")
+        assert loaded.x.tolist() == [[12000, 0], [6750, 1], [1500, 0]]
+        target = load(save_csv(tmp_path / "b.csv", 'u,y\n1.5,"12,000"\n2,"1,500"\n'), "y")
+        assert target.y.tolist() == [12000, 1500]
+
+    def test_columns_that_share_the_targets_name_are_no_features(self, tmp_path):
+        loaded = load(save_csv(tmp_path / "a.csv", "label,u,label\n1,1.5,1\n0,2,1\n"), "label")
+        assert loaded.columns.features == ("u",)
 
     @pytest.mark.parametrize(
         ("text", "options", "words"),
@@ -172,11 +204,15 @@ class TestTables:
             ("u,y\n1,2\n", {"target": "z"}, "no column 'z'; its columns are u, y"),
             ("u,y\n", {}, "no rows"),
             ("", {}, "cannot be read as a table"),
-            ("u,y\n1,2\n", {"target": "y", "drop": ["u"]}, "no column left"),
+            ("u,y\n1,2\n", {"target": "y", "drop": ["u"]}, "There is no column left"),
             ("u,y\n1,2\n", {"drop": ["w"]}, "no column 'w'"),
             ("u,y\n1,2\n", {"size": 8}, "no use for size = 8"),
-            ("u\n" + "".join(f"t{i}\n" for i in range(101)), {}, "101 different texts"),
-            ("u,y\n1,\n2,3\n", {"target": "y"}, "missing values"),
+            ("u\n" + "".join(f"t{i}\n" for i in range(101)), {}, "names rows, no two alike"),
+            (
+                "u,y\n1,inf\ninf,3\n",
+                {"target": "y"},
+                "Row 1 cannot be read: column 'u' must hold finite numbers",
+            ),
         ],
     )
     def test_what_cannot_be_read_is_said(self, tmp_path, text, options, words):
@@ -185,8 +221,10 @@ class TestTables:
 
     def test_text_where_training_had_numbers_is_named(self, tmp_path):
         path = save_csv(tmp_path / "a.csv", "u\n1\nmany\n")
-        with pytest.raises(ValueError, match=r"'u' must hold numbers, as in training; a\.csv holds 'many'"):
-            load(path, columns=Columns(("u",), {}))
+        with pytest.raises(
+            ValueError, match=r"a\.csv: Row 1 cannot be read: column 'u' must hold numbers.*'many'"
+        ):
+            load(path, columns=TableEncoder((Number("u", 0.0),)))
 
 
 class TestPictures:

@@ -7,7 +7,7 @@ from torch import nn
 import dissensus as ds
 from dissensus import objectives as obj
 from dissensus.architectures import cnn, resnet18, wide_resnet
-from dissensus.members.anchored_columns import Places
+from dissensus.nets.first_layer import Places
 
 images = torch.randn(6, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 

@@ -373,7 +373,7 @@ BAD = {
     "negative labels": ({"data": (x, y - 1)}, "0 to 2"),
     "float labels": ({"data": (x, y.float())}, "class indices"),
     "not a pair": ({"data": x}, "pair"),
-    "three": ({"data": (x, y, y)}, "pair"),
+    "four": ({"data": (x, y, y, y)}, "pair"),
     "object array": ({"data": (np.array([{}]), y)}, "numeric"),
     "width": ({"data": (x[:, :3], y)}, "cannot run on inputs"),
     "targets": ({"objective": obj.Independent("mse")}, "wants members with 1 outputs"),
@@ -386,7 +386,7 @@ BAD = {
     "loader and batch size": ({"data": DataLoader(TensorDataset(x, y)), "batch_size": 2}, "own batch size"),
     "batches": ({"batches": "each"}, "'own' or 'shared'"),
     "device": ({"device": "cuda"}, "no CUDA"),
-    "clip": ({"clip_norm": 0.0}, "positive"),
+    "clip": ({"clip_norm": 0.0}, "above 0"),
     "frozen": ({"members": lambda: ds.DeepEnsemble(net, 2).requires_grad_(False)}, "nothing to train"),
 }
 

@@ -9,6 +9,7 @@ from training_helpers import net, norm_net, weights, x, y
 
 import dissensus as ds
 from dissensus import objectives as obj
+from dissensus.objectives.objective import Step
 
 LOSSES = torch.tensor([0.1, 0.3], dtype=torch.float64)
 WEIGHTS = LOSSES / LOSSES.mean() ** 2
@@ -21,15 +22,33 @@ def seen(strength=0.5, losses=LOSSES, held_out=None):
 
 
 @pytest.mark.parametrize("strength", [0.1, 0.5, 10.0])
-def test_a_share_of_the_loss_is_never_exceeded_and_reached_where_it_binds(strength):
+def test_a_share_of_the_pull_of_cross_entropy_is_never_exceeded_and_reached_where_it_binds(strength):
     guard = obj.LossShare(0.3)
     held = strength * WEIGHTS * guard.factor(seen(strength))
-    torch.testing.assert_close(held, torch.minimum(strength * WEIGHTS, 0.3 * LOSSES))
+    torch.testing.assert_close(held, torch.minimum(strength * WEIGHTS, 0.3 * (1 - (-LOSSES).exp())))
+
+
+@pytest.mark.parametrize("classes", [10, 100, 1000])
+def test_the_bound_is_a_share_of_the_gradient_of_cross_entropy(classes):
+    """Two members alike and right: what disagreement adds to the true class's logit is less than that share of what the loss adds."""
+    logits = torch.randn(50, classes, dtype=torch.float64, generator=torch.Generator().manual_seed(classes))
+    labels = logits.argmax(-1)
+    pair = (logits * torch.linspace(0.5, 5, 50)[:, None]).repeat(2, 1, 1).requires_grad_()
+    pulls = {}
+    for strength in (0.0, 100.0):
+        objective = obj.LossGuided(strength, None, guard=obj.LossShare(0.25))
+        step = Step(torch.tensor(0), 10, False, torch.arange(2), torch.tensor(0))
+        loss, _ = objective.on_outputs(pair, labels, step)
+        (slope,) = torch.autograd.grad(loss, pair)
+        pulls[strength] = slope.gather(-1, labels.expand(2, -1)[..., None])[..., 0]
+    apart = pulls[100.0] - pulls[0.0]
+    assert (pulls[0.0] < 0).all()
+    assert (apart.abs() <= 0.2501 * pulls[0.0].abs()).all()
 
 
 def test_a_share_changes_nothing_while_the_loss_is_large():
     losses = torch.tensor([2.0, 4.0], dtype=torch.float64)
-    assert obj.LossShare(0.5).factor(seen(4.0, losses)) == 1.0
+    assert (obj.LossShare(0.5).factor(seen(0.5, losses)) == 1.0).all()
 
 
 def test_a_cap_holds_the_mean_weight():
@@ -62,7 +81,7 @@ def test_a_batch_without_any_loss_has_a_finite_factor(guard):
     held_out = torch.zeros(2, 4, 3), torch.arange(4) % 3
     zeros = torch.zeros(2)
     factor = guard.factor(obj.Seen(zeros, zeros, torch.tensor(0.5), held_out))
-    assert 0 <= factor <= 1
+    assert ((factor >= 0) & (factor <= 1)).all()
 
 
 GUARDS = {

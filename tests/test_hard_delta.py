@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import dissensus as ds
 from dissensus import objectives as obj
 from dissensus.objectives.hard_delta import Law
-from dissensus.objectives.objective import Step
+from dissensus.objectives.objective import BatchNorm, Step
 from dissensus.objectives.residuals import (
     drawn_factor,
     farthest_partner,
@@ -33,7 +33,7 @@ y = (x[:, 0] > 0).long() + (x[:, 1] > 0.5).long()
 VARIANTS = [
     {"law": law, "tails": tails, "draws": draws}
     for law, tails, draws in product(get_args(Law), ("drawn", "real"), (4,))
-    if (law, tails) != ("low_rank", "real")
+    if (law, tails) not in {("low_rank", "real"), ("full", "real")}
 ]
 
 
@@ -72,6 +72,18 @@ class TestLaw:
         differences = (x[:, None] - x[None]).reshape(-1, 4)
         pairs = len(x) * (len(x) - 1)
         torch.testing.assert_close(residual_scale(x)[0] ** 2, differences.square().sum(0) / pairs)
+
+    @pytest.mark.parametrize("statistics", ["batch", "training"])
+    def test_draws_of_the_full_law_have_the_whole_covariance_and_lie_far_out_under_it(self, statistics):
+        inputs = x @ torch.randn(4, 4, generator=torch.Generator().manual_seed(1))
+        objective = obj.HardDelta(obj.Independent(), law="full", statistics=statistics).prepare(inputs)
+        plain = objective._drawn(inputs[None], 20_000, 1, Noise(torch.arange(1)))[0]
+        wanted = 2 * torch.cov(inputs.T)
+        torch.testing.assert_close(torch.cov(plain.T), wanted, rtol=0.05, atol=0.05 * wanted.max().item())
+        far = objective._drawn(inputs[None], 500, 1000, Noise(torch.arange(1)))[0]
+        lengths = (far @ wanted.inverse() * far).sum(-1).sqrt()
+        # The farthest of 1000 of a batch's draws has 59 dimensions, of which four show.
+        assert lengths.mean() > (4.0 if statistics == "training" else 2.0)
 
     def test_combinations_of_inputs_have_twice_their_covariance(self):
         few = x[:11]
@@ -128,18 +140,53 @@ class TestLaw:
 
 
 class TestHardDelta:
-    def test_it_adds_the_weighted_term_of_masked_negative_tails(self, monkeypatch):
+    @pytest.mark.parametrize("batch_norm", get_args(BatchNorm))
+    def test_it_adds_the_weighted_term_of_masked_negative_tails(self, batch_norm, monkeypatch):
+        """By plain networks that do what PyTorch's own passes in evaluation, together or one after the other would."""
         tails = torch.randn(2, 5, 4)
         monkeypatch.setattr(obj.HardDelta, "_tails", lambda *_: tails)
+        monkeypatch.setattr(
+            ds.Anchored, "training_pairs", lambda *_, **__: torch.cat([x, 2 * x], 1)[None].expand(2, 60, 8)
+        )
         ens = anchored()
-        before = copy.deepcopy(ens)
-        inner, _ = obj.Independent()(copy.deepcopy(ens).view(), x, y, a_step())
-        loss, parts = obj.HardDelta(obj.Independent(), weight=0.7, warm_up=0.0)(ens.view(), x, y, a_step())
-        nets = [before.inner.member(j).train() for j in range(2)]
-        logits = torch.stack([n(torch.cat([0 * t, -t], 1)) for n, t in zip(nets, tails, strict=True)])
-        wanted = (logits.logsumexp(-1) - logits.mean(-1)).mean(-1)
-        torch.testing.assert_close(parts["tail"], wanted.detach())
-        torch.testing.assert_close(loss, inner + 0.7 * wanted.sum())
+        nets = [ens.inner.member(j).train() for j in range(2)]
+        objective = obj.HardDelta(obj.Independent(), weight=0.7, warm_up=0.0, batch_norm=batch_norm)
+        loss, parts = objective(ens.view(), x, y, a_step())
+        fit, said, in_use = 0.0, [], []
+        for each, t in zip(nets, tails, strict=True):
+            here, there = torch.cat([x, 2 * x], 1), torch.cat([0 * t, -t], 1)
+            if batch_norm == "mix":
+                outputs, tail = each(torch.cat([here, there])).split([60, 5])
+            else:
+                outputs = each(here)
+                tail = each.train(batch_norm == "train")(there)
+            fit = fit + F.cross_entropy(outputs, y)
+            said.append(tail.logsumexp(-1).mean() - tail.mean())
+            in_use.append(obj.uniform_cross_entropy(each.eval()(there)).mean())
+        torch.testing.assert_close(parts["tail"], torch.stack(said).detach())
+        torch.testing.assert_close(loss, fit + 0.7 * sum(said))
+        torch.testing.assert_close(parts.get("tail_in_use", parts["tail"]), torch.stack(in_use).detach())
+        for j, each in enumerate(nets):
+            torch.testing.assert_close(ens.inner.member(j).state_dict(), each.state_dict())
+
+    @pytest.mark.parametrize("batch_norm", get_args(BatchNorm))
+    def test_what_training_reports_is_what_use_shows(self, batch_norm):
+        objective = obj.HardDelta(obj.Independent(), 1.0, warm_up=0.0, batch_norm=batch_norm)
+        ens = anchored()
+        run = ds.fit(ens, (x, y), objective=objective, epochs=60, batch_size=30, lr=0.01, engine="eager")
+        reported = run.history.by_epoch("tail" if batch_norm == "eval" else "tail_in_use")[-5:]
+        tails = [
+            objective._tails(ens.view(), ens, x[None], torch.Size((4,)), Noise(torch.arange(2) + i))
+            for i in range(20)
+        ]
+        ens.eval()
+        shown = [
+            obj.uniform_cross_entropy(ens.forward_pair(0 * t.flatten(0, 1), -t.flatten(0, 1))).mean()
+            for t in tails
+        ]
+        # Statistics of x and of tails meet in "mix" and "train", so that each step's report is noisier there.
+        tolerance = 0.03 if batch_norm == "eval" else 0.15
+        assert sum(reported) / 5 == pytest.approx(torch.stack(shown).mean().item(), rel=tolerance)
 
     def test_tails_do_not_count_before_the_warm_up_ends(self):
         objective = obj.HardDelta(obj.Independent(), weight=0.7, warm_up=0.5)
@@ -176,7 +223,7 @@ class TestHardDelta:
             found[weight] = run.history.by_epoch("tail")[-1]
         assert log(3) <= found[1.0] < found[0.0] - 0.05
 
-    @pytest.mark.parametrize("settings", VARIANTS, ids=str)
+    @pytest.mark.parametrize("settings", [*VARIANTS, {"batch_norm": "mix"}, {"batch_norm": "train"}], ids=str)
     @pytest.mark.parametrize("num_nets", [1, 2])
     def test_the_captured_engine_equals_the_eager_one(self, settings, num_nets):
         ens = anchored(num_nets, mask_probability=0.3)
@@ -265,7 +312,7 @@ class TestHardDelta:
     @pytest.mark.parametrize(
         ("settings", "message"),
         [
-            ({"law": "full"}, "law"),
+            ({"law": "cubic"}, "law"),
             ({"tails": "fat"}, "tails"),
             ({"statistics": "running"}, "statistics"),
             ({"inner": obj.Independent("mse")}, "classification"),

@@ -7,12 +7,11 @@ import pytest
 import torch
 from backbone_cases import small_backbone
 from torch import nn
-from training_helpers import x, y
+from training_helpers import PickSome, x, y
 
 import dissensus as ds
 from dissensus import objectives as obj
 from dissensus.architectures import mlp
-from dissensus.bench.timing import PickSome
 
 
 def head() -> nn.Module:
@@ -226,7 +225,7 @@ class TestRefused:
             def forward(self, x):
                 return x, x
 
-        with pytest.raises(ValueError, match="one tensor; got tuple"):
+        with pytest.raises(ValueError, match="one tensor to score; got tuple"):
             ds.HeadEnsemble(Two(), (4, 3), 2)(x)
 
 

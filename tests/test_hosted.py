@@ -13,9 +13,8 @@ from training_helpers import net, weights, x, y
 import dissensus as ds
 from dissensus import objectives as obj
 from dissensus.data.augment import GaussianNoise
-from dissensus.training import hosted
-from dissensus.training.feeds import ArrayFeed
-from dissensus.training.hosted import HostFeed, lives_on
+from dissensus.training import feeds
+from dissensus.training.feeds import ArrayFeed, HostFeed, lives_on
 
 CPU = torch.device("cpu")
 
@@ -114,7 +113,7 @@ def test_a_stopped_run_goes_on_from_the_host_and_from_the_device_alike(tmp_path,
 def feed(own=False, count=103, **options):
     keys = torch.tensor([5, 6]) if own else torch.tensor(5)
     rows = torch.arange(count)
-    return HostFeed(rows[:, None].float(), rows, 10, keys, own, **options)
+    return HostFeed((rows[:, None].float(), rows, None), 10, keys, own, **options)
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -122,7 +121,7 @@ def feed(own=False, count=103, **options):
 def test_batches_come_in_the_order_of_arrays_on_the_device(own, threads):
     here = feed(own, threads=threads)
     rows = torch.arange(103)
-    there = ArrayFeed(rows[:, None].float(), rows, 10, here.order_keys, own)
+    there = ArrayFeed((rows[:, None].float(), rows, None), 10, here.order_keys, own)
     assert (here.identity(), here.steps_per_epoch) == (there.identity(), there.steps_per_epoch)
     states = [dict(f.tensors) | {"position": torch.zeros((), dtype=torch.int64)} for f in (here, there)]
     for number in range(2):
@@ -160,7 +159,7 @@ def test_data_that_cannot_be_read_stops_training_with_its_error():
             raise OSError("the disk is gone")
 
     source = feed()
-    source.x = source.x.as_subclass(Broken)
+    source.leaves = (source.leaves[0].as_subclass(Broken), *source.leaves[1:])
     with pytest.raises(OSError, match="the disk is gone"):
         list(source.epoch(0, 0, dict(source.tensors)))
 
@@ -175,9 +174,9 @@ class TestRoom:
         np.save(tmp_path / "x.npy", x.numpy())
         gpu = torch.device("cuda")
         for rows in (x, hosted_rows(tmp_path / "x.npy")):
-            monkeypatch.setattr(hosted, "free_memory", lambda device: 2 * x.nbytes)
+            monkeypatch.setattr(feeds, "free_memory", lambda device: 2 * x.nbytes)
             assert lives_on(rows, gpu)
-            monkeypatch.setattr(hosted, "free_memory", lambda device: 2 * x.nbytes - 1)
+            monkeypatch.setattr(feeds, "free_memory", lambda device: 2 * x.nbytes - 1)
             assert not lives_on(rows, gpu)
 
 
@@ -231,7 +230,7 @@ def test_a_gpu_is_fed_in_the_same_order(engine, settings, request):
 @pytest.mark.gpu
 @pytest.mark.parametrize("pinned", [True, False])
 def test_a_gpus_batches_are_not_overwritten_while_they_are_copied(pinned):
-    from dissensus.training.ahead import Carrier
+    from dissensus.training.prefetch import Carrier
 
     carrier = Carrier(torch.device("cuda"))
 

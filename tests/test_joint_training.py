@@ -1,3 +1,5 @@
+from math import prod
+
 import pytest
 import torch
 from torch import nn
@@ -32,13 +34,15 @@ def test_squared_errors_of_any_shape_have_the_values_and_gradients_of_the_pure_t
     targets = torch.randn(*shape, dtype=torch.float64)
     objective = obj.Joint(0.7, "mse", weights=weights)
     shares = None if weights is None else torch.tensor(weights, dtype=torch.float64)
-    pure = 4 * obj.joint_loss(outputs, targets, 0.7, "mse", weights=shares)
+    # Outputs with several axes behind the batch are maps: training takes the mean over their positions, the pure term the sum.
+    positions = prod(shape[1:]) if len(shape) > 2 else 1
+    pure = 4 * obj.joint_loss(outputs, targets, 0.7, "mse", weights=shares) / positions
     got, parts = objective.on_outputs(outputs, targets, a_step())
     torch.testing.assert_close(got, pure, rtol=1e-6, atol=0.0)
     wanted = torch.autograd.grad(pure, outputs)
     torch.testing.assert_close(torch.autograd.grad(got, outputs), wanted, rtol=1e-6, atol=1e-9)
     members = (outputs - targets).square().flatten(2).sum(-1) if len(shape) > 1 else (outputs - targets) ** 2
-    torch.testing.assert_close(parts["loss"], members.mean(1).detach())
+    torch.testing.assert_close(parts["loss"], members.mean(1).detach() / positions)
 
 
 @pytest.mark.parametrize("engine", ["eager", "captured"])

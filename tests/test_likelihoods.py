@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 import dissensus as ds
 from dissensus import objectives as obj
+from dissensus.objectives import Step
 from dissensus.objectives.likelihoods import LIKELIHOODS
 
 
@@ -64,6 +65,11 @@ def test_mixture_weights_pick_members_out():
     assert (centre.item(), std.item()) == (1.0, 2.0)
 
 
+def test_mixture_keeps_double_precision():
+    mean = torch.tensor([[1.0], [2.0], [4.0]], dtype=torch.float64)
+    assert ds.mixture(mean, torch.ones_like(mean))[0].item() == pytest.approx(7 / 3, abs=1e-15)
+
+
 def test_mixture_variance_survives_large_means():
     mean, scale = torch.full((3, 1), 1e6), torch.full((3, 1), 0.1)
     assert ds.mixture(mean, scale)[1].item() == pytest.approx(0.1, rel=1e-4)
@@ -90,7 +96,9 @@ def test_own_labels_are_read_member_by_member():
 
 def test_label_smoothing_is_that_of_torch():
     logits, labels = torch.randn(2, 8, 5), torch.randint(0, 5, (8,))
-    loss, _ = obj.Independent(label_smoothing=0.3).on_outputs(logits, labels, None)
+    loss, _ = obj.Independent(label_smoothing=0.3).on_outputs(
+        logits, labels, Step(torch.tensor(0), 1, False, torch.arange(2), torch.tensor(0))
+    )
     expected = sum(F.cross_entropy(row, labels, label_smoothing=0.3) for row in logits)
     torch.testing.assert_close(loss, expected)
 
@@ -103,12 +111,16 @@ def test_brier_of_a_confident_wrong_answer_is_two():
 @pytest.mark.parametrize("name", LIKELIHOODS)
 class TestLikelihoodContract:
     def outputs(self, name):
-        width = {"classes": 4, "points": 2, "density": 4}[LIKELIHOODS[name].kind]
+        width = {"classes": 4, "points": 2, "density": 4, "labels": 2, "own": 2}[LIKELIHOODS[name].kind]
         return torch.randn(3, 6, width, dtype=torch.float64)
 
     def targets(self, name):
         if LIKELIHOODS[name].kind == "classes":
             return torch.randint(0, 4, (6,))
+        if name == "pinball":
+            return torch.randn(6, dtype=torch.float64)
+        if name in ("poisson", "binary_cross_entropy"):
+            return torch.randint(0, 2, (6, 2)).double()
         return torch.randn(6, 2, dtype=torch.float64)
 
     def test_the_mixture_of_copies_of_one_member_is_that_member(self, name):
@@ -119,11 +131,15 @@ class TestLikelihoodContract:
     def test_the_mixture_is_never_worse_than_the_mean_member(self, name):
         outputs, y = self.outputs(name), self.targets(name)
         likelihood = LIKELIHOODS[name]
-        assert (likelihood.mixture(outputs, y) <= likelihood.per_example(outputs, y).mean(0) + 1e-12).all()
+        assert (likelihood.mixture(outputs, y) <= likelihood.losses(outputs, y).mean(0) + 1e-12).all()
 
     def test_the_divergence_is_zero_at_itself_and_positive_elsewhere(self, name):
         p, q = self.outputs(name), self.outputs(name)
         divergence = LIKELIHOODS[name].divergence
+        if LIKELIHOODS[name].kind == "own":
+            with pytest.raises(ValueError, match="how far two outputs are"):
+                divergence(p, q)
+            return
         torch.testing.assert_close(
             divergence(p, p), torch.zeros(3, 6, dtype=torch.float64), atol=1e-12, rtol=0
         )
@@ -131,7 +147,7 @@ class TestLikelihoodContract:
 
     def test_gradients_are_right(self, name):
         outputs, y = self.outputs(name).requires_grad_(), self.targets(name)
-        assert torch.autograd.gradcheck(lambda z: LIKELIHOODS[name].per_example(z, y).sum(), outputs)
+        assert torch.autograd.gradcheck(lambda z: LIKELIHOODS[name].losses(z, y).sum(), outputs)
 
     def test_float32_extremes_stay_finite(self, name):
         if LIKELIHOODS[name].kind != "classes":

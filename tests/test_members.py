@@ -318,7 +318,7 @@ def test_members_of_one_kind_given_as_nets_are_copied():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ds.DeepEnsemble(mlp, 0), "at least one member"),
+        (lambda: ds.DeepEnsemble(mlp, 0), "`num_members` must be a whole number of at least 1"),
         (lambda: ds.DeepEnsemble(lambda shared=mlp(): shared, 2), "share parameters"),
         (lambda: ds.DeepEnsemble(lambda layer=nn.ReLU(): layer, 2), "same object"),
         (lambda: ds.DeepEnsemble(lambda: "net", 2), "nn.Module"),

@@ -8,7 +8,6 @@ from training_helpers import x, y
 
 import dissensus as ds
 from dissensus import objectives as obj
-from dissensus.members.heads import check_side_features
 
 
 @pytest.fixture
@@ -47,23 +46,23 @@ def test_an_evaluation_refuses_them_before_anything_runs(ens):
 class TestBesideTheTrainingData:
     def test_of_a_head_ensemble(self, ens):
         own, wrong = ds.cache_features(ens, (x, y)), ds.cache_features(other(), x)
-        check_side_features(ens, own, ds.cache_features(ens, 2 * x), "unlabelled")
-        check_side_features(ens, own, x, "unlabelled")
+        ens.check_beside(own, ds.cache_features(ens, 2 * x), "unlabelled")
+        ens.check_beside(own, x, "unlabelled")
         with pytest.raises(ValueError, match="another backbone"):
-            check_side_features(ens, own, wrong, "unlabelled")
+            ens.check_beside(own, wrong, "unlabelled")
 
     def test_inputs_and_features_do_not_go_together(self, ens):
         with pytest.raises(
             ValueError, match="unlabelled data are cached features and the training data are inputs"
         ):
-            check_side_features(ens, (x, y), ds.cache_features(ens, x), "unlabelled")
+            ens.check_beside((x, y), ds.cache_features(ens, x), "unlabelled")
 
     def test_of_members_that_have_no_backbone(self, ens):
         own, wrong = ds.cache_features(ens, (x, y)), ds.cache_features(other(), x)
-        check_side_features(ens.heads, own, ds.cache_features(ens, 2 * x), "unlabelled")
-        check_side_features(ens.heads, own, ds.CachedFeatures(torch.ones(5, 6), None), "unlabelled")
+        ens.heads.check_beside(own, ds.cache_features(ens, 2 * x), "unlabelled")
+        ens.heads.check_beside(own, ds.CachedFeatures(torch.ones(5, 6), None), "unlabelled")
         with pytest.raises(ValueError, match="features of another backbone than the training data's"):
-            check_side_features(ens.heads, own, wrong, "unlabelled")
+            ens.heads.check_beside(own, wrong, "unlabelled")
 
     def test_in_training(self, ens):
         own, wrong = ds.cache_features(ens, (x, y)), ds.cache_features(other(), (x, y))

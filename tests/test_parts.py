@@ -7,9 +7,9 @@ from torch import nn
 import dissensus as ds
 from dissensus import objectives as obj
 from dissensus.data import augment
-from dissensus.training import replay
-from dissensus.training.programs import InParts, Whole
-from dissensus.training.splitting import split_at_last_input
+from dissensus.engines.rewriting import split_at_last_input
+from dissensus.training import engines
+from dissensus.training.plans import InParts, Whole
 
 images = torch.randn(40, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 labels = torch.arange(40) % 3
@@ -28,7 +28,7 @@ def conv_net() -> nn.Module:
 
 
 def trained(objective, engine, kind, monkeypatch, dtype=torch.float64):
-    monkeypatch.setattr(replay, "kind_of_work", lambda *_: kind)
+    monkeypatch.setattr(engines, "plan_of", lambda *_: kind)
     ens = ds.DeepEnsemble(conv_net, 3).to(dtype)
     run = ds.fit(
         ens,
@@ -64,6 +64,7 @@ def test_a_step_in_parts_is_the_whole_step(objective, monkeypatch):
         torch.testing.assert_close(parts.get_buffer(name), buffer)
 
 
+@pytest.mark.slow
 def test_compiled_parts_are_the_same_step(monkeypatch):
     whole, _ = trained(obj.Joint(0.7), "eager", Whole, monkeypatch, torch.float32)
     parts, _ = trained(obj.Joint(0.7), "compiled", InParts, monkeypatch, torch.float32)
@@ -72,18 +73,18 @@ def test_compiled_parts_are_the_same_step(monkeypatch):
 
 def test_members_that_convolve_and_are_compared_run_in_parts_where_they_are_faster_apart(monkeypatch):
     kinds = []
-    real = replay.kind_of_work
+    real = engines.plan_of
 
     def watched(*args):
         kinds.append(real(*args))
         return kinds[-1]
 
-    monkeypatch.setattr(replay, "kind_of_work", watched)
+    monkeypatch.setattr(engines, "plan_of", watched)
     monkeypatch.setattr(ds.DeepEnsemble, "faster_apart", True)
     ds.fit(
-        ds.DeepEnsemble(conv_net, 2), (images, labels), objective=obj.Joint(0.5), epochs=1, engine="captured"
+        ds.DeepEnsemble(conv_net, 2), (images, labels), objective=obj.Joint(0.5), epochs=2, engine="captured"
     )
-    ds.fit(ds.DeepEnsemble(conv_net, 2), (images, labels), objective=obj.Adversarial(obj.Joint(0.5), 0.1), epochs=1,
+    ds.fit(ds.DeepEnsemble(conv_net, 2), (images, labels), objective=obj.Adversarial(obj.Joint(0.5), 0.1), epochs=2,
            engine="captured")  # fmt: skip
     assert kinds == [InParts, Whole]
 

@@ -54,6 +54,12 @@ DRAWINGS = {
     "score_histograms": lambda: single(
         lambda ax: plots.score_histograms({"id": [0.1, 0.3], "ood": [0.5]}, ax)
     ),
+    "p_value_histogram": lambda: single(
+        lambda ax: plots.p_value_histogram({"known": [0.1, 0.9], "strange": [0.01]}, ax, false_alarms=0.05)
+    ),
+    "martingale_path": lambda: single(
+        lambda ax: plots.martingale_path({"stream": [0.0, 1.0, 900.0]}, ax, thresholds=(20, 100))
+    ),
     "training_curves": lambda: single(
         lambda ax: plots.training_curves(history_of([[1.0, 2.0], [0.0, 1.0]]), ax)
     ),

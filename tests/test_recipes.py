@@ -53,7 +53,9 @@ class TestNames:
 
     @pytest.mark.parametrize("name", SCHEDULES)
     def test_every_schedule_can_be_named(self, name, blobs):
-        options = {"step": {"every": 5}, "multi_step": {"milestones": [1, 2]}}.get(name, {})
+        options = {"step": {"every": 5}, "multi_step": {"milestones": [1, 2]}, "cyclic": {"cycles": 2}}.get(
+            name, {}
+        )
         resolved = recipe(blobs, training={"schedule": {"name": name, **options}}).training["schedule"]
         assert isinstance(build_schedule(resolved), SCHEDULES[name])
 
@@ -254,7 +256,44 @@ class TestRows:
         with pytest.raises(
             ValueError, match=r"For regression choose a loss such as 'gaussian_nll' under \[objective\]"
         ):
-            recipe(line, "line.csv", data={"target": "y"}).load_sets()
+            recipe(line, "line.csv", data={"target": "y"}, objective={"loss": "brier"}).load_sets()
+
+    def test_words_are_no_values(self, tmp_path):
+        (tmp_path / "a.csv").write_text("u,y\n1.5,low\n2,high\n3,low\n")
+        with pytest.raises(ValueError, match="one for numbers, but the target y holds the classes high, low"):
+            recipe(tmp_path, "a.csv", data={"target": "y"}, objective={"loss": "mse"}).load_sets()
+
+    @pytest.mark.parametrize("kind", ["fractions", "many numbers", "few numbers", "words"])
+    def test_the_targets_say_what_a_recipe_leaves_open(self, tmp_path, kind):
+        rows = {
+            "fractions": [n / 3 for n in range(60)],
+            "many numbers": range(60),
+            "few numbers": [0, 1] * 30,
+            "words": ["a", "b"] * 30,
+        }[kind]
+        (tmp_path / "a.csv").write_text("u,y\n" + "".join(f"{n / 7},{y}\n" for n, y in enumerate(rows)))
+        described = recipe(
+            tmp_path, "a.csv", data={"target": "y"}, training={"epochs": "auto", "batch_size": "auto"}
+        )
+        settled = described.settled(described.load_sets())
+        regression = kind in ("fractions", "many numbers")
+        assert settled.objective["loss"] == ("gaussian_nll" if regression else "cross_entropy")
+        assert (settled.training["batch_size"], settled.training["epochs"]) == (16, 500)
+        joint = recipe(
+            tmp_path,
+            "a.csv",
+            data={"target": "y"},
+            objective={"name": "adversarial", "inner": {"name": "joint", "beta": 0.5}},
+        )
+        inner = joint.settled(joint.load_sets()).objective["inner"]
+        assert inner["loss"] == ("mse" if regression else "cross_entropy")
+
+    def test_only_training_rows_decide_how_a_table_is_read(self, tmp_path):
+        rows = [(f"w{n}" if n < 3 else "often", n % 2) for n in range(60)]
+        (tmp_path / "a.csv").write_text("w,y\n" + "".join(f"{w},{y}\n" for w, y in rows))
+        sets = recipe(tmp_path, "a.csv", data={"target": "y", "test": 0.5}).load_sets()
+        assert set(sets.train.columns.columns[0].levels) == set(sets.train.table["w"])
+        assert sets.test.columns == sets.train.columns
 
     def test_targets_must_be_there(self, line):
         with pytest.raises(ValueError, match="has no targets"):

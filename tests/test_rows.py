@@ -86,7 +86,7 @@ def test_rows_that_are_not_finite_are_found_wherever_they_are(tmp_path, monkeypa
     values[[20, 44], 1] = np.nan
     np.save(tmp_path / "x.npy", values)
     for x in (values, np.load(tmp_path / "x.npy", mmap_mode="r")):
-        inputs, targets = arrays_of((x, np.zeros(50)))
+        inputs, targets, _ = arrays_of((x, np.zeros(50)))
         with pytest.raises(ValueError, match="2 rows hold NaN or infinity, the first is row 20"):
             check_pair(inputs, targets, "training")
 

@@ -72,6 +72,13 @@ def test_predictive_diversity_reaches_both_ends_of_its_range(num_members, num_cl
     assert_close(scores.predictive_diversity(copies), torch.full((6,), 1 / num_classes, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("copies", [1, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_predictive_diversity_of_copies_has_nothing_to_rank_inputs_by(copies, dtype):
+    logits = random_logits(1, 200, 10).to(dtype).expand(copies, -1, -1)
+    assert len(scores.predictive_diversity(logits).unique()) == 1
+
+
 @given(member_logits())
 @properties
 def test_predictive_diversity_stays_in_its_range(logits):
@@ -385,3 +392,35 @@ def test_a_checked_call_waits_for_the_device_once(device):
         finally:
             torch.cuda.set_sync_debug_mode("default")
     assert sum("synchronizing CUDA operation" in str(warning.message) for warning in caught) == 1
+
+
+class TestDense:
+    """Outputs with positions: every position is an input of its own."""
+
+    @pytest.mark.parametrize("name", SCORES)
+    def test_a_position_has_the_score_of_its_logits(self, name):
+        logits = torch.randn(3, 2, 4, 5, 6)
+        scored = SCORES[name](logits, class_axis=2)
+        assert scored.shape == (2, 5, 6)
+        torch.testing.assert_close(scored[1, 3, 2], SCORES[name](logits[:, 1:2, :, 3, 2])[0])
+        torch.testing.assert_close(SCORES[name](logits.movedim(2, -1), class_axis=-1), scored)
+        torch.testing.assert_close(scores.all_scores(logits, [name], class_axis=2)[name], scored)
+
+    def test_positions_are_brought_to_one_number_an_input(self):
+        values = torch.tensor([[[0.1, 0.9], [0.5, 0.3]], [[0.0, 0.0], [0.0, 0.0]]])
+        counts = torch.tensor([[[True, False], [True, True]], [[False, False], [False, False]]])
+        assert scores.over_positions(values).tolist() == pytest.approx([0.45, 0.0])
+        assert scores.over_positions(values, "max").tolist() == pytest.approx([0.9, 0.0])
+        assert scores.over_positions(values, "share", limit=0.4).tolist() == [0.5, 0.0]
+        assert scores.over_positions(values, counts=counts).tolist() == pytest.approx([0.3, 0.0])
+        assert scores.over_positions(values, "max", counts=counts).tolist() == [0.5, 0.0]
+
+    @pytest.mark.parametrize("axis", [0, 1, 5, -5])
+    def test_an_axis_that_is_none_is_refused(self, axis):
+        with pytest.raises(ValueError, match="`class_axis` must be an axis after members and batch"):
+            scores.mutual_information(
+                torch.zeros(2, 3, 4, 5, 6)[..., 0] if axis == 5 else torch.zeros(2, 3, 4, 5, 6),
+                class_axis=axis,
+            )
+        with pytest.raises(ValueError, match="give it there and nowhere else"):
+            scores.over_positions(torch.zeros(1, 2), limit=0.5)

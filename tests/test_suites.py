@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from dissensus_studies.image_sets import _unknown_suite
 from PIL import Image
 
 from dissensus.data.suites import FILES, OPENOOD_CIFAR10, SUITES, load_suite
-from dissensus.studies.image_sets import _unknown_suite
 
 SHARED = Path(__file__).parents[1].parent / "shared" / "data" / "images"
 

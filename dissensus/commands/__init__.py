@@ -2,8 +2,11 @@
 
 import typer
 
-from dissensus.commands.measuring import diagnose, evaluate, score
+from dissensus.commands.deploying import export, serve
+from dissensus.commands.measuring import diagnose, evaluate
 from dissensus.commands.pages import report
+from dissensus.commands.scoring import score
+from dissensus.commands.starting import init
 from dissensus.commands.training import train
 
 __all__ = ["register"]
@@ -11,5 +14,5 @@ __all__ = ["register"]
 
 def register(app: typer.Typer) -> None:
     """Add the commands to a command line."""
-    for command in (train, score, evaluate, diagnose, report):
+    for command in (init, train, score, evaluate, diagnose, report, export, serve):
         app.command()(command)

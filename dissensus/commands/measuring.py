@@ -1,54 +1,29 @@
-"""`dissensus score`, `evaluate` and `diagnose`: a trained run and data in, tables and files out."""
+"""`dissensus evaluate` and `diagnose`: a trained run and data in, tables and files out."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dissensus.commands.options import (
     DIAGNOSIS,
     EVALUATION,
+    UNDERTRAINED,
     AllowImport,
     BatchSize,
     Device,
     RunFolder,
+    is_undertrained,
     load_trained,
     note,
 )
 from dissensus.commands.sets import corruption_names, known_data, sets_of, severity_numbers, targets_of
 
-
-def score(
-    run: RunFolder,
-    data: Annotated[
-        str, typer.Argument(metavar="DATA", help="A file or folder of inputs; FILE.npz#test for a split.")
-    ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="Where to write: .csv or .parquet.")
-    ],
-    batch_size: BatchSize = 1024,
-    device: Device = "auto",
-    allow_import: AllowImport = False,
-) -> None:
-    """Predict inputs with a run, and say how uncertain each prediction is.
-
-    Writes one row an input: prediction, confidence and every score. A score is higher where the ensemble is less certain.
-    """
-    from dissensus.recipes.scoring import check_table_path, score_inputs, write_table
-
-    check_table_path(output)
-    loaded_run = load_trained(run, device, allow_import)
-    loaded = loaded_run.preprocessing.read(data)
-    note(data, loaded.notes)
-    table = score_inputs(loaded_run, loaded, batch_size=batch_size)
-    write_table(table, output)
-    typer.echo(f"{len(loaded)} inputs scored: {output}")
-    by = "total_entropy" if "total_entropy" in table else "total_variance"
-    if by in table:
-        worst = sorted(range(len(loaded)), key=lambda row: -table[by][row])[:5]
-        typer.echo(
-            f"Least certain by {by}: {', '.join(str(table.get('file', table['row'])[row]) for row in worst)}"
-        )
+if TYPE_CHECKING:
+    from dissensus.commands.sets import RunSets
+    from dissensus.evaluation import Evaluation
+    from dissensus.recipes import LoadedRun
 
 
 def evaluate(
@@ -114,23 +89,15 @@ def evaluate(
     Known inputs are the rows that the recipe held out as its test part. Classes that the recipe left out are unknown
     inputs without being named.
     """
-    from dissensus.evaluation import evaluate as evaluate_members
-
     loaded_run = load_trained(run, device, allow_import)
-    known, unknown, groups = sets_of(loaded_run, data, ood or (), suite or (), group or ())
-    result = evaluate_members(
-        loaded_run.ensemble,
-        known,
-        ood=unknown,
-        groups=groups,
+    result = evaluate_run(
+        loaded_run,
+        run,
+        sets_of(loaded_run, run, data, ood or (), suite or (), group or ()),
         corruptions=corruption_names(corruptions),
         severities=severity_numbers(severities),
         corruption_folder=corruption_folder,
         frost_folder=frost_folder,
-        transform=loaded_run.preprocessing,
-        loss=loaded_run.recipe.likelihood.name,
-        class_names=loaded_run.preprocessing.classes,
-        name=run.resolve().name,
         bootstrap=bootstrap,
         seed=seed,
         batch_size=batch_size,
@@ -138,6 +105,39 @@ def evaluate(
     typer.echo(result.table())
     path = result.save((output or run) / EVALUATION)
     typer.echo(f"\nEverything measured: {path}\nNext: dissensus report {path.parent} -o report.html")
+
+
+def evaluate_run(run: "LoadedRun", folder: Path, sets: "RunSets", **options: Any) -> "Evaluation":
+    """Evaluate a run on known and unknown inputs, and say what there is to keep in mind about it.
+
+    Args:
+        run: The run.
+        folder: Its folder.
+        sets: What `sets_of` returned.
+        **options: Of `dissensus.evaluation.evaluate`.
+    """
+    from dissensus.evaluation import evaluate as evaluate_members
+    from dissensus.recipes.alarms import check_alarm, load_calibration
+    from dissensus.training.history import History
+
+    known, unknown, groups = sets
+    result = evaluate_members(
+        run.ensemble,
+        known,
+        ood=unknown,
+        groups=groups,
+        transform=run.preprocessing,
+        loss=run.recipe.likelihood.name,
+        class_names=run.preprocessing.classes,
+        name=folder.resolve().name,
+        **options,
+    )
+    calibration = load_calibration(folder, run)
+    return replace(
+        result,
+        remarks=(UNDERTRAINED,) if is_undertrained(History.load(folder / "history.csv")) else (),
+        alarm=None if calibration is None else check_alarm(run, calibration, known, unknown),
+    )
 
 
 def diagnose(
@@ -196,7 +196,7 @@ def diagnose(
         if loss is not None:
             raise ValueError("The loss of a run is in its recipe; leave --loss out.")
         loaded_run = load_trained(source, device, allow_import)
-        known, _ = known_data(loaded_run, data)
+        known, _ = known_data(loaded_run, source, data)
         note("held-out inputs", known.notes)
         finding = diagnose_run(
             loaded_run,

@@ -8,9 +8,11 @@ import typer
 
 if TYPE_CHECKING:
     from dissensus.recipes import LoadedRun
+    from dissensus.training.history import History
 
 EVALUATION = "evaluation.json"
 DIAGNOSIS = "diagnosis.json"
+UNDERTRAINED = "Probably undertrained: the loss was still falling when training ended."
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a trained run.")]
 AllowImport = Annotated[
@@ -48,3 +50,11 @@ def note(name: str, notes: Iterable[str]) -> None:
 def say(text: str) -> None:
     """Tell the user something that is not a result."""
     typer.echo(text, err=True)
+
+
+def is_undertrained(history: "History") -> bool:
+    """Whether the loss of a run, on its validation rows if it has such, was still falling when training ended."""
+    from dissensus.training.history import still_falls
+
+    curve = "ensemble_loss" if "ensemble_loss" in history.columns else "loss"
+    return still_falls(history.by_epoch(curve))

@@ -6,35 +6,61 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dissensus.commands.options import DIAGNOSIS, EVALUATION
+from dissensus.commands.measuring import evaluate_run
+from dissensus.commands.options import DIAGNOSIS, EVALUATION, AllowImport, Device, load_trained, say
+from dissensus.commands.sets import sets_of
 
 if TYPE_CHECKING:
     from dissensus.evaluation import Evaluation
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of evaluated runs.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or evaluations.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page to write.")] = Path(
         "report.html"
     ),
+    device: Device = "auto",
+    allow_import: AllowImport = False,
 ) -> None:
-    """Write one HTML page about evaluated runs, side by side if there are several."""
+    """Write one HTML page about runs, side by side if there are several.
+
+    A run that was not evaluated yet is evaluated first, on the rows that its recipe held out.
+    """
     from dissensus.evaluation import Evaluation
-    from dissensus.recipes.runs import RECIPE
+    from dissensus.recipes.sweeps import arms_in
     from dissensus.reporting import report as write_report
 
     results = []
-    for run in runs:
+    for run in (arm for folder in runs for arm in arms_in(folder)):
         path = run if run.is_file() else run / EVALUATION
-        if not path.exists():
-            if not (run / RECIPE).exists():
-                raise ValueError(
-                    f"{run} is neither a run's folder nor an evaluation. Name folders that dissensus train wrote."
-                )
-            raise ValueError(f"{run} has not been evaluated yet. First run: dissensus evaluate {run}")
+        if not _is_current(path, run):
+            _evaluate(run, device, allow_import)
         results.append(_with_diagnosis(Evaluation.load(path), run))
     page = write_report(results, output)
     typer.echo(f"Page with pictures: {page}")
+
+
+def _is_current(path: Path, run: Path) -> bool:
+    """Whether there is an evaluation that is not older than the run's ensemble."""
+    if not path.exists():
+        if not (run / "recipe.toml").exists():
+            raise ValueError(
+                f"{run} is neither a run's folder nor an evaluation. Name folders that dissensus train wrote."
+            )
+        return False
+    return path.stat().st_mtime >= _written(run, "ensemble")
+
+
+def _written(run: Path, kind: str) -> float:
+    """Return when the newest checkpoint of a kind was written; 0 where there is none."""
+    return max((path.stat().st_mtime for path in run.glob(f"{kind}-*.safetensors")), default=0.0)
+
+
+def _evaluate(run: Path, device: str, allow_import: bool) -> None:
+    """Evaluate a run on the rows that its recipe held out, and put the result into its folder."""
+    loaded = load_trained(run, device, allow_import)
+    say(f"{run} has not been evaluated since it was trained; this is done first.")
+    evaluate_run(loaded, run, sets_of(loaded, run, None, (), (), ())).save(run / EVALUATION)
 
 
 def _with_diagnosis(result: "Evaluation", run: Path) -> "Evaluation":
@@ -44,7 +70,7 @@ def _with_diagnosis(result: "Evaluation", run: Path) -> "Evaluation":
     """
     from dissensus.diagnostics import Finding
 
-    found, trained = run / DIAGNOSIS, run / "last.json"
-    if not found.exists() or (trained.exists() and found.stat().st_mtime < trained.stat().st_mtime):
+    found = run / DIAGNOSIS
+    if not found.exists() or found.stat().st_mtime < _written(run, "last"):
         return result
     return replace(result, diagnosis=Finding.load(found))

@@ -1,6 +1,7 @@
 """What the command line says about data -> known inputs with targets, unknown ones by name, and corruptions."""
 
 from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dissensus.commands.options import note, say
@@ -12,12 +13,19 @@ if TYPE_CHECKING:
     from dissensus.data.suites import LoadedSuite
     from dissensus.recipes import LoadedRun
 
+    RunSets = tuple[tuple[Tensor, Tensor], dict[str, Tensor], dict[str, list[str]]]
+
 
 def sets_of(
-    run: "LoadedRun", data: str | None, ood: Sequence[str], suites: Sequence[str], groups: Sequence[str]
-) -> tuple[tuple["Tensor", "Tensor"], dict[str, "Tensor"], dict[str, list[str]]]:
+    run: "LoadedRun",
+    folder: Path,
+    data: str | None,
+    ood: Sequence[str],
+    suites: Sequence[str],
+    groups: Sequence[str],
+) -> "RunSets":
     """Return known inputs with targets, unknown ones by name, and the groups of these."""
-    known, left_out = known_data(run, data)
+    known, left_out = known_data(run, folder, data)
     note("known inputs", known.notes)
     unknown: dict[str, Tensor] = {} if left_out is None else {"left_out": left_out.x}
     grouped: dict[str, list[str]] = {}
@@ -47,16 +55,18 @@ def _check_new(names: Iterable[str], taken: Collection[str]) -> None:
             )
 
 
-def known_data(run: "LoadedRun", data: str | None) -> tuple["Loaded", "Loaded | None"]:
+def known_data(run: "LoadedRun", folder: Path, data: str | None) -> tuple["Loaded", "Loaded | None"]:
     """Return the inputs to test on, and those of classes that were left out, unless data is named."""
+    from dissensus.recipes.runs import left_out_rows, rows_of_run
+
     if data is not None:
         return run.preprocessing.read(data), None
-    sets = run.recipe.load_sets()
-    if sets.test is None:
+    known = rows_of_run(run, folder, "test")
+    if known is None:
         raise ValueError(
             "The recipe held no rows out to test on. Name test data with --data, or train with test = 0.2 under [data]."
         )
-    return sets.test, sets.left_out
+    return known, left_out_rows(run)
 
 
 def targets_of(run: "LoadedRun", known: "Loaded") -> "Tensor":

@@ -1,11 +1,13 @@
 """`dissensus train`: a recipe in, a run's folder out."""
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dissensus.commands.options import AllowImport, say
+from dissensus.commands.options import UNDERTRAINED, AllowImport, is_undertrained, say
 
 if TYPE_CHECKING:
     from dissensus.recipes import Recipe
@@ -27,28 +29,70 @@ def train(
             "--set", metavar="TABLE.KEY=VALUE", help="Change a setting of the recipe; may be repeated."
         ),
     ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="How many arms of a [sweep] run at a time.")] = 1,
+    one: Annotated[
+        bool, typer.Option("--one", hidden=True, help="Train one run whatever [sweep] says.")
+    ] = False,
     allow_import: AllowImport = False,
+    mesh: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MxD",
+            help="Under torchrun: over how many processes members and batches are spread.",
+            show_default="all on members",
+        ),
+    ] = None,
 ) -> None:
     """Train an ensemble as a recipe says.
 
-    Writes the resolved recipe, checkpoints, history.csv and the trained ensemble into the run's folder.
+    Writes the resolved recipe, checkpoints, history.csv and the trained ensemble into the run's folder. Under torchrun all
+    processes train together: torchrun --nproc-per-node 4 -m dissensus train RECIPE.toml. A recipe with a [sweep] is
+    trained once for each combination of values, each in a folder of its own; what is finished is not trained again.
     """
-    from dissensus.recipes import Recipe
+    from dissensus.recipes import Recipe, load_run
+    from dissensus.recipes.sweeps import sweep_of
     from dissensus.training import DivergedError
+    from dissensus.training.mesh import together
+
+    if not one and (sweep := sweep_of(recipe)) is not None:
+        _train_arms(recipe, output or Path("runs") / recipe.stem, sweep, jobs, change or (), allow_import)
+        return
 
     if recipe.is_dir():
         output, recipe = output or recipe, recipe / "recipe.toml"
     folder = output or Path("runs") / recipe.stem
     described = Recipe.read(recipe, change or ())
     try:
-        run = described.train(folder, resume=resume, allow_import=allow_import)
+        with together(mesh) as shape:
+            run = described.train(folder, resume=resume, allow_import=allow_import, mesh=shape)
     except DivergedError as problem:
         raise ValueError(str(problem)) from None
     except KeyboardInterrupt:
         say(f"\nInterrupted. Go on with: dissensus train {folder} --resume")
         raise typer.Exit(130) from None
-    typer.echo(_summary(run, described))
-    typer.echo(f"Run: {folder}\nNext: dissensus evaluate {folder}")
+    if os.environ.get("RANK", "0") != "0":
+        return
+    trained = load_run(folder, allow_import=allow_import)
+    if trained.preprocessing.columns is not None:
+        typer.echo(f"{trained.preprocessing.columns.explain()}\n")
+    typer.echo(_summary(run, trained.recipe))
+    typer.echo(f"Run: {folder}\nNext: dissensus report {folder} -o report.html")
+
+
+def _train_arms(
+    recipe: Path, folder: Path, sweep: dict[str, Any], jobs: int, changes: Sequence[str], allow_import: bool
+) -> None:
+    """Train the arms of a sweep, and say how to compare them."""
+    from dissensus.recipes.sweeps import run_sweep
+
+    options = [part for change in changes for part in ("--set", change)]
+    options += ["--allow-import"] if allow_import else []
+    failed = run_sweep(recipe, folder, sweep, jobs=jobs, options=options, say=typer.echo)
+    if failed:
+        raise ValueError(
+            f"{len(failed)} arms failed: {', '.join(failed)}. Call the same command again to go on."
+        )
+    typer.echo(f"Runs: {folder}\nNext: dissensus report {folder} -o report.html")
 
 
 def _summary(run: "Run", recipe: "Recipe") -> str:
@@ -78,4 +122,6 @@ def _summary(run: "Run", recipe: "Recipe") -> str:
         lines.append(
             f"Validation, {kept} check: {', '.join(numbers)}{', of standardised targets' if scaled else ''}."
         )
+    if is_undertrained(run.history):
+        lines.append(f"{UNDERTRAINED} Train longer: --set training.epochs={2 * run.epoch}")
     return "\n".join(lines)

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dissensus.data.frames import label_indices
 from dissensus.data.images import Layout, as_images
 from dissensus.data.loaded import INPUT_NAMES, TARGET_NAMES, Loaded, Options, check_options
 from dissensus.data.packed import is_packed, unpack
 from dissensus.data.sources import as_tensor
-from dissensus.data.tables import label_indices
 
 _OPTIONS = frozenset({"size", "layout"})
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dissensus.data.files import Loaded
-from dissensus.data.tables import Columns
+from dissensus.data.tables import Number, TableEncoder
 
 
 def digits() -> Loaded:
@@ -56,4 +56,7 @@ def _table(data: Any) -> Loaded:
     classes = tuple(map(str, data.target_names)) if "target_names" in data else None
     y = torch.from_numpy(data.target.astype(np.float32 if classes is None else np.int64))
     names = tuple(map(str, data.feature_names))
-    return Loaded(torch.from_numpy(data.data.astype(np.float32)), y, classes, columns=Columns(names, {}))
+    columns = TableEncoder(
+        tuple(Number(name, float(np.median(data.data[:, i]))) for i, name in enumerate(names))
+    )
+    return Loaded(torch.from_numpy(data.data.astype(np.float32)), y, classes, columns=columns)

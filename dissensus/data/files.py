@@ -1,14 +1,19 @@
 """Data from the user's files, or from a data set object, as tensors. Nothing is downloaded and nothing unpickled."""
 
+import re
 import tarfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from dissensus.data.arrays import load_npy, load_npz
+from dissensus.data.frames import label_indices, read_table, target_of
 from dissensus.data.images import (
     IMAGE_ENDINGS,
     Pictures,
@@ -20,21 +25,14 @@ from dissensus.data.images import (
 )
 from dissensus.data.items import load_items
 from dissensus.data.loaded import TARGET_NAMES, Loaded, Options, check_options
-from dissensus.data.tables import (
-    features_of,
-    label_indices,
-    learn_columns,
-    read_table,
-    target_of,
-    without_missing,
-)
+from dissensus.data.tables import TableEncoder
 
 __all__ = ["TABLE_ENDINGS", "TAR_ENDINGS", "Loaded", "Options", "load"]
 
 TABLE_ENDINGS = (".csv", ".tsv", ".parquet")
 TAR_ENDINGS = (".tar", ".tar.gz", ".tgz")
 
-_TABLE_OPTIONS = frozenset({"drop", "missing", "columns"})
+_TABLE_OPTIONS = frozenset({"drop", "keep", "missing", "columns"})
 _IMAGE_OPTIONS = frozenset({"size"})
 
 
@@ -118,18 +116,73 @@ def _load_table(path: Path, target: str | None, options: Options) -> Loaded:
     if images is not None:
         return _load_image_column(frame, images, target, options, path)
     check_options(options, _TABLE_OPTIONS, path.name)
-    if target is not None and not options.strict and target not in frame.columns:
+    if target is not None and target not in frame.columns:
+        if options.strict:
+            raise ValueError(
+                f"{path.name} has no column {target!r}; its columns are {', '.join(frame.columns)}."
+            )
         target = None
-    wanted = list(frame.columns) if options.columns is None else [*options.columns.names, target]
-    used = [column for column in wanted if column is not None and column not in options.drop]
-    frame, dropped = without_missing(frame, used, options.missing, path.name)
-    columns = options.columns or learn_columns(frame, target, options.drop, path.name)
-    x, seen = features_of(frame, columns, path.name)
-    loaded = Loaded(x, columns=columns, notes=(*notes, *dropped, *seen))
-    if target is None:
-        return loaded
-    y, classes = target_of(frame, target, path.name)
-    return replace(loaded, y=y, classes=classes)
+    try:
+        loaded = _read_frame(frame, target, options)
+    except ValueError as problem:
+        raise ValueError(f"{path.name}: {problem}") from None
+    return replace(loaded, notes=(*notes, *loaded.notes))
+
+
+def _read_frame(frame: Any, target: str | None, options: Options) -> Loaded:
+    y, classes = None, None
+    notes: tuple[str, ...] = ()
+    if target is not None:
+        y, classes, lacking = target_of(frame, target)
+        if lacking.any():
+            frame, notes = _without_rows(frame, lacking, "no target", options)
+    inputs = frame if target is None else frame.drop(columns=target)
+    columns = options.columns or _learn(inputs, None if target is None else frame[target], target, options)
+    if options.columns is None and options.missing != "impute":
+        lacking = np.any([np.zeros(len(frame), bool), *columns.missing(inputs).values()], axis=0)
+        if lacking.any():
+            inputs, dropped = _without_rows(inputs, lacking, "missing values", options)
+            columns, notes = columns.refit(inputs, slice(None)), (*notes, *dropped)
+            y = None if y is None else y[torch.from_numpy(~lacking)]
+    x = torch.from_numpy(columns.transform(inputs))
+    seen = () if options.columns is None else tuple(_filled_in(columns, inputs))
+    return Loaded(x, y, classes, columns=columns, table=inputs, notes=(*notes, *seen))
+
+
+def _learn(inputs: Any, target: Any, named: str | None, options: Options) -> TableEncoder:
+    """Learn how to read a table; columns that share the target's name are no features."""
+    twins = [
+        name
+        for name in inputs.columns
+        if named is not None and re.fullmatch(rf"{re.escape(named)}\.\d+", name)
+    ]
+    return TableEncoder.fit(inputs, target, drop=[*options.drop, *twins], keep=options.keep)
+
+
+def _without_rows(
+    frame: Any, lacking: np.ndarray, what: str, options: Options
+) -> tuple[Any, tuple[str, ...]]:
+    """Leave out rows that lack something, or refuse them."""
+    count, rows = int(lacking.sum()), len(frame)
+    if options.missing == "error":
+        raise ValueError(
+            f"{count} of {rows} rows have {what}; the first is row {int(lacking.argmax())}. Fill them in, or set "
+            "missing = 'drop'."
+        )
+    if count == rows:
+        raise ValueError(f"every row has {what}. Leave columns out with drop, or fill them in.")
+    return frame[~lacking], (f"{count} of {rows} rows with {what} left out",)
+
+
+def _filled_in(columns: TableEncoder, inputs: Any) -> Iterator[str]:
+    """Say what a table holds that the training rows did not."""
+    for name, texts in columns.unseen(inputs).items():
+        shown = ", ".join(map(repr, texts[:3])) + (", ..." if len(texts) > 3 else "")
+        yield f"column {name!r} holds values that training never saw ({shown}), which are read as none of its own"
+    marked = {column.name for column in columns.columns if getattr(column, "indicator", False)}
+    for name, missing in columns.missing(inputs).items():
+        if missing.any() and name not in marked:
+            yield f"column {name!r} lacks {int(missing.sum())} values, which training never did; they are filled in"
 
 
 def _image_column(frame: Any, named: str | None) -> str | None:
@@ -153,7 +206,13 @@ def _load_image_column(frame: Any, column: str, target: str | None, options: Opt
         target = next((name for name in TARGET_NAMES if name in frame.columns), None)
     if target is None:
         return loaded
-    y, classes = target_of(frame, target, path.name)
+    if target not in frame.columns:
+        raise ValueError(f"{path.name} has no column {target!r}; its columns are {', '.join(frame.columns)}.")
+    y, classes, lacking = target_of(frame, target)
+    if lacking.any():
+        raise ValueError(
+            f"{int(lacking.sum())} rows of {path.name} have no target, the first is row {int(lacking.argmax())}."
+        )
     return replace(loaded, y=y, classes=classes)
 
 

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dissensus.data.trees import Batch, Tree
 from dissensus.randomness import mix, mix_in_place, multiples
 
 # Words of eight bytes hashed at once: few enough to stay in a processor's cache. A GPU is given more, as each call costs it time.
@@ -21,7 +22,7 @@ class Fingerprint:
         self._inputs: list[Tensor] = []
         self._targets: list[Tensor] = []
 
-    def add(self, x: Tensor, y: Tensor | None) -> None:
+    def add(self, x: Batch, y: Tensor | None) -> None:
         """Take in a batch."""
         self._inputs.append(row_hashes(x))
         if y is not None:
@@ -36,12 +37,15 @@ class Fingerprint:
         return digest_of(self._inputs + self._targets)
 
 
-def row_hashes(x: Tensor) -> Tensor:
+def row_hashes(x: Batch) -> Tensor:
     """Return a 64-bit hash of each row, `(batch,)`: wrapping integer sums, exact in any order and on any device.
 
     Every word is mixed with its place before it is added. Added as products, words could lose their highest bit, which is the
     sign of a number, or their changes could cancel.
     """
+    if isinstance(x, Tree):
+        parts = torch.stack([row_hashes(leaf) for leaf in x.leaves], -1)
+        return mix(mix(parts + multiples(len(x.leaves), x.device)).sum(-1))
     words = _words(x)
     width, at_once = words.shape[1], _HASHED_AT_ONCE
     if words.device.type != "cpu":

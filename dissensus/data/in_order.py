@@ -19,13 +19,15 @@ from torch.utils.data import (
 
 from dissensus.data.features import CachedFeatures
 from dissensus.data.fingerprints import Fingerprint
+from dissensus.data.rows import tree_rows
 from dissensus.data.sources import as_tensor, first_of
+from dissensus.data.trees import Batch, Tree
 from dissensus.randomness import derive, seeded
 
 # Items of a Dataset that are read to recognise it; all of them would take as long as caching itself.
 _LOOKED_AT = 32
 
-Batches = Iterator[tuple[Tensor, Tensor | None]]
+Batches = Iterator[tuple[Batch, Tensor | None]]
 
 
 class Source(Protocol):
@@ -38,7 +40,7 @@ class Source(Protocol):
     def digest(self) -> str:
         """Return what the data is recognised by."""
 
-    def first(self) -> tuple[Tensor, Tensor | None]:
+    def first(self) -> tuple[Batch, Tensor | None]:
         """Return the first row of the first pass as a batch."""
 
     def batches(self, number: int, start: int) -> Batches:
@@ -62,7 +64,7 @@ class Arrays:
         """Return a hash of everything."""
         return _digest(self.batches(0, 0))
 
-    def first(self) -> tuple[Tensor, Tensor | None]:
+    def first(self) -> tuple[Batch, Tensor | None]:
         """Return the first row as a batch."""
         return self._rows(slice(1))
 
@@ -71,8 +73,8 @@ class Arrays:
         for first in range(start, self.count, self.batch_size):
             yield self._rows(slice(first, first + self.batch_size))
 
-    def _rows(self, rows: slice) -> tuple[Tensor, Tensor | None]:
-        return as_tensor(self.x[rows], "x"), None if self.y is None else as_tensor(self.y[rows], "y")
+    def _rows(self, rows: slice) -> tuple[Batch, Tensor | None]:
+        return self.x[rows], None if self.y is None else as_tensor(self.y[rows], "y")
 
 
 class _Items(Dataset[Any]):
@@ -110,7 +112,7 @@ class Items:
         some = np.linspace(0, self.count - 1, min(_LOOKED_AT, self.count)).astype(int).tolist()
         return f"{self.count} items, {_digest(self._load(some, 0, workers=0))}"
 
-    def first(self) -> tuple[Tensor, Tensor | None]:
+    def first(self) -> tuple[Batch, Tensor | None]:
         """Return the first item, as it is in the first pass, as a batch."""
         return next(self._load([0], 0, workers=0))
 
@@ -153,14 +155,15 @@ def source_of(data: Any, batch_size: int, key: int, workers: int) -> Source:
     if isinstance(data, Dataset):
         source = Items(data, batch_size, key, workers, collate)
     elif isinstance(data, tuple | list):
-        if len(data) != 2 or len(data[0]) != len(data[1]):
-            sizes = ", ".join(str(len(part)) for part in data)
+        parts = [tree_rows(part, name) for part, name in zip(data, ("x", "y", "weights"), strict=False)]
+        if len(data) != 2 or len(parts[0]) != len(parts[1]):
+            sizes = ", ".join(str(len(part)) for part in parts)
             raise ValueError(
                 f"Data must be a pair (inputs, targets) with one target for each input; got lengths {sizes}."
             )
-        source = Arrays(data[0], data[1], batch_size)
+        source = Arrays(parts[0], data[1], batch_size)
     else:
-        source = Arrays(data, None, batch_size)
+        source = Arrays(tree_rows(data, "x"), None, batch_size)
     if source.count == 0:
         raise ValueError("There is nothing to cache: the data is empty.")
     return source
@@ -181,10 +184,10 @@ def _check_in_order(loader: DataLoader[Any]) -> None:
         )
 
 
-def _pair(batch: Any) -> tuple[Tensor, Tensor | None]:
+def _pair(batch: Any) -> tuple[Batch, Tensor | None]:
     """Return inputs and targets of a batch of items; what comes after them is passed over."""
     x = first_of(batch) if batch is not None else None
-    if not isinstance(x, Tensor):
+    if not isinstance(x, Tensor | Tree):
         raise ValueError(
             "A Dataset must give inputs, or pairs (input, target), that become tensors as a batch; its batches, or the inputs in "
             f"them, are of type {type(x).__name__}. Wrap it in one that returns such pairs."
@@ -199,10 +202,16 @@ def _pair(batch: Any) -> tuple[Tensor, Tensor | None]:
         ) from None
 
 
+def _kind(x: Batch) -> str:
+    if isinstance(x, Tree):
+        return f"{x.spec} {', '.join(map(_kind, x.leaves))}"
+    return f"{x.dtype} {tuple(x.shape[1:])}".removeprefix("torch.")
+
+
 def _digest(batches: Batches) -> str:
     """Return a hash of rows, and of their shape and type: the same bytes in another shape are other inputs."""
     fingerprint, kinds = Fingerprint(), dict[str, None]()
     for x, y in batches:
         fingerprint.add(x, y)
-        kinds[f"{x.dtype} {tuple(x.shape[1:])}".removeprefix("torch.")] = None
+        kinds[_kind(x)] = None
     return f"{fingerprint.whole()} {', '.join(kinds)}"

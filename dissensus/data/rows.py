@@ -2,11 +2,13 @@
 
 import mmap
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from dissensus.data.trees import Tree, is_tree
 
 # Bytes that are read at once where a whole file is gone through.
 _AT_ONCE = 8 << 20
@@ -97,10 +99,39 @@ class OnDisk:
             self._pages.madvise(mmap.MADV_DONTNEED)
 
 
+Rows: TypeAlias = Tensor | OnDisk | Tree
+
+
 def rows_of(array: Any, name: str) -> Tensor | OnDisk:
     """Return an array as a tensor, or as rows to be read where it lies in a file."""
+    if isinstance(array, OnDisk):
+        return array
     in_a_file = isinstance(array, np.ndarray) and array.ndim > 0 and _file_of(array) is not None
     return OnDisk(array, name) if in_a_file else as_tensor(array, name)
+
+
+def tree_rows(value: Any, name: str) -> Rows:
+    """Return inputs as rows: an array as `rows_of` does, a tuple, dictionary or dataclass of arrays as a `Tree` of such."""
+    if not is_tree(value):
+        return rows_of(value, name)
+    parts = Tree.of(value)
+    rows = Tree(
+        [rows_of(leaf, f"{name}: {part}") for part, leaf in zip(parts.names(), parts.leaves, strict=True)],
+        parts.spec,
+    )
+    lengths = {leaf.shape[:1] for leaf in rows.leaves}
+    if len(lengths) > 1 or () in lengths:
+        raise ValueError(
+            f"All parts of `{name}` must have one row for each input; got {describe_parts(rows)}."
+        )
+    return rows
+
+
+def describe_parts(rows: Tree) -> str:
+    """Return the parts of a tree with their shapes."""
+    return ", ".join(
+        f"{part} shaped {tuple(leaf.shape)}" for part, leaf in zip(rows.names(), rows.leaves, strict=True)
+    )
 
 
 def rows_at_once(values: Tensor | OnDisk) -> int:

@@ -1,226 +1,679 @@
-"""Tables of columns, from CSV or parquet, as numbers: text columns become one column for each of their values."""
+"""Tables of mixed columns as numbers: what each column is, decided once on the training rows, and the same ever after.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+Nothing here needs torch, and encoding a mapping of plain lists needs no pandas either.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import UTC, datetime
+from typing import Any, ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
-
-Missing = Literal["error", "drop"]
 
 MOST_LEVELS = 100
-"""A text column with more different values than this is a name or free text, not a category."""
+"""A text column keeps as many of its values, the most frequent ones; the others are read as none of them."""
+
+MISSING = frozenset(
+    (
+        "",
+        "?",
+        "NA",
+        "N/A",
+        "n/a",
+        "#N/A",
+        "#NA",
+        "<NA>",
+        "NaN",
+        "nan",
+        "-NaN",
+        "-nan",
+        "NULL",
+        "null",
+        "None",
+        "NaT",
+    )
+)
+"""Texts that stand for a missing value, in whatever kind of file."""
+
+_THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
+_BOOLEAN = {"true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0, "1.0": 1.0, "0.0": 0.0}
+_ID_NAMES = re.compile(r"(unnamed: \d+|index|level_0|(.*[_ .-])?(id|uuid|guid)|row[_ ]?(id|number|nr)?)")
+_DATE_FORMATS = ("ISO", "%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%Y/%m/%d", "%d-%m-%Y", "%b %d, %Y", "%d %b %Y")
+_DAY = 86400.0
+PERIODS = {"year": 365.2425, "week": 7.0, "day": 1.0}
+# What chance alone would do less often than once in e^20 cases is no chance.
+_SURELY = 20
+
+Problems = dict[int, str]
+"""Rows that cannot be read, and why."""
+
+
+def columns_of(table: Any) -> dict[str, np.ndarray]:
+    """Return the columns of a DataFrame of pandas or polars, of a mapping of lists, or of an array `(rows, columns)`.
+
+    Missing values are NaN in columns of numbers, NaT in columns of times and None elsewhere.
+
+    Example:
+        >>> columns_of({"age": [31, 46], "town": ["Ulm", None]})["town"].tolist()
+        ['Ulm', None]
+    """
+    if hasattr(table, "columns") or isinstance(table, Mapping):
+        names = table.columns if hasattr(table, "columns") else table
+        return {str(name): _plain(table[name]) for name in names}
+    array = np.asarray(table)
+    if array.ndim != 2:
+        raise ValueError(f"A table has rows and columns; got an array shaped {array.shape}.")
+    return {str(number): _plain(array[:, number]) for number in range(array.shape[1])}
+
+
+def _plain(values: Any) -> np.ndarray:
+    """Return a column as numbers, booleans, times or objects of numpy."""
+    if hasattr(values, "isna"):  # of pandas, whose own types know more kinds of missing values
+        missing = values.isna().to_numpy()
+        kind = values.dtype.kind if not hasattr(values, "cat") else "O"
+        if kind == "M":
+            return (values.dt.tz_convert(None) if getattr(values.dt, "tz", None) else values).to_numpy()
+        if kind in "iuf" or (kind == "b" and not missing.any()):
+            return values.to_numpy() if not missing.any() else values.to_numpy(np.float64, na_value=np.nan)
+        array = values.to_numpy(object).copy()
+        array[missing] = None
+        return array
+    array = values.to_numpy() if hasattr(values, "to_numpy") else _array(values)
+    return array if array.dtype.kind in "biufM" else array.astype(object)
+
+
+def _array(values: Any) -> np.ndarray:
+    if isinstance(values, np.ndarray):
+        return values
+    found = list(values)
+    # Beside numbers, numpy would write None as text and numbers as words.
+    mixed = any(isinstance(value, str) or value is None for value in found)
+    return np.array(found, dtype=object) if mixed else np.asarray(found)
+
+
+def texts_of(values: np.ndarray) -> list[str | None]:
+    """Return each value as text without blanks around it; None where it is missing."""
+    if values.dtype.kind == "f":
+        return [None if value != value else _short(value) for value in values.tolist()]
+    if values.dtype.kind == "M":
+        return [
+            None if value == "NaT" else value for value in values.astype("datetime64[s]").astype(str).tolist()
+        ]
+    return [_text(value) for value in values.tolist()]
+
+
+def _text(value: Any) -> str | None:
+    if value is None or (isinstance(value, float) and value != value):
+        return None
+    text = str(value).strip()
+    return None if text in MISSING else text
+
+
+def _short(value: float) -> str:
+    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
+
+
+def number_of(text: str) -> float | None:
+    """Return what a text says as a number; commas may stand between thousands.
+
+    Example:
+        >>> number_of("12,000"), number_of("1e3"), number_of("12 of 20")
+        (12000.0, 1000.0, None)
+    """
+    plain = text.replace(",", "") if _THOUSANDS.fullmatch(text) else text
+    try:
+        return float(plain) if "_" not in plain else None
+    except ValueError:
+        return None
 
 
 @dataclass(frozen=True)
-class Columns:
-    """How the columns of a table become features, so that another table can be read in the same way.
+class Number:
+    """A column of numbers, or of true and false.
 
     Attributes:
-        names: Columns that are read, in order.
-        levels: For each text column its values; it becomes one 0/1 feature for each.
+        name: Its name.
+        fill: What stands for a missing value: the median of the training rows.
+        indicator: Whether a further feature says where values are missing: they were in the training rows.
+        boolean: Whether it holds true and false, which become 1 and 0.
+        empty: Words that stand for a missing value in this column, beside the usual ones.
+        note: What is worth knowing about it.
     """
 
-    names: tuple[str, ...]
-    levels: Mapping[str, tuple[str, ...]]
+    kind: ClassVar[str] = "number"
+    name: str
+    fill: float = math.nan
+    indicator: bool = False
+    boolean: bool = False
+    empty: tuple[str, ...] = ()
+    note: str = ""
+
+    @property
+    def read_as(self) -> str:
+        """What the column is, in a word."""
+        return "true or false" if self.boolean else "number"
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Names of the features, in order.
+        """Names of the features that the column becomes."""
+        return (self.name, f"{self.name} missing") if self.indicator else (self.name,)
 
-        Example:
-            >>> Columns(("age", "sex"), {"sex": ("f", "m")}).features
-            ('age', 'sex=f', 'sex=m')
-        """
-        return tuple(
-            feature
-            for name in self.names
-            for feature in (
-                [f"{name}={level}" for level in self.levels[name]] if name in self.levels else [name]
+    def learn(self, values: np.ndarray) -> "Column":
+        """Return the column with what training rows tell about it."""
+        numbers = self._numbers(values, {})
+        known = numbers[np.isfinite(numbers)]
+        if not len(known):
+            return LeftOut(self.name, "it is empty")
+        return replace(self, fill=float(np.median(known)), indicator=bool(np.isnan(numbers).any()))
+
+    def missing(self, values: np.ndarray) -> np.ndarray:
+        """Return where values are missing, `(rows,)`."""
+        return np.isnan(self._numbers(values, {}))
+
+    def codes(self, values: np.ndarray, problems: Problems) -> np.ndarray:
+        """Return the numbers, `(rows,)`, NaN where they are missing; rows that cannot be read are added to the problems."""
+        numbers = self._numbers(values, problems)
+        too_large = np.abs(numbers) > np.finfo(np.float32).max
+        for row in np.flatnonzero(too_large).tolist():
+            problems.setdefault(
+                row, f"column {self.name!r} must hold finite numbers; it holds {numbers[row]:g} there"
             )
+        return np.where(too_large, np.nan, numbers)
+
+    def encode(self, values: np.ndarray, problems: Problems) -> np.ndarray:
+        """Return the features, `(rows, features)`; rows that cannot be read are added to the problems."""
+        numbers = self.codes(values, problems)
+        missing = np.isnan(numbers)
+        filled = np.where(missing, self.fill, numbers)
+        return np.stack([filled, missing], 1) if self.indicator else filled[:, None]
+
+    def _numbers(self, values: np.ndarray, problems: Problems) -> np.ndarray:
+        if values.dtype.kind in "biuf":
+            return values.astype(np.float64)
+        texts = texts_of(values)
+        known = {text: self._number(text) for text in set(texts)}
+        for row in [row for row, text in enumerate(texts) if known[text] is None]:
+            wanted = "true or false" if self.boolean else "numbers"
+            problems.setdefault(
+                row, f"column {self.name!r} must hold {wanted}, as in training; it holds {texts[row]!r} there"
+            )
+        return np.array([known[text] for text in texts], dtype=np.float64)
+
+    def _number(self, text: str | None) -> float | None:
+        if text is None or text in self.empty:
+            return math.nan
+        return _BOOLEAN.get(text.lower()) if self.boolean else number_of(text)
+
+
+@dataclass(frozen=True)
+class Category:
+    """A column of words: one 0/1 feature for each value of the training rows; all are 0 for a value that they did not have.
+
+    Attributes:
+        name: Its name.
+        levels: Its values, in order.
+        indicator: Whether a further feature says where values are missing: they were in the training rows.
+        rarer: How many further values the training rows had, too rare to be levels.
+        note: What is worth knowing about it.
+    """
+
+    kind: ClassVar[str] = "category"
+    name: str
+    levels: tuple[str, ...] = ()
+    indicator: bool = False
+    rarer: int = 0
+    note: str = ""
+
+    @property
+    def read_as(self) -> str:
+        """What the column is, in words."""
+        return f"category of {len(self.levels)}" + (f", {self.rarer} rarer ones" if self.rarer else "")
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the features that the column becomes."""
+        features = tuple(f"{self.name}={level}" for level in self.levels)
+        return (*features, f"{self.name} missing") if self.indicator else features
+
+    def learn(self, values: np.ndarray) -> "Column":
+        """Return the column with what training rows tell about it."""
+        texts = texts_of(values)
+        counts = Counter(text for text in texts if text is not None)
+        if not counts:
+            return LeftOut(self.name, "it is empty")
+        often = sorted(counts, key=lambda text: (-counts[text], text))[:MOST_LEVELS]
+        return replace(
+            self, levels=tuple(sorted(often)), indicator=None in texts, rarer=len(counts) - len(often)
         )
 
+    def places(self, values: np.ndarray) -> np.ndarray:
+        """Return the place of each value among the levels; -1 for others, the number of levels for missing values."""
+        place: dict[str | None, int] = {level: number for number, level in enumerate(self.levels)}
+        place[None] = len(self.levels)
+        return np.array([place.get(text, -1) for text in texts_of(values)], dtype=np.int64)
 
-def read_table(path: Path) -> tuple[Any, tuple[str, ...]]:
-    """Read a CSV or parquet file as a pandas DataFrame with text column names; also return what was assumed."""
-    pandas = _pandas(path)
-    notes: tuple[str, ...] = ()
-    if path.is_dir() or path.suffix == ".parquet":
-        frame = _read_parquet(pandas, path)
-    else:
-        frame, notes = _read_csv(pandas, path)
-    frame.columns = [str(name) for name in frame.columns]
-    if frame.empty:
-        raise ValueError(f"{path} holds no rows.")
-    return frame, notes
+    def missing(self, values: np.ndarray) -> np.ndarray:
+        """Return where values are missing, `(rows,)`."""
+        return self.places(values) == len(self.levels)
 
+    def codes(self, values: np.ndarray, problems: Problems) -> np.ndarray:
+        """Return the place of each value among the levels, `(rows,)`; -1 for others, NaN for missing values."""
+        places = self.places(values)
+        return np.where(places == len(self.levels), np.nan, places)
 
-def _pandas(path: Path) -> Any:
-    try:
-        import pandas
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            f"Reading {path.name} needs pandas, which this environment lacks. Install with: pip install 'dissensus[data]'"
-        ) from None
-    return pandas
+    def encode(self, values: np.ndarray, problems: Problems) -> np.ndarray:
+        """Return the features, `(rows, features)`; every row can be read."""
+        return self.places(values)[:, None] == np.arange(len(self.features))
 
 
-def _read_parquet(pandas: Any, path: Path) -> Any:
-    try:
-        return pandas.read_parquet(path)
-    except ImportError:
-        raise ModuleNotFoundError(
-            f"Reading {path.name} needs pyarrow, which this environment lacks. Install with: pip install 'dissensus[data]'"
-        ) from None
-    except (ValueError, OSError) as problem:
-        raise ValueError(f"{path} cannot be read as parquet: {str(problem).splitlines()[0]}") from None
+@dataclass(frozen=True)
+class Date:
+    """A column of dates or times: days since the first of the training rows, and where in the year, week and day they lie.
 
+    Attributes:
+        name: Its name.
+        origin: The first date of the training rows, in days since 1970.
+        fill: What stands for a missing value, in days since 1970: the median of the training rows.
+        parts: Which of "year", "week" and "day" differ in the training rows; each becomes a sine and a cosine.
+        form: How texts are read: "ISO", or a format of `datetime.strptime`.
+        indicator: Whether a further feature says where values are missing: they were in the training rows.
+        note: What is worth knowing about it.
+    """
 
-def _read_csv(pandas: Any, path: Path) -> tuple[Any, tuple[str, ...]]:
-    with open(path, encoding="utf-8-sig", errors="replace") as file:
-        first = file.readline()
-    separator = "\t" if path.suffix == ".tsv" else max(",;\t", key=first.count)
-    cells = [cell.strip().strip('"') for cell in first.strip().split(separator)]
-    headless = bool(first.strip()) and all(_is_number(cell) for cell in cells)
-    try:
-        frame = pandas.read_csv(
-            path, sep=separator, header=None if headless else 0, skipinitialspace=True, encoding="utf-8-sig"
+    kind: ClassVar[str] = "date"
+    name: str
+    origin: float = 0.0
+    fill: float = math.nan
+    parts: tuple[str, ...] = ()
+    form: str = "ISO"
+    indicator: bool = False
+    note: str = ""
+
+    @property
+    def read_as(self) -> str:
+        """What the column is, in a word."""
+        return "date"
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the features that the column becomes."""
+        waves = (f"{self.name} {wave} of {part}" for part in self.parts for wave in ("sine", "cosine"))
+        return (f"{self.name} days", *waves, *([f"{self.name} missing"] if self.indicator else []))
+
+    def learn(self, values: np.ndarray) -> "Column":
+        """Return the column with what training rows tell about it."""
+        days = _days(values, self.form)
+        known = days[~np.isnan(days)]
+        if not len(known):
+            return LeftOut(self.name, "it is empty")
+        parts = tuple(part for part in PERIODS if np.ptp(_phase(known, part)) > 1e-9)
+        return replace(
+            self,
+            origin=float(known.min()),
+            fill=float(np.median(known)),
+            parts=parts,
+            indicator=len(known) < len(days),
         )
-    except (ValueError, UnicodeDecodeError) as problem:  # pandas' own errors are ValueErrors
-        raise ValueError(f"{path} cannot be read as a table: {str(problem).splitlines()[0]}") from None
-    if not headless:
-        return frame, ()
-    return frame, (f"its first line holds numbers, so columns are called 0 to {len(cells) - 1}",)
+
+    def missing(self, values: np.ndarray) -> np.ndarray:
+        """Return where values are missing, `(rows,)`."""
+        return np.isnan(_days(values, self.form))
+
+    def codes(self, values: np.ndarray, problems: Problems) -> np.ndarray:
+        """Return days since 1970, `(rows,)`, NaN where they are missing; rows that cannot be read are added to the problems."""
+        days = _days(values, self.form)
+        texts = values.tolist() if values.dtype == object else []
+        for row in [
+            row for row in np.flatnonzero(np.isnan(days)).tolist() if texts and _text(texts[row]) is not None
+        ]:
+            problems.setdefault(
+                row, f"column {self.name!r} must hold dates, as in training; it holds {texts[row]!r} there"
+            )
+        return days
+
+    def encode(self, values: np.ndarray, problems: Problems) -> np.ndarray:
+        """Return the features, `(rows, features)`; rows that cannot be read are added to the problems."""
+        days = self.codes(values, problems)
+        missing = np.isnan(days)
+        days = np.where(missing, self.fill, days)
+        features = [days - self.origin]
+        for part in self.parts:
+            angle = 2 * np.pi * _phase(days, part)
+            features += [np.sin(angle), np.cos(angle)]
+        return np.stack([*features, missing] if self.indicator else features, 1)
 
 
-def _is_number(text: str) -> bool:
+def _days(values: np.ndarray, form: str) -> np.ndarray:
+    """Return days since 1970; NaN for what is missing or no date."""
+    if values.dtype.kind == "M":
+        seconds = values.astype("datetime64[ms]").astype(np.int64) / 1000.0
+        return np.where(np.isnat(values), np.nan, seconds / _DAY)
+    texts = texts_of(values) if values.dtype == object else [None] * len(values)
+    known = {text: math.nan if text is None else _day(text, form) for text in set(texts)}
+    return np.array([known[text] for text in texts], dtype=np.float64)
+
+
+def _day(text: str, form: str) -> float:
     try:
-        float(text)
+        moment = datetime.fromisoformat(text) if form == "ISO" else datetime.strptime(text, form)
     except ValueError:
-        return False
-    return True
+        return math.nan
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() / _DAY
 
 
-def learn_columns(frame: Any, target: str | None, drop: Sequence[str], name: str) -> Columns:
-    """Decide how the columns of a table become features."""
-    for column in drop:
-        _check_column(frame, column, name)
-    names = tuple(column for column in frame.columns if column != target and column not in drop)
-    if not names:
-        raise ValueError(
-            f"{name} has no column left for features; its columns are {', '.join(frame.columns)}."
-        )
-    levels = {column: _levels(frame[column], column) for column in names if not _is_numeric(frame[column])}
-    return Columns(names, levels)
+def _phase(days: np.ndarray, part: str) -> np.ndarray:
+    """Return where in the year, the week or the day a time lies, from 0 to 1."""
+    period = PERIODS[part]
+    return (np.floor(days) if part == "week" else days) % period / period
 
 
-def _levels(values: Any, column: str) -> tuple[str, ...]:
-    if values.dtype.kind in "mM":
-        raise ValueError(
-            f"Column {column!r} holds dates or times. Leave it out with drop, or make it a number first."
-        )
-    levels = tuple(sorted({str(value) for value in values.dropna()}))
-    if len(levels) > MOST_LEVELS:
-        raise ValueError(
-            f"Column {column!r} holds {len(levels)} different texts, too many for a category (at most {MOST_LEVELS}). "
-            f"Leave it out: drop = [{column!r}]."
-        )
-    return levels
+@dataclass(frozen=True)
+class LeftOut:
+    """A column that is no feature.
+
+    Attributes:
+        name: Its name.
+        note: Why it is none.
+    """
+
+    kind: ClassVar[str] = "left out"
+    name: str
+    note: str
+    read_as: ClassVar[str] = "left out"
+    features: ClassVar[tuple[str, ...]] = ()
+
+    def learn(self, values: np.ndarray) -> "Column":
+        """Return the column as it is."""
+        return self
 
 
-def _is_numeric(values: Any) -> bool:
-    from pandas.api.types import is_numeric_dtype
-
-    return bool(is_numeric_dtype(values.dtype))
+Column = Number | Category | Date | LeftOut
+_KINDS: dict[str, Any] = {kind.kind: kind for kind in (Number, Category, Date, LeftOut)}
 
 
-def features_of(frame: Any, columns: Columns, name: str) -> tuple[Tensor, tuple[str, ...]]:
-    """Return the features of a table, `(rows, features)`, and what is worth knowing about them."""
-    parts, notes = [], []
-    for column in columns.names:
-        _check_column(frame, column, name)
-        if column in columns.levels:
-            part, note = _one_hot(frame[column], columns.levels[column], column)
-            notes.extend(note)
-        else:
-            part = _numbers(frame[column], column, name)[:, None]
-        parts.append(part)
-    return torch.from_numpy(np.concatenate(parts, axis=1)), tuple(notes)
+@dataclass(frozen=True)
+class TableEncoder:
+    """How the columns of a table become features: learned on the training rows, then the same for every table.
 
+    Numbers may have missing values, also written as `?`, and commas between thousands; text becomes one feature for each value,
+    dates become days and their place in year, week and day. Missing values are filled in, and marked by a feature of their own.
+    Columns that never change, that number the rows or that copy the target are left out.
 
-def _numbers(values: Any, column: str, name: str) -> np.ndarray:
-    if not _is_numeric(values):
-        text = next(str(value) for value in values if not _is_number(str(value)))
-        raise ValueError(f"Column {column!r} must hold numbers, as in training; {name} holds {text!r} there.")
-    return values.to_numpy(dtype=np.float32, na_value=np.nan)
-
-
-def _one_hot(values: Any, levels: Sequence[str], column: str) -> tuple[np.ndarray, list[str]]:
-    text = values.astype(str).to_numpy()
-    hot = (text[:, None] == np.asarray(levels, dtype=object)[None, :]).astype(np.float32)
-    new = sorted(set(text[hot.sum(1) == 0].tolist()))
-    if not new:
-        return hot, []
-    shown = ", ".join(map(repr, new[:3])) + (", ..." if len(new) > 3 else "")
-    return hot, [
-        f"column {column!r} holds values that training never saw ({shown}), which are read as none of its own"
-    ]
-
-
-def target_of(frame: Any, target: str, name: str) -> tuple[Tensor, tuple[str, ...] | None]:
-    """Return the target column, and the names of its classes where it holds text."""
-    _check_column(frame, target, name)
-    values = frame[target]
-    if values.isna().any():
-        row = int(values.isna().to_numpy().argmax())
-        raise ValueError(
-            f"Column {target!r} of {name} has {int(values.isna().sum())} missing values, the first in row {row}. "
-            "Fill them in, or set missing = 'drop'."
-        )
-    if values.dtype.kind == "b" or not _is_numeric(values):
-        return label_indices([str(value) for value in values])
-    array = values.to_numpy()
-    if array.dtype.kind in "iu":
-        return torch.from_numpy(array.astype(np.int64)), None
-    return torch.from_numpy(array.astype(np.float32)), None
-
-
-def label_indices(labels: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
-    """Number text labels by their place in the sorted list of all.
+    Attributes:
+        columns: What became of each column, in order.
 
     Example:
-        >>> label_indices(["cat", "ant", "cat"])
-        (tensor([1, 0, 1]), ('ant', 'cat'))
+        >>> rows = {"age": ["31", "?", "1,046"], "town": ["Ulm", "Bonn", None], "unit": ["kg", "kg", "kg"]}
+        >>> encoder = TableEncoder.fit(rows)
+        >>> encoder.features
+        ('age', 'age missing', 'town=Bonn', 'town=Ulm', 'town missing')
+        >>> encoder.transform({"age": [20], "town": ["Oslo"]}).tolist()
+        [[20.0, 0.0, 0.0, 0.0, 0.0]]
+        >>> TableEncoder.from_json(encoder.to_json()) == encoder
+        True
     """
-    classes = tuple(sorted(set(labels)))
-    place = {name: index for index, name in enumerate(classes)}
-    return torch.tensor([place[label] for label in labels]), classes
+
+    columns: tuple[Column, ...]
+
+    @classmethod
+    def fit(
+        cls,
+        table: Any,
+        target: Any = None,
+        *,
+        drop: Sequence[str] = (),
+        keep: Sequence[str] = (),
+    ) -> "TableEncoder":
+        """Decide what each column is, and learn what reading it takes.
+
+        Args:
+            table: What `columns_of` takes, without the target.
+            target: The target of each row, to find columns that give it away.
+            drop: Columns to leave out.
+            keep: Columns to read whatever they look like.
+        """
+        found = columns_of(table)
+        for name in (*drop, *keep):
+            _check_column(name, found)
+        wanted = None if target is None else _plain(target)
+        learned: dict[str, Column] = {}
+        for name, values in found.items():
+            why = "as asked" if name in drop else "" if name in keep else _why_left_out(name, values, wanted)
+            column = LeftOut(name, why) if why else _decide(name, values, _giveaway(values, wanted))
+            learned[name] = column.learn(values)
+        if not any(column.features for column in learned.values()):
+            # What numbers the rows is read after all where there is nothing else.
+            learned |= {
+                n: _decide(n, found[n], "").learn(found[n])
+                for n, c in learned.items()
+                if c.note.startswith("numbers rows")
+            }
+        if not any(column.features for column in learned.values()):
+            told = "; ".join(f"{column.name!r}: {column.note}" for column in learned.values())
+            raise ValueError(f"There is no column left for features ({told}).")
+        return cls(tuple(learned.values()))
+
+    def refit(self, table: Any, rows: Any) -> "TableEncoder":
+        """Return the same reading with what is filled in and which categories there are learned from some rows only.
+
+        Args:
+            table: What the encoder was fitted on.
+            rows: Indices of the training rows.
+        """
+        found = columns_of(table)
+        return TableEncoder(tuple(column.learn(found[column.name][rows]) for column in self.columns))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Columns that are read, in order."""
+        return tuple(column.name for column in self.columns if column.features)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the features, in order."""
+        return tuple(feature for column in self.columns for feature in column.features)
+
+    def encode(self, table: Any, dtype: Any = np.float32) -> tuple[np.ndarray, Problems]:
+        """Return the features of a table, `(rows, features)`, and the rows that cannot be read with the reason for each."""
+        found = columns_of(table)
+        problems: Problems = {}
+        rows = len(next(iter(found.values()), ()))
+        features = np.empty((rows, len(self.features)), dtype)
+        start = 0
+        for column in self.columns:
+            if isinstance(column, LeftOut):
+                continue
+            _check_column(column.name, found)
+            end = start + len(column.features)
+            features[:, start:end] = column.encode(found[column.name], problems)
+            start = end
+        return features, dict(sorted(problems.items()))
+
+    def codes(self, table: Any) -> tuple[np.ndarray, Problems]:
+        """Return one number for each column that is read, `(rows, columns)`, and the rows that cannot be read.
+
+        Numbers are as they are, words are their place among the levels (-1 for others), dates are days since 1970, missing
+        values are NaN: what an exported file takes, which makes features of them itself.
+        """
+        found = columns_of(table)
+        problems: Problems = {}
+        read = [column for column in self.columns if not isinstance(column, LeftOut)]
+        for column in read:
+            _check_column(column.name, found)
+        codes = [column.codes(found[column.name], problems) for column in read]
+        return np.stack(codes, 1).astype(np.float64), dict(sorted(problems.items()))
+
+    def transform(self, table: Any, dtype: Any = np.float32) -> np.ndarray:
+        """Return the features of a table, `(rows, features)`; refuse rows that cannot be read."""
+        features, problems = self.encode(table, dtype)
+        if problems:
+            row, why = next(iter(problems.items()))
+            more = "" if len(problems) == 1 else f" ({len(problems)} rows are like that)"
+            raise ValueError(f"Row {row} cannot be read: {why}{more}.")
+        return features
+
+    def missing(self, table: Any) -> dict[str, np.ndarray]:
+        """Return, for each column that is read, where its values are missing."""
+        found = columns_of(table)
+        return {c.name: c.missing(found[c.name]) for c in self.columns if not isinstance(c, LeftOut)}
+
+    def unseen(self, table: Any) -> dict[str, tuple[str, ...]]:
+        """Return, for each column of words, values that the training rows did not have."""
+        found = columns_of(table)
+        new = {
+            column.name: sorted(
+                {text for text in set(texts_of(found[column.name])) if text is not None} - set(column.levels)
+            )
+            for column in self.columns
+            if isinstance(column, Category) and not column.rarer
+        }
+        return {name: tuple(texts) for name, texts in new.items() if texts}
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Return name, reading and remark of each column."""
+        return [
+            (
+                column.name,
+                column.read_as,
+                ", ".join(
+                    filter(None, ["missing values filled in" if _marks_missing(column) else "", column.note])
+                ),
+            )
+            for column in self.columns
+        ]
+
+    def explain(self) -> str:
+        """Return what became of every column, as a table in plain text."""
+        rows = [("column", "read as", "remark"), *self.rows()]
+        widths = [max(len(row[place]) for row in rows) for place in (0, 1)]
+        return "\n".join(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c}".rstrip() for a, b, c in rows)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return plain values."""
+        return [{"kind": column.kind, **asdict(column)} for column in self.columns]
+
+    @classmethod
+    def from_json(cls, values: Iterable[Mapping[str, Any]]) -> "TableEncoder":
+        """Make it again from plain values."""
+        return cls(tuple(_from_json(each) for each in values))
 
 
-def without_missing(
-    frame: Any, wanted: Sequence[str], missing: Missing, name: str
-) -> tuple[Any, tuple[str, ...]]:
-    """Drop the rows in which a wanted column is empty, or refuse them."""
-    holes = frame[[column for column in wanted if column in frame.columns]].isna()
-    rows = holes.any(axis=1).to_numpy()
-    if not rows.any():
-        return frame, ()
-    if missing == "error":
-        column = holes.columns[int(holes.to_numpy()[rows.argmax()].argmax())]
-        raise ValueError(
-            f"{int(rows.sum())} of the {len(rows)} rows of {name} have missing values; the first is row {int(rows.argmax())}, "
-            f"column {column!r}. Fill them in, or set missing = 'drop'."
-        )
-    if rows.all():
-        raise ValueError(
-            f"Every row of {name} has a missing value. Leave columns out with drop, or fill them in."
-        )
-    return frame[~rows], (f"{int(rows.sum())} of {len(rows)} rows with missing values left out",)
+def _from_json(values: Mapping[str, Any]) -> Column:
+    kind = _KINDS[values["kind"]]
+    plain = {f.name: values[f.name] for f in fields(kind) if f.name in values}
+    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()})
 
 
-def _check_column(frame: Any, column: str, name: str) -> None:
-    if column not in frame.columns:
-        raise ValueError(f"{name} has no column {column!r}; its columns are {', '.join(frame.columns)}.")
+def _marks_missing(column: Column) -> bool:
+    return getattr(column, "indicator", False)
+
+
+def _check_column(name: str, found: Mapping[str, Any]) -> None:
+    if name not in found:
+        raise ValueError(f"The table has no column {name!r}; its columns are {', '.join(found)}.")
+
+
+def _decide(name: str, values: np.ndarray, note: str) -> Column:
+    """Decide what a column is."""
+    if values.dtype.kind in "biuf":
+        return Number(name, boolean=values.dtype.kind == "b", note=note)
+    if values.dtype.kind == "M":
+        return Date(name, note=note)
+    counts = Counter(text for text in texts_of(values) if text is not None)
+    if {text.lower() for text in counts} <= {"true", "false"}:
+        return Number(name, boolean=True, note=note)
+    words = [text for text in counts if number_of(text) is None]
+    # A few words among many different numbers stand for missing values.
+    few = sum(counts[word] for word in words) <= counts.total() / 10 and len(counts) - len(words) > _SURELY
+    if few or not words:
+        said = f"{_shown(sorted(words))} read as missing" if words else ""
+        return Number(name, empty=tuple(sorted(words)), note=_both(said, note))
+    forms = [form for form in _DATE_FORMATS if not any(math.isnan(_day(text, form)) for text in counts)]
+    if forms:
+        either = {"%d/%m/%Y", "%m/%d/%Y"} <= set(forms)
+        return Date(name, form=forms[0], note=_both("read as day/month/year" if either else "", note))
+    return Category(name, note=note)
+
+
+def _both(one: str, other: str) -> str:
+    return "; ".join(filter(None, [one, other]))
+
+
+def _shown(texts: Sequence[str]) -> str:
+    return ", ".join(map(repr, texts[:3])) + (", ..." if len(texts) > 3 else "")
+
+
+def _why_left_out(name: str, values: np.ndarray, target: np.ndarray | None) -> str:
+    """Say why a column should not be a feature; empty where it should."""
+    codes, different = _numbered(values)
+    if different == 1:
+        first = texts_of(values[:1])[0]
+        return "it is empty" if first is None else f"it is always {first!r}"
+    if target is not None and _pairs(codes, target) == different and texts_of(values) == texts_of(target):
+        return "a copy of the target"
+    if different < len(values):
+        return ""
+    return _why_identifier(values, _ID_NAMES.fullmatch(name.lower()) is not None)
+
+
+def _numbered(values: np.ndarray) -> tuple[np.ndarray, int]:
+    """Number the different values of a column, missing ones as one of them; return each row's number and how many there are."""
+    if values.dtype != object:
+        found, codes = np.unique(values, return_inverse=True)
+        return codes, len(found)
+    place: dict[str | None, int] = {}
+    codes = np.array([place.setdefault(text, len(place)) for text in texts_of(values)], dtype=np.int64)
+    return codes, len(place)
+
+
+def _pairs(codes: np.ndarray, target: np.ndarray) -> int:
+    """Return how many different pairs a numbered column and the target make: as many as numbers if it determines the target."""
+    of_target, different = _numbered(target)
+    return len(np.unique(codes.astype(np.int64) * different + of_target))
+
+
+def _why_identifier(values: np.ndarray, named: bool) -> str:
+    """Say why a column whose values are all different names rows rather than describes them; empty where it may describe them.
+
+    Args:
+        values: The column.
+        named: Whether it is called what identifiers are called.
+    """
+    column = _decide("", values, "").learn(values)
+    if isinstance(column, Category):
+        return "names rows, no two alike" if named or len(values) > _SURELY else ""
+    if not isinstance(column, Number):
+        return ""
+    numbers = column.encode(values, {})[:, 0]
+    if not np.equal(np.floor(numbers), numbers).all():
+        return ""
+    # Whole numbers drawn from so small a range would have met.
+    surely = len(values) * (len(values) - 1) / 2 > _SURELY * (np.ptp(numbers) + 1)
+    return "numbers rows, no two alike" if surely or named else ""
+
+
+def _giveaway(values: np.ndarray, target: np.ndarray | None) -> str:
+    """Say so where a column alone tells the target; empty where it does not."""
+    if target is None or len(values) <= _SURELY:
+        return ""
+    codes, different = _numbered(values)
+    if len(values) - different > _SURELY and different > 1 and _pairs(codes, target) == different:
+        return "CAREFUL: it determines the target"
+    numeric = values.dtype.kind in "iuf" and np.isfinite(values.astype(np.float64)).all()
+    return _numeric_giveaway(values.astype(np.float64), target) if numeric else ""
+
+
+def _numeric_giveaway(numbers: np.ndarray, target: np.ndarray) -> str:
+    if np.ptp(numbers) == 0:
+        return ""
+    if target.dtype.kind == "f":
+        differs = np.isfinite(target).all() and np.ptp(target) > 0
+        same = differs and abs(float(np.corrcoef(numbers, target)[0, 1])) > 1 - 1e-6
+        return "CAREFUL: it is the target in other units" if same else ""
+    labels, classes = _numbered(target)
+    turns = int((np.diff(labels[np.argsort(numbers, kind="stable")]) != 0).sum())
+    enough = min(np.bincount(labels)) > _SURELY
+    return "CAREFUL: alone it tells the classes apart" if enough and turns == classes - 1 > 0 else ""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from dissensus._checks import check_weights
+from dissensus._checks import check_labels, check_weights
 from dissensus.diagnostics.drops import drop_curves
 from dissensus.diagnostics.findings import Check, DropCurve, Finding, Pair
 from dissensus.metrics import diversity_bounds, pair_diversity
@@ -134,6 +134,8 @@ def _check(outputs: Tensor, targets: Tensor, loss: Loss, average: str, repeats: 
         raise ValueError(
             f"`outputs` must be shaped (members, batch, ...) with an example or more; got {tuple(outputs.shape)}."
         )
+    if loss in CLASS_LOSSES and outputs.ndim == 3 and not targets.is_floating_point():
+        check_labels(targets, outputs.shape[1], outputs.shape[2])
     if not bool(outputs.isfinite().all()):
         bad = (~outputs.isfinite()).nonzero()[0].tolist()
         raise ValueError(

@@ -8,6 +8,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from dissensus.data.trees import Batch
+
 Cell: TypeAlias = tuple[str, int]
 
 
@@ -70,11 +72,11 @@ class Corruptor:
     folder: Path | None = None
     frost_folder: Path | None = None
 
-    def copies(self, raw: Tensor, labels: Tensor | None, start: int) -> Iterable[tuple[Cell, Tensor]]:
+    def copies(self, raw: Batch, labels: Tensor | None, start: int) -> Iterable[tuple[Cell, Tensor]]:
         """Yield each cell with its copy of a batch whose first row has this number in the set."""
         if not self.cells:
             return
-        if raw.ndim != 4 or raw.dtype != torch.uint8:
+        if not isinstance(raw, Tensor) or raw.ndim != 4 or raw.dtype != torch.uint8:
             raise ValueError(
                 f"Known inputs must be uint8 images (batch, channels, height, width) for `corruptions`; got {raw.dtype} of "
                 f"shape {tuple(raw.shape)}. Give raw images and a `transform` that makes them what members take."

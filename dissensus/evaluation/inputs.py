@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from dissensus.data import trees
 from dissensus.data.files import Loaded
 from dissensus.data.sources import Inputs, Pairs, arrays_of, input_batches, pair_batches
 from dissensus.evaluation.loading import Source, as_inputs, as_pairs, loaded_or_same
@@ -18,7 +19,7 @@ from dissensus.evaluation.results import ALL_CORRUPTIONS, ID, Kind
 # Images that are brighter than this somewhere are not in 0..1.
 _NO_FRACTIONS = 32
 
-Batch: TypeAlias = tuple[Tensor, Tensor | None]
+Batch: TypeAlias = tuple[trees.Batch, Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class NamedSet:
     def _batches(self, batch_size: int) -> Iterator[Batch]:
         if self.kind == "ood":
             # Labels of unknown inputs mean nothing to the ensemble.
-            data = self.data[0] if isinstance(self.data, tuple) and len(self.data) == 2 else self.data
+            data = self.data[0] if isinstance(self.data, tuple) else self.data
             if _is_empty(data):
                 return
             yield from ((x, None) for x in input_batches(data, batch_size))
@@ -121,9 +122,9 @@ def check_not_twice(name: str, fingerprint: str, seen: Mapping[str, str]) -> Non
         raise ValueError(_twice(seen[fingerprint], name))
 
 
-def value_range(raw: Tensor) -> tuple[float, float]:
+def value_range(raw: trees.Batch) -> tuple[float, float]:
     """Return the lowest and the highest number of a batch of images, and NaN for what cannot be one."""
-    if raw.ndim != 4 or not raw.numel() or raw.is_complex():
+    if not isinstance(raw, Tensor) or raw.ndim != 4 or not raw.numel() or raw.is_complex():
         return nan, nan
     if raw.dtype == torch.uint8:
         return 0.0, 255.0

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from dissensus.data.features import CachedFeatures
 from dissensus.data.files import Loaded, load
 from dissensus.data.sources import Inputs, Pairs
+from dissensus.data.trees import is_tree
 
 
 class Items(Protocol):
@@ -56,8 +57,13 @@ def as_pairs(data: Any, name: str, class_names: Sequence[str] | None) -> Pairs:
 def _must_be_read(data: Any) -> bool:
     if isinstance(data, str | Path):
         return True
-    known = (Tensor, np.ndarray, tuple, list, Loaded, CachedFeatures, DataLoader, TensorDataset)
-    if isinstance(data, known) or not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
+    known = (Tensor, np.ndarray, list, Loaded, CachedFeatures, DataLoader, TensorDataset)
+    if (
+        isinstance(data, known)
+        or is_tree(data)
+        or not hasattr(data, "__len__")
+        or not hasattr(data, "__getitem__")
+    ):
         return False
     rows = len(data)
     if not isinstance(data, Dataset):

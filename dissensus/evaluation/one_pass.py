@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
-from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dissensus import metrics
-from dissensus._checks import as_weights
+from dissensus._checks import as_weights, whole_number
 from dissensus.data.sources import Inputs, Pairs, device_of
 from dissensus.data.suites import LoadedSuite
 from dissensus.evaluation.classification import Classification, score_names
@@ -34,6 +33,7 @@ from dissensus.evaluation.results import (
 )
 from dissensus.evaluation.streaming import Reader, Sample, Task
 from dissensus.members import Members
+from dissensus.members.members import as_members
 from dissensus.members.modes import evaluation_mode
 from dissensus.objectives.likelihoods import likelihood_of
 from dissensus.types import MemberWeights
@@ -124,13 +124,9 @@ def evaluate(
         >>> sorted(number.metric for number in result.numbers if number.score == "bma" and number.set == "far")
         ['aupr_in', 'aupr_out', 'auroc', 'fpr95_id_positive', 'fpr95_ood_positive', 'mean']
     """
-    if not isinstance(members, Members):
-        raise ValueError(
-            f"`members` must be an ensemble, such as a DeepEnsemble; got {type(members).__name__}. Wrap networks with "
-            "`ds.DeepEnsemble.from_members([net, ...])`."
-        )
-    bootstrap, batch_size = _whole("bootstrap", bootstrap, 0), _whole("batch_size", batch_size, 1)
-    seed = _whole("seed", seed)
+    members = as_members(members)
+    bootstrap, batch_size = whole_number("bootstrap", bootstrap, 0), whole_number("batch_size", batch_size, 1)
+    seed = whole_number("seed", seed)
     if 0 < bootstrap < FEW_RESAMPLES:
         log.warning(
             "%d resamples are too few for 95 %% intervals; take 1000, or 0 for no intervals", bootstrap
@@ -197,19 +193,13 @@ def evaluate(
 FEW_RESAMPLES = 40
 
 
-def _whole(name: str, value: Any, least: int | None = None) -> int:
-    """Return a whole number as Python's own, or say what is wrong with it."""
-    try:
-        number = index(value)
-    except TypeError:
-        raise ValueError(f"`{name}` must be a whole number; got {value!r}.") from None
-    if least is not None and number < least:
-        raise ValueError(f"`{name}` must be at least {least}; got {number}.")
-    return number
-
-
 def _task(loss: str, scores: Iterable[str] | None, weights: Tensor | None, num_members: int) -> Task:
     kind = likelihood_of(loss).kind
+    if kind == "labels" or kind == "own":
+        raise ValueError(
+            f"`evaluate` reads class logits, point predictions and likelihood heads; the loss is {loss!r}. Take `ds.predict`, and for "
+            "several labels scores of `scores.as_two_classes(logits)`."
+        )
     if kind == "classes":
         return Classification(score_names(scores, num_members), weights, loss)
     return Regression(variance_names(scores, kind, num_members), weights, loss, kind)

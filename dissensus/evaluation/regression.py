@@ -14,7 +14,7 @@ from dissensus.evaluation.classification import Columns, checked_names
 from dissensus.evaluation.estimates import Means
 from dissensus.evaluation.resampling import Statistic
 from dissensus.evaluation.results import COVERAGE_LEVELS, Kind, Number, Reliability
-from dissensus.objectives.likelihoods import as_columns, full, gaussian_nll, laplace_nll, mean_and_scale
+from dissensus.objectives.likelihoods import as_columns, full, gaussian_losses, laplace_losses, mean_and_scale
 from dissensus.scores import REGRESSION_SCORES
 
 Elementwise = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -56,8 +56,8 @@ def _gaussian_half_width(level: float) -> float:
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
-        "gaussian_nll": Family("gaussian", 1.0, gaussian_nll, _gaussian_crps, _gaussian_half_width),
-        "laplace_nll": Family("laplace", 2.0, laplace_nll, _laplace_crps, lambda level: -log(1 - level)),
+        "gaussian_nll": Family("gaussian", 1.0, gaussian_losses, _gaussian_crps, _gaussian_half_width),
+        "laplace_nll": Family("laplace", 2.0, laplace_losses, _laplace_crps, lambda level: -log(1 - level)),
     }
 )
 
@@ -156,7 +156,8 @@ class Regression:
         levels = torch.tensor([family.half_width(level) for level in COVERAGE_LEVELS])
         inside = distance <= levels.to(distance)[:, None, None]
         return {
-            "nll": family.nll(centre, pooled, truth).mean(-1),
+            # Nats of an example: those of its targets together, as the mixture has them.
+            "nll": family.nll(centre, pooled, truth).sum(-1),
             "crps": family.crps(centre, pooled, truth).mean(-1),
             "mixture_nll": -members.logsumexp(0),
             "inside": inside.to(mean.dtype).mean(-1),

@@ -161,6 +161,31 @@ class Disputed:
 
 
 @dataclass(frozen=True)
+class AlarmCheck:
+    """How a run's alarm, and its sets or intervals, did on the sets that were evaluated.
+
+    Attributes:
+        score: Which score raises the alarm.
+        false_alarms: The rate of false alarms that was allowed.
+        calibrated_on: How many held-out inputs the alarm ranks among.
+        flagged: Name of a set to the share of its inputs that raised the alarm.
+        p_values: Name of a set to p-values of (some of) its inputs, in order.
+        coverage: How often sets or intervals were to hold the truth.
+        covered: How often they did, on the known inputs.
+        drift: Log of the drift martingale after (some of) the known inputs, in their order.
+    """
+
+    score: str
+    false_alarms: float
+    calibrated_on: int
+    flagged: Mapping[str, float]
+    p_values: Mapping[str, tuple[float, ...]] = field(repr=False)
+    coverage: float
+    covered: float
+    drift: tuple[float, ...] = field(repr=False)
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """Everything that `evaluate` measured. `print(result.table())` is the short form, `ds.report` the long one.
 
@@ -185,6 +210,8 @@ class Evaluation:
         histograms: One for each score and set.
         gallery: The most and least disputed inputs of each set, where inputs are images.
         diagnosis: Whether members collude, from their outputs on the known inputs; None of a single member.
+        remarks: What to keep in mind when reading, such as that the training was too short.
+        alarm: How the run's alarm did; None where there is none.
     """
 
     name: str
@@ -206,6 +233,8 @@ class Evaluation:
     histograms: tuple[Histogram, ...] = field(repr=False)
     gallery: tuple[Disputed, ...] = field(repr=False)
     diagnosis: Finding | None = field(default=None, repr=False, compare=False)
+    remarks: tuple[str, ...] = ()
+    alarm: AlarmCheck | None = field(default=None, repr=False)
 
     def number(
         self,

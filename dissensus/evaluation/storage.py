@@ -13,6 +13,7 @@ import numpy as np
 
 from dissensus.diagnostics import Finding
 from dissensus.evaluation.results import (
+    AlarmCheck,
     Disputed,
     Evaluation,
     Histogram,
@@ -54,6 +55,7 @@ def to_json(result: Evaluation) -> str:
         whole[name] = [asdict(part) for part in whole[name]]
     whole["gallery"] = [{**asdict(item), "pixels": _packed(item.pixels)} for item in result.gallery]
     whole["diagnosis"] = None if result.diagnosis is None else result.diagnosis.to_dict()
+    whole["alarm"] = None if result.alarm is None else asdict(result.alarm)
     return json.dumps({"format": FORMAT, **whole}, allow_nan=False)
 
 
@@ -78,11 +80,14 @@ def from_json(text: str) -> Evaluation:
     }
     for name, kind in kinds.items():
         whole[name] = tuple(_rebuilt(kind, part) for part in whole[name])
-    for name in ("class_names", "weights", "score_names"):
-        whole[name] = tuple(whole[name])
+    for name in ("class_names", "weights", "score_names", "remarks"):
+        whole[name] = tuple(whole.get(name, ()))
     whole["groups"] = {name: tuple(members) for name, members in whole["groups"].items()}
     if whole.get("diagnosis") is not None:
         whole["diagnosis"] = Finding.from_dict(whole["diagnosis"])
+    if (alarm := whole.get("alarm")) is not None:
+        alarm["p_values"] = {name: tuple(values) for name, values in alarm["p_values"].items()}
+        whole["alarm"] = _rebuilt(AlarmCheck, alarm)
     return Evaluation(**whole)
 
 

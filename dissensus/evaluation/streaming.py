@@ -10,15 +10,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import nan
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from dissensus._capture import Captured
 from dissensus.data.features import CachedFeatures
 from dissensus.data.fingerprints import Fingerprint
 from dissensus.data.sources import num_batches
+from dissensus.data.trees import Batch, Tree, batch_of, describe
+from dissensus.engines.passes import Captured
 from dissensus.evaluation.classification import Classification, Columns
 from dissensus.evaluation.corrupting import Cell, Corruptor
 from dissensus.evaluation.diagnosing import OutputSample
@@ -27,7 +28,6 @@ from dissensus.evaluation.inputs import NamedSet, value_range
 from dissensus.evaluation.regression import Regression
 from dissensus.evaluation.results import ID, Disputed, Kind
 from dissensus.members import Members
-from dissensus.members.heads import reader_of
 
 Task: TypeAlias = Classification | Regression
 # Needed of a batch for the gallery, and not kept.
@@ -83,7 +83,7 @@ class Reader:
 
     members: Members
     task: Task
-    transform: Callable[[Tensor], Tensor] | None
+    transform: Callable[[Any], Any] | None
     batch_size: int
     place: torch.device
     class_names: tuple[str, ...] = ()
@@ -95,7 +95,7 @@ class Reader:
         """Refuse sets of another backbone's features, before any is read."""
         for part in sets:
             try:
-                reader_of(self.members, part.data)
+                self.members.reader(part.data)
             except ValueError as problem:
                 raise ValueError(f"Set {part.name!r} cannot be read: {problem}") from None
 
@@ -142,13 +142,13 @@ class Reader:
         """Return what reads batches of a set: the heads alone where the set holds features of their backbone."""
         features = isinstance(part.data, CachedFeatures)
         if features not in self._programs:
-            reader, transform = reader_of(self.members, part.data), self.transform
+            reader, transform = self.members.reader(part.data), self.transform
             plain = transform is None or features
             run = reader if plain else _chained(transform, reader)
             self._programs[features] = _Program(run, self.task, self.members)
         return self._programs[features]
 
-    def _columns(self, program: "_Program", raw: Tensor, y: Tensor | None, name: str, start: int) -> Columns:
+    def _columns(self, program: "_Program", raw: Batch, y: Tensor | None, name: str, start: int) -> Columns:
         targets = None if y is None else y.to(self.place)
         if self.shape is None:
             with _named(name, raw):
@@ -158,7 +158,9 @@ class Reader:
         else:
             if y is not None:
                 # Before they are used as indices; of the outputs only the shape matters here.
-                self.task.check_targets(y, raw.new_empty(self.shape[0], 0, self.shape[1]), name, start)
+                self.task.check_targets(
+                    y, torch.empty(self.shape[0], 0, self.shape[1], device=raw.device), name, start
+                )
             with _named(name, raw):
                 outputs, usable, columns = program.captured(raw, targets)
             self._check_batch(outputs, None, len(raw), name, start)
@@ -200,8 +202,8 @@ class Reader:
                 f"names: {', '.join(self.class_names)}. Where it is not given, it is what the known data holds."
             )
 
-    def _show(self, gallery: Gallery, raw: Tensor, columns: Columns, y: Tensor | None) -> None:
-        if "dispute" in columns and shows_images(raw):
+    def _show(self, gallery: Gallery, raw: Batch, columns: Columns, y: Tensor | None) -> None:
+        if isinstance(raw, Tensor) and "dispute" in columns and shows_images(raw):
             labels = None if y is None else y.to(self.place)
             gallery.add(raw, columns["dispute"], columns["votes"], columns["predicted"], labels)
 
@@ -242,7 +244,7 @@ class _Kept:
 class _Program:
     """From a raw batch to columns; on a GPU members and scores become one captured program."""
 
-    def __init__(self, run: Callable[[Tensor], Tensor], task: Task, owner: Members) -> None:
+    def __init__(self, run: Callable[[Any], Tensor], task: Task, owner: Members) -> None:
         self.run, self.task = run, task
         self.captured = Captured(self._whole, owner, f"evaluation {' '.join(task.score_names)}")
 
@@ -250,30 +252,32 @@ class _Program:
         """Return which outputs are finite, `(members, batch)`, and the columns."""
         return outputs.isfinite().all(-1), self.task.columns(outputs, targets)
 
-    def _whole(self, raw: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor, Columns]:
+    def _whole(self, raw: Batch, targets: Tensor | None) -> tuple[Tensor, Tensor, Columns]:
         outputs = self.run(raw)
         return outputs, *self.read(outputs, targets)
 
 
 @contextmanager
-def _named(name: str, raw: Tensor) -> Iterator[None]:
+def _named(name: str, raw: Batch) -> Iterator[None]:
     """Say on which set members failed, which their own errors do not."""
     try:
         yield
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as problem:
-        shape = tuple(raw.shape[1:])
         raise ValueError(
-            f"Members cannot read set {name!r}, whose inputs are {raw.dtype} of shape {shape}: {problem}. Give inputs as in "
+            f"Members cannot read set {name!r}, whose inputs are {describe(raw)}: {problem}. Give inputs as in "
             "training, or a `transform` that makes them so."
         ) from problem
 
 
-def _chained(
-    first: Callable[[Tensor], Tensor] | None, second: Callable[[Tensor], Tensor]
-) -> Callable[[Tensor], Tensor]:
-    return lambda raw: second(raw if first is None else first(raw))
+def _chained(first: Callable[[Any], Any] | None, second: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
+    def chain(raw: Batch) -> Tensor:
+        if first is None:
+            return second(raw)
+        return second(batch_of(first(raw.value() if isinstance(raw, Tree) else raw)))
+
+    return chain
 
 
 def _first_unusable(usable: Tensor) -> tuple[int, int]:

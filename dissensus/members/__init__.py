@@ -9,36 +9,50 @@ from dissensus.members.members import Members, View
 from dissensus.members.single import SingleMember
 
 if TYPE_CHECKING:
-    from dissensus.members.anchored import Anchored
-    from dissensus.members.anchored_net import AnchoredNet, anchor_temperature
+    from dissensus.members.anchored import Anchored, AnchoredNet, anchor_temperature
     from dissensus.members.batch_ensemble import BatchEnsemble
-    from dissensus.members.cutting import cut
+    from dissensus.members.lora import LoRAEnsemble
     from dissensus.members.masksembles import MaskedLayer, Masksembles
     from dissensus.members.mc_dropout import MCDropout
+    from dissensus.members.mimo import MIMO
+    from dissensus.members.packed import PackedEnsemble
+    from dissensus.members.snapshots import SnapshotEnsemble
+    from dissensus.members.swag import SWAG
+    from dissensus.nets.cutting import cut
 
 # Loaded when first used: each takes a network apart in its own way, and most runs use one kind.
 _LATER = {
     "Anchored": "dissensus.members.anchored",
-    "AnchoredNet": "dissensus.members.anchored_net",
+    "AnchoredNet": "dissensus.members.anchored",
     "BatchEnsemble": "dissensus.members.batch_ensemble",
+    "LoRAEnsemble": "dissensus.members.lora",
+    "MIMO": "dissensus.members.mimo",
     "MCDropout": "dissensus.members.mc_dropout",
     "MaskedLayer": "dissensus.members.masksembles",
     "Masksembles": "dissensus.members.masksembles",
-    "anchor_temperature": "dissensus.members.anchored_net",
-    "cut": "dissensus.members.cutting",
+    "PackedEnsemble": "dissensus.members.packed",
+    "SWAG": "dissensus.members.swag",
+    "SnapshotEnsemble": "dissensus.members.snapshots",
+    "anchor_temperature": "dissensus.members.anchored",
+    "cut": "dissensus.nets.cutting",
 }
 
 __all__ = [
+    "MIMO",
+    "SWAG",
     "Anchored",
     "AnchoredNet",
     "BatchEnsemble",
     "DeepEnsemble",
     "HeadEnsemble",
+    "LoRAEnsemble",
     "MCDropout",
     "MaskedLayer",
     "Masksembles",
     "Members",
+    "PackedEnsemble",
     "SingleMember",
+    "SnapshotEnsemble",
     "View",
     "anchor_temperature",
     "cut",

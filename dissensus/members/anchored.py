@@ -1,24 +1,230 @@
 """Anchored networks: each input is shown as a reference and what is left of it, so that references make members."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from numbers import Integral, Real
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from dissensus.data.sources import Array, device_of
-from dissensus.members.anchored_features import FeatureEnsemble
-from dissensus.members.anchored_intake import (
-    as_ensemble,
-    as_inputs,
-    check_choices,
-    check_dtype,
-    check_settings,
-)
-from dissensus.members.anchored_net import AnchoredNet, TemperatureForm, anchor_temperature, paired
-from dissensus.members.first_layer import Initialise, double_first_layers
-from dissensus.members.members import Keys, Members, PythonState, View, keys_of
+from dissensus.data.sources import Array, as_tensor, device_of
+from dissensus.data.trees import Output, Tree
+from dissensus.members.deep_ensemble import DeepEnsemble
+from dissensus.members.heads import HeadEnsemble
+from dissensus.members.members import Keys, Members, View, keys_of
+from dissensus.nets.first_layer import Initialise, double_first_layers
 from dissensus.randomness import bits, derive, fold, permutation, uniform
+from dissensus.types import MemberLogits, Scores
+
+TemperatureForm = Literal["exponential", "deviation"]
+
+# Sigmoids that differ by less cannot be told from rounded ones in half precision.
+_LEAST_DEVIATION = 1e-3
+
+
+def paired(reference: Tensor, x: Tensor, axis: int) -> Tensor:
+    """Return `[reference, x - reference]`, joined along an axis counted from the end; references spread over the inputs."""
+    residual = x - reference
+    return torch.cat([reference.expand_as(residual), residual], dim=axis)
+
+
+class AnchoredNet(nn.Module):
+    """One doubled network that sees every input through one reference."""
+
+    reference: Tensor
+
+    def __init__(self, net: nn.Module, reference: Tensor, axis: int | None = None) -> None:
+        """Take a doubled network, a reference, and the axis on which pairs are joined, from the end; an input's first by default."""
+        super().__init__()
+        self.net = net
+        self.axis = -reference.ndim if axis is None else axis
+        self.register_buffer("reference", reference.detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the network on `[reference, x - reference]`."""
+        output: Tensor = self.net(paired(self.reference, x, self.axis))
+        return output
+
+
+def anchor_temperature(logits: MemberLogits, form: TemperatureForm = "exponential") -> Scores:
+    r"""Return how much one network's logits are cooled for each input, from how much they differ between references.
+
+    With $c$ the mean over classes of the standard deviation (of a sample) over references of the *sigmoid* of the logits,
+    `"exponential"` is $1 + e^c$ and `"deviation"` is $c$ itself, but at least 0.001: where all references agree, logits become a
+    thousand times as large, not infinite.
+
+    Args:
+        logits: One network's outputs with each of at least two references, `(references, batch, classes)`.
+        form: Which of the two.
+
+    Returns:
+        What to divide logits by, `(batch,)`; higher where references disagree. `"exponential"` is never below 2: it makes
+        predictions less confident even where all references agree.
+
+    Example:
+        >>> anchor_temperature(torch.zeros(3, 4, 2))
+        tensor([2., 2., 2., 2.])
+
+    References:
+        Thiagarajan et al., 2022, <https://arxiv.org/abs/2207.07235>.
+    """
+    if len(logits) < 2:
+        raise ValueError(f"A temperature compares at least two references; got {len(logits)}.")
+    spread = logits.sigmoid().std(0).mean(-1)
+    return 1 + spread.exp() if form == "exponential" else spread.clamp_min(_LEAST_DEVIATION)
+
+
+class FeatureEnsemble(DeepEnsemble):
+    """A deep ensemble with one more pass, which gives features in place of outputs."""
+
+    def run_features(
+        self, tensors: Mapping[str, Tensor], x: Tensor, *, own: bool, rows: Tensor | None, keys: Keys
+    ) -> Tensor:
+        """Run networks and return what their last linear layers take, `(members, batch, features)`; see `Members.run`."""
+        nets = [shell.net for shell in self._shells]
+        if self.net is not None:
+            nets.append(self.net)
+        with giving_features(nets):
+            return self.run(tensors, x, own=own, rows=rows, keys=keys)
+
+
+@contextmanager
+def giving_features(nets: Iterable[nn.Module]) -> Iterator[None]:
+    """Networks that are called inside give what their last linear layer took, in place of what they say.
+
+    The features leave as the network's own output, so they go wherever outputs go: out of `functional_call`, `vmap`, a
+    recorded step and a captured one, from none of which a tensor that is kept aside could be taken.
+
+    Example:
+        >>> import torch
+        >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> x = torch.zeros(5, 4)
+        >>> with giving_features([net]):
+        ...     features = net(x)
+        >>> features.shape, net(x).shape
+        (torch.Size([5, 8]), torch.Size([5, 2]))
+    """
+    hooks = [hook for net in nets for hook in _give_features(net)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _give_features(net: nn.Module) -> list[RemovableHandle]:
+    """Have one network give features until the hooks are removed."""
+    last: dict[str, Tensor] = {}
+
+    def note(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+        last.update(taken=args[0] if args else kwargs["input"], given=output)
+
+    def give(net: nn.Module, args: tuple[Any, ...], output: Any) -> Tensor:
+        taken, given = last.pop("taken", None), last.pop("given", None)
+        if taken is None or given is None:
+            raise ValueError(
+                "Features are what the last linear layer takes, and no nn.Linear runs in this network. Give it a linear head, or "
+                "use law='outputs'."
+            )
+        if given.shape != getattr(output, "shape", None):
+            raise ValueError(
+                "Features are what the last linear layer takes, and this network's is not its head: it gives "
+                f"{tuple(given.shape)}, the network {tuple(getattr(output, 'shape', ()))}. Use law='outputs'."
+            )
+        return taken
+
+    layers = [layer for layer in net.modules() if isinstance(layer, nn.Linear)]
+    # A network that is one linear layer notes first and gives then: hooks run in the order of their registration.
+    hooks = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
+    return [*hooks, net.register_forward_hook(give)]
+
+
+def as_ensemble(net: object, num_nets: int, seed: int) -> DeepEnsemble:
+    """Return what was given as networks as a deep ensemble of copies."""
+    if isinstance(net, HeadEnsemble):
+        raise ValueError(
+            "Heads on a frozen backbone are anchored on its features: Anchored(ens.heads, features[:100]), with the features of "
+            "ds.cache_features(backbone, data)."
+        )
+    if isinstance(net, Members) and not isinstance(net, DeepEnsemble):
+        raise ValueError(
+            f"`net` must be a network, a list of networks, a DeepEnsemble or a function that makes one; got a {type(net).__name__}."
+        )
+    if not isinstance(num_nets, Integral) or isinstance(num_nets, bool) or num_nets < 1:
+        raise ValueError(f"`num_nets` must be a whole number, at least 1; got {num_nets!r}.")
+    if num_nets != 1 and (isinstance(net, nn.Module) or not callable(net)):
+        raise ValueError(
+            f"num_nets={num_nets} asks for new networks, which only a function makes. Write `lambda: Net(...)`, or hand over a "
+            "list of networks and leave `num_nets` out."
+        )
+    if isinstance(net, DeepEnsemble):
+        return net
+    if isinstance(net, nn.Module):
+        return DeepEnsemble.from_members([net], seed)
+    if callable(net):
+        return DeepEnsemble(net, int(num_nets), seed)
+    if isinstance(net, Sequence) and not isinstance(net, str) and len(net) > 0:
+        return DeepEnsemble.from_members(net, seed)
+    raise ValueError(
+        f"`net` must be a network, a list of networks or a function that makes one; got {net!r:.60}. Make the network first."
+    )
+
+
+def as_inputs(references: Array) -> Tensor:
+    """Return references as one tensor."""
+    try:
+        return as_tensor(references, "references")
+    except (TypeError, ValueError) as problem:
+        raise ValueError(
+            f"`references` must be one tensor or numeric array of inputs, (references, ...); got a {type(references).__name__}. "
+            "Of pairs and data sets hand over the inputs alone."
+        ) from problem
+
+
+def check_settings(
+    references: Tensor, num_members: int, mask_probability: float, temperature: str | None
+) -> int:
+    """Refuse references and numbers that cannot be; return how many members a network has, as Python's own number."""
+    if references.ndim < 2 or len(references) == 0:
+        raise ValueError(
+            f"`references` must be a batch of inputs, (references, ...); got shape {tuple(references.shape)}."
+        )
+    if not references.is_floating_point():
+        raise ValueError(
+            f"`references` must be real numbers, prepared like the inputs; got {references.dtype}. Convert and normalise them as "
+            "the inputs are."
+        )
+    if not bool(references.isfinite().all()):
+        raise ValueError("`references` hold values that are not finite. Leave such inputs out.")
+    whole = isinstance(num_members, Integral) and not isinstance(num_members, bool)
+    if not whole or not 1 <= num_members <= len(references):
+        raise ValueError(
+            f"`num_members` must be a whole number from 1 to that of references, {len(references)}; got {num_members!r}."
+        )
+    if not isinstance(mask_probability, Real) or not 0.0 <= mask_probability <= 1.0:
+        raise ValueError(f"`mask_probability` must be a number in [0, 1]; got {mask_probability!r}.")
+    if temperature is not None and num_members < 2:
+        raise ValueError("A temperature compares references; give at least two with `num_members`.")
+    return int(num_members)
+
+
+def check_choices(**choices: tuple[str | None, tuple[str | None, ...]]) -> None:
+    """Refuse a value that is not one of those allowed; each argument is a value and these."""
+    for name, (value, allowed) in choices.items():
+        if value not in allowed:
+            raise ValueError(f"`{name}` must be {' or '.join(map(repr, allowed))}; got {value!r}.")
+
+
+def check_dtype(net: nn.Module, references: Tensor) -> None:
+    """Refuse references of another dtype than the network's weights."""
+    weights = next((p for p in net.parameters() if p.is_floating_point()), None)
+    if weights is not None and weights.dtype != references.dtype:
+        raise ValueError(
+            f"`references` must have the network's dtype, {weights.dtype}; got {references.dtype}. Convert one of them."
+        )
+
 
 MaskPer = Literal["batch", "example"]
 MaskedTarget = Literal["label", "uniform"]
@@ -94,6 +300,7 @@ class Anchored(Members):
         temperature: TemperatureForm | None = None,
         first_layer: str | None = None,
         initialise: Initialise = "fresh",
+        output: Output = None,
     ) -> None:
         anchors = as_inputs(references)
         num_members = check_settings(anchors, num_members, mask_probability, temperature)
@@ -117,7 +324,7 @@ class Anchored(Members):
         self.masked_target: MaskedTarget = masked_target
         # One network alone gains nothing from being run as a stack of one.
         execution = "loop" if len(nets) == 1 else given.execution
-        inner = FeatureEnsemble.from_members(nets, seed, execution=execution)
+        inner = FeatureEnsemble.from_members(nets, seed, execution=execution, output=output)
         assert isinstance(inner, FeatureEnsemble)
         self.inner = inner
         self.register_buffer("references", anchors.clone())
@@ -156,6 +363,11 @@ class Anchored(Members):
         self, tensors: Mapping[str, Tensor], x: Tensor, *, own: bool, rows: Tensor | None, keys: Keys
     ) -> Tensor:
         """Run every network once, each example with a reference of its own: `(networks, batch, ...)`."""
+        pairs = self.training_pairs(tensors, x, own=own, keys=keys)
+        return self.run_pairs(tensors, pairs, own=True, rows=rows, keys=keys)
+
+    def training_pairs(self, tensors: Mapping[str, Tensor], x: Tensor, *, own: bool, keys: Keys) -> Tensor:
+        """Return each example with the reference drawn for it, masked where that is drawn: `(networks, batch, ...)`."""
         self.check_inputs(x, own)
         batch = x.shape[1 if own else 0]
         references = tensors["references"]
@@ -165,8 +377,7 @@ class Anchored(Members):
         if self.mask_probability > 0.0:
             hidden = self.masked(keys(), batch)
             shown = torch.where(hidden.reshape(*hidden.shape, *(1 for _ in x.shape[1 + own :])), 0.0, drawn)
-        pairs = torch.cat([shown, x - drawn], dim=self.pair_axis)
-        return self.run_pairs(tensors, pairs, own=True, rows=rows, keys=keys)
+        return torch.cat([shown, x - drawn], dim=self.pair_axis)
 
     def run_pairs(
         self, tensors: Mapping[str, Tensor], x: Tensor, *, own: bool, rows: Tensor | None, keys: Keys
@@ -256,8 +467,12 @@ class Anchored(Members):
         """Keys where no noise is drawn: evaluation runs more members than there are keys."""
         return lambda: self.member_keys.new_zeros(count)
 
-    def check_inputs(self, x: Tensor, own: bool) -> None:
+    def check_inputs(self, x: Any, own: bool) -> None:
         """Refuse inputs of another shape or dtype than the references."""
+        if isinstance(x, Tree):
+            raise ValueError(
+                "Anchored sees one tensor through references, and these inputs are several. Join them, or use DeepEnsemble."
+            )
         wanted = self.references.shape[1:]
         if x.shape[1 + own :] != wanted or x.dtype != self.references.dtype:
             lead = "members, batch" if own else "batch"
@@ -284,6 +499,19 @@ class Anchored(Members):
         """Write networks' rows that `rows_of` gathered back, in place."""
         self.inner.put_rows(_inner(tensors), rows, _inner(new))
 
+    def adapt(self, objective: Any) -> Any:
+        """Return an objective that trains masked examples as `masked_target` says; a temperature is for class logits only."""
+        if self.temperature is not None and objective.likelihood.kind != "classes":
+            raise ValueError(
+                f"temperature={self.temperature!r} divides class logits; the loss is {objective.likelihood.name!r}. Leave "
+                "`temperature` out for regression."
+            )
+        return objective.uniform_where_masked() if self.masked_target == "uniform" else objective
+
+    def see(self, inputs: Tensor) -> None:
+        """Take references from the training inputs."""
+        self.draw_references(inputs)
+
     def settings(self) -> dict[str, object]:
         """Return what decides training beside the tensors; the members that a run validates are decided by references too."""
         return {
@@ -293,14 +521,6 @@ class Anchored(Members):
             "mask_per": self.mask_per,
             "temperature": self.temperature,
         }
-
-    def python_state(self) -> PythonState:
-        """Return the plain attributes of the networks' modules."""
-        return self.inner.python_state()
-
-    def training_state(self) -> PythonState:
-        """Return those of the networks that run in training."""
-        return self.inner.training_state()
 
     def member(self, index: int) -> nn.Module:
         """Return one network with one reference as an independent plain module; it knows of no temperature."""
@@ -342,7 +562,7 @@ class _SomeMembers(View):
         """Return some of them."""
         return _SomeMembers(self, self.chosen[torch.as_tensor(rows, device=self.chosen.device)])
 
-    def _forward(self, x: Tensor, own: bool, run: Callable[..., Tensor] | None = None) -> Tensor:
+    def _forward(self, x: Any, own: bool, run: Callable[..., Tensor] | None = None) -> Tensor:
         anchored = self.members
         assert isinstance(anchored, Anchored)
         anchored.check_inputs(x, own)

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dissensus.members.dropout import plain_dropout
+from dissensus.data.trees import Output
 from dissensus.members.shared import BatchUse, PerRow, SharedMembers, adopt
+from dissensus.nets.dropout import plain_dropout
 from dissensus.randomness import derive, seeded, uniform
 
 NAME = "factors"
@@ -76,6 +77,7 @@ class BatchEnsemble(SharedMembers):
         seed: int = 0,
         *,
         batches: BatchUse = "whole",
+        output: Output = None,
     ) -> None:
         if isinstance(make_net, nn.Module):
             raise ValueError(
@@ -90,7 +92,7 @@ class BatchEnsemble(SharedMembers):
             )
         for name, layer in layers.items():
             _split_off(layer, name, num_members, seed)
-        super().__init__(net, num_members, seed, batches)
+        super().__init__(net, num_members, seed, batches, output)
 
     def member(self, index: int) -> nn.Module:
         """Return one member as an independent plain module, with its factors multiplied into the weights."""

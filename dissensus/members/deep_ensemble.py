@@ -2,9 +2,8 @@
 
 import copy
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal
 
@@ -12,17 +11,20 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from dissensus.members.dropout import dropout_keys, key_dropout, plain_dropout, rewind_dropout
-from dissensus.members.members import Keys, Members, PythonState, kept_as_is, keys_of, plain_attributes
+from dissensus.construction import describe
+from dissensus.data.trees import Output, call, pick, signature
+from dissensus.engines.graphs import for_each_member
+from dissensus.engines.watching import kept_as_is, look_at
+from dissensus.members.members import Keys, Members, keys_of
 from dissensus.members.modes import settled_block
 from dissensus.members.probe import (
     PROBE_MEMBERS,
     PROBE_ROWS,
+    WholeBatchNorm,
     copy_in_order,
-    look_at,
+    trains_wrongly_under_vmap,
     why_not_vectorised,
 )
-from dissensus.members.side_by_side import for_each_member
 from dissensus.members.stacking import (
     Loan,
     Shell,
@@ -35,6 +37,7 @@ from dissensus.members.stacking import (
     twin,
     why_not_one_program,
 )
+from dissensus.nets.dropout import dropout_keys, key_dropout, plain_dropout, rewind_dropout
 from dissensus.randomness import derive, seeded
 
 FASTER_APART = "convolutions are faster one member at a time"
@@ -52,13 +55,14 @@ class DeepEnsemble(Members):
 
     Networks whose tensors have the same names and shapes are stored as one set of tensors with a leading member axis.
     With `execution="auto"` they run vectorised (`torch.func.vmap`) if a probe on the first batch shows that this gives
-    the loop's outputs and buffers, and in a loop otherwise; `execution_reason` then says why.
+    the loop's outputs, buffers and gradients, and in a loop otherwise; `execution_reason` then says why.
 
     Args:
         make_member: Makes one new network each time it is called.
         num_members: How many to make.
         seed: Member j's initial weights depend on `(seed, j)` only.
         execution: `"auto"`, or `"vectorised"` / `"loop"` to decide yourself.
+        output: What is scored of networks that return several tensors: a key, an index or a function.
 
     Example:
         >>> ens = DeepEnsemble(lambda: nn.Linear(3, 2), num_members=5, seed=0)
@@ -73,8 +77,10 @@ class DeepEnsemble(Members):
         seed: int = 0,
         *,
         execution: Execution = "auto",
+        output: Output = None,
     ) -> None:
         super().__init__(num_members, seed)
+        self.output = output
         if isinstance(make_member, nn.Module):
             raise ValueError(
                 "`make_member` must be a function that makes a network; got a network. Write `lambda: Net(...)`, or use "
@@ -88,14 +94,24 @@ class DeepEnsemble(Members):
 
     @classmethod
     def from_members(
-        cls, nets: Sequence[nn.Module], seed: int = 0, *, execution: Execution = "auto"
+        cls,
+        nets: Sequence[nn.Module],
+        seed: int = 0,
+        *,
+        execution: Execution = "auto",
+        output: Output = None,
     ) -> "DeepEnsemble":
         """Make an ensemble of networks that exist already, trained or not, of one architecture or several.
 
         The networks are copied. Those of different architectures run in a loop and need only give outputs of one shape.
         """
-        if isinstance(nets, nn.Module) and not isinstance(nets, nn.ModuleList | nn.Sequential):
-            raise ValueError("`from_members` wants a list of networks: from_members([net_a, net_b]).")
+        # An nn.Sequential is one network: its layers are not members.
+        if not isinstance(nets, Iterable) or (
+            isinstance(nets, nn.Module) and not isinstance(nets, nn.ModuleList)
+        ):
+            raise ValueError(
+                f"`from_members` wants a list of networks, from_members([net_a, net_b]); got {type(nets).__name__}."
+            )
         nets = list(nets)
         if len({id(net) for net in nets}) < len(nets):
             raise ValueError(
@@ -103,6 +119,8 @@ class DeepEnsemble(Members):
             )
         ensemble = cls.__new__(cls)
         Members.__init__(ensemble, len(nets), seed)
+        given = {"nets": nets, "seed": seed, "execution": execution, "output": output}
+        ensemble.made_by, ensemble.output = ("from_members", describe(given)), output
         ensemble._adopt(nets, execution)
         return ensemble
 
@@ -131,32 +149,31 @@ class DeepEnsemble(Members):
         self.to(next((p.device for net in nets for p in net.parameters()), self.member_keys.device))
         self._shells = [Shell(net) for net in nets]
         self._loan: Loan | None = None
-        self._decisions: dict[tuple[Any, ...], _Decision] = {}
 
     @property
     def why_different(self) -> str | None:
         """Why one member's module is not every member's, tensors apart; None if it is."""
         return self._not_one_program
 
+    def why_not_single(self) -> str | None:
+        """Say why one member's program would not be every member's; None if it would."""
+        return "members are not stored as one" if not self.stacked else self.why_different
+
+    def single(self) -> Members:
+        """Return one member that runs tensors it is handed."""
+        from dissensus.members.single import SingleMember
+
+        return SingleMember(self)
+
     @property
     def execution_reason(self) -> str | None:
         """Why members run in a loop, as found for the newest kind of batch; None if they do not."""
-        decision = next(reversed(self._decisions.values()), None)
-        return None if decision is None else decision.why_loop
+        decision = next(reversed(self.decisions.values()), None)
+        return None if decision is None else decision["why_loop"]
 
-    def python_state(self) -> PythonState:
-        """Return the attributes of the modules that really run, too."""
-        return super().python_state() + [
-            entry
-            for shell in self._shells
-            for entry in plain_attributes(shell.net)
-            if not shell.lends(*entry[:2])
-        ]
-
-    def training_state(self) -> PythonState:
-        """Return the attributes of one module where it stands for all: those of a thousand take as long as many steps."""
-        apart = any(decision.why_loop for kind, decision in self._decisions.items() if kind[0])
-        return self.python_state() if apart else super().python_state()
+    def unregistered(self) -> Iterator[nn.Module]:
+        """Yield the modules of each member, which run in a loop."""
+        return (module for shell in self._shells for module in shell.net.modules())
 
     def shell(self, index: int) -> Shell:
         """Return a copy of one member's module without tensors."""
@@ -171,45 +188,47 @@ class DeepEnsemble(Members):
         return self
 
     def run(
-        self, tensors: Mapping[str, Tensor], x: Tensor, *, own: bool, rows: Tensor | None, keys: Keys
+        self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys
     ) -> Tensor:
         """Run members on the given tensors; see `Members.run`."""
         decision = self._decide(tensors, x, own, rows, keys)
-        if decision.why_loop is None:
+        if decision["why_loop"] is None:
             return self._run_vectorised(tensors, x, own, keys)
-        return self._run_loop(tensors, x, own, rows, keys, random=decision.random)
+        return self._run_loop(tensors, x, own, rows, keys, random=decision["random"])
 
     def _decide(
-        self, tensors: Mapping[str, Tensor], x: Tensor, own: bool, rows: Tensor | None, keys: Keys
-    ) -> "_Decision":
-        kind_of_batch = (
-            self.training,
-            own,
-            x.shape[1 + own :],
-            x.dtype,
-            x.device,
-            torch.is_autocast_enabled(x.device.type),
-            self._is_large(x, own),
+        self, tensors: Mapping[str, Tensor], x: Any, own: bool, rows: Tensor | None, keys: Keys
+    ) -> dict[str, Any]:
+        kind_of_batch = " ".join(
+            [
+                "training" if self.training else "evaluating",
+                "own" if own else "shared",
+                f"{signature(x, 1 + own)} {x.device.type}",
+                "autocast" if torch.is_autocast_enabled(x.device.type) else "plain",
+                "large" if self._is_large(x, own) else "any size",
+            ]
         )
-        if kind_of_batch not in self._decisions:
-            with seeded(0), kept_as_is(self):
-                self._decisions[kind_of_batch] = self._probe(tensors, x, own, rows, keys)
+        if kind_of_batch not in self.decisions:
+            with seeded(0), kept_as_is(self.parts()), self.returning_all(False):
+                why, random = self._probe(tensors, x, own, rows, keys)
+            self.decisions[kind_of_batch] = {"training": self.training, "why_loop": why, "random": random}
             for shell in self._shells:
                 shell.release()  # of the copies that the probe lent them
-        return self._decisions[kind_of_batch]
+        return self.decisions[kind_of_batch]
 
     def _probe(
-        self, tensors: Mapping[str, Tensor], x: Tensor, own: bool, rows: Tensor | None, keys: Keys
-    ) -> "_Decision":
+        self, tensors: Mapping[str, Tensor], x: Any, own: bool, rows: Tensor | None, keys: Keys
+    ) -> tuple[str | None, bool]:
+        """Return why members run in a loop, None if they do not, and whether they draw random numbers."""
         count = min(self.num_members if rows is None else len(rows), PROBE_MEMBERS)
         picked = torch.arange(count, device=x.device) if rows is None else rows[:count]
         few = {name: t.detach()[:count] if self.stacked else t.detach() for name, t in tensors.items()}
         inputs = (x[:count, :PROBE_ROWS] if own else x[:PROBE_ROWS]).detach()
 
-        def loop(given: Mapping[str, Tensor], batch: Tensor) -> Tensor:
+        def loop(given: Mapping[str, Tensor], batch: Any) -> Tensor:
             return self._run_loop(given, batch, own, picked, lambda: keys()[:count], random=False)
 
-        def vectorised(given: Mapping[str, Tensor], batch: Tensor) -> Tensor:
+        def vectorised(given: Mapping[str, Tensor], batch: Any) -> Tensor:
             return self._run_vectorised(given, batch, own, lambda: keys()[:count])
 
         weights = {name: few[name] for name, _ in self.named_parameters() if name in few}
@@ -224,7 +243,7 @@ class DeepEnsemble(Members):
             return {name: copy_in_order(t) for name, t in weights.items()} if writes else tried
 
         if self.execution == "vectorised":
-            return _Decision(None, random=False)
+            return None, False
         if self.execution == "loop":
             why: str | None = "execution='loop' was asked for"
         elif self._not_one_program is not None:
@@ -235,23 +254,24 @@ class DeepEnsemble(Members):
             trainable = (
                 {name for name, p in self.named_parameters() if p.requires_grad} if self.training else set()
             )
-            why = why_not_vectorised(loop, vectorised, for_an_attempt, buffers, inputs, trainable)
+            why = trains_wrongly_under_vmap(self) if self.training else None
+            why = why or why_not_vectorised(loop, vectorised, for_an_attempt, buffers, inputs, trainable)
             # Of one member on the whole batch.
             work *= x.shape[int(own)] / max(inputs.shape[int(own)], 1) / count
             if why is None and self._convolves() and self._loop_is_faster(x, work):
                 why = FASTER_APART
             elif why is None and self._is_large(x, own):
                 why = "large batches are faster one member at a time on a CPU"
-        return _Decision(why, random=bool(drawn))
+        return why, bool(drawn)
 
-    def _is_large(self, x: Tensor, own: bool) -> bool:
+    def _is_large(self, x: Any, own: bool) -> bool:
         settled = not self.training and settled_block(self) is not None
         return settled and x.device.type == "cpu" and x.shape[int(own)] >= LARGE_BATCH
 
     def _convolves(self) -> bool:
         return any(isinstance(module, torch.nn.modules.conv._ConvNd) for module in self.modules())
 
-    def _loop_is_faster(self, x: Tensor, work: float) -> bool:
+    def _loop_is_faster(self, x: Any, work: float) -> bool:
         """Whether members that convolve run faster one by one: vmap turns their convolutions into grouped ones.
 
         A rule, not a measurement: the two differ by rounding, and a run must not depend on what else the machine did.
@@ -264,9 +284,9 @@ class DeepEnsemble(Members):
     @property
     def faster_apart(self) -> bool:
         """Whether a batch was seen in training for which members run faster one by one."""
-        return any(key[0] and decision.why_loop == FASTER_APART for key, decision in self._decisions.items())
+        return any(d["training"] and d["why_loop"] == FASTER_APART for d in self.decisions.values())
 
-    def _run_vectorised(self, tensors: Mapping[str, Tensor], x: Tensor, own: bool, keys: Keys) -> Tensor:
+    def _run_vectorised(self, tensors: Mapping[str, Tensor], x: Any, own: bool, keys: Keys) -> Tensor:
         net = self.net
         if net is None:
             raise ValueError(
@@ -275,17 +295,20 @@ class DeepEnsemble(Members):
         stacked = {name.removeprefix("net."): t for name, t in tensors.items() if name.startswith("net.")}
         stacked.update(dropout_keys(net, keys))
 
-        def call(one: dict[str, Tensor], batch: Tensor) -> Tensor:
-            return functional_call(net, one, (batch,))
+        def run_one(one: dict[str, Tensor], batch: Any) -> Any:
+            return pick(
+                call(lambda *parts, **named: functional_call(net, one, parts, named), batch), self.picks
+            )
 
-        outputs = vmap(call, in_dims=(0, 0 if own else None), randomness="error")(stacked, x)
+        with _quiet_vmap(), WholeBatchNorm() if torch.is_autocast_enabled(x.device.type) else nullcontext():
+            outputs: Tensor = vmap(run_one, in_dims=(0, 0 if own else None), randomness="error")(stacked, x)
         rewind_dropout(net)
         return outputs
 
     def _run_loop(
         self,
         tensors: Mapping[str, Tensor],
-        x: Tensor,
+        x: Any,
         own: bool,
         rows: Tensor | None,
         keys: Keys,
@@ -305,14 +328,14 @@ class DeepEnsemble(Members):
             row.update(dropout_keys(shell.net, partial(_key_at, keys, place)))
             shell.lend(row)
             with nullcontext() if seeds is None else seeded(seeds[place]):
-                outputs[place] = shell.net(x[place] if own else x)
+                outputs[place] = pick(call(shell.net, x[place] if own else x), self.picks)
             shell.collect(row)
             rewind_dropout(shell.net)
 
         for_each_member(run, len(members))
         return join(outputs)
 
-    def _run_settled(self, tensors: Mapping[str, Tensor], x: Tensor, keys: Keys, block: int) -> Tensor:
+    def _run_settled(self, tensors: Mapping[str, Tensor], x: Any, keys: Keys, block: int) -> Tensor:
         """Run members in turn where neither weights nor modes change between passes: they keep the rows they were lent."""
         members = range(self.num_members)
         if self._loan is None or not self._loan.holds(tensors, block):
@@ -327,7 +350,7 @@ class DeepEnsemble(Members):
         loan, outputs = self._loan, [torch.empty(0)] * self.num_members
 
         def run(index: int) -> None:
-            outputs[index] = loan.shells[index].net(x)
+            outputs[index] = pick(call(loan.shells[index].net, x), self.picks)
             loan.shells[index].collect(loan.rows[index])
 
         for_each_member(run, self.num_members)
@@ -413,13 +436,16 @@ class DeepEnsemble(Members):
         return self.__dict__ | {"_loan": None}
 
 
-@dataclass(frozen=True)
-class _Decision:
-    """How members run on one kind of batch."""
-
-    why_loop: str | None
-    random: bool
-
-
 def _key_at(keys: Keys, place: int) -> Tensor:
     return keys()[place]
+
+
+@contextmanager
+def _quiet_vmap() -> Iterator[None]:
+    """Keep torch from warning of operations that vmap runs one by one: whether that pays is for the probe to say."""
+    switch = torch._C._functorch._set_vmap_fallback_warning_enabled  # type: ignore[attr-defined]
+    switch(False)
+    try:
+        yield
+    finally:
+        switch(True)

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from numbers import Integral
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -13,6 +13,7 @@ from dissensus.architectures import mlp
 from dissensus.data.descriptions import network_digest
 from dissensus.data.features import CachedFeatures
 from dissensus.data.sources import device_of
+from dissensus.data.trees import Batch, Output, call, inputs_of, pick
 from dissensus.members.deep_ensemble import DeepEnsemble
 from dissensus.members.members import Keys, Members
 from dissensus.members.stacking import tensors_of
@@ -37,6 +38,8 @@ class HeadEnsemble(Members):
             One layer is a convex problem: all members would end in the same place.
         num_members: How many heads.
         seed: Member j's initial weights depend on `(seed, j)` only.
+        features: What heads take of a backbone that returns several tensors: a key, an index or a function.
+        output: What is scored of heads that return several tensors, likewise.
 
     Example:
         >>> import torch
@@ -46,10 +49,21 @@ class HeadEnsemble(Members):
         (torch.Size([50, 8, 10]), 0)
     """
 
-    owns_parameters: ClassVar[bool] = True
+    # Batches of their own would all go through the backbone.
+    prefers_shared_batches: ClassVar[bool] = True
 
-    def __init__(self, backbone: nn.Module, make_head: MakeHead, num_members: int, seed: int = 0) -> None:
+    def __init__(
+        self,
+        backbone: nn.Module,
+        make_head: MakeHead,
+        num_members: int,
+        seed: int = 0,
+        *,
+        features: Output = None,
+        output: Output = None,
+    ) -> None:
         super().__init__(num_members, seed)
+        self.output, self.takes = output, features
         if not isinstance(backbone, nn.Module):
             raise ValueError(f"`backbone` must be a network, an nn.Module; got {type(backbone).__name__}.")
         if isinstance(backbone, Members):
@@ -57,7 +71,7 @@ class HeadEnsemble(Members):
                 f"`backbone` must be one network; got a {type(backbone).__name__}. Take one of its members: ens.member(0)."
             )
         self.backbone = backbone.requires_grad_(False)
-        self.heads = DeepEnsemble(_factory(make_head), num_members, seed)
+        self.heads = DeepEnsemble(_factory(make_head), num_members, seed, output=output)
         self.training = self.heads.training
         backbone.eval()
         self.to(device_of(backbone))
@@ -68,22 +82,21 @@ class HeadEnsemble(Members):
         self.backbone.eval()
         return self
 
-    def features(self, x: Tensor) -> Tensor:
+    def features(self, *x: Any, **named: Any) -> Tensor:
         """Return what the backbone says of a batch, `(batch, ...)`; gradients flow to `x` alone."""
-        return self._features({f"{_BACKBONE}{name}": t for name, t in tensors_of(self.backbone).items()}, x)
+        own = {f"{_BACKBONE}{name}": t for name, t in tensors_of(self.backbone).items()}
+        return self._features(own, inputs_of(x, named))
 
-    def _features(self, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    def _features(self, tensors: Mapping[str, Tensor], x: Batch) -> Tensor:
         frozen = {name: t.detach() for name, t in _under(_BACKBONE, tensors).items()}
-        features = functional_call(self.backbone, frozen, (x,))
-        if not isinstance(features, Tensor):
-            raise ValueError(
-                f"A backbone must return one tensor; got {type(features).__name__}. Wrap it in a module that returns the features."
-            )
+        features: Tensor = pick(
+            call(lambda *parts, **named: functional_call(self.backbone, frozen, parts, named), x), self.takes
+        )
         own = next((t for t in self.heads.parameters() if t.is_floating_point()), features)
         return features.to(own.dtype) if features.is_floating_point() else features
 
     def run(
-        self, tensors: Mapping[str, Tensor], x: Tensor, *, own: bool, rows: Tensor | None, keys: Keys
+        self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys
     ) -> Tensor:
         """Run the backbone once and the heads on what it gives; see `Members.run`."""
         features = self._features(tensors, x.flatten(0, 1) if own else x)
@@ -128,9 +141,9 @@ class HeadEnsemble(Members):
     def keep_members(self, rows: Sequence[int]) -> None:
         """Go on with these heads only, in place; the others are gone."""
         self.heads.keep_members(rows)
-        self.follow_heads()
+        self.catch_up()
 
-    def follow_heads(self) -> None:
+    def catch_up(self) -> None:
         """Have as many members as there are heads, also where some of them were dropped in training."""
         self.num_members, self.member_ids = self.heads.num_members, self.heads.member_ids
         self.member_keys = self.heads.member_keys.clone()
@@ -145,9 +158,32 @@ class HeadEnsemble(Members):
 
     def on_backbone(self, head: nn.Module) -> nn.Module:
         """Return one plain module: a copy of the backbone, then this head."""
-        net = nn.Sequential(copy.deepcopy(self.backbone), head)
+        net = HeadOnBackbone(copy.deepcopy(self.backbone), head)
+        net.takes = self.takes
         net.training = self.training
         return net
+
+    def reader(self, data: object) -> Members:
+        """Return the heads where the data holds features of the backbone, else all."""
+        if not isinstance(data, CachedFeatures):
+            return self
+        data.check_backbone(self.backbone)
+        return self.heads
+
+    def check_beside(self, data: object, side: object, name: str) -> None:
+        """Refuse features of another backbone, and features beside inputs."""
+        if not isinstance(side, CachedFeatures):
+            return
+        if not isinstance(data, CachedFeatures):
+            raise ValueError(
+                f"The {name} data are cached features and the training data are inputs of the backbone. Cache the training data "
+                "too, or hand over inputs."
+            )
+        side.check_backbone(self.backbone)
+
+    def identity(self) -> dict[str, str]:
+        """Return which backbone it is."""
+        return {"backbone": self.backbone_digest(), **super().identity()}
 
     def backbone_digest(self) -> str:
         """Return a hash of the backbone as it now is, by which it is recognised."""
@@ -161,29 +197,14 @@ class HeadEnsemble(Members):
         return f"num_members={self.num_members}, trained={trained}, frozen={frozen}"
 
 
-def reader_of(members: Members, data: object) -> Members:
-    """Return what of an ensemble runs on this data: its heads where the data holds features of its backbone, else all."""
-    if not isinstance(data, CachedFeatures) or not isinstance(members, HeadEnsemble):
-        return members
-    data.check_backbone(members.backbone)
-    return members.heads
+class HeadOnBackbone(nn.Sequential):
+    """A backbone and a head as one plain module, which takes what the backbone takes."""
 
+    takes: Output = None
 
-def check_side_features(members: Members, data: object, side: object, name: str) -> None:
-    """Refuse features that go beside the training data and are not of its kind: another backbone's, or features beside inputs."""
-    if not isinstance(side, CachedFeatures):
-        return
-    if isinstance(members, HeadEnsemble) and not isinstance(data, CachedFeatures):
-        raise ValueError(
-            f"The {name} data are cached features and the training data are inputs of the backbone. Cache the training data too, "
-            "or hand over inputs."
-        )
-    if isinstance(members, HeadEnsemble):
-        side.check_backbone(members.backbone)
-    elif isinstance(data, CachedFeatures) and side.of_another_backbone(data):
-        raise ValueError(
-            f"The {name} data are features of another backbone than the training data's. Cache both with one backbone."
-        )
+    def forward(self, *x: Any, **named: Any) -> Any:
+        """Run the head on the backbone's features."""
+        return self[1](pick(self[0](*x, **named), self.takes))
 
 
 def _factory(make_head: MakeHead) -> Callable[[], nn.Module]:

@@ -3,21 +3,22 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils._pytree import tree_leaves
 
 from dissensus import masks
-from dissensus.members.channels import ChannelMask, attach
+from dissensus.data.trees import Output
 from dissensus.members.members import Keys
 from dissensus.members.modes import evaluation_mode, settled_block
-from dissensus.members.places import Layers, Map
-from dissensus.members.shared import BatchUse, SharedMembers, adopt, call, fastest_layout, listed
-from dissensus.members.sites import Site
-from dissensus.members.trimming import Form, Trimmer, grow, why_not_trimmed
+from dissensus.members.shared import BatchUse, SharedMembers, adopt, call, fastest_layout
+from dissensus.members.stacking import join
+from dissensus.members.trimming import ChannelMask, Form, Trimmer, attach, grow, why_not_trimmed
+from dissensus.nets.sites import Layers, Map, Site, listed
 from dissensus.randomness import derive
 
 log = logging.getLogger("dissensus")
@@ -100,6 +101,7 @@ class Masksembles(SharedMembers):
         batches: BatchUse = "split",
         axis: int | None = None,
         execution: Execution = "auto",
+        output: Output = None,
     ) -> None:
         if execution not in ("auto", "tiled", "apart"):
             raise ValueError(f"`execution` must be 'auto', 'tiled' or 'apart'; got {execution!r}.")
@@ -120,7 +122,7 @@ class Masksembles(SharedMembers):
         if axis is not None:
             sites = [_on_axis(site, axis) for site in sites]
         sites = [_put_mask(net, site, num_members, scale, seed, grow, places) for site in sites]
-        super().__init__(net, num_members, seed, batches)
+        super().__init__(net, num_members, seed, batches, output)
         self.scale, self.execution = scale, execution
         # In a list: the module without values is not a part of this one.
         self._trimmer = [Trimmer(self.net, sites)]
@@ -155,7 +157,7 @@ class Masksembles(SharedMembers):
         return self.get_buffer(f"net.{layer}.mask.values")
 
     def run(
-        self, tensors: Mapping[str, Tensor], x: Tensor, *, own: bool, rows: Tensor | None, keys: Keys
+        self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys
     ) -> Tensor:
         """Run members on the given tensors; see `Members.run`."""
         if self.training or any(module.training for module in self.net.modules()):
@@ -173,12 +175,14 @@ class Masksembles(SharedMembers):
         self._check_trimming()
         return self._apart_pays or self.execution == "apart"
 
-    def _run_apart(self, tensors: Mapping[str, Tensor], x: Tensor, own: bool, rows: Tensor | None) -> Tensor:
+    def _run_apart(self, tensors: Mapping[str, Tensor], x: Any, own: bool, rows: Tensor | None) -> Tensor:
         tensors = {name.removeprefix("net."): t for name, t in tensors.items() if name.startswith("net.")}
         net = self._trimmer[0].net.eval()
         members = self._gather(tensors, rows, x.device)
         x = fastest_layout(x)
-        return torch.stack([call(net, one, x[place] if own else x) for place, one in enumerate(members)])
+        outputs = [call(net, one, x[place] if own else x, self.picks) for place, one in enumerate(members)]
+        stacked: Tensor = join(outputs)
+        return stacked
 
     def _check_trimming(self) -> None:
         """Compare members that have fewer channels with the masked network, once, on the first inputs that were evaluated.
@@ -197,11 +201,12 @@ class Masksembles(SharedMembers):
             side.fix(reason)
         self._trimmer, self._apart_pays, self._gathered = [Trimmer(self.net, sites)], False, None
 
-    def _right_when_trimmed(self, few: Tensor) -> bool:
+    def _right_when_trimmed(self, few: Any) -> bool:
         tensors = {name: t.detach() for name, t in (*self.named_parameters(), *self.named_buffers())}
         device = self.member_keys.device
         # In full precision: two ways to the same answer differ by more in half of it.
-        with torch.no_grad(), torch.autocast(device.type, enabled=False), evaluation_mode(self):
+        plain = torch.autocast(device.type, enabled=False)
+        with torch.no_grad(), plain, evaluation_mode(self), self.returning_all(False):
             few = few.to(device)
             wanted = super().run(tensors, few, own=False, rows=None, keys=lambda: self.member_keys)
             try:
@@ -260,9 +265,9 @@ class Masksembles(SharedMembers):
         return self._trimmer[0].member(tensors, index).train(self.training)
 
 
-def _has_values(x: Tensor) -> bool:
+def _has_values(x: Any) -> bool:
     """Whether a tensor holds the values it stands for: not while a pass is recorded or mapped."""
-    return _get_current_dispatch_mode() is None and not is_functorch_wrapped_tensor(x)
+    return _get_current_dispatch_mode() is None and not any(map(is_functorch_wrapped_tensor, tree_leaves(x)))
 
 
 def _check_layers(sites: list[Site], net: nn.Module, places: Map) -> None:

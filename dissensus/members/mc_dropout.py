@@ -2,14 +2,15 @@
 
 import copy
 from collections.abc import Iterator, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from dissensus.members.dropout import KeyedDropout, key_dropout, plain_dropout
+from dissensus.data.trees import Batch, Output, Tree, inputs_of
 from dissensus.members.members import Keys
 from dissensus.members.shared import SharedMembers, adopt, layers_as_written
+from dissensus.nets.dropout import KeyedDropout, key_dropout, plain_dropout
 from dissensus.randomness import fold, uniform
 
 Masks = Literal["member", "input"]
@@ -76,15 +77,18 @@ class MCDropout(SharedMembers):
         p: float | None = None,
         *,
         masks: Masks = "member",
+        output: Output = None,
     ) -> None:
         if masks not in ("member", "input"):
             raise ValueError(f"`masks` must be 'member' or 'input'; got {masks!r}.")
         net = key_dropout(_with_rate(adopt(net, num_members), p), SampledDropout)
-        super().__init__(net, num_members, seed, "split")
+        super().__init__(net, num_members, seed, "split", output)
+        # Which draws members are is what this kind has beside its weights: a state without them would be another ensemble.
+        self.register_buffer("member_keys", self.member_keys, persistent=True)
         self.masks: Masks = masks
 
     def run(
-        self, tensors: Mapping[str, Tensor], x: Tensor, *, own: bool, rows: Tensor | None, keys: Keys
+        self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys
     ) -> Tensor:
         """Run members on the given tensors; see `Members.run`."""
         if not self.training:
@@ -128,17 +132,17 @@ class DropoutMember(nn.Module):
             layer.eval()
         return self
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, *x: Any, **named: Any) -> Any:
         """Run the network with this member's values dropped."""
+        inputs = inputs_of(x, named)
         for layer in _layers(self.net):
             layer.calls = 0
-        set_keys(self.net, sample_keys(self.key[None], x, self.masks, own=False))
+        set_keys(self.net, sample_keys(self.key[None], inputs, self.masks, own=False))
         with layers_as_written():
-            outputs: Tensor = self.net(x)
-        return outputs
+            return self.net(*x, **named)
 
 
-def sample_keys(members: Tensor, x: Tensor, masks: Masks, own: bool) -> Tensor:
+def sample_keys(members: Tensor, x: Any, masks: Masks, own: bool) -> Tensor:
     """Return a key a member, or a key a row (member after member) that depends on the row's input."""
     if masks == "member":
         return members
@@ -156,8 +160,13 @@ def _layers(net: nn.Module) -> Iterator[SampledDropout]:
     return (module for module in net.modules() if isinstance(module, SampledDropout))
 
 
-def _input_keys(x: Tensor) -> Tensor:
+def _input_keys(x: Batch) -> Tensor:
     """Return a hash of each row's values, `(rows,)`."""
+    if isinstance(x, Tree):
+        return fold(
+            torch.stack([_input_keys(leaf) for leaf in x.leaves], -1),
+            torch.arange(len(x.leaves), device=x.device),
+        ).sum(-1)
     values = x.detach().reshape(len(x), -1)
     if values.is_floating_point():
         values = values.view(_BITS[values.element_size()])
@@ -172,7 +181,11 @@ def _with_rate(net: nn.Module, p: float | None) -> nn.Module:
     if not layers and p is None:
         raise ValueError(
             "The network has no dropout layer, so all draws would be alike. Put nn.Dropout layers into it, or give `p` to have "
-            "them put before its last linear layers."
+            "them put before its last linear layers. (What nn.LSTM and the like drop inside themselves cannot be drawn by member.)"
+        )
+    if layers and p is None and not any(layer.p > 0 for layer in layers):
+        raise ValueError(
+            "All dropout layers of the network have p = 0, so all draws would be alike. Give them a rate, or give `p` here."
         )
     if layers:
         for layer in layers:

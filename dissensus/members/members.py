@@ -1,59 +1,99 @@
 """The contract of every member kind: inputs go in, `(members, batch, ...)` comes out."""
 
-import copy
+import inspect
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import ModuleType
-from typing import Any, ClassVar
+from functools import wraps
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
-from dissensus.members.dropout import KeyedDropout
+from dissensus._checks import whole_number
+from dissensus.construction import describe
+from dissensus.data.features import CachedFeatures
+from dissensus.data.trees import WHOLE, Batch, Output, WholeOutput, expand_rows, inputs_of
 from dissensus.members.modes import evaluation_mode
 from dissensus.members.stacking import average, check_one_architecture
 from dissensus.randomness import derive, fold
 
 Keys = Callable[[], Tensor]
-PythonState = list[tuple[nn.Module, str, object]]
+
+
+def _noting(init: Callable[..., None]) -> Callable[..., None]:
+    """Return a constructor that notes its arguments, unless one of a subclass did before."""
+
+    @wraps(init)
+    def noting(self: "Members", *args: Any, **options: Any) -> None:
+        if "made_by" not in self.__dict__:
+            given = inspect.signature(init).bind(self, *args, **options).arguments
+            self.__dict__["made_by"] = (None, describe(dict(list(given.items())[1:])))
+        init(self, *args, **options)
+
+    return noting
 
 
 class Members(nn.Module, ABC):
     """An ensemble as one module.
 
-    A kind implements `run`, a function of the tensors it is given, and says whether each member owns its parameters
-    (their first axis is then the member). Everything else follows: the forward passes, picking some members, passes that
-    leave no trace, and training with the tensors held elsewhere.
+    A kind implements `run`, a function of the tensors it is given, and `member`, and declares what training must know.
+    Everything else follows: the forward passes, picking some members, passes that leave no trace, and training with the
+    tensors held elsewhere. `dissensus.testing.check_members` tells whether what a kind declares is true.
+
+    Attributes:
+        loss_over_members: What `fit` minimises: the `"sum"` of the members' losses, where no two members have a parameter in
+            common, so that each moves as if it were alone; or their `"mean"`, where members are views of one network.
+        own_batches: Whether each member can be given a batch of its own in training.
+        prefers_shared_batches: Whether members share batches unless batches of their own are asked for.
+        separate: Whether a member can be updated without the others: clipped, dropped, given its own learning rate, left
+            exactly as it was in a step that does not train it.
+        comparable: Whether every member gives outputs of its own in training, so that objectives can compare them.
+        one_pass: Whether training may run one cheaper pass (`run_one_pass`) where the objective does not compare members.
+        shared_buffers: Buffers that belong to no member and that no pass changes.
     """
 
-    owns_parameters: ClassVar[bool] = True
-    # Whether training may run one cheaper pass (`run_one_pass`) where the objective does not compare members.
+    loss_over_members: ClassVar[Literal["sum", "mean"]] = "sum"
+    own_batches: ClassVar[bool] = True
+    prefers_shared_batches: ClassVar[bool] = False
+    separate: ClassVar[bool] = True
+    comparable: ClassVar[bool] = True
     one_pass: bool = False
-    # Buffers that belong to no member and that no pass changes.
     shared_buffers: ClassVar[frozenset[str]] = frozenset()
+    # What is scored of all that a network returns: a key, an index or a function; see `data.trees`.
+    output: Output = None
+    _returns_all: bool = False
+    # How it was made: which constructor (None for the class itself) with which arguments, as JSON could keep them.
+    made_by: tuple[str | None, dict[str, Any]] = (None, {})
     member_keys: Tensor
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Have constructors of kinds note how they were called."""
+        super().__init_subclass__(**options)
+        if "__init__" in cls.__dict__:
+            cls.__init__ = _noting(cls.__init__)  # type: ignore[method-assign]
 
     def __init__(self, num_members: int, seed: int, num_trained: int | None = None) -> None:
         super().__init__()
-        if num_members < 1:
-            raise ValueError(f"An ensemble needs at least one member; got num_members={num_members}.")
+        num_members, seed = whole_number("num_members", num_members, 1), whole_number("seed", seed)
         self.num_members = num_members
         self.seed = seed
         self.member_ids: tuple[int, ...] = tuple(range(num_trained or num_members))
         self.register_buffer("member_keys", keys_of(seed, self.member_ids), persistent=False)
         self._passes = 0
+        # What was found out with the first batch of a kind and holds for all that follow, as JSON could keep it.
+        self.decisions: dict[str, dict[str, Any]] = {}
 
     @abstractmethod
     def run(
-        self, tensors: Mapping[str, Tensor], x: Tensor, *, own: bool, rows: Tensor | None, keys: Keys
+        self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys
     ) -> Tensor:
         """Run members on the given tensors instead of the registered ones.
 
         Args:
             tensors: Parameters and buffers by registered name; buffers are updated in place in training.
-            x: Inputs, `(batch, ...)`, or `(members, batch, ...)` if `own`.
+            x: Inputs, a tensor or a `Tree` of them, `(batch, ...)`, or `(members, batch, ...)` if `own`.
             own: Whether each member has inputs of its own.
             rows: Which members the tensors belong to, `(picked,)`; None for all.
             keys: Gives the noise keys of the members that run, `(members,)`; called only where noise is needed.
@@ -63,7 +103,7 @@ class Members(nn.Module, ABC):
         """
 
     def run_one_pass(
-        self, tensors: Mapping[str, Tensor], x: Tensor, *, own: bool, rows: Tensor | None, keys: Keys
+        self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys
     ) -> Tensor:
         """Run the cheaper pass of training, for kinds with `one_pass`; arguments as those of `run`.
 
@@ -73,17 +113,43 @@ class Members(nn.Module, ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} has no such pass.")
 
+    def outputs_of_one_pass(self, networks: int) -> int:
+        """Return the first axis of what the cheaper pass of so many networks gives."""
+        return networks
+
     @abstractmethod
     def member(self, index: int) -> nn.Module:
         """Return one member as an independent plain module with its current weights."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Run all members on the same batch `(batch, ...)`; return `(members, batch, ...)`."""
-        return self.view()(x)
+    def forward(self, *x: Any, **named: Any) -> Tensor:
+        """Run all members on the same batch `(batch, ...)`; return `(members, batch, ...)`.
 
-    def each(self, x: Tensor) -> Tensor:
+        A batch is one tensor, or several as the networks take them: `ens(a, b)` or `ens((a, b))`, `ens(ids=..., mask=...)` or
+        `ens({"ids": ..., "mask": ...})`.
+        """
+        return self.view()(inputs_of(x, named))
+
+    def each(self, *x: Any, **named: Any) -> Tensor:
         """Run each member on inputs of its own, `(members, batch, ...)`."""
-        return self.view().each(x)
+        return self.view().each(inputs_of(x, named))
+
+    @property
+    def picks(self) -> Output | WholeOutput:
+        """What a pass returns of all that networks do: what is scored, or all of it inside `returning_all`."""
+        return WHOLE if self._returns_all else self.output
+
+    @contextmanager
+    def returning_all(self, everything: bool = True) -> Iterator[None]:
+        """Passes inside return all that networks do, as trees with `(members, batch, ...)` leaves."""
+        owners = [module for module in self.modules() if isinstance(module, Members)]
+        before = [owner._returns_all for owner in owners]
+        for owner in owners:
+            owner._returns_all = everything
+        try:
+            yield
+        finally:
+            for owner, value in zip(owners, before, strict=True):
+                owner._returns_all = value
 
     def pick(self, rows: Tensor | Sequence[int]) -> "View":
         """Return only these members; nothing of the others is computed."""
@@ -105,23 +171,87 @@ class Members(nn.Module, ABC):
         return PickedView(view, rows)
 
     def settings(self) -> dict[str, object]:
-        """Return settings of the kind that decide training beside the tensors: a checkpoint belongs to a run that has the same."""
-        return {}
+        """Return settings of the kind that decide training beside the tensors."""
+        return {} if self.output is None else {"output": getattr(self.output, "__qualname__", self.output)}
+
+    def identity(self) -> dict[str, str]:
+        """Return texts by which a checkpoint recognises the ensemble beside its tensors: it belongs to a run that has the same."""
+        return {name: repr(value) for name, value in self.settings().items()}
+
+    def reader(self, data: object) -> "Members":
+        """Return what of the ensemble runs on this data, such as heads on features of their backbone."""
+        return self
+
+    def catch_up(self) -> None:
+        """Follow changes of a part that trained in the ensemble's place, `reader`."""
+
+    def check_beside(self, data: object, side: object, name: str) -> None:
+        """Refuse further data of a run that do not go with its training data; `name` says what they are."""
+        if (
+            isinstance(side, CachedFeatures)
+            and isinstance(data, CachedFeatures)
+            and side.of_another_backbone(data)
+        ):
+            raise ValueError(
+                f"The {name} data are features of another backbone than the training data's. Cache both with one backbone."
+            )
+
+    def see(self, inputs: Tensor) -> None:
+        """Take from the training inputs of a recipe what the kind needs of them, before it trains."""
+
+    def adapt(self, objective: Any) -> Any:
+        """Return an objective as this kind trains with it, or say why it cannot."""
+        if objective.couples and not self.comparable:
+            raise ValueError(
+                f"{type(objective).__name__} compares members, and {type(self).__name__} trains one network: there is nothing to "
+                "compare. Take an objective such as Independent."
+            )
+        return objective
+
+    def after_epoch(self, epoch: int, epochs: int) -> None:
+        """Take note that so many epochs of a run are done; kinds that keep weights on the way do so here."""
+
+    def after_training(self, data: Any) -> None:
+        """Finish a run on this data, such as with statistics of BatchNorm layers that need another pass."""
+
+    def why_not_single(self) -> str | None:
+        """Say why one member's program on every member's tensors would not be the ensemble; None if it would."""
+        return f"only those of a deep ensemble can be; this is {type(self).__name__}"
+
+    def single(self) -> "Members":
+        """Return an ensemble of one member without tensors of its own, for kinds that have no reason not to."""
+        raise ValueError(f"Members do not run one by one: {self.why_not_single()}.")
+
+    @property
+    def faster_apart(self) -> bool:
+        """Whether a batch was seen in training for which members run faster one by one."""
+        return False
+
+    def all_decisions(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """Return what this ensemble and those inside it have decided by now; a checkpoint keeps it."""
+        return {
+            name: dict(part.decisions) for name, part in self.named_modules() if isinstance(part, Members)
+        }
+
+    def decide_as(self, decided: Mapping[str, Mapping[str, dict[str, Any]]]) -> None:
+        """Go by what was decided before, in another sitting, rather than finding it out again with other weights."""
+        for name, part in self.named_modules():
+            if isinstance(part, Members):
+                part.decisions.update(decided.get(name, {}))
 
     def parts(self) -> Iterator[nn.Module]:
-        """Yield the modules that a pass runs."""
-        return self.modules()
+        """Yield the modules that a pass may run."""
+        for module in self.modules():
+            yield module
+            if isinstance(module, Members):
+                yield from module.unregistered()
 
-    def python_state(self) -> PythonState:
-        """Return what modules keep as attributes in Python, to see whether a pass changes it."""
-        return plain_attributes(self)
-
-    def training_state(self) -> PythonState:
-        """Return the same of the modules that run in training, as far as that is known by now."""
-        return self.python_state()
+    def unregistered(self) -> Iterator[nn.Module]:
+        """Yield modules that run and are not registered as the ensemble's own."""
+        return iter(())
 
     def keep_members(self, rows: Sequence[int]) -> None:
-        """Go on with these members only, in place; for kinds whose members own their parameters."""
+        """Go on with these members only, in place; for kinds whose members are `separate`."""
         raise ValueError(f"{type(self).__name__} members share their parameters, so none can be left out.")
 
     def soup(self) -> nn.Module:
@@ -143,25 +273,59 @@ class Members(nn.Module, ABC):
     @property
     def stacked(self) -> bool:
         """Whether the first axis of every trained parameter is the member."""
-        return self.owns_parameters
+        return self.separate
 
     def parameter_rows(self) -> list[tuple[list[int] | None, list[str]]]:
-        """Return groups of parameter names with the members that own their rows; None where members share them."""
+        """Return groups of parameter names with the members that own their rows; None where members are not `separate`."""
         names = [name for name, _ in self.named_parameters()]
-        return [(list(range(self.num_trained)) if self.owns_parameters else None, names)]
+        return [(list(range(self.num_trained)) if self.separate else None, names)]
 
     def rows_of(self, tensors: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
-        """Return copies of some members' rows of these tensors; what members share stays whole."""
-        if not self.owns_parameters:
+        """Return copies of some members' rows of these tensors; all of them where members are not rows."""
+        if not self.separate:
             return dict(tensors)
         return {name: tensor.index_select(0, rows) for name, tensor in tensors.items()}
 
     def put_rows(self, tensors: Mapping[str, Tensor], rows: Tensor, new: Mapping[str, Tensor]) -> None:
         """Write rows that `rows_of` gathered back, in place."""
-        if not self.owns_parameters:
+        if not self.separate:
             return
         for name, tensor in new.items():
             tensors[name].index_copy_(0, rows, tensor)
+
+    def sums_by_member(self, values: Mapping[str, Tensor], view: "View") -> Tensor:
+        """Return the sum of values that are shaped like a view's trained parameters, one for each of its members."""
+        if self.stacked:
+            return torch.stack([value.flatten(1).sum(1) for value in values.values()]).sum(0)
+        rows = self.parameter_rows()
+        groups = [list(values)] if view.num_members == 1 else [names for _, names in rows]
+        if len(groups) != view.num_members:
+            raise ValueError(
+                "The norm of each member's parameters is asked for, and these members share theirs."
+            )
+        sums = [[values[name].sum() for name in names if name in values] for names in groups]
+        return torch.stack([torch.stack(each).sum() for each in sums])
+
+    def __len__(self) -> int:
+        """How many members there are."""
+        return self.num_members
+
+    def __getitem__(self, index: int) -> nn.Module:
+        """Return one member, as `member` does."""
+        place = whole_number("index", index)
+        if not -self.num_members <= place < self.num_members:
+            raise IndexError(f"There are members 0 to {self.num_members - 1}; got {place}.")
+        return self.member(place)
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        """Yield the members, as `member` returns them."""
+        return (self.member(place) for place in range(self.num_members))
+
+    def __repr__(self) -> str:
+        """Return kind, number of members, parameters and device; a member, or `ens.net`, shows the layers."""
+        tensors = [*self.parameters(), *self.buffers()]
+        count = sum(parameter.numel() for parameter in self.parameters())
+        return f"{type(self).__name__}({self.num_members} members, {count:,} parameters, {tensors[0].device})"
 
     def check_index(self, index: int) -> int:
         """Return a member's index as a non-negative number, or say that there is no such member."""
@@ -170,69 +334,14 @@ class Members(nn.Module, ABC):
         return index % self.num_members
 
 
-def plain_attributes(module: nn.Module) -> PythonState:
-    """Return what modules keep in Python, except what belongs to our own bookkeeping; tensors by how often they were changed."""
-    return [
-        (part, key, found)
-        for part in module.modules()
-        if not isinstance(part, Members)
-        for key, value in part.__dict__.items()
-        if key not in _OF_MODULES and not (isinstance(part, KeyedDropout) and key != "p")
-        # Our own layers are told by attributes what a pass is about.
-        if isinstance(value, int | float | str) or not type(part).__module__.startswith("dissensus.")
-        if (found := _snapshot(value)) is not None
-    ] + [(part, "its hooks and mode", _hooks_and_mode(part)) for part in module.modules()]
-
-
-def _hooks_and_mode(module: nn.Module) -> tuple[object, ...]:
-    """Return the numbers of a module's hooks on its passes, and whether it is in training."""
-    return (*module._forward_pre_hooks, None, *module._forward_hooks, module.training)
-
-
-# What every module keeps for itself.
-_OF_MODULES = frozenset(nn.Module().__dict__)
-
-
-def _snapshot(value: object, depth: int = 3) -> object:
-    """Return a picture of a value that no longer changes with it; None of what cannot be told."""
-    if isinstance(value, int | float | str):
-        return value
-    if isinstance(value, Tensor):
-        # Not which tensor it is: networks that keep their last activation do no harm. One that reads it is recorded differently
-        # the next time.
-        return Tensor, None if value.is_inference() else value._version
-    if depth == 0 or isinstance(value, nn.Module | type | ModuleType):
-        return None
-    if isinstance(value, Mapping):
-        return tuple(
-            (key, _snapshot(each, depth - 1)) for key, each in value.items() if isinstance(key, int | str)
+def as_members(value: Any, name: str = "members") -> Members:
+    """Return an ensemble, or say what came instead."""
+    if not isinstance(value, Members):
+        raise ValueError(
+            f"`{name}` must be an ensemble, such as a DeepEnsemble; got {type(value).__name__}. Wrap networks with "
+            "`ds.DeepEnsemble.from_members([net, ...])`."
         )
-    if isinstance(value, set | frozenset):
-        return frozenset(_snapshot(each, depth - 1) for each in value)
-    if isinstance(value, list | tuple | deque):
-        return tuple(_snapshot(each, depth - 1) for each in value)
-    return _snapshot(vars(value), depth - 1) if hasattr(value, "__dict__") else None
-
-
-@contextmanager
-def kept_as_is(members: Members) -> Iterator[None]:
-    """Give modules back, after a block, the numbers and words that they had, and what was in their lists and dictionaries."""
-    before = members.python_state()
-    boxes = [
-        (box, copy.copy(box)) for part, key, _ in before if isinstance(box := part.__dict__.get(key), _BOXES)
-    ]
-    try:
-        yield
-    finally:
-        for part, key, value in before:
-            if isinstance(value, int | float | str):
-                part.__dict__[key] = value
-        for box, content in boxes:
-            box.clear()
-            box.extend(content) if isinstance(box, list | deque) else box.update(content)
-
-
-_BOXES = (list, deque, dict, set)
+    return value
 
 
 def keys_of(seed: int, member_ids: Sequence[int]) -> Tensor:
@@ -264,6 +373,7 @@ class View:
         self._keys: Tensor | None = None
         self._pass = 0
         self._traceless = False
+        self._next: Callable[..., Tensor] | None = None
 
     def keys(self) -> Tensor:
         """Return the noise keys of the members that run, `(members,)`, made when first needed."""
@@ -279,9 +389,9 @@ class View:
     @property
     def num_members(self) -> int:
         """How many members this view runs: the first axis of what it returns."""
-        if self.in_one_pass and not self.members.owns_parameters:
-            return 1
         networks = self.members.num_trained if self.rows is None else len(self.rows)
+        if self.in_one_pass:
+            return self.members.outputs_of_one_pass(networks)
         return (
             networks if self.training else networks * (self.members.num_members // self.members.num_trained)
         )
@@ -296,11 +406,11 @@ class View:
         """All members, where this view has only some of them; those that a step does not train carry no gradient."""
         return self if self._whole is None else self._whole()
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Batch) -> Tensor:
         """Run on one batch for all, `(batch, ...)`."""
         return self._forward(x, own=False)
 
-    def each(self, x: Tensor) -> Tensor:
+    def each(self, x: Batch) -> Tensor:
         """Run each member on inputs of its own, `(members, batch, ...)`."""
         if x.ndim < 2 or len(x) != self.num_members:
             raise ValueError(
@@ -309,15 +419,19 @@ class View:
             )
         return self._forward(x, own=True)
 
-    def through(self, run: Callable[..., Tensor], x: Tensor, *, own: bool = False) -> Tensor:
+    def through(self, run: Callable[..., Tensor], x: Batch, *, own: bool = False) -> Tensor:
         """Run a pass that a kind has beside its usual ones: a method of its with the arguments of `Members.run`."""
         return self._forward(x, own, run)
+
+    def next_through(self, run: Callable[..., Tensor]) -> None:
+        """Have the next pass of training go through `run`, with the arguments of `Members.run`, instead of the usual one."""
+        self._next = run
 
     def pass_keys(self) -> Tensor:
         """Return the noise keys of the last pass, `(members,)`: what it drew can be drawn again from them."""
         return fold(self.keys(), self._pass)
 
-    def _forward(self, x: Tensor, own: bool, run: Callable[..., Tensor] | None = None) -> Tensor:
+    def _forward(self, x: Batch, own: bool, run: Callable[..., Tensor] | None = None) -> Tensor:
         buffers = self.buffers
         if self._traceless:
             constant = self.members.shared_buffers
@@ -326,15 +440,11 @@ class View:
             self._pass += 1
         number = self._pass
         if run is None:
-            run = self.members.run_one_pass if self.in_one_pass else self.members.run
-        outputs: Any = run(
+            run = self._next or (self.members.run_one_pass if self.in_one_pass else self.members.run)
+            self._next = None
+        return run(
             {**self.parameters, **buffers}, x, own=own, rows=self.rows, keys=lambda: fold(self.keys(), number)
         )
-        if not isinstance(outputs, Tensor):
-            raise ValueError(
-                f"A member must return one tensor; got {type(outputs).__name__}. Wrap it in a module that returns the tensor."
-            )
-        return outputs
 
     @contextmanager
     def perturbed(self) -> Iterator[None]:
@@ -346,6 +456,20 @@ class View:
             self._traceless = before
 
     @contextmanager
+    def normalised_as_in_use(self) -> Iterator[None]:
+        """Passes inside normalise by running statistics (BatchNorm as in evaluation) and leave no trace; gradients flow."""
+        norms = [m for m in self.members.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
+        modes = [norm.training for norm in norms]
+        for norm in norms:
+            norm.training = False
+        try:
+            with self.perturbed():
+                yield
+        finally:
+            for norm, mode in zip(norms, modes, strict=True):
+                norm.training = mode
+
+    @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Passes inside are those of evaluation: without gradients, dropout and any trace."""
         with self.perturbed(), evaluation_mode(self.members):
@@ -355,40 +479,38 @@ class View:
         """Return a view of these members only; in training their buffers are written back after each pass."""
         return self.members.picked(self, torch.as_tensor(rows, device=self.members.member_keys.device))
 
-    def input_gradient(self, fn: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    def input_gradient(self, fn: Callable[[Any], Tensor], x: Any) -> tuple[Tensor, Any]:
         """Return `fn(x)`, with its graph, and the gradient of its sum with respect to `x`.
 
         `x` is `(members, batch, ...)`: since member m's value depends on row m alone, the gradient of the sum holds every
-        member's own gradient.
+        member's own gradient. Of a tree it is that of the real numbers in it, and None for others.
         """
         with torch.enable_grad():
-            x = x.detach().requires_grad_()
+            x = tree_map(lambda t: t.detach().requires_grad_(t.is_floating_point()), x)
             value = fn(x)
-            (gradient,) = torch.autograd.grad(value.sum(), x, retain_graph=True)
-        return value, gradient.detach()
+            real = [leaf for leaf in tree_leaves(x) if leaf.requires_grad]
+            found = iter(
+                torch.autograd.grad(
+                    value.sum(), real, retain_graph=True, allow_unused=not isinstance(x, Tensor)
+                )
+            )
+        gradients = tree_map(lambda t: _detached(next(found)) if t.requires_grad else None, x)
+        return value, gradients
 
     def parameter_norms(self) -> Tensor:
         """Return the norm of each member's trainable parameters, `(members,)`: of all of them where members share them."""
         squares = {name: p.square() for name, p in self.parameters.items() if p.requires_grad}
-        if not self.members.owns_parameters:
-            totals = torch.stack([square.sum() for square in squares.values()]).sum().expand(self.num_members)
-        elif self.members.stacked:
-            totals = torch.stack([square.flatten(1).sum(1) for square in squares.values()]).sum(0)
-        else:
-            rows = self.members.parameter_rows()
-            groups = [list(squares)] if self.num_members == 1 else [names for _, names in rows]
-            if len(groups) != self.num_members:
-                raise ValueError(
-                    "The norm of each member's parameters is asked for, and these members share theirs."
-                )
-            sums = [[squares[name].sum() for name in names if name in squares] for names in groups]
-            totals = torch.stack([torch.stack(each).sum() for each in sums])
+        totals = self.members.sums_by_member(squares, self)
         # The slope of a root is infinite at zero, where that of the norm counts as zero.
         return totals.clamp_min(torch.finfo(totals.dtype).tiny).sqrt()
 
-    def expand(self, x: Tensor) -> Tensor:
+    def expand(self, x: Any) -> Any:
         """Give every member the same inputs as its own: `(batch, ...)` to `(members, batch, ...)`."""
-        return x.expand(self.num_members, *x.shape)
+        return expand_rows(x, self.num_members)
+
+
+def _detached(gradient: Tensor | None) -> Tensor | None:
+    return None if gradient is None else gradient.detach()
 
 
 class PickedView(View):
@@ -407,7 +529,7 @@ class PickedView(View):
         )
         self.local_rows = rows
 
-    def _forward(self, x: Tensor, own: bool, run: Callable[..., Tensor] | None = None) -> Tensor:
+    def _forward(self, x: Batch, own: bool, run: Callable[..., Tensor] | None = None) -> Tensor:
         outputs = super()._forward(x, own, run)
         if self.training and not self._traceless:
             self.members.put_rows(self.whole.buffers, self.local_rows, self.buffers)

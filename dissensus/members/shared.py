@@ -1,18 +1,21 @@
 """Kinds whose members are one network seen in several ways: all members' examples are rows of one batch."""
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from dissensus.members.dropout import dropout_keys, key_dropout, rewind_dropout
-from dissensus.members.members import Keys, Members, kept_as_is
-from dissensus.members.probe import PROBE_ROWS, look_at
+from dissensus.data import trees
+from dissensus.data.trees import Batch, Output, Tree, WholeOutput, pick, repeat_rows
+from dissensus.engines.watching import kept_as_is, look_at
+from dissensus.members.members import Keys, Members, View
+from dissensus.members.probe import PROBE_ROWS
 from dissensus.members.stacking import keep_weights_apart, tensors_of
+from dissensus.nets.dropout import dropout_keys, key_dropout, rewind_dropout
 from dissensus.randomness import seeded
 
 BatchUse = Literal["split", "whole"]
@@ -63,12 +66,18 @@ class SharedMembers(Members):
         seed: Decides noise.
         batches: What a member sees of a training batch where the objective does not compare members: its share
             (`"split"`), or all of it (`"whole"`).
+        output: What is scored of a network that returns several tensors: a key, an index or a function.
     """
 
-    owns_parameters: ClassVar[bool] = False
+    loss_over_members: ClassVar[Literal["sum", "mean"]] = "mean"
+    own_batches: ClassVar[bool] = False
+    separate: ClassVar[bool] = False
 
-    def __init__(self, net: nn.Module, num_members: int, seed: int, batches: BatchUse) -> None:
+    def __init__(
+        self, net: nn.Module, num_members: int, seed: int, batches: BatchUse, output: Output = None
+    ) -> None:
         super().__init__(num_members, seed)
+        self.output = output
         if batches not in ("split", "whole"):
             raise ValueError(f"`batches` must be 'split' or 'whole'; got {batches!r}.")
         self.batches: BatchUse = batches
@@ -78,20 +87,19 @@ class SharedMembers(Members):
         for module in self.net.modules():
             keep_weights_apart(module)
         self._per_row = [module for module in self.net.modules() if isinstance(module, PerRow)]
-        self._draws: bool | None = None
 
     def run(
-        self, tensors: Mapping[str, Tensor], x: Tensor, *, own: bool, rows: Tensor | None, keys: Keys
+        self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys
     ) -> Tensor:
         """Run members as rows of one batch, member after member; see `Members.run`."""
         members = self.all_members(x.device) if rows is None else rows
         count, batch = len(members), x.shape[1] if own else x.shape[0]
-        every = x.flatten(0, 1) if own else x.repeat(count, *(1 for _ in x.shape[1:]))
+        every = x.flatten(0, 1) if own else repeat_rows(x, count)
         owners = members[:, None].expand(count, batch).reshape(-1)
         return self.run_rows(tensors, every, owners, keys).unflatten(0, (count, batch))
 
     def run_one_pass(
-        self, tensors: Mapping[str, Tensor], x: Tensor, *, own: bool, rows: Tensor | None, keys: Keys
+        self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys
     ) -> Tensor:
         """Give each member its share of the batch: row i of B meets member `i * M // B`, turned by a random number."""
         x = x[0] if own else x
@@ -102,36 +110,48 @@ class SharedMembers(Members):
         owners = members.index_select(0, (place + turn).remainder(len(members)))
         return self.run_rows(tensors, x, owners, keys).unsqueeze(0)
 
-    def run_rows(self, tensors: Mapping[str, Tensor], x: Tensor, owners: Tensor, keys: Keys) -> Tensor:
+    def outputs_of_one_pass(self, networks: int) -> int:
+        """One: each example meets one member."""
+        return 1
+
+    def run_rows(self, tensors: Mapping[str, Tensor], x: Batch, owners: Tensor, keys: Keys) -> Tensor:
         """Run rows that each belong to a member, `owners`; return their outputs."""
-        if self.training and self._draws is None:
-            self._draws = self._probe(tensors, x, owners, keys)
-        if self.training and self._draws:
+        if self.training and "training" not in self.decisions:
+            self.decisions["training"] = {"random": self._probe(tensors, x, owners, keys)}
+        if self.training and self.decisions["training"]["random"]:
             with seeded(keys().tolist()[0]):
                 return self._run_net(tensors, x, owners, keys)
         return self._run_net(tensors, x, owners, keys)
 
-    def _run_net(self, tensors: Mapping[str, Tensor], x: Tensor, owners: Tensor, keys: Keys) -> Tensor:
+    def _run_net(self, tensors: Mapping[str, Tensor], x: Batch, owners: Tensor, keys: Keys) -> Tensor:
         own = {n.removeprefix("net."): t for n, t in tensors.items() if n.startswith("net.")}
         own |= dropout_keys(self.net, lambda: keys()[0])
         for layer in self._per_row:
             layer.rows = owners
         with layers_as_written():
-            outputs = call(self.net, own, fastest_layout(x))
+            outputs = call(self.net, own, fastest_layout(x), self.picks)
         rewind_dropout(self.net)
         return outputs
 
-    def _probe(self, tensors: Mapping[str, Tensor], x: Tensor, owners: Tensor, keys: Keys) -> bool:
+    def _probe(self, tensors: Mapping[str, Tensor], x: Batch, owners: Tensor, keys: Keys) -> bool:
         """Whether the network draws random numbers that are not a dropout layer's."""
         copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-        few = x.detach()[:PROBE_ROWS]
-        with seeded(0), kept_as_is(self), torch.no_grad():
-            drawn, _ = look_at(lambda: self._run_net(copies, few, owners[:PROBE_ROWS], keys))
+        few = self._rows_to_look_at(x.detach())
+        with seeded(0), kept_as_is(self.parts()), torch.no_grad():
+            drawn, _ = look_at(lambda: self._run_net(copies, few, owners[: len(few)], keys))
             return bool(drawn)
+
+    def _rows_to_look_at(self, x: Any) -> Any:
+        """Return some rows of a batch to look at what the network does with them."""
+        return x[:PROBE_ROWS]
+
+    def sums_by_member(self, values: Mapping[str, Tensor], view: View) -> Tensor:
+        """Return the sum of all values for every member: they share them."""
+        return torch.stack([value.sum() for value in values.values()]).sum().expand(view.num_members)
 
     def settings(self) -> dict[str, object]:
         """Return what decides training beside the tensors."""
-        return {"batches": self.batches}
+        return {**super().settings(), "batches": self.batches}
 
     def all_members(self, device: torch.device) -> Tensor:
         """Return the numbers of all members."""
@@ -156,24 +176,22 @@ def layers_as_written() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-def fastest_layout(x: Tensor) -> Tensor:
+def fastest_layout(x: Any) -> Any:
     """Return images, or weights of convolutions, in the memory order in which GPUs convolve fastest."""
+    if isinstance(x, Tree):
+        return x.map(fastest_layout)
     if x.is_cuda and x.ndim == 4 and x.is_floating_point():
         return x.contiguous(memory_format=torch.channels_last)
     return x
 
 
-def call(net: nn.Module, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+def call(net: nn.Module, tensors: dict[str, Tensor], x: Batch, output: Output | WholeOutput = None) -> Any:
     """Run a network on the given tensors; buffers that it replaces are copied into those that were given."""
     given = dict(tensors)
-    outputs = functional_call(net, given, (x,))
+    outputs = pick(trees.call(lambda *parts, **named: functional_call(net, given, parts, named), x), output)
     for name, tensor in tensors.items():
         if given[name] is not tensor:
             tensor.copy_(given[name].detach())
-    if not isinstance(outputs, Tensor):
-        raise ValueError(
-            f"A member must return one tensor; got {type(outputs).__name__}. Wrap it in a module that returns the tensor."
-        )
     if not outputs.ndim or len(outputs) != len(x):
         raise ValueError(
             f"A network must give one output for each of {len(x)} inputs on its first axis; got shape {tuple(outputs.shape)}."
@@ -195,9 +213,3 @@ def adopt(net: nn.Module, num_members: int, name: str = "net") -> nn.Module:
             f"Parameter {lazy[0]!r} has no shape yet. Run a batch through the network before handing it over."
         )
     return copy.deepcopy(net)
-
-
-def listed(names: Sequence[str], most: int = 12) -> str:
-    """Return names for a message, the first of many."""
-    shown = ", ".join(names[:most])
-    return shown + (f" and {len(names) - most} more" if len(names) > most else "") if names else "none"

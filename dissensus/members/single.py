@@ -1,13 +1,15 @@
 """One member of a stacked ensemble on its own: the same names, tensors without the member axis."""
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from dissensus.data.trees import call, pick
 from dissensus.members.deep_ensemble import DeepEnsemble
-from dissensus.members.dropout import dropout_keys, rewind_dropout
-from dissensus.members.members import Keys, Members, PythonState, plain_attributes
+from dissensus.members.members import Keys, Members
+from dissensus.members.shared import fastest_layout
+from dissensus.nets.dropout import dropout_keys, rewind_dropout
 
 
 class SingleMember(Members):
@@ -18,7 +20,7 @@ class SingleMember(Members):
 
     def __init__(self, ensemble: DeepEnsemble) -> None:
         super().__init__(1, ensemble.seed)
-        self.training = ensemble.training
+        self.training, self.output = ensemble.training, ensemble.output
         self._shell = ensemble.shell(0)
 
     @property
@@ -27,18 +29,14 @@ class SingleMember(Members):
         return False
 
     def run(
-        self, tensors: Mapping[str, Tensor], x: Tensor, *, own: bool, rows: Tensor | None, keys: Keys
+        self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys
     ) -> Tensor:
         """Run the member on its tensors; see `Members.run`."""
         row = {name.removeprefix("net."): tensor for name, tensor in tensors.items()}
         net = self._shell.net
         row.update(dropout_keys(net, lambda: keys()[0]))
         self._shell.lend(row)
-        x = x[0] if own else x
-        if x.is_cuda and x.ndim == 4 and x.is_floating_point():
-            # The memory order in which GPUs convolve fastest.
-            x = x.contiguous(memory_format=torch.channels_last)
-        output: Tensor = net(x)
+        output: Tensor = pick(call(net, fastest_layout(x[0] if own else x)), self.picks)
         self._shell.collect(row)
         rewind_dropout(net)
         return output.unsqueeze(0)
@@ -46,10 +44,6 @@ class SingleMember(Members):
     def parts(self) -> Iterator[nn.Module]:
         """Yield the modules of the member."""
         return self._shell.net.modules()
-
-    def python_state(self) -> PythonState:
-        """Return the attributes of the modules that run."""
-        return [entry for entry in plain_attributes(self._shell.net) if not self._shell.lends(*entry[:2])]
 
     def member(self, index: int) -> nn.Module:
         """There is no weight to give; ask the ensemble."""

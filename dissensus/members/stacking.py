@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dissensus.data.trees import Tree
+
 _HOOKS = (
     "_forward_hooks",
     "_forward_pre_hooks",
@@ -269,13 +271,12 @@ class Shell:
         return twin.net
 
 
-def join(outputs: Sequence[Tensor]) -> Tensor:
+def join(outputs: Sequence[Any]) -> Any:
     """Stack what members returned, or say what is wrong with it."""
+    if isinstance(outputs[0], Tree):
+        leaves = zip(*(output.leaves for output in outputs), strict=True)
+        return Tree([join(parts) for parts in leaves], outputs[0].spec)
     for output in outputs:
-        if not isinstance(output, Tensor):
-            raise ValueError(
-                f"A member must return one tensor; got {type(output).__name__}. Wrap it in a module that returns the tensor."
-            )
         if output.shape != outputs[0].shape:
             raise ValueError(
                 f"Members must give outputs of one shape; got {tuple(outputs[0].shape)} and {tuple(output.shape)}."

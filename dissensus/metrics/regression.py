@@ -1,6 +1,7 @@
 """Predicted means, scales, samples or intervals, and targets -> how good the predictions are.
 
-All arguments of a function have one shape, `(batch,)` or any other; the result is the mean over all entries.
+All arguments of a function have one shape, `(batch,)` or any other; the result is the mean over all entries, except for
+likelihoods, which are nats an *example*: those of several targets, `(batch, targets)`, are summed.
 `scale` is the standard deviation of a Gaussian or the b of a Laplace distribution, never a variance.
 """
 
@@ -52,7 +53,7 @@ def mae(prediction: Array, target: Array) -> float:
 
 
 def gaussian_nll(mean: Array, scale: Array, target: Array) -> float:
-    r"""Mean negative log-likelihood under Gaussians, in nats, with the constant.
+    r"""Mean negative log-likelihood under Gaussians, in nats an example, with the constant.
 
     $$\tfrac12\log(2\pi\sigma^2) + \frac{(y-\mu)^2}{2\sigma^2}$$
 
@@ -72,11 +73,11 @@ def gaussian_nll(mean: Array, scale: Array, target: Array) -> float:
         0.9189
     """
     spread, standard = _standardised(mean, scale, target)
-    return float((spread.log() + standard.square() / 2).mean()) + log(2 * pi) / 2
+    return _per_example(spread.log() + standard.square() / 2 + log(2 * pi) / 2)
 
 
 def laplace_nll(mean: Array, scale: Array, target: Array) -> float:
-    r"""Mean negative log-likelihood under Laplace distributions, in nats, with the constant.
+    r"""Mean negative log-likelihood under Laplace distributions, in nats an example, with the constant.
 
     $$\log(2b) + \frac{|y-\mu|}{b}$$
 
@@ -96,7 +97,7 @@ def laplace_nll(mean: Array, scale: Array, target: Array) -> float:
         0.6931
     """
     spread, standard = _standardised(mean, scale, target)
-    return float((spread.log() + standard.abs()).mean()) + log(2)
+    return _per_example(spread.log() + standard.abs() + log(2))
 
 
 def gaussian_crps(mean: Array, scale: Array, target: Array) -> float:
@@ -273,6 +274,11 @@ def _errors(prediction: Array, target: Array) -> Tensor:
     predicted = floats(prediction, "prediction")
     (truth,) = same_shape(predicted, target=target)
     return predicted.double() - truth.double()
+
+
+def _per_example(losses: Tensor) -> float:
+    """Return the mean over examples, the first axis, of what their entries sum to."""
+    return float(losses.sum()) / (len(losses) if losses.ndim else 1)
 
 
 def _standardised(mean: Array, scale: Array, target: Array) -> tuple[Tensor, Tensor]:

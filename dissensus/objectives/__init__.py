@@ -28,6 +28,7 @@ from dissensus.objectives.joint_training import Joint
 from dissensus.objectives.likelihoods import (
     LIKELIHOODS,
     Likelihood,
+    Pinball,
     gaussian_nll,
     laplace_nll,
     likelihood_of,
@@ -60,6 +61,7 @@ __all__ = [
     "NormPenalty",
     "Objective",
     "OutputObjective",
+    "Pinball",
     "Seen",
     "Step",
     "VirtualAdversarial",

@@ -1,11 +1,13 @@
 """Objectives that perturb inputs: adversarial training with labels, and virtual adversarial training without."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from dissensus.data.trees import Tree, describe, named_leaves
 from dissensus.members import View
 from dissensus.objectives.objective import Objective, OutputObjective, Parts, Step, Wrapper
 from dissensus.randomness import Noise
@@ -24,14 +26,14 @@ class _OutputWrapper(Wrapper):
             )
 
 
-def fast_gradient_sign(x: Tensor, gradient: Tensor, epsilon: Tensor | float) -> Tensor:
+def fast_gradient_sign(x: Tensor, gradient: Tensor | None, epsilon: Tensor | float) -> Tensor:
     r"""Move inputs a step of fixed size up the loss: $x + \epsilon\,\mathrm{sign}(\nabla_x \ell)$.
 
     Example:
         >>> fast_gradient_sign(torch.zeros(3), torch.tensor([2.0, -0.1, 0.0]), 0.5)
         tensor([ 0.5000, -0.5000,  0.0000])
     """
-    return (x + epsilon * gradient.sign()).detach()
+    return x if gradient is None else (x + epsilon * gradient.sign()).detach()
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Adversarial(_OutputWrapper):
         epsilon: Size of the step, in units of the inputs.
         of_range: Read `epsilon` as a fraction of each input's range (largest minus smallest value in the training data,
             one number for each feature; each channel of an image).
+        part: Which part of inputs that are several tensors is moved, by its key or place; by default all real numbers in them.
 
     References:
         Goodfellow et al., 2015, <https://arxiv.org/abs/1412.6572>; Lakshminarayanan et al., 2017,
@@ -55,39 +58,71 @@ class Adversarial(_OutputWrapper):
 
     epsilon: float = 0.01
     of_range: bool = False
-    ranges: Tensor | None = None
+    ranges: Any = None
+    part: str | int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.epsilon < 0:
             raise ValueError(f"`epsilon` must not be negative; got {self.epsilon}.")
 
-    def prepare(self, x: Tensor) -> Objective:
+    def prepare(self, x: Any) -> Objective:
         """Measure the inputs' ranges where they are wanted."""
         if not self.of_range or self.ranges is not None:
             return self
-        # Images share one range a channel: a pixel's own range is an accident of the sample.
-        axes = [0, *range(2, x.ndim)] if x.ndim > 2 else [0]
-        ranges = x.amax(axes, keepdim=True) - x.amin(axes, keepdim=True)
-        return replace(self, ranges=ranges.to(torch.float32)[0])
+        return replace(self, ranges=tree_map(_ranges, x))
 
-    def __call__(self, members: View, x: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
+    def __call__(self, members: View, x: Any, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Return the mean of the clean and the perturbed loss, and both."""
         own = x if step.own else members.expand(x)
         parts: Parts = {}
 
-        def clean_loss(inputs: Tensor) -> Tensor:
+        def clean_loss(inputs: Any) -> Tensor:
             loss, found = self.inner.on_outputs_of(members, members.each(inputs), y, step)
             parts.update(found)
             return loss
 
-        epsilon = self.epsilon if self.ranges is None else self.epsilon * self.ranges.to(x.device)
+        self._check_real(own)
         clean, gradient = members.input_gradient(clean_loss, own)
-        attacked = fast_gradient_sign(own, gradient, epsilon)
+        attacked = self._attacked(own, gradient)
         with members.perturbed():
             perturbed, perturbed_parts = self.inner.on_outputs_of(members, members.each(attacked), y, step)
         parts.update({f"adversarial_{name}": value for name, value in perturbed_parts.items()})
         return (clean + perturbed) / 2, parts
+
+    def _check_real(self, x: Any) -> None:
+        moved = named_leaves(x, self.part) if isinstance(x, Tree) else [True]
+        if not any(
+            moves and leaf.is_floating_point() for leaf, moves in zip(tree_leaves(x), moved, strict=True)
+        ):
+            raise ValueError(
+                f"Adversarial moves real numbers, and there are none to move in {describe(x)}. Leave it out, or name another `part`."
+            )
+
+    def _attacked(self, x: Any, gradient: Any) -> Any:
+        """Return inputs moved by their gradients; of several tensors those that are asked for."""
+        ranges = (
+            [1.0] * len(tree_leaves(x))
+            if self.ranges is None
+            else [r.to(x.device) for r in tree_leaves(self.ranges)]
+        )
+        leaves, spec = tree_flatten(x)
+        gradients = [gradient] if isinstance(x, Tensor) else list(gradient.leaves)
+        moved = named_leaves(x, self.part) if isinstance(x, Tree) else [True]
+        return tree_unflatten(
+            [
+                fast_gradient_sign(leaf, found if moves else None, self.epsilon * scale)
+                for leaf, found, scale, moves in zip(leaves, gradients, ranges, moved, strict=True)
+            ],
+            spec,
+        )
+
+
+def _ranges(x: Tensor) -> Tensor:
+    # Images share one range a channel: a pixel's own range is an accident of the sample.
+    axes = [0, *range(2, x.ndim)] if x.ndim > 2 else [0]
+    ranges = x.amax(axes, keepdim=True) - x.amin(axes, keepdim=True)
+    return ranges.to(torch.float32)[0]
 
 
 @dataclass(frozen=True)
@@ -131,7 +166,7 @@ class VirtualAdversarial(Wrapper):
                 f"got {self.epsilon}, {self.xi} and {self.iterations}."
             )
 
-    def __call__(self, members: View, x: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
+    def __call__(self, members: View, x: Any, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Return the inner loss plus the weighted smoothness, and both."""
         loss, parts = self.inner(members, x, y, step)
         smoothness = self.smoothness(members, x, step)
@@ -140,8 +175,13 @@ class VirtualAdversarial(Wrapper):
             smoothness = (smoothness + self.smoothness(members, unlabelled, step)) / 2
         return loss + self.weight * smoothness.sum(), {**parts, "virtual": smoothness.detach()}
 
-    def smoothness(self, members: View, x: Tensor, step: Step) -> Tensor:
+    def smoothness(self, members: View, x: Any, step: Step) -> Tensor:
         """Return each member's mean divergence under its worst perturbation, `(members,)`."""
+        if isinstance(x, Tree):
+            raise ValueError(
+                "VirtualAdversarial moves one tensor of inputs by a length, and these inputs are several. Use Adversarial, which moves "
+                "each by itself."
+            )
         own = x if step.own else members.expand(x)
         divergence = self.likelihood.divergence
         with members.perturbed():

@@ -1,4 +1,4 @@
-"""How much of the weight of loss-guided disagreement is safe to use: a factor from 0 to 1 for every batch."""
+"""How much of the weight of loss-guided disagreement is safe to use: a factor from 0 to 1 for every batch or example."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -46,19 +46,18 @@ class Guard(ABC):
 
     @abstractmethod
     def factor(self, seen: Seen) -> Tensor:
-        """Return a scalar in [0, 1] that all weights of the batch are multiplied by."""
+        """Return what weights are multiplied by, in [0, 1]: one number for the batch, or one for each example, `(batch,)`."""
 
 
 @dataclass(frozen=True)
 class LossShare(Guard):
-    r"""Never weigh an example's disagreement above a share of its own loss: $\lambda\,\alpha_n \le s\,\ell_n$, for `weighting="loss"`.
+    r"""Never weigh an example's disagreement above a share of the pull of its cross-entropy: $\lambda\,\alpha_n \le s\,(1 - p_n)$.
 
-    With `weighting="inverse_probability"` the bound holds for the means over the batch: $\lambda\,\bar\alpha \le s\,\bar\ell$.
-
-    Where two members are right about an example and equally sure of it, cross-entropy pulls each one's logits together with a
-    force near the loss $\ell_n$, and disagreement pulls them apart with a force near $\lambda\,\alpha_n$ that does not shrink by itself.
-    With $s < 1$ the first stays the larger one, at any strength and however small the loss gets (for `reduction="mean"` and one
-    orientation). While the mean loss is above $\sqrt{\lambda / s}$ nothing changes.
+    $p_n = e^{-\ell_n}$ is the ensemble's probability of the true class. The gradient of cross-entropy towards its logit is $1 - p_n$:
+    near the loss $\ell_n$ where that is small, and never above 1 however large the loss is. Where two members are right about an example
+    and equally sure of it, cross-entropy pulls each one's logits together with that force, and disagreement (`"a2d"`) pulls them apart
+    with a force of at most $\lambda\,\alpha_n$ that does not shrink by itself. With $s < 1$ the first stays the larger one, at any
+    strength, number of classes and weighting, and however small the loss gets (for `reduction="mean"` and one orientation).
 
     Args:
         share: The share s.
@@ -71,8 +70,8 @@ class LossShare(Guard):
         _check_positive("share", self.share)
 
     def factor(self, seen: Seen) -> Tensor:
-        r"""Return $s\,\bar\ell^2 / \lambda$, at most 1."""
-        return _at_most_one(self.share * seen.losses.mean().square(), seen.strength)
+        r"""Return $s\,(1 - p_n) / (\lambda\,\alpha_n)$, at most 1, for each example."""
+        return _at_most_one(self.share * -torch.expm1(-seen.losses), seen.strength * seen.weights)
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,29 @@
 """Objectives for anchored networks: tails of the residuals' law say nothing; masked references say nothing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from math import isfinite
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from dissensus.members import Members, View
+from dissensus.members import View
+from dissensus.members.members import Keys
 from dissensus.objectives.adversarial import VirtualAdversarial
 from dissensus.objectives.independent import NormPenalty
 from dissensus.objectives.likelihoods import class_targets, full
-from dissensus.objectives.objective import Objective, OutputObjective, Parts, Step, Wrapper
+from dissensus.objectives.objective import (
+    BatchNorm,
+    Objective,
+    OutputObjective,
+    Parts,
+    Step,
+    Wrapper,
+    check_batch_norm,
+)
 from dissensus.objectives.residuals import (
     drawn_factor,
     farthest_partner,
@@ -28,12 +38,14 @@ from dissensus.randomness import Noise
 if TYPE_CHECKING:
     from dissensus.members import Anchored
 
-Law = Literal["diagonal", "low_rank", "outputs", "features"]
+Law = Literal["diagonal", "full", "low_rank", "outputs", "features"]
 Tails = Literal["drawn", "real"]
 Statistics = Literal["batch", "training"]
 
 # Laws of what the network makes of residuals, not of residuals themselves.
 _OF_THE_NETWORK = ("outputs", "features")
+# Laws whose draws are combinations of directions: rows of a factor of the covariance.
+_WITH_FACTOR = ("low_rank", "full")
 # How many draws a tail sample is the least likely of, where that is not said. Under a law of the network they are a batch's.
 _DRAWS, _DRAWS_OF_A_BATCH = 1000, 8
 
@@ -45,7 +57,7 @@ class HardDelta(Wrapper):
     $$\ell + w\,\frac1n\sum_t \Big(\log\sum_c e^{z_c} - \frac1C\sum_c z_c\Big),\qquad z = F([0, 0 - t])$$
 
     The law is a normal one of mean zero: inputs and references of one law with covariance $\Sigma$ leave residuals of
-    covariance $2\Sigma$. The pass leaves BatchNorm statistics alone and t takes no gradient.
+    covariance $2\Sigma$. t takes no gradient.
 
     In many dimensions a normal law hardly has tails: of 2000 draws in 3072 dimensions the farthest is 4 % farther than the
     mean. So there are other ways: fewer dimensions (`"low_rank"`), the normal law of the network's own outputs or features
@@ -54,7 +66,9 @@ class HardDelta(Wrapper):
     Args:
         inner: What is minimised besides.
         weight: w, how much the tails count against the mean loss.
-        law: `"diagonal"`: values are independent. `"low_rank"`: combinations of `rank` + 1 real inputs of the batch.
+        law: `"diagonal"`: values are independent, only their variances count. `"full"`: the multivariate normal with the whole
+            covariance, of the batch (draws are combinations of all its inputs) or of all training inputs (values x values numbers).
+            `"low_rank"`: combinations of `rank` + 1 real inputs of the batch.
             `"outputs"`: candidates are drawn (or real), and kept if what the network says of them is unlikely under the normal
             law of what it says of real residuals; one in `draws` of a batch is kept, and at least one. `"features"`: the same
             for what the network's last linear layer takes, each feature counting as independent of the others.
@@ -69,6 +83,9 @@ class HardDelta(Wrapper):
         statistics: Take the law of residuals from each `"batch"`, or from all `"training"` inputs (tensors or arrays, not a
             DataLoader). Laws of the network are measured on each batch either way; `"training"` then decides what candidates
             are drawn from, and is refused with `tails="real"`, which draws none.
+        batch_norm: What BatchNorm does with tails. `"eval"`: it takes its running statistics, as in use, and leaves them alone, so what
+            `tail` reports is what the trained network does. `"mix"`: tails and training examples are one batch. `"train"`: tails are a
+            batch of their own. The last two update running statistics, and `tail_in_use` reports the term as in evaluation.
 
     References:
         The idea of outliers from the tails of a normal law: Du et al., 2022, <https://arxiv.org/abs/2202.01197>.
@@ -83,10 +100,12 @@ class HardDelta(Wrapper):
     samples: int | None = None
     warm_up: float = 0.1
     statistics: Statistics = "batch"
+    batch_norm: BatchNorm = "eval"
     measured: Tensor | None = None
 
     def __post_init__(self) -> None:
         _check_inner(self)
+        check_batch_norm(self.batch_norm)
         choices = {
             "law": (self.law, get_args(Law)),
             "tails": (self.tails, get_args(Tails)),
@@ -100,9 +119,9 @@ class HardDelta(Wrapper):
                 f"HardDelta asks for uniform class probabilities; the loss is {self.inner.likelihood.name!r}. Use it for "
                 "classification."
             )
-        if self.law == "low_rank" and self.tails == "real":
+        if self.law in _WITH_FACTOR and self.tails == "real":
             raise ValueError(
-                "Under the low-rank law of a batch every residual of that batch is about as far out as any other, so none is a "
+                f"Under law={self.law!r} of a batch every residual of that batch is about as far out as any other, so none is a "
                 "tail. Use another law with tails='real'."
             )
         if self.law in _OF_THE_NETWORK and self.samples is not None:
@@ -137,29 +156,47 @@ class HardDelta(Wrapper):
             return self.draws
         return _DRAWS_OF_A_BATCH if self.law in _OF_THE_NETWORK else _DRAWS
 
-    def prepare(self, x: Tensor) -> Objective:
+    def prepare(self, x: Any) -> Objective:
         """Measure the law on all training inputs where that is wanted."""
         prepared = super().prepare(x)
         assert isinstance(prepared, HardDelta)
         if self.statistics == "batch" or self.measured is not None:
             return prepared
-        if self.law == "low_rank":
-            return replace(prepared, measured=residual_factor(x, self.rank))
+        if self.law in _WITH_FACTOR:
+            return replace(
+                prepared, measured=residual_factor(x, self.rank if self.law == "low_rank" else None)
+            )
         return replace(prepared, measured=residual_scale(x.flatten(1).float()))
 
-    def __call__(self, members: View, x: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
+    def __call__(self, members: View, x: Any, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Return the inner loss plus the weighted cross-entropy of tails to the uniform target, and both."""
         anchored = _anchored(members, self)
-        loss, parts = self.inner(members, x, y, step)
+        if self.batch_norm == "mix":
+            residuals = self._found(members, anchored, x, step)
+            taken = _beside(members, anchored, residuals)
+            loss, parts = self.inner(members, x, y, step)
+            (logits,) = taken
+        else:
+            loss, parts = self.inner(members, x, y, step)
+            residuals = self._found(members, anchored, x, step)
+            with members.normalised_as_in_use() if self.batch_norm == "eval" else nullcontext():
+                logits = _masked(members, anchored, anchored.run_pairs, residuals)
+        tail = uniform_cross_entropy(logits).mean(-1)
+        parts = {**parts, "tail": tail.detach()}
+        if self.batch_norm != "eval":
+            with members.evaluating():
+                in_use = _masked(members, anchored, anchored.run_pairs, residuals)
+            parts["tail_in_use"] = uniform_cross_entropy(in_use).mean(-1)
+        weight = torch.where(step.progress >= self.warm_up, self.weight, 0.0)
+        return loss + weight * tail.sum(), parts
+
+    def _found(self, members: View, anchored: "Anchored", x: Tensor, step: Step) -> Tensor:
+        """Return the step's tail residuals, `(members, samples, ...)`."""
         noise = step.noise(rows=members.rows)
         inputs = (x if step.own else x[None]).flatten(2)
-        with members.perturbed():
-            with torch.no_grad():
-                residuals = self._tails(members, anchored, inputs, x.shape[1 + step.own :], noise)
-            logits = _masked(members, anchored, anchored.run_pairs, residuals)
-        tail = uniform_cross_entropy(logits).mean(-1)
-        weight = torch.where(step.progress >= self.warm_up, self.weight, 0.0)
-        return loss + weight * tail.sum(), {**parts, "tail": tail.detach()}
+        quiet = members.normalised_as_in_use() if self.batch_norm == "eval" else members.perturbed()
+        with torch.no_grad(), quiet:
+            return self._tails(members, anchored, inputs, x.shape[1 + step.own :], noise)
 
     def _tails(
         self, members: View, anchored: "Anchored", x: Tensor, shape: torch.Size, noise: Noise
@@ -176,9 +213,10 @@ class HardDelta(Wrapper):
         return self.radius * found.reshape(*found.shape[:2], *shape)
 
     def _drawn(self, x: Tensor, count: int, draws: int, noise: Noise) -> Tensor:
-        if self.law != "low_rank":
+        if self.law not in _WITH_FACTOR:
             return tail_draws(noise, count, draws, x.shape[-1]) * self._scale(x)
-        factor = drawn_factor(full(x), self.rank) if self.measured is None else self.measured.to(x.device)
+        rank = self.rank if self.law == "low_rank" else x.shape[-2] - 1
+        factor = drawn_factor(full(x), rank) if self.measured is None else self.measured.to(x.device)
         drawn = tail_draws(noise, count, draws, factor.shape[-2], centred=self.measured is None)
         return drawn.to(factor.dtype) @ factor
 
@@ -246,7 +284,7 @@ class MaskedUniform(Wrapper):
                 f"MaskedUniform gives uniform class targets; the loss is {self.inner.likelihood.name!r}."
             )
 
-    def __call__(self, members: View, x: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
+    def __call__(self, members: View, x: Any, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Return the inner loss for these targets."""
         anchored = _anchored(members, self)
         outputs = members.each(x) if step.own else members(x)
@@ -267,16 +305,6 @@ def uniform_where_masked(objective: Objective) -> Objective:
     if isinstance(objective, _AROUND):
         return replace(objective, inner=uniform_where_masked(objective.inner))
     return MaskedUniform(objective)  # type: ignore[arg-type]  # refuses what it cannot wrap
-
-
-def check_temperature(members: Members, objective: Objective) -> None:
-    """Refuse to train anchored networks with a temperature for anything but class logits."""
-    temperature = getattr(members, "temperature", None)
-    if temperature is not None and objective.likelihood.kind != "classes":
-        raise ValueError(
-            f"temperature={temperature!r} divides class logits; the loss is {objective.likelihood.name!r}. Leave `temperature` out for "
-            "regression."
-        )
 
 
 def _check_inner(objective: Wrapper) -> None:
@@ -300,5 +328,25 @@ def _anchored(members: View, objective: Objective) -> "Anchored":
 
 def _masked(members: View, anchored: "Anchored", run: Callable[..., Tensor], residuals: Tensor) -> Tensor:
     """Run networks on [0, 0 - t], `(members, samples, ...)`."""
-    pairs = torch.cat([torch.zeros_like(residuals), -residuals], dim=anchored.pair_axis)
-    return members.through(run, pairs, own=True)
+    return members.through(run, _masked_pairs(anchored, residuals), own=True)
+
+
+def _masked_pairs(anchored: "Anchored", residuals: Tensor) -> Tensor:
+    return torch.cat([torch.zeros_like(residuals), -residuals], dim=anchored.pair_axis)
+
+
+def _beside(members: View, anchored: "Anchored", residuals: Tensor) -> list[Tensor]:
+    """Have the next pass run [0, 0 - t] in one batch with the examples; what networks say of it is in the list afterwards."""
+    taken: list[Tensor] = []
+
+    def run(
+        tensors: Mapping[str, Tensor], x: Tensor, *, own: bool, rows: Tensor | None, keys: Keys
+    ) -> Tensor:
+        examples = anchored.training_pairs(tensors, x, own=own, keys=keys)
+        both = torch.cat([examples, _masked_pairs(anchored, residuals)], dim=1)
+        outputs = anchored.run_pairs(tensors, both, own=True, rows=rows, keys=keys)
+        taken.append(outputs[:, examples.shape[1] :])
+        return outputs[:, : examples.shape[1]]
+
+    members.next_through(run)
+    return taken

@@ -1,12 +1,20 @@
 """Members that know nothing of each other: the deep ensemble, and a penalty on each one's weights."""
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from dissensus.members import View
-from dissensus.objectives.likelihoods import Likelihood, likelihood_of, smooth_labels
+from dissensus.objectives.likelihoods import (
+    IGNORED,
+    Likelihood,
+    check_class_weights,
+    class_weighted,
+    likelihood_of,
+    smooth_labels,
+)
 from dissensus.objectives.objective import Batches, OutputObjective, Parts, Step, Wrapper
 
 
@@ -18,19 +26,28 @@ class Independent(OutputObjective):
 
     Args:
         loss: `"cross_entropy"`, `"brier"` (outputs are logits), `"mse"`, `"mae"`, `"gaussian_nll"` or `"laplace_nll"`
-            (the last two want a head that gives mean and rho on its last axis). Losses of several targets are summed.
+            (the last two want a head that gives mean and rho on its last axis), `"poisson"` (log-rates), `"pinball"` (quantiles,
+            see `Pinball`), `"binary_cross_entropy"` (several labels, yes or no each); or your own, a function of (output, target)
+            that returns one value for each example, `(batch,)`. Losses of several targets are summed.
         label_smoothing: Share of each target given to the uniform distribution (classification).
         over_classes: Divide by the number of classes, as a mean over batch *and* classes does. This only rescales the loss
             against other terms; it is here to reproduce experiments that did so.
+        class_weights: Weight of each class, as in torch's `cross_entropy`: examples count by that of their label.
+        class_axis: Where classes are in outputs with positions, such as 2 of `(members, batch, classes, height, width)`; by default
+            the axis whose removal leaves the targets' shape.
+        ignore_index: Class index of positions that do not count.
 
     Example:
         >>> Independent("gaussian_nll").likelihood.kind
         'density'
     """
 
-    loss: str = "cross_entropy"
+    loss: str | Callable[[Tensor, Tensor], Tensor] = "cross_entropy"
     label_smoothing: float = 0.0
     over_classes: bool = False
+    class_weights: tuple[float, ...] | None = None
+    class_axis: int | None = None
+    ignore_index: int = IGNORED
 
     batches: ClassVar[Batches] = "own"
     couples: ClassVar[bool] = False
@@ -39,6 +56,9 @@ class Independent(OutputObjective):
         kind = likelihood_of(self.loss).kind
         if not 0.0 <= self.label_smoothing < 1.0:
             raise ValueError(f"`label_smoothing` must be in [0, 1); got {self.label_smoothing}.")
+        check_class_weights(self.class_weights, likelihood_of(self.loss))
+        if kind == "labels" and not self.over_classes:
+            return
         if kind != "classes" and (self.label_smoothing or self.over_classes):
             raise ValueError(
                 f"`label_smoothing` and `over_classes` are for class labels; the loss is {self.loss!r}."
@@ -47,12 +67,18 @@ class Independent(OutputObjective):
     @property
     def likelihood(self) -> Likelihood:
         """What outputs mean."""
-        return likelihood_of(self.loss)
+        return replace(likelihood_of(self.loss), class_axis=self.class_axis, ignore_index=self.ignore_index)
 
     def on_outputs(self, outputs: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Return the sum of the members' mean losses, and each one's."""
-        targets = smooth_labels(y, outputs.shape[-1], self.label_smoothing)
-        losses = self.likelihood.per_example(outputs, targets).mean(-1)
+        likelihood = self.likelihood
+        outputs, y, weights = likelihood.rows(outputs, y, step.weights, own=step.own)
+        if likelihood.kind == "labels":
+            targets = y * (1.0 - self.label_smoothing) + 0.5 * self.label_smoothing
+        else:
+            targets = smooth_labels(y, outputs.shape[-1], self.label_smoothing)
+        weights = class_weighted(self.class_weights, outputs, y, weights)
+        losses = step.mean(likelihood.losses(outputs, targets, own=step.own), weights)
         if self.over_classes:
             losses = losses / outputs.shape[-1]
         return losses.sum(), {"loss": losses.detach()}
@@ -67,7 +93,7 @@ class NormPenalty(Wrapper):
 
     weight: float
 
-    def __call__(self, members: View, x: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
+    def __call__(self, members: View, x: Any, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Return the inner loss plus the weighted norms."""
         loss, parts = self.inner(members, x, y, step)
         norms = members.parameter_norms()

@@ -10,11 +10,25 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dissensus.objectives.joint import check_beta
-from dissensus.objectives.likelihoods import Likelihood, full, likelihood_of
+from dissensus.objectives.likelihoods import (
+    IGNORED,
+    Likelihood,
+    check_class_weights,
+    class_weighted,
+    full,
+    likelihood_of,
+)
 from dissensus.objectives.losses import errors, like_outputs, weighted_mean
 from dissensus.objectives.objective import OutputObjective, Parts, Step
 
-LOSSES = ("cross_entropy", "brier", "mse")
+# What a loss is called in `errors`.
+LOSSES = {
+    "cross_entropy": "cross_entropy",
+    "brier": "brier",
+    "mse": "mse",
+    "poisson": "poisson",
+    "binary_cross_entropy": "sigmoid",
+}
 
 
 @dataclass(frozen=True)
@@ -29,7 +43,8 @@ class Joint(OutputObjective):
     Args:
         beta: A number in [0, 1], or a function of the run's progress (a tensor from 0 towards 1) that gives one, such as
             `lambda progress: 0.9 * progress`.
-        loss: `"cross_entropy"`, `"brier"` or `"mse"`.
+        loss: `"cross_entropy"`, `"brier"`, `"mse"`, `"poisson"`, `"binary_cross_entropy"`, or your own, a function of (output,
+            target) that returns one value for each example; the ensemble then averages outputs.
         average: What the ensemble averages: `"probs"` or `"scores"` (logits).
         weights: Weight of each member in both errors, summing to one; uniform by default.
         member_dropout: Share of members left out at random.
@@ -37,27 +52,34 @@ class Joint(OutputObjective):
             that probability (examples with none left do not count).
         label_smoothing: Share of each target given to the uniform distribution.
         allow_unbounded: Run with `beta > 1` although the objective then has no minimum.
+        class_weights: Weight of each class, as in torch's `cross_entropy`: examples count by that of their label.
+        class_axis: Where classes are in outputs with positions; see `Independent`.
+        ignore_index: Class index of positions that do not count.
 
     References:
         Jeffares et al., 2023, <https://arxiv.org/abs/2301.11323>.
     """
 
     beta: float | Callable[[Tensor], Tensor] = 0.5
-    loss: str = "cross_entropy"
+    loss: str | Callable[[Tensor, Tensor], Tensor] = "cross_entropy"
     average: Literal["probs", "scores"] = "probs"
     weights: tuple[float, ...] | None = None
     member_dropout: float = 0.0
     dropout_per: Literal["batch", "example"] = "batch"
     label_smoothing: float = 0.0
     allow_unbounded: bool = False
+    class_weights: tuple[float, ...] | None = None
+    class_axis: int | None = None
+    ignore_index: int = IGNORED
 
     couples: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for beta in _values(self.beta):
             check_beta(beta, self.allow_unbounded)
-        if self.loss not in LOSSES:
-            raise ValueError(f"`loss` must be one of {', '.join(LOSSES)}; got {self.loss!r}.")
+        if not callable(self.loss) and self.loss not in LOSSES:
+            raise ValueError(f"`loss` must be one of {', '.join(LOSSES)} or a function; got {self.loss!r}.")
+        check_class_weights(self.class_weights, likelihood_of(self.loss))
         if self.average not in ("probs", "scores"):
             raise ValueError(f"`average` must be 'probs' or 'scores'; got {self.average!r}.")
         if not 0.0 <= self.member_dropout < 1.0:
@@ -70,21 +92,33 @@ class Joint(OutputObjective):
     @property
     def likelihood(self) -> Likelihood:
         """What outputs mean, and the error of the ensemble as it is averaged in training: by probabilities or scores, with weights."""
-        return replace(likelihood_of(self.loss), mixture=self._ensemble_error, pooled=self._pooled)
+        return replace(
+            likelihood_of(self.loss),
+            mixture=self._ensemble_error,
+            pooled=self._pooled,
+            class_axis=self.class_axis,
+            ignore_index=self.ignore_index,
+        )
+
+    @property
+    def _loss(self) -> str | Callable[[Tensor, Tensor], Tensor]:
+        return self.loss if callable(self.loss) else LOSSES[self.loss]
 
     def _pooled(self, outputs: Tensor) -> Tensor:
         answers = full(outputs)
         if self.average == "probs":
-            answers = answers.softmax(-1)
+            answers = answers.sigmoid() if self.loss == "binary_cross_entropy" else answers.softmax(-1)
         return weighted_mean(answers, self._own_weights(outputs))
 
     def _ensemble_error(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return errors(outputs, targets, self.loss, self.average, self._own_weights(outputs))[1]
+        return errors(outputs, targets, self._loss, self.average, self._own_weights(outputs))[1]
 
     def on_outputs(self, outputs: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Return M times the interpolated error, and its parts."""
+        outputs, y, shares = self.likelihood.rows(outputs, y, step.weights)
+        step = replace(step, weights=class_weighted(self.class_weights, outputs, y, shares))
         weights, counts = self._weights(outputs, step)
-        losses, own, error = self._errors(outputs, y, weights, counts)
+        losses, own, error = self._errors(outputs, y, weights, counts, step)
         beta = torch.as_tensor(self.beta(step.progress)).to(own) if callable(self.beta) else self.beta
         parts = {
             "loss": losses.detach(),
@@ -94,16 +128,16 @@ class Joint(OutputObjective):
         return len(outputs) * own.lerp(error, beta), parts
 
     def _errors(
-        self, outputs: Tensor, y: Tensor, weights: Tensor | None, counts: Tensor | None
+        self, outputs: Tensor, y: Tensor, weights: Tensor | None, counts: Tensor | None, step: Step
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Means over the batch: of each member's error, of their average, and of the ensemble's error."""
-        if self.loss == "mse" and weights is None:
+        if self.loss == "mse" and weights is None and step.weights is None:
             return _squared_errors(outputs, y)
-        member, ensemble = errors(outputs, y, self.loss, self.average, weights, self.label_smoothing)
-        losses, error = member.mean(-1), _mean(ensemble, counts)
+        member, ensemble = errors(outputs, y, self._loss, self.average, weights, self.label_smoothing)
+        losses, error = step.mean(member), _mean(ensemble, counts, step)
         if counts is None:
             return losses, weighted_mean(losses, weights), error
-        return losses, _mean(weighted_mean(member, weights), counts), error
+        return losses, _mean(weighted_mean(member, weights), counts, step), error
 
     def _weights(self, outputs: Tensor, step: Step) -> tuple[Tensor | None, Tensor | None]:
         """Return the members' weights, and which examples count where some lost all their members."""
@@ -141,11 +175,14 @@ def _values(beta: float | Callable[[Tensor], Tensor]) -> list[float]:
     return [float(beta(torch.tensor(percent / 100))) for percent in range(101)]
 
 
-def _mean(values: Tensor, counts: Tensor | None) -> Tensor:
-    """Average over the examples that count."""
+def _mean(values: Tensor, counts: Tensor | None, step: Step) -> Tensor:
+    """Average over the examples that count, by their weights."""
     if counts is None:
-        return values.mean()
-    return torch.where(counts, values, 0.0).sum() / counts.sum().clamp_min(1)
+        return step.mean(values)
+    shares = counts.to(values.dtype) if step.weights is None else counts * step.weights.to(values.dtype)
+    return torch.where(counts, values * shares, 0.0).sum() / shares.sum().clamp_min(
+        torch.finfo(values.dtype).tiny
+    )
 
 
 def _squared_errors(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,8 +1,8 @@
 """What members are fitted to: losses per example, for one member or many, and for the ensemble as a mixture."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from math import log, pi
+from dataclasses import dataclass, field, replace
+from math import isfinite, log, pi
 from types import MappingProxyType
 from typing import Literal
 
@@ -10,7 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dissensus._checks import can_be_read
+
 SCALE_FLOOR = 1e-6
+# As torch's cross_entropy has it.
+IGNORED = -100
 
 
 def mean_and_scale(outputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,7 +59,8 @@ def gaussian_nll(mean: Tensor, scale: Tensor, target: Tensor) -> Tensor:
         >>> round(gaussian_nll(torch.tensor(0.0), torch.tensor(1.0), torch.tensor(0.0)).item(), 4)
         0.9189
     """
-    return 0.5 * log(2 * pi) + scale.log() + 0.5 * ((target - mean) / scale).square()
+    _check_elementwise(mean, scale, target)
+    return gaussian_losses(mean, scale, target)
 
 
 def laplace_nll(mean: Tensor, scale: Tensor, target: Tensor) -> Tensor:
@@ -75,7 +80,38 @@ def laplace_nll(mean: Tensor, scale: Tensor, target: Tensor) -> Tensor:
         >>> round(laplace_nll(torch.tensor(0.0), torch.tensor(1.0), torch.tensor(2.0)).item(), 4)
         2.6931
     """
+    _check_elementwise(mean, scale, target)
+    return laplace_losses(mean, scale, target)
+
+
+def gaussian_losses(mean: Tensor, scale: Tensor, target: Tensor) -> Tensor:
+    """Return `gaussian_nll` without a look at what came in."""
+    return 0.5 * log(2 * pi) + scale.log() + 0.5 * ((target - mean) / scale).square()
+
+
+def laplace_losses(mean: Tensor, scale: Tensor, target: Tensor) -> Tensor:
+    """Return `laplace_nll` without a look at what came in."""
     return log(2) + scale.log() + (target - mean).abs() / scale
+
+
+def _check_elementwise(mean: Tensor, scale: Tensor, target: Tensor) -> None:
+    """Refuse shapes that would make a table of pairs, (batch,) beside (batch, 1), and scales that are none."""
+    for name, values in (("mean", mean), ("scale", scale), ("target", target)):
+        if not isinstance(values, Tensor):
+            raise ValueError(
+                f"`{name}` must be a torch tensor; got {type(values).__name__}. Convert it first."
+            )
+    # A target is the same for all members, so the mean may have an axis before.
+    fits = mean.shape[mean.ndim - target.ndim :] == target.shape if target.ndim <= mean.ndim else False
+    if not fits or scale.shape not in (mean.shape, ()):
+        raise ValueError(
+            f"`mean` and `scale` must be shaped as `target`, or with members before; got {tuple(mean.shape)}, "
+            f"{tuple(scale.shape)} and {tuple(target.shape)}. Drop or add an axis: `target[:, None]`, `mean.squeeze(-1)`."
+        )
+    if can_be_read(scale) and not bool((scale > 0).all()):
+        raise ValueError(
+            f"`scale` must be positive; got {scale.min().item():g} at the least. Pass softplus of the raw output."
+        )
 
 
 def full(outputs: Tensor) -> Tensor:
@@ -89,20 +125,91 @@ class Likelihood:
 
     Attributes:
         name: As `Independent(loss=...)` takes it.
-        kind: What outputs are: class logits, point predictions, or a likelihood head's (mean, rho).
+        kind: What outputs are: class logits, point predictions, a likelihood head's (mean, rho), logits of yes or no for each of
+            several labels, or whatever a user's own loss takes.
         per_example: Loss of each output, `(..., batch, outputs)` and targets, class indices `(..., batch)` or
             values `(..., batch, outputs)`, to `(..., batch)`.
         mixture: Loss of the ensemble's prediction, `(members, batch, outputs)` to `(batch,)`.
         divergence: How far outputs q are from outputs p, `(..., batch)`; zero where they are equal.
         pooled: What members of class logits say together, `(batch, classes)`; the largest is the ensemble's answer.
+        class_axis: Where classes are in outputs with positions, `(members, batch, classes, height, width)`; None to find out.
+        ignore_index: Class index of positions that do not count.
     """
 
     name: str
-    kind: Literal["classes", "points", "density"]
+    kind: Literal["classes", "points", "density", "labels", "own"]
     per_example: Callable[[Tensor, Tensor], Tensor]
     mixture: Callable[[Tensor, Tensor], Tensor]
     divergence: Callable[[Tensor, Tensor], Tensor]
     pooled: Callable[[Tensor], Tensor] = field(default_factory=lambda: _mean_probabilities, kw_only=True)
+    class_axis: int | None = field(default=None, kw_only=True)
+    ignore_index: int = field(default=IGNORED, kw_only=True)
+
+    def rows(
+        self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, *, own: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return outputs, targets and weights with every position of dense outputs as an example of its own.
+
+        Args:
+            outputs: `(members, batch, outputs)`, which stay as they are, or with positions: `(members, batch, classes, height,
+                width)`, `(members, batch, tokens, classes)`, or point predictions `(members, batch, ...)` of any shape.
+            targets: Those of one output each, `(batch, ...)`; with a member axis if `own`.
+            weights: Of the examples, `(batch,)`, or `(members, batch)` if `own`; None where all count the same.
+            own: Whether members have batches of their own.
+        """
+        if self.kind not in ("classes", "points") or outputs.ndim <= 3:
+            return outputs, targets, weights
+        lead = 1 + own
+        positions = targets.shape[lead:]
+        if self.kind == "points":
+            found = outputs.flatten(1)[..., None], targets.flatten(lead - 1)[..., None]
+        else:
+            outputs = outputs.movedim(
+                class_axis_of(outputs, targets[0] if own else targets, self.class_axis), -1
+            )
+            found = outputs.flatten(1, -2), targets.flatten(lead - 1)
+        counts = None if weights is None else weights.reshape(*weights.shape, *(1 for _ in positions))
+        if self.kind == "classes":
+            valid = (targets != self.ignore_index).to(torch.float32)
+            counts = valid if counts is None else valid * counts
+            found = found[0], torch.where(found[1] == self.ignore_index, 0, found[1])
+        return (*found, None if counts is None else counts.expand(targets.shape).flatten(lead - 1))
+
+    def losses(self, outputs: Tensor, targets: Tensor, *, own: bool = False) -> Tensor:
+        """Return the loss of every member and example, `(members, batch)`; arguments as those of `rows`."""
+        if self.kind != "own":
+            return self.per_example(outputs, targets)
+        given = targets if own else targets.expand(len(outputs), *targets.shape)
+        # One call for all members: a loss is a function of each example.
+        return self.per_example(outputs.flatten(0, 1), given.flatten(0, 1)).unflatten(0, outputs.shape[:2])
+
+
+def class_axis_of(outputs: Tensor, targets: Tensor, class_axis: int | None) -> int:
+    """Return the axis of `(members, batch, ...)` outputs without which they are shaped as the targets `(batch, ...)`.
+
+    Example:
+        >>> class_axis_of(torch.zeros(5, 8, 3, 16, 16), torch.zeros(8, 16, 16), None)
+        2
+    """
+    shape = tuple(outputs.shape)
+    fitting = [
+        axis for axis in range(2, len(shape)) if (*shape[1:axis], *shape[axis + 1 :]) == tuple(targets.shape)
+    ]
+    if class_axis is not None and class_axis % len(shape) in fitting:
+        return class_axis % len(shape)
+    if class_axis is None and len(fitting) == 1:
+        return fitting[0]
+    raise ValueError(
+        f"Outputs shaped (members, batch, ...) = {shape} must have one axis of classes beside those of the targets, "
+        f"{tuple(targets.shape)}; "
+        + (
+            f"axis {class_axis} is not it."
+            if class_axis is not None
+            else f"axes {fitting} fit: name it, class_axis={fitting[0]}."
+            if fitting
+            else "none fits. Give one class index for each position."
+        )
+    )
 
 
 def _mean_probabilities(logits: Tensor) -> Tensor:
@@ -201,6 +308,107 @@ def _laplace_divergence(mean: Tensor, scale: Tensor, other_mean: Tensor, other_s
     return (other_scale / scale).log() + (scale * (-gap / scale).exp() + gap) / other_scale - 1.0
 
 
+def _binary(logits: Tensor, targets: Tensor) -> Tensor:
+    """Sum over labels of the cross-entropy of yes or no."""
+    logits = full(logits)
+    return F.binary_cross_entropy_with_logits(
+        logits, targets.to(logits.dtype).expand_as(logits), reduction="none"
+    ).sum(-1)
+
+
+def _mixture_binary(logits: Tensor, targets: Tensor) -> Tensor:
+    logits, count = full(logits), log(len(logits))
+    yes, no = (F.logsigmoid(sign * logits).logsumexp(0) - count for sign in (1, -1))
+    targets = targets.to(logits.dtype)
+    return -(targets * yes + (1 - targets) * no).sum(-1)
+
+
+def _binary_divergence(p: Tensor, q: Tensor) -> Tensor:
+    p, q = full(p), full(q)
+    share = p.sigmoid()
+    yes, no = F.logsigmoid(p) - F.logsigmoid(q), F.logsigmoid(-p) - F.logsigmoid(-q)
+    return (share * yes + (1 - share) * no).sum(-1)
+
+
+def _mean_answers(logits: Tensor) -> Tensor:
+    return full(logits).sigmoid().mean(0)
+
+
+def _poisson(log_rates: Tensor, counts: Tensor) -> Tensor:
+    log_rates, counts = full(log_rates), as_columns(counts)
+    return (log_rates.exp() - counts * log_rates + torch.lgamma(counts + 1)).sum(-1)
+
+
+def _mixture_poisson(log_rates: Tensor, counts: Tensor) -> Tensor:
+    return log(len(log_rates)) - (-_poisson(log_rates, counts)).logsumexp(0)
+
+
+def _poisson_divergence(p: Tensor, q: Tensor) -> Tensor:
+    p, q = full(p), full(q)
+    return (p.exp() * (p - q) + q.exp() - p.exp()).sum(-1)
+
+
+@dataclass(frozen=True)
+class Pinball:
+    r"""Quantile loss: output k of a network, $q_k$, becomes the quantile at level $\tau_k$.
+
+    $$\sum_k \max(\tau_k (y - q_k), (\tau_k - 1)(y - q_k))$$
+
+    Args:
+        levels: Of the quantiles, between 0 and 1; by default as many as there are outputs, evenly spaced: (2k + 1) / 2K.
+
+    Example:
+        >>> loss = Pinball((0.1, 0.9))
+        >>> loss(torch.tensor([[0.0, 2.0]]), torch.tensor([1.0]))
+        tensor([0.2000])
+    """
+
+    levels: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.levels is not None and not all(0 < level < 1 for level in self.levels):
+            raise ValueError(f"`levels` of quantiles must lie between 0 and 1; got {self.levels}.")
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of outputs `(batch, levels)` for targets `(batch,)`."""
+        count = outputs.shape[-1]
+        levels = (
+            tuple((2 * k + 1) / (2 * count) for k in range(count)) if self.levels is None else self.levels
+        )
+        if len(levels) != count:
+            raise ValueError(
+                f"Quantiles at {len(levels)} levels want as many outputs; the network has {count}."
+            )
+        error = targets.reshape(len(outputs), 1) - full(outputs)
+        tau = torch.tensor(levels, dtype=error.dtype, device=error.device)
+        return torch.maximum(tau * error, (tau - 1) * error).sum(-1)
+
+
+def _own_loss(loss: Callable[[Tensor, Tensor], Tensor]) -> Likelihood:
+    """Return the likelihood of a user's own loss, which the ensemble's average output is judged by too."""
+
+    def per_example(outputs: Tensor, targets: Tensor) -> Tensor:
+        losses = loss(full(outputs), targets)
+        if not isinstance(losses, Tensor) or losses.shape != outputs.shape[:1]:
+            raise ValueError(
+                f"A loss of your own must return one value for each of {len(outputs)} examples, shaped ({len(outputs)},); got "
+                f"{tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__}. Do not average over the batch."
+            )
+        return losses
+
+    def mixture(outputs: Tensor, targets: Tensor) -> Tensor:
+        return per_example(full(outputs).mean(0), targets)
+
+    def divergence(p: Tensor, q: Tensor) -> Tensor:
+        raise ValueError(
+            "A loss of your own does not say how far two outputs are from each other, which VirtualAdversarial needs. Use Adversarial, "
+            "or a named loss."
+        )
+
+    name = getattr(loss, "__qualname__", type(loss).__qualname__)
+    return Likelihood(name, "own", per_example, mixture, divergence)
+
+
 LIKELIHOODS: Mapping[str, Likelihood] = MappingProxyType(
     {
         likelihood.name: likelihood
@@ -209,15 +417,57 @@ LIKELIHOODS: Mapping[str, Likelihood] = MappingProxyType(
             Likelihood("brier", "classes", _brier, _mixture_brier, _class_divergence),
             Likelihood("mse", "points", *_points(torch.square)),
             Likelihood("mae", "points", *_points(torch.abs)),
-            Likelihood("gaussian_nll", "density", *_density(gaussian_nll, _gaussian_divergence)),
-            Likelihood("laplace_nll", "density", *_density(laplace_nll, _laplace_divergence)),
+            Likelihood("gaussian_nll", "density", *_density(gaussian_losses, _gaussian_divergence)),
+            Likelihood("laplace_nll", "density", *_density(laplace_losses, _laplace_divergence)),
+            Likelihood("poisson", "points", _poisson, _mixture_poisson, _poisson_divergence),
+            Likelihood(
+                "binary_cross_entropy",
+                "labels",
+                _binary,
+                _mixture_binary,
+                _binary_divergence,
+                pooled=_mean_answers,
+            ),
+            replace(_own_loss(Pinball()), name="pinball"),
         )
     }
 )
 
 
-def likelihood_of(loss: str) -> Likelihood:
-    """Return the likelihood of this name, or say which names there are."""
+def likelihood_of(loss: str | Callable[[Tensor, Tensor], Tensor]) -> Likelihood:
+    """Return the likelihood of this name or of a user's own loss, or say which names there are."""
+    if callable(loss):
+        return _own_loss(loss)
     if loss not in LIKELIHOODS:
-        raise ValueError(f"`loss` must be one of {', '.join(sorted(LIKELIHOODS))}; got {loss!r}.")
+        raise ValueError(
+            f"`loss` must be one of {', '.join(sorted(LIKELIHOODS))}, or a function of (output, target) that returns one value for each "
+            f"example; got {loss!r}."
+        )
     return LIKELIHOODS[loss]
+
+
+def check_class_weights(weights: tuple[float, ...] | None, likelihood: Likelihood) -> None:
+    """Refuse weights of classes that are negative or all zero, or where there are no classes."""
+    if weights is None:
+        return
+    if likelihood.kind not in ("classes", "labels"):
+        raise ValueError(
+            f"`class_weights` are for class labels; the loss is {likelihood.name!r}. Use weights of examples."
+        )
+    if min(weights) < 0 or max(weights) == 0 or not all(isfinite(weight) for weight in weights):
+        raise ValueError(f"`class_weights` must be finite, not negative and not all zero; got {weights}.")
+
+
+def class_weighted(
+    weights: tuple[float, ...] | None, outputs: Tensor, targets: Tensor, given: Tensor | None
+) -> Tensor | None:
+    """Return weights of examples by their class times those that were given: torch's own rule for `cross_entropy(weight=...)`."""
+    if weights is None:
+        return given
+    if len(weights) != outputs.shape[-1]:
+        raise ValueError(
+            f"`class_weights` must be one number for each of {outputs.shape[-1]} classes; got {len(weights)}."
+        )
+    table = torch.tensor(weights, dtype=torch.float32, device=outputs.device)
+    own = targets.float() @ table if targets.is_floating_point() else table[targets]
+    return own if given is None else own * given

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
 from numbers import Integral, Real
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -18,7 +18,14 @@ from dissensus.objectives.disagreement import (
     pair_term,
 )
 from dissensus.objectives.guards import Guard, Seen, guard_of
-from dissensus.objectives.likelihoods import Likelihood, full, likelihood_of, smooth_labels
+from dissensus.objectives.likelihoods import (
+    Likelihood,
+    check_class_weights,
+    class_weighted,
+    full,
+    likelihood_of,
+    smooth_labels,
+)
 from dissensus.objectives.loss_weights import Weighting, ensemble_losses, weights_from_losses
 from dissensus.objectives.objective import OutputObjective, Parts, Step
 from dissensus.objectives.redundancy import divdis
@@ -53,7 +60,7 @@ def drawn_scale(step: Step, outputs: Tensor, members: View | None = None) -> flo
 
     Members that share their parameters train on the mean over those drawn: 1.
     """
-    if members is not None and not members.members.owns_parameters:
+    if members is not None and members.members.loss_over_members == "mean":
         return 1.0
     return len(step.member_keys) / len(outputs)
 
@@ -95,6 +102,7 @@ class LossGuided(OutputObjective):
         label_smoothing: Share of each target given to the uniform distribution in the cross-entropy; weights use the label itself.
         guard: Keeps disagreement from taking over once the training loss is small: a guard, or the name of one in `GUARDS`. None or
             `"none"` is the published form.
+        class_weights: Weight of each class in the cross-entropy: examples count by that of their label.
 
     Example:
         >>> import dissensus as ds
@@ -117,8 +125,10 @@ class LossGuided(OutputObjective):
     orientation: Orientation = "first"
     label_smoothing: float = 0.0
     guard: Guard | str | None = "share"
+    class_weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
+        check_class_weights(self.class_weights, self.likelihood)
         if not callable(self.strength):
             check_strength(self.strength)
         check_active(self.active)
@@ -157,7 +167,7 @@ class LossGuided(OutputObjective):
         """Draw the members of this step."""
         return draw_members(step, self.active, num_members)
 
-    def __call__(self, members: View, x: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
+    def __call__(self, members: View, x: Any, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Run the drawn members, and what else the weights depend on."""
         outputs = members(x)
         total = outputs.detach().sum(0)
@@ -207,9 +217,9 @@ class LossGuided(OutputObjective):
     ) -> tuple[Tensor, Parts]:
         check_enough(self, outputs)
         outputs = full(outputs)
-        losses = self.likelihood.per_example(
-            outputs, smooth_labels(y, outputs.shape[-1], self.label_smoothing)
-        ).mean(-1)
+        targets = smooth_labels(y, outputs.shape[-1], self.label_smoothing)
+        shares = class_weighted(self.class_weights, outputs, y, step.weights)
+        losses = step.mean(self.likelihood.per_example(outputs, targets), shares)
         strength = self._strength(step, losses)
         with torch.no_grad():
             hardness = ensemble_losses(mean_logits, y)

@@ -3,16 +3,27 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
+import torch
 from torch import Tensor
 
+from dissensus.data.trees import Tree
 from dissensus.members import View
 from dissensus.objectives.likelihoods import Likelihood
 from dissensus.randomness import Noise, fold
 
 Parts = dict[str, Tensor]
 Batches = Literal["own", "shared"]
+BatchNorm = Literal["eval", "mix", "train"]
+
+
+def check_batch_norm(batch_norm: str) -> None:
+    """Refuse what is no way to normalise a second batch."""
+    if batch_norm not in get_args(BatchNorm):
+        raise ValueError(
+            f"`batch_norm` must be {' or '.join(map(repr, get_args(BatchNorm)))}; got {batch_norm!r}."
+        )
 
 
 @dataclass
@@ -26,6 +37,7 @@ class Step:
         member_keys: Keys of the members' noise, a hash of (seed, member), `(members,)`.
         shared_key: Key of the noise that all share.
         streams: Batches of further data by name (`"unlabelled"`, ...), with a member axis if `own`.
+        weights: Weights of the batch's examples, shaped as its length (with a member axis if `own`); None where all count the same.
     """
 
     index: Tensor
@@ -34,6 +46,7 @@ class Step:
     member_keys: Tensor
     shared_key: Tensor
     streams: Mapping[str, Tensor] = field(default_factory=dict)
+    weights: Tensor | None = None
     _draws: int = 0
 
     @property
@@ -41,8 +54,23 @@ class Step:
         """Share of the run that is done, from 0 towards 1."""
         return self.index / self.total
 
-    def inputs(self, name: str, like: Tensor) -> Tensor | None:
+    def mean(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return means over the batch, the last axis, of losses of its examples: sum(w · loss) / sum(w), by the step's own weights."""
+        weights = self.weights if weights is None else weights
+        if weights is None:
+            return losses.mean(-1)
+        weights = weights.to(losses.dtype)
+        # A batch in which nothing counts has loss zero.
+        return (weights * losses).sum(-1) / weights.sum(-1).clamp_min(torch.finfo(losses.dtype).tiny)
+
+    def inputs(self, name: str, like: Any) -> Any:
         """Return the batch of a second stream of inputs, real numbers in the precision of `like`; None where there is none."""
+        if isinstance(like, Tree):
+            if f"{name}.0" not in self.streams:
+                return None
+            return Tree(
+                [self.inputs(f"{name}.{place}", leaf) for place, leaf in enumerate(like.leaves)], like.spec
+            )
         batch = self.streams.get(name)
         if batch is None or not (batch.is_floating_point() and like.is_floating_point()):
             return batch
@@ -82,12 +110,18 @@ class Objective(ABC):
         """What outputs mean, and the loss that validation reports."""
 
     @abstractmethod
-    def __call__(self, members: View, x: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
+    def __call__(self, members: View, x: Any, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Return the loss, summed over members, and named parts for the log: scalars or `(members,)`, detached."""
 
-    def prepare(self, x: Tensor) -> "Objective":
+    def prepare(self, x: Any) -> "Objective":
         """Return this objective with what it needs to know of the training inputs."""
         return self
+
+    def uniform_where_masked(self) -> "Objective":
+        """Return this objective with the uniform distribution as the target of anchored networks' masked examples."""
+        from dissensus.objectives.hard_delta import uniform_where_masked
+
+        return uniform_where_masked(self)
 
     def pick(self, step: Step, num_members: int) -> Tensor | None:
         """Return the distinct rows of the members that this step trains, or None for all."""
@@ -113,7 +147,7 @@ class OutputObjective(Objective):
         """Whether `on_outputs` is all there is to it; false where `__call__` also runs members on something else."""
         return True
 
-    def __call__(self, members: View, x: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
+    def __call__(self, members: View, x: Any, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Run the members and judge their outputs."""
         return self.on_outputs(members.each(x) if step.own else members(x), y, step)
 
@@ -155,7 +189,7 @@ class Wrapper(Objective):
         """As the inner objective."""
         return self.inner.couples
 
-    def prepare(self, x: Tensor) -> Objective:
+    def prepare(self, x: Any) -> Objective:
         """Prepare the inner objective."""
         inner = self.inner.prepare(x)
         return self if inner is self.inner else replace(self, inner=inner)

@@ -42,16 +42,21 @@ def residual_scale(x: Tensor) -> Tensor:
     return (2 * x.var(-2, keepdim=True, correction=min(1, x.shape[-2] - 1))).sqrt()
 
 
-def residual_factor(x: Tensor, rank: int) -> Tensor:
+def residual_factor(x: Tensor, rank: int | None) -> Tensor:
     r"""Return rows F of a factor $F^\top F \approx 2\Sigma$ of the residuals' covariance, along its `rank` largest directions.
 
     Args:
         x: Inputs, `(batch, ...)`; evenly spaced ones are looked at where there are many.
-        rank: Directions.
+        rank: Directions; None for all, of all inputs.
 
     Returns:
         `(rank, values)`.
     """
+    if rank is None:
+        sizes, directions = torch.linalg.eigh(
+            2 * torch.cov(x.flatten(1).double().T).reshape(x[0].numel(), -1)
+        )
+        return (sizes.clamp_min(0).sqrt()[:, None] * directions.T).float()
     few = max(_VALUES_LOOKED_AT // max(x[0].numel(), 1), rank + 1)
     x = x[:: -(-len(x) // few)].flatten(1).float()
     centred = x - x.mean(0)

@@ -5,6 +5,7 @@ Nothing global is read or changed: no pyplot, no style, no settings of matplotli
 on white by readers with any kind of colour vision.
 """
 
+from dissensus.plots.conformal import martingale_path, p_value_histogram
 from dissensus.plots.curves import member_count_curves, reliability, score_histograms, training_curves
 from dissensus.plots.diagnosis import diversity_accuracy, drop_curve, error_curves, offset_bars
 from dissensus.plots.figures import COLOURS, NOTE_COLOUR, panels, save
@@ -21,9 +22,11 @@ __all__ = [
     "drop_curve",
     "error_curves",
     "four_panels",
+    "martingale_path",
     "member_bands",
     "member_count_curves",
     "offset_bars",
+    "p_value_histogram",
     "panels",
     "reliability",
     "save",

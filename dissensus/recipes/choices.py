@@ -15,120 +15,19 @@ from torch.optim import Optimizer
 from dissensus.architectures import ARCHITECTURES
 from dissensus.data import augment
 from dissensus.data.images import describe_shape
-from dissensus.members import Anchored, BatchEnsemble, DeepEnsemble, Masksembles, MCDropout, Members
-from dissensus.members.anchored import MaskedTarget, MaskPer
-from dissensus.members.anchored_net import TemperatureForm
-from dissensus.members.first_layer import Initialise
-from dissensus.members.mc_dropout import Masks as DropoutMasks
-from dissensus.members.shared import BatchUse
-from dissensus.objectives import (
-    Adversarial,
-    Disagree,
-    HardDelta,
-    Independent,
-    Joint,
-    LossGuided,
-    MaskedUniform,
-    NormPenalty,
-    Objective,
-    VirtualAdversarial,
-)
-from dissensus.randomness import derive, seeded
+from dissensus.members import Members, kinds
+from dissensus.objectives import Independent, Objective, table
 from dissensus.recipes.settings import checked, choose, parameters
 from dissensus.training import schedules
-from dissensus.training.rules import RULES
-
-
-def anchored(
-    make_member: Callable[[], nn.Module],
-    num_members: int,
-    seed: int = 0,
-    *,
-    shape: Any,
-    references: int = 256,
-    anchors: int = 1,
-    mask_probability: float = 0.0,
-    mask_per: MaskPer = "batch",
-    masked_target: MaskedTarget = "label",
-    temperature: TemperatureForm | None = None,
-    initialise: Initialise = "fresh",
-) -> Anchored:
-    """Make anchored networks with room for references, which training fills with training inputs."""
-    return Anchored(
-        make_member,
-        torch.zeros(references, *shape),
-        anchors,
-        seed,
-        num_nets=num_members,
-        mask_probability=mask_probability,
-        mask_per=mask_per,
-        masked_target=masked_target,
-        temperature=temperature,
-        initialise=initialise,
-    )
-
-
-def masksembles(
-    make_member: Callable[[], nn.Module],
-    num_members: int,
-    seed: int = 0,
-    *,
-    scale: float = 2.0,
-    layers: Sequence[str] = (),
-    grow: bool = False,
-    batches: BatchUse = "split",
-) -> Masksembles:
-    """Make one network with masks; `layers` names where they act, by rule if none is named."""
-    with seeded(derive(seed, "initial weights", 0), alone=True):
-        net = make_member()
-    chosen = list(layers) if layers else "auto"
-    return Masksembles(net, num_members, scale, layers=chosen, seed=seed, grow=grow, batches=batches)
-
-
-def mc_dropout(
-    make_member: Callable[[], nn.Module],
-    num_members: int,
-    seed: int = 0,
-    *,
-    p: float | None = None,
-    masks: DropoutMasks = "member",
-) -> MCDropout:
-    """Make one network whose dropout stays on."""
-    with seeded(derive(seed, "initial weights", 0), alone=True):
-        net = make_member()
-    return MCDropout(net, num_members, seed, p, masks=masks)
-
-
-def batch_ensemble(
-    make_member: Callable[[], nn.Module], num_members: int, seed: int = 0, *, batches: BatchUse = "whole"
-) -> BatchEnsemble:
-    """Make members that share weights up to factors of rank one."""
-    return BatchEnsemble(make_member, num_members, seed, batches=batches)
-
+from dissensus.training.optimizers import RULES
 
 KINDS: Mapping[str, Callable[..., Members]] = MappingProxyType(
-    {
-        "deep": DeepEnsemble,
-        "anchored": anchored,
-        "masksembles": masksembles,
-        "mc_dropout": mc_dropout,
-        "batch_ensemble": batch_ensemble,
-    }
+    {name: kind.build for name, kind in kinds.KINDS.items() if kind.in_recipes}
 )
 """Kinds of ensembles: called with a factory of members, their number and a seed."""
 
 OBJECTIVES: Mapping[str, Callable[..., Objective]] = MappingProxyType(
-    {
-        "independent": Independent,
-        "joint": Joint,
-        "loss_guided": LossGuided,
-        "disagree": Disagree,
-        "adversarial": Adversarial,
-        "virtual_adversarial": VirtualAdversarial,
-        "norm_penalty": NormPenalty,
-        "hard_delta": HardDelta,
-        "masked_uniform": MaskedUniform,
-    }
+    {name: entry.make for name, entry in table.OBJECTIVES.items()}
 )
 
 SCHEDULES: Mapping[str, Callable[..., Any]] = MappingProxyType(
@@ -137,6 +36,7 @@ SCHEDULES: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "step": schedules.StepDecay,
         "multi_step": schedules.MultiStep,
         "cosine": schedules.Cosine,
+        "cyclic": schedules.Cyclic,
         "one_cycle": schedules.OneCycle,
         "plateau": schedules.Plateau,
     }
@@ -158,6 +58,9 @@ ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = MappingProxyType(
     {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU, "silu": nn.SiLU, "elu": nn.ELU}
 )
 
+AUTO = "auto"
+"""What a recipe says where the data is to decide."""
+
 # What networks call the sizes that follow from the data.
 _FROM_DATA = ("inputs", "channels", "outputs", "classes")
 
@@ -167,12 +70,17 @@ def resolve_objective(table: Mapping[str, Any], where: str = "[objective]") -> d
     name = table.get("name", "independent")
     make = choose(OBJECTIVES, name, where)
     given = {key: value for key, value in table.items() if key not in ("name", "inner")}
+    loss_is_open = "loss" in parameters(make) and given.get("loss", AUTO) == AUTO
+    if loss_is_open:
+        given.pop("loss", None)
     wraps = "inner" in _all_parameters(make)
     if "inner" in table and not wraps:
         raise ValueError(f"{name} in {where} wraps no other objective; leave inner out.")
     if wraps:
         _point_inwards(name, make, given, where)
     resolved = {"name": name, **checked(make, given, where, without=("inner",))}
+    if loss_is_open:
+        resolved["loss"] = AUTO
     if wraps:
         inner = table.get("inner", {})
         if not isinstance(inner, Mapping):
@@ -181,6 +89,23 @@ def resolve_objective(table: Mapping[str, Any], where: str = "[objective]") -> d
             )
         resolved["inner"] = resolve_objective(inner, f"{where[:-1]}.inner]")
     return resolved
+
+
+def with_loss(resolved: Mapping[str, Any], regression: bool) -> dict[str, Any]:
+    """Return settings of an objective with the loss that suits the targets where the recipe leaves it open."""
+    settled = dict(resolved)
+    if settled.get("loss") == AUTO:
+        settled["loss"] = (
+            "cross_entropy" if not regression else "mse" if settled["name"] == "joint" else "gaussian_nll"
+        )
+    if "inner" in settled:
+        settled["inner"] = with_loss(settled["inner"], regression)
+    return settled
+
+
+def has_open_loss(resolved: Mapping[str, Any]) -> bool:
+    """Whether an objective, or the one that it wraps, leaves its loss to the targets."""
+    return resolved.get("loss") == AUTO or ("inner" in resolved and has_open_loss(resolved["inner"]))
 
 
 def _all_parameters(make: Callable[..., Any]) -> set[str]:
@@ -200,6 +125,8 @@ def _point_inwards(name: str, make: Callable[..., Any], given: Mapping[str, Any]
 def build_objective(resolved: Mapping[str, Any]) -> Objective:
     """Make an objective from settings that `resolve_objective` returned."""
     options = {key: value for key, value in resolved.items() if key not in ("name", "inner")}
+    if options.get("loss") == AUTO:
+        del options["loss"]
     if "inner" in resolved:
         options["inner"] = build_objective(resolved["inner"])
     return OBJECTIVES[resolved["name"]](**options)
@@ -263,13 +190,18 @@ def build_augment(resolved: Mapping[str, Any], num_classes: int | None) -> augme
     return augment.Compose(tuple(steps)) if steps else None
 
 
-def resolve_model(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a network with defaults filled in; an imported factory's are left as they are."""
+def resolve_model(table: Mapping[str, Any], folder: Path = Path()) -> dict[str, Any]:
+    """Return the settings of a network with defaults filled in; an imported factory's are left as they are.
+
+    Args:
+        table: What the recipe says.
+        folder: Where the recipe lies: a module beside it is found.
+    """
     if "name" not in table:
         raise ValueError(f"[model] needs a name: {', '.join(ARCHITECTURES)}, or module:factory.")
     name = table["name"]
     if isinstance(name, str) and ":" in name:
-        return dict(table)
+        return {"folder": str(folder.absolute()), **table}
     make = choose(ARCHITECTURES, name, "[model]")
     given = {key: value for key, value in table.items() if key not in ("name", "activation")}
     resolved = {"name": name, **checked(make, given, "[model]", without=_not_given(make, given))}
@@ -297,8 +229,8 @@ def member_factory(
     """
     name = model["name"]
     check_import(name, allow_import)
-    make = _import_factory(name) if ":" in name else ARCHITECTURES[name]
-    options = {key: value for key, value in model.items() if key != "name"}
+    make = _import_factory(name, model.get("folder", ".")) if ":" in name else ARCHITECTURES[name]
+    options = {key: value for key, value in model.items() if key not in ("name", "folder")}
     if "activation" in options and ":" not in name:
         options["activation"] = ACTIVATIONS[options["activation"]]
     takes = parameters(make)
@@ -328,16 +260,17 @@ def check_import(name: str, allow_import: bool) -> None:
         )
 
 
-def _import_factory(name: str) -> Callable[..., nn.Module]:
+def _import_factory(name: str, folder: str) -> Callable[..., nn.Module]:
     module_name, _, attribute = name.partition(":")
-    # As `python -m` does: a module in the working folder is found.
-    sys.path.insert(0, str(Path.cwd()))
+    # A module beside the recipe is found and, as `python -m` does, one in the working folder.
+    before = list(sys.path)
+    sys.path[:0] = [folder, str(Path.cwd())]
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as problem:
         raise ValueError(f"The module {module_name} of [model] cannot be imported: {problem}.") from None
     finally:
-        sys.path.pop(0)
+        sys.path[:] = before
     make = getattr(module, attribute, None)
     if not callable(make):
         raise ValueError(f"The module {module_name} has no function {attribute!r}.")

@@ -12,7 +12,7 @@ from dissensus.diagnostics import Finding, diagnose
 from dissensus.diagnostics.predictions import read_predictions
 from dissensus.objectives import mean_and_scale
 from dissensus.predictions import predict
-from dissensus.recipes.runs import LoadedRun
+from dissensus.recipes.runs import LoadedRun, rows_of_run
 
 # As many training examples as tell the two kinds of ensembles apart, and are predicted in no time.
 _LARGEST_TRAINING_SAMPLE = 2000
@@ -47,7 +47,7 @@ def diagnose_run(
         run.recipe.likelihood.name if classes else "mse",
         _average(average or _setting(run.recipe.objective, "average")),
         _weights(run.recipe.objective),
-        training=_training(run, batch_size),
+        training=_training(run, folder, batch_size),
         history=history or None,
         drop_per=drop_per,
         seed=seed,
@@ -93,9 +93,10 @@ def _outputs(run: LoadedRun, x: Tensor, batch_size: int) -> Tensor:
     return mean_and_scale(outputs)[0] if run.recipe.likelihood.kind == "density" else outputs
 
 
-def _training(run: LoadedRun, batch_size: int) -> tuple[Tensor, Tensor]:
+def _training(run: LoadedRun, folder: Path, batch_size: int) -> tuple[Tensor, Tensor]:
     """Outputs and targets on rows spread evenly over the training data."""
-    train = run.recipe.load_sets().train
+    train = rows_of_run(run, folder, "train")
+    assert train is not None
     count = min(len(train), _LARGEST_TRAINING_SAMPLE)
     chosen = train.rows(torch.linspace(0, len(train) - 1, count, dtype=torch.float64).round().long())
     outputs = _outputs(run, chosen.x, batch_size)

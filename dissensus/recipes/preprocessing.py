@@ -1,7 +1,7 @@
 """From data as it is in files to what members see, learned from the training data and kept with the run."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dissensus.data.files import Loaded
 from dissensus.data.images import Layout, describe_shape, match_images
-from dissensus.data.tables import Columns
+from dissensus.data.tables import TableEncoder
 from dissensus.recipes.reading import class_indices, read_source
 from dissensus.recipes.sets import DataSettings
 
@@ -42,7 +42,7 @@ class Preprocessing:
     target: str | None = None
     inputs: str | None = None
     layout: Layout = "auto"
-    columns: Columns | None = None
+    columns: TableEncoder | None = None
     target_mean: tuple[float, ...] | None = None
     target_std: tuple[float, ...] | None = None
 
@@ -129,7 +129,8 @@ class Preprocessing:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        return asdict(self)
+        columns = None if self.columns is None else self.columns.to_json()
+        return {**{f.name: getattr(self, f.name) for f in fields(self)}, "columns": columns}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Preprocessing":
@@ -139,8 +140,7 @@ class Preprocessing:
             key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
         }
         if columns is not None:
-            levels = {name: tuple(found) for name, found in columns["levels"].items()}
-            frozen["columns"] = Columns(tuple(columns["names"]), levels)
+            frozen["columns"] = TableEncoder.from_json(columns)
         return cls(**frozen)
 
 

@@ -45,7 +45,17 @@ def class_indices(loaded: Loaded, classes: Sequence[str]) -> Tensor:
     unknown = sorted(set(labels) - set(place))
     if unknown:
         raise ValueError(
-            f"The data holds the classes {', '.join(unknown[:3])}{', ...' if len(unknown) > 3 else ''}, which the run does not "
-            f"know; it knows {', '.join(classes[:10])}{', ...' if len(classes) > 10 else ''}."
+            f"The data holds the classes {listed(unknown, 3)}, which the run does not know; it knows {listed(classes, 10)}."
         )
     return torch.tensor([place[label] for label in labels])
+
+
+def listed(names: Sequence[str], most: int = 20) -> str:
+    """Return names with commas between, and how many more there are where they are too many to show.
+
+    Example:
+        >>> listed(["ant", "bee", "cow", "dog"], most=2)
+        'ant, bee and 2 more'
+    """
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")

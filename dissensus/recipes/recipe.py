@@ -2,32 +2,37 @@
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, fields, replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
-from dissensus.members import Anchored, Members
+from dissensus.members import Members
 from dissensus.objectives import Likelihood, Objective
-from dissensus.objectives.hard_delta import uniform_where_masked
+from dissensus.recipes.alarms import AlarmSettings, calibrate_run
 from dissensus.recipes.choices import (
+    AUTO,
     KINDS,
-    anchored,
     build_augment,
     build_objective,
     build_optimizer,
     build_schedule,
     check_import,
+    has_open_loss,
     member_factory,
     resolve_augment,
     resolve_model,
     resolve_objective,
     resolve_schedule,
+    with_loss,
 )
 from dissensus.recipes.preprocessing import Preprocessing
-from dissensus.recipes.runs import RECIPE, check_folder, save_ensemble, started
-from dissensus.recipes.sets import DataSettings, Sets, load_sets
-from dissensus.recipes.settings import changed, check_names, checked, choose, to_toml
+from dissensus.recipes.runs import RECIPE, check_folder, load_run, log, save_ensemble, started
+from dissensus.recipes.sets import DataSettings, Sets, digests_of, load_sets
+from dissensus.recipes.settings import changed, check_names, checked, choose, parameters, to_toml
 from dissensus.training import Run, fit
+from dissensus.training.mesh import mesh_of
 
 # Arguments of `fit` that are not settings of a recipe's [training].
 _NOT_TRAINING = (
@@ -35,6 +40,8 @@ _NOT_TRAINING = (
     *("checkpoint_dir", "resume", "callback", "progress", "workers"),
 )
 _NOT_OPTIONS = ("make_member", "num_members", "seed", "shape")
+# As many as a small network needs to learn a small table.
+_STEPS = 2000
 # Settings that change how fast or where a run goes, not what comes out.
 _NOT_COMPARED = ("device", "engine", "concurrent_members", "checkpoint_every")
 
@@ -52,11 +59,15 @@ class Recipe:
         objective: Name of the objective and its options; what it wraps under `inner`.
         training: Arguments of `ds.fit`.
         augment: Name of each augmentation and its options, in order.
+        alarm: Which score raises the alarm, and how often ordinary inputs may.
 
     Example:
         >>> recipe = Recipe.from_tables({"data": {"path": "digits"}, "model": {"name": "mlp", "hidden": [32]}})
-        >>> recipe.ensemble["members"], recipe.training["epochs"], recipe.objective["loss"]
-        (5, 10, 'cross_entropy')
+        >>> recipe.ensemble["members"], recipe.training["lr"], recipe.training["epochs"]
+        (5, 0.001, 'auto')
+        >>> settled = recipe.settled(recipe.load_sets())
+        >>> settled.training["epochs"], settled.training["batch_size"], settled.objective["loss"]
+        (77, 64, 'cross_entropy')
     """
 
     data: DataSettings
@@ -65,6 +76,7 @@ class Recipe:
     objective: Mapping[str, Any]
     training: Mapping[str, Any]
     augment: Mapping[str, Any]
+    alarm: AlarmSettings
 
     @classmethod
     def read(cls, path: str | Path, changes: Sequence[str] = ()) -> "Recipe":
@@ -81,6 +93,7 @@ class Recipe:
             tables = tomllib.loads(path.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
             raise ValueError(f"{path} is not valid TOML: {problem}") from None
+        tables.pop("sweep", None)  # says which runs there are, not what one of them is
         try:
             return cls.from_tables(changed(tables, changes), path.parent)
         except ValueError as problem:
@@ -94,11 +107,12 @@ class Recipe:
         schedule = resolve_schedule(training.pop("schedule", "constant"))
         recipe = cls(
             data=_data(tables["data"]).resolved(Path(folder)),
-            model=resolve_model(tables["model"]),
+            model=resolve_model(tables["model"], Path(folder)),
             ensemble=_resolve_ensemble(tables.get("ensemble", {})),
             objective=resolve_objective(tables.get("objective", {})),
             training={**_resolve_training(training), "schedule": schedule},
             augment=resolve_augment(tables.get("augment", {})),
+            alarm=AlarmSettings(**checked(AlarmSettings, tables.get("alarm", {}), "[alarm]")),
         )
         # What these find is better known now than after the data is read.
         recipe.build_objective()
@@ -120,7 +134,7 @@ class Recipe:
         """Make the objective; masked examples get the uniform target where the ensemble asks for that."""
         objective = build_objective(self.objective)
         uniform = self.ensemble.get("masked_target") == "uniform"
-        return uniform_where_masked(objective) if uniform else objective
+        return objective.uniform_where_masked() if uniform else objective
 
     def build_ensemble(
         self, preprocessing: Preprocessing, outputs: int, *, allow_import: bool = False
@@ -137,13 +151,33 @@ class Recipe:
         }
         make = member_factory(self.model, preprocessing.shape, outputs, allow_import)
         kind = KINDS[self.ensemble["kind"]]
-        if kind is anchored:
+        if "shape" in parameters(kind):
             options["shape"] = preprocessing.shape
         return kind(make, self.ensemble["members"], self.ensemble["seed"], **options)
 
     def load_sets(self) -> Sets:
         """Read the data and split it; the same rows every time."""
-        return load_sets(self.data, self.likelihood.kind == "classes")
+        is_open = has_open_loss(self.objective)
+        return load_sets(self.data, None if is_open else self.likelihood.kind == "classes")
+
+    def settled(self, sets: Sets) -> "Recipe":
+        """Return the recipe with what it leaves to the data decided: the loss, the size of batches, and how long to train.
+
+        Small data is gone through more often, until about 2 000 steps are made; of these the best check on the validation
+        rows is kept.
+        """
+        self.alarm.check(regression=sets.classes is None)
+        training = dict(self.training)
+        rows = len(sets.train)
+        if training["batch_size"] == AUTO:
+            training["batch_size"] = _batch_size(rows)
+        if training["epochs"] == AUTO:
+            training["epochs"] = max(10, ceil(_STEPS / ceil(rows / training["batch_size"])))
+            if sets.validation is not None:
+                training.setdefault("select", "ensemble_loss")
+        if training["checkpoint_every"] == AUTO:
+            training["checkpoint_every"] = max(1, training["epochs"] // 20)
+        return replace(self, objective=with_loss(self.objective, sets.classes is None), training=training)
 
     def train(
         self,
@@ -152,6 +186,7 @@ class Recipe:
         resume: bool = False,
         allow_import: bool = False,
         progress: bool | None = None,
+        mesh: tuple[int, int] | None = None,
     ) -> Run:
         """Train the ensemble and write the run into a folder.
 
@@ -162,6 +197,7 @@ class Recipe:
             resume: Go on with a run that was interrupted; it ends as if it had not been.
             allow_import: Whether `module:factory` of `[model]` may be imported, which runs that module's code.
             progress: Show progress; by default on a terminal only.
+            mesh: Over how many processes of `torchrun` members and batches are spread, as of `ds.fit`; the first one writes.
 
         Returns:
             What `ds.fit` returns.
@@ -169,17 +205,33 @@ class Recipe:
         folder = Path(folder)
         check_folder(folder, resume)
         check_import(self.model["name"], allow_import)
-        if resume and (folder / RECIPE).exists():
-            self._check_same(Recipe.read(folder / RECIPE), folder)
         sets = self.load_sets()
+        settled = self.settled(sets)
+        if resume and (folder / RECIPE).exists():
+            settled._check_same(Recipe.read(folder / RECIPE), folder)
+        return settled._train(
+            folder, sets, resume=resume, allow_import=allow_import, progress=progress, mesh=mesh
+        )
+
+    def _train(
+        self,
+        folder: Path,
+        sets: Sets,
+        *,
+        resume: bool,
+        allow_import: bool,
+        progress: bool | None,
+        mesh: tuple[int, int] | None,
+    ) -> Run:
+        together = mesh_of(mesh)
+        writes = together is None or together.first
         preprocessing = Preprocessing.learn(sets.train, sets.classes, self.data)
         y = preprocessing.targets(sets.train)
         outputs = _num_outputs(self.likelihood, y, sets.classes)
         ensemble = self.build_ensemble(preprocessing, outputs, allow_import=allow_import)
-        if isinstance(ensemble, Anchored):
-            ensemble.draw_references(preprocessing(sets.train.x))
+        ensemble.see(preprocessing(sets.train.x))
         unlabelled = None if self.data.unlabelled is None else preprocessing.read(self.data.unlabelled).x
-        with started(folder, self.to_toml()):
+        with started(folder, self.to_toml()) if writes else nullcontext():
             run = fit(
                 ensemble,
                 (preprocessing(sets.train.x), y),
@@ -193,9 +245,14 @@ class Recipe:
                 checkpoint_dir=str(folder),
                 resume=resume,
                 progress=progress,
+                mesh=mesh,
                 **self._arguments_of_fit(),
             )
-        save_ensemble(folder, ensemble, preprocessing, outputs, run.step)
+            if writes:
+                save_ensemble(folder, ensemble, preprocessing, outputs, run.step, digests_of(sets))
+                trained = load_run(folder, allow_import=allow_import)
+                for note in calibrate_run(trained, sets, self.alarm, folder):
+                    log.warning("%s", note)
         return run
 
     def _arguments_of_fit(self) -> dict[str, Any]:
@@ -216,6 +273,11 @@ class Recipe:
                         f"The run in {folder} has another recipe: {key} in [{table}] is {one!r} there and {other!r} here. "
                         "Give the same recipe, or choose another folder."
                     )
+
+
+def _batch_size(rows: int) -> int:
+    """Return a power of two that cuts the rows into 16 batches or more, from 16 to 128."""
+    return max(16, min(128, 1 << max(rows // 16, 1).bit_length() - 1))
 
 
 def _plain(value: Any) -> Any:
@@ -265,7 +327,11 @@ def _resolve_ensemble(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _resolve_training(table: Mapping[str, Any]) -> dict[str, Any]:
-    return checked(fit, table, "[training]", without=_NOT_TRAINING)
+    is_open = {
+        name: AUTO for name in ("epochs", "batch_size", "checkpoint_every") if table.get(name, AUTO) == AUTO
+    }
+    given = {name: value for name, value in table.items() if name not in is_open}
+    return checked(fit, given, "[training]", without=_NOT_TRAINING) | is_open
 
 
 def _num_outputs(likelihood: Likelihood, y: Any, classes: Sequence[str] | None) -> int:

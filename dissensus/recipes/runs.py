@@ -2,18 +2,21 @@
 
 import contextlib
 import logging
-import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from dissensus._files import only_writer, replace_file
+from dissensus.data.files import Loaded
 from dissensus.members import DeepEnsemble, Members
 from dissensus.objectives import mean_and_scale
 from dissensus.objectives.likelihoods import SCALE_FLOOR
 from dissensus.recipes.preprocessing import Preprocessing
+from dissensus.recipes.reading import label_names
+from dissensus.recipes.sets import find_rows, without_left_out
 from dissensus.training.checkpoints import CheckpointError, CheckpointFolder
 
 if TYPE_CHECKING:
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 
 RECIPE = "recipe.toml"
 ENSEMBLE = "ensemble"
+_ROWS = "rows."
 
 log = logging.getLogger("dissensus")
 
@@ -38,27 +42,32 @@ class LoadedRun(NamedTuple):
 
 def check_folder(folder: Path, resume: bool) -> None:
     """Refuse to train into a folder that holds a run, unless it is to go on."""
-    if not resume and any((folder / f"{kind}.json").exists() for kind in ("last", ENSEMBLE)):
+    if not resume and any(CheckpointFolder(folder).exists(kind) for kind in ("last", ENSEMBLE)):
         raise ValueError(
             f"{folder} already holds a run. Go on with it (--resume, resume=True), or choose another folder."
         )
 
 
+def is_finished(folder: Path) -> bool:
+    """Whether a folder holds a run that was trained to its end."""
+    return folder.is_dir() and CheckpointFolder(folder).exists(ENSEMBLE)
+
+
 @contextlib.contextmanager
 def started(folder: Path, recipe: str) -> Iterator[None]:
-    """Put the recipe into a run's folder; take both back where what follows fails before the first checkpoint.
+    """Put the recipe into a run's folder, which is the block's alone; take both back where it fails before the first checkpoint.
 
     An interruption is no failure: the run can still go on.
     """
     path = folder / RECIPE
     before = path.read_text(encoding="utf-8") if path.exists() else None
     made = [each for each in (folder, *folder.parents) if not each.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    _write(path, recipe)
     try:
-        yield
+        with only_writer(folder, ".recipe"):
+            replace_file(path, recipe)
+            yield
     except Exception:
-        if not (folder / "last.json").exists():
+        if not CheckpointFolder(folder).exists():
             _take_back(path, before, made)
         raise
 
@@ -67,29 +76,65 @@ def _take_back(path: Path, before: str | None, made: list[Path]) -> None:
     if before is None:
         path.unlink(missing_ok=True)
     else:
-        _write(path, before)
+        replace_file(path, before)
     # Of the folders that were made; one that somebody put something into stays, and so do those around it.
     with contextlib.suppress(OSError):
         for folder in made:
             folder.rmdir()
 
 
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
-
-
 def save_ensemble(
-    folder: Path, ensemble: Members, preprocessing: Preprocessing, outputs: int, step: int
+    folder: Path,
+    ensemble: Members,
+    preprocessing: Preprocessing,
+    outputs: int,
+    step: int,
+    digests: Mapping[str, Tensor],
 ) -> None:
-    """Write the ensemble's tensors, and what is needed to build it again, in one step."""
+    """Write the ensemble's tensors, what is needed to build it again, and which rows are which, in one step."""
     facts = {
         "preprocessing": preprocessing.to_json(),
         "outputs": outputs,
         "members": list(ensemble.member_ids),
     }
-    CheckpointFolder(folder).save(ENSEMBLE, step, ensemble.state_dict(), facts)
+    rows = {f"{_ROWS}{part}": hashes for part, hashes in digests.items()}
+    CheckpointFolder(folder).save(ENSEMBLE, step, {**ensemble.state_dict(), **rows}, facts)
+
+
+def rows_of_run(run: LoadedRun, folder: Path, part: str) -> Loaded | None:
+    """Read again the rows that a run trained on or held out, whatever else has come into its file since.
+
+    Args:
+        run: What `load_run` returned.
+        folder: The run's folder, which holds a digest of every row.
+        part: "train", "validation", "calibration" or "test".
+
+    Returns:
+        The rows, in the order that they had; None where the run held none out. A file that lacks some of them is refused.
+    """
+    source = run.recipe.data.path if part == "train" else getattr(run.recipe.data, part)
+    if isinstance(source, str) and part != "train":
+        return without_left_out(run.preprocessing.read(source), run.recipe.data.leave_out)
+    digests = CheckpointFolder(folder).load(ENSEMBLE)[0].get(f"{_ROWS}{part}")
+    if digests is None:
+        return None
+    whole = run.preprocessing.read(run.recipe.data.path)
+    rows = find_rows(whole, digests)
+    if rows is None:
+        raise ValueError(
+            f"{run.recipe.data.path} has changed since training: some of the {len(digests)} rows of the run's {part} part are no "
+            "longer in it. Restore the file, or name other data with --data."
+        )
+    return whole.rows(rows)
+
+
+def left_out_rows(run: LoadedRun) -> Loaded | None:
+    """Read the rows of classes that training never saw; None where the recipe leaves none out."""
+    if not run.recipe.data.leave_out:
+        return None
+    whole = run.preprocessing.read(run.recipe.data.path)
+    wanted = {str(name) for name in run.recipe.data.leave_out}
+    return whole.rows(torch.tensor([row for row, label in enumerate(label_names(whole)) if label in wanted]))
 
 
 def load_run(folder: str | Path, *, allow_import: bool = False) -> LoadedRun:
@@ -116,13 +161,14 @@ def load_run(folder: str | Path, *, allow_import: bool = False) -> LoadedRun:
             f"There is no run in {folder}: it holds no {RECIPE}. Train one with: dissensus train RECIPE.toml"
         )
     recipe = Recipe.read(folder / RECIPE)
-    if not (folder / f"{ENSEMBLE}.json").exists():
+    if not CheckpointFolder(folder).exists(ENSEMBLE):
         raise ValueError(
             f"The run in {folder} has not finished. Go on with: dissensus train {folder} --resume"
         )
     tensors, facts, problem = CheckpointFolder(folder).load(ENSEMBLE)
     if problem is not None:
         log.warning("%s The ensemble saved before it is used.", problem)
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(_ROWS)}
     preprocessing = Preprocessing.from_json(facts["preprocessing"])
     ensemble = recipe.build_ensemble(preprocessing, facts["outputs"], allow_import=allow_import)
     if list(ensemble.member_ids) != facts["members"]:

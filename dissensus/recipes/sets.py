@@ -3,19 +3,24 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dissensus.data.builtin import BUILT_IN
 from dissensus.data.files import Loaded
+from dissensus.data.fingerprints import row_hashes
 from dissensus.data.images import Layout
-from dissensus.data.tables import Missing
-from dissensus.randomness import derive
-from dissensus.recipes.reading import label_names, read_source
+from dissensus.data.loaded import Missing
+from dissensus.data.tables import TableEncoder
+from dissensus.randomness import derive, mix
+from dissensus.recipes.reading import label_names, listed, read_source
 
-Part = Literal["train", "validation", "test"]
+# In the order in which rows are drawn for them.
+_HELD_OUT = ("validation", "test", "calibration")
+# A table's whole numbers are classes if there are so few of them.
+_MOST_CLASSES_OF_NUMBERS = 20
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,8 @@ class DataSettings:
         path: A file, a folder of images, or a built-in set (`digits`, `breast_cancer`, `diabetes`).
         target: Name of the target column or array.
         validation: Share of the rows to validate on, or a file of its own.
+        calibration: Share of the rows that the alarm is calibrated on, or a file of its own; training never sees them. Where
+            there are none the validation rows serve.
         test: Share of the rows that training never sees, for `dissensus evaluate`; or a file of its own.
         leave_out: Classes that training never sees; `dissensus evaluate` asks whether the ensemble notices them.
         unlabelled: A file of inputs without labels, for objectives that read them.
@@ -35,13 +42,16 @@ class DataSettings:
         size: Height and width to give images.
         layout: Where arrays of images have their channels: "auto", "channels_first" or "channels_last".
         drop: Columns of a table to leave out.
-        missing: What to do with rows that have missing values: "error" or "drop".
+        keep: Columns of a table to read although they look like numbers of rows, or never change.
+        missing: What to do where values of a table are missing: "impute" fills them in and marks them, "drop" leaves such
+            rows out, "error" refuses them.
         seed: Decides which rows are held out; the ensemble's seed does not, so that runs can be compared.
     """
 
     path: str
     target: str | None = None
     validation: float | str = 0.1
+    calibration: float | str = 0.0
     test: float | str = 0.0
     leave_out: Sequence[str | int] = ()
     unlabelled: str | None = None
@@ -51,16 +61,17 @@ class DataSettings:
     size: int | None = None
     layout: Layout = "auto"
     drop: Sequence[str] = ()
-    missing: Missing = "error"
+    keep: Sequence[str] = ()
+    missing: Missing = "impute"
     seed: int = 0
 
     def __post_init__(self) -> None:
-        shares = {n: v for n in ("validation", "test") if isinstance(v := getattr(self, n), float | int)}
+        shares = {n: v for n in _HELD_OUT if isinstance(v := getattr(self, n), float | int)}
         for name, share in shares.items():
             if not 0 <= share < 1:
                 raise ValueError(f"{name} in [data] must be a share from 0 to 1, or a file; got {share}.")
         if sum(shares.values()) >= 1:
-            raise ValueError("validation and test in [data] take all rows; nothing is left to train on.")
+            raise ValueError(f"{', '.join(shares)} in [data] take all rows; nothing is left to train on.")
         if self.size is not None and self.size < 1:
             raise ValueError(f"size in [data] must be at least 1; got {self.size}.")
 
@@ -68,19 +79,26 @@ class DataSettings:
         """Return the settings with paths that do not depend on where they are read from."""
         files: dict[str, Any] = {
             name: _absolute(value, folder)
-            for name in ("path", "validation", "test", "unlabelled")
+            for name in ("path", *_HELD_OUT, "unlabelled")
             if isinstance(value := getattr(self, name), str)
         }
         return replace(self, **files)
 
-    def read(self, source: str) -> Loaded:
-        """Read a file as the settings say."""
-        given = {
+    def read(self, source: str, columns: TableEncoder | None = None) -> Loaded:
+        """Read a file as the settings say, a table's columns as those of another where they are given."""
+        given: dict[str, Any] = (
+            {"columns": columns}
+            if columns is not None
+            else {
+                "drop": self.drop or None,
+                "keep": self.keep or None,
+                "missing": None if self.missing == "impute" else self.missing,
+            }
+        )
+        given |= {
             "inputs": self.inputs,
             "size": self.size,
             "layout": None if self.layout == "auto" else self.layout,
-            "drop": self.drop or None,
-            "missing": None if self.missing == "error" else self.missing,
         }
         return read_source(source, self.target, **given)
 
@@ -96,6 +114,7 @@ class Sets:
     Attributes:
         train: Trained on.
         validation: Looked at during training; None where nothing is.
+        calibration: What the alarm is calibrated on; None where nothing was held out for it.
         test: Never seen; None where nothing was held out.
         left_out: Rows of classes that training never sees; None where there are none.
         classes: Names of the classes that are trained; None for regression.
@@ -104,60 +123,128 @@ class Sets:
     train: Loaded
     validation: Loaded | None
     test: Loaded | None
+    calibration: Loaded | None
     left_out: Loaded | None
     classes: tuple[str, ...] | None
 
 
-def load_sets(settings: DataSettings, classification: bool) -> Sets:
-    """Read and split the data. The same settings give the same rows, whatever else a recipe says."""
+def load_sets(settings: DataSettings, classification: bool | None = None) -> Sets:
+    """Read and split the data. The same settings give the same rows, whatever else a recipe says.
+
+    Args:
+        settings: The table `[data]`.
+        classification: Whether targets are classes; by default that follows from them.
+    """
     whole = settings.read(settings.path)
     if whole.y is None:
         raise ValueError(f"The data of {settings.path} has no targets. Name them with target under [data].")
-    if settings.leave_out and not classification:
-        raise ValueError("leave_out in [data] names classes; this run is a regression.")
-    kept, left_out = _leave_out(whole, settings.leave_out) if settings.leave_out else (whole, None)
-    labels = label_names(kept) if classification else None
+    classification = not is_regression(whole) if classification is None else classification
+    if not classification:
+        _check_regression(whole, settings)
+    names = label_names(whole) if classification else None
+    unknown = _left_out(names or [], settings.leave_out)
+    kept = [row for row in range(len(whole)) if row not in unknown]
+    labels = None if names is None else [names[row] for row in kept]
     classes = None if labels is None else _sorted_names(labels)
-    if classes is not None and len(classes) < 2:
-        raise ValueError(
-            f"There must be two classes or more to tell apart; the data holds {', '.join(classes)}."
-        )
-    shares = [v if not isinstance(v, str) else 0.0 for v in (settings.validation, settings.test)]
-    train, validation, test = split_rows(len(kept), labels, shares, settings.seed)
+    if classes is not None:
+        _check_classes(classes, len(kept))
+    wanted = [getattr(settings, name) for name in _HELD_OUT]
+    shares = [0.0 if isinstance(value, str) else value for value in wanted]
+    index = torch.tensor(kept, dtype=torch.int64)
+    train, *others = (index[rows] for rows in split_rows(len(kept), labels, shares, settings.seed))
     if len(train) == 0:
         raise ValueError(f"Nothing is left to train on of {len(kept)} rows. Hold out less.")
+    whole = whole.learned_from(train)
 
     def part(value: float | str, rows: Tensor) -> Loaded | None:
         if isinstance(value, str):
-            return _known(settings.read(value), settings.leave_out)
-        return kept.rows(rows) if len(rows) else None
+            return without_left_out(settings.read(value, whole.columns), settings.leave_out)
+        return whole.rows(rows) if len(rows) else None
 
-    return Sets(
-        kept.rows(train), part(settings.validation, validation), part(settings.test, test), left_out, classes
-    )
+    validation, test, calibration = map(part, wanted, others)
+    left_out = whole.rows(torch.tensor(sorted(unknown))) if unknown else None
+    return Sets(whole.rows(train), validation, test, calibration, left_out, classes)
 
 
-def _leave_out(whole: Loaded, names: Sequence[str | int]) -> tuple[Loaded, Loaded]:
-    labels = label_names(whole)
+def is_regression(loaded: Loaded) -> bool:
+    """Whether targets are values: numbers with fractions, several a row, or many different whole numbers of a table."""
+    assert loaded.y is not None
+    if loaded.y.is_floating_point() or loaded.y.ndim > 1:
+        return True
+    numbers = loaded.classes is None and loaded.table is not None
+    return numbers and len(loaded.y.unique()) > _MOST_CLASSES_OF_NUMBERS
+
+
+def _check_regression(whole: Loaded, settings: DataSettings) -> None:
+    if settings.leave_out:
+        raise ValueError("leave_out in [data] names classes; this run is a regression.")
+    if whole.classes is not None:
+        shown = ", ".join(whole.classes[:5]) + (", ..." if len(whole.classes) > 5 else "")
+        raise ValueError(
+            f"The loss is one for numbers, but the target {settings.target or ''} holds the classes {shown}. Set "
+            "loss = 'cross_entropy' under [objective], or name another target under [data]."
+        )
+
+
+def _check_classes(classes: Sequence[str], rows: int) -> None:
+    if len(classes) < 2:
+        raise ValueError(
+            f"There must be two classes or more to tell apart; the data holds {listed(classes)}."
+        )
+    if len(classes) > max(10, rows / 2):
+        raise ValueError(
+            f"The target holds {len(classes)} different classes in {rows} rows ({listed(classes, 3)}), too few rows of each. "
+            "Name another target under [data], or for numbers a loss such as 'gaussian_nll' under [objective]."
+        )
+
+
+def _left_out(labels: Sequence[str], names: Sequence[str | int]) -> set[int]:
+    """Return the rows of classes that training is not to see."""
     wanted = {str(name) for name in names}
     unknown = sorted(wanted - set(labels))
     if unknown:
         raise ValueError(
             f"leave_out in [data] names the class {unknown[0]!r}, which the data does not hold; it holds "
-            f"{', '.join(_sorted_names(labels)[:20])}."
+            f"{listed(_sorted_names(labels))}."
         )
-    out = torch.tensor([label in wanted for label in labels])
-    return whole.rows((~out).nonzero().flatten()), whole.rows(out.nonzero().flatten())
+    return {row for row, label in enumerate(labels) if label in wanted}
 
 
-def _known(loaded: Loaded, left_out: Sequence[str | int]) -> Loaded:
-    """Leave the unknown classes out of a file of its own too."""
-    if not left_out or loaded.y is None:
-        return loaded
-    wanted = {str(name) for name in left_out}
-    return loaded.rows(
-        torch.tensor([label not in wanted for label in label_names(loaded)]).nonzero().flatten()
+def without_left_out(other: Loaded, names: Sequence[str | int]) -> Loaded:
+    """Leave the classes that training is not to see out of a file of its own, too; it need not have them."""
+    if not names or other.y is None:
+        return other
+    wanted = {str(name) for name in names}
+    return other.rows(
+        torch.tensor([row for row, label in enumerate(label_names(other)) if label not in wanted])
     )
+
+
+def digests_of(sets: Sets) -> dict[str, Tensor]:
+    """Return a hash of every row by the part that it is in, so that a run can tell its rows in a file that has changed."""
+    parts = {name: getattr(sets, name) for name in ("train", *_HELD_OUT)}
+    return {name: row_digests(part) for name, part in parts.items() if part is not None}
+
+
+def row_digests(loaded: Loaded) -> Tensor:
+    """Return a 64-bit hash of each row's inputs and target, `(rows,)`."""
+    hashes = row_hashes(loaded.x)
+    if loaded.y is None:
+        return hashes
+    if loaded.y.is_floating_point() or loaded.y.ndim > 1:
+        return mix(hashes + row_hashes(loaded.y.float()))
+    labels = label_names(loaded)
+    of_label = {name: derive(0, "label", name) for name in set(labels)}
+    return mix(hashes + torch.tensor([of_label[label] for label in labels]))
+
+
+def find_rows(loaded: Loaded, digests: Tensor) -> Tensor | None:
+    """Return where rows of these digests are, each row once, in the order of the digests; None where one is not there."""
+    places: dict[int, list[int]] = {}
+    for row, digest in reversed(list(enumerate(row_digests(loaded).tolist()))):
+        places.setdefault(digest, []).append(row)
+    found = [places[digest].pop() for digest in digests.tolist() if places.get(digest)]
+    return torch.tensor(found) if len(found) == len(digests) else None
 
 
 def _sorted_names(labels: Sequence[str]) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from dissensus.evaluation import Evaluation
 from dissensus.evaluation.results import ID
 from dissensus.evaluation.tables import title_of
 from dissensus.html import Section, Text
+from dissensus.reporting.alarm import alarm
 from dissensus.reporting.diagnosis import collusion
 from dissensus.reporting.doubts import decomposition, detection, disputed_inputs, under_corruption
 from dissensus.reporting.quality import (
@@ -31,6 +32,7 @@ def all_sections(runs: Runs, score: str) -> list[Section]:
         detection,
         under_corruption,
         decomposition,
+        alarm,
         members,
         collusion,
         disputed_inputs,
@@ -41,8 +43,10 @@ def all_sections(runs: Runs, score: str) -> list[Section]:
 
 
 def lead(runs: Runs, score: str) -> str:
-    """Return the main finding of each run in a sentence."""
-    return " ".join(_sentence(run, score, several=len(runs) > 1) for run in runs)
+    """Return the main finding of each run in a sentence, and what is to be kept in mind."""
+    several = len(runs) > 1
+    remarks = [f"{run.name}: {remark}" if several else remark for run in runs for remark in run.remarks]
+    return " ".join([*(_sentence(run, score, several=several) for run in runs), *remarks])
 
 
 def _sentence(run: Evaluation, score: str, *, several: bool) -> str:

@@ -1,16 +1,18 @@
-"""Checkpoints: tensors as safetensors, everything else as JSON, written so that a kill at any moment loses nothing."""
+"""Checkpoints: one file each, which says itself whether it is whole; a kill at any moment loses nothing."""
 
-import contextlib
 import hashlib
 import json
-import os
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-FORMAT = 1
+from dissensus._files import replace_file
+
+FORMAT = 2
 
 
 class CheckpointError(ValueError):
@@ -18,88 +20,96 @@ class CheckpointError(ValueError):
 
 
 class CheckpointFolder:
-    """A run's folder: `last.json` names the newest tensors and the ones before, `best.json` the best.
+    """A run's folder of checkpoints, `KIND-STEP.safetensors`: the newest of a kind, and the one before it.
 
-    A checkpoint is a tensor file under a name of its own, then a small JSON file replaced in one step. The JSON holds the
-    tensors' digest, so a torn or changed file is noticed and the checkpoint before it is used.
+    A file holds tensors, everything else as JSON, and the digest of both. It appears in one step; where the newest is damaged,
+    the one before it is used.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self.folder.mkdir(parents=True, exist_ok=True)
 
     def exists(self, kind: str = "last") -> bool:
-        """Whether there is a checkpoint of this kind."""
-        return (self.folder / f"{kind}.json").exists()
+        """Whether there is a checkpoint of this kind, whole or not."""
+        return bool(self._paths(kind)) or self._old(kind).exists()
 
-    def save(self, kind: str, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Write a checkpoint; the one before it stays until the next."""
+    def save(
+        self,
+        kind: str,
+        step: int,
+        tensors: Mapping[str, Tensor],
+        facts: Mapping[str, Any],
+        final: bool = False,
+    ) -> None:
+        """Write a checkpoint; the one before it stays until the next. After the final one a copy of it stays instead."""
         from safetensors.torch import save
 
-        data = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
-        entry = {
-            "file": f"{kind}-{step:09d}.safetensors",
-            "sha256": hashlib.sha256(data).hexdigest(),
-            "step": step,
-        }
-        entry["facts"] = dict(facts)
-        _write(self.folder / str(entry["file"]), data)
-        earlier = [old for old in self._entries(kind) if old["file"] != entry["file"]][:1]
-        index = {"format": FORMAT, "checkpoints": [entry, *earlier]}
-        _write(self.folder / f"{kind}.json", json.dumps(index, indent=1).encode())
-        wanted = {e["file"] for e in (entry, *earlier)}
-        for path in self.folder.glob(f"{kind}-*.safetensors"):
-            if path.name not in wanted:
-                path.unlink(missing_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        values = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        told = json.dumps({"format": FORMAT, "facts": dict(facts)})
+        values[_FACTS] = torch.frombuffer(bytearray(told.encode()), dtype=torch.uint8)
+        data = save(values, {"sha256": _digest(values)})
+        for name in ("", "-copy") if final else ("",):
+            replace_file(self.folder / f"{kind}-{step:09d}{name}.safetensors", data)
+        for old in self._paths(kind)[2:]:
+            old.unlink(missing_ok=True)
 
     def load(self, kind: str = "last") -> tuple[dict[str, Tensor], dict[str, Any], str | None]:
         """Return tensors and facts of the newest checkpoint that is whole, and what was wrong with newer ones."""
         problems: list[str] = []
-        for entry in self._entries(kind, problems):
+        for path in self._paths(kind):
             try:
-                return self._read(entry), entry["facts"], " ".join(problems) or None
+                tensors, facts = _read(path)
+                return tensors, facts, " ".join(problems) or None
             except CheckpointError as problem:
                 problems.append(str(problem))
+        if self._old(kind).exists():
+            problems.append(
+                "It was written by an earlier version of dissensus, whose checkpoints this one does not read."
+            )
         raise CheckpointError(
             f"No usable checkpoint in {self.folder}: {' '.join(problems) or 'there is none.'} "
             "To start again, move or delete the folder."
         )
 
-    def _entries(self, kind: str, problems: list[str] | None = None) -> list[dict[str, Any]]:
-        path = self.folder / f"{kind}.json"
-        if not path.exists():
-            return []
-        try:
-            index = json.loads(path.read_text())
-            if index["format"] != FORMAT:
-                raise CheckpointError(f"{path} has format {index['format']}; this version reads {FORMAT}.")
-            return list(index["checkpoints"])
-        except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError):
-            if problems is not None:
-                problems.append(f"{path} is not a checkpoint index (damaged or changed).")
-            return []
+    def _paths(self, kind: str) -> list[Path]:
+        """Return the files of a kind, the newest first."""
+        return sorted(self.folder.glob(f"{kind}-*.safetensors"), reverse=True)
 
-    def _read(self, entry: Mapping[str, Any]) -> dict[str, Tensor]:
-        from safetensors.torch import load
-
-        path = self.folder / Path(str(entry["file"])).name
-        if not path.exists():
-            raise CheckpointError(f"{path} is missing.")
-        data = path.read_bytes()
-        if hashlib.sha256(data).hexdigest() != entry["sha256"]:
-            raise CheckpointError(f"{path} is truncated or was changed: its digest is not the recorded one.")
-        return load(data)
+    def _old(self, kind: str) -> Path:
+        return self.folder / f"{kind}.json"
 
 
-def _write(path: Path, data: bytes) -> None:
-    """Replace a file in one step; after a power cut there is the old one or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+# Facts lie among the tensors as bytes: metadata of safetensors is limited in size, a history is not.
+_FACTS = "__facts__"
+
+
+def _digest(values: Mapping[str, Tensor]) -> str:
+    """Return the hash of the tensors' names, types, shapes and bytes."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(values.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+        # Copied: one value in memory that is aligned for many has a stride that no view of bytes takes.
+        in_order = tensor.new_empty(tensor.numel()).copy_(tensor.reshape(-1))
+        digest.update(in_order.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    data = path.read_bytes()
     try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
+        values = load(data)
+        (length,) = struct.unpack("<Q", data[:8])
+        metadata = json.loads(data[8 : 8 + length])["__metadata__"]
+        whole = metadata["sha256"] == _digest(values)
+    except (SafetensorError, ValueError, KeyError, TypeError, struct.error):
+        whole = False
+    if not whole:
+        raise CheckpointError(f"{path} is truncated or was changed: its digest is not the recorded one.")
+    told = json.loads(values.pop(_FACTS).numpy().tobytes())
+    if told["format"] != FORMAT:
+        raise CheckpointError(f"{path} has format {told['format']}; this version reads {FORMAT}.")
+    return values, told["facts"]

@@ -1,28 +1,24 @@
 """Engines: how training steps are executed. They change speed only, never the numbers.
 
-`eager` runs a step as Python. `captured` records its tensor operations once and replays them, free of Python's, autograd's
-and vmap's overhead; on a GPU as one CUDA graph. `compiled` also compiles what was recorded.
+`eager` runs a step as Python. `captured` traces its tensor operations once and replays them, free of Python's, autograd's and vmap's
+overhead; on a GPU as one CUDA graph. `compiled` also compiles what was traced. A run's first step is eager: in it members decide how they
+run, and the objective shows what it logs. Nothing is tried that would have to be undone.
 """
 
 import logging
-import random
-import time
 from abc import ABC, abstractmethod
-from threading import RLock
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
-from dissensus.members.members import kept_as_is
-from dissensus.randomness import seeded
-from dissensus.training import timings
-from dissensus.training.packing import aligned_rows
-from dissensus.training.programs import ByMember
-from dissensus.training.recording import row_of, single_member_step, why_not_by_member
-from dissensus.training.replay import GraphReplay, Replay, kind_of_work
-from dissensus.training.step import State, TrainStep
-from dissensus.training.undoing import clone, restore, undone
+from dissensus.engines.graphs import capture, in_turn, side_by_side
+from dissensus.engines.trace import NotTraceableError, alone, no_sources_kept, shapes_of
+from dissensus.training.plans import Plan, Whole, plan_of, single_member_step, why_not_by_member
+from dissensus.training.state import TrainState
+from dissensus.training.step import TrainStep
 
 log = logging.getLogger("dissensus")
 
@@ -36,13 +32,8 @@ class Engine(ABC):
     name: str
 
     @abstractmethod
-    def step(self, state: State, size: int) -> None:
-        """Take one step on a batch of `size` examples, changing the state in place."""
-
-    def take(self, state: State, size: int, limit: int) -> int:
-        """Take one step, or up to `limit` at once where that is faster; return how many."""
-        self.step(state, size)
-        return 1
+    def take(self, state: TrainState, size: int, limit: int) -> int:
+        """Take one step on a batch of `size` examples, changing the state in place, or up to `limit` at once; return how many."""
 
 
 class Eager(Engine):
@@ -53,203 +44,242 @@ class Eager(Engine):
     def __init__(self, train_step: TrainStep) -> None:
         self.train_step = train_step
 
-    def step(self, state: State, size: int) -> None:
+    def take(self, state: TrainState, size: int, limit: int) -> int:
         """Take one step."""
         self.train_step(state, size)
-
-
-_recording = RLock()
+        return 1
 
 
 class Recorded(Engine):
-    """Records the operations of a step once for each batch shape and replays them, compiled or not."""
+    """Traces a step once for each shape of batches and replays it, compiled or not."""
 
-    def __init__(self, train_step: TrainStep, compiled: bool, concurrent: int | None = None) -> None:
-        self.train_step, self.compiled, self.concurrent = train_step, compiled, concurrent
-        self.name = "compiled" if compiled else "captured"
-        self.programs: dict[tuple[Any, ...], Replay] = {}
+    def __init__(self, train_step: TrainStep, concurrent: int | None = None) -> None:
+        self.train_step, self.concurrent = train_step, concurrent
+        self.name = "captured"
+        self.replays: dict[tuple[Any, ...], Replay] = {}
 
-    def prepare(self, state: State, size: int) -> Replay:
-        """Return the program for batches of this shape, recorded when first asked for; inside `undone`, then."""
-        shape = _batch_shape(state, size)
-        if shape not in self.programs:
-            self.programs[shape] = self._record(state, size)
-        return self.programs[shape]
+    def prepare(self, state: TrainState, size: int) -> "Replay":
+        """Return the program for batches of this shape, traced when first asked for."""
+        shape = (size, *(t.shape for name, t in state.data.items() if name.startswith("batch.")))
+        if shape not in self.replays:
+            kind = GraphReplay if state.index.is_cuda else Replay
+            with alone, no_sources_kept():
+                self.replays[shape] = kind(self.train_step, state, size, self.concurrent)
+        return self.replays[shape]
 
-    def _record(self, state: State, size: int) -> Replay:
-        kind = GraphReplay if state["index"].is_cuda else Replay
-        # Recording and capturing change torch for all threads.
-        with _recording:
-            return kind(self.train_step, state, size, self.compiled, self.concurrent)
+    def compile(self, state: TrainState, size: int) -> "Recorded":
+        """Compile the step for batches of this shape; a smaller last batch is not worth it."""
+        self.name = "compiled"
+        self.prepare(state, size).plan.compile()
+        return self
 
-    def step(self, state: State, size: int) -> None:
-        """Take one step."""
-        self._program(state, size).run(state)
-
-    def take(self, state: State, size: int, limit: int) -> int:
-        """Take several steps where they are one program."""
-        return self._program(state, size).take(state, limit)
-
-    def _program(self, state: State, size: int) -> Replay:
-        known = self.programs.get(_batch_shape(state, size))
-        if known is not None:
-            return known
-        with undone(state, stay=self.train_step.picks_few(state)):
-            return self.prepare(state, size)
+    def take(self, state: TrainState, size: int, limit: int) -> int:
+        """Take one step, or several where they are one program."""
+        return self.prepare(state, size).take(state, limit)
 
 
-def _batch_shape(state: State, size: int) -> tuple[Any, ...]:
-    return (size, *(state[name].shape for name in ("batch.x", "batch.y") if name in state))
+class Replay:
+    """A traced step as a function of the state's tensors."""
+
+    def __init__(self, train_step: TrainStep, state: TrainState, size: int, concurrent: int | None) -> None:
+        self.plan: Plan = plan_of(train_step, state, concurrent)(train_step, state, size)
+        self.batch = [name for name in state.data if name.startswith("batch.")]
+
+    def take(self, state: TrainState, limit: int) -> int:
+        """Take one step; return how many were taken."""
+        if self.batch:
+            self.plan.bind()
+        self.plan.run(in_turn)
+        self.plan.count_step()
+        return 1
 
 
-def try_out(
-    train_step: TrainStep, state: State, size: int, concurrent: int | None
-) -> tuple[State, str | None]:
-    """Take one eager step on a copy; return the copy and what changed in Python, which a recording would not change again.
+# Steps before a graph is captured: in them libraries choose their kernels, compilers compile.
+WARM_UP_STEPS = 3
 
-    Where each member will get a program of its own one member is enough, and takes one member's memory.
+
+class GraphReplay(Replay):
+    """A traced step as one CUDA graph on fixed memory.
+
+    Members that convolve run as programs of their own, on streams of their own: vmap would turn their convolutions into
+    grouped ones, which are slower. Others run as one batched program. `concurrent` limits how many members are in flight,
+    and so the memory they need.
     """
-    if kind_of_work(train_step, state, concurrent) is ByMember:
-        state, train_step = row_of(state, 0, train_step.feed), single_member_step(train_step)
-    for _ in range(3):
-        scratch = clone(state)
-        before, drawn = train_step.members.python_state(), _generators()
-        train_step(scratch, size)
-        if train_step.members.python_state() != before:
-            return scratch, "its modules change Python attributes from step to step"
-        if _generators() == drawn:
-            return scratch, None
-        # Another thread may have drawn: only what happens every time is the step's.
-    return scratch, "it draws from Python's or NumPy's generator"
+
+    def __init__(self, train_step: TrainStep, state: TrainState, size: int, concurrent: int | None) -> None:
+        static = state.with_leaves(state.leaves())
+        for name in [name for name in state.data if name.startswith("batch.")]:
+            static.data[name] = state.data[name].clone()
+        super().__init__(train_step, static, size, concurrent)
+        count = 1 if isinstance(self.plan, Whole) else train_step.members.num_trained
+        self.streams = [torch.cuda.Stream() for _ in range(min(count, concurrent or count))]
+        self.pace = Pace(train_step.total_steps)
+        self.steps, self.side = 0, torch.cuda.Stream()
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.several: torch.cuda.CUDAGraph | None = None
+
+    def take(self, state: TrainState, limit: int) -> int:
+        """Take one step, or a graph of several once steps turned out to be short."""
+        for name in self.batch:
+            self.plan.state.data[name].copy_(state.data[name], non_blocking=True)
+        if self.steps < WARM_UP_STEPS:
+            self._warm_up()
+            return 1
+        if self.graph is None:
+            self.graph = self._capture(1)
+        if limit < AT_ONCE or not self.pace.short():
+            self.graph.replay()
+            return 1
+        if self.several is None:
+            self.several = self._capture(AT_ONCE)
+        self.several.replay()
+        return AT_ONCE
+
+    def _warm_up(self) -> None:
+        """Take one step, members in turn, as capturing wants it: on a stream that is not the default one."""
+        self.steps += 1
+        self.side.wait_stream(torch.cuda.current_stream())
+        # cuDNN may try its algorithms here, once for each convolution, unless the user wants determinism.
+        with (
+            alone,
+            _choosing_algorithms(not torch.are_deterministic_algorithms_enabled()),
+            torch.cuda.stream(self.side),
+        ):
+            self._step(in_turn)
+        torch.cuda.current_stream().wait_stream(self.side)
+
+    def _step(self, fan_out: Callable[[Callable[[int], None], int], None]) -> None:
+        self.plan.run(fan_out)
+        self.plan.count_step()
+
+    def _capture(self, steps: int) -> torch.cuda.CUDAGraph:
+        def work() -> None:
+            for _ in range(steps):
+                self._step(partial(side_by_side, streams=self.streams))
+
+        with alone, _choosing_algorithms(not torch.are_deterministic_algorithms_enabled()):
+            return capture(work)[0]
 
 
-def _generators() -> list[object]:
-    """Return the state of the generators outside torch."""
-    numpy: Any = np.random.get_state(legacy=False)  # noqa: NPY002
-    return [random.getstate(), numpy["state"]["key"].tobytes(), numpy["state"]["pos"], numpy["has_gauss"]]
+# Between two graphs the device waits for about 5 us. Capturing more steps as one takes tens of milliseconds, so it is for
+# short steps of long runs.
+AT_ONCE, SHORT_MS, MANY_STEPS = 8, 0.5, 5000
 
 
-def warm_up(train_step: TrainStep, state: State, size: int, concurrent: int | None = None) -> None:
-    """Have lazy choices made, and give every logged part its place in the state."""
-    scratch, _ = try_out(train_step, state, size, concurrent)
-    for name, tensor in scratch.items():
-        if name not in state:
-            rows = tensor.new_zeros(train_step.members.num_trained) if tensor.ndim else tensor.new_zeros(())
-            state[name] = aligned_rows(rows) if rows.ndim else rows
+class Pace:
+    """How long a step takes on the device, found from some of the first ones without waiting for them."""
+
+    first, last = 8, 24
+
+    def __init__(self, total_steps: int) -> None:
+        self.calls = 0
+        self.found: bool | None = None if total_steps >= MANY_STEPS else False
+        self.start, self.end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def short(self) -> bool:
+        """Count a step that is about to begin; whether steps are known to be short."""
+        if self.found is None:
+            self.calls += 1
+            if self.calls == self.first:
+                self.start.record()
+            elif self.calls == self.last:
+                self.end.record()
+            elif self.calls > self.last and self.end.query():
+                milliseconds = self.start.elapsed_time(self.end) / (self.last - self.first)
+                self.found = milliseconds < SHORT_MS
+        return bool(self.found)
+
+
+@contextmanager
+def _choosing_algorithms(choose: bool) -> Iterator[None]:
+    # Not cudnn.flags: it also sets what it is not told, the use of TF32 among it.
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = before or choose
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+# Tracing takes as long as the overhead that a program saves in so many eager steps: 0.4 to 0.9 s against 1.5 to 3 ms a step
+# for MLPs on one core of an AMD EPYC; both grow with the number of operations.
+TRACE_STEPS = 400
+# Compiling: 8 s for an MLP's hundred operations and 43 s for the fifteen hundred of a ResNet-18 (H200, cold), and so for a CPU.
+COMPILE_SECONDS, COMPILE_SECONDS_EACH = 5.0, 0.025
+# What a replayed operation and its arithmetic take: of a core and of an H200. A compiled step takes 1/1.6 of it, or less.
+OPERATION_SECONDS = {"cpu": 5e-6, "cuda": 2e-6}
+WORK_A_SECOND = {"cpu": 2e10, "cuda": 3e13}
+COMPILE_GAIN = 1.6
+
+
+def check_engine(name: str, train_step: TrainStep, concurrent: int | None) -> None:
+    """Refuse an engine that there is not, or that the optimizer cannot run with."""
+    if name not in ENGINES:
+        raise ValueError(f"`engine` must be one of {', '.join(ENGINES)}; got {name!r}.")
+    if not train_step.optimizer.traceable and (name in ("captured", "compiled") or concurrent is not None):
+        raise ValueError(
+            f"engine={name!r} needs sgd, adam or adamw; other optimizers run with engine='eager'."
+        )
 
 
 def choose_engine(
-    name: str, train_step: TrainStep, state: State, size: int, steps: int, concurrent: int | None = None
+    name: str,
+    train_step: TrainStep,
+    state: TrainState,
+    size: int,
+    steps: int,
+    concurrent: int | None = None,
 ) -> Engine:
-    """Return the engine asked for, or the one that will finish `steps` steps soonest."""
-    if name not in ENGINES:
-        raise ValueError(f"`engine` must be one of {', '.join(ENGINES)}; got {name!r}.")
-    if not train_step.optimizer.traceable:
-        if name not in ("auto", "eager") or concurrent is not None:
-            raise ValueError(
-                f"engine={name!r} needs sgd, adam or adamw; other optimizers run with engine='eager'."
-            )
-        return Eager(train_step)
-    if name == "eager" and concurrent is None:
-        return Eager(train_step)
-    # Steps taken to find out must not count.
-    with (
-        kept_as_is(train_step.members),
-        seeded(train_step.seed),
-        undone(state, stay=train_step.picks_few(state)),
+    """Return the engine asked for, or by a rule the one that will finish `steps` steps soonest."""
+    if concurrent is None and (
+        name == "eager" or (name == "auto" and (steps < TRACE_STEPS or not train_step.optimizer.traceable))
     ):
-        return _chosen(name, train_step, state, size, steps, concurrent)
-
-
-def _chosen(
-    name: str, train_step: TrainStep, state: State, size: int, steps: int, concurrent: int | None
-) -> Engine:
-    warm_up(train_step, state, size, concurrent)
-    if concurrent is not None and (reason := why_not_by_member(train_step, state)) is not None:
-        raise ValueError(f"`concurrent_members` trains members one by one, and {reason}. Leave it out.")
-    if name in ("captured", "compiled"):
-        problem, engine = _try(train_step, state, size, name == "compiled", concurrent)
-        if engine is None:
-            raise ValueError(f"The step cannot be recorded: {problem}. Use engine='eager'.")
-        return engine
-    return _fastest(train_step, state, size, steps, concurrent)
-
-
-def _try(
-    train_step: TrainStep, state: State, size: int, compiled: bool, concurrent: int | None
-) -> tuple[str | None, Recorded | None]:
-    """Return the engine, ready for batches of this size, or why there is none."""
-    _, change = try_out(train_step, state, size, concurrent)
-    if change is not None:
-        return change, None
-    engine = Recorded(train_step, compiled, concurrent)
+        return Eager(train_step)
+    if concurrent is not None:
+        _prepare_by_member(train_step, state, size)
+    engine = Recorded(train_step, concurrent)
     try:
-        engine.prepare(state, size)
-    except Exception as failure:  # whatever a user's module does that cannot be recorded
-        return _in_words(failure, train_step), None
-    return None, engine
+        plan = engine.prepare(state, size).plan
+    except NotTraceableError as problem:
+        reason = _random_members(train_step) or problem
+        if name in ("captured", "compiled") or concurrent is not None:
+            raise ValueError(f"The step cannot be traced: {reason}. Use engine='eager'.") from problem
+        log.info("training runs eagerly: the step cannot be traced (%s)", reason)
+        return Eager(train_step)
+    if name == "compiled" or (name == "auto" and compiling_pays(plan, steps)):
+        return engine.compile(state, size)
+    return engine
 
 
-def _in_words(failure: Exception, train_step: TrainStep) -> str:
-    """Say in one line why a step cannot be recorded."""
+def compiling_pays(plan: Plan, steps: int) -> bool:
+    """Whether so many steps gain more by a compiled program than compiling it takes."""
+    operations, work = plan.work
+    device = plan.state.index.device.type
+    seconds = operations * OPERATION_SECONDS[device] + work / WORK_A_SECOND[device]
+    if not isinstance(plan, Whole):
+        seconds *= plan.num_trained
+    return steps * seconds * (1 - 1 / COMPILE_GAIN) > COMPILE_SECONDS + operations * COMPILE_SECONDS_EACH
+
+
+def _random_members(train_step: TrainStep) -> str | None:
+    """Say that members draw random numbers, which are made to follow their seeds one by one; None if they do not."""
     reason = getattr(train_step.members, "execution_reason", None) or ""
-    if "draws random numbers" in reason:  # each member's are made to follow its seed, one by one
-        return reason
-    text = str(failure)
-    if "_local_scalar_dense" in text:
-        return "it reads the value of a tensor, for a branch or a number"
-    return (text.splitlines() or [type(failure).__name__])[0]
+    return reason if "draws random numbers" in reason else None
 
 
-# Recording takes about half a second; compiling a step took 5 to 30 s where we measured it, and made it 1.6 to 3 times faster.
-RECORD_SECONDS, COMPILE_SECONDS, COMPILE_GAIN = 0.5, 30.0, 1.6
+def _prepare_by_member(train_step: TrainStep, state: TrainState, size: int) -> None:
+    """Give what one member logs its place in the state, or say why members do not train one by one; nothing is computed."""
+    reason = why_not_by_member(train_step, state)
+    if reason is None and not state.sums:
+        single, row = single_member_step(train_step), state.row(0, train_step.feed.own)
 
+        def logged(*tensors: torch.Tensor) -> dict[str, torch.Tensor]:
+            given = row.with_leaves(tensors)
+            single(given, size, advance=False)
+            return given.sums
 
-def _fastest(train_step: TrainStep, state: State, size: int, steps: int, concurrent: int | None) -> Engine:
-    """Measure, and compile only where the run is long enough to pay for it."""
-    eager = Eager(train_step)
-    eager_seconds = _seconds_a_step(eager, state, size, repeats=1)
-    if concurrent is None and eager_seconds * steps < 2 * RECORD_SECONDS:
-        return eager
-    problem, captured = _try(train_step, state, size, compiled=False, concurrent=concurrent)
-    if captured is None:
-        log.info("training runs eagerly: the step cannot be recorded (%s)", problem)
-        return eager
-    replay = captured.prepare(state, size)
-    known = timings.recall(replay.key) or {}
-    if "captured" not in known:
-        known["captured"] = _seconds_a_step(captured, state, size)
-    captured_seconds = known["captured"]
-    compiled_seconds = known.get("compiled", captured_seconds / COMPILE_GAIN)
-    gain = (captured_seconds - compiled_seconds) * steps
-    if gain > known.get("compiling", COMPILE_SECONDS):
-        start = time.perf_counter()
-        problem, compiled = _try(train_step, state, size, compiled=True, concurrent=concurrent)
-        if compiled is not None:
-            known["compiling"] = time.perf_counter() - start
-            known["compiled"] = _seconds_a_step(compiled, state, size)
-            timings.remember(replay.key, known)
-            if known["compiled"] < captured_seconds:
-                return compiled
-        else:
-            log.info("training runs uncompiled: %s", problem)
-            known |= {"compiling": float("inf"), "compiled": float("inf")}
-    timings.remember(replay.key, known)
-    return captured if concurrent is not None or captured_seconds < eager_seconds else eager
-
-
-def _seconds_a_step(engine: Engine, state: State, size: int, repeats: int = 5) -> float:
-    """Return the time of a step, and leave the state as it was."""
-    saved = clone(state)
-    cuda = state["index"].is_cuda
-    best = float("inf")
-    for _ in range(repeats):
-        if cuda:
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        engine.step(state, size)
-        if cuda:
-            torch.cuda.synchronize()
-        best = min(best, time.perf_counter() - start)
-        restore(state, saved)
-    return best
+        for name, value in shapes_of(logged, row.leaves(), single.members.parts()).items():
+            train_step.make_sum(state, name, (train_step.members.num_trained,) if value.ndim else ())
+        reason = why_not_by_member(train_step, state)
+    if reason is not None:
+        raise ValueError(f"`concurrent_members` trains members one by one, and {reason}. Leave it out.")

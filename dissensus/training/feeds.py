@@ -1,20 +1,43 @@
-"""Batches for every step of an epoch: gathered on the device from arrays that live there, or loaded from elsewhere."""
+"""Batches for every step of an epoch: gathered from arrays on the device or on the host, or loaded from elsewhere."""
 
-import hashlib
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import closing
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils.data import DataLoader, Dataset, default_collate
 
-from dissensus.data.rows import OnDisk
-from dissensus.data.sources import collate, pair_of
+from dissensus.data.fingerprints import digest_of, row_hashes
+from dissensus.data.rows import Rows
+from dissensus.data.sources import Triple, triple_of
+from dissensus.data.trees import Tree
 from dissensus.randomness import bits, derive, fold, permutation, seeded
-from dissensus.training.ahead import Carrier, Pair
+from dissensus.training.prefetch import Carrier, Parts
 
-Rows: TypeAlias = Tensor | OnDisk
+
+class Layout:
+    """How a batch (inputs, targets, weights) lies in the training state: one tensor a leaf, named by its place."""
+
+    def __init__(self, batch: tuple[Any, Any, Any], prefix: str) -> None:
+        """Look at a batch, or at whole data, of the kind."""
+        leaves, self.spec = tree_flatten(batch if batch[2] is not None else batch[:2])
+        self.names = [f"{prefix}.{place}" for place in range(len(leaves))]
+
+    def read(
+        self, state: Mapping[str, Tensor], change: Callable[[Tensor], Tensor] = lambda leaf: leaf
+    ) -> Triple:
+        """Return the batch that the state holds, each tensor changed."""
+        parts = tree_unflatten([change(state[name]) for name in self.names], self.spec)
+        return parts if len(parts) == 3 else (*parts, None)
+
+
+def leaves_of(batch: tuple[Any, Any, Any]) -> Parts:
+    """Return the tensors of a batch."""
+    return tuple(leaf for leaf in tree_leaves(batch) if leaf is not None)
 
 
 class Feed(ABC):
@@ -34,22 +57,31 @@ class Feed(ABC):
     def epoch(self, number: int, skip: int, state: MutableMapping[str, Tensor]) -> Iterator[int]:
         """Yield the size of each batch of the epoch after the first `skip`, once it can be read from the state."""
 
+    def keep_members(self, keep: Sequence[int]) -> None:  # noqa: B027
+        """Let go of the data orders of members that are gone, where each has its own."""
+
     def alike(self, position: int) -> int:
         """Return how many steps from this place in the epoch on have batches of one size and need nothing but the state."""
         return 1
 
     @abstractmethod
-    def batch(self, state: MutableMapping[str, Tensor], size: int) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of the step at `state["position"]`."""
+    def batch(self, state: MutableMapping[str, Tensor], size: int) -> Triple:
+        """Return inputs, targets and weights (None without any) of the step at `state["position"]`."""
 
 
 class OrderedFeed(Feed):
     """Arrays in an order that depends on (seed, member, epoch), or on (seed, epoch) if shared."""
 
     def __init__(
-        self, x: Rows, y: Tensor, batch_size: int, order_keys: Tensor, own: bool, drop_last: bool = False
+        self,
+        data: tuple[Any, Tensor, Tensor | None],
+        batch_size: int,
+        order_keys: Tensor,
+        own: bool,
+        drop_last: bool = False,
     ) -> None:
-        self.first, self.count = (x[:32], y[:4096]), len(x)
+        self.layout = Layout(data, "data")
+        self.leaves, self.count = leaves_of(data), len(data[0])
         self.batch_size = min(batch_size, self.count)
         self.own = own
         self.order_keys = order_keys
@@ -58,11 +90,19 @@ class OrderedFeed(Feed):
         self.steps_per_epoch, self.smallest = len(self.sizes), self.sizes[-1]
 
     def identity(self) -> str:
-        """Return sizes, and a digest of the first inputs and targets."""
-        digest = hashlib.sha256()
-        for values in self.first:
-            digest.update(values.detach().cpu().contiguous().numpy().tobytes())
-        return f"{self.count} examples in batches of {self.batch_size}, {digest.hexdigest()[:12]}"
+        """Return sizes, and a digest of all inputs and targets; of inputs in a file, of some thousand rows throughout."""
+        step = max(1, self.count // 4096)
+        hashes = [
+            row_hashes(leaf if isinstance(leaf, Tensor) else leaf[torch.arange(0, self.count, step)])
+            for leaf in self.leaves
+        ]
+        return f"{self.count} examples in batches of {self.batch_size}, {digest_of(hashes)}"
+
+    def keep_members(self, keep: Sequence[int]) -> None:
+        """Let go of the data orders of members that are gone."""
+        if self.own:
+            self.order_keys = self.order_keys[list(keep)]
+            self.tensors = {**self.tensors, "order": self.tensors["order"][list(keep)].clone()}
 
     def order_of(self, number: int) -> Tensor:
         """Return the order of an epoch, `order_keys.shape + (examples,)`."""
@@ -73,11 +113,12 @@ class ArrayFeed(OrderedFeed):
     """Arrays on the device, from which each step gathers its batch."""
 
     def __init__(
-        self, x: Tensor, y: Tensor, batch_size: int, order_keys: Tensor, own: bool, drop_last: bool = False
+        self, data: Triple, batch_size: int, order_keys: Tensor, own: bool, drop_last: bool = False
     ) -> None:
-        super().__init__(x, y, batch_size, order_keys, own, drop_last)
-        order = torch.zeros(*order_keys.shape, self.count, dtype=torch.int64, device=x.device)
-        self.tensors = {"data.x": x, "data.y": y, "order": order}
+        super().__init__(data, batch_size, order_keys, own, drop_last)
+        self.inputs = data[0]
+        order = torch.zeros(*order_keys.shape, self.count, dtype=torch.int64, device=data[1].device)
+        self.tensors = {**dict(zip(self.layout.names, leaves_of(data), strict=True)), "order": order}
 
     def epoch(self, number: int, skip: int, state: MutableMapping[str, Tensor]) -> Iterator[int]:
         """Draw the epoch's order, then yield batch sizes."""
@@ -88,16 +129,76 @@ class ArrayFeed(OrderedFeed):
         """Return how many batches of the same size follow, this one included."""
         return max(1, self.full - position)
 
-    def batch(self, state: MutableMapping[str, Tensor], size: int) -> tuple[Tensor, Tensor]:
+    def batch(self, state: MutableMapping[str, Tensor], size: int) -> Triple:
         """Gather the batch: `(size, ...)`, or `(members, size, ...)` if members have orders of their own."""
         columns = state["position"] * self.batch_size + torch.arange(size, device=state["order"].device)
         chosen = state["order"].index_select(-1, columns)
-        return gather(state["data.x"], chosen), gather(state["data.y"], chosen)
+        return self.layout.read(state, lambda leaf: gather(leaf, chosen))
 
 
 def gather(values: Tensor, index: Tensor) -> Tensor:
     """Return rows, `index.shape + (...)`."""
     return values.index_select(0, index.reshape(-1)).reshape(*index.shape, *values.shape[1:])
+
+
+class HostFeed(OrderedFeed):
+    """Arrays on the host, in the order that they would have on the device.
+
+    The device holds one step's examples, the members' one after another where each has its own; `order` says which rows are
+    whose. Threads gather the next ones meanwhile.
+    """
+
+    def __init__(
+        self,
+        data: tuple[Rows, Tensor, Tensor | None],
+        batch_size: int,
+        order_keys: Tensor,
+        own: bool,
+        drop_last: bool = False,
+        threads: int = 2,
+    ) -> None:
+        super().__init__(data, batch_size, order_keys, own, drop_last)
+        self.threads = threads
+        self.leaves = tuple(leaf.cpu() if isinstance(leaf, Tensor) else leaf for leaf in leaves_of(data))
+        device = order_keys.device
+        self.carrier = Carrier(device)
+        rows = order_keys.numel() * self.batch_size
+        self.tensors = {
+            **{
+                name: torch.zeros(rows, *leaf.shape[1:], dtype=leaf.dtype, device=device)
+                for name, leaf in zip(self.layout.names, self.leaves, strict=True)
+            },
+            "order": torch.arange(rows, device=device).reshape(*order_keys.shape, self.batch_size),
+        }
+
+    def epoch(self, number: int, skip: int, state: MutableMapping[str, Tensor]) -> Iterator[int]:
+        """Yield batch sizes once their rows are on the device."""
+        order = self.order_of(number).cpu()
+        # Members may have been dropped since the epoch before, and the others moved up.
+        state["order"].copy_(torch.arange(state["order"].numel()).reshape(state["order"].shape))
+
+        def rows(position: int) -> Parts:
+            start = position * self.batch_size
+            chosen = order[..., start : start + self.sizes[position]].reshape(-1)
+            return tuple(leaf[chosen] for leaf in self.leaves)
+
+        places = range(skip, self.steps_per_epoch)
+        with closing(self.carrier.ahead(rows, places, self.threads)) as batches:
+            for position, parts in zip(places, batches, strict=True):
+                for name, values in zip(self.layout.names, parts, strict=True):
+                    self._write(state[name], values, self.sizes[position])
+                yield self.sizes[position]
+
+    def _write(self, held: Tensor, values: Tensor, size: int) -> None:
+        """Put rows, member by member, where `order` looks for them."""
+        members = len(values) // size
+        held = held[: members * self.batch_size].unflatten(0, (members, self.batch_size))
+        held[:, :size].copy_(values.unflatten(0, (members, size)), non_blocking=True)
+
+    def batch(self, state: MutableMapping[str, Tensor], size: int) -> Triple:
+        """Return the examples that the device holds."""
+        chosen = state["order"][..., :size]
+        return self.layout.read(state, lambda leaf: gather(leaf, chosen))
 
 
 class PlacedFeed(Feed):
@@ -108,15 +209,24 @@ class PlacedFeed(Feed):
     def __init__(self, device: torch.device) -> None:
         self.carrier = Carrier(device)
         self.tensors = {}
+        self.layout: Layout | None = None
 
-    def place(self, pair: Pair, state: MutableMapping[str, Tensor]) -> int:
+    def laid_out(self, batch: Triple) -> Parts:
+        """Return the tensors of a batch, and know from then on how they make one."""
+        if self.layout is None:
+            self.layout = Layout(batch, "batch")
+        return leaves_of(batch)
+
+    def place(self, parts: Parts, state: MutableMapping[str, Tensor]) -> int:
         """Put a batch that is on the device into the state; return its size."""
-        state["batch.x"], state["batch.y"] = pair
-        return len(pair[0])
+        assert self.layout is not None
+        state.update(zip(self.layout.names, parts, strict=True))
+        return len(parts[0])
 
-    def batch(self, state: MutableMapping[str, Tensor], size: int) -> tuple[Tensor, Tensor]:
+    def batch(self, state: MutableMapping[str, Tensor], size: int) -> Triple:
         """Return the batch that was placed."""
-        return state["batch.x"], state["batch.y"]
+        assert self.layout is not None
+        return self.layout.read(state)
 
 
 class LoaderFeed(PlacedFeed):
@@ -144,22 +254,21 @@ class LoaderFeed(PlacedFeed):
             if position >= skip:
                 yield self.place(pair, state)
 
-    def _ahead(self, batches: Iterator[Any], number: int) -> Iterator[Pair]:
-        yield from self.carrier.ahead(lambda _: _next_pair(batches), range(self.steps_per_epoch))
+    def _ahead(self, batches: Iterator[Any], number: int) -> Iterator[Parts]:
+        yield from self.carrier.ahead(lambda _: self._next(batches), range(self.steps_per_epoch))
 
-    def _here(self, batches: Iterator[Any], number: int) -> Iterator[Pair]:
+    def _here(self, batches: Iterator[Any], number: int) -> Iterator[Parts]:
         for position in range(self.steps_per_epoch):
             # The sampler draws lazily from the global generator: each draw happens under a seed of its own.
             with seeded(derive(self.seed, "loader", number, position)):
-                pair = _next_pair(batches)
-            if pair is None:
+                parts = self._next(batches)
+            if parts is None:
                 return
-            yield self.carrier.move(pair)
+            yield self.carrier.move(parts)
 
-
-def _next_pair(batches: Iterator[Any]) -> Pair | None:
-    batch = next(batches, None)
-    return None if batch is None else pair_of(batch)
+    def _next(self, batches: Iterator[Any]) -> Parts | None:
+        batch = next(batches, None)
+        return None if batch is None else self.laid_out(triple_of(batch))
 
 
 def _loads_elsewhere(loader: DataLoader[Any]) -> bool:
@@ -218,10 +327,10 @@ class DatasetFeed(PlacedFeed):
             for place in places
         ]
         if self.loader is None:
-            pairs = (self.carrier.move(self.batches[job]) for job in self.jobs)
+            pairs = (self.carrier.move(self.laid_out(triple_of(self.batches[job]))) for job in self.jobs)
         else:
             loaded = iter(self.loader)
-            pairs = self.carrier.ahead(lambda _: _next_pair(loaded), places)
+            pairs = self.carrier.ahead(lambda _: self.laid_out(triple_of(next(loaded))), places)
         for pair in pairs:
             yield self.place(pair, state)
 
@@ -229,16 +338,16 @@ class DatasetFeed(PlacedFeed):
 Job: TypeAlias = tuple[int, list[int]]
 
 
-class _SeededBatches(Dataset[Pair]):
+class _SeededBatches(Dataset[Any]):
     """Batches of a Dataset: what is random in one is a function of its seed, wherever it is loaded."""
 
     def __init__(self, dataset: Dataset[Any]) -> None:
         self.dataset = dataset
 
-    def __getitem__(self, job: Job) -> Pair:
+    def __getitem__(self, job: Job) -> Any:
         seed, indices = job
         with seeded(seed):
-            return collate(self.dataset, indices)
+            return default_collate([self.dataset[index] for index in indices])
 
 
 def _in_processes(batches: _SeededBatches, jobs: list[Job], workers: int) -> DataLoader[Any]:
@@ -257,3 +366,28 @@ def _in_processes(batches: _SeededBatches, jobs: list[Job], workers: int) -> Dat
 def stream_batch(values: Tensor, keys: Tensor, size: int) -> Tensor:
     """Return a batch of a second stream, drawn with replacement: `keys.shape + (size, ...)`."""
     return gather(values, bits(keys, size).remainder(len(values)))
+
+
+def lives_on(x: Rows, device: torch.device) -> bool:
+    """Whether inputs are on a device whole: those that are, and up to half of the memory that is free on a GPU."""
+    if isinstance(x, Tree):
+        held = [lives_on(leaf, device) for leaf in x.leaves]
+        return all(held) and (
+            device.type == "cpu" or x.device.type == device.type or x.nbytes <= free_memory(device) // 2
+        )
+    if device.type == "cpu":
+        return isinstance(x, Tensor)
+    there = isinstance(x, Tensor) and x.device.type == device.type
+    return there or x.nbytes <= free_memory(device) // 2
+
+
+def free_memory(device: torch.device) -> int:
+    """Return how many bytes of a device's memory nobody uses."""
+    if device.type == "cuda":
+        # What torch holds for later counts as free too.
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + held
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # not on every system
+        return 4 << 30

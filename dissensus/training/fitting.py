@@ -1,27 +1,35 @@
 """`fit`: the only training loop."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
+from dissensus._checks import real_number, real_numbers, whole_number
+from dissensus._threads import threads_for
 from dissensus.data.augment import Augmentation
-from dissensus.data.features import CachedFeatures
 from dissensus.data.sources import (
     Pairs,
     all_inputs,
+    device_of,
 )
-from dissensus.members import HeadEnsemble, Members
-from dissensus.members.heads import check_side_features, reader_of
+from dissensus.data.trees import Batch, describe
+from dissensus.engines.watching import look_at
+from dissensus.members import Members
+from dissensus.members.members import as_members
+from dissensus.members.modes import evaluation_mode
 from dissensus.objectives import Independent, Objective
-from dissensus.objectives.hard_delta import check_temperature, uniform_where_masked
 from dissensus.objectives.objective import Batches
+from dissensus.randomness import seeded
 from dissensus.training.engines import EngineName
-from dissensus.training.feeds import ArrayFeed
+from dissensus.training.feeds import ArrayFeed, Feed
 from dissensus.training.intake import check_outputs, check_smallest_batch, feed_of, list_batches
+from dissensus.training.mesh import mesh_of
 from dissensus.training.optimizers import Factory
 from dissensus.training.run import Run, Settings
 from dissensus.training.schedules import AnySchedule
@@ -42,6 +50,7 @@ def fit(
     optimizer_options: Mapping[str, Any] | None = None,
     schedule: AnySchedule = "constant",
     clip_norm: float | None = None,
+    clip_value: float | None = None,
     precision: Literal["fp32", "bf16"] = "fp32",
     batches: Batches | None = None,
     last_batch: Literal["keep", "drop"] = "keep",
@@ -57,6 +66,7 @@ def fit(
     device: str | torch.device = "auto",
     engine: EngineName = "auto",
     concurrent_members: int | None = None,
+    mesh: tuple[int, int] | None = None,
     checkpoint_dir: str | Path | None = None,
     checkpoint_every: int = 1,
     resume: bool = False,
@@ -73,7 +83,9 @@ def fit(
         data: A pair (inputs, targets) of tensors or arrays, which move to the device whole where they fit and are fed from
             the host, in the same order, where they do not (memory maps are not read into memory); a map-style Dataset; a
             DataLoader, whose batches (in its own order) all members share; or features of `cache_features`, on which a
-            HeadEnsemble trains its heads.
+            HeadEnsemble trains its heads. Inputs may be several tensors, as the networks take them: a tuple for `net(a, b)`, a
+            dictionary for `net(a=..., b=...)`. A third part are weights of the examples: a batch's loss is then
+            sum(w · loss) / sum(w).
         objective: What to minimise; `Independent()` by default. See `dissensus.objectives`.
         epochs: How often the data is gone through.
         batch_size: Examples a step (128 by default); not together with a DataLoader, which has its own.
@@ -85,6 +97,7 @@ def fit(
         schedule: `"constant"`, `"cosine"`, `"one_cycle"`, an object of `dissensus.schedules` (StepDecay, MultiStep, Cosine,
             OneCycle, Plateau), or a function of (epoch, epochs) that gives a factor on `lr`.
         clip_norm: Largest norm of each member's gradient.
+        clip_value: Largest size of each number in a gradient.
         precision: `"fp32"`, or `"bf16"` for autocast with float32 weights.
         batches: `"own"`: each member goes through the data in its own order; `"shared"`: all see the same batch. The
             objective's wish by default (members that train independently: own).
@@ -106,10 +119,12 @@ def fit(
         seed: Decides everything: weights' noise, data order, augmentation. Member j depends on (seed, j) only, where the
             objective does not couple members.
         device: `"auto"` takes a GPU if there is one.
-        engine: `"auto"` measures and picks; `"eager"`, `"captured"` (recorded once, replayed; a CUDA graph on a GPU) or
+        engine: `"auto"` picks by a rule; `"eager"`, `"captured"` (traced once, replayed; a CUDA graph on a GPU) or
             `"compiled"` (captured and compiled). It changes speed only.
         concurrent_members: Have at most this many members in flight (on a CPU one): slower, but the memory of so many.
             For deep ensembles and objectives that do not couple members.
+        mesh: Inside a process group of `torchrun`: over how many processes members, and over how many each batch, are spread. Every
+            process calls `fit` with the same arguments, and ends with all members; the first one writes.
         checkpoint_dir: Folder for checkpoints and `history.csv`.
         checkpoint_every: Epochs between checkpoints.
         resume: Go on from the folder's last checkpoint, if it has one; ends in exactly the weights of an uninterrupted run.
@@ -127,43 +142,127 @@ def fit(
         >>> len(run.history), run.history.columns[:4]
         (8, ['epoch', 'step', 'member', 'loss'])
     """
+    members = as_members(members)
     objective = Independent() if objective is None else objective
     if not isinstance(objective, Objective):
         raise ValueError(
             "`objective` must be an objective of dissensus.objectives, such as Independent('mse'); got "
             f"{objective!r:.80}."
         )
-    if getattr(members, "masked_target", "label") == "uniform":
-        objective = uniform_where_masked(objective)
-    check_temperature(members, objective)
-    seed = int(seed)
+    objective = members.adapt(objective)
+    together = mesh_of(mesh)
+    if together is not None and concurrent_members is not None:
+        raise ValueError("`concurrent_members` is for one process. Leave it out, or leave `mesh` out.")
+    seed = whole_number("seed", seed)
     _one_of("precision", precision, ("fp32", "bf16"))
     _one_of("last_batch", last_batch, ("keep", "drop"))
     if batches is not None:
         _one_of("batches", batches, ("own", "shared"))
-    _check_numbers(
-        epochs, batch_size, patience, checkpoint_every, concurrent_members, check_every, clip_norm, lr
+    _one_of("on_divergence", on_divergence, ("stop", "drop"))
+    epochs, checkpoint_every = (
+        whole_number("epochs", epochs, 1),
+        whole_number("checkpoint_every", checkpoint_every, 1),
     )
+    batch_size, patience, concurrent_members = (
+        None if value is None else whole_number(name, value, 1)
+        for name, value in (
+            ("batch_size", batch_size),
+            ("patience", patience),
+            ("concurrent_members", concurrent_members),
+        )
+    )
+    workers = whole_number("workers", workers, 0)
+    if check_every != "epoch":
+        check_every = whole_number("check_every", check_every, 1, tail=" or 'epoch'")
+    lr = real_numbers("lr", lr)
+    weight_decay = None if weight_decay is None else real_numbers("weight_decay", weight_decay)
+    clip_norm = None if clip_norm is None else real_number("clip_norm", clip_norm, above=True)
+    clip_value = None if clip_value is None else real_number("clip_value", clip_value, above=True)
+    _check_folder(checkpoint_dir, resume)
     target = device_named(device)
     members.to(target)
-    whole, members = members, reader_of(members, data)
+    whole, members = members, members.reader(data)
     if members is not whole:
         callback = _with_whole(whole, callback)
-    _check_same_kind(whole, data, validation)
+    if validation is not None and whole.reader(validation) is not members:
+        raise ValueError(
+            "Training and validation data must both be inputs of the backbone, or both its cached features. Cache the other "
+            "one too."
+        )
     for name, side in (*objective.side_data().items(), ("unlabelled", unlabelled)):
-        check_side_features(whole, data, side, name)
+        whole.check_beside(data, side, name)
     feed, sample = feed_of(members, data, objective, batch_size, batches, last_batch, workers, seed, target)
     outputs = check_outputs(members, *sample, objective.likelihood)
     check_smallest_batch(members, feed.smallest, sample[0])
+    objective = _prepared(objective, feed, sample[0])
+    streams = _streams_of(objective, unlabelled, sample[0], target)
+    settings = Settings(
+        epochs=epochs,
+        optimizer=optimizer,
+        lr=lr,
+        weight_decay=weight_decay,
+        optimizer_options=dict(optimizer_options or {}),
+        schedule=schedule,
+        clip_norm=clip_norm,
+        clip_value=clip_value,
+        bf16=precision == "bf16",
+        augment=augment,
+        check_every=check_every,
+        select="ensemble_loss" if select is None and patience is not None else select,
+        patience=patience,
+        seed=seed,
+        engine=engine,
+        concurrent_members=concurrent_members,
+        mesh=together,
+        checkpoint_dir=checkpoint_dir,
+        checkpoint_every=checkpoint_every,
+        resume=resume,
+        on_divergence=on_divergence,
+        progress=progress,
+        callback=callback,
+    )
+    held_out = (
+        None if validation is None else list_batches(validation, members, objective.likelihood, outputs)
+    )
+    watch = (
+        CollusionWatch.of(members, data, objective, outputs.shape[2:].numel()) if watch_collusion else None
+    )
+    trainer = Trainer(members, objective, feed, _flat(streams), held_out, settings, watch)
+    trainer.result.members = whole.train()
+    with _threads_of(members, sample[0], getattr(feed, "batch_size", None) or 128):
+        run = trainer.run()
+    whole.catch_up()
+    whole.after_training(data)
+    return run
+
+
+def _threads_of(members: Members, x: Batch, batch_size: int) -> AbstractContextManager[None]:
+    """Return a block in which torch uses as many threads as a step keeps busy; `x`: a few inputs."""
+    place = device_of(members)
+    if place.type != "cpu" or torch.get_num_threads() == 1:
+        return nullcontext()
+    with evaluation_mode(members), seeded(0):
+        _, work = look_at(lambda: members(x.to(place)))
+    # A backward pass takes twice the work of the pass itself.
+    return threads_for(3 * work * batch_size / len(x))
+
+
+def _prepared(objective: Objective, feed: Feed, x: Batch) -> Objective:
+    """Return the objective with what it measures of all training inputs; `x`: a few of them."""
     if isinstance(feed, ArrayFeed):
-        objective = objective.prepare(feed.tensors["data.x"])
-    elif objective.prepare(sample[0]) is not objective:
+        return objective.prepare(feed.inputs)
+    if objective.prepare(x) is not objective:
         raise ValueError(
             f"{type(objective).__name__} measures all training inputs before it begins (`of_range` of Adversarial, "
             "`statistics='training'` of HardDelta), and this data comes in batches only. Hand over tensors or arrays that fit on the "
             "device, or leave that setting out."
         )
-    streams = {name: values.to(target) for name, values in objective.stream_data().items()}
+    return objective
+
+
+def _streams_of(objective: Objective, unlabelled: Any, x: Batch, device: torch.device) -> dict[str, Any]:
+    """Return further inputs that the objective reads, on the device, checked against the training inputs."""
+    streams = {name: values.to(device) for name, values in objective.stream_data().items()}
     if unlabelled is not None:
         if "unlabelled" not in objective.streams:
             raise ValueError(
@@ -173,48 +272,35 @@ def fit(
             raise ValueError(
                 f"{type(objective).__name__} brings its own unlabelled data. Give it there, or here as `unlabelled`, not both."
             )
-        streams["unlabelled"] = all_inputs(unlabelled, "unlabelled").to(target)
-    _check_streams(streams, sample[0])
-    settings = Settings(
-        epochs=epochs,
-        optimizer=optimizer,
-        lr=lr,
-        weight_decay=weight_decay,
-        optimizer_options=dict(optimizer_options or {}),
-        schedule=schedule,
-        clip_norm=clip_norm,
-        bf16=precision == "bf16",
-        augment=augment,
-        check_every=check_every,
-        select="ensemble_loss" if select is None and patience is not None else select,
-        patience=patience,
-        seed=seed,
-        engine=engine,
-        concurrent_members=concurrent_members,
-        checkpoint_dir=checkpoint_dir,
-        checkpoint_every=checkpoint_every,
-        resume=resume,
-        on_divergence=on_divergence,
-        progress=progress,
-        callback=callback,
-    )
-    held_out = None if validation is None else list_batches(validation, objective.likelihood, outputs)
-    watch = CollusionWatch.of(members, data, objective, outputs.shape[-1]) if watch_collusion else None
-    trainer = Trainer(members, objective, feed, streams, held_out, settings, watch)
-    trainer.result.members = whole.train()
-    run = trainer.run()
-    _follow(whole)
-    return run
+        streams["unlabelled"] = all_inputs(unlabelled, "unlabelled").to(device)
+    _check_streams(streams, x)
+    return streams
 
 
-def _check_streams(streams: Mapping[str, Tensor], x: Tensor) -> None:
+def _check_streams(streams: Mapping[str, Any], x: Batch) -> None:
     """Refuse further inputs that are not shaped as those that members train on."""
     for name, values in streams.items():
-        if not name.endswith(".y") and values.shape[1:] != x.shape[1:]:
+        if not name.endswith(".y") and not _alike(values, x):
             raise ValueError(
-                f"The {name.removesuffix('.x')} inputs must be shaped as the training inputs, (batch, "
-                f"{', '.join(map(str, x.shape[1:]))}); got {tuple(values.shape)}."
+                f"The {name.removesuffix('.x')} inputs must be shaped as the training inputs, {describe(x)}; got "
+                f"{describe(values)}."
             )
+
+
+def _alike(values: Batch, x: Batch) -> bool:
+    if isinstance(values, Tensor) or isinstance(x, Tensor):
+        return isinstance(values, Tensor) and isinstance(x, Tensor) and values.shape[1:] == x.shape[1:]
+    shapes = [[leaf.shape[1:] for leaf in tree.leaves] for tree in (values, x)]
+    return values.spec == x.spec and shapes[0] == shapes[1]
+
+
+def _flat(streams: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return streams tensor by tensor; those of one tree are drawn together."""
+    return {
+        name if isinstance(values, Tensor) else f"{name}.{place}": leaf
+        for name, values in streams.items()
+        for place, leaf in enumerate(tree_leaves(values))
+    }
 
 
 def _with_whole(whole: Members, callback: Callable[[Run], None] | None) -> Callable[[Run], None] | None:
@@ -223,27 +309,10 @@ def _with_whole(whole: Members, callback: Callable[[Run], None] | None) -> Calla
         return None
 
     def call(run: Run) -> None:
-        _follow(whole)
+        whole.catch_up()
         callback(run)
 
     return call
-
-
-def _follow(whole: Members) -> None:
-    if isinstance(whole, HeadEnsemble):
-        whole.follow_heads()
-
-
-def _check_same_kind(members: Members, data: Any, validation: Any) -> None:
-    """Refuse features to train on beside inputs to validate on, or the other way round."""
-    if validation is None or isinstance(data, CachedFeatures) == isinstance(validation, CachedFeatures):
-        reader_of(members, validation)
-        return
-    if isinstance(members, HeadEnsemble):
-        raise ValueError(
-            "Training and validation data must both be inputs of the backbone, or both its cached features. Cache the other "
-            "one too."
-        )
 
 
 def _one_of(name: str, value: object, allowed: Sequence[str]) -> None:
@@ -251,36 +320,11 @@ def _one_of(name: str, value: object, allowed: Sequence[str]) -> None:
         raise ValueError(f"`{name}` must be {' or '.join(map(repr, allowed))}; got {value!r}.")
 
 
-def _check_numbers(
-    epochs: int,
-    batch_size: int | None,
-    patience: int | None,
-    checkpoint_every: int,
-    concurrent_members: int | None,
-    check_every: str | int,
-    clip_norm: float | None,
-    lr: Any,
-) -> None:
-    wanted = {
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "patience": patience,
-        "checkpoint_every": checkpoint_every,
-        "concurrent_members": concurrent_members,
-    }
-    if check_every != "epoch":
-        wanted["check_every"] = check_every if isinstance(check_every, int) else -1
-    for name, value in wanted.items():
-        if value is not None and (value < 1 or value != int(value)):
-            raise ValueError(
-                f"`{name}` must be at least 1"
-                + (" or 'epoch'" if name == "check_every" else "")
-                + f"; got {value}."
-            )
-    if any(float(rate) < 0 for rate in (lr if hasattr(lr, "__len__") else [lr])):
-        raise ValueError(f"`lr` must not be negative; got {lr}.")
-    if clip_norm is not None and clip_norm <= 0:
-        raise ValueError(f"`clip_norm` must be positive; got {clip_norm}.")
+def _check_folder(checkpoint_dir: object, resume: object) -> None:
+    if checkpoint_dir is not None and not isinstance(checkpoint_dir, str | Path):
+        raise ValueError(f"`checkpoint_dir` must be a folder's path; got {checkpoint_dir!r}.")
+    if resume and checkpoint_dir is None:
+        raise ValueError("resume=True goes on from a folder, and there is none: pass `checkpoint_dir` too.")
 
 
 def device_named(device: str | torch.device) -> torch.device:
@@ -289,7 +333,7 @@ def device_named(device: str | torch.device) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         target = torch.device(device)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         raise ValueError(f"`device` must be 'auto', 'cpu', 'cuda' or 'cuda:N'; got {device!r}.") from None
     if target.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(

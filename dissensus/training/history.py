@@ -3,10 +3,11 @@
 import csv
 import io
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from dissensus._files import replace_file
 
 Row = dict[str, float | int]
 
@@ -26,6 +27,12 @@ class History(Sequence[Row]):
 
     def __init__(self, rows: Sequence[Row] = ()) -> None:
         self.rows = list(rows)
+
+    @classmethod
+    def load(cls, path: Path) -> "History":
+        """Read what `save` wrote."""
+        with open(path, newline="", encoding="utf-8") as file:
+            return cls([{n: float(v) for n, v in row.items() if v} for row in csv.DictReader(file)])
 
     def add(
         self,
@@ -82,9 +89,7 @@ class History(Sequence[Row]):
 
     def save(self, path: Path) -> None:
         """Write the table as CSV, replacing the file in one step."""
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(self.to_csv())
-        os.replace(temporary, path)
+        replace_file(path, self.to_csv())
 
     def __repr__(self) -> str:
         return f"History({len(self.rows)} rows: {', '.join(self.columns)})"
@@ -99,3 +104,18 @@ def mean_of(values: Sequence[float]) -> float:
     """
     known = [value for value in values if not math.isnan(value)]
     return sum(known) / len(known) if known else math.nan
+
+
+def still_falls(curve: Sequence[float]) -> bool:
+    """Whether a loss, check by check, was still falling when training ended: by more than a twentieth of its whole fall lately.
+
+    Example:
+        >>> still_falls([1.0, 0.8, 0.6, 0.4, 0.2]), still_falls([1.0, 0.5, 0.3, 0.2, 0.19, 0.2, 0.19])
+        (True, False)
+    """
+    tail = max(1, len(curve) // 5)
+    windows = [curve[start : start + tail] for start in range(len(curve) % tail, len(curve), tail)]
+    means = [sum(window) / tail for window in windows]
+    if len(means) < 2 or not all(map(math.isfinite, means)):
+        return False
+    return means[-1] <= min(means) and means[-2] - means[-1] > 0.05 * (curve[0] - means[-1])

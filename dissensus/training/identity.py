@@ -1,13 +1,12 @@
 """What makes a run the same run: its settings and its network, as texts that a checkpoint can keep and compare."""
 
-import hashlib
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
-from dissensus.members import HeadEnsemble, Members
+from dissensus.data.descriptions import attributes_of, described
+from dissensus.members import Members
 from dissensus.objectives import Objective
 from dissensus.training.checkpoints import CheckpointError
 from dissensus.training.feeds import Feed
@@ -15,22 +14,44 @@ from dissensus.training.run import Settings
 
 
 def architecture(members: Members) -> dict[str, str]:
-    """Return shape and dtype of every tensor by name, without the number of members, which backbone it is, and the kind's settings."""
-    frozen = {"backbone": members.backbone_digest()} if isinstance(members, HeadEnsemble) else {}
-    settings = {name: repr(value) for name, value in members.settings().items()}
-    return (
-        frozen
-        | settings
-        | {
-            name: f"{list(t.shape[members.stacked and name not in members.shared_buffers :])} {t.dtype}"
-            for name, t in members.state_dict().items()
-        }
-    )
+    """Return shape and dtype of tensors, without the number of members, what layers compute, and what else the kind is known by."""
+    tensors = {
+        name: f"{list(t.shape[members.stacked and name not in members.shared_buffers :])} {t.dtype}"
+        for name, t in members.state_dict().items()
+    }
+    return members.identity() | _modules(members) | tensors
 
 
-def fingerprint(settings: Settings, objective: Objective, feed: Feed) -> dict[str, Any]:
+def _modules(members: Members) -> dict[str, str]:
+    """Return what members compute beside their tensors: kinds of layers, and what those keep as plain attributes.
+
+    Whole numbers of layers that are not torch's may be counters, which say nothing of what a layer is.
+    """
+    found: dict[str, set[str]] = {}
+    for module in members.parts():
+        if not isinstance(module, Members):
+            kind = type(module)
+            ours = kind.__module__.startswith("torch.")
+            kept = {
+                key: text
+                for key, text in attributes_of(module).items()
+                if "." not in key and (ours or not text.lstrip("(-").rstrip(",)").isdecimal())
+            }
+            found.setdefault(f"layer {kind.__qualname__}", set()).add(repr(sorted(kept.items())))
+    return {name: " ".join(sorted(texts)) for name, texts in found.items()}
+
+
+def fingerprint(
+    settings: Settings,
+    objective: Objective,
+    feed: Feed,
+    streams: Mapping[str, Tensor],
+    validation: Any,
+) -> dict[str, Any]:
     """Return every setting that decides the numbers."""
     return {
+        "streams": describe(dict(streams)),
+        "validation": describe(validation),
         "epochs": settings.epochs,
         "steps an epoch": feed.steps_per_epoch,
         "own batches": feed.own,
@@ -42,6 +63,7 @@ def fingerprint(settings: Settings, objective: Objective, feed: Feed) -> dict[st
         "weight_decay": describe(settings.weight_decay),
         "schedule": describe(settings.schedule),
         "clip_norm": settings.clip_norm,
+        **({} if settings.clip_value is None else {"clip_value": settings.clip_value}),
         "bf16": settings.bf16,
         "augment": describe(settings.augment),
         "select": settings.select,
@@ -50,19 +72,8 @@ def fingerprint(settings: Settings, objective: Objective, feed: Feed) -> dict[st
 
 
 def describe(value: Any) -> str:
-    """Return a text that is the same in every process for equal settings; functions go by their name."""
-    if isinstance(value, Tensor):
-        return hashlib.sha256(value.detach().cpu().contiguous().numpy().tobytes()).hexdigest()[:16]
-    if callable(value) and hasattr(value, "__qualname__"):
-        return f"{value.__module__}.{value.__qualname__}"
-    if hasattr(value, "__dataclass_fields__"):
-        inner = {name: describe(getattr(value, name)) for name in value.__dataclass_fields__}
-        return f"{type(value).__name__}({json.dumps(inner, sort_keys=True)})"
-    if isinstance(value, tuple | list):
-        return f"[{', '.join(map(describe, value))}]"
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key}: {describe(item)}' for key, item in sorted(value.items()))}}}"
-    return repr(value) if isinstance(value, str | int | float | bool | None) else type(value).__qualname__
+    """Return a text that is the same in every process for equal settings; its class alone where nothing more can be told."""
+    return described(value) or type(value).__qualname__
 
 
 def first_difference(stored: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:

@@ -9,15 +9,24 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from dissensus.data.features import CachedFeatures
-from dissensus.data.sources import Pairs, arrays_of, check_labels_fit, check_pair, pair_batches
-from dissensus.members import HeadEnsemble, Members
+from dissensus.data.rows import Rows
+from dissensus.data.sources import (
+    Pairs,
+    Triple,
+    arrays_of,
+    check_labels_fit,
+    check_pair,
+    check_weights,
+    weighted_batches,
+)
+from dissensus.data.trees import Batch, describe
+from dissensus.members import Members
 from dissensus.members.modes import evaluation_mode
 from dissensus.objectives import Likelihood, Objective
-from dissensus.objectives.likelihoods import as_columns
+from dissensus.objectives.likelihoods import as_columns, class_axis_of
 from dissensus.objectives.objective import Batches
 from dissensus.randomness import derive, seeded
-from dissensus.training.feeds import ArrayFeed, DatasetFeed, Feed, LoaderFeed, Rows
-from dissensus.training.hosted import HostFeed, lives_on
+from dissensus.training.feeds import ArrayFeed, DatasetFeed, Feed, HostFeed, LoaderFeed, lives_on
 from dissensus.training.mapped import FeatureFeed, MappedFeed, fits
 
 
@@ -31,7 +40,7 @@ def feed_of(
     workers: int,
     seed: int,
     device: torch.device,
-) -> tuple[Feed, tuple[Tensor, Tensor]]:
+) -> tuple[Feed, tuple[Batch, Tensor]]:
     """Return where batches come from, and a few examples."""
     if batches == "own" and objective.batches == "shared":
         raise ValueError(
@@ -50,8 +59,8 @@ def feed_of(
                 raise ValueError("A DataLoader has its own batch size; leave `batch_size` out.")
             loaded = LoaderFeed(data, seed, device)
             with seeded(0):
-                sample = next(iter(pair_batches(data, 1)))
-            return loaded, (sample[0][:2], sample[1])
+                x, y, _ = next(iter(weighted_batches(data, 1)))
+            return loaded, (x[:2], y)
         assert isinstance(data, Dataset)
         if isinstance(data, IterableDataset):
             raise ValueError(
@@ -59,23 +68,43 @@ def feed_of(
             )
         feed = DatasetFeed(data, batch_size or 128, seed, device, last_batch == "drop", workers)
         with seeded(0):
-            sample = next(iter(pair_batches(data, 2)))
-        return feed, sample
-    x, y = arrays
+            x, y, _ = next(iter(weighted_batches(data, 2)))
+        return feed, (x, y)
+    rows, y, weights = arrays
+    return _array_feed(
+        members, rows, y, weights, objective, batch_size or 128, batches, last_batch, workers, seed, device
+    )
+
+
+def _array_feed(
+    members: Members,
+    x: Rows,
+    y: Tensor,
+    weights: Tensor | None,
+    objective: Objective,
+    size: int,
+    batches: Batches | None,
+    last_batch: str,
+    workers: int,
+    seed: int,
+    device: torch.device,
+) -> tuple[Feed, tuple[Any, Tensor]]:
+    """Return batches of arrays, from the device if they fit there."""
     check_pair(x, y, "training")
+    check_weights(weights, len(x), "training")
+    weights = None if weights is None else weights.float()
     y = _targets(x, y, objective.likelihood)
-    # Heads with batches of their own would send all of them through the backbone.
-    wish: Batches = "shared" if isinstance(members, HeadEnsemble) else objective.batches
-    own = (batches or wish) == "own" and members.owns_parameters
-    size = batch_size or 128
+    wish: Batches = "shared" if members.prefers_shared_batches else objective.batches
+    own = (batches or wish) == "own" and members.own_batches
     _check_drop(last_batch, len(x), size)
     keys = _order_keys(members, own, seed, device)
     drop = last_batch == "drop"
     # An objective that measures all inputs first has them read into memory, where that is the device's.
     needs_all = device.type == "cpu" and objective.prepare(x[:2]) is not objective
     if lives_on(x, device) or needs_all:
-        return ArrayFeed(x.to(device), y.to(device), size, keys, own, drop), (x[:2], y)
-    return HostFeed(x, y, size, keys, own, drop, workers or 2), (x[:2], y)
+        there = None if weights is None else weights.to(device)
+        return ArrayFeed((x.to(device), y.to(device), there), size, keys, own, drop), (x[:2], y)
+    return HostFeed((x, y, weights), size, keys, own, drop, workers or 2), (x[:2], y)
 
 
 def _feature_feed(
@@ -87,7 +116,7 @@ def _feature_feed(
     last_batch: str,
     seed: int,
     device: torch.device,
-) -> tuple[Feed, tuple[Tensor, Tensor]]:
+) -> tuple[Feed, tuple[Batch, Tensor]]:
     """Return batches of features, from the device if they fit there."""
     if data.targets is None:
         raise ValueError("These features have no targets to train on. Cache them from data that has labels.")
@@ -95,7 +124,7 @@ def _feature_feed(
     _check_drop(last_batch, data.num_examples, size)
     drop = last_batch == "drop"
     if fits(data, device):
-        own = (batches or objective.batches) == "own" and members.owns_parameters
+        own = (batches or objective.batches) == "own" and members.own_batches
         keys = _order_keys(members, own, seed, device)
         return FeatureFeed(data, y.to(device), size, keys, own, drop), (x, y)
     if batches == "own":
@@ -118,6 +147,10 @@ def _check_drop(last_batch: str, count: int, size: int) -> None:
 
 
 def _targets(x: Rows, y: Tensor, likelihood: Likelihood) -> Tensor:
+    if likelihood.kind == "own":
+        return y
+    if likelihood.kind == "labels":
+        return y.float()
     if likelihood.kind != "classes":
         return _real_targets(x, y)
     return y if y.is_floating_point() else y.long()
@@ -130,22 +163,29 @@ def _real_targets(x: Rows, y: Tensor) -> Tensor:
     return as_columns(y)
 
 
-def check_outputs(members: Members, x: Tensor, y: Tensor, likelihood: Likelihood) -> Tensor:
+def check_outputs(members: Members, x: Batch, y: Tensor, likelihood: Likelihood) -> Tensor:
     """Run two examples through the members and compare what comes out with what the loss wants."""
-    place = next(members.parameters()).device
-    try:
-        with evaluation_mode(members), seeded(0):
-            outputs = members(x.to(place))
-    except (RuntimeError, TypeError) as problem:
-        raise ValueError(
-            f"The members cannot run on inputs shaped (batch, {', '.join(map(str, x.shape[1:]))}) of {x.dtype}: "
-            f"{str(problem).strip().splitlines()[0]}"
-        ) from problem
+    if next(members.parameters(), None) is None:
+        raise ValueError("There is nothing to train: the members have no parameters.")
+    outputs = _outputs(members, x, "")
     check_targets(outputs, y, likelihood)
     return outputs
 
 
-def check_smallest_batch(members: Members, smallest: int | None, x: Tensor) -> None:
+def _outputs(members: Members, x: Batch, which: str) -> Tensor:
+    try:
+        with evaluation_mode(members), seeded(0):
+            return members(x.to(next(members.parameters()).device))
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError) as problem:
+        reason = next(iter(str(problem).strip().splitlines()), type(problem).__name__)
+        raise ValueError(
+            f"The members cannot run on {which}inputs shaped {describe(x)}: {reason}"
+        ) from problem
+
+
+def check_smallest_batch(members: Members, smallest: int | None, x: Batch) -> None:
     """Refuse a batch of one example where BatchNorm layers would take statistics over examples alone."""
     if smallest != 1:
         return
@@ -173,6 +213,16 @@ def check_smallest_batch(members: Members, smallest: int | None, x: Tensor) -> N
 
 def check_targets(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str = "training") -> None:
     """Refuse targets that do not fit the members' outputs."""
+    if likelihood.kind == "own":
+        few = min(len(y), outputs.shape[1])
+        likelihood.losses(outputs[:, :few], y[:few].to(outputs.device))
+        return
+    if likelihood.kind == "labels" or (likelihood.kind == "points" and outputs.ndim > 3):
+        _check_alike(outputs, y, likelihood, name)
+        return
+    if likelihood.kind == "classes" and outputs.ndim > 3:
+        _check_positions(outputs, y, likelihood, name)
+        return
     if outputs.ndim != 3:
         raise ValueError(
             f"A member must give (batch, outputs); got (members, batch, ...) = {tuple(outputs.shape)}. "
@@ -189,6 +239,33 @@ def check_targets(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str 
         raise ValueError(
             f"{likelihood.name} of {given} targets wants members with {wanted} outputs; they have {outputs.shape[-1]}."
         )
+
+
+def _check_alike(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str) -> None:
+    """Refuse targets that are not shaped as one member's outputs, or no answers to yes or no."""
+    if y.shape[1:] != outputs.shape[2:]:
+        raise ValueError(
+            f"The {name} targets of {likelihood.name} must be shaped as the outputs, (batch, "
+            f"{', '.join(map(str, outputs.shape[2:]))}); got {tuple(y.shape)}."
+        )
+    if likelihood.kind == "labels" and not bool(((y >= 0) & (y <= 1)).all()):
+        raise ValueError(
+            f"The {name} targets of {likelihood.name} must be 0 or 1 (or between) for each label; they go from {float(y.min()):g} to "
+            f"{float(y.max()):g}."
+        )
+
+
+def _check_positions(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str) -> None:
+    """Refuse targets of dense outputs that are not one class index for each position."""
+    if y.is_floating_point():
+        raise ValueError(
+            f"The {name} targets of outputs with positions must be class indices (integers); got {y.dtype} shaped {tuple(y.shape)}."
+        )
+    few = outputs[:, :1].expand(-1, 1, *outputs.shape[2:])
+    axis = class_axis_of(few, y[:1], likelihood.class_axis)
+    counted = y[y != likelihood.ignore_index]
+    if len(counted):
+        check_labels_fit(counted, outputs.shape[axis], name)
 
 
 # What bfloat16, the coarsest format, leaves of a row of probabilities that sums to one: 8 bits of each.
@@ -209,20 +286,22 @@ def _check_probabilities(y: Tensor, name: str) -> None:
         raise ValueError(
             f"The {name} targets must be class indices (integers) or class probabilities, rows that are not negative and sum to 1; "
             f"{int(wrong.sum())} of {len(y)} rows are not, the first sums to {float(sums[wrong][0]):.4g}. Normalise them, or "
-            "for regression choose loss='mse' or 'gaussian_nll'."
+            "for regression pass objective=Independent('mse') or Independent('gaussian_nll')."
         )
 
 
-def list_batches(validation: Pairs, likelihood: Likelihood, outputs: Tensor) -> Any:
+def list_batches(validation: Pairs, members: Members, likelihood: Likelihood, outputs: Tensor) -> Any:
     """Return validation batches that can be gone through again and again."""
     arrays = arrays_of(validation)
     if arrays is None:
         return _Again(validation)
-    x, y = arrays
+    x, y, weights = arrays
     check_pair(x, y, "validation")
+    check_weights(weights, len(x), "validation")
     y = _targets(x, y, likelihood)
     check_targets(outputs, y, likelihood, "validation")
-    return _Slices(x, y)
+    _outputs(members, next(iter(x.split(2))), "validation ")
+    return _Slices(x, y, weights)
 
 
 @dataclass(frozen=True)
@@ -231,9 +310,12 @@ class _Slices:
 
     x: Rows
     y: Tensor
+    weights: Tensor | None
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        yield from zip(self.x.split(2048), self.y.split(2048), strict=True)
+    def __iter__(self) -> Iterator[Triple]:
+        yield from weighted_batches(
+            (self.x, self.y) if self.weights is None else (self.x, self.y, self.weights), 2048
+        )
 
 
 class _Again:
@@ -244,4 +326,4 @@ class _Again:
 
     def __iter__(self) -> Any:
         with seeded(0):
-            yield from pair_batches(self.data, 1024)
+            yield from weighted_batches(self.data, 1024)

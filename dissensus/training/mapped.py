@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from dissensus.data.features import CachedFeatures, as_real
+from dissensus.data.sources import Triple
 from dissensus.randomness import bits, derive, fold, permutation
-from dissensus.training.feeds import ArrayFeed, PlacedFeed
-from dissensus.training.hosted import free_memory
+from dissensus.training.feeds import ArrayFeed, PlacedFeed, free_memory
+from dissensus.training.prefetch import Parts
 
 # Rows that lie together in the file are read together, so many bytes of them, in an order of their own.
 CHUNK_BYTES = 1 << 20
@@ -39,8 +40,8 @@ class FeatureFeed(ArrayFeed):
     ) -> None:
         x = cached.resident(order_keys.device)
         self.count, self.passes = cached.num_examples, cached.passes
-        super().__init__(x[: self.count], y[: self.count], batch_size, order_keys, own, drop_last)
-        self.tensors = {**self.tensors, "data.x": x, "data.y": y}
+        super().__init__((x[: self.count], y[: self.count], None), batch_size, order_keys, own, drop_last)
+        self.tensors = {**self.tensors, **dict(zip(self.layout.names, (x, y), strict=True))}
 
     def identity(self) -> str:
         """Return what tells other features apart, and how often the data was gone through for them."""
@@ -55,10 +56,11 @@ class FeatureFeed(ArrayFeed):
         state["order"].copy_(order)
         yield from self.sizes[skip:]
 
-    def batch(self, state: MutableMapping[str, Tensor], size: int) -> tuple[Tensor, Tensor]:
+    def batch(self, state: MutableMapping[str, Tensor], size: int) -> Triple:
         """Gather the batch, in the precision in which networks compute."""
-        x, y = super().batch(state, size)
-        return as_real(x), y
+        x, y, weights = super().batch(state, size)
+        assert isinstance(x, Tensor)
+        return as_real(x), y, weights
 
 
 class MappedFeed(PlacedFeed):
@@ -100,8 +102,13 @@ class MappedFeed(PlacedFeed):
     def epoch(self, number: int, skip: int, state: MutableMapping[str, Tensor]) -> Iterator[int]:
         """Yield batch sizes as the thread brings batches."""
         batches = self._batches(number, skip)
-        for pair in self.carrier.ahead(lambda _: next(batches, None), range(skip, self.steps_per_epoch)):
-            yield self.place(pair, state)
+
+        def make(_: int) -> Parts | None:
+            pair = next(batches, None)
+            return None if pair is None else self.laid_out((*pair, None))
+
+        for parts in self.carrier.ahead(make, range(skip, self.steps_per_epoch)):
+            yield self.place(parts, state)
 
     def _batches(self, number: int, skip: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the epoch's batches after the first `skip`, joined across the ends of buffers."""

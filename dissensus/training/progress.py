@@ -1,4 +1,4 @@
-"""One line on the terminal that says how far training is; nothing where there is no terminal."""
+"""One line on the terminal that says how far training is; whole lines in a log, if one is asked for there."""
 
 import sys
 import time
@@ -7,7 +7,7 @@ from typing import TextIO
 
 
 class Progress:
-    """Shows epoch, loss, its named parts and the time left; rewritten at most ten times a second."""
+    """Shows epoch, loss, its named parts and the time left: rewritten ten times a second on a terminal, else a line an epoch."""
 
     def __init__(
         self,
@@ -21,15 +21,22 @@ class Progress:
         self.show = self.stream.isatty() if show is None else show
         self.total, self.epochs = total_steps, epochs
         self.start_step, self.start = done, time.monotonic()
+        self.terminal = self.stream.isatty()
         self._shown = 0.0
+        self._epoch = 0
         self._values = ""
 
     def update(self, step: int, epoch: int) -> None:
         """Show that this many steps are done."""
         now = time.monotonic()
-        if not self.show or now - self._shown < 0.1:
+        due = now - self._shown >= 0.1 if self.terminal else epoch > self._epoch
+        if not self.show or not due:
             return
-        self._shown = now
+        self._shown, self._epoch = now, epoch
+        if not self.terminal:
+            self.stream.write(f"epoch {epoch}/{self.epochs}{self._values}  {self._left(step, now)}\n")
+            self.stream.flush()
+            return
         share = step / self.total
         bar = "█" * int(20 * share)
         self.stream.write(
@@ -43,14 +50,14 @@ class Progress:
 
     def close(self) -> None:
         """Leave the last state on the screen and end the line."""
-        if self.show and self._shown:
+        if self.show and self._shown and self.terminal:
             self.stream.write("\n")
             self.stream.flush()
 
     def note(self, text: str) -> None:
         """Say something on a line of its own (only on a terminal)."""
         if self.show:
-            self.stream.write(f"\r\x1b[2K{text}\n")
+            self.stream.write(f"\r\x1b[2K{text}\n" if self.terminal else f"{text}\n")
             self.stream.flush()
 
     def _left(self, step: int, now: float) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch.optim import Optimizer
 
@@ -13,6 +13,9 @@ from dissensus.training.engines import EngineName
 from dissensus.training.history import History
 from dissensus.training.optimizers import Factory
 from dissensus.training.schedules import AnySchedule
+
+if TYPE_CHECKING:
+    from dissensus.training.mesh import Mesh
 
 
 class DivergedError(RuntimeError):
@@ -30,6 +33,7 @@ class Settings:
     optimizer_options: Mapping[str, Any]
     schedule: AnySchedule
     clip_norm: float | None
+    clip_value: float | None
     bf16: bool
     augment: Augmentation | None
     check_every: Literal["epoch"] | int
@@ -38,6 +42,7 @@ class Settings:
     seed: int
     engine: EngineName
     concurrent_members: int | None
+    mesh: "Mesh | None"
     checkpoint_dir: str | Path | None
     checkpoint_every: int
     resume: bool

@@ -1,12 +1,14 @@
 """Learning-rate schedules: a factor on the base rate for every step of a run."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import cos, pi
 
 import torch
 from torch import Tensor
+
+from dissensus._checks import real_number, whole_number
 
 
 class Schedule(ABC):
@@ -33,6 +35,10 @@ class StepDecay(Schedule):
     every: float
     factor_each: float = 0.1
 
+    def __post_init__(self) -> None:
+        real_number("every", self.every, above=True)
+        real_number("factor_each", self.factor_each)
+
     def factor(self, epoch: float, epochs: float) -> float:
         """Return a power of the factor."""
         return self.factor_each ** int(epoch / self.every + 1e-9)
@@ -44,6 +50,15 @@ class MultiStep(Schedule):
 
     milestones: tuple[float, ...]
     factor_each: float = 0.1
+
+    def __post_init__(self) -> None:
+        if isinstance(self.milestones, str) or not isinstance(self.milestones, Sequence):
+            raise ValueError(
+                f"`milestones` must be numbers of epochs, such as (30, 60); got {self.milestones!r}."
+            )
+        for one in self.milestones:
+            real_number("milestones", one)
+        real_number("factor_each", self.factor_each)
 
     def factor(self, epoch: float, epochs: float) -> float:
         """Return a power of the factor."""
@@ -61,6 +76,12 @@ class Cosine(Schedule):
     warmup: float = 0.0
     period: float | None = None
 
+    def __post_init__(self) -> None:
+        real_number("final", self.final)
+        real_number("warmup", self.warmup)
+        if self.period is not None:
+            real_number("period", self.period, above=True)
+
     def factor(self, epoch: float, epochs: float) -> float:
         """Return the factor."""
         if epoch < self.warmup:
@@ -71,12 +92,31 @@ class Cosine(Schedule):
 
 
 @dataclass(frozen=True)
+class Cyclic(Schedule):
+    """Fall along half a cosine to `final` times the base rate, again and again: `cycles` times in a run of any length."""
+
+    cycles: int
+    final: float = 0.0
+
+    def factor(self, epoch: float, epochs: float) -> float:
+        """Return the factor."""
+        done = (epoch / epochs * self.cycles + 1e-9) % 1.0
+        return self.final + (1 - self.final) * (1 + cos(pi * done)) / 2
+
+
+@dataclass(frozen=True)
 class OneCycle(Schedule):
     """Rise from `start` to the base rate over the share `rise` of the run, then fall to `final`, along cosines."""
 
     rise: float = 0.3
     start: float = 0.04
     final: float = 4e-6
+
+    def __post_init__(self) -> None:
+        if not 0 < real_number("rise", self.rise) < 1:
+            raise ValueError(f"`rise` must lie between 0 and 1, both excluded; got {self.rise!r}.")
+        real_number("start", self.start)
+        real_number("final", self.final)
 
     def factor(self, epoch: float, epochs: float) -> float:
         """Return the factor."""
@@ -94,6 +134,11 @@ class Plateau:
     patience: int = 10
     floor: float = 0.0
 
+    def __post_init__(self) -> None:
+        real_number("factor_each", self.factor_each)
+        whole_number("patience", self.patience, 1)
+        real_number("floor", self.floor)
+
 
 SCHEDULES: Mapping[str, Schedule] = {"constant": Constant(), "cosine": Cosine(), "one_cycle": OneCycle()}
 
@@ -110,6 +155,10 @@ def factor_table(schedule: AnySchedule, epochs: int, steps_per_epoch: int) -> Te
                 f"`schedule` must be one of {', '.join(SCHEDULES)}, a Schedule, or a function of (epoch, epochs); got {schedule!r}."
             )
         schedule = SCHEDULES[schedule]
+    if not isinstance(schedule, Schedule) and not callable(schedule):
+        raise ValueError(
+            f"`schedule` must be one of {', '.join(SCHEDULES)}, a Schedule, or a function of (epoch, epochs); got {schedule!r}."
+        )
     factor = schedule.factor if isinstance(schedule, Schedule) else schedule
     values = [factor(step / steps_per_epoch, float(epochs)) for step in range(epochs * steps_per_epoch)]
     return torch.tensor(values, dtype=torch.float64)

@@ -4,30 +4,32 @@ import logging
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from contextlib import nullcontext
+from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from dissensus._files import only_writer
 from dissensus.members import Members
-from dissensus.members.members import PythonState
 from dissensus.objectives import Objective
 from dissensus.randomness import derive, seeded
 from dissensus.training.checkpoints import CheckpointError, CheckpointFolder
 from dissensus.training.checks import Validation, Watch, validate
-from dissensus.training.dropping import carry_over, keep_orders
-from dissensus.training.engines import Engine, Recorded, choose_engine
+from dissensus.training.engines import Engine, check_engine, choose_engine
 from dissensus.training.feeds import Feed
 from dissensus.training.history import History, mean_of
 from dissensus.training.identity import architecture, check_same_run, fingerprint
+from dissensus.training.mesh import MeshEngine, check_mesh
 from dissensus.training.optimizers import SeparateOptimizers, make_optimizer
 from dissensus.training.packing import check_attached, detach, pack
 from dissensus.training.progress import Progress
 from dissensus.training.run import DivergedError, Run, Settings
 from dissensus.training.schedules import Plateau, factor_table
-from dissensus.training.step import State, TrainStep
+from dissensus.training.state import TrainState
+from dissensus.training.step import TrainStep
 from dissensus.training.watching import NOT_SHOWN, CollusionWatch
 
 log = logging.getLogger("dissensus")
@@ -54,21 +56,24 @@ class Trainer:
         self.plateau = Watch("ensemble_loss")
         self.folder = None if settings.checkpoint_dir is None else CheckpointFolder(settings.checkpoint_dir)
         self.good: dict[str, Tensor] | None = None
-        self.state: State = {}
-        self.checked_step = 0
-        self.recorded_with: PythonState = []
+        self.state: TrainState
+        # The same dictionary throughout: a running epoch of a loader puts its batches into it.
+        self.data: dict[str, Tensor] = {}
+        self.checked_step = self.shared_step = 0
+        # Of processes that train together one writes for all.
+        self.writes = settings.mesh is None or settings.mesh.first
         self._check_settings()
 
     def _check_settings(self) -> None:
         settings = self.settings
         if settings.on_divergence not in ("stop", "drop"):
             raise ValueError(f"`on_divergence` must be 'stop' or 'drop'; got {settings.on_divergence!r}.")
-        if settings.on_divergence == "drop" and (self.objective.couples or not self.members.owns_parameters):
+        if settings.on_divergence == "drop" and (self.objective.couples or not self.members.separate):
             raise ValueError(
                 "on_divergence='drop' needs members that own their parameters and an objective that does not couple them; "
                 "otherwise one member's divergence is every member's. Use on_divergence='stop'."
             )
-        if settings.clip_norm is not None and not self.members.owns_parameters:
+        if settings.clip_norm is not None and not self.members.separate:
             raise ValueError(
                 "`clip_norm` clips members one by one, and these share their parameters. Leave it out."
             )
@@ -78,7 +83,7 @@ class Trainer:
                 "Selecting, stopping early and reducing the rate on a plateau look at validation data; give `validation=`."
             )
         columns = ["ensemble_loss", "validation_loss"]
-        if self.objective.likelihood.kind == "classes":
+        if self.objective.likelihood.kind in ("classes", "labels"):
             columns += ["ensemble_accuracy", "validation_accuracy"]
         if settings.select is not None and settings.select not in columns:
             raise ValueError(f"`select` must be one of {', '.join(columns)}; got {settings.select!r}.")
@@ -86,15 +91,19 @@ class Trainer:
     @torch.enable_grad()
     def run(self) -> Run:
         """Train to the end; leave the ensemble with the last weights, or the best if a column was selected."""
+        alone = nullcontext() if self.folder is None or not self.writes else only_writer(self.folder.folder)
         # Networks may draw from global generators.
-        with seeded(derive(self.settings.seed, "run")):
+        with alone, seeded(derive(self.settings.seed, "run")):
             return self._run()
 
     def _run(self) -> Run:
         self._set_up()
         self.members.train()
         progress = Progress(
-            self.total_steps, self.settings.epochs, self.result.step, show=self.settings.progress
+            self.total_steps,
+            self.settings.epochs,
+            self.result.step,
+            show=self.settings.progress if self.writes else False,
         )
         try:
             self._loop(progress)
@@ -102,6 +111,8 @@ class Trainer:
             progress.close()
             self._load_best()
             detach(self.members, self.step.blocks)
+        asked = self.settings.engine
+        self.result.engine = self.result.engine or ("eager" if asked == "auto" else asked)
         return self.result
 
     def _set_up(self) -> None:
@@ -111,6 +122,9 @@ class Trainer:
         self._build()
         if stored is not None:
             self._restore(*stored)
+        if settings.mesh is not None:
+            # Nobody writes into the folder while others still read it.
+            settings.mesh.wait()
 
     def _build(self) -> None:
         settings, members = self.settings, self.members
@@ -139,11 +153,20 @@ class Trainer:
             settings.seed,
             settings.augment,
             settings.clip_norm,
+            settings.clip_value,
             settings.bf16,
         )
-        # The same dictionary throughout: a running epoch of a loader puts its batches into it.
-        self.state.clear()
-        self.state.update(self.step.initial_state(factors, self.streams))
+        try:
+            check_engine(settings.engine, self.step, settings.concurrent_members)
+        except ValueError:
+            detach(members, blocks)
+            raise
+        self.state = self.step.initial_state(factors, self.streams)
+        if settings.mesh is not None:
+            check_mesh(settings.mesh, members, self.objective, self.step.picks(self.state))
+        self.data.clear()
+        self.data.update(self.state.data)
+        self.state.data = self.data
         self.engine: Engine | None = None
 
     def _left(self, values: Any) -> Any:
@@ -158,8 +181,8 @@ class Trainer:
         while self.result.epoch < self.settings.epochs and not self.result.stopped_early:
             skip = self.result.step % self.feed.steps_per_epoch
             if skip == 0:
-                self.state["position"].zero_()
-            sizes = self.feed.epoch(self.result.epoch, skip, self.state)
+                self.data["position"].zero_()
+            sizes = self.feed.epoch(self.result.epoch, skip, self.data)
             for size in sizes:
                 ahead = self._take_steps(size) - 1
                 deque(islice(sizes, ahead), maxlen=0)
@@ -170,17 +193,27 @@ class Trainer:
                         break
             if not self.result.stopped_early:
                 self.result.epoch += 1
+                self.members.after_epoch(self.result.epoch, self.settings.epochs)
                 if every == "epoch":
                     start = self._check(progress, start)
             last = self.result.stopped_early or self.result.epoch == self.settings.epochs
             if last and self.checked_step < self.result.step:
                 start = self._check(progress, start)
             if self.folder is not None and (last or self.result.epoch % self.settings.checkpoint_every == 0):
+                self._share()
                 self._handle_divergence()
-                self._save("last")
+                self._save("last", final=last)
 
     def _take_steps(self, size: int) -> int:
         """Take one step, or as many as the engine takes at once; return how many."""
+        if self.settings.mesh is not None and self.engine is None:
+            self.engine = MeshEngine(self.step, self.settings.mesh)
+            self.result.engine = self.engine.name
+        elif self.result.step == 0 and self.settings.concurrent_members is None:
+            # As it is written: in it members decide how they run, and the objective shows what it logs.
+            self.step(self.state, size)
+            self.result.step = 1
+            return 1
         if self.engine is None:
             steps = self.total_steps - self.result.step
             self.engine = choose_engine(
@@ -192,7 +225,6 @@ class Trainer:
                 self.settings.concurrent_members,
             )
             self.result.engine = self.engine.name
-            self.recorded_with = self.members.training_state()
         limit = self.feed.alike(self.result.step % self.feed.steps_per_epoch)
         if (every := self.settings.check_every) != "epoch":
             limit = min(limit, every - self.result.step % every)
@@ -203,6 +235,7 @@ class Trainer:
     def _check(self, progress: Progress, start: float) -> float:
         """Read the sums, validate, and decide what follows."""
         self.checked_step = self.result.step
+        self._share()
         self._handle_divergence()
         per_member, whole = self._read_sums()
         now = time.monotonic()
@@ -223,7 +256,7 @@ class Trainer:
                 progress.note(f"step {self.result.step}: {warning}")
         head = {"epoch": -(-self.result.step // self.feed.steps_per_epoch), "step": self.result.step}
         self.result.history.add(head, self.members.member_ids, per_member, whole)
-        if self.folder is not None:
+        if self.folder is not None and self.writes:
             self.result.history.save(self.folder.folder / "history.csv")
         values = {name: mean_of(v) for name, v in per_member.items()} | whole
         progress.values({name: value for name, value in values.items() if name not in NOT_SHOWN})
@@ -232,20 +265,20 @@ class Trainer:
             self.settings.callback(self.result)
             if not self.members.training:
                 self.members.train()
-            self._notice_changes()
+            check_attached(self.members, self.step.blocks)
         return time.monotonic()
 
-    def _notice_changes(self) -> None:
-        """Record the step again where a callback changed what modules keep in Python, such as a rate of dropout."""
-        check_attached(self.members, self.step.blocks)
-        if isinstance(self.engine, Recorded) and self.members.training_state() != self.recorded_with:
-            self.engine = None
+    def _share(self) -> None:
+        """Have what other processes trained, where several train together."""
+        if isinstance(self.engine, MeshEngine) and self.shared_step < self.result.step:
+            self.shared_step = self.result.step
+            self.engine.share(self.state)
 
     def _read_sums(self) -> tuple[dict[str, list[float]], dict[str, float]]:
         per_member: dict[str, list[float]] = {}
         whole: dict[str, float] = {}
-        for name in [name.removeprefix("sum.") for name in self.state if name.startswith("sum.")]:
-            total, seen = self.state[f"sum.{name}"], self.state[f"seen.{name}"]
+        for name, total in self.state.sums.items():
+            seen = self.state.seen[name]
             mean = (total / seen).cpu()
             if mean.ndim:
                 # Kinds whose members share a pass in training log one value for all of them.
@@ -258,7 +291,7 @@ class Trainer:
 
     def _lr_factor(self) -> float:
         step = min(self.result.step, self.total_steps) - 1
-        return float(self.state["factors"][step] * self.state["plateau"])
+        return float(self.state.factors[step] * self.state.plateau)
 
     def _handle_divergence(self) -> None:
         """Stop, or go on without them, if the sum of some members' losses is no longer finite."""
@@ -278,8 +311,8 @@ class Trainer:
     def _not_finite(self) -> list[int]:
         """Return the places of members whose loss or weights are no longer finite."""
         count = self.members.num_trained
-        bad = torch.zeros(count, dtype=torch.bool, device=self.state["index"].device)
-        if (losses := self.state.get("sum.loss")) is not None:
+        bad = torch.zeros(count, dtype=torch.bool, device=self.state.index.device)
+        if (losses := self.state.sums.get("loss")) is not None:
             bad |= ~torch.isfinite(losses)
         for block in self.step.blocks:
             # One pass and no temporary as large as all weights; the sum of finite values may overflow.
@@ -301,11 +334,11 @@ class Trainer:
             raise DivergedError(
                 "Going on without a member needs sgd, adam or adamw; other optimizers keep all they have."
             )
-        old_state, old_blocks = dict(self.state), self.step.blocks
+        old_state, old_blocks = replace(self.state, data=dict(self.data)), self.step.blocks
         self.members.keep_members(keep)
-        keep_orders(self.feed, keep)
+        self.feed.keep_members(keep)
         self._build()
-        carry_over(old_state, old_blocks, self.state, self.step.blocks, keep)
+        self.state.carry_over(old_state, old_blocks, keep)
         # The best so far was the best of other members too: the search begins again.
         self.good, self.watch = None, Watch(self.watch.name)
 
@@ -315,45 +348,44 @@ class Trainer:
             self.plateau.see(values["ensemble_loss"], self.result.step)
             if self.plateau.stale >= settings.schedule.patience:
                 scale = max(
-                    float(self.state["plateau"]) * settings.schedule.factor_each, settings.schedule.floor
+                    float(self.state.plateau) * settings.schedule.factor_each, settings.schedule.floor
                 )
-                self.state["plateau"].fill_(scale)
+                self.state.plateau.fill_(scale)
                 self.plateau.stale = 0
         if settings.select is None:
             return
         if self.watch.see(values[settings.select], self.result.step):
             self.result.best, self.result.best_step = self.watch.best, self.watch.best_step
-            self.good = {name: tensor.clone() for name, tensor in self._weights().items()}
+            self.good = {name: tensor.clone() for name, tensor in self.state.weights().items()}
             if self.folder is not None:
                 self._save("best", self.good)
         elif settings.patience is not None and self.watch.stale >= settings.patience:
             self.result.stopped_early = True
 
-    def _weights(self) -> dict[str, Tensor]:
-        return {name: tensor for name, tensor in self.state.items() if name.startswith(("flat.", "buffer."))}
-
     def _load_best(self) -> None:
-        if self.good is None:
-            return
-        for name, tensor in self.good.items():
-            self.state[name].copy_(tensor)
+        if self.good is not None:
+            self.state.load(self.good)
 
-    def _save(self, kind: str, tensors: Mapping[str, Tensor] | None = None) -> None:
+    def _save(self, kind: str, tensors: Mapping[str, Tensor] | None = None, final: bool = False) -> None:
         assert self.folder is not None
+        if not self.writes:
+            return
         if tensors is None:
-            tensors = {name: t for name, t in self.state.items() if not name.startswith(_NOT_SAVED)}
-            if isinstance(self.step.optimizer, SeparateOptimizers):
+            # Nothing goes on from a run that has ended: its weights are enough.
+            tensors = self.state.saved(without=("optimizer",) if final else ())
+            if isinstance(self.step.optimizer, SeparateOptimizers) and not final:
                 tensors = {**tensors, **{f"separate.{k}": v for k, v in self.step.optimizer.state().items()}}
             if self.good is not None:
                 tensors = {**tensors, **{f"good.{name}": tensor for name, tensor in self.good.items()}}
         facts = {
-            "settings": fingerprint(self.settings, self.objective, self.feed),
+            "settings": self.identity,
             "architecture": self.architecture,
             "members": list(self.members.member_ids),
             "dropped": self.result.dropped,
             "epoch": self.result.epoch,
             "step": self.result.step,
             "engine": self.result.engine,
+            "decisions": self.members.all_decisions(),
             "seconds": self.result.seconds,
             "stopped_early": self.result.stopped_early,
             "watch": asdict(self.watch),
@@ -361,12 +393,13 @@ class Trainer:
             "history": self.result.history.rows,
             "torch": torch.__version__,
         }
-        self.folder.save(kind, self.result.step, tensors, facts)
+        self.folder.save(kind, self.result.step, tensors, facts, final)
 
     def _stored(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         assert self.folder is not None
         # Of the network as it came: a backbone may change something in a pass, and hashing it takes time.
         self.architecture = architecture(self.members)
+        self.identity = fingerprint(self.settings, self.objective, self.feed, self.streams, self.validation)
         if not self.folder.exists("last"):
             return None
         if not self.settings.resume:
@@ -386,31 +419,25 @@ class Trainer:
             self.result.dropped = facts["dropped"]
             keep = [self.first_ids.index(member) for member in facts["members"]]
             self.members.keep_members(keep)
-            keep_orders(self.feed, keep)
-        check_same_run(facts, where, self.architecture, fingerprint(self.settings, self.objective, self.feed))
+            self.feed.keep_members(keep)
+        check_same_run(facts, where, self.architecture, self.identity)
         return tensors, facts
 
     def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        device = self.state["index"].device
-        separate = {}
-        good = {}
+        parts: dict[str, dict[str, Tensor]] = {"separate": {}, "good": {}, "": {}}
         for name, tensor in tensors.items():
-            if name.startswith("separate."):
-                separate[name.removeprefix("separate.")] = tensor
-            elif name.startswith("good."):
-                good[name.removeprefix("good.")] = tensor.to(device)
-            elif name in self.state:
-                if self.state[name].shape != tensor.shape:
-                    raise CheckpointError(
-                        f"The checkpoint in {self.settings.checkpoint_dir} was written by another version of dissensus, which laid "
-                        "parameters out differently. Begin again in another folder, or go on with that version."
-                    )
-                self.state[name].copy_(tensor)
-            else:
-                self.state[name] = tensor.to(device)
+            part, _, rest = name.partition(".")
+            known = part if part in parts else ""
+            parts[known][rest if known else name] = tensor
+        if (stranger := self.state.load(parts[""])) is not None:
+            raise CheckpointError(
+                f"The checkpoint in {self.settings.checkpoint_dir} was written by another version of dissensus, which laid "
+                f"tensors out differently ({stranger}). Begin again in another folder, or go on with that version."
+            )
+        self.data["position"].fill_(facts["step"] % self.feed.steps_per_epoch)
         if isinstance(self.step.optimizer, SeparateOptimizers):
-            self.step.optimizer.load(separate)
-        self.good = good or None
+            self.step.optimizer.load(parts["separate"])
+        self.good = {name: t.to(self.state.index.device) for name, t in parts["good"].items()} or None
         result = self.result
         result.history = History(facts["history"])
         self.checked_step = max((int(row["step"]) for row in facts["history"]), default=0)
@@ -420,8 +447,6 @@ class Trainer:
             facts["stopped_early"],
             facts["dropped"],
         )
+        self.members.decide_as(facts.get("decisions", {}))
         self.watch, self.plateau = Watch(**facts["watch"]), Watch(**facts["plateau"])
         result.best, result.best_step = (self.watch.best, self.watch.best_step) if self.good else (None, None)
-
-
-_NOT_SAVED = ("data.", "order", "stream.", "frozen.", "batch.", "factors", "noise_keys", "shared_key")

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from dissensus.data.features import CachedFeatures
 from dissensus.data.sources import Pairs, arrays_of, collate, device_of, pair_batches
+from dissensus.data.trees import Batch, join_rows
 from dissensus.members import Members
 from dissensus.members.modes import evaluation_mode
 from dissensus.objectives import Objective, mean_and_scale
@@ -44,7 +45,7 @@ class CollusionWatch:
         density: Whether outputs are (mean, rho), of which the mean is judged.
     """
 
-    x: Tensor
+    x: Batch
     y: Tensor
     loss: str
     average: str
@@ -113,7 +114,7 @@ def _setting(objective: Objective, name: str) -> Any:
     return None
 
 
-def _sample(data: Pairs, size: int) -> tuple[Tensor, Tensor]:
+def _sample(data: Pairs, size: int) -> tuple[Batch, Tensor]:
     """Return examples spread evenly over the data; of a loader, and of features in a file, the first ones."""
     with seeded(0):
         if isinstance(data, DataLoader | CachedFeatures):
@@ -123,16 +124,16 @@ def _sample(data: Pairs, size: int) -> tuple[Tensor, Tensor]:
             rows = _spread(len(arrays[0]), size)
             return arrays[0][rows], arrays[1][rows]
         assert isinstance(data, Dataset)
-        return collate(data, _spread(len(data), size).tolist())  # type: ignore[arg-type]
+        return collate(data, _spread(len(data), size).tolist())[:2]  # type: ignore[arg-type]
 
 
-def _first(data: Pairs, size: int) -> tuple[Tensor, Tensor]:
-    parts: list[tuple[Tensor, Tensor]] = []
+def _first(data: Pairs, size: int) -> tuple[Batch, Tensor]:
+    parts: list[tuple[Batch, Tensor]] = []
     for pair in pair_batches(data, size):
         parts.append(pair)
         if sum(len(x) for x, _ in parts) >= size:
             break
-    return torch.cat([x for x, _ in parts])[:size], torch.cat([y for _, y in parts])[:size]
+    return join_rows([x for x, _ in parts])[:size], torch.cat([y for _, y in parts])[:size]
 
 
 def _spread(count: int, size: int) -> Tensor:

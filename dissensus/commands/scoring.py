@@ -1,0 +1,192 @@
+"""`dissensus score`: a trained run and files of inputs in, a table of predictions and uncertainty for each out."""
+
+import csv
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from glob import glob, has_magic
+from os.path import commonpath
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dissensus.commands.options import AllowImport, BatchSize, Device, RunFolder, load_trained, note, say
+
+if TYPE_CHECKING:
+    from dissensus.recipes import LoadedRun
+    from dissensus.recipes.alarms import Calibration
+
+SOME_ROWS_BAD = 3
+_SHOWN = 10
+
+
+def score(
+    run: RunFolder,
+    data: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA",
+            help="A file or folder of inputs; FILE.npz#test for a split; 'in/*.parquet' for many files.",
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE|DIR",
+            help="Where to write: .csv or .parquet; a folder for many files.",
+        ),
+    ],
+    carry: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="A column of the table to copy; may be repeated. Identifiers are copied anyway.",
+        ),
+    ] = None,
+    false_alarms: Annotated[
+        float | None, typer.Option(help="Rate of false alarms to allow.", show_default="the recipe's")
+    ] = None,
+    coverage: Annotated[
+        float | None,
+        typer.Option(help="How often sets and intervals are to hold the truth.", show_default="the recipe's"),
+    ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            metavar="I/N",
+            help="Of many files only every Nth, from the Ith (0 to N-1, or 1 to N).",
+            show_default=False,
+        ),
+    ] = None,
+    batch_size: BatchSize = 1024,
+    device: Device = "auto",
+    allow_import: AllowImport = False,
+) -> None:
+    """Predict inputs with a run, and say how uncertain each prediction is.
+
+    Writes one row an input: prediction, confidence, every score (higher where the ensemble is less certain), the alarm's p-value
+    and flag, and a prediction set or interval. Rows that cannot be read are listed in a file that ends in .bad.csv, the others
+    are written, and the exit code is 3. Of many files one output is written for each; those that are there are not made again.
+    """
+    from dissensus.recipes.alarms import load_calibration
+
+    files = _files(data, output, shard)
+    loaded = load_trained(run, device, allow_import)
+    calibration = load_calibration(run, loaded)
+    if calibration is not None:
+        calibration = replace(
+            calibration,
+            alarm=calibration.alarm if false_alarms is None else calibration.alarm.at(false_alarms),
+            coverage=calibration.coverage if coverage is None else coverage,
+        )
+    bad = 0
+    for source, target in files:
+        if _is_pattern(data) and target.exists():
+            say(f"{target} is there already.")
+            continue
+        bad += _score_one(loaded, source, target, calibration, carry or (), batch_size)
+    if bad:
+        raise typer.Exit(SOME_ROWS_BAD)
+
+
+def _files(data: str, output: Path, shard: str | None) -> list[tuple[str, Path]]:
+    """Return the files to score, and where the answers go."""
+    from dissensus.recipes.scoring import check_table_path
+
+    if not _is_pattern(data):
+        if shard is not None:
+            raise ValueError("--shard is for many files, such as 'in/*.parquet'; one file has no parts.")
+        check_table_path(output)
+        return [(data, output)]
+    found = sorted(path for path in glob(data, recursive=True) if Path(path).is_file())
+    if not found:
+        raise ValueError(f"No file is called like {data}.")
+    if output.suffix in (".csv", ".parquet"):
+        raise ValueError(f"Many files are written into a folder; {output} is named like a file.")
+    place, number = (0, 1) if shard is None else _shard(shard)
+    base = Path(commonpath([str(Path(path).parent) for path in found]))
+    endings = {".parquet": ".parquet"}
+    pairs = [
+        (path, output / Path(path).relative_to(base).with_suffix(endings.get(Path(path).suffix, ".csv")))
+        for path in found
+    ]
+    return pairs[place::number] if number > 1 else pairs
+
+
+def _is_pattern(data: str) -> bool:
+    return has_magic(data) and not Path(data).exists()
+
+
+def _shard(text: str) -> tuple[int, int]:
+    place, _, number = text.partition("/")
+    if not (place.isdigit() and number.isdigit() and int(number) > 0 and int(place) <= int(number)):
+        raise ValueError(f"A shard is I/N, such as 2/8 with I from 0 to 7 or 1 to 8; got {text!r}.")
+    return int(place) % int(number), int(number)
+
+
+def _score_one(
+    run: "LoadedRun",
+    source: str,
+    target: Path,
+    calibration: "Calibration | None",
+    carry: Sequence[str],
+    batch_size: int,
+) -> int:
+    """Score one file, say what came of it, and return how many rows could not be read."""
+    from dissensus.recipes.scoring import score_file
+
+    line = _Line(source)
+    scored = score_file(
+        run,
+        source,
+        target,
+        calibration=calibration,
+        carry=carry,
+        batch_size=batch_size,
+        progress=line,
+        say=lambda text: note(source, [text]),
+    )
+    line.close()
+    typer.echo(f"{scored.rows} inputs scored: {target}")
+    if scored.worst:
+        typer.echo(f"Least certain: {', '.join(str(name) for _, name in scored.worst)}")
+    if scored.problems:
+        _list_bad(scored.problems, target)
+    return len(scored.problems)
+
+
+class _Line:
+    """How far a file is: one line that is rewritten on a terminal, one every ten seconds in a log."""
+
+    def __init__(self, source: str) -> None:
+        self.source, self.terminal = source, sys.stderr.isatty()
+        self.start = self.shown = time.monotonic()
+        self.written = False
+
+    def __call__(self, rows: int, share: float) -> None:
+        """Say that so many rows, and this share of the file, are done."""
+        now = time.monotonic()
+        if now - self.shown < (0.2 if self.terminal else 10.0):
+            return
+        self.shown, self.written = now, True
+        seconds = int((now - self.start) / max(share, 1e-9) * (1 - share))
+        text = f"{self.source}: {rows} rows, {100 * share:.0f} %, {seconds // 60}:{seconds % 60:02d} left"
+        typer.echo(f"\r\x1b[2K{text}" if self.terminal else text, err=True, nl=not self.terminal)
+
+    def close(self) -> None:
+        """End the line."""
+        if self.written and self.terminal:
+            typer.echo(err=True)
+
+
+def _list_bad(problems: dict[int, str], target: Path) -> None:
+    listing = target.with_suffix(".bad.csv")
+    with open(listing, "w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows([("row", "problem"), *problems.items()])
+    say(f"{len(problems)} rows could not be read and were left out; all are listed in {listing}:")
+    for row, why in list(problems.items())[:_SHOWN]:
+        say(f"  row {row}: {why}")

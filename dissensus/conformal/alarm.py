@@ -1,0 +1,271 @@
+"""An alarm for unfamiliar inputs whose rate of false alarms is guaranteed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dissensus.conformal.ranks import (
+    Floats,
+    Values,
+    fraction,
+    labels_of,
+    like,
+    p_values_among,
+    vector,
+    warn_of_few,
+    whole,
+)
+from dissensus.conformal.scoring import Score, Scorer, inputs_of, scorer_of
+from dissensus.conformal.state import read_state, write_state
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dissensus.members import Members
+
+FORMAT = "dissensus alarm 1"
+_SHARE_TO_CHOOSE = 4  # one in so many held-out inputs chooses the score, where examples are given
+
+
+@dataclass(frozen=True, eq=False)
+class Alarm:
+    r"""Flags inputs that are stranger than held-out ones, with a bound on how often it flags ordinary inputs.
+
+    An input's score is ranked among those of held-out inputs (`conformal.p_values`), and the alarm rings where
+    $p \le$ `false_alarms`. An input that is exchangeable with the held-out ones rings with at most that probability:
+    for any ensemble, any score and any number of held-out inputs, ties included. The probability is over held-out inputs
+    and new input together. For *one* held-out set of n inputs, the rate scatters around its mean by about
+    $\sqrt{\alpha(1-\alpha)/n}$, and does so for all inputs that come.
+
+    With `labels` the bound holds within each class: where the class of new inputs is known, they are ranked within it;
+    where it is not, the p-value is the largest over all classes, so an input rings if it would be strange in every class.
+
+    Attributes:
+        calibration: Sorted scores of held-out inputs, by class; by None where there are no classes.
+        false_alarms: The rate of false alarms.
+        scorer: Which score is ranked, and how outputs are read for it.
+        members: The ensemble; None where only scores are ranked, as in a server.
+        aurocs: How well each score told examples from held-out inputs, where one was chosen so.
+
+    Example:
+        >>> import torch, dissensus as ds
+        >>> ens = ds.DeepEnsemble(lambda: torch.nn.Linear(2, 3), num_members=5)
+        >>> alarm = ds.Alarm.calibrate(ens, torch.randn(199, 2), false_alarms=0.05)
+        >>> alarm.p_values(torch.randn(4, 2)).shape, alarm(torch.randn(4, 2)).dtype
+        (torch.Size([4]), torch.bool)
+
+    References:
+        Bates et al., 2023, <https://arxiv.org/abs/2104.08279>; for classes Guan and Tibshirani, 2022,
+        <https://arxiv.org/abs/1905.04396>.
+    """
+
+    calibration: Mapping[int | str | None, Floats]
+    false_alarms: float = 0.01
+    scorer: Scorer = field(default_factory=lambda: Scorer("scores"))
+    members: "Members | None" = None
+    aurocs: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def calibrate(
+        cls,
+        ens: "Members",
+        held_out: Any,
+        *,
+        score: Score = "auto",
+        false_alarms: float = 0.01,
+        labels: Any = None,
+        examples: Any = None,
+        loss: str = "auto",
+        seed: int = 0,
+    ) -> "Alarm":
+        """Return an alarm for an ensemble, from inputs that it was not trained on.
+
+        Args:
+            ens: The ensemble.
+            held_out: Ordinary inputs that training has not seen, or a pair (inputs, targets), as `ds.predict` and `ds.fit`
+                take them.
+            score: A name of `scores.SCORES` or `scores.REGRESSION_SCORES`, or a function from member outputs `(members, batch,
+                ...)` to `(batch,)`, higher where stranger. "auto" is the score that tells `examples` from held-out inputs best
+                by AUROC, on a quarter of the held-out inputs that is not used again, so that the guarantee holds; without
+                examples `mutual_information` (for one member `total_entropy`), for regression `knowledge_variance`.
+            false_alarms: The rate of false alarms to allow. A warning says where so few held-out inputs can never ring.
+            labels: Class of each held-out input, `(n,)`, for a guarantee within each class.
+            examples: Inputs that should raise the alarm, to choose the score by; asks for `score="auto"`.
+            loss: How outputs are read, as in `ds.evaluate`. "auto" tells from the targets in `held_out`: float targets mean
+                regression.
+            seed: Decides which held-out inputs choose the score.
+
+        Returns:
+            The alarm.
+        """
+        rate = fraction(false_alarms, "false_alarms")
+        scorer = scorer_of(ens, held_out, score, loss)
+        x = inputs_of(held_out)
+        if examples is not None and score != "auto":
+            raise ValueError(
+                f"`examples` choose among scores, but `score` is {scorer.name!r}. Leave one out."
+            )
+        aurocs: dict[str, float] = {}
+        if examples is None:
+            scores = scorer(ens, x)
+            kept = np.arange(len(scores))
+        else:
+            scorer, scores, kept, aurocs = _chosen(ens, x, inputs_of(examples), scorer, seed)
+        classes = None if labels is None else labels_of(labels, "labels", len(scores))[kept]
+        alarm = cls(_by_class(scores[kept], classes), rate, scorer, ens, aurocs)
+        alarm._warn()
+        return alarm
+
+    @classmethod
+    def of_scores(cls, scores: Values, *, false_alarms: float = 0.01, labels: Any = None) -> "Alarm":
+        """Return an alarm for scores of any origin, from those of held-out inputs, `(n,)`; it ranks by `p_values_of`.
+
+        Example:
+            >>> alarm = Alarm.of_scores(range(99), false_alarms=0.05)
+            >>> alarm.p_values_of([50.0, 98.0, 200.0]).tolist()
+            [0.5, 0.02, 0.01]
+        """
+        found = vector(scores, "scores")
+        classes = None if labels is None else labels_of(labels, "labels", len(found))
+        alarm = cls(_by_class(found, classes), fraction(false_alarms, "false_alarms"))
+        alarm._warn()
+        return alarm
+
+    def p_values(self, x: Any, labels: Any = None) -> "Tensor":
+        """Return how rare inputs as strange as these are among ordinary ones.
+
+        Args:
+            x: Inputs, as `ds.predict` takes them.
+            labels: Their classes where they are known, `(batch,)`; only for an alarm calibrated with labels.
+
+        Returns:
+            `(batch,)` float64, from 1/(n + 1) to 1, on the device of `x` or else on the CPU. Reading: small is strange.
+        """
+        import torch
+
+        if self.members is None:
+            raise ValueError(
+                "This alarm has no ensemble, so it cannot score inputs: pass scores to `p_values_of`, or load it with `ens`."
+            )
+        found = self.p_values_of(self.scorer(self.members, inputs_of(x)), labels)
+        return like(found, x) if isinstance(x, torch.Tensor) else torch.from_numpy(found)
+
+    def p_values_of(self, scores: Values, labels: Any = None) -> Floats:
+        """Return the p-values of scores that were computed elsewhere, `(batch,)`; needs numpy only."""
+        found = vector(scores, "scores")
+        if labels is None:
+            # Largest over classes: at most the rate of every class's inputs ring.
+            return np.max([p_values_among(own, found) for own in self.calibration.values()], axis=0)
+        classes = labels_of(labels, "labels", len(found))
+        unknown = sorted(set(classes.tolist()) - set(self.calibration))
+        if unknown:
+            known = ", ".join(str(name) for name in self.calibration if name is not None)
+            raise ValueError(
+                f"`labels` must be classes that the alarm was calibrated with ({known or 'it has none'}); got {unknown[0]!r}."
+            )
+        answer = np.empty(len(found))
+        for name in set(classes.tolist()):
+            own = classes == name
+            answer[own] = p_values_among(self.calibration[name], found[own])
+        return answer
+
+    def __call__(self, x: Any, labels: Any = None) -> "Tensor":
+        """Return which inputs raise the alarm, `(batch,)` bool."""
+        return self.p_values(x, labels) <= self.false_alarms
+
+    def at(self, false_alarms: float) -> "Alarm":
+        """Return an alarm from the same held-out inputs with another rate of false alarms."""
+        alarm = replace(self, false_alarms=fraction(false_alarms, "false_alarms"))
+        alarm._warn()
+        return alarm
+
+    @property
+    def threshold(self) -> float:
+        """The score that an input must exceed to ring; infinite where none can.
+
+        Example:
+            >>> Alarm.of_scores(range(99), false_alarms=0.05).threshold
+            94.0
+        """
+        limits = []
+        for own in self.calibration.values():
+            ring = int(
+                np.floor(self.false_alarms * (len(own) + 1) + 1e-9)
+            )  # so many ranks ring, the new input's included
+            limits.append(np.inf if ring < 1 else own[len(own) - ring])
+        return float(max(limits))
+
+    def save(self, path: Path | str) -> None:
+        """Write the alarm, without its ensemble, as JSON."""
+        groups = [{"label": name, "scores": own.tolist()} for name, own in self.calibration.items()]
+        state = {
+            "false_alarms": self.false_alarms,
+            "score": self.scorer.name,
+            "function": not isinstance(self.scorer.score, str),
+            "loss": self.scorer.loss,
+            "aurocs": dict(self.aurocs),
+            "calibration": groups,
+        }
+        write_state(path, FORMAT, state)
+
+    @classmethod
+    def load(cls, path: Path | str, ens: "Members | None" = None, *, score: Score | None = None) -> "Alarm":
+        """Read an alarm that was saved.
+
+        Args:
+            path: Where it is.
+            ens: Its ensemble; without it the alarm ranks scores only, by `p_values_of`.
+            score: The function that it ranks by, where it was calibrated with one: files hold no code.
+        """
+        state = read_state(path, FORMAT)
+        if ens is not None and state["function"] and score is None:
+            raise ValueError(f"{path} ranks by a function, {state['score']!r}: pass it as `score`.")
+        calibration = {one["label"]: np.asarray(one["scores"], np.float64) for one in state["calibration"]}
+        scorer = Scorer(score or state["score"], state["loss"])
+        return cls(calibration, state["false_alarms"], scorer, ens, state["aurocs"])
+
+    def _warn(self) -> None:
+        for name, own in self.calibration.items():
+            who = "The held-out inputs" if name is None else f"The held-out inputs of class {name!r}"
+            warn_of_few(len(own), self.false_alarms, who, "this alarm can never ring")
+
+
+def _by_class(scores: Floats, classes: NDArray[Any] | None) -> dict[int | str | None, Floats]:
+    if classes is None:
+        return {None: np.sort(scores)}
+    return {name: np.sort(scores[classes == name]) for name in np.unique(classes).tolist()}
+
+
+def _chosen(
+    members: "Members", x: Any, examples: Any, scorer: Scorer, seed: int
+) -> tuple[Scorer, Floats, NDArray[np.intp], dict[str, float]]:
+    """Return the score that tells examples from a part of the held-out inputs best, all scores by it, and the other part."""
+    from dissensus.metrics import auroc
+
+    candidates = scorer.candidates()
+    known = _scores(candidates, members, x)
+    strange = _scores(candidates, members, examples)
+    total = len(next(iter(known.values())))
+    if total < 2 * _SHARE_TO_CHOOSE:
+        raise ValueError(
+            f"Choosing a score takes {2 * _SHARE_TO_CHOOSE} held-out inputs or more; got {total}. Name a score instead."
+        )
+    order = np.random.default_rng(whole(seed, "seed", 0)).permutation(total)
+    choosing, kept = np.split(order, [total // _SHARE_TO_CHOOSE])
+    aurocs = {name: float(auroc(strange[name], own[choosing])) for name, own in known.items()}
+    best = max(candidates, key=lambda one: aurocs[one.name])
+    return best, known[best.name], kept, aurocs
+
+
+def _scores(scorers: list[Scorer], members: "Members", x: Any) -> dict[str, Floats]:
+    from dissensus.conformal.scoring import CLASSES
+    from dissensus.predictions import predict_scores
+
+    if scorers[0].loss != CLASSES:
+        return {one.name: one(members, x) for one in scorers}
+    found = predict_scores(members, x, [one.name for one in scorers])
+    return {name: vector(own, name) for name, own in found.items()}

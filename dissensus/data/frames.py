@@ -1,0 +1,174 @@
+"""CSV and parquet files as DataFrames of pandas, and the target among their columns."""
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dissensus.data.tables import columns_of, number_of, texts_of
+
+
+def read_table(path: Path) -> tuple[Any, tuple[str, ...]]:
+    """Read a CSV or parquet file as a pandas DataFrame with text column names; also return what was assumed."""
+    pandas = import_pandas(path)
+    notes: tuple[str, ...] = ()
+    if path.is_dir() or path.suffix == ".parquet":
+        frame = _read_parquet(pandas, path)
+    else:
+        frame, notes = _read_csv(pandas, path)
+    frame.columns = unique_names([str(name) for name in frame.columns])
+    if frame.empty:
+        raise ValueError(f"{path} holds no rows.")
+    return frame, notes
+
+
+def unique_names(names: Sequence[str]) -> list[str]:
+    """Number the later ones of columns that share a name, as pandas does.
+
+    Example:
+        >>> unique_names(["a", "label", "label"])
+        ['a', 'label', 'label.1']
+    """
+    seen: Counter[str] = Counter()
+    unique = []
+    for name in names:
+        unique.append(f"{name}.{seen[name]}" if seen[name] else name)
+        seen[name] += 1
+    return unique
+
+
+def import_pandas(path: Path) -> Any:
+    """Return pandas, or say how to install it."""
+    try:
+        import pandas
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            f"Reading {path.name} needs pandas, which this environment lacks. Install with: pip install 'dissensus[data]'"
+        ) from None
+    return pandas
+
+
+def _read_parquet(pandas: Any, path: Path) -> Any:
+    try:
+        return pandas.read_parquet(path)
+    except ImportError:
+        raise ModuleNotFoundError(
+            f"Reading {path.name} needs pyarrow, which this environment lacks. Install with: pip install 'dissensus[data]'"
+        ) from None
+    except (ValueError, OSError) as problem:
+        raise ValueError(f"{path} cannot be read as parquet: {str(problem).splitlines()[0]}") from None
+
+
+def csv_options(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return how pandas is to read a CSV file, by its first line; also what was assumed."""
+    with open(path, encoding="utf-8-sig", errors="replace") as file:
+        first = file.readline()
+    separator = "\t" if path.suffix == ".tsv" else max(",;\t", key=first.count)
+    cells = [cell.strip().strip('"') for cell in first.strip().split(separator)]
+    headless = bool(first.strip()) and all(number_of(cell) is not None for cell in cells)
+    options = {"sep": separator, "header": None if headless else 0, "skipinitialspace": True}
+    notes = (
+        (f"its first line holds numbers, so columns are called 0 to {len(cells) - 1}",) if headless else ()
+    )
+    return {**options, "encoding": "utf-8-sig"}, notes
+
+
+def _read_csv(pandas: Any, path: Path) -> tuple[Any, tuple[str, ...]]:
+    options, notes = csv_options(path)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pandas.errors.ParserWarning)
+            # At once: in parts a column's cells would be numbers in one and texts in another.
+            return pandas.read_csv(path, low_memory=False, **options), notes
+    except (ValueError, UnicodeDecodeError, Warning) as problem:  # pandas' own errors are ValueErrors
+        raise ValueError(f"{path} cannot be read as a table: {str(problem).splitlines()[0]}") from None
+
+
+def table_parts(path: Path, texts: Sequence[str], rows: int) -> Iterator[tuple[int, Any, float]]:
+    """Read a CSV or parquet file a part at a time.
+
+    Args:
+        path: The file.
+        texts: Columns that hold words, whatever those of one part look like.
+        rows: How many rows a part has.
+
+    Yields:
+        The number of the part's first row, the part as a DataFrame, and the share of the file that was read by then.
+    """
+    pandas = import_pandas(path)
+    start = 0
+    for frame, share in (_parquet_parts if path.suffix == ".parquet" else _csv_parts)(
+        pandas, path, texts, rows
+    ):
+        frame.columns = unique_names([str(name) for name in frame.columns])
+        yield start, frame, share
+        start += len(frame)
+    if start == 0:
+        raise ValueError(f"{path} holds no rows.")
+
+
+def _csv_parts(pandas: Any, path: Path, texts: Sequence[str], rows: int) -> Iterator[tuple[Any, float]]:
+    options, _ = csv_options(path)
+    size = path.stat().st_size
+    named = {} if options["header"] is None else {"dtype": dict.fromkeys(texts, str)}
+    try:
+        with open(path, "rb") as file:
+            for frame in pandas.read_csv(file, chunksize=rows, low_memory=False, **options, **named):
+                yield frame, file.tell() / max(size, 1)
+    except (ValueError, UnicodeDecodeError) as problem:
+        raise ValueError(f"{path} cannot be read as a table: {str(problem).splitlines()[0]}") from None
+
+
+def _parquet_parts(pandas: Any, path: Path, texts: Sequence[str], rows: int) -> Iterator[tuple[Any, float]]:
+    try:
+        from pyarrow import parquet
+
+        file = parquet.ParquetFile(path)
+    except ImportError:
+        raise ModuleNotFoundError(
+            f"Reading {path.name} needs pyarrow, which this environment lacks. Install with: pip install 'dissensus[data]'"
+        ) from None
+    except (ValueError, OSError) as problem:
+        raise ValueError(f"{path} cannot be read as parquet: {str(problem).splitlines()[0]}") from None
+    with file:
+        done = 0
+        for batch in file.iter_batches(rows):
+            done += len(batch)
+            yield batch.to_pandas(), done / max(file.metadata.num_rows, 1)
+
+
+def target_of(frame: Any, target: str) -> tuple[Tensor, tuple[str, ...] | None, np.ndarray]:
+    """Return the target of the rows that have one, the names of its classes where it holds words, and where it is missing.
+
+    Texts that all are numbers are read as such.
+    """
+    values = columns_of(frame[[target]])[target]
+    texts = texts_of(values) if values.dtype.kind not in "iub" else list(map(str, values.tolist()))
+    missing = np.array([text is None for text in texts])
+    known = [text for text in texts if text is not None]
+    numbers = [] if values.dtype.kind == "b" else [number_of(text) for text in known]
+    if not known or values.dtype.kind == "b" or any(number is None for number in numbers):
+        return (*label_indices(known), missing)
+    if values.dtype.kind == "f" and not missing.any():
+        return torch.from_numpy(values.astype(np.float32)), None, missing
+    array = np.array(numbers, dtype=np.float64)
+    # Numbers that pandas made floats of only because some were missing.
+    whole = np.equal(np.floor(array), array).all()
+    return torch.from_numpy(array.astype(np.int64 if whole else np.float32)), None, missing
+
+
+def label_indices(labels: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
+    """Number text labels by their place in the sorted list of all.
+
+    Example:
+        >>> label_indices(["cat", "ant", "cat"])
+        (tensor([1, 0, 1]), ('ant', 'cat'))
+    """
+    classes = tuple(sorted(set(labels)))
+    place = {name: index for index, name in enumerate(classes)}
+    return torch.tensor([place[label] for label in labels], dtype=torch.int64), classes

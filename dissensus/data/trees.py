@@ -1,0 +1,357 @@
+"""Inputs and outputs of several tensors.
+
+The whole rule of the package is here:
+
+- A *tree* is a tuple, dictionary or dataclass of tensors (nested as you like), the batch on the first axis of each. Data holds
+  trees of inputs; a network is called as it expects, `net(x)`, `net(*parts)` or `net(**parts)`; of what it returns, `output`
+  picks the tensor that is scored.
+- Between data and network a tree is a `Tree`: one value that is cut, moved and gathered like a tensor.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import (
+    TreeSpec,
+    register_pytree_node,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_map,
+    tree_unflatten,
+)
+
+# A key, an index, or a function of what a network returned; None where there is one tensor that can be meant.
+Output: TypeAlias = str | int | Callable[[Any], Tensor] | None
+
+
+class Tree:
+    """Several tensors that are one batch: what is done with it is done with each of them.
+
+    What a batch is asked for as a whole (length, device, dtype) is what its first tensor says.
+
+    Example:
+        >>> batch = Tree.of({"ids": torch.zeros(8, 5), "mask": torch.ones(8, 5)})
+        >>> len(batch), batch[:3].value()["mask"].shape
+        (8, torch.Size([3, 5]))
+    """
+
+    def __init__(self, leaves: Sequence[Any], spec: TreeSpec) -> None:
+        self.leaves, self.spec = tuple(leaves), spec
+
+    @classmethod
+    def of(cls, value: Any) -> "Tree":
+        """Return a tuple, list, mapping or dataclass of tensors as one batch."""
+        leaves, spec = tree_flatten(plain(value))
+        if not leaves or any(leaf is None for leaf in leaves):
+            held = "None in the place of one" if leaves else "none at all"
+            raise ValueError(
+                f"A {type(value).__name__} of inputs must hold a tensor in each part; got {held}."
+            )
+        strange = next((leaf for leaf in leaves if not hasattr(leaf, "shape")), None)
+        if strange is not None:
+            raise ValueError(
+                f"A {type(value).__name__} of inputs must hold tensors; got a {type(strange).__name__} in it."
+            )
+        return cls(leaves, spec)
+
+    def value(self) -> Any:
+        """Return the tuple or dictionary that this batch is."""
+        return tree_unflatten(list(self.leaves), self.spec)
+
+    def map(self, change: Callable[[Any], Any]) -> "Tree":
+        """Return the same tree of other tensors."""
+        return Tree([change(leaf) for leaf in self.leaves], self.spec)
+
+    def names(self) -> list[str]:
+        """Return what to call each tensor: the way to it."""
+        paths = [path for path, _ in tree_flatten_with_path(self.value())[0]]
+        return [
+            ".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path) for path in paths
+        ]
+
+    def __len__(self) -> int:
+        return len(self.leaves[0])
+
+    def __getitem__(self, rows: Any) -> "Tree":
+        return self.map(lambda leaf: leaf[rows])
+
+    def __repr__(self) -> str:
+        return f"Tree({describe(self)})"
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the first tensor, whose leading axes (members, batch) are those of all."""
+        shape: torch.Size = self.leaves[0].shape
+        return shape
+
+    @property
+    def ndim(self) -> int:
+        """Axes of the first tensor."""
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the first tensor's numbers."""
+        dtype: torch.dtype = self.leaves[0].dtype
+        return dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the first tensor is."""
+        device: torch.device = self.leaves[0].device
+        return device
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether the first tensor is on a GPU."""
+        return self.device.type == "cuda"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(leaf.nbytes for leaf in self.leaves)
+
+    def to(self, *place: Any, **options: Any) -> "Tree":
+        """Move every tensor; a change of dtype is for real numbers, as with modules."""
+        return self.map(lambda leaf: leaf.to(*place, **options))
+
+    def clone(self) -> "Tree":
+        """Return copies."""
+        return self.map(lambda leaf: leaf.clone())
+
+    def detach(self) -> "Tree":
+        """Return the tensors without their graph."""
+        return self.map(lambda leaf: leaf.detach())
+
+    def split(self, size: int) -> Iterator["Tree"]:
+        """Yield all rows in order, `size` at a time."""
+        for start in range(0, len(self), size):
+            yield self[start : start + size]
+
+    def flatten(self, start: int, end: int) -> "Tree":
+        """Join two leading axes."""
+        return self.map(lambda leaf: leaf.flatten(start, end))
+
+    def unflatten(self, axis: int, sizes: Sequence[int]) -> "Tree":
+        """Split a leading axis."""
+        return self.map(lambda leaf: leaf.unflatten(axis, sizes))
+
+    def unsqueeze(self, axis: int) -> "Tree":
+        """Add a leading axis."""
+        return self.map(lambda leaf: leaf.unsqueeze(axis))
+
+    def index_select(self, axis: int, rows: Tensor) -> "Tree":
+        """Gather rows."""
+        return self.map(lambda leaf: leaf.index_select(axis, rows))
+
+
+# vmap, captured programs and gradients look into trees by themselves.
+register_pytree_node(
+    Tree, lambda tree: (list(tree.leaves), tree.spec), lambda leaves, spec: Tree(list(leaves), spec)
+)
+
+Batch: TypeAlias = Tensor | Tree
+
+
+def is_tree(value: Any) -> bool:
+    """Whether a value is several tensors: a tuple, mapping or dataclass; lists are arrays."""
+    return isinstance(value, Tree | tuple | Mapping) or (
+        dataclasses.is_dataclass(value) and not isinstance(value, type)
+    )
+
+
+def plain(value: Any) -> Any:
+    """Return nested containers as tuples and dictionaries, without what is None."""
+    if isinstance(value, Tree):
+        return value.value()
+    if isinstance(value, Mapping):
+        return {key: plain(part) for key, part in value.items() if part is not None}
+    if isinstance(value, tuple) or _lists_tensors(value):
+        return tuple(plain(part) for part in value)
+    if isinstance(value, list):
+        return np.asarray(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return plain({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
+    return value
+
+
+def _lists_tensors(value: Any) -> bool:
+    """Whether a list is one of tensors, as loaders make of tuples; other lists are arrays."""
+    return isinstance(value, list) and all(
+        isinstance(part, Tensor) or is_tree(part) or _lists_tensors(part) for part in value
+    )
+
+
+def batch_of(value: Any) -> Batch:
+    """Return what a network is given as one batch: a tensor as it is, several as a `Tree`."""
+    return Tree.of(value) if _lists_tensors(value) or is_tree(value) else value
+
+
+def describe(x: Any) -> str:
+    """Return shapes and dtypes of a batch, for a message."""
+    if not isinstance(x, Tree):
+        return (
+            f"(batch, {', '.join(map(str, x.shape[1:]))}) of {x.dtype}"
+            if len(x.shape) > 1
+            else f"(batch,) of {x.dtype}"
+        )
+    return ", ".join(f"{name}: {describe(leaf)}" for name, leaf in zip(x.names(), x.leaves, strict=True))
+
+
+def signature(x: Batch, leading: int) -> tuple[object, ...]:
+    """Return what tells kinds of batches apart beside their first `leading` axes: names, shapes and dtypes."""
+    if isinstance(x, Tensor):
+        return x.shape[leading:], x.dtype
+    return (str(x.spec), *((leaf.shape[leading:], leaf.dtype) for leaf in x.leaves))
+
+
+def named_leaves(x: Tree, part: str | int | None) -> list[bool]:
+    """Return which tensors of a tree belong to the part of this key or place; all of them for None."""
+    if part is None:
+        return [True] * len(x.leaves)
+    value = x.value()
+    marks = {key: tree_map(lambda _, here=key == part: here, inner) for key, inner in _items(value)}
+    if part not in marks:
+        raise ValueError(f"Inputs have no part {part!r}; there are {', '.join(map(repr, marks))}.")
+    return list(tree_flatten(list(marks.values()))[0])
+
+
+def _items(value: Any) -> list[tuple[Any, Any]]:
+    return list(value.items()) if isinstance(value, dict) else list(enumerate(value))
+
+
+def repeat_rows(x: Batch, count: int) -> Batch:
+    """Return the batch `count` times, one after another."""
+    if isinstance(x, Tree):
+        return x.map(lambda leaf: repeat_rows(leaf, count))
+    return x.repeat(count, *(1 for _ in x.shape[1:]))
+
+
+def expand_rows(x: Batch, count: int) -> Batch:
+    """Return the batch for each of `count` members, `(count, batch, ...)`, without copying it."""
+    if isinstance(x, Tree):
+        return x.map(lambda leaf: expand_rows(leaf, count))
+    return x.expand(count, *x.shape)
+
+
+def join_rows(batches: Sequence[Any], axis: int = 0) -> Any:
+    """Return batches one after another as one."""
+    if isinstance(batches[0], Tree):
+        joined = [torch.cat(parts, axis) for parts in zip(*(batch.leaves for batch in batches), strict=True)]
+        return Tree(joined, batches[0].spec)
+    return torch.cat(list(batches), axis)
+
+
+def arguments_of(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return positional and named arguments for a network: one tensor, a tuple's parts, or a dictionary's by name."""
+    value = plain(x)
+    if isinstance(value, dict):
+        return (), value
+    return (value if isinstance(value, tuple) else (value,)), {}
+
+
+def inputs_of(parts: tuple[Any, ...], named: Mapping[str, Any]) -> Batch:
+    """Return the batch that a call of an ensemble was given: `ens(x)`, `ens(a, b)` or `ens(a=..., b=...)`."""
+    if parts and named:
+        raise ValueError("Give an ensemble its inputs by place or by name, not both.")
+    if named:
+        return batch_of(dict(named))
+    return batch_of(parts[0] if len(parts) == 1 else parts)
+
+
+def call(net: Callable[..., Any], x: Any) -> Any:
+    """Call a network as it expects to be."""
+    parts, named = arguments_of(x)
+    try:
+        return net(*parts, **named)
+    except TypeError as problem:
+        if "argument" not in str(problem):
+            raise
+        how = ", ".join(["x"] * len(parts) if not named else [f"{name}=..." for name in named])
+        raise ValueError(
+            f"The network cannot be called as net({how}): {problem}. Give a tuple for net(a, b), a dictionary for net(a=..., b=...)."
+        ) from problem
+
+
+class WholeOutput:
+    """Stands for everything that a network returns."""
+
+
+WHOLE = WholeOutput()
+
+
+def pick(returned: Any, output: Output | WholeOutput) -> Any:
+    """Return the tensor that is scored of what a network returned, or with `WHOLE` all tensors of it as a `Tree`."""
+    if output is WHOLE:
+        return _tensors(returned)
+    if callable(output):
+        picked = output(returned)
+    elif output is not None:
+        picked = _named(returned, output)
+    else:
+        picked = returned if isinstance(returned, Tensor) else _obvious(returned)
+    if not isinstance(picked, Tensor):
+        raise ValueError(
+            f"A member must return one tensor to score; `output={output!r}` picked a {type(picked).__name__}. {_choices(returned)}"
+        )
+    if picked.is_complex():
+        raise ValueError(
+            f"A member must return real numbers to score; got {picked.dtype}. Return its size, or real and imaginary part on an axis."
+        )
+    return picked
+
+
+def _named(returned: Any, output: str | int | Any) -> Any:
+    value = plain(returned)
+    try:
+        return value[output]
+    except (KeyError, IndexError, TypeError):
+        raise ValueError(
+            f"There is no output {output!r} in what a member returned. {_choices(returned)}"
+        ) from None
+
+
+def _obvious(returned: Any) -> Any:
+    """Return the one tensor that can be meant: `logits`, or the only one there is."""
+    value = plain(returned)
+    if isinstance(value, dict) and isinstance(value.get("logits"), Tensor):
+        return value["logits"]
+    tensors = [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, Tensor)]
+    if len(tensors) == 1:
+        return tensors[0]
+    raise ValueError(
+        f"A member must return one tensor to score; got {type(returned).__name__}. {_choices(returned)}"
+    )
+
+
+def _choices(returned: Any) -> str:
+    value = plain(returned)
+    if isinstance(value, dict):
+        return f"Choose with `output=` one of {', '.join(map(repr, value))}."
+    if isinstance(value, tuple):
+        return f"Choose with `output=` one of its {len(value)} parts, from 0 on."
+    return "Give the ensemble an `output=` that makes one of it."
+
+
+def _tensors(returned: Any) -> Any:
+    """Return all tensors of what a network returned, by their names; a single one as it is."""
+    value = plain(returned)
+    if isinstance(value, Tensor):
+        return value
+    return Tree.of(_only_tensors(value))
+
+
+def _only_tensors(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _only_tensors(part) for key, part in value.items() if _holds_tensors(part)}
+    if isinstance(value, tuple):
+        return tuple(_only_tensors(part) for part in value if _holds_tensors(part))
+    return value
+
+
+def _holds_tensors(value: Any) -> bool:
+    return any(isinstance(leaf, Tensor) for leaf in tree_flatten(value)[0])

@@ -1,0 +1,750 @@
+"""Ensembles for tables, as scikit-learn's estimators: a DataFrame goes in as it is, and every answer says how sure it is."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from safetensors.numpy import load_file, save_file
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils import check_random_state, column_or_1d
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    check_consistent_length,
+    check_is_fitted,
+    validate_data,
+)
+from torch import Tensor
+
+from dissensus._variances import Family, data_variance
+from dissensus.architectures import mlp
+from dissensus.conformal import Alarm, DriftMonitor, intervals, p_values
+from dissensus.data.tables import TableEncoder, columns_of
+from dissensus.members import Anchored, Members
+from dissensus.objectives import Objective, mean_and_scale
+from dissensus.predictions import predict
+from dissensus.recipes.choices import KINDS, OBJECTIVES, build_objective, resolve_objective
+from dissensus.scores import expected_entropy, mutual_information, total_entropy
+from dissensus.training import fit
+from dissensus.training.fitting import device_named
+
+METHODS = ("deep", "packed", "batch_ensemble", "masksembles", "mc_dropout", "anchored")
+"""Kinds of ensembles that tables are learned by."""
+
+_BANK = 4096  # training rows that distances are measured to, and held-out rows that are kept
+_NEIGHBOURS = 5
+
+
+@dataclass(frozen=True)
+class Features:
+    """How a table becomes what members take: columns encoded, standardised, and each column of numbers cut into pieces.
+
+    A piecewise-linear encoding gives a column one feature for each of its quantile bins: 0 below the bin, 1 above it, linear
+    inside; the outermost go on beyond the data. Networks learn steps and kinks from it that they miss in the plain number.
+
+    Attributes:
+        encoder: What the columns are.
+        centre: Mean of each feature in the training rows.
+        scale: Its standard deviation; 1 for a feature that does not change or is 0 or 1.
+        feature: Which feature a piece belongs to.
+        low: Where the piece begins, in standardised units.
+        width: How long it is.
+        bounds: Least and largest value of the piece.
+
+    References:
+        Gorishniy et al., 2022, <https://arxiv.org/abs/2203.05556>.
+    """
+
+    encoder: TableEncoder
+    centre: np.ndarray
+    scale: np.ndarray
+    feature: np.ndarray
+    low: np.ndarray
+    width: np.ndarray
+    bounds: np.ndarray
+
+    @classmethod
+    def fit(cls, table: Mapping[str, np.ndarray], keep: Sequence[str], bins: int) -> "Features":
+        """Learn from training rows."""
+        encoder = TableEncoder.fit(table, keep=keep)
+        values = encoder.transform(table, np.float64)
+        flags = np.asarray(np.isin(values, (0.0, 1.0)).all(0))
+        centre = np.where(flags, 0.0, values.mean(0))
+        scale = np.where(flags | (values.std(0) <= 1e-12 * np.abs(centre)), 1.0, values.std(0))
+        standard = (values - centre) / scale
+        edges = [np.unique(np.quantile(column, np.linspace(0, 1, bins + 1))) for column in standard.T]
+        cut = [
+            number
+            for number, flag in enumerate(flags.tolist())
+            if bins and not flag and len(edges[number]) > 2
+        ]
+        pieces = np.array([len(edges[number]) - 1 for number in cut], dtype=np.int64)
+        ends = np.cumsum(pieces)
+        bounds = np.tile([[0.0], [1.0]], pieces.sum())
+        bounds[0, ends - pieces], bounds[1, ends - 1] = -10.0, 10.0
+        return cls(
+            encoder,
+            centre,
+            scale,
+            np.repeat(np.array(cut, dtype=np.int64), pieces),
+            np.concatenate([np.zeros(0), *(edges[number][:-1] for number in cut)]),
+            np.concatenate([np.zeros(0), *(np.diff(edges[number]) for number in cut)]),
+            bounds,
+        )
+
+    def standard(self, table: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return standardised features, `(rows, features)`, in which distances are measured."""
+        return (self.encoder.transform(table, np.float64) - self.centre) / self.scale
+
+    def inputs(self, standard: np.ndarray) -> np.ndarray:
+        """Return what members take: the standardised features and their pieces."""
+        pieces = np.clip((standard[:, self.feature] - self.low) / self.width, *self.bounds)
+        return np.concatenate([standard, pieces], 1)
+
+    @property
+    def num_inputs(self) -> int:
+        """Values that members take for a row."""
+        return len(self.centre) + len(self.feature)
+
+    def by_column(self, values: np.ndarray) -> dict[str, np.ndarray]:
+        """Sum `(rows, features)` over the features of each column of the table."""
+        ends = np.cumsum([0, *(len(column.features) for column in self.encoder.columns)])
+        return {
+            column.name: values[:, start:end].sum(1)
+            for column, start, end in zip(self.encoder.columns, ends[:-1], ends[1:], strict=True)
+        }
+
+    def to_state(self) -> dict[str, Any]:
+        """Return arrays and plain values."""
+        arrays = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "encoder"}
+        return {"encoder": self.encoder.to_json(), **arrays}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> "Features":
+        """Make it again."""
+        return cls(**{**state, "encoder": TableEncoder.from_json(state["encoder"])})
+
+
+class _Rows(NamedTuple):
+    """Rows of a table as they are trained on: standardised features, encoded targets, weights, and what each row is for."""
+
+    x: np.ndarray
+    y: np.ndarray
+    weight: np.ndarray
+    use: np.ndarray
+
+
+_TRAIN, _STOP, _CALIBRATE = range(3)
+
+
+class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
+    """What both estimators share: reading tables, training, distances to the training rows, storage."""
+
+    # Share of the held-out rows that training does not stop by: intervals must be calibrated on rows that chose nothing.
+    _calibrating: float = 0.0
+
+    def __init__(
+        self,
+        method: str = "deep",
+        num_members: int = 10,
+        objective: str | Mapping[str, Any] | Objective | None = None,
+        hidden: Sequence[int] = (64, 64),
+        bins: int = 16,
+        dropout: float = 0.0,
+        epochs: int = 200,
+        patience: int = 16,
+        batch_size: int | None = None,
+        lr: float = 1e-3,
+        weight_decay: float = 1e-2,
+        validation_fraction: float = 0.2,
+        false_alarms: float = 0.01,
+        random_state: Any = 0,
+        device: str = "auto",
+    ) -> None:
+        self.method = method
+        self.num_members = num_members
+        self.objective = objective
+        self.hidden = hidden
+        self.bins = bins
+        self.dropout = dropout
+        self.epochs = epochs
+        self.patience = patience
+        self.batch_size = batch_size
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.validation_fraction = validation_fraction
+        self.false_alarms = false_alarms
+        self.random_state = random_state
+        self.device = device
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
+
+    # Training.
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Train on a table.
+
+        Args:
+            X: A DataFrame of pandas or polars with columns of numbers, words, booleans and dates, also with missing values; or an
+                array `(rows, columns)`.
+            y: The target of each row.
+            sample_weight: How much each row counts; all alike by default.
+
+        Returns:
+            The estimator.
+        """
+        rows = self._begin(X, y, sample_weight)
+        return self._train(rows, self.epochs, self.patience)
+
+    def _begin(self, X: Any, y: Any, sample_weight: Any, classes: Any = None) -> _Rows:
+        """Learn what columns and targets are from the rows that are not held out, and make the members."""
+        table, y, weight = self._read_training(X, y, sample_weight, reset=True)
+        self._learn_targets(y, weight, classes)
+        self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        encoded = self._encode_targets(y)
+        use = self._divide(encoded)
+        named = hasattr(self, "feature_names_in_")
+        training = {name: values[use == _TRAIN] for name, values in table.items()}
+        self.features_ = Features.fit(training, () if named else tuple(table), self.bins)
+        self.ensemble_ = self._make_members()
+        if isinstance(self.ensemble_, Anchored):
+            inputs = self.features_.inputs(self.features_.standard(training))
+            self.ensemble_.draw_references(torch.from_numpy(inputs).float())
+        self.bank_ = self.held_out_x_ = np.zeros((0, len(self.features_.centre)))
+        self.held_out_y_, self.calibrates_ = encoded[:0], np.zeros(0, bool)
+        return _Rows(self.features_.standard(table), encoded, weight, use)
+
+    def _train(self, rows: _Rows, epochs: int, patience: int | None) -> Self:
+        """Train the members, stopping by rows that they do not train on."""
+        count = int((rows.use == _TRAIN).sum())
+        device = device_named(self.device)
+        stops = patience is not None and bool((rows.use == _STOP).any())
+        run = fit(
+            self.ensemble_.float(),
+            self._data(rows, rows.use == _TRAIN),
+            objective=self._objective(),
+            epochs=epochs,
+            batch_size=min(count, self.batch_size or min(max(count // 8, 32), 256)),
+            lr=self.lr,
+            weight_decay=self.weight_decay,
+            validation=self._data(rows, rows.use == _STOP) if stops else None,
+            patience=patience if stops else None,
+            seed=self._seed,
+            device=device,
+            # Steps of networks this small are not worth recording on a CPU.
+            engine="auto" if device.type == "cuda" else "eager",
+            progress=False,
+        )
+        # In double precision a row's answer does not depend on the rows beside it.
+        self.ensemble_.double().eval()
+        self.n_epochs_ = run.epoch
+        self._remember(rows)
+        return self
+
+    def _go_on(self, X: Any, y: Any, sample_weight: Any, classes: Any = None) -> Self:
+        if not hasattr(self, "ensemble_"):
+            return self._train(self._begin(X, y, sample_weight, classes), 1, None)
+        table, y, weight = self._read_training(X, y, sample_weight, reset=False)
+        encoded = self._encode_targets(y)
+        rows = _Rows(self.features_.standard(table), encoded, weight, self._divide(encoded))
+        return self._train(rows, 1, None)
+
+    def _divide(self, y: np.ndarray) -> np.ndarray:
+        """Decide what each row is for: training, or, the same share of every group, stopping and calibrating."""
+        chance = np.random.default_rng(self._seed)
+        groups = self._groups(y)
+        use = np.full(len(y), _TRAIN)
+        for group in np.unique(groups):
+            places = chance.permutation(np.flatnonzero(groups == group))
+            held_out = places[: int(self.validation_fraction * len(places))]
+            use[held_out] = _STOP
+            use[held_out[: int(self._calibrating * len(held_out))]] = _CALIBRATE
+        return use
+
+    def _data(self, rows: _Rows, chosen: np.ndarray) -> Any:
+        """Return what `fit` takes: inputs, targets and, where they differ, weights."""
+        x = torch.from_numpy(self.features_.inputs(rows.x[chosen])).float()
+        y = torch.from_numpy(rows.y[chosen])
+        weight = rows.weight[chosen]
+        if (weight == weight[0]).all():
+            return x, y
+        return x, y, torch.from_numpy(weight).float()
+
+    def _remember(self, rows: _Rows) -> None:
+        """Keep training rows to measure distances to, and held-out rows to calibrate by."""
+        chance = np.random.default_rng(self._seed)
+        bank = np.concatenate([self.bank_, rows.x[rows.use == _TRAIN]])
+        self.bank_ = bank if len(bank) <= _BANK else bank[chance.choice(len(bank), _BANK, replace=False)]
+        held_out = rows.use != _TRAIN
+        self.held_out_x_ = np.concatenate([self.held_out_x_, rows.x[held_out]])[-_BANK:]
+        self.held_out_y_ = np.concatenate([self.held_out_y_, rows.y[held_out]])[-_BANK:]
+        self.calibrates_ = np.concatenate([self.calibrates_, rows.use[held_out] == _CALIBRATE])[-_BANK:]
+        self.held_out_distance_ = self._distance(self.held_out_x_)
+
+    def _objective(self) -> Objective:
+        """Return what is minimised, with the task's own loss unless another was asked for."""
+        given = self.objective
+        if isinstance(given, Objective):
+            return given
+        table = dict(given) if isinstance(given, Mapping) else {"name": given or "independent"}
+        return build_objective(resolve_objective(self._with_loss(table), "objective"))
+
+    def _with_loss(self, table: dict[str, Any]) -> dict[str, Any]:
+        known = getattr(OBJECTIVES.get(table["name"]), "__dataclass_fields__", ())
+        if "loss" in known:
+            table.setdefault("loss", self._loss_for(table["name"]))
+        if "inner" in known:
+            table["inner"] = self._with_loss(dict(table.get("inner", {"name": "independent"})))
+        return table
+
+    def _make_members(self) -> Members:
+        """Make the members, untrained."""
+        if self.method not in METHODS:
+            raise ValueError(f"`method` must be one of {', '.join(METHODS)}; got {self.method!r}.")
+        inputs, outputs = self.features_.num_inputs, self._num_outputs()
+        options: dict[str, Any] = {"shape": (inputs,)} if self.method == "anchored" else {}
+        if self.method == "mc_dropout" and not self.dropout:
+            options = {"p": 0.1}
+
+        def make() -> torch.nn.Module:
+            return mlp(inputs, list(self.hidden), outputs, dropout=self.dropout)
+
+        return KINDS[self.method](make, self.num_members, self._seed, **options)
+
+    # Reading tables.
+
+    def _read_training(
+        self, X: Any, y: Any, sample_weight: Any, reset: bool
+    ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+        """Return columns, targets and weights of the rows that count."""
+        if y is None:
+            raise ValueError(
+                f"This {type(self).__name__} estimator requires y to be passed, but the target y is None."
+            )
+        table = self._read(X, reset=reset, least=2 if reset else 1)
+        y = column_or_1d(y.to_numpy() if hasattr(y, "to_numpy") else y, warn=True)
+        rows = len(next(iter(table.values())))
+        check_consistent_length(np.empty(rows), y)
+        weight = _check_sample_weight(
+            sample_weight, np.empty((rows, 1)), dtype=np.float64, ensure_non_negative=True
+        )
+        counts = weight > 0
+        return {name: values[counts] for name, values in table.items()}, y[counts], weight[counts]
+
+    def _read(self, X: Any, reset: bool = False, least: int = 1) -> dict[str, np.ndarray]:
+        """Return the columns of a DataFrame or an array, checked as scikit-learn checks them."""
+        if _is_frame(X):
+            validate_data(self, X, reset=reset, skip_check_array=True)
+            table = columns_of(X)
+            if X.shape[0] < least:
+                raise ValueError(
+                    f"Found a table with {X.shape[0]} sample(s) while a minimum of {least} is required."
+                )
+            return table
+        mixed = _mixed(X)
+        if mixed is not None:
+            validate_data(self, mixed, reset=reset, skip_check_array=True)
+            return columns_of({str(number): list(column) for number, column in enumerate(mixed.T)})
+        array = validate_data(
+            self, X, reset=reset, ensure_all_finite="allow-nan", dtype="numeric", ensure_min_samples=least
+        )
+        return columns_of(array)
+
+    def _standard(self, X: Any) -> np.ndarray:
+        check_is_fitted(self)
+        return self.features_.standard(self._read(X))
+
+    def _predict(self, standard: np.ndarray) -> Tensor:
+        """Return every member's output, `(members, rows, outputs)`, in double precision."""
+        return predict(self.ensemble_, torch.from_numpy(self.features_.inputs(standard)))
+
+    # How familiar rows are.
+
+    def distance(self, X: Any) -> np.ndarray:
+        """Return how far each row is from the nearest training rows: the root of the mean squared distance to five of them.
+
+        Args:
+            X: Rows, as `fit` takes them.
+
+        Returns:
+            `(rows,)`, in standard deviations of the columns. Reading: higher is less familiar.
+        """
+        return self._distance(self._standard(X))
+
+    def p_values(self, X: Any) -> np.ndarray:
+        """Return how familiar each row is: the share of held-out rows that are as far from the training rows, or further.
+
+        A conformal p-value: for rows like the training rows it is at most q with probability at most q.
+
+        Args:
+            X: Rows, as `fit` takes them.
+
+        Returns:
+            `(rows,)`, from 0 to 1. Reading: small is unfamiliar.
+        """
+        return p_values(self.held_out_distance_, self.distance(X))
+
+    def is_unfamiliar(self, X: Any, false_alarms: float | None = None) -> np.ndarray:
+        """Return which rows are too far from the training rows to trust an answer.
+
+        Args:
+            X: Rows, as `fit` takes them.
+            false_alarms: Share of rows like the training rows that may be flagged; the estimator's own by default.
+
+        Returns:
+            `(rows,)` of booleans.
+        """
+        alarm = Alarm.of_scores(
+            self.held_out_distance_, false_alarms=self.false_alarms if false_alarms is None else false_alarms
+        )
+        return alarm.p_values_of(self.distance(X)) <= alarm.false_alarms
+
+    def drift_monitor(self) -> DriftMonitor:
+        """Return a monitor for a stream of rows: `monitor.update_scores(estimator.distance(X))`, in their order."""
+        check_is_fitted(self)
+        return DriftMonitor.of_scores(self.held_out_distance_, seed=self._seed)
+
+    def explain_alarm(self, X: Any) -> dict[str, np.ndarray]:
+        """Return which columns make rows unfamiliar.
+
+        Args:
+            X: Rows, as `fit` takes them.
+
+        Returns:
+            For each column its share of the squared distance to the nearest training rows, `(rows,)`; shares sum to 1 over the
+            columns. `pandas.DataFrame(...)` of it is a table with the rows of `X`.
+        """
+        parts = self.features_.by_column(self._gaps(self._standard(X)))
+        total = np.maximum(np.sum(list(parts.values()), 0), np.finfo(np.float64).tiny)
+        return {name: part / total for name, part in parts.items()}
+
+    def _distance(self, standard: np.ndarray) -> np.ndarray:
+        """Return how far rows are from the nearest training rows, `(rows,)`."""
+        return np.sqrt(self._gaps(standard).sum(1))
+
+    def _gaps(self, standard: np.ndarray) -> np.ndarray:
+        """Return the mean squared difference to the nearest training rows in each feature, `(rows, features)`."""
+        bank = torch.from_numpy(self.bank_)
+        gaps = []
+        for rows in torch.from_numpy(standard).split(1024):
+            nearest = torch.cdist(rows, bank).topk(min(_NEIGHBOURS, len(bank)), largest=False).indices
+            gaps.append((rows[:, None] - bank[nearest]).square().mean(1))
+        return torch.cat(gaps).numpy()
+
+    # Storage: arrays and plain values, for skops, for joblib and for a folder of our own.
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(super().__getstate__())
+        if "ensemble_" in state:
+            weights = self.ensemble_.state_dict()
+            state["ensemble_"] = {name: weight.cpu().numpy() for name, weight in weights.items()}
+            state["features_"] = self.features_.to_state()
+        return state
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        super().__setstate__(dict(state))
+        if "ensemble_" in state:
+            self.features_ = Features.from_state(state["features_"])
+            self.ensemble_ = self._make_members().double().eval()
+            self.ensemble_.load_state_dict({name: torch.tensor(w) for name, w in state["ensemble_"].items()})
+
+    def save(self, folder: str | Path) -> None:
+        """Write the estimator into a folder: `estimator.json` and `arrays.safetensors`, no pickle.
+
+        Args:
+            folder: Where to; made if it is not there.
+        """
+        arrays: dict[str, np.ndarray] = {}
+        plain = _without_arrays(self.__getstate__(), "", arrays)
+        path = Path(folder)
+        path.mkdir(parents=True, exist_ok=True)
+        save_file(arrays, path / "arrays.safetensors")
+        text = json.dumps({"estimator": type(self).__name__, "state": plain}, indent=1)
+        (path / "estimator.json").write_text(text, encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Self:
+        """Read an estimator that `save` wrote.
+
+        Args:
+            folder: Where it lies.
+        """
+        path = Path(folder)
+        if not (path / "estimator.json").exists():
+            raise ValueError(f"{path} holds no estimator.json. Give the folder that `save` wrote.")
+        stored = json.loads((path / "estimator.json").read_text(encoding="utf-8"))
+        if stored["estimator"] != cls.__name__:
+            raise ValueError(
+                f"{path} holds an {stored['estimator']}; load it with {stored['estimator']}.load."
+            )
+        estimator = cls()
+        estimator.__setstate__(_with_arrays(stored["state"], load_file(path / "arrays.safetensors")))
+        return estimator
+
+
+class EnsembleClassifier(ClassifierMixin, _TableEnsemble):  # type: ignore[misc]
+    """Classify the rows of a table by an ensemble of small networks.
+
+    Columns may hold numbers, words, booleans and dates, also with missing values; words that training did not see are read as
+    none of its own. Training stops early by rows that are held out; the alarm and intervals are calibrated on rows like them.
+
+    Args:
+        method: Kind of ensemble: "deep", "packed", "batch_ensemble", "masksembles", "mc_dropout" or "anchored".
+        num_members: How many networks answer.
+        objective: What is minimised: a name such as "joint", a table such as `{"name": "joint", "beta": 0.4}`, or an objective of
+            `dissensus.objectives`; each member on its own by default.
+        hidden: Widths of a network's hidden layers.
+        bins: Pieces that a column of numbers is cut into (`Features`); 0 for the plain number only.
+        dropout: Chance that a hidden value is dropped in training.
+        epochs: How often training goes through the rows at most.
+        patience: Training stops after this many epochs without a better held-out likelihood.
+        batch_size: Rows a step; an eighth of all, from 32 to 256, by default.
+        lr: Learning rate of AdamW.
+        weight_decay: Its weight decay.
+        validation_fraction: Share of the rows that is held out, to stop by and for the alarm; a regressor stops by one half of them and
+            calibrates intervals on the other.
+        false_alarms: Share of familiar rows that `is_unfamiliar` may flag.
+        random_state: Seed, or a generator of numpy.
+        device: "auto" takes a GPU if there is one.
+
+    Attributes:
+        classes_: Labels, in the order of the columns of `predict_proba`.
+        ensemble_: The trained members, on the features of a row.
+        features_: How a table becomes those features.
+        n_epochs_: Epochs that training took.
+
+    Example:
+        >>> rows = {"age": [20.0, 30.0, None, 60.0] * 10, "town": ["Ulm", "Ulm", "Bonn", "Bonn"] * 10}
+        >>> import pandas
+        >>> table = pandas.DataFrame(rows)
+        >>> model = EnsembleClassifier(num_members=3, epochs=30).fit(table, ["a", "a", "b", "b"] * 10)
+        >>> model.predict(table[:4]).tolist()
+        ['a', 'a', 'b', 'b']
+        >>> sorted(model.uncertainty(table))
+        ['data', 'knowledge', 'total']
+    """
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
+        """Go once over further rows; the first call decides what the columns are, so let it see many.
+
+        Args:
+            X: Rows, as `fit` takes them.
+            y: The label of each row.
+            classes: All labels there will be; needed in the first call unless `y` has them all.
+            sample_weight: How much each row counts; all alike by default.
+
+        Returns:
+            The estimator.
+        """
+        return self._go_on(X, y, sample_weight, classes)
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Return the mean of the members' probabilities, `(rows, classes)`."""
+        return self._predict(self._standard(X)).softmax(-1).mean(0).numpy()
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Return the most probable label of each row."""
+        places = self.predict_proba(X).argmax(1)
+        return self.classes_[places]
+
+    def uncertainty(self, X: Any) -> dict[str, np.ndarray]:
+        """Return how uncertain each answer is, in nats: total, of which data (noise) and knowledge (members disagree).
+
+        Args:
+            X: Rows, as `fit` takes them.
+
+        Returns:
+            `total`, `data` and `knowledge`, `(rows,)` each; the first is the sum of the others.
+        """
+        logits = self._predict(self._standard(X))
+        parts = {"total": total_entropy, "data": expected_entropy, "knowledge": mutual_information}
+        return {name: score(logits).numpy() for name, score in parts.items()}
+
+    def _learn_targets(self, y: np.ndarray, weight: np.ndarray, classes: Any) -> None:
+        check_classification_targets(y)
+        self.classes_ = np.unique(y if classes is None else np.asarray(classes))
+        if len(self.classes_) < 2:
+            raise ValueError(
+                f"A classifier needs rows of at least two classes; got one class, {self.classes_[0]!r}."
+            )
+
+    def _encode_targets(self, y: np.ndarray) -> np.ndarray:
+        unknown = sorted(set(y.tolist()) - set(self.classes_.tolist()), key=str)
+        if unknown:
+            raise ValueError(
+                f"`y` holds labels that are not among the classes: {unknown[:3]}. Name them all in `classes`."
+            )
+        return np.searchsorted(self.classes_, y)
+
+    def _groups(self, y: np.ndarray) -> np.ndarray:
+        return y
+
+    def _num_outputs(self) -> int:
+        return len(self.classes_)
+
+    def _loss_for(self, objective: str) -> str:
+        return "cross_entropy"
+
+
+class EnsembleRegressor(RegressorMixin, _TableEnsemble):  # type: ignore[misc]
+    """Predict a number for the rows of a table by an ensemble of small networks, with how sure it is.
+
+    Each member predicts a mean and a standard deviation; their mixture is the answer. Targets are standardised inside. Arguments
+    are those of `EnsembleClassifier`.
+
+    Attributes:
+        ensemble_: The trained members, on the features of a row.
+        features_: How a table becomes those features.
+        n_epochs_: Epochs that training took.
+
+    Example:
+        >>> x = np.linspace(-2, 2, 200)[:, None]
+        >>> model = EnsembleRegressor(num_members=3, epochs=60).fit(x, 3 * x[:, 0])
+        >>> mean, std = model.predict([[1.0]], return_std=True)
+        >>> bool(abs(mean[0] - 3) < 1 and std[0] < 1)
+        True
+    """
+
+    _calibrating = 0.5
+
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Go once over further rows; the first call decides what the columns are, so let it see many.
+
+        Args:
+            X: Rows, as `fit` takes them.
+            y: The target of each row.
+            sample_weight: How much each row counts; all alike by default.
+
+        Returns:
+            The estimator.
+        """
+        return self._go_on(X, y, sample_weight)
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:
+        """Return the mean of the members' mixture for each row, `(rows,)`; with `return_std` also its standard deviation."""
+        mean, data, knowledge = self._moments(self._standard(X))
+        return (mean, np.sqrt(data + knowledge)) if return_std else mean
+
+    def uncertainty(self, X: Any) -> dict[str, np.ndarray]:
+        """Return how uncertain each answer is, as a variance: total, of which data (noise) and knowledge (members disagree).
+
+        Args:
+            X: Rows, as `fit` takes them.
+
+        Returns:
+            `total`, `data` and `knowledge`, `(rows,)` each; the first is the sum of the others.
+        """
+        _, data, knowledge = self._moments(self._standard(X))
+        return {"total": data + knowledge, "data": data, "knowledge": knowledge}
+
+    def predict_interval(self, X: Any, coverage: float = 0.9) -> np.ndarray:
+        """Return intervals that hold the target in so many cases, as wide as the held-out rows ask for.
+
+        Args:
+            X: Rows, as `fit` takes them.
+            coverage: How often the target lies inside.
+
+        Returns:
+            `(rows, 2)`, lower and upper ends; infinite where there are too few held-out rows for the coverage.
+        """
+        mean, data, knowledge = self._moments(self._standard(X))
+        held, held_data, held_knowledge = self._moments(self.held_out_x_[self.calibrates_])
+        return intervals(
+            (held, np.sqrt(held_data + held_knowledge)),
+            self._unscaled(self.held_out_y_[self.calibrates_, 0]),
+            (mean, np.sqrt(data + knowledge)),
+            coverage,
+        )
+
+    def _moments(self, standard: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return mean, data variance and knowledge variance, in the target's units."""
+        outputs, likelihood = self._predict(standard), self._objective().likelihood
+        if likelihood.kind == "density":
+            mean, scale = mean_and_scale(outputs)
+            family: Family = "laplace" if likelihood.name == "laplace_nll" else "gaussian"
+            data = data_variance(mean, scale, family=family)[:, 0].numpy()
+        else:
+            mean, data = outputs, np.full(len(standard), self.noise_)
+        knowledge = mean.var(0, correction=0)[:, 0].numpy()
+        square = self.target_scale_**2
+        return self._unscaled(mean.mean(0)[:, 0].numpy()), data * square, knowledge * square
+
+    def _unscaled(self, target: np.ndarray) -> np.ndarray:
+        return target * self.target_scale_ + self.target_mean_
+
+    def _learn_targets(self, y: np.ndarray, weight: np.ndarray, classes: Any) -> None:
+        self.target_mean_ = float(np.average(y, weights=weight))
+        spread = float(np.sqrt(np.average((y - self.target_mean_) ** 2, weights=weight)))
+        self.target_scale_ = spread if spread > 1e-12 * abs(self.target_mean_) else 1.0
+
+    def _encode_targets(self, y: np.ndarray) -> np.ndarray:
+        return (((y - self.target_mean_) / self.target_scale_)[:, None]).astype(np.float32)
+
+    def _groups(self, y: np.ndarray) -> np.ndarray:
+        return np.zeros(len(y))
+
+    def _num_outputs(self) -> int:
+        return 2 if self._objective().likelihood.kind == "density" else 1
+
+    def _loss_for(self, objective: str) -> str:
+        return "mse" if objective == "joint" else "gaussian_nll"
+
+    def _remember(self, rows: _Rows) -> None:
+        super()._remember(rows)
+        # Members that predict no scale of their own share one: the error on rows that they were not trained on.
+        if self._objective().likelihood.kind == "points":
+            error = self._predict(self.held_out_x_).mean(0).numpy() - self.held_out_y_
+            self.noise_ = float(np.square(error).mean())
+
+
+def _is_frame(X: Any) -> bool:
+    return hasattr(X, "columns") and hasattr(X, "shape")
+
+
+def _mixed(X: Any) -> np.ndarray | None:
+    """Return an array of words and numbers as it is; None for one of numbers only."""
+    if hasattr(X, "toarray"):  # sparse, which scikit-learn's own check refuses
+        return None
+    array = X if isinstance(X, np.ndarray) else np.asarray(X, dtype=object)
+    if array.ndim != 2 or array.dtype.kind not in "OUS":
+        return None
+    return array if any(isinstance(value, str) for value in array.ravel().tolist()) else None
+
+
+def _without_arrays(value: Any, path: str, arrays: dict[str, np.ndarray]) -> Any:
+    """Return plain values for JSON, with a path in place of each array of numbers, which is put among `arrays`."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        arrays[path] = np.ascontiguousarray(value)
+        return {"array": path}
+    if isinstance(value, np.ndarray):
+        return {"values": value.tolist(), "dtype": value.dtype.str}
+    if isinstance(value, Mapping):
+        return {
+            key: _without_arrays(each, f"{path}.{key}" if path else key, arrays)
+            for key, each in value.items()
+        }
+    if isinstance(value, Objective):
+        name = next((name for name, kind in OBJECTIVES.items() if kind is type(value)), None)
+        own = {field.name: getattr(value, field.name) for field in fields(value)}  # type: ignore[arg-type]
+        return _without_arrays({"name": name, **own}, path, arrays)
+    if isinstance(value, np.generic):
+        return value.item()
+    return value
+
+
+def _with_arrays(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+    """Put the arrays back."""
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {"array"}:
+        return arrays[value["array"]]
+    if set(value) == {"values", "dtype"}:
+        return np.array(value["values"], dtype=np.dtype(value["dtype"]))
+    return {key: _with_arrays(each, arrays) for key, each in value.items()}

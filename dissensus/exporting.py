@@ -1,0 +1,411 @@
+"""An ensemble and its alarm in, one file out that predicts, says how sure it is, and knows when to say no."""
+
+import copy
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map
+
+from dissensus._beliefs import deviations
+from dissensus.conformal import Alarm, DriftMonitor
+from dissensus.data.sources import device_of
+from dissensus.data.trees import Tree, plain
+from dissensus.members import Members
+from dissensus.members.loop import as_loop
+from dissensus.members.modes import evaluation_mode
+from dissensus.objectives.likelihoods import likelihood_of, mean_and_scale
+from dissensus.onnx_files import Session, finish, quiet_export
+from dissensus.predictions import predict
+from dissensus.scores import SCORES, Beliefs
+
+Precision = Literal["fp32", "fp16", "int8"]
+Outputs = dict[str, NDArray[Any]]
+
+# Rows at which a file is compared with the ensemble; the most is cut where inputs are large.
+_CHECKED_ROWS = (1, 7, 4096)
+_CHECKED_VALUES = 1 << 22
+_TOLERANCE = 1e-5
+# Fewer rows than this do not show whether rounding changes the order of scores.
+_ROWS_TO_RANK = 64
+_LEAST_RANK_CORRELATION = 0.999
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written, and how it compares with the ensemble.
+
+    Attributes:
+        path: The file.
+        size: Bytes.
+        largest_error: Largest difference from the ensemble's own outputs, relative where these exceed 1.
+        rank_correlation: Spearman correlation of the file's scores with the ensemble's; 1 keeps every order.
+    """
+
+    path: Path
+    size: int
+    largest_error: float
+    rank_correlation: float
+
+
+def export(
+    members: Members,
+    path: str | Path,
+    *,
+    example: Any,
+    alarm: Alarm | None = None,
+    loss: str | None = None,
+    preprocess: nn.Module | None = None,
+    precision: Precision = "fp32",
+    member_outputs: bool = False,
+    facts: Mapping[str, Any] | None = None,
+) -> Exported:
+    """Write an ensemble as one file that needs neither this package nor, as ONNX, torch.
+
+    Outputs: `prediction`, mean probabilities `(batch, classes)` or the mixture's mean `(batch, targets)`; `total`, `data` and
+    `knowledge`, its uncertainty and the two parts of it, `(batch,)`: entropies in nats, or variances (mean over the targets);
+    `score`, the alarm's. With an alarm also `p_value` and `flag`, which is `p_value <= limit`; `limit` is then an input, the
+    false-alarm rate, that in an ONNX file is the alarm's unless it is given.
+
+    The file is run on 1, 7 and 4096 rows and compared with the ensemble before it is called done.
+
+    Args:
+        members: The ensemble, of any kind.
+        path: Where to write; `.onnx`, or `.pt2` for `torch.export.load`.
+        example: Some inputs, a tensor or a tree of them as `predict` takes. Keys of a dictionary name the file's inputs; one tensor is
+            `x`, those of a tuple `x0`, `x1`, .... Real ones: the file is compared with the ensemble on them.
+        alarm: What `ds.Alarm.calibrate` returned.
+        loss: How outputs are read, as in `ds.evaluate`; by default the alarm's, or else "mse" for one output and
+            "cross_entropy" for more.
+        preprocess: What inputs go through first; it becomes part of the file.
+        precision: "fp32"; "fp16" runs members in half precision; "int8" stores weights in 8 bits (ONNX only). Uncertainty is
+            computed in float32. Where the order of scores changes (rank correlation below 0.999), nothing is written.
+        member_outputs: Whether `members`, each member's own prediction `(batch, members, ...)`, is an output too.
+        facts: Further entries for the metadata of the file, such as names of classes; of values that JSON has.
+
+    Returns:
+        Where the file is, and how it compares.
+
+    Example:
+        >>> import tempfile
+        >>> import dissensus as ds
+        >>> ens = ds.DeepEnsemble(lambda: nn.Linear(4, 3), num_members=5)
+        >>> done = export(ens, Path(tempfile.mkdtemp()) / "model.pt2", example=torch.randn(8, 4))
+        >>> done.largest_error < 1e-5, done.path.name
+        (True, 'model.pt2')
+    """
+    path = Path(path)
+    example = tree_map(lambda leaf: torch.as_tensor(leaf).cpu(), plain(example))
+    _check(members, path, precision, example)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.stem}.tmp{path.suffix}")
+    with evaluation_mode(members):
+        graph = _Graph(members, example, preprocess, alarm, loss, precision == "fp16", member_outputs)
+        limit = None if alarm is None else torch.tensor(alarm.false_alarms)
+        known = {**_facts(members, graph, alarm), "precision": precision, **(facts or {})}
+        try:
+            _write(graph, example, limit, temporary, known, precision == "int8")
+            error, correlation = _compare(temporary, graph, members, example, limit, precision)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    return Exported(path, path.stat().st_size, error, correlation)
+
+
+def _check(members: Members, path: Path, precision: str, example: Any) -> None:
+    if not isinstance(members, Members):
+        raise ValueError(
+            f"`members` must be an ensemble, such as a DeepEnsemble; got {type(members).__name__}. Wrap networks with "
+            "`ds.DeepEnsemble.from_members([net, ...])`."
+        )
+    if path.suffix not in (".onnx", ".pt2"):
+        raise ValueError(f"Files are written as .onnx or .pt2; got {path.name!r}.")
+    if precision not in get_args(Precision):
+        raise ValueError(f"`precision` must be one of {', '.join(get_args(Precision))}; got {precision!r}.")
+    if precision == "int8" and path.suffix == ".pt2":
+        raise ValueError("8-bit weights are written to .onnx files only; choose that, or precision='fp16'.")
+    leaves = tree_flatten(example)[0]
+    if not leaves or not all(leaf.ndim and len(leaf) for leaf in leaves):
+        raise ValueError("`example` must be a tensor of at least one input, or a tree of such tensors.")
+    if precision != "fp32" and len(leaves[0]) < _ROWS_TO_RANK:
+        raise ValueError(
+            f"Whether {precision} keeps the order of scores is seen on at least {_ROWS_TO_RANK} inputs; `example` has "
+            f"{len(leaves[0])}. Give more, such as held-out ones."
+        )
+
+
+class _Graph(nn.Module):
+    """All that the file does: inputs in, predictions, uncertainty and alarm out."""
+
+    def __init__(
+        self,
+        members: Members,
+        example: Any,
+        preprocess: nn.Module | None,
+        alarm: Alarm | None,
+        loss: str | None,
+        half: bool,
+        member_outputs: bool,
+    ) -> None:
+        super().__init__()
+        self.preprocess = nn.Identity() if preprocess is None else copy.deepcopy(preprocess).cpu()
+        few = self.preprocess(tree_map(lambda leaf: leaf[:2], example))
+        self.loop = as_loop(members, tree_map(lambda leaf: leaf.to(device_of(members)), few)).cpu()
+        self.reader = _Reader(self.loop(few), alarm, loss)
+        self.in_half, self.member_outputs = half, member_outputs
+        if half:
+            self.loop.half()
+
+    def forward(self, x: Any, limit: Tensor | None = None) -> dict[str, Tensor]:
+        x = self.preprocess(x)
+        if self.in_half:
+            x = tree_map(lambda leaf: leaf.half() if leaf.is_floating_point() else leaf, x)
+        return self.read(self.loop(x).float(), limit)
+
+    def read(self, outputs: Tensor, limit: Tensor | None) -> dict[str, Tensor]:
+        """Return what the file gives, from member outputs."""
+        found: dict[str, Tensor] = self.reader(outputs, limit)
+        if self.member_outputs:
+            found["members"] = self.reader.each(outputs).transpose(0, 1)
+        return found
+
+
+class _Reader(nn.Module):
+    """What member outputs `(members, batch, outputs)` say of each input."""
+
+    def __init__(self, outputs: Tensor, alarm: Alarm | None, loss: str | None) -> None:
+        super().__init__()
+        if outputs.ndim != 3:
+            raise ValueError(
+                "Members must return (batch, outputs), which makes (members, batch, outputs); the ensemble gives "
+                f"{tuple(outputs.shape)}."
+            )
+        single = outputs.shape[-1] == 1
+        self.likelihood = likelihood_of(loss or _loss_of(alarm) or ("mse" if single else "cross_entropy"))
+        self.classes = self.likelihood.kind == "classes"
+        if self.classes and single:
+            raise ValueError("Classes need two outputs or more, and these members have one. Give loss='mse'.")
+        self.score = _default_score(self.classes, len(outputs)) if alarm is None else alarm.scorer.score
+        tables = () if alarm is None else alarm.calibration.values()
+        self.ranks = nn.ModuleList(_Ranks(torch.from_numpy(table)) for table in tables)
+
+    def forward(self, outputs: Tensor, limit: Tensor | None) -> dict[str, Tensor]:
+        found = self._of_classes(outputs) if self.classes else self._of_values(outputs)
+        if limit is not None:
+            # Of an alarm by classes the largest p-value: an input is strange if it is strange in every class.
+            found["p_value"] = torch.stack([rank(found["score"]) for rank in self.ranks]).amax(0)
+            found["flag"] = found["p_value"] <= limit
+        return found
+
+    def _of_classes(self, logits: Tensor) -> dict[str, Tensor]:
+        beliefs = Beliefs.unchecked(logits)
+        return {
+            "prediction": beliefs.mean_probs,
+            "total": SCORES["total_entropy"](beliefs),
+            "data": SCORES["expected_entropy"](beliefs),
+            "knowledge": SCORES["mutual_information"](beliefs),
+            "score": SCORES[self.score](beliefs) if isinstance(self.score, str) else self.score(logits),
+        }
+
+    def _of_values(self, outputs: Tensor) -> dict[str, Tensor]:
+        mean, scale = self._mean_and_scale(outputs)
+        spread = scale.square() * (2.0 if self.likelihood.name == "laplace_nll" else 1.0)
+        data, knowledge = spread.mean(0).mean(-1), deviations(mean, None).square().mean(0).mean(-1)
+        found = {"total": data + knowledge, "data": data, "knowledge": knowledge}
+        score = self.score(outputs) if callable(self.score) else found[self.score.removesuffix("_variance")]
+        # A copy: one tensor under two names would be one output.
+        return {"prediction": mean.mean(0), **found, "score": score.clone()}
+
+    def _mean_and_scale(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        if self.likelihood.kind == "density":
+            return mean_and_scale(outputs)
+        return outputs, torch.zeros_like(outputs)
+
+    def each(self, outputs: Tensor) -> Tensor:
+        """Return each member's own prediction, `(members, batch, ...)`."""
+        return outputs.softmax(-1) if self.classes else self._mean_and_scale(outputs)[0]
+
+
+def _loss_of(alarm: Alarm | None) -> str | None:
+    return None if alarm is None or alarm.scorer.loss == "auto" else alarm.scorer.loss
+
+
+def _default_score(classes: bool, num_members: int) -> str:
+    """Return the score of an alarm that was not asked for another."""
+    if not classes:
+        return "knowledge_variance"
+    return "mutual_information" if num_members > 1 else "total_entropy"
+
+
+class _Ranks(nn.Module):
+    """Conformal p-values among held-out scores, `(calibration,)`."""
+
+    table: Tensor
+
+    def __init__(self, scores: Tensor) -> None:
+        super().__init__()
+        self.count = len(scores)
+        # Filled up with infinity to one less than a power of two, so that halving it ends at single numbers.
+        table = torch.full(((1 << self.count.bit_length()) - 1,), torch.inf)
+        table[: self.count] = scores.float().sort().values
+        self.register_buffer("table", table)
+
+    def forward(self, score: Tensor) -> Tensor:
+        # Binary search, which ONNX has no operator for: `below` becomes the number of held-out scores under each score.
+        below = torch.zeros_like(score, dtype=torch.int64)
+        step = (len(self.table) + 1) // 2
+        while step:
+            below = below + step * (self.table[below + step - 1] < score)
+            step //= 2
+        return (1 + self.count - below).float() / (self.count + 1)
+
+
+def _facts(members: Members, graph: _Graph, alarm: Alarm | None) -> dict[str, Any]:
+    """Return what a file says about itself."""
+    from dissensus import __version__
+
+    score = graph.reader.score
+    facts = {
+        "dissensus": __version__,
+        "task": "classification" if graph.reader.classes else "regression",
+        "loss": graph.reader.likelihood.name,
+        "kind": type(members).__name__,
+        "num_members": members.num_members,
+        "score": score if isinstance(score, str) else getattr(score, "__name__", "function"),
+    }
+    if alarm is None:
+        return facts
+    held_out = np.concatenate(list(alarm.calibration.values()))
+    facts |= {"false_alarms": alarm.false_alarms, "calibration_inputs": len(held_out)}
+    # What a server watches its inputs with.
+    return facts | ({"drift": DriftMonitor.of_scores(held_out).state()} if len(held_out) >= 3 else {})
+
+
+def _input_names(example: Any) -> list[str]:
+    """Return what the file calls its inputs: `x`, the keys of a dictionary, or `x0`, `x1`, ... of a tuple."""
+    if isinstance(example, Tensor):
+        return ["x"]
+    return [f"x{name}" if name[0].isdigit() else name for name in Tree.of(example).names()]
+
+
+def _write(
+    graph: _Graph, example: Any, limit: Tensor | None, path: Path, facts: Mapping[str, Any], int8: bool
+) -> None:
+    arguments: dict[str, Any] = {"x": _rows(example, 3)}
+    shapes: dict[str, Any] = {"x": tree_map(lambda leaf: {0: torch.export.Dim.DYNAMIC}, example)}
+    if limit is not None:
+        arguments["limit"], shapes["limit"] = limit, None
+    names = [*_input_names(example), *(["limit"] if limit is not None else [])]
+    with quiet_export():
+        try:
+            program = torch.export.export(graph.eval(), (), arguments, dynamic_shapes=shapes)
+        except Exception as problem:
+            raise ValueError(
+                "torch.export cannot follow this network for batches of every size: "
+                f"{str(problem).strip().splitlines()[0]} Forward passes must not read values of tensors or fix the batch."
+            ) from problem
+        for node in program.graph.nodes:
+            node.meta.pop("stack_trace", None)  # names of files on the machine that exported
+        if path.suffix == ".pt2":
+            torch.export.save(
+                program, path, extra_files={name: json.dumps(fact) for name, fact in facts.items()}
+            )
+            return
+        outputs = list(graph(**arguments))
+        traced = torch.onnx.export(
+            program, input_names=names, output_names=outputs, dynamo=True, verbose=False
+        )
+    assert traced is not None
+    defaults = {} if limit is None else {"limit": limit.numpy()}
+    path.write_bytes(finish(traced.model_proto, defaults, facts, int8))
+
+
+def _rows(tree: Any, count: int) -> Any:
+    """Return so many rows of every tensor, the first again after the last."""
+    return tree_map(lambda leaf: leaf[torch.arange(count) % len(leaf)], tree)
+
+
+def _compare(
+    path: Path, graph: _Graph, members: Members, example: Any, limit: Tensor | None, precision: Precision
+) -> tuple[float, float]:
+    """Run a file and the ensemble itself on the same rows; return the largest error and the rank correlation of scores."""
+    run = _runner(path, example, limit)
+    values = sum(leaf[0].numel() for leaf in tree_flatten(example)[0])
+    error, correlation = 0.0, 1.0
+    for size in _CHECKED_ROWS:
+        rows = _rows(example, min(size, max(_CHECKED_VALUES // values, 8)))
+        own = graph.read(predict(members, graph.preprocess(rows)).float(), limit)
+        wanted = {name: value.numpy() for name, value in own.items()}
+        try:
+            found = run(rows)
+            shapes = {name: value.shape for name, value in found.items()}
+        except Exception as problem:  # whatever the runtime raises
+            shapes = {str(problem).splitlines()[0]: ()}
+        if shapes != {name: value.shape for name, value in wanted.items()}:
+            raise ValueError(
+                f"The file does not run on {size} inputs, so the network's forward pass fixes the batch. It gave {shapes}."
+            )
+        _check_ranks(found, graph, limit)
+        error = max(error, _error(found, wanted, graph.reader.classes))
+        correlation = _rank_correlation(found["score"], wanted["score"])
+    if precision == "fp32" and error > _TOLERANCE:
+        raise ValueError(
+            f"The file's outputs differ from the ensemble's by {error:.1e}, so it is not written. Does the network draw at random, or "
+            "mix rows of a batch, in evaluation?"
+        )
+    if precision != "fp32" and correlation < _LEAST_RANK_CORRELATION:
+        raise ValueError(
+            f"In {precision} scores keep their order only to a rank correlation of {correlation:.4f}, below "
+            f"{_LEAST_RANK_CORRELATION}, so nothing is written. Choose a higher precision."
+        )
+    return error, correlation
+
+
+def _runner(path: Path, example: Any, limit: Tensor | None) -> Callable[[Any], Outputs]:
+    if path.suffix == ".pt2":
+        module = torch.export.load(path).module()
+        given = {} if limit is None else {"limit": limit}
+        return lambda rows: {name: value.numpy() for name, value in module(x=rows, **given).items()}
+    session, names = Session(path), _input_names(example)
+    return lambda rows: session.run(
+        {name: leaf.numpy() for name, leaf in zip(names, tree_flatten(rows)[0], strict=True)}
+    )
+
+
+def _check_ranks(found: Outputs, graph: _Graph, limit: Tensor | None) -> None:
+    """See that p-values are those of the file's own scores: next to a held-out score, rounding may decide a rank."""
+    if limit is not None:
+        ranks = torch.stack([rank(torch.from_numpy(found["score"])) for rank in graph.reader.ranks]).amax(0)
+        assert np.array_equal(found["p_value"], ranks.numpy())
+        assert np.array_equal(found["flag"], found["p_value"] <= limit.numpy())
+
+
+def _error(found: Outputs, wanted: Outputs, classes: bool) -> float:
+    """Return the largest difference, relative where values exceed 1; p-values follow from scores and are checked by themselves."""
+    errors = []
+    for name in wanted.keys() - {"p_value", "flag"}:
+        ours, theirs = found[name].astype(np.float64), wanted[name].astype(np.float64)
+        size = np.maximum(1, np.abs(theirs))
+        if not classes and name not in ("prediction", "members"):
+            # Roots of variances have the unit of predictions, whose digits are what they are computed from.
+            ours, theirs = np.sqrt(np.abs(ours)), np.sqrt(np.abs(theirs))
+            size = np.maximum(1, np.abs(wanted["prediction"]).max())
+        errors.append(float((np.abs(ours - theirs) / size).max()))
+    return max(errors)
+
+
+def _rank_correlation(a: NDArray[Any], b: NDArray[Any]) -> float:
+    """Return Spearman's correlation, ties at their mean rank."""
+    ranks = []
+    for values in (a, b):
+        _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+        ranks.append((np.cumsum(counts) - counts / 2)[place])
+    constant = [np.ptp(each) == 0 for each in ranks]
+    return float(all(constant)) if any(constant) else float(np.asarray(np.corrcoef(np.stack(ranks)))[0, 1])

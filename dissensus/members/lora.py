@@ -1,0 +1,267 @@
+"""LoRA ensembles: one frozen network, and for each member corrections of low rank to its linear layers."""
+
+import copy
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from math import sqrt
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from dissensus.data.trees import Batch, Output
+from dissensus.members.members import Keys, Members, View, keys_of
+from dissensus.members.shared import SharedMembers
+from dissensus.members.stacking import check_nets, twin
+from dissensus.nets.dropout import plain_dropout
+from dissensus.nets.sites import listed
+from dissensus.randomness import derive, uniform
+
+
+class LoRAEnsemble(SharedMembers):
+    r"""Members that are adapters on one frozen network: $W_m = W + \frac{\alpha}{r} B_m A_m$.
+
+    Every chosen linear layer of the network gets, for each member, two matrices of rank r that are trained in its place; the network's own
+    weights are held once, whatever the number of members. $A_m$ starts random and $B_m$ at zero, so members start as the network
+    itself and part when they are trained. The network is not copied: its tensors are shared with yours, no longer ask for gradients, and
+    it always evaluates (no dropout, BatchNorm as it was trained).
+
+    Args:
+        net: A trained network, such as one of `transformers`.
+        num_members: Adapters.
+        rank: Rank r of the corrections.
+        alpha: Their scale.
+        layers: Names of linear layers to correct, or patterns of names such as `"*.query"`; all by default.
+        own: Names or patterns of linear layers of which every member has a copy of its own, trained in full: a new head.
+        seed: Decides $A_m$; member j's depends on `(seed, j)` only.
+        output: What is scored of a network that returns several tensors: a key, an index or a function.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
+        >>> ens = LoRAEnsemble(net, num_members=5, rank=2, layers="0", own="2")
+        >>> ens(torch.zeros(8, 64)).shape, sum(p.numel() for p in ens.parameters() if p.requires_grad)
+        (torch.Size([5, 8, 3]), 2255)
+
+    References:
+        Hu et al., 2021, <https://arxiv.org/abs/2106.09685>; Wang et al., 2023, <https://arxiv.org/abs/2310.00035>.
+    """
+
+    loss_over_members: ClassVar[Literal["sum", "mean"]] = "sum"
+    own_batches: ClassVar[bool] = True
+    separate: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        net: nn.Module,
+        num_members: int = 5,
+        rank: int = 8,
+        alpha: float = 16.0,
+        *,
+        layers: str | Sequence[str] = "*",
+        own: str | Sequence[str] = (),
+        seed: int = 0,
+        output: Output = None,
+    ) -> None:
+        if num_members < 1 or rank < 1 or rank != int(rank):
+            raise ValueError(
+                f"`num_members` and `rank` must be whole numbers, at least 1; got {num_members} and {rank}."
+            )
+        check_nets([net])
+        if isinstance(net, Members):
+            raise ValueError(
+                f"`net` must be one network; got a {type(net).__name__}. Take one of its members."
+            )
+        net.requires_grad_(False)
+        held = nn.Sequential(twin(net))
+        linear = {name: module for name, module in held[0].named_modules() if type(module) is nn.Linear}
+        full = _matching(linear, own, "own")
+        low = [name for name in _matching(linear, layers, "layers") if name not in full]
+        for name in (*full, *low):
+            layer = linear[name]
+            adapter: _Adapter
+            if name in full:
+                adapter = _Full(layer, num_members)
+            else:
+                adapter = _LowRank(layer, num_members, rank, alpha, derive(seed, "adapter", name))
+            parent, _, last = f"0.{name}".rstrip(".").rpartition(".")
+            held.get_submodule(parent).add_module(last, adapter)
+        super().__init__(held[0], num_members, seed, "whole", output)
+        self.rank, self.alpha = rank, alpha
+        self.to(next(self.net.parameters()).device)
+        self.train(net.training)
+
+    def train(self, mode: bool = True) -> "LoRAEnsemble":
+        """Set training or evaluation mode of the ensemble; the network always evaluates."""
+        super().train(mode)
+        self.net.eval()
+        return self
+
+    def _probe(self, tensors: Mapping[str, Tensor], x: Batch, owners: Tensor, keys: Keys) -> bool:
+        """The network always evaluates, so it draws nothing."""
+        return False
+
+    def adapters(self) -> Iterator[tuple[str, "_Adapter"]]:
+        """Yield the layers that members have something of their own in, by name."""
+        return ((name, module) for name, module in self.named_modules() if isinstance(module, _Adapter))
+
+    def _own_names(self) -> list[str]:
+        return [
+            f"{name}.{own}"
+            for name, layer in self.adapters()
+            for own, _ in layer.named_parameters(recurse=False)
+        ]
+
+    @property
+    def shared_buffers(self) -> frozenset[str]:  # type: ignore[override]
+        """Names of the network's tensors, which no pass changes."""
+        own = {*self._own_names(), "member_keys"}
+        names = (name for name, _ in (*self.named_parameters(), *self.named_buffers()))
+        return frozenset(name for name in names if name not in own)
+
+    def parameter_rows(self) -> list[tuple[list[int] | None, list[str]]]:
+        """Return the names of the adapters' parameters, whose rows are the members'."""
+        return [(list(range(self.num_members)), self._own_names())]
+
+    def rows_of(self, tensors: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+        """Return copies of some members' adapters; the network's tensors as they are."""
+        shared = self.shared_buffers
+        return {name: t if name in shared else t.index_select(0, rows) for name, t in tensors.items()}
+
+    def put_rows(self, tensors: Mapping[str, Tensor], rows: Tensor, new: Mapping[str, Tensor]) -> None:
+        """Write nothing back: no pass changes a tensor."""
+
+    def sums_by_member(self, values: Mapping[str, Tensor], view: View) -> Tensor:
+        """Return the sum of each member's own values."""
+        return Members.sums_by_member(self, values, view)
+
+    def keep_members(self, rows: Sequence[int]) -> None:
+        """Go on with these members only, in place; the others are gone."""
+        kept = [self.check_index(row) for row in rows]
+        self.member_ids = tuple(self.member_ids[row] for row in kept)
+        self.num_members = len(kept)
+        self.member_keys = keys_of(self.seed, self.member_ids).to(self.member_keys.device)
+        for name in self._own_names():
+            parameter = self.get_parameter(name)
+            parameter.data, parameter.grad = parameter.data[kept].clone(), None
+
+    def member(self, index: int) -> nn.Module:
+        """Return one member as an independent plain module: a copy of the network with that member's adapters."""
+        index = self.check_index(index)
+        held = nn.Sequential(copy.deepcopy(self.net))
+        for name, layer in self.adapters():
+            parent, _, last = name.replace("net", "0", 1).rpartition(".")
+            held.get_submodule(parent).add_module(last, layer.alone(index))
+        return plain_dropout(held[0])
+
+    def identity(self) -> dict[str, str]:
+        """Return which network it is: its tensors are not in the checkpoints of a run."""
+        digest = hashlib.sha256()
+        for name, tensor in self.state_dict().items():
+            if name in self.shared_buffers:
+                digest.update(name.encode())
+                digest.update(
+                    tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+                )
+        return {"network": digest.hexdigest()[:16], **super().identity()}
+
+    def settings(self) -> dict[str, object]:
+        """Return what decides training beside the tensors."""
+        return {**super().settings(), "alpha": self.alpha}
+
+    def soup(self) -> nn.Module:
+        """Return one plain module with the average of the members' adapters."""
+        return Members.soup(self)
+
+
+class _Adapter(nn.Module):
+    """A linear layer of which members have something of their own; rows of a batch are member after member.
+
+    Attributes:
+        base: The layer itself, frozen.
+    """
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base = base
+
+    def alone(self, index: int) -> nn.Module:
+        """Return one member's layer as a plain module."""
+        raise NotImplementedError
+
+
+class _LowRank(_Adapter):
+    """Corrections of low rank, `(members, rank, inputs)` and `(members, outputs, rank)`."""
+
+    def __init__(self, base: nn.Linear, num_members: int, rank: int, alpha: float, key: int) -> None:
+        super().__init__(base)
+        self.scale = alpha / rank
+        dtype = base.weight.dtype if base.weight.dtype.itemsize > 2 else torch.float32
+        keys = torch.tensor([derive(key, member) for member in range(num_members)])
+        start = (2 * uniform(keys, rank, base.in_features) - 1) / sqrt(base.in_features)
+        self.a = nn.Parameter(start.to(dtype))
+        self.b = nn.Parameter(torch.zeros(num_members, base.out_features, rank, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add each member's correction to what the layer gives for its rows."""
+        rows = x.reshape(len(self.a), -1, x.shape[-1]).to(self.a.dtype)
+        correction = rows @ self.a.transpose(1, 2) @ self.b.transpose(1, 2)
+        base: Tensor = self.base(x)
+        return base + self.scale * correction.reshape(base.shape).to(base.dtype)
+
+    def alone(self, index: int) -> nn.Module:
+        """Return one member's layer."""
+        return LoRALinear(copy.deepcopy(self.base), self.a[index], self.b[index], self.scale)
+
+
+class LoRALinear(nn.Module):
+    """A frozen linear layer and one correction of low rank, as in a member of `LoRAEnsemble`."""
+
+    def __init__(self, base: nn.Module, a: Tensor, b: Tensor, scale: float) -> None:
+        super().__init__()
+        self.base, self.scale = base, scale
+        self.a, self.b = nn.Parameter(a.detach().clone()), nn.Parameter(b.detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what the layer gives, corrected."""
+        base: Tensor = self.base(x)
+        return base + self.scale * (x.to(self.a.dtype) @ self.a.T @ self.b.T).to(base.dtype)
+
+
+class _Full(_Adapter):
+    """A layer that every member has for itself, `(members, outputs, inputs)`; it starts as the network's."""
+
+    bias: nn.Parameter | None
+
+    def __init__(self, base: nn.Linear, num_members: int) -> None:
+        super().__init__(nn.Identity())
+        self.weight = nn.Parameter(base.weight.detach().repeat(num_members, 1, 1))
+        bias = None if base.bias is None else nn.Parameter(base.bias.detach().repeat(num_members, 1))
+        self.register_parameter("bias", bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply each member's rows with its own weight."""
+        rows = x.reshape(len(self.weight), -1, x.shape[-1])
+        found = rows @ self.weight.transpose(1, 2)
+        found = found if self.bias is None else found + self.bias[:, None]
+        return found.reshape(*x.shape[:-1], -1)
+
+    def alone(self, index: int) -> nn.Module:
+        """Return one member's layer."""
+        outputs, inputs = self.weight.shape[1:]
+        layer = nn.Linear(inputs, outputs, self.bias is not None, device="meta")
+        layer.weight = nn.Parameter(self.weight[index].detach().clone())
+        if self.bias is not None:
+            layer.bias = nn.Parameter(self.bias[index].detach().clone())
+        return layer
+
+
+def _matching(linear: Mapping[str, nn.Module], patterns: str | Sequence[str], argument: str) -> list[str]:
+    """Return the names of linear layers that one of the patterns matches; each must match one."""
+    wanted = [patterns] if isinstance(patterns, str) else list(patterns)
+    for pattern in wanted:
+        if not any(fnmatchcase(name, pattern) for name in linear):
+            raise ValueError(
+                f"`{argument}` must name linear layers of the network; {pattern!r} matches none of {listed(list(linear))}."
+            )
+    return [name for name in linear if any(fnmatchcase(name, pattern) for pattern in wanted)]

@@ -1,0 +1,219 @@
+"""MIMO: one network that takes as many inputs at once as it has members, and answers each."""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from dissensus.data.trees import Output
+from dissensus.members.members import Keys
+from dissensus.members.packed import last_layers
+from dissensus.members.shared import SharedMembers, adopt
+from dissensus.nets.dropout import plain_dropout
+from dissensus.nets.graphs import Traced, flattens, trace
+from dissensus.randomness import derive, fold, permutation, seeded, uniform
+
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+class MIMO(SharedMembers):
+    r"""Subnetworks that one network finds in itself: M inputs go in together, M answers come out.
+
+    $$[f_1(x_1), \dots, f_M(x_M)] = F([x_1, \dots, x_M])$$
+
+    The first layer takes the inputs side by side, on its channels where it convolves and on its features where it is linear; the
+    last layer gives an answer for each. In training the M inputs are different examples of the batch, so members learn to ignore
+    each other's; in evaluation all are the same input. Parameters and time are those of one network, but for the first and the
+    last layer.
+
+    Args:
+        make_net: Makes the network for one input; its first and last layer must be linear layers or convolutions.
+        num_members: Inputs and answers, M.
+        seed: Decides the initial weights and which examples meet.
+        repetition: Share of a training batch in which all M inputs are the same example: it lets members share features where the
+            network is too small for M of them.
+        output: What is scored of a network that returns several tensors: a key, an index or a function.
+
+    Example:
+        >>> ens = MIMO(lambda: nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 3)), num_members=3)
+        >>> ens(torch.zeros(8, 4)).shape, ens.net[0], ens.net[2]
+        (torch.Size([3, 8, 3]), Linear(in_features=12, out_features=32, bias=True), Linear(in_features=32, out_features=9, bias=True))
+
+    References:
+        Havasi et al., 2021, <https://arxiv.org/abs/2010.06610>.
+    """
+
+    def __init__(
+        self,
+        make_net: Callable[[], nn.Module],
+        num_members: int = 3,
+        seed: int = 0,
+        *,
+        repetition: float = 0.0,
+        output: Output = None,
+    ) -> None:
+        if isinstance(make_net, nn.Module):
+            raise ValueError(
+                "`make_net` must be a function that makes a network; got a network. Write `lambda: Net(...)`."
+            )
+        if not 0.0 <= repetition <= 1.0:
+            raise ValueError(f"`repetition` must be a share of the batch, 0 to 1; got {repetition}.")
+        with seeded(derive(seed, "initial weights", 0), alone=True):
+            net, axes = _widened(adopt(make_net(), num_members, "make_net()"), num_members)
+        super().__init__(net, num_members, seed, "whole", output)
+        self.repetition, self.axes = repetition, axes
+
+    def run(
+        self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys
+    ) -> Tensor:
+        """Run the network on M inputs at once; see `Members.run`."""
+        if not isinstance(x, Tensor):
+            raise ValueError(
+                "MIMO takes one tensor a network, on whose channels inputs are put side by side."
+            )
+        if self.training:
+            outputs = self._run_mixed(tensors, x, own, rows, keys)
+            return outputs if rows is None else outputs[rows]
+        if not own:
+            outputs = self._run_joined(tensors, [x] * self.num_members, keys)
+            return outputs if rows is None else outputs[rows]
+        # A member on inputs of its own sees them in all its places.
+        every = self._run_joined(tensors, [x.flatten(0, 1)] * self.num_members, keys)
+        members = self.all_members(x.device) if rows is None else rows
+        return every.unflatten(1, x.shape[:2])[members, torch.arange(len(members), device=x.device)]
+
+    def _run_mixed(
+        self, tensors: Mapping[str, Tensor], x: Tensor, own: bool, rows: Tensor | None, keys: Keys
+    ) -> Tensor:
+        """Run every member on the batch in an order of its own; return outputs in the batch's order."""
+        if own and rows is not None:
+            # Members that were not asked for see what the first one does.
+            place = torch.zeros(self.num_members, dtype=torch.int64, device=x.device)
+            x = x[place.index_copy(0, rows, torch.arange(len(rows), device=x.device))]
+        orders = self._orders(keys, x.shape[1 if own else 0])
+        inputs = [(x[m] if own else x).index_select(0, order) for m, order in enumerate(orders)]
+        outputs = self._run_joined(tensors, inputs, keys)
+        back = orders.argsort(1)
+        return torch.stack([outputs[m].index_select(0, order) for m, order in enumerate(back)])
+
+    def _orders(self, keys: Keys, batch: int) -> Tensor:
+        """Return an order of the batch for every member, `(members, batch)`; repeated examples stand in the same place in all."""
+        key = keys()[0]
+        common = uniform(fold(key, self.num_members), batch).argsort()
+        same = round(self.repetition * batch)
+        rest = common[same:]
+        orders = torch.arange(batch, device=key.device).repeat(self.num_members, 1)
+        for member in range(self.num_members):
+            if len(rest):
+                orders[member, rest] = rest[permutation(fold(key, member), len(rest))]
+        return orders
+
+    def _run_joined(self, tensors: Mapping[str, Tensor], inputs: list[Tensor], keys: Keys) -> Tensor:
+        """Run the network on inputs side by side; return what it answers to each, `(members, batch, ...)`."""
+        joined = torch.cat(inputs, dim=self.axes[0])
+        owners = torch.zeros(len(joined), dtype=torch.int64, device=joined.device)
+        outputs = self.run_rows(tensors, joined, owners, keys)
+        return _answers(outputs, self.num_members, self.axes[1])
+
+    def member(self, index: int) -> nn.Module:
+        """Return one member as an independent plain module: the network on copies of its input, and one of its answers."""
+        net = plain_dropout(copy.deepcopy(self.net))
+        return MIMOMember(net, self.check_index(index), self.num_members, self.axes).train(self.training)
+
+    def settings(self) -> dict[str, object]:
+        """Return what decides training beside the tensors."""
+        return {**super().settings(), "repetition": self.repetition}
+
+
+class MIMOMember(nn.Module):
+    """One member of a `MIMO` as a plain module."""
+
+    def __init__(self, net: nn.Module, index: int, num_members: int, axes: tuple[int, int]) -> None:
+        super().__init__()
+        self.net, self.index, self.num_members, self.axes = net, index, num_members, axes
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the member's answer."""
+        outputs = self.net(torch.cat([x] * self.num_members, dim=self.axes[0]))
+        return _answers(outputs, self.num_members, self.axes[1])[self.index]
+
+
+def _answers(outputs: Tensor, num_members: int, axis: int) -> Tensor:
+    return outputs.unflatten(axis, (num_members, -1)).movedim(axis if axis > 0 else axis - 1, 0)
+
+
+def _widened(net: nn.Module, count: int) -> tuple[nn.Module, tuple[int, int]]:
+    """Return the network for `count` inputs and answers, and the axes on which they are side by side."""
+    parts = trace(net)
+    if len(parts) != 1 or not parts[0].whole:
+        raise ValueError(
+            "The network's graph cannot be read (torch.fx), so its first and last layers cannot be told. Write a network without "
+            "branches on values."
+        )
+    part = parts[0]
+    (first, flat), last = _first_layer(part), _last_layer(part)
+    for node, sides in (
+        ((first, (count, 1)), (last, (1, count))) if first is not last else ((first, (count, count)),)
+    ):
+        name = part.name(node)
+        layer = _wider(part.module(node), *sides)
+        if not name:
+            net = layer
+        else:
+            parent, _, own = name.rpartition(".")
+            setattr(net.get_submodule(parent), own, layer)
+    first_is_linear, last_is_linear = (isinstance(part.module(n), nn.Linear) for n in (first, last))
+    return net, (-1 if first_is_linear and not flat else 1, -1 if last_is_linear else 1)
+
+
+def _wider(layer: Any, inputs: int, outputs: int) -> nn.Module:
+    """Return a new layer with so many times the inputs and outputs."""
+    options: dict[str, Any] = {
+        "bias": layer.bias is not None,
+        "device": layer.weight.device,
+        "dtype": layer.weight.dtype,
+    }
+    if isinstance(layer, nn.Linear):
+        made: nn.Module = nn.Linear(inputs * layer.in_features, outputs * layer.out_features, **options)
+    else:
+        names = ("kernel_size", "stride", "padding", "dilation", "padding_mode")
+        options |= {name: getattr(layer, name) for name in names}
+        made = type(layer)(inputs * layer.in_channels, outputs * layer.out_channels, **options)
+    return made.train(layer.training)
+
+
+def _first_layer(part: Traced) -> tuple[fx.Node, bool]:
+    """Return the one layer that takes the input, and whether the input is flattened before it."""
+    raw: set[fx.Node] = set()
+    found: list[fx.Node] = []
+    flat = False
+    for node in part.graph.nodes:
+        takes_raw = any(each in raw for each in node.all_input_nodes)
+        if node.op == "placeholder":
+            raw.add(node)
+        elif takes_raw and type(part.module(node)) in _LAYERS:
+            found.append(node)
+        elif takes_raw:
+            flat = flat or flattens(part, node)
+            raw.add(node)
+    return _only(part, found, "takes the input"), flat
+
+
+def _last_layer(part: Traced) -> fx.Node:
+    return _only(part, list(last_layers(part)), "gives the output")
+
+
+def _only(part: Traced, found: list[fx.Node], what: str) -> fx.Node:
+    if len(found) != 1 or type(part.module(found[0])) not in _LAYERS:
+        names = ", ".join(part.name(node) for node in found) or "none"
+        raise ValueError(
+            f"MIMO widens the linear layer or convolution that {what}, of which there must be one; found {names}."
+        )
+    module = part.module(found[0])
+    if getattr(module, "groups", 1) != 1 or not part.called_once(found[0]):
+        raise ValueError(
+            f"The layer {part.name(found[0])!r} has groups or runs twice, so it cannot be widened."
+        )
+    return found[0]

@@ -1,0 +1,484 @@
+"""Packed-Ensembles: members that are thin networks, packed into the grouped layers of one."""
+
+import copy
+from collections.abc import Callable, Mapping
+from math import ceil
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from dissensus.architectures import _FlattenTo
+from dissensus.data.trees import Output
+from dissensus.members.members import Keys, Members, View
+from dissensus.members.probe import PROBE_ROWS
+from dissensus.members.shared import SharedMembers, adopt
+from dissensus.nets.dropout import plain_dropout
+from dissensus.nets.graphs import Traced, function_name, trace
+from dissensus.randomness import derive, seeded
+
+_CONVOLUTIONS: dict[type[nn.Module], Callable[..., Tensor]] = {
+    nn.Conv1d: F.conv1d,
+    nn.Conv2d: F.conv2d,
+    nn.Conv3d: F.conv3d,
+}
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, nn.GroupNorm)
+
+
+class PackedEnsemble(SharedMembers):
+    r"""Members whose layers are groups of one network's layers.
+
+    Each member is the network that `make_net` makes with every hidden width multiplied by $\alpha / M$, so that the ensemble
+    is about as wide as $\alpha$ networks and, in its hidden layers, has $\alpha^2 / (M \gamma)$ times the parameters of one. Linear
+    layers and convolutions of all members run as one grouped layer, with `gamma` further groups within each member's hidden
+    layers. Layers that take the input or give the output keep that side of theirs; which these are, and which widths go
+    together, is read off the network's graph.
+
+    Members have no weight in common and train as they would alone. Layers start from PyTorch's own initialisation.
+
+    Args:
+        make_net: Makes one network, of linear layers, convolutions, batch, layer and group normalisation and embeddings; all else
+            may be anything without parameters that treats the examples of a batch on their own.
+        num_members: Members, M.
+        alpha: How many networks wide the ensemble is.
+        gamma: Groups within a member's hidden layers.
+        seed: Decides the initial weights; member j's depend on `(seed, j)` only.
+        output: What is scored of a network that returns several tensors: a key, an index or a function.
+
+    Example:
+        >>> ens = PackedEnsemble(lambda: nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 3)), num_members=4)
+        >>> ens(torch.zeros(8, 4)).shape, ens.member(0)[0]
+        (torch.Size([4, 8, 3]), Linear(in_features=4, out_features=32, bias=True))
+
+    References:
+        Laurent et al., 2023, <https://arxiv.org/abs/2210.09184>.
+    """
+
+    loss_over_members: ClassVar[Literal["sum", "mean"]] = "sum"
+    own_batches: ClassVar[bool] = True
+    separate: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        make_net: Callable[[], nn.Module],
+        num_members: int = 4,
+        alpha: float = 2.0,
+        gamma: int = 1,
+        seed: int = 0,
+        *,
+        output: Output = None,
+    ) -> None:
+        if isinstance(make_net, nn.Module):
+            raise ValueError(
+                "`make_net` must be a function that makes a network; got a network. Write `lambda: Net(...)`."
+            )
+        if not alpha > 0 or gamma < 1 or gamma != int(gamma):
+            raise ValueError(
+                f"`alpha` must be positive and `gamma` a whole number, at least 1; got {alpha} and {gamma}."
+            )
+        with seeded(derive(seed, "initial weights", 0), alone=True):
+            wide = adopt(make_net(), num_members, "make_net()")
+        thin = _Thinned(wide, alpha / num_members, gamma).make
+        nets = []
+        for index in range(num_members):
+            with seeded(derive(seed, "initial weights", index), alone=True):
+                nets.append(thin())
+        super().__init__(_pack(nets), num_members, seed, "whole", output)
+        self.alpha, self.gamma = alpha, gamma
+        self._template = [nets[0].to("meta")]  # in a list: it is no part of the ensemble
+        self._layers = [module for module in self.net.modules() if isinstance(module, _Packed)]
+        self.to(next(wide.parameters()).device)
+
+    def run(
+        self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys
+    ) -> Tensor:
+        """Run members as rows of one batch through grouped layers; see `Members.run`."""
+        for layer in self._layers:
+            layer.chosen = rows
+        return super().run(tensors, x, own=own, rows=rows, keys=keys)
+
+    def _rows_to_look_at(self, x: Any) -> Any:
+        """Return some rows of every member."""
+        members = self.num_members if (chosen := self._layers[0].chosen) is None else len(chosen)
+        return x.unflatten(0, (members, -1))[:, :PROBE_ROWS].flatten(0, 1)
+
+    def member(self, index: int) -> nn.Module:
+        """Return one member as an independent plain module, a thin network of ordinary layers."""
+        index = self.check_index(index)
+        net = copy.deepcopy(self._template[0]).to_empty(device=self.member_keys.device)
+        packed = self.net.state_dict()
+        net.load_state_dict(
+            {
+                name: packed[name].unflatten(0, (self.num_members, -1))[index]
+                if tensor.ndim
+                else packed[name]
+                for name, tensor in net.state_dict().items()
+            }
+        )
+        dtype = next(self.parameters()).dtype
+        for (_, module), (_, shown) in zip(net.named_modules(), self.net.named_modules(), strict=True):
+            module.training = shown.training
+        for name, parameter in net.named_parameters():
+            parameter.requires_grad_(self.net.get_parameter(name).requires_grad)
+        return plain_dropout(net.to(dtype)).train(self.training)
+
+    def sums_by_member(self, values: Mapping[str, Tensor], view: View) -> Tensor:
+        """Return the sum of each member's own share of the values."""
+        sums = [value.unflatten(0, (self.num_members, -1)).flatten(1).sum(1) for value in values.values()]
+        total = torch.stack(sums).sum(0)
+        return total if view.rows is None else total[view.rows]
+
+    def settings(self) -> dict[str, object]:
+        """Return what decides training beside the tensors."""
+        return {**super().settings(), "alpha": self.alpha, "gamma": self.gamma}
+
+    def soup(self) -> nn.Module:
+        """Return one thin module whose weights are the average of the members'."""
+        return Members.soup(self)
+
+
+class _Packed(nn.Module):
+    """One layer of all members; rows of a batch are member after member, parameters too, along their first axis.
+
+    Attributes:
+        plain: The layer of one member, without its tensors.
+        chosen: Which members the rows belong to, `(chosen,)`; None for all.
+    """
+
+    chosen: Tensor | None = None
+
+    def __init__(self, layers: list[nn.Module]) -> None:
+        super().__init__()
+        self.count = len(layers)
+        self.plain = [copy.deepcopy(layers[0]).to("meta")]
+        for name, parameter in layers[0].named_parameters():
+            rows = torch.cat([layer.get_parameter(name).detach() for layer in layers])
+            self.register_parameter(name, nn.Parameter(rows, parameter.requires_grad))
+        for name, buffer in layers[0].named_buffers():
+            joined = torch.cat([layer.get_buffer(name) for layer in layers]) if buffer.ndim else buffer
+            self.register_buffer(name, joined)
+
+    def own(self, name: str) -> Tensor | None:
+        """Return a tensor by member, `(members, ...)`; None if the layer has none of this name."""
+        tensor: Tensor | None = getattr(self, name, None)
+        if tensor is None:
+            return None
+        by_member = tensor.unflatten(0, (self.count, -1))
+        return by_member if self.chosen is None else by_member.index_select(0, self.chosen)
+
+    def fold(self, x: Tensor) -> Tensor:
+        """Return rows `(members * batch, channels, ...)` with members on the channel axis, `(batch, members * channels, ...)`."""
+        members = self.count if self.chosen is None else len(self.chosen)
+        return x.unflatten(0, (members, -1)).transpose(0, 1).flatten(1, 2)
+
+    def unfold(self, x: Tensor) -> Tensor:
+        """Undo `fold`."""
+        members = self.count if self.chosen is None else len(self.chosen)
+        return x.unflatten(1, (members, -1)).transpose(0, 1).flatten(0, 1)
+
+    def affine(self, x: Tensor, axis: int) -> Tensor:
+        """Scale and shift channels by each member's weight and bias, where the layer has them."""
+        weight, bias = self.own("weight"), self.own("bias")
+        if weight is None:
+            return x
+        by_member = x.unflatten(0, (len(weight), -1))
+        shape = [len(weight), *(1 for _ in by_member.shape[1:])]
+        shape[axis if axis < 0 else axis + 1] = weight.shape[1]
+        scaled = by_member * weight.reshape(shape)
+        return (scaled if bias is None else scaled + bias.reshape(shape)).flatten(0, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run every member's layer on its own rows."""
+        return _RUN[type(self.plain[0])](self, self.plain[0], x)
+
+    def extra_repr(self) -> str:
+        """Show what is packed."""
+        return f"{self.count} x {self.plain[0]!r}"
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in self.__dict__.items() if name != "chosen"}
+
+
+class _GroupedLinear(nn.Linear):
+    """A linear layer whose outputs see one of `groups` parts of the inputs each."""
+
+    def __init__(self, inputs: int, outputs: int, groups: int, **options: Any) -> None:
+        super().__init__(inputs // groups, outputs, **options)
+        self.groups = groups
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply each part of the inputs with its own rows of the weight."""
+        parts = x.unflatten(-1, (self.groups, -1))
+        y = torch.einsum("...gi,goi->...go", parts, self.weight.unflatten(0, (self.groups, -1))).flatten(-2)
+        return y if self.bias is None else y + self.bias
+
+
+def _linear(packed: _Packed, plain: Any, x: Tensor) -> Tensor:
+    weight, bias, groups = packed.own("weight"), packed.own("bias"), getattr(plain, "groups", 1)
+    assert weight is not None
+    members, lead = len(weight), x.shape[:-1]
+    parts = x.reshape(members, -1, groups, x.shape[-1] // groups).transpose(1, 2).flatten(0, 1)
+    found = torch.bmm(parts, weight.unflatten(1, (groups, -1)).flatten(0, 1).transpose(1, 2))
+    found = found.unflatten(0, (members, groups)).transpose(1, 2).flatten(2)
+    return (found if bias is None else found + bias[:, None]).reshape(*lead, -1)
+
+
+def _convolution(packed: _Packed, plain: Any, x: Tensor) -> Tensor:
+    weight, bias = packed.own("weight"), packed.own("bias")
+    assert weight is not None
+    x, padding = packed.fold(x), plain.padding
+    if plain.padding_mode != "zeros":
+        x, padding = F.pad(x, plain._reversed_padding_repeated_twice, plain.padding_mode), 0
+    run = next(function for kind, function in _CONVOLUTIONS.items() if isinstance(plain, kind))
+    flat_bias = None if bias is None else bias.flatten()
+    groups = len(weight) * plain.groups
+    return packed.unfold(
+        run(x, weight.flatten(0, 1), flat_bias, plain.stride, padding, plain.dilation, groups)
+    )
+
+
+def _batch_norm(packed: _Packed, plain: Any, x: Tensor) -> Tensor:
+    weight, bias, mean, var = (
+        None if (tensor := packed.own(name)) is None else tensor.flatten()
+        for name in ("weight", "bias", "running_mean", "running_var")
+    )
+    own_statistics = packed.training or mean is None
+    if packed.training and mean is not None:
+        packed.get_buffer("num_batches_tracked").add_(1)
+    y = F.batch_norm(packed.fold(x), mean, var, weight, bias, own_statistics, plain.momentum, plain.eps)
+    if packed.chosen is not None and packed.training and mean is not None:
+        for name, new in (("running_mean", mean), ("running_var", var)):
+            assert new is not None
+            rows = packed.get_buffer(name).unflatten(0, (packed.count, -1))
+            rows.index_copy_(0, packed.chosen, new.unflatten(0, (len(packed.chosen), -1)))
+    return packed.unfold(y)
+
+
+def _layer_norm(packed: _Packed, plain: Any, x: Tensor) -> Tensor:
+    return packed.affine(F.layer_norm(x, plain.normalized_shape, eps=plain.eps), -1)
+
+
+def _group_norm(packed: _Packed, plain: Any, x: Tensor) -> Tensor:
+    return packed.affine(F.group_norm(x, plain.num_groups, eps=plain.eps), 1)
+
+
+def _embedding(packed: _Packed, plain: Any, x: Tensor) -> Tensor:
+    weight = packed.own("weight")
+    assert weight is not None
+    first = torch.arange(len(weight), device=x.device) * plain.num_embeddings
+    ids = x.unflatten(0, (len(weight), -1)) + first.reshape(-1, *(1 for _ in x.shape))
+    return F.embedding(ids.flatten(0, 1), weight.flatten(0, 1))
+
+
+_RUN: dict[type[nn.Module], Callable[[_Packed, Any, Tensor], Tensor]] = {
+    nn.Linear: _linear,
+    _GroupedLinear: _linear,
+    **dict.fromkeys(_CONVOLUTIONS, _convolution),
+    **dict.fromkeys(_NORMS[:3], _batch_norm),
+    nn.LayerNorm: _layer_norm,
+    nn.GroupNorm: _group_norm,
+    nn.Embedding: _embedding,
+}
+_MIXING: tuple[type[nn.Module], ...] = (nn.Linear, *_CONVOLUTIONS, nn.Embedding)
+
+
+def _pack(nets: list[nn.Module]) -> nn.Module:
+    """Return the first network with every layer that has tensors replaced by that layer of all networks."""
+    net = copy.deepcopy(nets[0])
+    for name, module in list(net.named_modules()):
+        if type(module) in _RUN:
+            layer = _Packed([each.get_submodule(name) for each in nets]).train(module.training)
+            if not name:
+                return layer
+            parent, _, last = name.rpartition(".")
+            net.get_submodule(parent).add_module(last, layer)
+    return net
+
+
+class _Thinned:
+    """A network whose hidden widths are multiplied by a factor: `make` makes it, with new weights.
+
+    Widths are followed through the graph: `widths` has, for each operation, the width before and after of the layer whose
+    channels it gives; None where they are those of the input or the output, which stay.
+    """
+
+    def __init__(self, net: nn.Module, factor: float, gamma: int) -> None:
+        parts = trace(net)
+        if len(parts) != 1 or not parts[0].whole:
+            raise ValueError(
+                "The network's graph cannot be read (torch.fx), so which widths go together cannot be told. Pack a network "
+                "without branches on values, or make a DeepEnsemble of thinner ones."
+            )
+        self.net, self.part, self.factor, self.gamma = net, parts[0], factor, gamma
+        self.last = last_layers(self.part)
+        self.layers: dict[str, Callable[[], nn.Module]] = {}
+        self.flat: dict[str, int] = {}
+        self.widths: dict[fx.Node, tuple[int, int] | None] = {}
+        for node in self.part.graph.nodes:
+            self.widths[node] = self._follow(node)
+
+    def make(self) -> nn.Module:
+        """Return a new thin network."""
+        net = copy.deepcopy(self.net)
+        for name, build in self.layers.items():
+            layer = build().train(net.get_submodule(name).training)
+            if not name:
+                return layer
+            parent, _, last = name.rpartition(".")
+            setattr(net.get_submodule(parent), last, layer)
+        for name, features in self.flat.items():
+            setattr(net.get_submodule(name), "features", features)  # noqa: B010
+        return net
+
+    def _width(self, width: int) -> int:
+        return self.gamma * max(1, ceil(width * self.factor / self.gamma - 1e-9))
+
+    def _follow(self, node: fx.Node) -> tuple[int, int] | None:
+        """Return what a node does to widths; note how to make its layer."""
+        module = self.part.module(node)
+        given = self._given(node)
+        if module is not None and type(module) in _RUN:
+            if not self.part.called_once(node) or _has_hooks(module):
+                raise ValueError(
+                    f"{self.part.name(node)!r} is used twice or has hooks, and its widths cannot be changed. Pack another network."
+                )
+            return self._layer(node, module, given)
+        if isinstance(module, _FlattenTo) and given is not None:
+            self.flat[self.part.name(node)] = module.features * given[1] // given[0]
+        if node.op == "get_attr" or (module is not None and any(True for _ in module.parameters())):
+            what = "a parameter" if module is None else f"a {type(module).__name__}"
+            raise ValueError(
+                f"{self.part.prefix}{node.target} is {what}, whose widths PackedEnsemble does not know: it packs linear layers, "
+                "convolutions, batch, layer and group normalisation and embeddings. Make a DeepEnsemble of thinner networks."
+            )
+        return given
+
+    def _given(self, node: fx.Node) -> tuple[int, int] | None:
+        """Return the widths of what a node takes."""
+        found = [self.widths[each] for each in node.all_input_nodes]
+        pairs = [each for each in found if each is not None]
+        if function_name(node) in ("cat", "concat", "concatenate") and len(pairs) == len(found) > 0:
+            return sum(old for old, _ in pairs), sum(new for _, new in pairs)
+        kinds = set(found)
+        if len(kinds) > 1:
+            raise ValueError(
+                f"The network's {node.name!r} puts together tensors of widths that are thinned differently, such as the input and "
+                "hidden features. Pack another network, or make a DeepEnsemble of thinner ones."
+            )
+        return found[0] if found else None
+
+    def _layer(self, node: fx.Node, module: Any, given: tuple[int, int] | None) -> tuple[int, int] | None:
+        name = self.part.name(node)
+        options: dict[str, Any] = {"device": _module_device(module), "dtype": _module_dtype(module)}
+        if isinstance(module, _NORMS):
+            self.layers[name] = _norm(module, self._takes(name, _module_width(module), given), name, options)
+            return given
+        outputs = _module_outputs(module)
+        made = outputs if node in self.last else self._width(outputs)
+        after = None if node in self.last else (outputs, made)
+        if isinstance(module, nn.Embedding):
+            if module.padding_idx is not None or module.max_norm is not None:
+                raise ValueError(f"The embedding {name!r} has padding_idx or max_norm, which are not packed.")
+            self.layers[name] = lambda: nn.Embedding(module.num_embeddings, made, **options)
+            return after
+        inputs = module.in_features if isinstance(module, nn.Linear) else module.in_channels
+        takes = self._takes(name, inputs, given)
+        hidden = given is not None and after is not None
+        self.layers[name] = _mixing(module, takes, made, self.gamma if hidden else 1, name, options)
+        return after
+
+    def _takes(self, name: str, inputs: int, given: tuple[int, int] | None) -> int:
+        """Return how many inputs a thinned layer has."""
+        if given is None:
+            return inputs
+        if inputs % given[0]:
+            raise ValueError(
+                f"The layer {name!r} takes {inputs} features, not a multiple of the {given[0]} that are made before it. Pack "
+                "another network, or make a DeepEnsemble of thinner ones."
+            )
+        return inputs // given[0] * given[1]
+
+
+def _mixing(
+    module: Any, inputs: int, outputs: int, gamma: int, name: str, options: dict[str, Any]
+) -> Callable[[], nn.Module]:
+    """Return what makes a thin linear layer or convolution."""
+    options = options | {"bias": module.bias is not None}
+    if isinstance(module, nn.Linear):
+        if gamma == 1 or inputs % gamma:
+            return lambda: nn.Linear(inputs, outputs, **options)
+        return lambda: _GroupedLinear(inputs, outputs, gamma, **options)
+    # Depthwise convolutions stay so; others get further groups.
+    groups = inputs if module.groups == module.in_channels > 1 else module.groups * gamma
+    if inputs % groups or outputs % groups:
+        raise ValueError(
+            f"The convolution {name!r} would have {inputs} inputs and {outputs} outputs in {groups} groups, which do not divide "
+            "them. Choose another alpha or gamma."
+        )
+    names = ("kernel_size", "stride", "padding", "dilation", "padding_mode")
+    options |= {each: getattr(module, each) for each in names}
+    return lambda: type(module)(inputs, outputs, groups=groups, **options)
+
+
+def _norm(module: Any, width: int, name: str, options: dict[str, Any]) -> Callable[[], nn.Module]:
+    """Return what makes a normalisation of this width."""
+    if isinstance(module, nn.LayerNorm):
+        affine, bias = module.elementwise_affine, module.bias is not None
+        return lambda: nn.LayerNorm(width, module.eps, affine, bias, **options)
+    if isinstance(module, nn.GroupNorm):
+        if width % module.num_groups:
+            raise ValueError(
+                f"{name!r} normalises {module.num_groups} groups, which do not divide {width} channels. Choose another alpha."
+            )
+        return lambda: nn.GroupNorm(module.num_groups, width, module.eps, module.affine, **options)
+    if module.momentum is None:
+        raise ValueError(f"{name!r} has momentum=None, which is not packed. Give it a momentum, such as 0.1.")
+    return lambda: type(module)(
+        width, module.eps, module.momentum, module.affine, module.track_running_stats, **options
+    )
+
+
+def _module_width(module: Any) -> int:
+    """Return how many channels a normalisation has."""
+    if isinstance(module, nn.LayerNorm):
+        if len(module.normalized_shape) > 1:
+            raise ValueError("A LayerNorm over several axes is not packed. Normalise over the last one.")
+        return int(module.normalized_shape[0])
+    return int(module.num_channels if isinstance(module, nn.GroupNorm) else module.num_features)
+
+
+def _module_outputs(module: Any) -> int:
+    """Return how many features a mixing layer makes."""
+    names = {nn.Linear: "out_features", nn.Embedding: "embedding_dim"}
+    return int(getattr(module, names.get(type(module), "out_channels")))
+
+
+def _module_device(module: nn.Module) -> torch.device | None:
+    """Return where a layer's first parameter is."""
+    return next((p.device for p in module.parameters()), None)
+
+
+def _module_dtype(module: nn.Module) -> torch.dtype | None:
+    """Return the dtype of a layer's first parameter."""
+    return next((p.dtype for p in module.parameters()), None)
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def last_layers(part: Traced) -> set[fx.Node]:
+    """Return the layers whose outputs reach the network's without another layer that mixes channels in between."""
+    found: set[fx.Node] = set()
+    seen: set[fx.Node] = set()
+    waiting = [node for node in part.graph.nodes if node.op == "output"]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(part.module(node), _MIXING):
+            found.add(node)
+            continue
+        fresh = [each for each in node.all_input_nodes if each not in seen]
+        seen.update(fresh)
+        waiting += fresh
+    return found

@@ -1,0 +1,149 @@
+"""SWAG: a Gaussian around the average of the weights that training passes through; members are draws from it."""
+
+import copy
+from collections.abc import Callable
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dissensus.data.sources import device_of, pair_batches
+from dissensus.data.trees import Output
+from dissensus.data.trees import call as call_with
+from dissensus.members.snapshots import Trajectory
+from dissensus.members.stacking import tensors_of
+from dissensus.randomness import Noise, seeded
+
+_BatchNorm = nn.modules.batchnorm._BatchNorm
+
+
+class SWAG(Trajectory):
+    r"""Draws from a Gaussian fitted to the weights of one network in the later part of its training.
+
+    $$\theta_m = \bar\theta + \frac{s}{\sqrt2}\left(\Sigma_{\mathrm{diag}}^{1/2} z_1
+      + \frac{1}{\sqrt{K-1}} D z_2\right)$$
+
+    From the share `start` of the run on, the weights at the end of every epoch enter the average $\bar\theta$, the variance
+    $\Sigma_{\mathrm{diag}}$ and the last K = `rank` deviations D. Use a rate that stays high there (a constant schedule):
+    weights that no longer move have no spread. When `fit` ends, members are drawn and their BatchNorm statistics are taken anew
+    from the training data. Training costs what one network costs, and some 20 copies of its weights.
+
+    Args:
+        make_net: Makes the network.
+        num_members: Draws.
+        seed: Decides the initial weights and the draws; member j's draw depends on `(seed, j)` and the fitted Gaussian.
+        start: Share of the run after which weights are collected.
+        rank: Largest number of deviations kept; 0 for the diagonal alone.
+        scale: Factor s on the deviations; 0 makes every member the average (stochastic weight averaging).
+        output: What is scored of a network that returns several tensors: a key, an index or a function.
+
+    Example:
+        >>> from dissensus import fit
+        >>> x, y = torch.randn(64, 3), torch.randint(0, 2, (64,))
+        >>> ens = SWAG(lambda: nn.Linear(3, 2), num_members=10)
+        >>> run = fit(ens, (x, y), epochs=8, lr=0.05, device="cpu")
+        >>> int(ens.collected), ens.eval()(x).shape
+        (4, torch.Size([10, 64, 2]))
+
+    References:
+        Maddox et al., 2019, <https://arxiv.org/abs/1902.02476>.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    deviations: Tensor
+    collected: Tensor
+
+    def __init__(
+        self,
+        make_net: Callable[[], nn.Module],
+        num_members: int = 16,
+        seed: int = 0,
+        *,
+        start: float = 0.5,
+        rank: int = 20,
+        scale: float = 1.0,
+        output: Output = None,
+    ) -> None:
+        if not 0.0 <= start < 1.0 or rank < 0 or scale < 0:
+            raise ValueError(
+                "`start` must be in [0, 1), `rank` and `scale` not negative; got "
+                f"start={start}, rank={rank}, scale={scale}."
+            )
+        super().__init__(make_net, num_members, seed, output)
+        self.start, self.rank, self.scale = start, rank, scale
+        weights = self._weights()
+        self.register_buffer("mean", weights.clone())
+        self.register_buffer("variance", torch.zeros_like(weights))
+        self.register_buffer("deviations", weights.new_zeros(rank, len(weights)))
+        self.register_buffer("collected", torch.zeros((), dtype=torch.int64, device=weights.device))
+
+    def _weights(self) -> Tensor:
+        """Return the network's weights as one vector."""
+        return torch.cat([p.detach().flatten() for p in self.net.parameters()])
+
+    def after_epoch(self, epoch: int, epochs: int) -> None:
+        """Collect the network's weights if it is time; members follow the network until there are two to tell a spread from."""
+        if epoch > self.start * epochs:
+            self.collect()
+        if int(self.collected) == 0:
+            for member in range(self.num_members):
+                self.keep(member)
+        else:
+            self.draw()
+
+    @torch.no_grad()
+    def collect(self) -> None:
+        """Let the network's weights enter the Gaussian."""
+        weights, count = self._weights(), int(self.collected)
+        away = weights - self.mean if count else torch.zeros_like(weights)
+        self.mean.copy_(self.mean + away / (count + 1) if count else weights)
+        # Not the mean of squares less the square of the mean, of which nothing is left where weights hardly move.
+        self.variance.mul_(count / (count + 1)).add_(away * (weights - self.mean) / (count + 1))
+        if self.rank:
+            self.deviations.copy_(torch.cat([self.deviations[1:], (weights - self.mean)[None]]))
+        self.collected.add_(1)
+
+    @torch.no_grad()
+    def draw(self) -> None:
+        """Draw the members from the Gaussian as it now is; BatchNorm statistics are the network's."""
+        spread = self.variance.clamp_min(0.0).sqrt()
+        used = min(int(self.collected), self.rank)
+        names = [(name, p.shape, p.numel()) for name, p in self.net.named_parameters()]
+        buffers = dict(self.net.named_buffers())
+        for member, key in enumerate(self.member_keys):
+            noise = Noise(key)
+            step = spread * noise.at(0).normal(len(spread)).to(spread)
+            if used > 1:
+                weights = noise.at(1).normal(used).to(spread) / sqrt(used - 1)
+                step = step + weights @ self.deviations[-used:]
+            vector = self.mean + self.scale / sqrt(2) * step
+            parts = vector.split([size for _, _, size in names])
+            drawn = {name: part.reshape(shape) for (name, shape, _), part in zip(names, parts, strict=True)}
+            self.keep(member, drawn | buffers)
+
+    def after_training(self, data: Any) -> None:
+        """Take the members' BatchNorm statistics from the training data."""
+        if int(self.collected) and any(isinstance(module, _BatchNorm) for module in self.net.modules()):
+            self.update_batch_norm(data)
+
+    @torch.no_grad()
+    def update_batch_norm(self, data: Any, batch_size: int = 256) -> None:
+        """Take every member's BatchNorm statistics anew: averages over the batches of this data, as its weights see them."""
+        device = device_of(self)
+        for index in range(self.num_members):
+            net = self.member(index).eval()
+            for module in net.modules():
+                if isinstance(module, _BatchNorm):
+                    module.reset_running_stats()
+                    module.train()
+                    module.momentum = None
+            with seeded(0):
+                for x, _ in pair_batches(data, batch_size):
+                    call_with(net, x.to(device))
+            self.keep(index, tensors_of(copy.deepcopy(net)))
+
+    def settings(self) -> dict[str, object]:
+        """Return what decides training beside the tensors."""
+        return {**super().settings(), "start": self.start, "rank": self.rank, "scale": self.scale}

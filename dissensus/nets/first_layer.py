@@ -1,0 +1,453 @@
+"""The first layer of any network, found by running it, made to take two inputs in place of one."""
+
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from dissensus.randomness import derive, seeded
+
+
+def by_group(pair: Tensor, groups: int, axis: int) -> Tensor:
+    """Return the channels of two joined inputs so that those of each group are together, the first input's before the second's.
+
+    Args:
+        pair: Two inputs, joined along `axis`.
+        groups: Of each input's channels.
+        axis: Counted from the end.
+
+    Example:
+        >>> import torch
+        >>> by_group(torch.tensor([0, 1, 2, 3, 10, 11, 12, 13]), groups=2, axis=-1)
+        tensor([ 0,  1, 10, 11,  2,  3, 12, 13])
+    """
+    apart = pair.unflatten(axis, (2, groups, -1))
+    return apart.transpose(axis - 2, axis - 1).flatten(axis - 2, axis)
+
+
+class GroupedPairs1d(nn.Conv1d):
+    """A convolution in groups over two joined inputs."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Convolve each group's channels of both inputs."""
+        return super().forward(by_group(input, self.groups, -2))
+
+
+class GroupedPairs2d(nn.Conv2d):
+    """A convolution in groups over two joined inputs."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Convolve each group's channels of both inputs."""
+        return super().forward(by_group(input, self.groups, -3))
+
+
+class GroupedPairs3d(nn.Conv3d):
+    """A convolution in groups over two joined inputs."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Convolve each group's channels of both inputs."""
+        return super().forward(by_group(input, self.groups, -4))
+
+
+IN_GROUPS: Mapping[type[nn.Module], type[nn.Conv1d | nn.Conv2d | nn.Conv3d]] = MappingProxyType(
+    {nn.Conv1d: GroupedPairs1d, nn.Conv2d: GroupedPairs2d, nn.Conv3d: GroupedPairs3d}
+)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Which input columns of a doubled layer hold what it took of the first input, and of the second; both in its old order.
+
+    Attributes:
+        first: Columns of the first input, `(columns,)`.
+        second: Columns of the second.
+    """
+
+    first: Tensor
+    second: Tensor
+
+    @property
+    def in_order(self) -> bool:
+        """Whether all of the first input comes before all of the second."""
+        count = len(self.first)
+        both = torch.cat([self.first, self.second])
+        return torch.equal(both, torch.arange(2 * count, device=both.device))
+
+
+class _Reached(Exception):
+    """Ends a run that got to the layer that was waited for."""
+
+
+def run(net: nn.Module, x: Tensor) -> Tensor:
+    """Run in evaluation mode, leaving modes and generators as they were."""
+    modes = [(module, module.training) for module in net.modules()]
+    net.eval()
+    try:
+        with torch.no_grad(), seeded(0):
+            output: object = net(x)
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    if not isinstance(output, Tensor):
+        raise ValueError(
+            f"A member must return one tensor; got {type(output).__name__}. Wrap it in a module that returns the tensor."
+        )
+    return output
+
+
+def find_places(net: nn.Module, name: str, pair: tuple[Tensor, Tensor], axis: int) -> Places | None:
+    """Return where a layer finds two inputs that are joined along an axis; None if it does not find them both.
+
+    Networks may rearrange their inputs before the layer: flattened, cut into patches, channels moved to the end. So the layer's
+    columns are told by the values that reach them, which are random and therefore differ.
+
+    Args:
+        net: A network from `(batch, ...)`; it is run up to the layer only.
+        name: A linear or convolutional layer.
+        pair: Two batches of random inputs.
+        axis: Counted from the end.
+
+    Example:
+        >>> net = nn.Sequential(nn.PixelUnshuffle(2), nn.Conv2d(8, 4, 1))
+        >>> pair = torch.randn(3, 2, 4, 4), torch.randn(3, 2, 4, 4)
+        >>> find_places(net, "1", pair, axis=-3).second
+        tensor([ 8,  9, 10, 11, 12, 13, 14, 15])
+    """
+    taken = [_taken(net, name, x) for x in (*pair, torch.cat(pair, dim=axis))]
+    if any(each is None for each in taken):
+        return None
+    first, second, both = (_columns(net.get_submodule(name), each) for each in taken if each is not None)
+    count = first.shape[-1]
+    if both.shape != (*first.shape[:-1], 2 * count):
+        return None
+    if _nearly(both[..., :count], first) and _nearly(both[..., count:], second):
+        order = torch.arange(2 * count, device=both.device)
+        return Places(order[:count], order[count:])
+    return _by_value(first, second, both)
+
+
+def _taken(net: nn.Module, name: str, x: Tensor) -> Tensor | None:
+    """Return what a layer takes when it first runs; None if it never does."""
+    taken: list[Tensor] = []
+
+    def stop(layer: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+        taken.append((args[0] if args else kwargs["input"]).detach().clone())
+        raise _Reached
+
+    hook = net.get_submodule(name).register_forward_pre_hook(stop, with_kwargs=True)
+    try:
+        run(net, x)
+    except _Reached:
+        pass
+    finally:
+        hook.remove()
+    return taken[0] if taken else None
+
+
+def _columns(layer: nn.Module, taken: Tensor) -> Tensor:
+    """Return what a layer takes with its columns, features or channels, last."""
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
+    return taken.movedim(1 - weight.ndim, -1)
+
+
+def _nearly(values: Tensor, wanted: Tensor) -> bool:
+    """Whether values agree but for rounding, of which a resizing before the layer leaves some."""
+    return torch.allclose(values, wanted, rtol=1e-2, atol=1e-2 * float(wanted.abs().max()))
+
+
+def _by_value(first: Tensor, second: Tensor, both: Tensor) -> Places | None:
+    # Columns that are alike, such as those of padding, are given out in turn.
+    free: defaultdict[bytes, deque[int]] = defaultdict(deque)
+    for place, column in enumerate(_as_bytes(both)):
+        free[column].append(place)
+    found = [[free[c].popleft() for c in _as_bytes(each) if free[c]] for each in (first, second)]
+    if any(len(each) < first.shape[-1] for each in found):
+        return None
+    places = torch.tensor(found, device=both.device)
+    return Places(places[0], places[1])
+
+
+def _as_bytes(columns: Tensor) -> list[bytes]:
+    # Adding 0 makes one zero of the two; float32 holds the shorter formats exactly.
+    values = (columns.to(torch.promote_types(columns.dtype, torch.float32)) + 0.0).flatten(0, -2)
+    return [column.tobytes() for column in values.T.contiguous().cpu().numpy()]
+
+
+Initialise = Literal["fresh", "sum"]
+
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+# Layers with weights that may stand before those; a network that begins with one of them looks at single inputs.
+_OTHERS = (
+    nn.modules.batchnorm._NormBase,
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.Embedding,
+    nn.Bilinear,
+    nn.RNNBase,
+    nn.RNNCellBase,
+    nn.modules.conv._ConvTransposeNd,
+)
+_PUT_ONE_IN_FRONT = "Only a linear or convolutional layer can be: put one in front of the network, or move what comes before one out of it."
+# Input values that are looked for in what a layer takes.
+_VALUES_LOOKED_FOR = 64
+
+
+def double_first_layers(
+    nets: Sequence[nn.Module], like: Tensor, name: str | None, initialise: Initialise, seeds: Sequence[int]
+) -> int:
+    """Have the first layer of each network take `[a, b]`, two inputs joined along one of their axes; change it in place.
+
+    Args:
+        nets: Networks from `(batch, ...)`.
+        like: Inputs of the networks; only their shape, dtype and device count.
+        name: Which layer it is; found by running the network if None.
+        initialise: `"sum"`: both inputs meet the layer's weights, so that the network on `[a, b]` is the network as it was on
+            `a + b`. `"fresh"`: the second meets them, the first new normal ones of the same standard deviation.
+        seeds: Of new weights, one for each network.
+
+    Returns:
+        The axis, counted from the end: the first one of an input on which it can be done for all networks, or the last, or any.
+    """
+    with seeded(0):
+        first, second = (torch.randn_like(like[:1].expand(4, *like.shape[1:])) for _ in range(2))
+    for net in nets:
+        _check_runs(net, first + second)
+    names = [_find(net, first) if name is None else _named(net, name, first) for net in nets]
+    axis, places = _common_axis(nets, names, (first, second))
+    pair = torch.cat([first, second], dim=axis)
+    for net, found, there, seed in zip(nets, names, places, seeds, strict=True):
+        layer = net.get_submodule(found)
+        assert isinstance(layer, _LAYERS)
+        old = layer.weight.detach()
+        before = _outputs(net, layer, first + second)
+        _widen(layer, there)
+        _check_equal(net, pair, before, found, layer)
+        if initialise == "fresh":
+            with seeded(derive(seed, "reference weights"), alone=True), torch.no_grad():
+                drawn = torch.cat([old, old], dim=1)[:, : old.shape[1]]
+                layer.weight[:, there.first] = drawn.normal_(0, float(old.double().std(correction=0)))
+    return axis
+
+
+def _check_runs(net: nn.Module, x: Tensor) -> None:
+    """Refuse a network that does not run on such inputs, or could not be changed."""
+    for name, module in net.named_modules():
+        if type(module).__name__ == "OptimizedModule":
+            raise ValueError(
+                f"{name or 'The network'} was compiled, and what is compiled cannot be changed. Hand over the network that "
+                "torch.compile was given; fit(engine='compiled') compiles its training."
+            )
+    try:
+        run(net, x)
+    except ValueError:
+        raise
+    except Exception as problem:  # whatever a network does with inputs that do not suit it
+        raise ValueError(
+            f"`references` must be inputs of the network, and it cannot run on ({', '.join(map(str, x.shape[1:]))}) of "
+            f"{x.dtype}: {_first_line(problem)}"
+        ) from problem
+
+
+def _find(net: nn.Module, x: Tensor) -> str:
+    """Return the name of the first layer with weights that runs."""
+    order = _running_order(net, x)
+    if not order:
+        raise ValueError(
+            f"The first layer cannot be doubled: no layer with weights runs. {_PUT_ONE_IN_FRONT}"
+        )
+    found = order[0]
+    if (why := _why_not(net, found)) is not None:
+        where = found or "the network itself"
+        raise ValueError(f"The first layer cannot be doubled: {where} {why}{_others(net, x, found)}")
+    return found
+
+
+def _named(net: nn.Module, name: str, x: Tensor) -> str:
+    """Check a name that was given."""
+    if name not in dict(net.named_modules()):
+        raise ValueError(f"The network has no layer {name!r}.{_others(net, x, name)}")
+    if (why := _why_not(net, name)) is not None:
+        raise ValueError(f"The layer {name!r} cannot be doubled: it {why}{_others(net, x, name)}")
+    return name
+
+
+def _running_order(net: nn.Module, x: Tensor, taking: Tensor | None = None) -> list[str]:
+    """Return the names of layers with weights in the order in which they run; those alone that take certain values, if given."""
+    ran: list[str] = []
+
+    def note(name: str, args: tuple[object, ...]) -> None:
+        taken = args[0] if args else None
+        if taking is None or (isinstance(taken, Tensor) and bool(torch.isin(taking, taken).all())):
+            ran.append(name)
+
+    hooks = []
+    for name, module in net.named_modules():
+        is_leaf = next(module.children(), None) is None and next(module.parameters(), None) is not None
+        if isinstance(module, _LAYERS + _OTHERS) or is_leaf:
+            hooks.append(module.register_forward_pre_hook(lambda _, args, name=name: note(name, args)))
+    try:
+        run(net, x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return list(dict.fromkeys(ran))
+
+
+def _why_not(net: nn.Module, name: str) -> str | None:
+    """Say why a layer cannot take twice the inputs, and what to do; None if nothing speaks against it."""
+    layer = net.get_submodule(name)
+    if not isinstance(layer, _LAYERS):
+        return f"is a {type(layer).__name__}. {_PUT_ONE_IN_FRONT}"
+    if layer._parameters.get("weight") is None:
+        return (
+            "has a weight that is computed from others (weight_norm, spectral_norm or the like). Take that off first, with "
+            "torch.nn.utils.parametrize.remove_parametrizations."
+        )
+    tied = [
+        other
+        for other, module in net.named_modules()
+        if module is not layer and any(each is layer.weight for each in module._parameters.values())
+    ]
+    if tied:
+        return (
+            f"shares its weight with {', '.join(tied)}, which would not be doubled. Give the two weights of their own, or put a "
+            "layer in front of the network."
+        )
+    if _groups(layer) > 1 and type(layer) not in IN_GROUPS:
+        return f"is a {type(layer).__name__} in groups, which only torch's own convolutions may have. {_PUT_ONE_IN_FRONT}"
+    return None
+
+
+def _groups(layer: nn.Module) -> int:
+    return 1 if isinstance(layer, nn.Linear) else int(layer.groups)  # type: ignore[arg-type]
+
+
+def _others(net: nn.Module, x: Tensor, tried: str) -> str:
+    """Name further layers that take the inputs."""
+    takers = _running_order(net, x, taking=x[0].flatten()[:_VALUES_LOOKED_FOR])
+    fit = [repr(name) for name in takers if name != tried and _why_not(net, name) is None]
+    return f" Layers that take the inputs: {', '.join(fit)}; name one with `first_layer`." if fit else ""
+
+
+def _common_axis(
+    nets: Sequence[nn.Module], names: Sequence[str], pair: tuple[Tensor, Tensor]
+) -> tuple[int, list[Places]]:
+    """Return an axis along which inputs can be joined for all networks, and where their layers then find them."""
+    size = pair[0].ndim - 1
+    problems = []
+    for axis in dict.fromkeys([-size, -1, *range(-size, 0)]):
+        try:
+            return axis, [_places(net, name, pair, axis) for net, name in zip(nets, names, strict=True)]
+        except ValueError as problem:
+            problems.append(problem)
+    raise problems[0]
+
+
+def _places(net: nn.Module, name: str, pair: tuple[Tensor, Tensor], axis: int) -> Places:
+    """Return which columns of a layer's weight are to meet each of two inputs, or say why there are none."""
+    layer = net.get_submodule(name)
+    where = f"{name or 'The network itself'} ({type(layer).__name__}) was to take twice its inputs"
+    try:
+        found = find_places(net, name, pair, axis)
+    except Exception as problem:  # whatever a network does with inputs that do not suit it
+        raise ValueError(
+            f"{where}, but what the network does before that layer does not go with them: {_first_line(problem)}. Move it "
+            f"(normalisation, checks of shape) out of the network.{_others(net, pair[0], name)}"
+        ) from problem
+    if found is None:
+        raise ValueError(
+            f"{where}, but they do not reach it as they are: the network makes something else of them before. Move that out of "
+            f"the network.{_others(net, pair[0], name)}"
+        )
+    if _groups(layer) == 1:
+        return found
+    if not found.in_order:
+        raise ValueError(
+            f"{where}, but it convolves in {_groups(layer)} groups, among which the network has dealt out its inputs anew. Move "
+            "that out of the network."
+        )
+    # Each group meets its own share of both inputs.
+    share = len(found.first) // _groups(layer)
+    return Places(found.first[:share], found.first[share : 2 * share])
+
+
+def _widen(layer: nn.Module, places: Places) -> None:
+    """Have a layer take two inputs, each with the weights that it had."""
+    assert isinstance(layer, _LAYERS)
+    old = layer.weight.detach()
+    weight = torch.cat([old, old], dim=1)
+    weight[:, places.first], weight[:, places.second] = old, old
+    layer.weight = nn.Parameter(weight, requires_grad=layer.weight.requires_grad)
+    if isinstance(layer, nn.Linear):
+        layer.in_features *= 2
+        return
+    layer.in_channels *= 2
+    if layer.groups > 1:
+        # Another class, not a module around it: parameters keep their names.
+        layer.__class__ = IN_GROUPS[type(layer)]
+
+
+def _outputs(net: nn.Module, layer: nn.Module, x: Tensor) -> list[Tensor]:
+    """Return what a network says, as it is and with other values in place of zeros."""
+    outputs = [run(net, x)]
+    with _without_zeros(net, layer) as changed:
+        if changed:
+            outputs.append(run(net, x))
+    return outputs
+
+
+@contextmanager
+def _without_zeros(net: nn.Module, layer: nn.Module) -> Iterator[bool]:
+    """Inside, parameters that are all zero have random values, but for the layer's weight; say whether there are any.
+
+    Zeros, as heads and the ends of residual branches often begin with, hide what the network does with its inputs.
+    """
+    real = (p for p in net.parameters() if p is not layer.weight and p.is_floating_point())
+    zero = [p for p in real if not bool(p.detach().any())]
+    values = [p.data for p in zero]
+    with seeded(0, alone=True):
+        for p in zero:
+            # None near zero, and what a layer gives about as large as what it takes.
+            sizes = (torch.rand_like(p.data) + 0.5) / max(p.shape[1:].numel(), 1) ** 0.5
+            p.data = torch.where(torch.rand_like(p.data) < 0.5, -sizes, sizes)
+    try:
+        yield bool(zero)
+    finally:
+        for p, value in zip(zero, values, strict=True):
+            p.data = value
+
+
+def _check_equal(net: nn.Module, pair: Tensor, before: list[Tensor], name: str, layer: nn.Module) -> None:
+    """Refuse a network whose inputs go elsewhere too, so that doubling one layer is not enough."""
+    where = f"{name or 'The network itself'} ({type(layer).__name__}) now takes twice its inputs"
+    try:
+        after = _outputs(net, layer, pair)
+    except Exception as problem:  # whatever a network does with inputs that do not suit it
+        raise ValueError(
+            f"{where}, but the network does not run on them: {_first_line(problem)}. Move what else is done with its inputs out of "
+            "the network."
+        ) from problem
+    if not all(_close(new, old) for new, old in zip(after, before, strict=True)):
+        raise ValueError(
+            f"{where}, but the network's inputs go elsewhere too, or are changed before it. Move that out of the network, or "
+            "name the layer with `first_layer`."
+        )
+
+
+def _close(after: Tensor, before: Tensor) -> bool:
+    scale = float(before.abs().max().nan_to_num(1.0).clamp_min(1e-6))
+    return after.shape == before.shape and torch.allclose(
+        after, before, rtol=1e-2, atol=1e-2 * scale, equal_nan=True
+    )
+
+
+def _first_line(problem: Exception) -> str:
+    if isinstance(problem, KeyError):  # its text is the key alone
+        return repr(problem)
+    return (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")

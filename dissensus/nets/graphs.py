@@ -1,0 +1,276 @@
+"""A network's operations as graphs, and what each one does to the channels that flow through it."""
+
+import operator
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from dissensus.architectures import _FlattenTo
+from dissensus.nets.dropout import KeyedDropout
+
+# Elementwise, and zero where their input is zero: a dropped channel stays dropped.
+_ZERO_KEEPING: tuple[type[nn.Module], ...] = (
+    nn.ReLU,
+    nn.ReLU6,
+    nn.LeakyReLU,
+    nn.PReLU,
+    nn.ELU,
+    nn.CELU,
+    nn.SELU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Mish,
+    nn.Hardswish,
+    nn.Tanh,
+    nn.Tanhshrink,
+    nn.Softsign,
+    nn.Softshrink,
+    nn.Hardshrink,
+)
+_ZERO_MOVING: tuple[type[nn.Module], ...] = (
+    nn.Sigmoid,
+    nn.Softplus,
+    nn.Hardtanh,
+    nn.Hardsigmoid,
+    nn.LogSigmoid,
+)
+ACTIVATIONS = (*_ZERO_KEEPING, *_ZERO_MOVING)
+_ELEMENTWISE: tuple[type[nn.Module], ...] = (
+    nn.Identity,
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+    KeyedDropout,
+)
+_POOLING: tuple[type[nn.Module], ...] = (
+    nn.MaxPool1d,
+    nn.MaxPool2d,
+    nn.MaxPool3d,
+    nn.AvgPool1d,
+    nn.AvgPool2d,
+    nn.AvgPool3d,
+    nn.AdaptiveAvgPool1d,
+    nn.AdaptiveAvgPool2d,
+    nn.AdaptiveAvgPool3d,
+    nn.AdaptiveMaxPool1d,
+    nn.AdaptiveMaxPool2d,
+    nn.AdaptiveMaxPool3d,
+    nn.Upsample,
+)
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+ZERO_KEEPING_NAMES = frozenset(
+    (
+        "relu",
+        "relu_",
+        "relu6",
+        "leaky_relu",
+        "elu",
+        "celu",
+        "selu",
+        "gelu",
+        "silu",
+        "mish",
+        "hardswish",
+        "tanh",
+        "tanh_",
+        "tanhshrink",
+        "softsign",
+    )
+)
+_ZERO_MOVING_NAMES = frozenset(("sigmoid", "softplus", "hardtanh", "hardsigmoid", "logsigmoid"))
+_ELEMENTWISE_NAMES = frozenset(("dropout", "contiguous"))
+_POOLING_NAMES = frozenset(
+    f"{kind}{n}d"
+    for kind in ("max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool")
+    for n in (1, 2, 3)
+)
+_COMBINING = (
+    operator.add,
+    operator.iadd,
+    operator.sub,
+    operator.mul,
+    operator.imul,
+    torch.add,
+    torch.sub,
+    torch.mul,
+)
+_COMBINING_NAMES = frozenset(("add", "add_", "sub", "mul", "mul_"))
+_SHAPE_NAMES = frozenset(("size", "dim"))
+
+
+@dataclass(frozen=True)
+class Traced:
+    """The operations of a network, or of one part of it that could be traced.
+
+    Attributes:
+        root: The part.
+        prefix: Its name in the network, with a dot; empty for the whole.
+        graph: Its operations.
+        calls: How often each module is called.
+    """
+
+    root: nn.Module
+    prefix: str
+    graph: fx.Graph
+    calls: Counter[str]
+
+    @property
+    def whole(self) -> bool:
+        """Whether this is the whole network."""
+        return not self.prefix
+
+    def module(self, node: fx.Node) -> nn.Module | None:
+        """Return the module that a node calls."""
+        return self.root.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+    def name(self, node: fx.Node) -> str:
+        """Return the name in the network of the module that a node calls."""
+        return self.prefix + str(node.target)
+
+    def called_once(self, node: fx.Node) -> bool:
+        """Whether a node is the only call of its module."""
+        return self.calls[str(node.target)] == 1
+
+
+class _Tracer(fx.Tracer):
+    """Looks into every module but torch's own, dropout, and those without parts and parameters."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        bare = not any(True for _ in m.children()) and not any(True for _ in m.parameters())
+        return bare or super().is_leaf_module(m, module_qualified_name)
+
+
+def trace(net: nn.Module, prefix: str = "") -> list[Traced]:
+    """Return the operations of a network: one graph, or graphs of the largest parts that can be traced."""
+    if prefix and _Tracer().is_leaf_module(net, prefix):
+        return []
+    try:
+        graph = _Tracer().trace(net)
+    except Exception:  # whatever a user's forward does that cannot be traced
+        return [found for name, child in net.named_children() for found in trace(child, f"{prefix}{name}.")]
+    calls = Counter(str(node.target) for node in graph.nodes if node.op == "call_module")
+    return [Traced(net, prefix, graph, calls)]
+
+
+def function_name(node: fx.Node) -> str:
+    """Return the name of the function or method that a node calls."""
+    if node.op == "call_method":
+        return str(node.target)
+    return getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+
+
+def is_activation(part: Traced, node: fx.Node) -> bool:
+    """Whether a node is a nonlinearity."""
+    module = part.module(node)
+    return isinstance(module, ACTIVATIONS) or function_name(node) in ZERO_KEEPING_NAMES | _ZERO_MOVING_NAMES
+
+
+def keeps_zero(part: Traced, node: fx.Node) -> bool:
+    """Whether a node gives zero for zero (for those that treat channels one by one)."""
+    module = part.module(node)
+    if module is not None:
+        return isinstance(module, (*_ZERO_KEEPING, *_ELEMENTWISE, *_POOLING))
+    return function_name(node) not in _ZERO_MOVING_NAMES
+
+
+def combines(node: fx.Node) -> bool:
+    """Whether a node adds or multiplies two tensors."""
+    named = function_name(node) in _COMBINING_NAMES and node.op == "call_method"
+    found = node.target in _COMBINING if node.op == "call_function" else named
+    return bool(found) and sum(isinstance(value, fx.Node) for value in node.args) > 1
+
+
+def reads_shape(node: fx.Node) -> bool:
+    """Whether a node looks at a tensor's shape only."""
+    if node.op == "call_method":
+        return node.target in _SHAPE_NAMES
+    return node.target is getattr and node.args[1] in ("shape", "ndim", "device", "dtype")
+
+
+def channelwise(part: Traced, node: fx.Node, spatial: bool) -> bool:
+    """Whether a node treats each channel on its own, without a weight that mixes them.
+
+    Args:
+        part: The graph.
+        node: The operation.
+        spatial: Whether channels are on axis 1 with positions behind them; pooling acts on positions.
+    """
+    module = part.module(node)
+    if isinstance(module, (*ACTIVATIONS, *_ELEMENTWISE, *_BATCH_NORMS)):
+        return True
+    if isinstance(module, _POOLING):
+        return spatial and not getattr(module, "return_indices", False)
+    name = function_name(node)
+    if name in ZERO_KEEPING_NAMES | _ZERO_MOVING_NAMES | _ELEMENTWISE_NAMES:
+        return True
+    return spatial and name in _POOLING_NAMES
+
+
+def channel_parameters(module: nn.Module | None) -> list[str]:
+    """Return names of tensors that hold one value a channel in a channelwise module."""
+    if isinstance(module, _BATCH_NORMS):
+        names = ("weight", "bias", "running_mean", "running_var")
+        return [name for name in names if getattr(module, name) is not None]
+    if isinstance(module, nn.PReLU) and module.num_parameters > 1:
+        return ["weight"]
+    return []
+
+
+def flattens(part: Traced, node: fx.Node) -> bool:
+    """Whether a node makes vectors of everything but the batch, channel after channel."""
+    module = part.module(node)
+    if isinstance(module, nn.Flatten):
+        return module.start_dim == 1 and module.end_dim == -1
+    if isinstance(module, _FlattenTo):
+        return True
+    name, arguments = function_name(node), node.args[1:]
+    if name == "flatten":
+        return (node.kwargs.get("start_dim", arguments[0] if arguments else 0), arguments[1:]) == (1, ())
+    return name in ("view", "reshape") and len(arguments) == 2 and bool(arguments[1] == -1)
+
+
+def averages_positions(node: fx.Node) -> bool:
+    """Whether a node is a mean over all positions of an image that leaves one value a channel."""
+    if function_name(node) != "mean" or node.kwargs.get("keepdim", False) or len(node.args) > 2:
+        return False
+    axes = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else None)
+    wanted: tuple[set[Any], ...] = ({2, 3}, {-1, -2})
+    return isinstance(axes, list | tuple) and set(axes) in wanted
+
+
+def width_of(module: nn.Module | None) -> tuple[int, int] | None:
+    """Return how many features a module gives and on which axis, where the module itself says so."""
+    rules: list[tuple[tuple[type[nn.Module], ...], Callable[[Any], int], int]] = [
+        ((nn.Linear,), lambda m: m.out_features, -1),
+        ((nn.modules.conv._ConvNd,), lambda m: m.out_channels, 1),
+        (_BATCH_NORMS, lambda m: m.num_features, 1),
+        ((nn.modules.instancenorm._InstanceNorm,), lambda m: m.num_features, 1),
+        ((nn.GroupNorm,), lambda m: m.num_channels, 1),
+        ((nn.Embedding,), lambda m: m.embedding_dim, -1),
+    ]
+    for kinds, width, axis in rules:
+        if isinstance(module, kinds):
+            return width(module), axis
+    if isinstance(module, nn.LayerNorm) and len(module.normalized_shape) == 1:
+        return module.normalized_shape[0], -1
+    return None
+
+
+def only_input(node: fx.Node) -> fx.Node | None:
+    """Return the tensor that a node works on."""
+    first = node.args[0] if node.args else node.kwargs.get("input")
+    return first if isinstance(first, fx.Node) else None
+
+
+def mixing_layer(module: nn.Module | None) -> bool:
+    """Whether a module is a linear layer or a convolution whose channels can be taken out one by one."""
+    plain = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    return type(module) in plain and getattr(module, "groups", 1) == 1

@@ -1,0 +1,146 @@
+"""ONNX files: what is changed in them after they were traced, and how they are run."""
+
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Below so many numbers an 8-bit copy with its scales saves nothing.
+_SMALLEST_QUANTISED = 256
+
+
+@contextmanager
+def quiet_export() -> Iterator[None]:
+    """Keep what torch's exporter says about itself from the user: missing operators of packages that are not used."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def finish(model: Any, defaults: Mapping[str, NDArray[Any]], facts: Mapping[str, Any], int8: bool) -> bytes:
+    """Return a traced model as the bytes of a file.
+
+    Args:
+        model: What torch's exporter made, an `onnx.ModelProto`; it is changed.
+        defaults: Inputs that callers may leave out: an initializer of the same name is an input's default.
+        facts: What the file says about itself; each a metadata entry in JSON.
+        int8: Whether weights are stored in 8 bits.
+    """
+    from onnx import checker, numpy_helper
+
+    for name, value in defaults.items():
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    merge_equal_initializers(model.graph)
+    if int8:
+        quantise_weights(model.graph)
+    # Shapes of what is inside follow from the graph; those that were traced name axes that a changed graph no longer has.
+    del model.graph.value_info[:]
+    for node in model.graph.node:
+        # What the exporter notes about a node names files of the machine it ran on.
+        node.ClearField("doc_string")
+        del node.metadata_props[:]
+    for name, fact in facts.items():
+        model.metadata_props.add(key=name, value=json.dumps(fact))
+    checker.check_model(model)
+    return model.SerializeToString()
+
+
+def merge_equal_initializers(graph: Any) -> None:
+    """Store equal tensors once: members that share weights were traced with copies of them."""
+    kept: dict[bytes, str] = {}
+    merged: dict[str, str] = {}
+    inputs = {value.name for value in graph.input}
+    for tensor in list(graph.initializer):
+        name, tensor.name = tensor.name, ""
+        content = tensor.SerializeToString()
+        tensor.name = name
+        if name not in inputs and kept.setdefault(content, name) != name:
+            merged[name] = kept[content]
+            graph.initializer.remove(tensor)
+    for node in graph.node:
+        for place, name in enumerate(node.input):
+            node.input[place] = merged.get(name, name)
+
+
+def quantise_weights(graph: Any) -> None:
+    """Store the weights of linear layers and convolutions as int8, with one scale for each output; computing stays in float32."""
+    from onnx import helper, numpy_helper
+
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    nodes, done = [], set()
+    for node in graph.node:
+        axis = _output_axis(node)
+        if axis is None:
+            continue
+        name = node.input[1]
+        if name in weights and name not in done and not _too_small(weights[name]):
+            values, scales = _to_int8(numpy_helper.to_array(weights[name]), axis)
+            graph.initializer.append(numpy_helper.from_array(values, f"{name}.int8"))
+            graph.initializer.append(numpy_helper.from_array(scales, f"{name}.scale"))
+            inputs = [f"{name}.int8", f"{name}.scale"]
+            nodes.append(helper.make_node("DequantizeLinear", inputs, [name], axis=axis))
+            graph.initializer.remove(weights[name])
+            done.add(name)
+    for place, node in enumerate(nodes):
+        graph.node.insert(place, node)
+
+
+def _output_axis(node: Any) -> int | None:
+    """Return the axis of a layer's weights along which its outputs lie; None of what is no such layer."""
+    if node.op_type == "Conv":
+        return 0
+    if node.op_type == "MatMul":
+        return 1
+    if node.op_type == "Gemm":
+        return 0 if any(each.name == "transB" and each.i for each in node.attribute) else 1
+    return None
+
+
+def _too_small(tensor: Any) -> bool:
+    from onnx import TensorProto
+
+    return (
+        tensor.data_type != TensorProto.FLOAT
+        or len(tensor.dims) < 2
+        or np.prod(tensor.dims) < _SMALLEST_QUANTISED
+    )
+
+
+def _to_int8(weights: NDArray[Any], axis: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    others = tuple(each for each in range(weights.ndim) if each != axis)
+    scales = np.abs(weights).max(axis=others, keepdims=True) / 127
+    scales = np.where(scales > 0, scales, 1).astype(np.float32)
+    return np.rint(weights / scales).astype(np.int8), scales.reshape(-1)
+
+
+class Session:
+    """A file that runs."""
+
+    def __init__(self, path: str | Path, threads: int = 0) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 3
+        self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        self.output_values = self._session.get_outputs()
+        self.outputs = tuple(output.name for output in self.output_values)
+        self.inputs = {each.name: each for each in self._session.get_inputs()}
+        found = self._session.get_modelmeta().custom_metadata_map
+        self.facts: dict[str, Any] = {name: json.loads(fact) for name, fact in found.items()}
+
+    def run(self, feed: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Return the outputs by name."""
+        return dict(zip(self.outputs, self._session.run(None, dict(feed)), strict=True))

@@ -1,0 +1,217 @@
+"""A run's alarm and the coverage of its sets and intervals: calibrated once on held-out rows, kept as JSON in its folder."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dissensus.conformal import Alarm, DriftMonitor, intervals
+from dissensus.conformal.state import read_state, write_state
+from dissensus.evaluation.results import ID, AlarmCheck, floats
+from dissensus.objectives import mean_and_scale
+from dissensus.predictions import mixture, predict
+from dissensus.recipes.runs import LoadedRun
+from dissensus.recipes.sets import Sets
+from dissensus.scores import REGRESSION_SCORES, SCORES
+
+ALARM = "alarm.json"
+COVERAGE = "coverage.json"
+_FORMAT = "dissensus coverage 1"
+_SHOWN = 1000
+
+
+@dataclass(frozen=True)
+class AlarmSettings:
+    """The table `[alarm]` of a recipe.
+
+    Attributes:
+        score: Which score raises the alarm; "auto" is `mutual_information`, for regression `knowledge_variance`.
+        false_alarms: How often ordinary inputs may raise it.
+        coverage: How often prediction sets and intervals are to hold the truth.
+    """
+
+    score: str = "auto"
+    false_alarms: float = 0.01
+    coverage: float = 0.9
+
+    def __post_init__(self) -> None:
+        known = ("auto", *SCORES, *REGRESSION_SCORES)
+        if self.score not in known:
+            raise ValueError(f"score in [alarm] must be one of {', '.join(known)}; got {self.score!r}.")
+        for name in ("false_alarms", "coverage"):
+            if not 0 < getattr(self, name) < 1:
+                raise ValueError(f"{name} in [alarm] must lie between 0 and 1; got {getattr(self, name)}.")
+
+    def check(self, regression: bool) -> None:
+        """Refuse a score that the run does not have."""
+        own = REGRESSION_SCORES if regression else SCORES
+        if self.score not in ("auto", *own):
+            raise ValueError(
+                f"score in [alarm] is {self.score}, which a {'regression' if regression else 'classification'} does not have; "
+                f"it has {', '.join(own)}."
+            )
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What a run knows about held-out rows.
+
+    Attributes:
+        alarm: Ranks scores among theirs.
+        misses: How far the truth was from the prediction, `(targets, rows)`: 1 - its probability, or the error in standard
+            deviations.
+        coverage: How often sets and intervals are to hold the truth.
+    """
+
+    alarm: Alarm
+    misses: tuple[tuple[float, ...], ...]
+    coverage: float
+
+    @property
+    def reach(self) -> list[float]:
+        """How far the truth may be from a prediction, target by target, so that it is covered as often as wanted."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # too few rows for the coverage: everything is covered
+            return [
+                float(
+                    intervals((np.zeros(len(own)), np.ones(len(own))), own, ([0.0], [1.0]), self.coverage)[
+                        0, 1
+                    ]
+                )
+                for own in self.misses
+            ]
+
+
+def calibrate_run(run: LoadedRun, sets: Sets, settings: AlarmSettings, folder: Path) -> list[str]:
+    """Calibrate a run on the rows held out for that, or else on its validation rows, and put the result into its folder.
+
+    Returns:
+        What there is to say about it.
+    """
+    held_out = sets.calibration or sets.validation
+    if held_out is None:
+        return ["No alarm was calibrated, as no rows were held out for it: set calibration under [data]."]
+    assert held_out.y is not None
+    classes = run.preprocessing.classes is not None
+    x = run.preprocessing(held_out.x)
+    y = run.preprocessing.targets(held_out) if classes else held_out.y.float().reshape(len(held_out), -1)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        alarm = Alarm.calibrate(
+            run.ensemble,
+            (x, y),
+            score=settings.score,
+            false_alarms=settings.false_alarms,
+            loss="cross_entropy" if classes else run.recipe.likelihood.name,
+        )
+    write_state(
+        folder / COVERAGE, _FORMAT, {"coverage": settings.coverage, "misses": _misses(run, x, y).tolist()}
+    )
+    alarm.save(folder / ALARM)
+    notes = [f"{warning.message}" for warning in said if warning.category is UserWarning]
+    if sets.calibration is None:
+        notes.append(
+            "The alarm was calibrated on the validation rows, which also chose the weights, so its rate is approximate; "
+            "calibration = 0.1 under [data] keeps rows for it alone."
+        )
+    return notes
+
+
+def load_calibration(folder: Path, run: LoadedRun) -> Calibration | None:
+    """Read a run's alarm and coverage; None where nothing was held out to calibrate on."""
+    if not (folder / ALARM).exists():
+        return None
+    state = read_state(folder / COVERAGE, _FORMAT)
+    misses = tuple(tuple(own) for own in state["misses"])
+    return Calibration(Alarm.load(folder / ALARM, run.ensemble), misses, state["coverage"])
+
+
+def check_alarm(
+    run: LoadedRun, calibration: Calibration, known: tuple[Tensor, Tensor], unknown: Mapping[str, Tensor]
+) -> AlarmCheck:
+    """Look how the alarm, and sets or intervals, do on inputs that it was not calibrated on.
+
+    Args:
+        run: The run.
+        calibration: What it knows about held-out rows.
+        known: Raw inputs and targets (class indices, or values in the units of the data), in their order.
+        unknown: Raw inputs of unknown sets by name.
+    """
+    alarm = calibration.alarm
+    scores = {
+        name: alarm.scorer(run.ensemble, run.preprocessing(x))
+        for name, x in {ID: known[0], **unknown}.items()
+    }
+    p_values = {name: alarm.p_values_of(own) for name, own in scores.items()}
+    held_out = np.concatenate(list(alarm.calibration.values()))
+    drift = DriftMonitor.of_scores(held_out).log_path(scores[ID]) if len(held_out) > 2 else np.zeros(1)
+    misses = _misses(run, run.preprocessing(known[0]), known[1])
+    inside = misses <= torch.tensor(calibration.reach, dtype=torch.float64)[:, None]
+    return AlarmCheck(
+        score=alarm.scorer.name,
+        false_alarms=alarm.false_alarms,
+        calibrated_on=len(held_out),
+        flagged={name: float((own <= alarm.false_alarms).mean()) for name, own in p_values.items()},
+        p_values={name: floats(np.sort(_some(own))) for name, own in p_values.items()},
+        coverage=calibration.coverage,
+        covered=float(inside.double().mean()),
+        drift=floats(_some(drift)),
+    )
+
+
+def _some(values: np.ndarray) -> np.ndarray:
+    """Return at most as many values as a picture can show, spread evenly."""
+    return values[np.linspace(0, len(values) - 1, min(len(values), _SHOWN)).round().astype(int)]
+
+
+def _misses(run: LoadedRun, x: Tensor, y: Tensor) -> Tensor:
+    outputs = predict(run.ensemble, x)
+    if run.preprocessing.classes is not None:
+        probs = outputs.softmax(-1).mean(0)
+        return 1 - probs[torch.arange(len(y)), y][None].double()
+    mean, deviation = moments_of(run, outputs)
+    return ((y - mean).abs() / deviation).T.double()
+
+
+def moments_of(run: LoadedRun, outputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation of a regression's mixture, `(batch, targets)` each; 1 where points have none."""
+    likelihood = run.recipe.likelihood
+    if likelihood.kind != "density":
+        return outputs.mean(0), torch.ones_like(outputs[0])
+    mean, scale = mean_and_scale(outputs)
+    return mixture(mean, scale, family="laplace" if likelihood.name == "laplace_nll" else "gaussian")
+
+
+def calibrated_columns(
+    run: LoadedRun, calibration: Calibration, outputs: Tensor, scores: Mapping[str, Tensor]
+) -> dict[str, Any]:
+    """Return p-value, flag, and prediction set or interval of each input.
+
+    Args:
+        run: The run.
+        calibration: What it knows about held-out rows.
+        outputs: Member outputs, `(members, batch, ...)`.
+        scores: Scores of these by name, `(batch,)` or `(batch, targets)`.
+    """
+    score = scores[calibration.alarm.scorer.name]
+    p = calibration.alarm.p_values_of((score if score.ndim == 1 else score.mean(-1)).cpu())
+    columns: dict[str, Any] = {"p_value": p, "flag": p <= calibration.alarm.false_alarms}
+    reach = calibration.reach
+    if run.preprocessing.classes is not None:
+        inside = 1 - outputs.softmax(-1).mean(0).double() <= reach[0]
+        return columns | {"set": _named(inside, run.preprocessing.classes)}
+    mean, deviation = moments_of(run, outputs)
+    for target, own in enumerate(reach):
+        ending = "" if len(reach) == 1 else f"_{target}"
+        columns[f"low{ending}"] = (mean - own * deviation)[:, target].cpu().numpy()
+        columns[f"high{ending}"] = (mean + own * deviation)[:, target].cpu().numpy()
+    return columns
+
+
+def _named(inside: Tensor, classes: Sequence[str]) -> list[str]:
+    return ["|".join(classes[place] for place, own in enumerate(row) if own) for row in inside.tolist()]

@@ -1,0 +1,177 @@
+"""A finished run in, one file out that takes inputs as they are in data files: what training learned about them is inside."""
+
+from math import pi
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dissensus.conformal import Alarm
+from dissensus.data.files import Loaded
+from dissensus.data.tables import PERIODS, Category, Column, Date, LeftOut, Number, TableEncoder
+from dissensus.exporting import Exported, Precision, export
+from dissensus.recipes.preprocessing import Preprocessing
+from dissensus.recipes.runs import LoadedRun, rows_of_run
+
+# Rows on which a file is compared with the ensemble, beside their repetitions.
+_EXAMPLES = 512
+
+
+def export_run(
+    run: LoadedRun,
+    folder: Path,
+    path: str | Path,
+    *,
+    precision: Precision = "fp32",
+    false_alarms: float = 0.01,
+    member_outputs: bool = False,
+) -> Exported:
+    """Write a run as one file, with an alarm calibrated on rows that it held out.
+
+    The file takes images as uint8, features as they are, and rows of a table as one number a column, `TableEncoder.codes`: numbers as
+    they are, words as their place among the levels that the metadata lists, dates as days since 1970, missing values as NaN.
+
+    Args:
+        run: What `load_run` returned.
+        folder: The run's folder, which knows the rows that it held out.
+        path: Where to write; `.onnx` or `.pt2`.
+        precision: As `ds.export` takes it.
+        false_alarms: The alarm's rate, where callers give no limit.
+        member_outputs: Whether each member's own prediction is an output, too.
+
+    Returns:
+        Where the file is, and how it compares with the run.
+    """
+    preprocessing = run.preprocessing
+    held_out = _held_out(run, folder)
+    alarm = Alarm.calibrate(
+        run.ensemble,
+        preprocessing(held_out.x),
+        false_alarms=false_alarms,
+        loss="cross_entropy" if preprocessing.classes is not None else run.recipe.likelihood.name,
+    )
+    inputs = RunInputs(preprocessing)
+    return export(
+        run.ensemble,
+        path,
+        example=inputs.raw(held_out.x[:_EXAMPLES]),
+        alarm=alarm,
+        loss=run.recipe.likelihood.name,
+        preprocess=inputs,
+        precision=precision,
+        member_outputs=member_outputs,
+        facts=_facts(preprocessing),
+    )
+
+
+def _held_out(run: LoadedRun, folder: Path) -> Loaded:
+    """Return rows that training has not learned from: those kept for this purpose, or else others."""
+    for part in ("calibration", "validation", "test"):
+        if (rows := rows_of_run(run, folder, part)) is not None:
+            return rows
+    raise ValueError(
+        "The recipe held no rows out, so an alarm cannot be calibrated. Train with calibration = 0.15 under [data]."
+    )
+
+
+def _facts(preprocessing: Preprocessing) -> dict[str, Any]:
+    columns = None if preprocessing.columns is None else preprocessing.columns.to_json()
+    return {
+        "classes": preprocessing.classes,
+        "target": preprocessing.target,
+        "shape": preprocessing.shape,
+        "columns": columns,
+        "standardised": {"mean": preprocessing.mean, "std": preprocessing.std},
+    }
+
+
+class RunInputs(nn.Module):
+    """From inputs as they are in files to what members see: `Preprocessing`, and the encoding of tables, as a part of a file."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, preprocessing: Preprocessing) -> None:
+        super().__init__()
+        self.pixels = preprocessing.pixels
+        self.table = None if preprocessing.columns is None else TableFeatures(preprocessing.columns)
+        by_channel = self.pixels or len(preprocessing.shape) == 3
+        spread = (-1, *(1 for _ in preprocessing.shape[1:])) if by_channel else (-1,)
+        self.register_buffer("mean", torch.tensor(preprocessing.mean or (0.0,)).reshape(spread))
+        self.register_buffer("std", torch.tensor(preprocessing.std or (1.0,)).reshape(spread))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what members see, float32."""
+        x = x if self.table is None else self.table(x)
+        x = x.float() / 255 if self.pixels else x.float()
+        return (x - self.mean) / self.std
+
+    def raw(self, features: Tensor) -> Tensor:
+        """Return what the file takes, from features as a data file gives them."""
+        return features if self.table is None else self.table.codes(features)
+
+
+class TableFeatures(nn.Module):
+    """Features of a table's rows, `(rows, features)`, from one number a column: what `TableEncoder.encode` does, in torch.
+
+    Example:
+        >>> encoder = TableEncoder.fit({"age": [31, None, 46, 9], "town": ["Ulm", "Bonn", "Ulm", None]})
+        >>> TableFeatures(encoder)(torch.tensor([[20.0, 1.0], [torch.nan, -1.0]])).tolist()
+        [[20.0, 0.0, 0.0, 1.0, 0.0], [31.0, 1.0, 0.0, 0.0, 0.0]]
+    """
+
+    constants: Tensor
+    periods: Tensor
+
+    def __init__(self, encoder: TableEncoder) -> None:
+        super().__init__()
+        self.columns = [column for column in encoder.columns if not isinstance(column, LeftOut)]
+        # The hour of a date has no digits left in float32 days since 1970.
+        self.dtype = torch.float64 if any(isinstance(c, Date) for c in self.columns) else torch.float32
+        # As tensors: numbers in a traced program are float32, whatever they are used with.
+        constants = [(getattr(c, "fill", 0.0), getattr(c, "origin", 0.0)) for c in self.columns]
+        self.register_buffer("constants", torch.tensor(constants, dtype=self.dtype))
+        self.register_buffer("periods", torch.tensor(list(PERIODS.values()), dtype=self.dtype))
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """Return the features, float32."""
+        parts = [
+            self._features(column, code, *constants)
+            for column, code, constants in zip(self.columns, codes.unbind(1), self.constants, strict=True)
+        ]
+        return torch.cat(parts, 1).float()
+
+    def _features(self, column: Column, code: Tensor, fill: Tensor, origin: Tensor) -> Tensor:
+        missing = code.isnan()
+        if isinstance(column, Category):
+            place = torch.where(missing, len(column.levels), code)
+            return (place[:, None] == torch.arange(len(column.features))).to(code.dtype)
+        assert isinstance(column, Number | Date)
+        filled = torch.where(missing, fill, code)
+        found = [filled] if isinstance(column, Number) else self._of_days(column, filled, origin)
+        return torch.stack([*found, missing.to(code.dtype)] if column.indicator else found, 1)
+
+    def _of_days(self, column: Date, days: Tensor, origin: Tensor) -> list[Tensor]:
+        found = [days - origin]
+        for part, period in zip(PERIODS, self.periods, strict=True):
+            if part in column.parts:
+                # Days of the week change at midnight.
+                angle = 2 * pi * ((days.floor() if part == "week" else days) % period / period)
+                found += [angle.sin(), angle.cos()]
+        return found
+
+    def codes(self, features: Tensor) -> Tensor:
+        """Return the numbers that features came from, `(rows, columns)`."""
+        parts = features.to(self.dtype).split([len(column.features) for column in self.columns], 1)
+        return torch.stack([_code(column, part) for column, part in zip(self.columns, parts, strict=True)], 1)
+
+
+def _code(column: Column, features: Tensor) -> Tensor:
+    """Return the numbers of one column; what was filled in is NaN again where a feature says so."""
+    if isinstance(column, Category):
+        place = torch.where(features.any(1), features.argmax(1), -1).to(features.dtype)
+        return torch.where(place == len(column.levels), torch.nan, place)
+    assert isinstance(column, Number | Date)
+    code = features[:, 0] + (column.origin if isinstance(column, Date) else 0.0)
+    return torch.where(features[:, -1] > 0, torch.nan, code) if column.indicator else code

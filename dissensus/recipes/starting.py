@@ -1,0 +1,169 @@
+"""Data in; what it holds in words, and a commented recipe to begin with, out."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+from dissensus.data.files import TABLE_ENDINGS, Loaded, load
+from dissensus.data.frames import read_table
+from dissensus.data.images import IMAGE_ENDINGS, describe_shape
+from dissensus.recipes.reading import label_names, listed
+from dissensus.recipes.sets import is_regression
+
+_LARGEST_SIZE = 64
+_CALIBRATION = 0.15
+
+
+def look_at(path: Path, target: str | None = None) -> tuple[str, str]:
+    """Look at a file or folder of data.
+
+    Args:
+        path: A table (.csv, .tsv, .parquet), an .npz file or a folder of images.
+        target: Column or array to predict; by default a table's last column, and in an .npz file one of a usual name.
+
+    Returns:
+        What was found, in words; and a recipe, commented, that trains on it.
+    """
+    options: dict[str, int] = {}
+    if path.suffix.lower() in TABLE_ENDINGS and target is None:
+        target = str(read_table(path)[0].columns[-1])
+    if path.is_dir() and (size := _common_size(path)) is not None:
+        options["size"] = size
+    loaded = load(path, target, **options)
+    if loaded.y is None:
+        raise ValueError(f"{path} holds no targets that could be found. Name them with --target.")
+    regression = is_regression(loaded)
+    found = "\n\n".join(
+        filter(
+            None,
+            [
+                _rows_in_words(loaded, path),
+                _columns_in_words(loaded),
+                _target_in_words(loaded, target, regression),
+            ],
+        )
+    )
+    return found, _recipe(loaded, path, target, regression, options.get("size"))
+
+
+def _common_size(folder: Path) -> int | None:
+    """Return a size to give the images of a folder; None where all have one already."""
+    from PIL import Image
+
+    paths = [path for path in sorted(folder.rglob("*")) if path.suffix.lower() in IMAGE_ENDINGS]
+    sizes = set()
+    for path in paths[:1000]:
+        with Image.open(path) as picture:
+            sizes.add(picture.size)
+    return min(_LARGEST_SIZE, round(median(min(size) for size in sizes))) if len(sizes) > 1 else None
+
+
+def _rows_in_words(loaded: Loaded, path: Path) -> str:
+    lines = [f"{path}: {len(loaded)} rows"]
+    if loaded.table is None:
+        lines[0] += f" of {describe_shape(loaded.x.shape[1:])}"
+    return "\n".join([*lines, *(f"  {note}" for note in loaded.notes)])
+
+
+def _columns_in_words(loaded: Loaded) -> str:
+    """Return a table of columns: what each is read as, how many values are missing, and what looks wrong."""
+    if loaded.columns is None or loaded.table is None:
+        return ""
+    missing = {name: int(where.sum()) for name, where in loaded.columns.missing(loaded.table).items()}
+    rows = [("column", "read as", "missing", "remark")]
+    for column in loaded.columns.columns:
+        rows.append((column.name, column.read_as, str(missing.get(column.name) or ""), column.note))
+    widths = [max(len(row[place]) for row in rows) for place in range(3)]
+    return "\n".join(
+        f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}}  {d}".rstrip() for a, b, c, d in rows
+    )
+
+
+def _target_in_words(loaded: Loaded, target: str | None, regression: bool) -> str:
+    assert loaded.y is not None
+    name = "Target" if target is None else f"Target {target!r}"
+    if regression:
+        y = loaded.y.float()
+        return f"{name}: numbers from {y.min():g} to {y.max():g}, mean {y.mean():g}: a regression"
+    counts = Counter(label_names(loaded)).most_common()
+    shown = [f"{label} ({100 * count / len(loaded):.3g} %)" for label, count in counts]
+    return f"{name}: {len(counts)} classes: {listed(shown, 10)}"
+
+
+def _recipe(loaded: Loaded, path: Path, target: str | None, regression: bool, size: int | None) -> str:
+    """Return a recipe with a comment on every line that one may want to change."""
+    images = loaded.x.ndim == 4
+    loss = "gaussian_nll" if regression else "cross_entropy"
+    lines = [
+        f"# Written by dissensus init {path.name}. Train it, then look at the page:",
+        f"#   dissensus train {path.stem}.toml",
+        f"#   dissensus report runs/{path.stem} -o {path.stem}.html",
+        "",
+        "[data]",
+        f"path = {json.dumps(str(path), ensure_ascii=False)}",
+        *([f"target = {json.dumps(target, ensure_ascii=False)}"] if target is not None else []),
+        *(
+            [f"size = {size}                  # height and width to give the images, which have several"]
+            if size
+            else []
+        ),
+        "validation = 0.1           # share of the rows that decides which weights are kept",
+        f"calibration = {_CALIBRATION}         # share of the rows that the alarm is calibrated on",
+        "test = 0.2                 # share of the rows that dissensus report measures on",
+        *_about_columns(loaded),
+        "",
+        "[model]",
+        *_model(loaded, images),
+        "",
+        "[ensemble]",
+        "members = 5",
+        "seed = 0                   # decides everything that is random",
+        "",
+        "[objective]",
+        f'loss = "{loss}"' + ("      # mean and standard deviation of the target" if regression else ""),
+        "",
+        "[training]",
+        "lr = 1e-3",
+        "# epochs = 100             # by default until about 2 000 steps are made",
+        "# batch_size = 64          # by default 16 to 128, by the number of rows",
+        "",
+        "[alarm]",
+        f"false_alarms = {_rate(len(loaded))}        # how often ordinary inputs may raise it",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _rate(rows: int) -> float:
+    """Return a rate of false alarms that the rows held out for the alarm can keep."""
+    held_out = _CALIBRATION * rows
+    return 0.01 if held_out > 300 else 0.05 if held_out > 40 else 0.1
+
+
+def _about_columns(loaded: Loaded) -> list[str]:
+    """Say what is left out of a table, and what may have to be."""
+    if loaded.columns is None or loaded.table is None:
+        return []
+    columns = loaded.columns.columns
+    careful = [column.name for column in columns if column.note.startswith("CAREFUL") and column.features]
+    lines = [f"# {c.name!r} is left out: {c.note}." for c in columns if not c.features]
+    lines += [
+        f"# {c.name!r}: {c.note}. Is it known before the target is?" for c in columns if c.name in careful
+    ]
+    drop = json.dumps(careful or [loaded.columns.names[0]], ensure_ascii=False)
+    return [
+        *lines,
+        f"# drop = {drop}             # columns to leave out",
+        '# missing = "drop"          # by default missing values are filled in and marked',
+    ]
+
+
+def _model(loaded: Loaded, images: bool) -> Sequence[str]:
+    if images and min(loaded.x.shape[2:]) >= 16:
+        return (
+            'name = "resnet18"',
+            "width = 16                 # 64 is the published network: slower, and better with many images",
+        )
+    return ('name = "mlp"', "hidden = [128, 128]        # width of each hidden layer")

@@ -1,0 +1,375 @@
+"""The routes of a server: KServe's protocol, plain rows, metrics, drift and a page."""
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import html
+import json
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import HTMLResponse, PlainTextResponse
+
+from dissensus import __version__
+from dissensus.serving import schema
+from dissensus.serving.batching import QueueFull
+from dissensus.serving.model import Arrays, BadInput, with_limit
+from dissensus.serving.service import Service
+from dissensus.serving.settings import Settings
+from dissensus.serving.watching import Watched
+
+_STATUS = {
+    404: "There is nothing at this address; GET /openapi.json lists what there is.",
+    405: "This address does not take that method.",
+}
+
+
+def make_app(settings: Settings) -> FastAPI:
+    """Return the application; one process of a server runs one.
+
+    Example:
+        >>> make_app(Settings("no/such/model.onnx"))
+        Traceback (most recent call last):
+        ValueError: There is no file no/such/model.onnx. Write one with: dissensus export RUN --to onnx
+    """
+    service = Service(settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service.batcher.start()
+        yield
+        await service.batcher.stop()
+
+    app = FastAPI(
+        title="dissensus",
+        description="Predictions that say how sure they are, and whether an input is unlike what the ensemble knows.",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.service = service
+    app.add_middleware(Watched, service=service)
+    app.add_exception_handler(HTTPException, _refuse)
+    app.add_exception_handler(BadInput, lambda request, problem: _error(400, str(problem)))
+    app.add_exception_handler(QueueFull, _turn_away)
+    _add_rows(app, service)  # first, since routes are tried in their order
+    _add_protocol(app, service)
+    _add_watching(app, service)
+    return app
+
+
+def _add_protocol(app: FastAPI, service: Service) -> None:
+    """Add KServe's protocol, version 2."""
+    name = service.settings.name
+
+    @app.get("/v2/health/live", responses=schema.answers(schema.LIVE), tags=["health"])
+    async def live() -> Response:
+        """Say that the process answers."""
+        return _json({"live": True})
+
+    @app.get("/v2/health/ready", responses=schema.answers(schema.READY), tags=["health"])
+    async def ready() -> Response:
+        """Say that the model is loaded."""
+        return _json({"ready": True})
+
+    @app.get("/v2", responses=schema.answers(schema.SERVER, 401), tags=["protocol"])
+    async def server(request: Request) -> Response:
+        """Describe the server."""
+        _check_key(request, service)
+        return _json({"name": "dissensus", "version": __version__, "extensions": []})
+
+    @app.get("/v2/models/{model}/ready", responses=schema.answers(schema.MODEL_READY, 404), tags=["health"])
+    async def model_ready(model: str) -> Response:
+        """Say that a model is loaded."""
+        _check_name(model, name)
+        return _json({"name": name, "ready": True})
+
+    @app.get("/v2/models/{model}", responses=schema.answers(schema.MODEL, 401, 404), tags=["protocol"])
+    async def metadata(model: str, request: Request) -> Response:
+        """Describe a model: its inputs and outputs, and what its file says about itself."""
+        _check_key(request, service)
+        _check_name(model, name)
+        served = service.model
+        inputs = [field.to_json() for field in served.inputs.values()]
+        if served.limit is not None:
+            inputs.append({"name": "limit", "datatype": "FP32", "shape": []})
+        facts = {key: fact for key, fact in served.facts.items() if key != "drift"}
+        return _json(
+            {
+                "name": name,
+                "versions": ["1"],
+                "platform": "onnxruntime_onnx",
+                "inputs": inputs,
+                "outputs": [field.to_json() for field in served.outputs.values()],
+                "parameters": facts,
+            }
+        )
+
+    @app.post(
+        "/v2/models/{model}/infer",
+        responses=schema.answers(schema.INFERRED, 400, 401, 404, 408, 413, 415, 429),
+        openapi_extra=schema.body(schema.INFER),
+        tags=["protocol"],
+    )
+    async def infer(model: str, request: Request) -> Response:
+        """Predict tensors. `limit`, a false-alarm rate, may be given among the inputs."""
+        _check_key(request, service)
+        _check_name(model, name)
+        asked = await _read(request, service)
+        feed, limit = _tensors(asked, service)
+        wanted = _wanted(asked, service)
+        found = await _predict(request, service, feed)
+        with_limit(found, limit)
+        outputs = [_tensor(service, output, found[output]) for output in wanted]
+        answer = {"model_name": name, "model_version": "1", "outputs": outputs}
+        if "id" in asked:
+            answer["id"] = asked["id"]
+        return _json(answer)
+
+
+def _add_rows(app: FastAPI, service: Service) -> None:
+    @app.post(
+        "/score",
+        responses=schema.answers(schema.SCORED, 400, 401, 408, 413, 415, 429),
+        openapi_extra=schema.body(schema.SCORE),
+        tags=["rows"],
+    )
+    async def score(request: Request) -> Response:
+        """Predict rows: lists of numbers, or objects by name of column."""
+        _check_key(request, service)
+        asked = await _read(request, service)
+        if unknown := set(asked) - {"rows", "limit", "members"}:
+            raise BadInput(
+                f'A request has "rows", and may have "limit" and "members"; got {min(unknown)[:60]!r}.'
+            )
+        limit = None if asked.get("limit") is None else _limit(asked["limit"], service)
+        members = asked.get("members", False)
+        if not isinstance(members, bool):
+            raise BadInput('"members" must be true or false.')
+        rows = asked.get("rows")
+        _check_rows(len(rows) if isinstance(rows, list) else 1, service)
+        found = await _predict(request, service, service.model.read_rows(rows))
+        return _json({"rows": service.model.answers(found, limit, members)})
+
+
+def _add_watching(app: FastAPI, service: Service) -> None:
+    page, policy = _page(service.settings.name)
+
+    @app.get("/", response_class=HTMLResponse, tags=["page"])
+    async def index() -> Response:
+        """Return a page to try the model in a browser."""
+        return Response(page, media_type="text/html", headers={"Content-Security-Policy": policy})
+
+    @app.get("/drift", responses=schema.answers(schema.DRIFT, 401), tags=["watching"])
+    async def drift(request: Request) -> Response:
+        """Say whether inputs have changed since the ensemble was calibrated, as this worker has seen them."""
+        _check_key(request, service)
+        return _json(service.drift())
+
+    @app.get(
+        "/metrics",
+        response_class=PlainTextResponse,
+        responses=schema.refusals(401),
+        tags=["watching"],
+    )
+    async def metrics(request: Request) -> Response:
+        """Return counters for Prometheus."""
+        _check_key(request, service)
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _page(name: str) -> tuple[str, str]:
+    """Return the page, and a policy that lets its own script and style run and nothing else."""
+    page = files("dissensus.serving").joinpath("page.html").read_text(encoding="utf-8")
+    page = page.replace("{model}", html.escape(name))
+    script, style = (
+        _hash(page.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]) for tag in ("script", "style")
+    )
+    return page, (
+        f"default-src 'none'; script-src '{script}'; style-src '{style}'; connect-src 'self'; img-src blob: data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+async def _read(request: Request, service: Service) -> dict[str, Any]:
+    """Return the JSON object of a request, or say what is wrong with it."""
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise HTTPException(415, "Requests are JSON: send Content-Type: application/json.")
+    most, body = service.settings.most_bytes, bytearray()
+    too_large = HTTPException(413, f"A request may have {most} bytes. Send fewer rows at a time.")
+    announced = request.headers.get("content-length", "0")
+    if announced.isdecimal() and (len(announced) > 18 or int(announced) > most):
+        raise too_large
+    try:
+        async with asyncio.timeout(service.settings.seconds):
+            async for part in request.stream():
+                body += part
+                if len(body) > most:
+                    raise too_large
+    except TimeoutError:
+        raise HTTPException(
+            408, f"The request took more than {service.settings.seconds:g} s to arrive."
+        ) from None
+    except ClientDisconnect:
+        raise HTTPException(400, "The request ended before it was whole.") from None
+    try:
+        asked = _DECODER.decode(body.decode())
+    except (ValueError, RecursionError):
+        raise BadInput(
+            "The request is not JSON, whose numbers are finite; NaN and Infinity are none."
+        ) from None
+    if not isinstance(asked, dict):
+        raise BadInput(f"A request is a JSON object; got {type(asked).__name__}.")
+    return asked
+
+
+def _not_a_number(text: str) -> float:
+    raise ValueError(text)
+
+
+_DECODER = json.JSONDecoder(parse_constant=_not_a_number)
+
+
+def _tensors(asked: dict[str, Any], service: Service) -> tuple[Arrays, float | None]:
+    """Return the inputs of a protocol request, and its limit."""
+    given = asked.get("inputs")
+    if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
+        raise BadInput(
+            '"inputs" must be a list of tensors, each with "name", "shape", "datatype" and "data".'
+        )
+    named = {str(each.get("name")): each for each in given}
+    limit = None
+    if "limit" in named:
+        data = _flat(named.pop("limit").get("data"), "limit")
+        limit = _limit(data[0] if len(data) == 1 else None, service)
+    fields = service.model.inputs
+    if set(named) != set(fields) or len(given) != len(named) + (limit is not None):
+        raise BadInput(
+            f"The inputs are {', '.join(map(repr, fields))}, each once; got {', '.join(map(repr, named)) or 'none':.200}."
+        )
+    feed: Arrays = {}
+    for name, field in fields.items():
+        tensor = named[name]
+        if tensor.get("datatype") != field.datatype:
+            raise BadInput(f"{name!r} is {field.datatype}; got {str(tensor.get('datatype'))[:60]!r}.")
+        rows = len(next(iter(feed.values()))) if feed else None
+        feed[name] = field.array(_shaped(tensor, name), rows)
+    _check_rows(len(next(iter(feed.values()))), service)
+    return feed, limit
+
+
+def _flat(data: Any, name: str) -> list[Any]:
+    return data if isinstance(data, list) else [data]
+
+
+def _shaped(tensor: dict[str, Any], name: str) -> Any:
+    """Return the numbers of a tensor, which may come flat or nested, in its shape."""
+    shape, data = tensor.get("shape"), tensor.get("data")
+    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+        raise BadInput(f'"shape" of {name!r} must be a list of whole numbers.')
+    if not isinstance(data, list):
+        raise BadInput(f'"data" of {name!r} must be a list of numbers.')
+    try:
+        found = np.asarray(data)
+    except (ValueError, OverflowError):
+        raise BadInput(f'"data" of {name!r} must be numbers, flat or nested as its shape.') from None
+    if found.size != math.prod(shape) or found.ndim not in (1, len(shape)):
+        raise BadInput(
+            f'"data" of {name!r} must have {math.prod(shape)} numbers, as its shape says; got {found.size}.'
+        )
+    return found.reshape(shape)
+
+
+def _wanted(asked: dict[str, Any], service: Service) -> list[str]:
+    outputs = list(service.model.outputs)
+    given = asked.get("outputs")
+    if given is None:
+        return [output for output in outputs if output != "members"]
+    if not isinstance(given, list) or not all(
+        isinstance(each, dict) and each.get("name") in outputs for each in given
+    ):
+        raise BadInput(
+            f'"outputs" must be a list of objects whose "name" is one of {", ".join(map(repr, outputs))}.'
+        )
+    return [each["name"] for each in given]
+
+
+def _tensor(service: Service, name: str, values: Any) -> dict[str, Any]:
+    field = service.model.outputs[name]
+    return {
+        "name": name,
+        "datatype": field.datatype,
+        "shape": list(values.shape),
+        "data": values.ravel().tolist(),
+    }
+
+
+def _limit(value: Any, service: Service) -> float:
+    if service.model.limit is None:
+        raise BadInput("The file has no alarm, so there is no limit to move. Export it with one.")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise BadInput('"limit" is a false-alarm rate, one number from 0 to 1.')
+    return float(value)
+
+
+async def _predict(request: Request, service: Service, feed: Arrays) -> Arrays:
+    found = await service.batcher.submit(feed)
+    request.scope["dissensus.rows"] = len(found["prediction"])
+    return dict(found)
+
+
+def _check_rows(rows: int, service: Service) -> None:
+    if rows > service.settings.most_rows:
+        raise HTTPException(413, f"A request may have {service.settings.most_rows} rows; got {rows}.")
+
+
+def _check_name(given: str, name: str) -> None:
+    if given != name:
+        raise HTTPException(404, f"There is one model here, {name!r}.")
+
+
+def _check_key(request: Request, service: Service) -> None:
+    """Let requests with the right key pass; in a time that does not tell how much of it was right."""
+    if service.settings.api_key is None:
+        return
+    given = request.headers.get("authorization", "").encode("latin-1").removeprefix(b"Bearer ")
+    if not hmac.compare_digest(given, service.settings.api_key.encode()):
+        raise HTTPException(
+            401, "Send the server's key as Authorization: Bearer KEY.", {"WWW-Authenticate": "Bearer"}
+        )
+
+
+def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return Response(text, status, headers, "application/json")
+
+
+def _error(status: int, sentence: str, headers: dict[str, str] | None = None) -> Response:
+    return _json({"error": sentence}, status, headers)
+
+
+async def _refuse(request: Request, problem: Any) -> Response:
+    sentence = (
+        _STATUS.get(problem.status_code, problem.detail)
+        if problem.detail in ("Not Found", "Method Not Allowed")
+        else problem.detail
+    )
+    return _error(problem.status_code, sentence, problem.headers)
+
+
+async def _turn_away(request: Request, problem: Exception) -> Response:
+    return _error(429, "Too many requests wait already; try again in a second.", {"Retry-After": "1"})

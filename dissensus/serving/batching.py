@@ -1,0 +1,128 @@
+"""Requests that arrive while the file is busy go through it together; a full queue turns new ones away."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dissensus.serving.model import Arrays
+
+
+class QueueFull(Exception):
+    """So many rows wait that another request would wait too long."""
+
+
+@dataclass
+class _Waiting:
+    feed: Arrays
+    rows: int
+    done: "asyncio.Future[Arrays]"
+
+    @property
+    def shapes(self) -> tuple[Any, ...]:
+        """What must be equal of requests that run together."""
+        return tuple((name, values.shape[1:]) for name, values in self.feed.items())
+
+
+class Batcher:
+    """Runs requests in batches: whatever waits when a run ends is the next batch. Nobody waits for company.
+
+    Args:
+        run: From the inputs of a batch to its outputs, all with the row first; called in a thread, one batch at a time.
+        queue_rows: How many rows may wait. A request that finds nobody waiting is always taken.
+        batch_rows: How many rows run at once, at most, unless one request has more.
+    """
+
+    def __init__(
+        self, run: Callable[[Arrays], Arrays], queue_rows: int = 1024, batch_rows: int = 256
+    ) -> None:
+        self._run, self.queue_rows, self.batch_rows = run, queue_rows, batch_rows
+        self._queue: deque[_Waiting] = deque()
+        self.waiting_rows = 0
+        self._arrived = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, "batches")
+        self._task: asyncio.Task[None] | None = None
+        self._busy = False
+
+    def start(self) -> None:
+        """Begin; inside a running event loop."""
+        self._task = asyncio.get_running_loop().create_task(self._serve())
+
+    async def stop(self) -> None:
+        """Finish what was accepted, then end."""
+        while self._queue or self._busy:
+            await asyncio.sleep(0.01)
+        if self._task is not None:
+            self._task.cancel()
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
+
+    async def submit(self, feed: Arrays) -> Arrays:
+        """Return the outputs of one request.
+
+        Raises:
+            QueueFull: Nothing of the request was or will be run.
+        """
+        rows = len(next(iter(feed.values())))
+        if self._queue and self.waiting_rows + rows > self.queue_rows:
+            raise QueueFull
+        done: asyncio.Future[Arrays] = asyncio.get_running_loop().create_future()
+        self._queue.append(_Waiting(feed, rows, done))
+        self.waiting_rows += rows
+        self._arrived.set()
+        return await done
+
+    async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._arrived.wait()
+            self._arrived.clear()
+            while self._queue:
+                self._busy = True
+                await self._answer(self._next(), loop)
+                self._busy = False
+
+    async def _answer(self, batch: list[_Waiting], loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            outputs = await loop.run_in_executor(self._thread, self._run, _joined(batch))
+        except Exception as problem:  # whatever a run raises must not end the service
+            if len(batch) > 1:
+                for each in batch:  # one request's error is not the others'
+                    await self._answer([each], loop)
+            elif not batch[0].done.done():
+                batch[0].done.set_exception(problem)
+        else:
+            _hand_out(batch, outputs)
+
+    def _next(self) -> list[_Waiting]:
+        """Take the requests that run next: the first, and those after it of the same shapes."""
+        batch = [self._queue.popleft()]
+        rows = batch[0].rows
+        while (
+            self._queue
+            and rows + self._queue[0].rows <= self.batch_rows
+            and self._queue[0].shapes == batch[0].shapes
+        ):
+            batch.append(self._queue.popleft())
+            rows += batch[-1].rows
+        self.waiting_rows -= rows
+        return batch
+
+
+def _joined(batch: list[_Waiting]) -> Arrays:
+    if len(batch) == 1:
+        return batch[0].feed
+    return {name: np.concatenate([each.feed[name] for each in batch]) for name in batch[0].feed}
+
+
+def _hand_out(batch: list[_Waiting], outputs: Arrays) -> None:
+    start = 0
+    for each in batch:
+        if not each.done.done():  # its client may have gone
+            each.done.set_result(
+                {name: values[start : start + each.rows] for name, values in outputs.items()}
+            )
+        start += each.rows

@@ -1,0 +1,216 @@
+"""An exported file, and what requests and answers are to it: rows in, arrays through, rows out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dissensus.data.tables import TableEncoder
+from dissensus.onnx_files import Session
+
+Arrays = dict[str, NDArray[Any]]
+
+# Names of KServe's protocol for what onnxruntime calls tensor(float) and so on.
+_DATATYPES = {
+    "tensor(float)": ("FP32", np.float32),
+    "tensor(double)": ("FP64", np.float64),
+    "tensor(float16)": ("FP16", np.float16),
+    "tensor(int64)": ("INT64", np.int64),
+    "tensor(int32)": ("INT32", np.int32),
+    "tensor(uint8)": ("UINT8", np.uint8),
+    "tensor(bool)": ("BOOL", np.bool_),
+}
+
+
+class BadInput(ValueError):
+    """What a request got wrong, in one sentence."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One input or output of a file.
+
+    Attributes:
+        name: Its name.
+        datatype: Its type as KServe's protocol calls it.
+        dtype: The same for numpy.
+        shape: Shape of one row; None where an axis is free.
+    """
+
+    name: str
+    datatype: str
+    dtype: Any
+    shape: tuple[int | None, ...]
+
+    @classmethod
+    def of(cls, value: Any) -> "Field":
+        """Describe what onnxruntime lists."""
+        if value.type not in _DATATYPES:
+            raise ValueError(f"{value.name!r} of the file is a {value.type}, which is not served.")
+        shape = tuple(size if isinstance(size, int) else None for size in value.shape[1:])
+        return cls(value.name, *_DATATYPES[value.type], shape)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as the protocol lists it; -1 is an axis of any size."""
+        return {
+            "name": self.name,
+            "datatype": self.datatype,
+            "shape": [-1, *(-1 if n is None else n for n in self.shape)],
+        }
+
+    def array(self, values: Any, rows: int | None = None) -> NDArray[Any]:
+        """Return numbers from a request as an array `(rows, ...)`, or say what is wrong with them."""
+        wanted = f"{self.name!r} takes rows of {_described(self.shape)}"
+        try:
+            array = np.asarray(values)
+        except (ValueError, OverflowError):
+            raise BadInput(f"{wanted}; not all of these rows have one shape.") from None
+        whole = self.dtype not in (np.float16, np.float32, np.float64)
+        if array.dtype.kind not in ("iu" if whole else "iuf") and not (
+            self.dtype is np.bool_ and array.dtype.kind == "b"
+        ):
+            raise BadInput(f"{wanted}; it must hold {'whole numbers' if whole else 'numbers'} only.")
+        if array.ndim != 1 + len(self.shape) or any(
+            n is not None and n != m for n, m in zip(self.shape, array.shape[1:], strict=True)
+        ):
+            raise BadInput(f"{wanted}; got an array shaped {list(array.shape)}.")
+        if not len(array) or (rows is not None and len(array) != rows):
+            raise BadInput(
+                f"{wanted}, {'at least one' if rows is None else f'{rows} of them'}; got {len(array)}."
+            )
+        return self._converted(array)
+
+    def _converted(self, array: NDArray[Any]) -> NDArray[Any]:
+        if self.dtype in (np.float16, np.float32, np.float64):
+            with np.errstate(over="ignore"):
+                found = array.astype(self.dtype)
+            if not np.isfinite(found).all():
+                row = int(np.argwhere(~np.isfinite(found))[0][0])
+                raise BadInput(
+                    f"{self.name!r} must hold finite numbers of {self.datatype}; row {row} does not."
+                )
+            return found
+        limits = (0, 1) if self.dtype is np.bool_ else (np.iinfo(self.dtype).min, np.iinfo(self.dtype).max)
+        if array.dtype.kind != "b" and array.size and (array.min() < limits[0] or array.max() > limits[1]):
+            raise BadInput(f"{self.name!r} must hold whole numbers from {limits[0]} to {limits[1]}.")
+        return array.astype(self.dtype)
+
+
+def _described(shape: Sequence[int | None]) -> str:
+    if len(shape) == 1:
+        return f"{'any number of' if shape[0] is None else shape[0]} values"
+    return "one value" if not shape else " x ".join("any" if n is None else str(n) for n in shape) + " values"
+
+
+class Model:
+    """An exported file that answers requests.
+
+    Args:
+        path: What `ds.export` wrote.
+        threads: Processor threads that one run may take.
+    """
+
+    def __init__(self, path: str | Path, threads: int = 0) -> None:
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise ValueError(f"There is no file {self.path}. Write one with: dissensus export RUN --to onnx")
+        try:
+            self._session = Session(self.path, threads)
+        except Exception as problem:
+            raise ValueError(f"{self.path} cannot be read as ONNX: {str(problem).splitlines()[0]}") from None
+        self.facts = self._session.facts
+        if "dissensus" not in self.facts:
+            raise ValueError(
+                f"{self.path} was not written by dissensus export, so its outputs cannot be told."
+            )
+        self.inputs = {each.name: Field.of(each) for each in self._session.inputs.values()}
+        self.outputs = {each.name: Field.of(each) for each in self._session.output_values}
+        self.classes: list[str] | None = self.facts.get("classes")
+        self.limit: float | None = self.facts.get("false_alarms")
+        self.table = _table(self.facts)
+
+    def run(self, feed: Arrays) -> Arrays:
+        """Return the outputs of a batch."""
+        return self._session.run(feed)
+
+    def read_rows(self, rows: Any) -> Arrays:
+        """Return the inputs of `/score`: a list of rows, each an array, or an object of columns or of inputs."""
+        if not isinstance(rows, list) or not rows:
+            raise BadInput('"rows" must be a list of at least one row.')
+        if self.table is not None:
+            return {"x": self._encode(rows)}
+        if len(self.inputs) == 1 and not isinstance(rows[0], dict):
+            ((name, field),) = self.inputs.items()
+            return {name: field.array(rows)}
+        columns = _columns(rows, list(self.inputs))
+        return {name: field.array(columns[name], len(rows)) for name, field in self.inputs.items()}
+
+    def _encode(self, rows: list[Any]) -> NDArray[Any]:
+        """Return rows of named columns as the numbers that the file takes, missing values as NaN."""
+        assert self.table is not None
+        names = self.table.names
+        table: dict[str, list[Any]] = {name: [] for name in names}
+        known = {column.name for column in self.table.columns} | {self.facts.get("target")}
+        for number, row in enumerate(rows):
+            if isinstance(row, list) and len(row) == len(names):
+                row = dict(zip(names, row, strict=True))
+            if not isinstance(row, dict):
+                raise BadInput(
+                    f"Each row must be an object by name of column, or a list of {len(names)} values; row {number} is neither."
+                )
+            if unknown := row.keys() - known:
+                raise BadInput(f"Row {number} has a column {min(unknown)[:60]!r}, which training had not.")
+            for name, values in table.items():
+                if not isinstance(value := row.get(name), str | int | float | None):
+                    raise BadInput(f"Column {name!r} of row {number} must be a number, a text or null.")
+                values.append(value)
+        try:
+            codes, problems = self.table.codes(table)
+        except (ValueError, OverflowError):
+            raise BadInput("The rows hold numbers that are too large.") from None
+        if problems:
+            row, why = next(iter(problems.items()))
+            raise BadInput(f"Row {row} cannot be read: {why}.")
+        return codes.astype(self.inputs["x"].dtype)
+
+    def answers(self, found: Arrays, limit: float | None, members: bool) -> list[dict[str, Any]]:
+        """Return one object a row, for `/score`."""
+        with_limit(found, limit)
+        columns = {name: values.tolist() for name, values in found.items() if members or name != "members"}
+        answers = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        for answer in answers:
+            self._name_prediction(answer)
+        return answers
+
+    def _name_prediction(self, answer: dict[str, Any]) -> None:
+        values = answer["prediction"]
+        if self.facts["task"] == "classification":
+            best = max(range(len(values)), key=values.__getitem__)
+            answer["probabilities"] = values
+            answer["prediction"] = self.classes[best] if self.classes else best
+        elif len(values) == 1:
+            answer["prediction"] = values[0]
+
+
+def with_limit(found: Arrays, limit: float | None) -> None:
+    """Put the flags of another limit than the file's own into its outputs, by the same comparison."""
+    if limit is not None and "p_value" in found:
+        found["flag"] = found["p_value"] <= np.float32(limit)
+
+
+def _columns(rows: list[Any], names: list[str]) -> dict[str, list[Any]]:
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict) or set(row) != set(names):
+            given = ", ".join(map(repr, row)) if isinstance(row, dict) else type(row).__name__
+            raise BadInput(
+                f"Each row must be an object with {', '.join(map(repr, names))}; row {number} has {given:.200}."
+            )
+    return {name: [row[name] for row in rows] for name in names}
+
+
+def _table(facts: Mapping[str, Any]) -> TableEncoder | None:
+    """Return what reads rows of named columns; None where the file was not made from a table."""
+    return None if facts.get("columns") is None else TableEncoder.from_json(facts["columns"])

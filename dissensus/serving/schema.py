@@ -1,0 +1,120 @@
+"""What requests and answers look like, as OpenAPI describes them."""
+
+from typing import Any
+
+Schema = dict[str, Any]
+
+_NUMBER: Schema = {"type": "number"}
+_TEXT: Schema = {"type": "string"}
+_FLAG: Schema = {"type": "boolean"}
+_WHOLE: Schema = {"type": "integer"}
+
+
+def _object(required: dict[str, Schema], **optional: Schema) -> Schema:
+    return {"type": "object", "properties": {**required, **optional}, "required": list(required)}
+
+
+def _list(items: Schema, **more: Any) -> Schema:
+    return {"type": "array", "items": items, **more}
+
+
+ERROR = _object({"error": {**_TEXT, "description": "One sentence: what was wanted, what came, what to do."}})
+LIVE = _object({"live": _FLAG})
+READY = _object({"ready": _FLAG})
+MODEL_READY = _object({"name": _TEXT, "ready": _FLAG})
+SERVER = _object({"name": _TEXT, "version": _TEXT, "extensions": _list(_TEXT)})
+_FIELD = _object({"name": _TEXT, "datatype": _TEXT, "shape": _list(_WHOLE)})
+MODEL = _object(
+    {
+        "name": _TEXT,
+        "versions": _list(_TEXT),
+        "platform": _TEXT,
+        "inputs": _list(_FIELD),
+        "outputs": _list(_FIELD),
+        "parameters": {"type": "object", "description": "What the file says about itself."},
+    }
+)
+_TENSOR = _object(
+    {
+        "name": _TEXT,
+        "shape": _list({**_WHOLE, "minimum": 0}),
+        "datatype": _TEXT,
+        "data": _list({}, description="Numbers, flat or nested as the shape says."),
+    }
+)
+INFER = _object(
+    {
+        "inputs": _list(
+            _TENSOR, description="The model's inputs; `limit`, a false-alarm rate, may be among them."
+        )
+    },
+    id=_TEXT,
+    outputs=_list(
+        _object({"name": _TEXT}), description="Which outputs to return; all but `members` by default."
+    ),
+)
+INFERRED = _object({"model_name": _TEXT, "model_version": _TEXT, "outputs": _list(_TENSOR)}, id=_TEXT)
+_UNCERTAINTY = {
+    "total": {**_NUMBER, "description": "Total uncertainty: an entropy in nats, or a variance."},
+    "data": {**_NUMBER, "description": "The part that members see in the data."},
+    "knowledge": {**_NUMBER, "description": "The part in which members disagree."},
+    "score": {**_NUMBER, "description": "What the alarm ranks; higher is stranger."},
+}
+SCORE = _object(
+    {"rows": _list({}, minItems=1, description="Rows: lists of numbers, or objects by name of column.")},
+    limit={**_NUMBER, "minimum": 0, "maximum": 1, "description": "Flag rows whose p-value is at most this."},
+    members={**_FLAG, "description": "Return each member's own prediction, where the file has them."},
+)
+SCORED = _object(
+    {
+        "rows": _list(
+            _object(
+                {
+                    "prediction": {"description": "Name or number of the class, or the value(s)."},
+                    **_UNCERTAINTY,
+                },
+                probabilities=_list(_NUMBER),
+                p_value={**_NUMBER, "description": "Small where an input is unlike held-out ones."},
+                flag={**_FLAG, "description": "Whether the p-value is at most the limit."},
+                members=_list({}, description="Each member's probabilities or values."),
+            )
+        )
+    }
+)
+DRIFT = _object(
+    {"watched": _FLAG},
+    seen={**_WHOLE, "description": "Rows so far."},
+    log10={**_NUMBER, "description": "Common logarithm of the martingale."},
+    threshold={**_NUMBER, "description": "Unchanged inputs reach it with a probability of one in so many."},
+    alarm={**_FLAG, "description": "Whether it was ever reached."},
+    points=_list(_list(_NUMBER), description="Pairs of rows seen and the logarithm then."),
+)
+
+_REASONS = {
+    400: "Something about the request is wrong.",
+    401: "The key is missing or wrong.",
+    404: "There is no such model.",
+    408: "The request took too long to arrive.",
+    413: "The request is too large.",
+    415: "The request is not JSON.",
+    429: "Too many requests wait; Retry-After says when to come again.",
+}
+
+
+def answers(schema: Schema, *errors: int) -> dict[int | str, dict[str, Any]]:
+    """Return the answers of a route: its own, and the errors it may give."""
+    return {200: {"description": "The answer.", **_json(schema)}} | refusals(*errors)
+
+
+def refusals(*errors: int) -> dict[int | str, dict[str, Any]]:
+    """Return errors of a route; every one is an object with one sentence."""
+    return {status: {"description": _REASONS[status], **_json(ERROR)} for status in errors}
+
+
+def body(schema: Schema) -> dict[str, Any]:
+    """Return what a route takes."""
+    return {"requestBody": {"required": True, **_json(schema)}}
+
+
+def _json(schema: Schema) -> dict[str, Any]:
+    return {"content": {"application/json": {"schema": schema}}}

@@ -1,0 +1,129 @@
+"""The documents' experiments, each runnable by name: `dissensus study NAME`.
+
+Each module has `run(output, *, quick=False, seed=0, data=None, ...)`, which writes `results.json`, figures (SVG
+and PNG) and a page into `output` and returns the page's path. A module is imported only when its study runs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from inspect import Parameter, signature
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Study:
+    """An experiment by name.
+
+    Attributes:
+        name: As the command line takes it.
+        summary: What it answers, in one line.
+        module: Where its `run` is.
+        reads_data: Whether it can read real data.
+    """
+
+    name: str
+    summary: str
+    module: str
+    reads_data: bool = True
+
+    def run(
+        self,
+        output: Path,
+        *,
+        quick: bool = False,
+        seed: int = 0,
+        data: Path | None = None,
+        **options: Any,
+    ) -> Path:
+        """Run the experiment; return the path of its page.
+
+        Args:
+            output: Folder for results, figures and the page; made if it is not there.
+            quick: A smaller version, to see that it runs; its numbers are noisier.
+            seed: Decides initial weights, data order and fresh samples.
+            data: Folder with real data, where the study needs it.
+            options: Further arguments of the study's `run`, such as `epochs`, `minutes`, `limit`, `arms`, `known` or `setting`;
+                one that it does not have is refused.
+        """
+        run = import_module(self.module).run
+        taken = signature(run).parameters
+        anything = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in taken.values())
+        lacking = [name for name in options if name not in taken and not anything]
+        if data is not None and not self.reads_data:
+            lacking.append("data")
+        if lacking:
+            raise ValueError(f"The study {self.name} has no option {lacking[0]}. Leave it out.")
+        page: Path = run(Path(output), quick=quick, seed=seed, data=data, **options)
+        return page
+
+
+STUDIES: Mapping[str, Study] = MappingProxyType(
+    {
+        study.name: study
+        for study in (
+            Study(
+                "practical-regression",
+                "a noisy cubic: what adversarial training, an ensemble and more members change",
+                "dissensus_studies.practical_regression",
+                reads_data=False,
+            ),
+            Study(
+                "practical-classification",
+                "spirals: where an ensemble is sure, where it is not, and where its members differ",
+                "dissensus_studies.practical_classification",
+                reads_data=False,
+            ),
+            Study(
+                "uci-deep-ensembles",
+                "tabular regression: one net against a mixture of five, each also trained adversarially",
+                "dissensus_studies.uci_deep_ensembles",
+            ),
+            Study(
+                "tabular",
+                "the estimators' defaults on fifteen tables beside forests, boosting, one MLP and Gaussian processes",
+                "dissensus_studies.tabular",
+            ),
+            Study(
+                "masksembles",
+                "one network with masks as an ensemble: overlap, diversity, calibration by a dial",
+                "dissensus_studies.masksembles",
+            ),
+            Study(
+                "collusion-theory",
+                "joint training drawn: what beta means, where it must end, why collusion goes unnoticed",
+                "dissensus_studies.collusion_theory",
+                reads_data=False,
+            ),
+            Study(
+                "collusion-uci",
+                "tabular regression between independent and joint training: diversity, bias, codependence",
+                "dissensus_studies.collusion_uci",
+            ),
+            Study(
+                "anchoring",
+                "plain, anchored and masked networks: corruption, calibration, unknown images, adaptation",
+                "dissensus_studies.anchoring",
+            ),
+            Study(
+                "collusion-images",
+                "image classifiers between independent and joint training: accuracy, diversity, gaps",
+                "dissensus_studies.collusion_images",
+            ),
+            Study(
+                "diversification",
+                "members that disagree on hard examples: diversity, detection, and what becomes of members",
+                "dissensus_studies.diversification",
+            ),
+            Study(
+                "choosing",
+                "kinds, objectives and scores beside each other, for the same seconds of training",
+                "dissensus_studies.choosing",
+            ),
+        )
+    }
+)
+
+__all__ = ["STUDIES", "Study"]

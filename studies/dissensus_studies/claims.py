@@ -1,0 +1,60 @@
+"""What a document says, beside what was measured."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dissensus.html import Table
+from dissensus_studies.repeats import Comparison
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of a document and how it fared.
+
+    Attributes:
+        statement: The document's claim, in our words.
+        measured: The numbers.
+        verdict: `"reproduced"`, `"not reproduced"`, `"within noise"`, `"unresolved"`, or which case it holds for.
+    """
+
+    statement: str
+    measured: str
+    verdict: str
+
+    @classmethod
+    def compared(cls, statement: str, expected: str, cases: Mapping[str, Comparison]) -> "Claim":
+        """Judge a claim that a quantity is `"lower"` or `"higher"`, in several cases.
+
+        Example:
+            >>> cases = {"A": Comparison.of([2.0] * 9, [1.0] * 9), "B": Comparison.of([2.0] * 9, [3.0] * 9)}
+            >>> Claim.compared("it falls", "lower", cases).verdict
+            'reproduced for A only'
+        """
+        measured = "; ".join(f"{name} {compared}" for name, compared in cases.items())
+        held = [name for name, compared in cases.items() if compared.verdict == expected]
+        if len(held) == len(cases):
+            verdict = "reproduced"
+        elif held:
+            verdict = f"reproduced for {', '.join(held)} only"
+        elif all(compared.verdict == "unresolved" for compared in cases.values()):
+            verdict = "unresolved"
+        else:
+            verdict = "not reproduced"
+        return cls(statement, measured, verdict)
+
+    @classmethod
+    def checked(cls, statement: str, measured: str, holds: bool, *, noise: bool = False) -> "Claim":
+        """Judge a claim by a condition; where what it looks at differs by chance alone, there is nothing to judge."""
+        return cls(
+            statement, measured, "within noise" if noise else "reproduced" if holds else "not reproduced"
+        )
+
+    def as_json(self) -> dict[str, str]:
+        """Return everything, for a results file."""
+        return {"statement": self.statement, "measured": self.measured, "verdict": self.verdict}
+
+
+def claims_table(claims: list[Claim], caption: str = "") -> Table:
+    """Return claims as a table of a page."""
+    rows = [(claim.statement, claim.measured, claim.verdict) for claim in claims]
+    return Table(("the document says", "measured", "verdict"), rows, caption)

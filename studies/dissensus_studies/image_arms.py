@@ -1,0 +1,325 @@
+"""Image sets and an ensemble in; the trained ensemble, a compact record of what it is worth, and its outputs out."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dissensus.data.augment import Augmentation, Compose, HorizontalFlip, RandomCrop, Rotation
+from dissensus.evaluation import Evaluation, Number, evaluate
+from dissensus.evaluation.results import ALL_CORRUPTIONS
+from dissensus.members import Members
+from dissensus.objectives import Objective
+from dissensus.predictions import predict
+from dissensus.randomness import Noise
+from dissensus.training import Run, fit
+from dissensus.training.schedules import AnySchedule, MultiStep
+from dissensus_studies.arm_log import Record
+from dissensus_studies.image_sets import ImageSets
+
+Changes = Literal["crop", "crop+rotation", "none"]
+BATCH_SIZE = 128
+BOOTSTRAP = 200
+# Of the images that are corrupted, in each severity: 19 corruptions of 10 000 images would take longer than training.
+CORRUPTED_IMAGES = 2000
+_METRICS = ("accuracy", "member_accuracy", "nll", "brier", "ece", "smooth_ece", "disagreement")
+
+
+class PixelNorm(nn.Module):
+    """First layer of a network: images of bytes, or of numbers in [0, 1], to channels of mean 0 and variance 1."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(mean)[:, None, None])
+        self.register_buffer("std", torch.tensor(std)[:, None, None])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return images as the next layer takes them, float32."""
+        if x.dtype == torch.uint8:
+            x = x.float() / 255
+        return (x - self.mean) / self.std
+
+
+def on_pixels(net: nn.Module, sets: ImageSets) -> nn.Sequential:
+    """Put a `PixelNorm` with the training images' moments before a network: it then takes uint8 images.
+
+    Example:
+        >>> from dissensus.architectures import cnn
+        >>> from dissensus_studies.image_sets import load_images
+        >>> sets = load_images(None, limit=50)
+        >>> on_pixels(cnn(sets.num_classes), sets)(sets.test.x[:2]).shape
+        torch.Size([2, 8])
+    """
+    return nn.Sequential(OrderedDict(pixels=PixelNorm(sets.mean, sets.std), net=net))
+
+
+@dataclass(frozen=True)
+class UnitRange:
+    """An augmentation's first step: bytes become numbers in [0, 1]."""
+
+    def __call__(self, x: Tensor, y: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+        """Return floating-point images."""
+        return (x.float() / 255 if x.dtype == torch.uint8 else x), y
+
+
+def augmentation(sets: ImageSets, changes: Changes = "crop") -> Augmentation | None:
+    """Return random crops after padding by 4, flips where a mirrored image is as good, and rotation by up to 15 degrees."""
+    steps: dict[str, tuple[Augmentation, ...]] = {
+        "none": (),
+        "crop": (RandomCrop(4),),
+        "crop+rotation": (UnitRange(), RandomCrop(4), Rotation(15.0)),
+    }
+    if changes not in steps:
+        raise ValueError(f"`changes` must be one of {', '.join(steps)}; got {changes!r}.")
+    flips = (HorizontalFlip(),) if sets.mirrored and changes != "none" else ()
+    found = (*steps[changes], *flips)
+    return Compose(found) if found else None
+
+
+def released_steps(epochs: int) -> MultiStep:
+    """Return the decay by 0.2 after 30, 50 and 70 of 80 epochs, at the same shares of a run of another length.
+
+    Example:
+        >>> released_steps(8).milestones
+        (3.0, 5.0, 7.0)
+    """
+    return MultiStep(tuple(epochs * share / 80 for share in (30, 50, 70)), 0.2)
+
+
+def fit_images(
+    members: Members,
+    sets: ImageSets,
+    objective: Objective | None = None,
+    *,
+    epochs: int,
+    lr: float | Sequence[float] = 0.1,
+    optimizer: str = "sgd",
+    weight_decay: float | None = 5e-4,
+    schedule: AnySchedule = "one_cycle",
+    batch_size: int = BATCH_SIZE,
+    changes: Changes = "crop",
+    all_train: bool = False,
+    watch: Literal["validation", "test", "nothing"] = "validation",
+    transform: Callable[[Tensor], Tensor] | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> Run:
+    """Train on images, on a GPU where there is one and then in bf16; a step's augmentation runs on the device too.
+
+    Args:
+        members: Takes uint8 images (see `on_pixels`), or what `transform` makes of them.
+        sets: The images.
+        objective: As `fit` takes it.
+        epochs: As for `fit`, like everything not named here.
+        lr: Learning rate, on the scale of a member trained alone.
+        optimizer: "sgd" gets momentum 0.9 unless `optimizer_options` say otherwise.
+        weight_decay: Decay of weights.
+        schedule: "one_cycle", `released_steps(epochs)`, or any other.
+        batch_size: Images a step.
+        changes: Augmentation: see `augmentation`.
+        all_train: Train on the validation images too.
+        watch: What `validation` of `fit` is.
+        transform: Applied to all images once, such as `sets.normalise`; then members need no `PixelNorm`.
+        seed: Decides everything.
+        options: Further arguments of `fit`, such as `select`, `patience`, `engine`.
+    """
+    prepare = transform or _as_it_is
+    train = sets.all_train if all_train else sets.train
+    watched = {"validation": sets.validation, "test": sets.test, "nothing": None}[watch]
+    if optimizer == "sgd":
+        options.setdefault("optimizer_options", {"momentum": 0.9})
+    options.setdefault("precision", "bf16" if torch.cuda.is_available() else "fp32")
+    options.setdefault("progress", False)
+    return fit(
+        members,
+        (prepare(train.x), train.y),
+        objective=objective,
+        epochs=epochs,
+        lr=lr,
+        optimizer=optimizer,
+        weight_decay=weight_decay,
+        schedule=schedule,
+        batch_size=batch_size,
+        augment=augmentation(sets, changes),
+        validation=None if watched is None else (prepare(watched.x), watched.y),
+        seed=seed,
+        **options,
+    )
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
+def training_record(run: Run) -> Record:
+    """Return what is kept of a training run: time, engine, and the history as one list for each column."""
+    return {
+        "epochs": run.epoch,
+        "steps": run.step,
+        "seconds": run.seconds,
+        "engine": run.engine,
+        "best": run.best,
+        "best_step": run.best_step,
+        "stopped_early": run.stopped_early,
+        "history": {
+            name: [_rounded(value) for value in run.history.by_epoch(name)]
+            for name in run.history.columns
+            if name != "member"
+        },
+    }
+
+
+def measure(
+    members: Members,
+    sets: ImageSets,
+    *,
+    name: str = "ensemble",
+    corruptions: Iterable[str] | None = None,
+    severities: Iterable[int] = (1, 2, 3, 4, 5),
+    corrupted_images: int = CORRUPTED_IMAGES,
+    scores: Iterable[str] | None = None,
+    transform: Callable[[Tensor], Tensor] | None = None,
+    bootstrap: int = BOOTSTRAP,
+    seed: int = 0,
+    **options: Any,
+) -> Record:
+    """Evaluate on test and unknown images, on a GPU in bf16 as in training; return the numbers of a results file.
+
+    Args:
+        members: The trained ensemble, where it is.
+        sets: The images.
+        name: What the ensemble is called.
+        corruptions: Names of corruptions to apply to the first `corrupted_images` test images; none by default.
+        severities: At which severities.
+        corrupted_images: How many images to corrupt.
+        scores: Names of scores; see `evaluate`.
+        transform: What members without a `PixelNorm` take, such as `sets.normalise`.
+        bootstrap: Resamples behind the intervals.
+        seed: Decides resamples and corruptions.
+        options: Further arguments of `evaluate`.
+
+    Returns:
+        `{"test": {metric: [value, low, high]}, "members": [accuracy, ...], "auroc": {set: {score: [value, low, high]}}, ...}`;
+        sets of "auroc" are the unknown ones and "near" and "far", their averages. With corruptions also
+        `{"corrupted": {"1": {metric: [...]}, ..., "all": ...}, "corruption": {name: {"1": {...}}}}`.
+    """
+    common: dict[str, Any] = {
+        "bootstrap": bootstrap,
+        "seed": seed,
+        "transform": transform,
+        "name": name,
+        **options,
+    }
+    scores = None if scores is None else list(scores)
+    with _as_in_training():
+        result = evaluate(members, sets.test, dict(sets.ood), groups=sets.ood_groups, scores=scores, **common)
+    record: Record = {
+        "test": _metrics(result.numbers, "id"),
+        "members": [round(n.value, 5) for n in result.numbers if n.member is not None and n.set == "id"],
+        "auroc": _by_score(result, "auroc"),
+        "fpr95": _by_score(result, "fpr95_ood_positive"),
+        "risk_coverage": {
+            str(n.score): _interval(n) for n in result.numbers if n.metric == "risk_coverage_area"
+        },
+    }
+    if corruptions is not None:
+        few = (sets.test.x[:corrupted_images], sets.test.y[:corrupted_images])
+        chosen = scores or ["bma"]
+        with _as_in_training():
+            corrupted = evaluate(
+                members, few, corruptions=corruptions, severities=list(severities), scores=chosen, **common
+            )
+        record |= _corrupted(corrupted)
+    return record
+
+
+def summary_line(record: Mapping[str, Any]) -> str:
+    """Return the main numbers of an arm as one line for the screen."""
+    test, training = record["test"], record.get("training", {})
+    parts = [f"accuracy {test['accuracy'][0]:.4f}"]
+    if record.get("members"):
+        parts.append(f"members {min(record['members']):.4f}-{max(record['members']):.4f}")
+    parts += [f"nll {test['nll'][0]:.4f}", f"ece {test['ece'][0]:.4f}"]
+    if training:
+        parts.append(f"{training['epochs']} epochs in {training['seconds']:.1f} s ({training['engine']})")
+    return ", ".join(parts)
+
+
+def save_outputs(
+    members: Members,
+    sets: ImageSets,
+    path: Path,
+    *,
+    transform: Callable[[Tensor], Tensor] | None = None,
+    batch_size: int = 1024,
+) -> Tensor:
+    """Keep all members' logits on test images as float16, for later diagnosis; return them.
+
+    The file has `test` (members, images, classes) and `labels`.
+    """
+    prepare = transform or _as_it_is
+    with _as_in_training():
+        test = predict(members, prepare(sets.test.x), batch_size=batch_size).float().cpu()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(path, labels=sets.test.y.numpy(), test=test.numpy().astype(np.float16))
+    return test
+
+
+def _as_in_training() -> AbstractContextManager[Any]:
+    """Return the precision of `fit_images`."""
+    return torch.autocast("cuda", torch.bfloat16) if torch.cuda.is_available() else nullcontext()
+
+
+def _metrics(
+    numbers: Iterable[Number], part: str, severity: int | None = None
+) -> dict[str, list[float | None]]:
+    return {
+        number.metric: _interval(number)
+        for number in numbers
+        if number.set == part
+        and number.severity == severity
+        and number.metric in _METRICS
+        and number.score is None
+        and number.member is None
+    }
+
+
+def _by_score(result: Evaluation, metric: str) -> dict[str, dict[str, list[float | None]]]:
+    found: dict[str, dict[str, list[float | None]]] = {}
+    for number in result.numbers:
+        if number.metric == metric and number.score is not None and number.kind in ("ood", "group"):
+            found.setdefault(number.set, {})[number.score] = _interval(number)
+    return found
+
+
+def _corrupted(result: Evaluation) -> Record:
+    averages = [number for number in result.numbers if number.set == ALL_CORRUPTIONS]
+    levels = sorted({number.severity for number in averages if number.severity is not None})
+    names = [name for name in result.set_names if name not in ("id", ALL_CORRUPTIONS)]
+    return {
+        "corrupted": {
+            **{str(level): _metrics(averages, ALL_CORRUPTIONS, level) for level in levels},
+            "all": _metrics(averages, ALL_CORRUPTIONS),
+        },
+        "corruption": {
+            name: {str(level): _metrics(result.numbers, name, level) for level in levels} for name in names
+        },
+    }
+
+
+def _interval(number: Number) -> list[float | None]:
+    ends = (number.low, number.high)
+    return [_rounded(number.value), *(None if end is None else _rounded(end) for end in ends)]
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.6g}")

@@ -1,0 +1,124 @@
+"""Records of arms in, what pages of image studies have in common out: tables, sweeps with intervals, what was not run."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dissensus import plots
+from dissensus.html import Section, Table, Text
+from dissensus_studies.arm_log import Arms, Record
+from dissensus_studies.image_sets import ImageSets
+from dissensus_studies.repeats import Summary
+
+if TYPE_CHECKING:
+    import matplotlib.axes
+
+DIGITS = 4
+
+
+def with_interval(value: Sequence[float | None] | None) -> str | None:
+    """Return `[value, low, high]` of a record as text; None stays None.
+
+    Example:
+        >>> with_interval([0.91234, 0.9, 0.92]).split()
+        ['0.9123', '[0.9000,', '0.9200]']
+    """
+    if value is None or value[0] is None:
+        return None
+    middle = f"{value[0]:.{DIGITS}f}"
+    low, high = (value[1], value[2]) if len(value) == 3 else (None, None)
+    # Spaces that do not break keep a value and its interval on one line.
+    return (
+        middle if low is None or high is None else f"{middle}\u00a0[{low:.{DIGITS}f},\u00a0{high:.{DIGITS}f}]"
+    )
+
+
+def arms_table(
+    records: Mapping[str, Record], columns: Mapping[str, Callable[[Record], object]], caption: str = ""
+) -> Table:
+    """Return a row for each arm: its name, and what each column's function makes of its record."""
+    rows = [(name, *(read(record) for read in columns.values())) for name, record in records.items()]
+    return Table(("arm", *columns), rows, caption)
+
+
+def over_seeds(records: Iterable[tuple[Any, Record]], read: Callable[[Record], float]) -> dict[Any, Summary]:
+    """Return a quantity's values over repeats for each key, in order of first appearance.
+
+    Args:
+        records: Pairs of what is varied (a beta, a strength, ...) and the record of one arm; arms that differ in their seed only
+            have the same key.
+        read: The quantity.
+
+    Example:
+        >>> over_seeds([(0.0, {"a": 1.0}), (0.5, {"a": 4.0}), (0.0, {"a": 3.0})], lambda record: record["a"])[0.0].mean
+        2.0
+    """
+    values: dict[Any, list[float]] = {}
+    for key, record in records:
+        values.setdefault(key, []).append(read(record))
+    return {key: Summary(tuple(found)) for key, found in values.items()}
+
+
+def sweep(
+    found: Mapping[float, Summary], ax: "matplotlib.axes.Axes", *, label: str, colour: str = plots.COLOURS[0]
+) -> None:
+    """Draw means over repeats against what was varied, with two standard errors where there are repeats.
+
+    Args:
+        found: The varied number to the values of all repeats.
+        ax: Where to draw.
+        label: Name of the line.
+        colour: Its colour.
+    """
+    places = sorted(found)
+    means = [found[place].mean for place in places]
+    ax.plot(places, means, "o-", color=colour, markersize=4, linewidth=1.5, label=label)
+    if all(len(found[place].values) > 1 for place in places):
+        spread = [2 * found[place].error for place in places]
+        low, high = ([m + sign * s for m, s in zip(means, spread, strict=True)] for sign in (-1, 1))
+        ax.fill_between(places, low, high, color=colour, alpha=0.2, linewidth=0)
+
+
+def band(
+    lines: Sequence[Sequence[float]],
+    ax: "matplotlib.axes.Axes",
+    *,
+    label: str,
+    colour: str = plots.COLOURS[0],
+    style: str = "-",
+) -> None:
+    """Draw the mean of equally long lines over epochs, with two standard errors where there are several.
+
+    Args:
+        lines: One for each repeat, one value an epoch; longer ones are cut to the shortest.
+        ax: Where to draw.
+        label: Name of the mean.
+        colour: Its colour.
+        style: Its line style.
+    """
+    length = min(map(len, lines))
+    epochs = list(range(1, length + 1))
+    summaries = [Summary(tuple(line[place] for line in lines)) for place in range(length)]
+    means = [summary.mean for summary in summaries]
+    ax.plot(epochs, means, style, color=colour, linewidth=1.5, label=label)
+    if len(lines) > 1:
+        low, high = ([s.mean + sign * 2 * s.error for s in summaries] for sign in (-1, 1))
+        ax.fill_between(epochs, low, high, color=colour, alpha=0.2, linewidth=0)
+
+
+def sets_section(sets: ImageSets, arms: Arms, remarks: Sequence[str] = ()) -> Section:
+    """Return the section about what the study ran on, how long it took, and what it did not get to."""
+    device = sorted({str(record["device"]) for record in arms.done.values() if "device" in record})
+    seconds = sum(float(record["arm_seconds"]) for record in arms.done.values())
+    text = [
+        f"{len(arms.done)} arms took {seconds / 60:.1f} minutes"
+        + (f" on {', '.join(device)}." if device else "."),
+        *remarks,
+        *(f"Images: {note}." for note in sets.notes),
+    ]
+    blocks: list[Text | Table] = [
+        Text(*text),
+        Table(("set", "part", "images", "remark"), sets.describe(), "Sets"),
+    ]
+    if arms.not_run:
+        blocks.append(Table(("arm", "why"), list(arms.not_run.items()), "Arms that were not run"))
+    return Section("What it ran on", *blocks)

@@ -1,0 +1,418 @@
+"""Study `tabular`: the estimators with their defaults beside those of scikit-learn, on fifteen tables.
+
+Every method gets the same 600 training rows; scikit-learn's get them as our encoder reads them, standardised. What is measured lands
+in `records.jsonl`, a line for each table, repeat and method, as it comes: a run that is stopped goes on where it was. The page is made
+from those lines and nothing else.
+"""
+
+import json
+import os
+import platform
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy.stats import norm
+from sklearn import datasets
+from sklearn.ensemble import (
+    HistGradientBoostingClassifier,
+    HistGradientBoostingRegressor,
+    RandomForestClassifier,
+    RandomForestRegressor,
+)
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+from sklearn.neural_network import MLPClassifier, MLPRegressor
+
+from dissensus import metrics
+from dissensus.conformal import intervals
+from dissensus.data.tables import columns_of
+from dissensus.estimators import EnsembleClassifier, EnsembleRegressor, Features
+from dissensus_studies.tabular_page import (
+    LEAST_PROBABILITY,
+    NOT_RANKED,
+    OURS,
+    TEST_ROWS,
+    TRAINING_ROWS,
+    Record,
+    flat,
+    read_records,
+    write_report,
+)
+
+REPEATS = 3
+COVERAGE = 0.9
+
+
+class Table(NamedTuple):
+    """Rows and targets; targets of whole numbers are classes."""
+
+    x: pd.DataFrame
+    y: np.ndarray
+
+    @property
+    def classes(self) -> bool:
+        """Whether targets are classes."""
+        return self.y.dtype.kind in "iu"
+
+
+def _bundled(load: Callable[..., Any]) -> Callable[[Path, int], Table]:
+    def read(folder: Path, seed: int) -> Table:
+        x, y = load(return_X_y=True, as_frame=True)
+        return Table(x, y.to_numpy())
+
+    return read
+
+
+def _uci(name: str) -> Callable[[Path, int], Table]:
+    def read(folder: Path, seed: int) -> Table:
+        stored = np.load(folder / "dropout_splits" / f"{name}.npz")
+        return Table(pd.DataFrame(stored["X"]).add_prefix("x"), stored["y"].ravel().astype(np.float64))
+
+    return read
+
+
+def _csv(name: str, target: str, drop: Sequence[str] = ()) -> Callable[[Path, int], Table]:
+    def read(folder: Path, seed: int) -> Table:
+        frame = pd.read_csv(folder / name).drop(columns=list(drop))
+        y = frame.pop(target)
+        return Table(frame, y.to_numpy(np.float64) if y.dtype.kind == "f" else pd.factorize(y, sort=True)[0])
+
+    return read
+
+
+def _good_wine(folder: Path, seed: int) -> Table:
+    table = _uci("wine-quality-red")(folder, seed)
+    return Table(table.x, (table.y >= 6).astype(np.int64))
+
+
+def _clusters(folder: Path, seed: int) -> Table:
+    x, y = datasets.make_classification(
+        1500, 20, n_informative=6, n_redundant=4, n_classes=3, flip_y=0.05, random_state=seed
+    )
+    return Table(pd.DataFrame(x).add_prefix("x"), y)
+
+
+def _friedman(folder: Path, seed: int) -> Table:
+    x, y = datasets.make_friedman1(1500, 10, noise=1.0, random_state=seed)
+    return Table(pd.DataFrame(x).add_prefix("x"), y)
+
+
+def _loans(folder: Path, seed: int) -> Table:
+    """Numbers with missing values, categories, a boolean and a date decide, with noise, whether a loan is paid back."""
+    frame, risk, chance = _applicants(seed)
+    return Table(frame, (risk + chance.logistic(size=len(frame)) > 0).astype(np.int64))
+
+
+def _amounts(folder: Path, seed: int) -> Table:
+    frame, risk, chance = _applicants(seed)
+    return Table(frame, np.exp(0.5 * risk) + 0.3 * chance.standard_t(5, size=len(frame)))
+
+
+def _applicants(seed: int) -> tuple[pd.DataFrame, np.ndarray, np.random.Generator]:
+    chance = np.random.default_rng(seed)
+    rows = 1500
+    income = chance.lognormal(10, 0.6, rows)
+    age = chance.integers(18, 80, rows).astype(np.float64)
+    work = chance.choice(["employed", "self-employed", "retired", "none"], rows, p=[0.6, 0.2, 0.1, 0.1])
+    owner = chance.random(rows) < 0.4
+    day = chance.integers(0, 1500, rows)
+    risk = (
+        1.5 * (np.log(income) - 10)
+        + np.sin(age / 8)
+        + np.select([work == "employed", work == "none"], [0.6, -1.2], 0.0)
+        + 0.8 * owner * (age > 40)
+        + 0.5 * np.cos(2 * np.pi * day / 365.25)
+    )
+    frame = pd.DataFrame(
+        {
+            "income": np.where(chance.random(rows) < 0.1, np.nan, income),
+            "age": age,
+            "work": pd.Series(work).mask(chance.random(rows) < 0.05),
+            "owner": owner,
+            "since": pd.Timestamp("2020-01-01") + pd.to_timedelta(day, unit="D"),
+            "noise": chance.normal(size=rows),
+        }
+    )
+    return frame, risk, chance
+
+
+TABLES: Mapping[str, Callable[[Path, int], Table]] = MappingProxyType(
+    {
+        "breast cancer": _bundled(datasets.load_breast_cancer),
+        "wine cultivars": _bundled(datasets.load_wine),
+        "digits": _bundled(datasets.load_digits),
+        "bioconcentration": _csv(
+            "Grisoni_et_al_2016_EnvInt88.csv", "Class", ("#CAS", "SMILES", "Set", "logBCF")
+        ),
+        "abalone sex": _csv("abalone.csv", "Sex"),
+        "good wine": _good_wine,
+        "clusters (generated)": _clusters,
+        "loans (generated)": _loans,
+        "diabetes": _bundled(datasets.load_diabetes),
+        "boston": _uci("bostonHousing"),
+        "concrete": _uci("concrete"),
+        "kin8nm": _uci("kin8nm"),
+        "power plant": _uci("power-plant"),
+        "friedman (generated)": _friedman,
+        "amounts (generated)": _amounts,
+    }
+)
+"""Tables by name: each is read, or made, from a folder of data and a seed."""
+
+WITHOUT_DATA = tuple(
+    name for name, read in TABLES.items() if "generated" in name or read.__qualname__.startswith("_bundled")
+)
+
+
+class Split(NamedTuple):
+    """A repeat of a table: rows to train on, to test on, and three sets of rows that are unlike them."""
+
+    train: Table
+    test: Table
+    unlike: Mapping[str, pd.DataFrame]
+
+
+def split(table: Table, seed: int) -> Split:
+    """Set aside the tenth of the rows that lies furthest out along the first principal component; divide the others."""
+    chance = np.random.default_rng(seed)
+    standard = Features.fit(columns_of(table.x), (), 0).standard(columns_of(table.x))
+    direction = np.linalg.svd(standard - standard.mean(0), full_matrices=False)[2][0]
+    side = standard @ direction * chance.choice([-1, 1])
+    far = side >= np.quantile(side, 0.9)
+    order = chance.permutation(np.flatnonzero(~far))
+    count = min(TRAINING_ROWS, len(order) * 3 // 4)
+    train, test = order[:count], order[count : count + TEST_ROWS]
+    x = table.x.iloc[test].reset_index(drop=True)
+    shuffled = pd.DataFrame({name: chance.permutation(x[name].array) for name in x}).astype(
+        x.dtypes.to_dict()
+    )
+    numbers = [name for name in x if x[name].dtype.kind in "if" and x[name].nunique() > 2]
+    wrong = x.astype(dict.fromkeys(numbers, np.float64))
+    for row, name in enumerate(chance.choice(numbers, len(x))):
+        wrong.loc[row, name] += 10 * table.x[name].std()
+    unlike = {
+        "far": table.x[far].sample(min(int(far.sum()), TEST_ROWS), random_state=seed),
+        "shuffled": shuffled,
+        "wrong unit": wrong,
+    }
+    return Split(Table(table.x.iloc[train], table.y[train]), Table(x, table.y[test]), unlike)
+
+
+class Encoded:
+    """One of scikit-learn's estimators behind our encoder; regressors with a scale from rows that are held out."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def fit(self, x: pd.DataFrame, y: np.ndarray) -> "Encoded":
+        """Learn columns, train, and find the scale of the errors."""
+        self.features = Features.fit(columns_of(x), (), 0)
+        rows = self._read(x)
+        if y.dtype.kind in "iu":
+            self.model.fit(rows, y)
+            return self
+        held_out = np.random.default_rng(0).permutation(len(y))[: int(0.1 * len(y))]
+        training = np.setdiff1d(np.arange(len(y)), held_out)
+        self.centre, self.size = y[training].mean(), y[training].std()
+        self.model.fit(rows[training], (y[training] - self.centre) / self.size)
+        self.factor = 1.0
+        mean, sd = self.moments(x.iloc[held_out])
+        self.factor = float(np.sqrt(np.mean(((y[held_out] - mean) / sd) ** 2)))
+        self.held_out = (mean, sd * self.factor), y[held_out]
+        return self
+
+    def _read(self, x: pd.DataFrame) -> np.ndarray:
+        return self.features.standard(columns_of(x))
+
+    def predict_proba(self, x: pd.DataFrame) -> np.ndarray:
+        """Return probabilities of the classes."""
+        return self.model.predict_proba(self._read(x))
+
+    def moments(self, x: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+        """Return mean and standard deviation: a Gaussian process's own, a forest's by its trees, otherwise one for all rows."""
+        rows = self._read(x)
+        if isinstance(self.model, GaussianProcessRegressor):
+            mean, sd = self.model.predict(rows, return_std=True)
+        elif isinstance(self.model, RandomForestRegressor):
+            answers = np.stack([tree.predict(rows) for tree in self.model.estimators_])
+            mean, sd = answers.mean(0), np.maximum(answers.std(0), 1e-2)
+        else:
+            mean, sd = self.model.predict(rows), np.ones(len(rows))
+        return mean * self.size + self.centre, sd * self.size * self.factor
+
+    def interval(self, x: pd.DataFrame) -> np.ndarray:
+        """Return conformal intervals."""
+        return intervals(*self.held_out, self.moments(x), COVERAGE)
+
+
+def _gaussian_process() -> GaussianProcessRegressor:
+    kernel = ConstantKernel(1.0) * RBF(3.0, (0.1, 100)) + WhiteKernel(0.1, (1e-4, 10))
+    return GaussianProcessRegressor(kernel, random_state=0)
+
+
+CLASSIFIERS: Mapping[str, Callable[[int], Any]] = MappingProxyType(
+    {
+        OURS: lambda seed: EnsembleClassifier(random_state=seed),
+        "without pieces": lambda seed: EnsembleClassifier(bins=0, random_state=seed),
+        "random forest": lambda seed: Encoded(RandomForestClassifier(random_state=seed)),
+        "boosting": lambda seed: Encoded(HistGradientBoostingClassifier(random_state=seed)),
+        "one MLP": lambda seed: Encoded(MLPClassifier(early_stopping=True, max_iter=500, random_state=seed)),
+    }
+)
+REGRESSORS: Mapping[str, Callable[[int], Any]] = MappingProxyType(
+    {
+        OURS: lambda seed: EnsembleRegressor(random_state=seed),
+        "without pieces": lambda seed: EnsembleRegressor(bins=0, random_state=seed),
+        "random forest": lambda seed: Encoded(RandomForestRegressor(random_state=seed)),
+        "boosting": lambda seed: Encoded(HistGradientBoostingRegressor(random_state=seed)),
+        "one MLP": lambda seed: Encoded(MLPRegressor(early_stopping=True, max_iter=500, random_state=seed)),
+        "Gaussian process": lambda seed: Encoded(_gaussian_process()),
+    }
+)
+
+
+def measure(model: Any, parts: Split) -> Record:
+    """Train and test one method; times are of the processor, which other programs do not change."""
+    began = time.process_time()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.fit(parts.train.x, parts.train.y)
+        trained = time.process_time()
+        found = _classified(model, parts) if parts.train.classes else _predicted(model, parts)
+    found["seconds"] = round(trained - began, 3)
+    return found
+
+
+def _classified(model: Any, parts: Split) -> Record:
+    def score(x: pd.DataFrame) -> np.ndarray:
+        probabilities = model.predict_proba(x)
+        return -(probabilities * np.log(np.maximum(probabilities, 1e-12))).sum(1)
+
+    raw = model.predict_proba(parts.test.x)
+    probs = torch.from_numpy(
+        np.maximum(raw, LEAST_PROBABILITY) / np.maximum(raw, LEAST_PROBABILITY).sum(1, keepdims=True)
+    )
+    classes = np.unique(parts.train.y)
+    labels = torch.from_numpy(np.searchsorted(classes, parts.test.y))
+    return {
+        "error": round(1 - float(metrics.accuracy(probs, labels)), 5),
+        "nll": round(float(metrics.nll(probs, labels)), 5),
+        "ece": round(float(metrics.ece(probs, labels)), 5),
+        **_detected(model, parts, score),
+    }
+
+
+def _predicted(model: Any, parts: Split) -> Record:
+    ours = isinstance(model, EnsembleRegressor)
+
+    def moments(x: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+        return model.predict(x, return_std=True) if ours else model.moments(x)
+
+    mean, sd = moments(parts.test.x)
+    ends = model.predict_interval(parts.test.x, COVERAGE) if ours else model.interval(parts.test.x)
+    spread, y = parts.train.y.std(), parts.test.y
+    return {
+        "error": round(float(np.sqrt(np.mean((mean - y) ** 2)) / spread), 5),
+        "nll": round(float(-norm.logpdf(y, mean, sd).mean() - np.log(spread)), 5),
+        "covered": round(float(np.mean((ends[:, 0] <= y) & (y <= ends[:, 1]))), 5),
+        "width": round(float(np.mean(ends[:, 1] - ends[:, 0]) / spread), 5),
+        **_detected(model, parts, lambda x: moments(x)[1]),
+    }
+
+
+def _detected(model: Any, parts: Split, score: Callable[[pd.DataFrame], np.ndarray]) -> Record:
+    """AUROC for each set of unlike rows: by a method's own uncertainty; ours by distance, and by what members say."""
+    ways: dict[str, Callable[[pd.DataFrame], np.ndarray]] = {"auroc": score}
+    if hasattr(model, "distance"):
+        ways = {
+            "auroc": model.distance,
+            "auroc_total": score,
+            "auroc_knowledge": lambda x: model.uncertainty(x)["knowledge"],
+        }
+    found: Record = {}
+    for name, way in ways.items():
+        known = torch.from_numpy(way(parts.test.x))
+        found[name] = {
+            kind: round(float(metrics.auroc(torch.from_numpy(way(x)), known)), 5)
+            for kind, x in parts.unlike.items()
+        }
+    if hasattr(model, "p_values"):
+        found["false_alarms"] = round(float(np.mean(model.p_values(parts.test.x) <= 0.05)), 5)
+    return found
+
+
+def measure_all(
+    records: Path, data: Path | None, tables: Sequence[str], repeats: int, seed: int
+) -> list[Record]:
+    """Measure what the file has not yet, line by line; return all that it then has."""
+    known = read_records(records)
+    done = {(line["table"], line["repeat"], line["method"]) for line in known}
+    for repeat in range(repeats):
+        for name in tables:
+            table = TABLES[name](data or Path(), seed + repeat)
+            parts = split(table, seed + repeat)
+            for method, make in (CLASSIFIERS if table.classes else REGRESSORS).items():
+                if (name, repeat, method) in done or (method in NOT_RANKED and repeat):
+                    continue
+                found = measure(make(seed + repeat), parts)
+                line: Record = {"study": "tabular", "table": name, "arm": [method]}
+                line |= {
+                    "task": "classes" if table.classes else "numbers",
+                    "repeat": repeat,
+                    "seed": seed + repeat,
+                    "seeds": 1,
+                }
+                line |= {
+                    "setting": f"{len(parts.train.y)} training rows, {table.x.shape[1]} columns"
+                } | _circumstances()
+                line |= {"seconds": found.pop("seconds"), "source": "run", "numbers": found}
+                known.append(flat(line))
+                with records.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(line) + "\n")
+    return known
+
+
+def _circumstances() -> Record:
+    return {
+        "date": date.today().isoformat(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} thread",
+        "versions": {name: version(name) for name in ("torch", "scikit-learn", "numpy")},
+    }
+
+
+def run(
+    output: Path,
+    *,
+    quick: bool = False,
+    seed: int = 0,
+    data: Path | None = None,
+    arms: Sequence[str] | None = None,
+) -> Path:
+    """Measure what `records.jsonl` in the folder has not yet, and write the page.
+
+    Args:
+        output: Folder for records and page.
+        quick: Two tables that are generated, once.
+        seed: Decides rows and weights of the first repeat; the next ones count on from it.
+        data: Folder with the UCI sets; without it, only tables that come with scikit-learn or are generated.
+        arms: Tables to measure, by the beginnings of their names.
+    """
+    tables = [name for name in TABLES if data is not None or name in WITHOUT_DATA]
+    if quick:
+        tables = [name for name in tables if name in ("wine cultivars", "diabetes")]
+    if arms is not None:
+        tables = [name for name in tables if name.startswith(tuple(arms))]
+    output.mkdir(parents=True, exist_ok=True)
+    records = measure_all(output / "records.jsonl", data, tables, 1 if quick else REPEATS, seed)
+    page = output / "tabular.md"
+    page.write_text(write_report(records), encoding="utf-8")
+    return page

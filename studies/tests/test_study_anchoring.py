@@ -1,0 +1,396 @@
+"""The study of masked anchoring: what it reads, what it says of records, and that both settings run to the end."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from anchoring_records import judged, record
+from dissensus_studies import STUDIES, anchoring, anchoring_arms, anchoring_imagenet
+from dissensus_studies.anchoring import published_tables
+from dissensus_studies.anchoring_arms import AnchorSetting, build, settings_of, without_head
+from dissensus_studies.anchoring_claims import anchoring_claims
+from dissensus_studies.anchoring_figures import (
+    QUALITIES,
+    alpha_figure,
+    improvements,
+    not_drawn,
+    radar_figure,
+    tail_figure,
+)
+from dissensus_studies.anchoring_qualities import CLEAN, same_sets
+from dissensus_studies.anchoring_sections import tasks_table
+from dissensus_studies.anchoring_tables import OOD_CIFAR10, as_markdown, auroc_of, beside, by_severity
+from dissensus_studies.arm_log import Arms
+from dissensus_studies.image_sets import load_images
+from PIL import Image
+from torch import nn
+
+import dissensus as ds
+from dissensus.architectures import resnet18
+from dissensus.data.adaptation import Labelled, Task, Tasks
+from dissensus.data.suites import SUITES
+
+
+class TestArms:
+    def test_names_tell_all_arms_apart(self):
+        names = [setting.name for setting in settings_of(quick=False, seed=0)]
+        assert len(set(names)) == len(names)
+
+    def test_the_document_s_rows_come_first(self):
+        rows = [setting.row for setting in settings_of(quick=False, seed=0)[:5]]
+        assert sorted(rows) == sorted(row for _, row in OOD_CIFAR10.rows)
+
+    def test_settings_decide_the_kind_of_network(self):
+        sets = load_images(None, limit=20)
+        assert build(AnchorSetting(anchored=False), sets, quick=True).num_members == 1
+        masked = build(AnchorSetting(alpha=0.25, variant="example"), sets, quick=True)
+        assert (masked.mask_probability, masked.mask_per) == (0.25, "example")
+        assert len(masked.references) == len(sets.all_train.x)
+
+    @pytest.mark.parametrize("tails", anchoring_arms.TAILS)
+    def test_the_study_s_network_trains_with_every_way_to_find_tails(self, tails):
+        sets = load_images(None, limit=20)
+        setting = AnchorSetting(alpha=0.25, tail_weight=0.1, tails=tails)
+        x, y = sets.normalise(sets.all_train.x[:16]), sets.all_train.y[:16]
+        run = ds.fit(
+            build(setting, sets, quick=True),
+            (x, y),
+            objective=anchoring_arms.objective_of(setting),
+            epochs=1,
+            batch_size=16,
+        )
+        assert run.history["tail"][-1] >= math.log(sets.num_classes)
+
+    def test_a_network_without_its_head_gives_features(self):
+        net = resnet18(10, width=4)
+        assert without_head(net)(torch.zeros(2, 3, 32, 32)).shape == (2, 32)
+        with pytest.raises(ValueError, match="no linear layer"):
+            without_head(nn.ReLU())
+
+    def test_a_set_that_does_not_fit_is_skipped_with_its_reason(self):
+        sets = load_images(None, limit=20)
+        x, y = sets.test.x[:20], torch.arange(20) % 2
+        good, bad = Labelled(x, y), Labelled(x, torch.zeros(20, dtype=torch.long))
+        tasks = {"one class": Task(bad, bad), "two": Task(good, good)}
+        found, skipped = anchoring_arms.adapt(resnet18(8, width=4), sets, tasks, quick=True)
+        assert list(found) == ["two"]
+        assert found["two"]["images"] == 20
+        assert "two classes or more" in skipped["one class"]
+
+
+class TestTables:
+    def test_ours_stands_beside_the_document_s(self):
+        table = beside(
+            OOD_CIFAR10,
+            {("resnet18", "plain"): [record(auroc=0.8), record(auroc=0.9)]},
+            auroc_of("mean_energy"),
+        )
+        cells = dict(zip(table.columns[2::2], table.rows[0][3::2], strict=True))
+        assert table.rows[0][:2] == ["resnet18", "plain"]
+        assert cells["CIFAR-100"] == "85.00"
+        assert cells["Textures"] is None
+        assert table.rows[1][3] is None
+
+    def test_other_data_is_not_put_beside_the_document_s_numbers(self):
+        shown = published_tables("digits", {("resnet18", "plain"): [record()]})
+        assert "97.40" not in as_markdown(shown[0])
+        assert "97.40" in as_markdown(published_tables("cifar10", {("resnet18", "plain"): [record()]})[0])
+
+    @pytest.mark.parametrize("known", ["digits", "cifar10", "cifar100"])
+    def test_probes_are_shown_task_by_task_for_any_data(self, known):
+        *_, accuracy, error = published_tables(known, {("resnet18", "plain"): [record(adapted=0.5)]})
+        assert "50.00" in accuracy.rows[0]
+        assert "0.300" in error.rows[0]
+        assert ("24.65" in accuracy.rows[0]) == (known == "cifar100")
+
+    def test_severities_are_columns(self):
+        found = record()
+        found["corrupted"] = {
+            level: {"accuracy": [value, None, None]}
+            for level, value in (("1", 0.9), ("5", 0.4), ("all", 0.7))
+        }
+        table = by_severity({("resnet18", "plain"): [found, found]}, "accuracy", "Accuracy")
+        assert table.columns[2:] == ("runs", "severity 1", "severity 5", "mean of all")
+        assert table.rows == [("resnet18", "plain", 2, "0.9000", "0.4000", "0.7000")]
+
+    def test_sets_to_adapt_to_are_those_of_the_records(self):
+        task = Task(*[Labelled(torch.zeros(4, 3, 8, 8), torch.arange(4))] * 2)
+        tasks = Tasks({"dtd": task, "mnist": task}, {"pets": "not found"})
+        table = tasks_table(tasks, Arms({"a": record() | {"adaptation_skipped": {"cars": "too few"}}}))
+        remarks = {row[0]: (row[1], row[-1]) for row in table.rows}
+        assert remarks["dtd"] == ("1 of 1", "")
+        assert "run without it" in remarks["mnist"][1]
+        assert remarks["pets"] == ("none", "not found")
+
+    def test_markdown_has_a_line_for_each_row(self):
+        text = as_markdown(beside(OOD_CIFAR10, {}, auroc_of("mean_energy")))
+        assert text.count("| resnet18 |") == 5
+
+
+class TestClaims:
+    def test_every_claim_is_judged_by_its_own_numbers(self):
+        better = record(corrupted=0.8, ece=0.05, auroc=0.95, adapted=0.6)
+        rows = {
+            ("resnet18", "plain"): [record()],
+            ("resnet18", "anchored"): [record()],
+            ("resnet18", "alpha=0.25"): [better],
+        }
+        verdicts = {claim.statement: claim.verdict for claim in anchoring_claims(rows)}
+        assert set(verdicts.values()) == {"reproduced"}
+        rows[("resnet18", "alpha=0.25")] = [
+            record(accuracy=0.8, corrupted=0.6, ece=0.2, auroc=0.8, adapted=0.4)
+        ]
+        assert {claim.verdict for claim in anchoring_claims(rows)} == {"not reproduced"}
+
+    def test_a_difference_within_the_noise_of_several_runs_does_not_count(self):
+        plain = [record(corrupted=value) for value in (0.6, 0.8)]
+        masked = [record(corrupted=value) for value in (0.65, 0.85)]
+        rows = {("resnet18", "plain"): plain, ("resnet18", "alpha=0.25"): masked}
+        verdicts = {claim.statement: claim.verdict for claim in anchoring_claims(rows)}
+        assert verdicts["Masked anchoring raises accuracy under corruption."] == "not told apart from noise"
+        rows = {("resnet18", "plain"): [record()], ("resnet18", "alpha=0.25"): [record(adapted=0.503)]}
+        verdicts = {claim.statement: claim.verdict for claim in anchoring_claims(rows)}
+        assert verdicts["Masked networks adapt better (linear probes)."] == "not told apart from noise"
+
+    def test_mining_must_gain_detection_and_lose_robustness(self):
+        rows = {
+            ("resnet18", "alpha=0.25"): [record()],
+            ("resnet18", "alpha=0.25 tail=1 real"): [record(auroc=0.95, corrupted=0.6)],
+        }
+        (claim,) = (claim for claim in anchoring_claims(rows) if "mining" in claim.statement)
+        assert claim.verdict == "reproduced"
+        for found, verdict in (
+            (record(auroc=0.95), "not told apart from noise"),
+            (record(auroc=0.95, corrupted=0.8), "not reproduced"),
+            (record(auroc=0.85, corrupted=0.6), "not reproduced"),
+        ):
+            rows[("resnet18", "alpha=0.25 tail=1 real")] = [found]
+            (claim,) = (claim for claim in anchoring_claims(rows) if "mining" in claim.statement)
+            assert claim.verdict == verdict
+
+    @pytest.mark.parametrize("unmeasured", ["auroc", "adaptation"])
+    def test_what_was_not_measured_is_not_tested(self, unmeasured):
+        rows = {
+            ("resnet18", row): [record() | {unmeasured: {}}]
+            for row in ("plain", "anchored", "alpha=0.25", "alpha=0.25 tail=1 real")
+        }
+        about = {"auroc": ("detects", "mining"), "adaptation": ("adapt",)}[unmeasured]
+        reason = {"auroc": "no unknown sets", "adaptation": "no labelled sets"}[unmeasured]
+        for claim in anchoring_claims(rows):
+            untested = any(word in claim.statement for word in about)
+            assert claim.verdict.startswith("not tested: ") == (reason in claim.verdict) == untested
+
+    def test_few_images_tell_no_difference(self):
+        # Two standard errors of a difference of accuracies near 0.7 on 100 images are 0.13; on 10 000 they are 0.013.
+        for images, verdict in ((100, "not told apart from noise"), (10_000, "reproduced")):
+            plain, masked = (judged(0.7, images), judged(0.76, images))
+            rows = {("resnet18", "plain"): [plain], ("resnet18", "alpha=0.25"): [masked]}
+            verdicts = {claim.statement: claim.verdict for claim in anchoring_claims(rows)}
+            assert verdicts["Masked anchoring raises accuracy under corruption."] == verdict
+            assert verdicts["Masked networks adapt better (linear probes)."] == verdict
+            assert verdicts["Masking detects unknown images better than a plain network."] == verdict
+            assert verdicts["Masked anchoring keeps clean accuracy (within one point)."] == verdict
+
+    def test_repeats_on_few_images_tell_no_difference_either(self):
+        rows = {
+            ("resnet18", "plain"): [judged(0.7, 100)] * 3,
+            ("resnet18", "alpha=0.25"): [judged(0.72, 100)] * 3,
+        }
+        (claim,) = (claim for claim in anchoring_claims(rows) if "raises accuracy" in claim.statement)
+        assert claim.verdict == "not told apart from noise"
+
+    def test_no_hit_in_a_hundred_is_not_nothing_for_sure(self):
+        # The usual rule of three: none of 100 leaves up to three in a hundred open.
+        assert CLEAN.standard_error([judged(0.0, 100)]) * 2 == pytest.approx(0.03)
+
+    def test_accuracy_grows_only_beyond_the_noise(self):
+        for values, verdict in (
+            ((0.6, 0.7, 0.8), "reproduced"),
+            ((0.6, 0.601, 0.602), "not told apart from noise"),
+            ((0.6, 0.7, 0.6), "not reproduced"),
+        ):
+            rows = {
+                ("resnet18", row): [record(corrupted=value)]
+                for row, value in zip(("anchored", "alpha=0.125", "alpha=0.25"), values, strict=True)
+            }
+            (claim,) = (claim for claim in anchoring_claims(rows) if "grows" in claim.statement)
+            assert claim.verdict == verdict
+
+    def test_means_are_over_the_sets_that_all_arms_have(self):
+        other = record()
+        other["adaptation"]["mnist"] = {"accuracy": 0.99, "ece": 0.0}
+        compared, notes = same_sets({"first": record(), "second": other})
+        assert list(compared["second"]["adaptation"]) == ["dtd"]
+        assert list(other["adaptation"]) == ["dtd", "mnist"]
+        assert "mnist" in notes[0]
+
+
+class TestFigures:
+    def test_bands_are_two_standard_errors(self):
+        plain, masked = [judged(0.7, 400)], {0.0: [judged(0.7, 400)], 0.25: [judged(0.7, 400)]}
+        expected = 2 * math.sqrt(0.7 * 0.3 / 400)
+        for ax in alpha_figure(plain, masked).axes[:5]:
+            middle = 0.9 if "ECE" in ax.get_ylabel() else 0.7
+            level, line = ax.patches[0], ax.collections[0]
+            assert level.get_y() == pytest.approx(middle - expected)
+            assert level.get_height() == pytest.approx(2 * expected)
+            assert line.get_datalim(ax.transData).y1 == pytest.approx(middle + expected)
+
+    @pytest.mark.parametrize("unmeasured", ["auroc", "adaptation"])
+    def test_what_was_not_measured_is_left_out(self, unmeasured):
+        bare = [record() | {unmeasured: {}}]
+        names = {"auroc": "mean AUROC", "adaptation": "adaptation\naccuracy"}
+        shown = [ax.get_ylabel() for ax in alpha_figure(bare, {0.0: bare, 0.25: bare}).axes]
+        assert len([name for name in shown if name]) == 4
+        assert names[unmeasured] not in shown
+        assert len(tail_figure(bare, {"real": {0.1: bare}}).axes) == (1 if unmeasured == "auroc" else 2)
+        assert len(radar_figure(bare, {"masked": bare}).get_axes()[0].get_xticks()) == 3
+        nothing = [record() | {"auroc": {}, "adaptation": {}}]
+        assert radar_figure(nothing, {"masked": nothing}) is None
+        assert "no unknown sets" in not_drawn(QUALITIES, nothing)[-1]
+
+    def test_a_quality_of_zero_has_no_improvement_in_per_cent(self):
+        broken, better = [record(corrupted=0.0)], [record(corrupted=0.5)]
+        assert "corruption accuracy" not in improvements(broken, better)
+        assert radar_figure(broken, {"masked": better}).axes
+
+    def test_improvements_are_in_per_cent_of_the_plain_network(self):
+        found = improvements([record()], [record(corrupted=0.77, auroc=0.99)])
+        assert found["corruption accuracy"] == pytest.approx(10.0)
+        assert found["mean AUROC"] == pytest.approx(10.0)
+        assert found["adaptation accuracy"] == pytest.approx(0.0)
+        assert radar_figure([record()], {"masked": [record()]}).axes
+
+
+def test_the_document_s_suites_have_names():
+    assert {each.name for each in SUITES["anchoring-imagenet"].sets} == {
+        "ninco", "lsun_crop", "lsun_resize", "isun", "textures", "places"
+    }  # fmt: skip
+    for known, other in (("cifar10", "cifar100"), ("cifar100", "cifar10")):
+        names = {each.name for each in SUITES[f"anchoring-{known}"].sets}
+        assert {other, "tiny_imagenet", "places"} <= names
+        assert known not in names
+
+
+def test_the_quick_study_runs_to_the_end_and_goes_on_from_what_it_has(tmp_path, monkeypatch):
+    monkeypatch.setattr(anchoring_arms, "QUICK_CORRUPTIONS", ("contrast",))
+    for _ in range(2):
+        page = STUDIES["anchoring"].run(tmp_path, quick=True, limit=60, epochs=1)
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert len((tmp_path / "arms.jsonl").read_text().splitlines()) == len(results["arms"]) == 4
+    assert results["arms"]["resnet18 anchored seed=0"]["anchors"]["count"] == anchoring_arms.ANCHORS
+    assert results["arms"]["resnet18 plain seed=0"]["adaptation"]["digits"]["accuracy"] > 0
+    assert "Masked anchoring" in page.read_text()
+    assert "| the document says |" in (tmp_path / "tables.md").read_text()
+
+
+def test_a_folder_without_unknown_sets_is_enough(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(anchoring_arms, "QUICK_CORRUPTIONS", ("contrast",))
+    generator = np.random.default_rng(0)
+    folder = tmp_path / "data"
+    (folder / "Oxford-IIIT-Pet" / "images").mkdir(parents=True)
+    Image.fromarray(np.zeros((40, 40, 3), np.uint8)).save(folder / "Oxford-IIIT-Pet" / "images" / "cat_1.jpg")
+    for part, count in (("train", 80), ("test", 30)):
+        pixels = generator.integers(0, 255, (count, 32, 32, 3)).astype(np.uint8)
+        np.savez(folder / f"cifar100_{part}.npz", x=pixels, y=np.arange(count) % 10)
+    page = STUDIES["anchoring"].run(
+        tmp_path / "out", quick=True, data=folder, known="cifar100", limit=40, epochs=1
+    )
+    printed = capsys.readouterr().out
+    assert printed.index("pets cannot be used: ") < printed.index("[1/4]")
+    text = page.read_text()
+    assert "Not drawn: mean AUROC, because there were no unknown sets." in text
+    assert "Used: none." in text
+    tables = (tmp_path / "out" / "tables.md").read_text()
+    assert "not tested: there were no unknown sets" in tables
+    assert "| severity 1 | severity 3 | severity 5 |" in tables
+    assert not json.loads((tmp_path / "out" / "results.json").read_text())["not_run"]
+
+
+def test_numbers_are_kept_where_a_figure_fails(tmp_path, monkeypatch):
+    monkeypatch.setattr(anchoring_arms, "QUICK_CORRUPTIONS", ("contrast",))
+
+    def fail(*arguments):
+        raise ValueError("cannot be drawn")
+
+    monkeypatch.setattr(anchoring, "alpha_sections", fail)
+    with pytest.raises(ValueError, match="cannot be drawn"):
+        STUDIES["anchoring"].run(tmp_path, quick=True, limit=60, epochs=1)
+    assert len(json.loads((tmp_path / "results.json").read_text())["arms"]) == 4
+
+
+def test_another_setting_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="'imagenet' or left out"):
+        STUDIES["anchoring"].run(tmp_path, quick=True, setting="cifar")
+
+
+class TestImageNet:
+    @pytest.fixture
+    def folder(self, tmp_path):
+        generator = np.random.default_rng(0)
+        for part, count in (("train", 6), ("val", 4)):
+            for number, name in enumerate(("cat", "dog", "eel")):
+                (tmp_path / part / name).mkdir(parents=True)
+                for place in range(count):
+                    pixels = generator.integers(0, 120, (48, 56, 3)) + 45 * number
+                    Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / part / name / f"{place}.png")
+        (tmp_path / "ood" / "ninco").mkdir(parents=True)
+        for place in range(5):
+            pixels = generator.integers(0, 255, (40, 40, 3)).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "ood" / "ninco" / f"{place}.png")
+        return tmp_path
+
+    def test_it_runs_to_the_end_on_a_folder(self, folder, tmp_path, monkeypatch):
+        monkeypatch.setattr(anchoring_imagenet, "STANDARD", ("contrast",))
+        monkeypatch.setattr(anchoring_imagenet, "CBAR", ("checkerboard_cutout",))
+        small = anchoring_imagenet.Architecture(
+            "resnet18",
+            lambda classes: resnet18(classes, width=4),
+            (0.1,),
+            1,
+            {"optimizer": "sgd", "lr": 0.01, "batch_size": 6},
+        )
+        output = tmp_path / "output"
+        anchoring_imagenet.run_imagenet(output, data=folder, size=32, architectures=[small])
+        arms = json.loads((output / "results.json").read_text())["arms"]
+        assert list(arms) == ["resnet18 plain", "resnet18 anchored", "resnet18 alpha=0.1"]
+        for found in arms.values():
+            assert set(found["corrupted"]) == set(found["cbar"]) == {"1", "2", "3", "4", "5", "all"}
+            assert 0 <= found["auroc"]["ninco"]["mean_energy"][0] <= 1
+        assert "Table 11" in (output / "tables.md").read_text()
+
+    def test_the_document_s_architectures_and_probabilities_are_ready(self):
+        ready = {each.name: each.alphas for each in anchoring_imagenet.ARCHITECTURES}
+        assert ready == {"resnet18": (0.025, 0.05, 0.1), "regnet": (0.1,), "vit-b-16": (0.1,)}
+
+    @pytest.mark.parametrize("each", anchoring_imagenet.ARCHITECTURES, ids=lambda each: each.name)
+    def test_networks_are_torchvision_s_and_can_be_anchored(self, each):
+        pytest.importorskip("torchvision", reason="torchvision is not installed")
+        net = each.make(5).eval()
+        x = torch.randn(2, 3, anchoring_imagenet.SIZE, anchoring_imagenet.SIZE)
+        ens = ds.Anchored(net, x, 2, initialise="sum").eval()
+        with torch.no_grad():
+            expected = net(x)
+            torch.testing.assert_close(ens(x), expected.expand(2, 2, 5), rtol=1e-3, atol=1e-3)
+
+    def test_crops_in_training_are_random_and_in_judging_are_not(self, folder):
+        images, sets = anchoring_imagenet.read_folder(folder, 32)
+        assert not torch.equal(images[0][0], images[0][0])
+        assert images[0][0].shape == (3, 32, 32)
+        assert sets.test.x.shape == (12, 3, 32, 32)
+        assert sets.test.y.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+        assert set(sets.missing) == {"lsun_crop", "lsun_resize", "isun", "textures", "places"}
+
+    def test_references_are_of_all_classes_and_in_no_order(self, folder):
+        images, _ = anchoring_imagenet.read_folder(folder, 32)
+        references = anchoring_imagenet.references_of(images, seed=0, count=9)
+        assert references.shape == (9, 3, 32, 32)
+        brightness = references.mean((1, 2, 3))
+        assert not torch.equal(brightness, brightness.sort().values)
+        assert brightness.max() - brightness.min() > 1
+
+    def test_a_folder_of_another_layout_is_refused(self, tmp_path):
+        with pytest.raises(ValueError, match="train/<class>/"):
+            STUDIES["anchoring"].run(tmp_path / "out", setting="imagenet", data=tmp_path)

@@ -1,0 +1,453 @@
+"""Regression ensembles between independent and joint training: data, training in groups, measures, protocol, pages."""
+
+import itertools
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from dissensus_studies import STUDIES, collusion_protocol, collusion_theory, collusion_uci
+from dissensus_studies import collusion_data as data
+from dissensus_studies import collusion_measures as measures
+from dissensus_studies.collusion_claims import uci_claims
+from dissensus_studies.collusion_figures import by_set
+from dissensus_studies.collusion_protocol import SEARCH_SPACE, Settings, Store, measure_all
+from dissensus_studies.collusion_training import Configuration, GroupedJoint, train
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dissensus as ds
+from dissensus import objectives as obj
+from dissensus.architectures import mlp
+from dissensus.randomness import derive
+
+SHARED = Path(__file__).parents[1].parent / "shared" / "data"
+shared = pytest.mark.skipif(
+    not (SHARED / "uci" / "abalone.csv").is_file(), reason="the UCI tables are not in ../shared/data"
+)
+SMALL = Configuration(lr=0.01, batch_size=32, weight_decay=0.001, num_members=3, hidden=8, layers=1)
+
+
+def make_problem(rows=150, seed=0):
+    rng = np.random.default_rng(seed)
+    x = np.column_stack([rng.normal(size=(rows, 3)), rng.lognormal(0, 1.5, rows), rng.integers(0, 2, rows)])
+    y = np.sin(x[:, 0]) + 0.5 * x[:, 1] * x[:, 4] + rng.normal(0, 0.2, rows)
+    measured = torch.tensor([True, True, True, True, False])
+    return data.Problem(torch.from_numpy(x), torch.from_numpy(y), measured)
+
+
+@pytest.fixture(scope="module")
+def split():
+    return data.split_problem(make_problem(), "document", 0, "test")
+
+
+def test_a_skewed_feature_becomes_its_logarithm_and_others_stay():
+    problem = make_problem()
+    train_rows = torch.arange(100)
+    logs = data.log_skewed(problem.x, train_rows, problem.measured)
+    lowest = problem.x[:100, 3].min()
+    torch.testing.assert_close(logs[:, 3], torch.log1p((problem.x[:, 3] - lowest).clamp_min(0)))
+    torch.testing.assert_close(logs[:, [0, 1, 2, 4]], problem.x[:, [0, 1, 2, 4]])
+    # A 0/1 feature may be as skewed as it likes.
+    rare = torch.cat([torch.zeros(99, 1), torch.ones(1, 1)])
+    torch.testing.assert_close(data.log_skewed(rare, train_rows, torch.tensor([False])), rare)
+
+
+def test_a_split_holds_every_row_once_in_the_documents_shares():
+    problem = make_problem(rows=200)
+    marked = data.Problem(
+        torch.arange(200.0).double()[:, None], torch.arange(200.0).double(), torch.tensor([False])
+    )
+    parts = data.split_problem(marked, "document", 5)
+    assert [len(part) for part in (parts.test_x, parts.validation_x, parts.x)] == [40, 32, 128]
+    # Standardising keeps the order, so ranks tell the rows.
+    joined = torch.cat([parts.test_x, parts.validation_x, parts.x]).flatten()
+    assert len(joined.unique()) == 200
+    other = data.split_problem(problem, "document", 6)
+    assert not torch.equal(other.test_x, data.split_problem(problem, "document", 7).test_x)
+
+
+def test_parts_are_standardised_on_the_training_rows(split):
+    torch.testing.assert_close(split.x.mean(0), torch.zeros(5), atol=1e-5, rtol=0)
+    torch.testing.assert_close(split.x.std(0, correction=0), torch.ones(5), atol=1e-5, rtol=0)
+    torch.testing.assert_close(split.y.std(0, correction=0), torch.ones(1), atol=1e-5, rtol=0)
+    assert split.test_x.mean(0).abs().max() > 1e-3
+
+
+def test_a_category_that_no_training_row_has_is_no_nan():
+    values = torch.zeros(10, 1, dtype=torch.float64)
+    values[9] = 1.0
+    assert data.standardised(values, torch.arange(9))[9].item() == 1.0
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=4), st.integers(0, 1000))
+def test_the_grouped_objective_is_the_sum_of_joint_losses(betas, seed):
+    generator = torch.Generator().manual_seed(seed)
+    outputs = torch.randn(len(betas) * 3, 7, 1, generator=generator, dtype=torch.float64)
+    y = torch.randn(7, 1, generator=generator, dtype=torch.float64)
+    loss, parts = GroupedJoint(tuple(betas)).on_outputs(outputs, y, None)
+    groups = outputs.unflatten(0, (len(betas), 3))
+    expected = sum(
+        3 * obj.joint_loss(group, y, beta, loss="mse") for group, beta in zip(groups, betas, strict=True)
+    )
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(parts["loss"], (outputs - y).square().mean((1, 2)))
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.7, 1.0])
+def test_a_group_is_trained_and_stopped_as_fit_does_it_with_the_joint_objective(split, beta):
+    found = train(split, SMALL, [0.3, beta], seed=3, most_epochs=40)
+    ensemble = ds.DeepEnsemble(lambda: mlp(5, [8], 1), 3, derive(3, "start"))
+    run = ds.fit(
+        ensemble,
+        (split.x, split.y),
+        objective=obj.Joint(beta, "mse"),
+        epochs=40,
+        batch_size=32,
+        optimizer="adam",
+        lr=0.01,
+        weight_decay=0.001,
+        validation=(split.validation_x, split.validation_y),
+        patience=5,
+        seed=3,
+        device="cpu",
+    )
+    assert found.validation_errors[1].item() == pytest.approx(run.best, rel=1e-3)
+    assert found.epochs[1].item() * 3 == run.best_step
+    torch.testing.assert_close(
+        found.test_outputs[1], ds.predict(ensemble, split.test_x)[..., 0], atol=2e-3, rtol=1e-3
+    )
+
+
+def test_training_again_with_the_validation_rows_takes_the_epochs_found_without_them(split):
+    found = train(split, SMALL, [0.0, 1.0], seed=3, most_epochs=8, on_validation_too=True)
+    once = train(split, SMALL, [0.0, 1.0], seed=3, most_epochs=8)
+    torch.testing.assert_close(found.epochs, once.epochs)
+    for place, beta in enumerate((0.0, 1.0)):
+        ensemble = ds.DeepEnsemble(lambda: mlp(5, [8], 1), 3, derive(3, "start"))
+        ds.fit(
+            ensemble,
+            (torch.cat([split.x, split.validation_x]), torch.cat([split.y, split.validation_y])),
+            objective=obj.Joint(beta, "mse"),
+            epochs=int(once.epochs[place]),
+            batch_size=32,
+            optimizer="adam",
+            lr=0.01,
+            weight_decay=0.001,
+            seed=3,
+            device="cpu",
+            engine="eager",
+        )
+        wanted = ds.predict(ensemble, split.test_x)[..., 0]
+        torch.testing.assert_close(found.test_outputs[place], wanted, atol=2e-3, rtol=1e-3)
+
+
+def test_groups_with_the_same_beta_end_the_same_and_members_differ(split):
+    found = train(split, SMALL, [0.5, 0.5], seed=0, most_epochs=3)
+    torch.testing.assert_close(found.test_outputs[0], found.test_outputs[1])
+    assert (found.test_outputs[0][0] - found.test_outputs[0][1]).abs().max() > 0.01
+
+
+def test_joint_training_explodes_in_diversity_and_a_fifth_of_the_members_is_missed_as_the_closed_form_says():
+    # The check of ten members with one layer of twenty units, 150 epochs without stopping early.
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(800, 8, generator=generator)
+    signal = torch.sin(2 * x[:, 0]) + x[:, 1] * x[:, 2] + 0.5 * x[:, 3].abs()
+    y = ((signal + 0.3 * torch.randn(800, generator=generator)) / signal.std())[:, None]
+    nets = ds.DeepEnsemble(lambda: mlp(8, [20], 1), 10, 0)
+    both = ds.DeepEnsemble.from_members([nets.member(j) for _ in range(2) for j in range(10)])
+    ds.fit(
+        both,
+        (x[:400], y[:400]),
+        objective=GroupedJoint((0.0, 1.0)),
+        epochs=150,
+        batch_size=32,
+        optimizer="adam",
+        lr=0.01,
+        device="cpu",
+        engine="captured",
+    )
+    apart, joint = (
+        measures.measure(outputs, y[400:, 0])
+        for outputs in ds.predict(both, x[400:])[..., 0].unflatten(0, (2, 10))
+    )
+    assert joint["diversity"] > 50 * apart["diversity"]
+    assert joint["mse"] > apart["mse"]
+    for share in measures.DROP_SHARES:
+        assert joint[f"drop_{share:g}"] == pytest.approx(joint[f"drop_{share:g}_expected"], rel=0.03)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.4, 0.6])
+def test_the_expected_increase_is_the_mean_over_all_choices_of_members(share):
+    torch.manual_seed(1)
+    outputs, targets = torch.randn(5, 6).double(), torch.randn(6).double()
+    left = 5 - measures.num_dropped(5, share)
+    errors = [
+        (outputs[list(kept)].mean(0) - targets).square().mean()
+        for kept in itertools.combinations(range(5), left)
+    ]
+    increase = torch.stack(errors).mean() - (outputs.mean(0) - targets).square().mean()
+    assert measures.expected_drop_increase(outputs, share) == pytest.approx(increase.item(), abs=1e-12)
+    drawn = measures.drop_increase(outputs, targets, share, repeats=4000)
+    assert drawn == pytest.approx(increase.item(), rel=0.1)
+
+
+def test_members_are_dropped_row_by_row():
+    # One member is off by 10 on all rows. Per row about a fifth of the rows lose it: the mean over rows hardly varies between
+    # repeats; if it were lost on all rows or none, single repeats would be 0 or 4.
+    outputs = torch.zeros(5, 2000, dtype=torch.float64)
+    outputs[0] = 10.0
+    single = [
+        measures.drop_increase(outputs, torch.zeros(2000), 0.2, repeats=1, seed=seed) for seed in range(5)
+    ]
+    kept = (10 / 4) ** 2
+    assert single == pytest.approx([0.8 * kept - 4.0] * 5, abs=0.3)
+
+
+def test_shifted_copies_are_all_bias_and_balanced_members_none():
+    rows = torch.linspace(-1, 1, 50).double()
+    assert measures.bias_share(torch.stack([rows + 3, rows - 3])) == pytest.approx(1.0)
+    assert measures.bias_share(torch.stack([rows, -rows])) == pytest.approx(0.0, abs=1e-12)
+    mixed = torch.stack([rows + 0.5, -rows - 0.5])
+    assert measures.bias_share(mixed) == pytest.approx(0.25 / (0.25 + rows.square().mean().item()))
+
+
+def test_the_search_finds_a_better_configuration_than_its_first_ones():
+    def evaluate(configuration):
+        return (
+            abs(configuration.lr - 0.005) * 100
+            + abs(configuration.num_members - 15)
+            + abs(configuration.hidden - 30) / 10
+            + configuration.layers
+        )
+
+    best, tried = collusion_protocol.search(evaluate, 20, seed=0)
+    assert len(tried) == 20
+    assert evaluate(best) == min(trial["value"] for trial in tried)
+    assert evaluate(best) < min(trial["value"] for trial in tried[: collusion_protocol.STARTUP_TRIALS])
+    assert all(trial[name] in choices for trial in tried for name, choices in SEARCH_SPACE.items())
+    assert (
+        collusion_protocol.search(evaluate, 7, seed=1)[1] == collusion_protocol.search(evaluate, 7, seed=1)[1]
+    )
+
+
+def test_without_optuna_the_study_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(collusion_protocol, "find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'dissensus\[studies\]'"):
+        STUDIES["collusion-uci"].run(tmp_path, quick=True)
+
+
+def fake_run(job):
+    betas = [
+        {"beta": beta, **dict.fromkeys(("mse", "train_mse", "diversity"), 1.0)} for beta in job.settings.betas
+    ]
+    return {
+        "set": job.name,
+        "run": job.run,
+        "settings": job.settings.as_json(),
+        "configuration": SMALL.as_json(),
+        "betas": betas,
+        "search_seconds": 1.0,
+        "retrain_seconds": 1.0,
+    }
+
+
+def test_a_study_that_was_ended_goes_on_where_it_was(tmp_path, monkeypatch):
+    problems = {"one": make_problem(), "two": make_problem()}
+    begun = []
+
+    def ends_at_the_fourth(job):
+        begun.append((job.name, job.run))
+        if len(begun) == 4:
+            raise KeyboardInterrupt
+        return fake_run(job)
+
+    monkeypatch.setattr(collusion_protocol, "measure_run", ends_at_the_fourth)
+    store = Store(tmp_path, Settings())
+    with pytest.raises(KeyboardInterrupt):
+        measure_all(problems, 3, Settings(), store)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one-00.json", "one-01.json", "two-00.json"]
+    found = measure_all(problems, 3, Settings(), store)
+    assert begun[3:] == [("two", 1), ("two", 1), ("one", 2), ("two", 2)]
+    assert [(result["set"], result["run"]) for result in found] == list(
+        itertools.product(("one", "two"), range(3))
+    )
+    with pytest.raises(ValueError, match="was made with other settings"):
+        measure_all(problems, 3, Settings(search_beta=0.0), Store(tmp_path, Settings(search_beta=0.0)))
+
+
+def test_no_run_is_begun_after_the_time(tmp_path):
+    settings = Settings()
+    assert measure_all({"one": make_problem()}, 2, settings, Store(tmp_path, settings), minutes=-1) == []
+
+
+def test_no_run_begins_after_the_time_though_others_are_measured_side_by_side(tmp_path, monkeypatch):
+    begun = []
+
+    def measured(job):
+        begun.append(job)
+        time.sleep(0.2)
+        return {"set": job.name, "run": job.run, "search_seconds": 0.0, "retrain_seconds": 0.0}
+
+    monkeypatch.setattr(collusion_protocol, "measure_run", measured)
+    monkeypatch.setattr(
+        collusion_protocol, "ProcessPoolExecutor", lambda workers, *_: ThreadPoolExecutor(workers)
+    )
+    settings = Settings()
+    options = {"workers": 2, "minutes": 0.1 / 60}
+    found = measure_all({"one": make_problem()}, 6, settings, Store(tmp_path, settings), **options)
+    assert len(begun) == len(found) == 2
+
+
+def test_runs_measured_here_use_one_thread_and_give_the_others_back(tmp_path, monkeypatch):
+    before, seen = torch.get_num_threads(), []
+    done = {"set": "made", "run": 0, "search_seconds": 0.0, "retrain_seconds": 0.0}
+    monkeypatch.setattr(
+        collusion_protocol,
+        "measure_run",
+        lambda job: seen.append(torch.get_num_threads()) or {**done, "run": job.run},
+    )
+    chosen = Settings()
+    torch.set_num_threads(2)
+    try:
+        measure_all({"made": None}, 2, chosen, Store(tmp_path, chosen))
+        assert (seen, torch.get_num_threads()) == ([1, 1], 2)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_processes_side_by_side_find_what_one_finds(tmp_path):
+    settings = Settings(trials=1, betas=(0.0, 1.0), most_epochs=2)
+    problems = {"one": make_problem(rows=60)}
+    found = [
+        measure_all(problems, 2, settings, Store(tmp_path / str(workers), settings), workers=workers)
+        for workers in (1, 2)
+    ]
+    for here, there in zip(*found, strict=True):
+        assert here["betas"] == there["betas"]
+
+
+def with_numbers(**columns):
+    """Ten runs of one set with the same numbers in each, at three values of beta."""
+    betas = (0.0, 0.8, 1.0)
+    rows = [
+        {
+            "beta": beta,
+            "train_mse": 0.1,
+            "drop_0.6": 0.0,
+            **{name: values[place] for name, values in columns.items()},
+        }
+        for place, beta in enumerate(betas)
+    ]
+    return by_set([{"set": "made", "run": run, "betas": rows} for run in range(10)])
+
+
+def verdicts(sets):
+    return [claim.verdict for claim in uci_claims(sets)]
+
+
+def test_runs_that_collude_reproduce_every_claim():
+    sets = with_numbers(
+        mse=(0.5, 0.5, 0.8),
+        diversity=(0.02, 0.1, 4.0),
+        bias_share=(0.02, 0.02, 0.5),
+        **{"drop_0.6": (0.0, 0.01, 0.6)},
+    )
+    assert set(verdicts(sets)) == {"reproduced"}
+
+
+def test_runs_that_do_not_collude_reproduce_only_that_diversity_is_low():
+    sets = with_numbers(mse=(0.5, 0.5, 0.4), diversity=(0.02, 0.02, 0.02), bias_share=(0.1, 0.1, 0.05))
+    low = "It stays low for most β (below the MSE for all β ≤ 0.8)"
+    for claim in uci_claims(sets):
+        assert (claim.verdict == "reproduced") == (claim.statement == low), claim
+
+
+def test_the_quick_study_needs_no_data_and_writes_everything(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    short = Settings(trials=2, most_epochs=3)
+    monkeypatch.setattr(collusion_uci, "quick_version", lambda settings: short)
+    page = STUDIES["collusion-uci"].run(tmp_path / "out", quick=True, runs=2)
+    names = {path.name for path in page.parent.iterdir()}
+    figures = {
+        f"collusion_{name}.{kind}"
+        for name in ("diversity", "change", "bias", "drop")
+        for kind in ("svg", "png")
+    }
+    assert figures | {"report.html", "results.json", "results.parquet", "runs"} <= names
+    pandas = pytest.importorskip("pandas")
+    table = pandas.read_parquet(page.parent / "results.parquet")
+    assert len(table) == 2 * 11
+    np.testing.assert_allclose(table.member_mse - table.mse, table.diversity, rtol=1e-6)
+    results = json.loads((page.parent / "results.json").read_text(encoding="utf-8"))
+    assert len(results["claims"]) == 8
+    assert "diabetes" in capsys.readouterr().out
+
+
+def test_tables_are_csv_where_pandas_is_missing(tmp_path):
+    path = collusion_uci._save_csv(
+        tmp_path / "results.csv", [{"set": "a", "mse": 0.5}, {"set": "b", "mse": 1.0}]
+    )
+    assert path.read_text() == "set,mse\na,0.5\nb,1.0\n"
+
+
+def test_a_folder_without_tables_is_refused_in_one_sentence(tmp_path):
+    with pytest.raises(ValueError, match="there are none in"):
+        STUDIES["collusion-uci"].run(tmp_path / "out", data=tmp_path)
+
+
+def test_an_unknown_setting_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="`setting` must be 'tangos'"):
+        STUDIES["collusion-uci"].run(tmp_path / "out", setting="imagenet")
+
+
+def test_the_theory_page_has_the_shares_of_the_theorem(tmp_path, capsys):
+    page = STUDIES["collusion-theory"].run(tmp_path)
+    results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    known = {2: [0.64, 0.8889, 1, 0.8889, 0.64, 0.36], 10: [0.3951, 0.6036, 0.8025, 0.9328, 0.9877, 1]}
+    for members, *shares in results["gamma"]:
+        if members in known:
+            assert shares == pytest.approx(known[members], abs=1e-4)
+    assert page.read_text(encoding="utf-8").count("<svg") == 4
+
+
+def test_shifting_members_apart_leaves_the_ensembles_error_and_adds_to_diversity_what_the_offsets_say():
+    before, after = collusion_theory._errors_at(0.0), collusion_theory._errors_at(3.0)
+    assert after[1] == pytest.approx(before[1], abs=1e-12)
+    _, members, _ = collusion_theory.collude(0.0)
+    offsets = torch.tensor([3.0, -3.0, 0.0]).double()
+    deviation = (members - members.mean(0)).mean(1)
+    added = (offsets.square().mean() + 2 * (offsets * deviation).mean()).item()
+    assert after[2] - before[2] == pytest.approx(added)
+
+
+@pytest.mark.shared
+@shared
+@pytest.mark.parametrize(
+    ("name", "rows", "features"),
+    [("bioconcentration", 779, 45), ("weather", 7588, 45), ("facebook", 495, 21), ("abalone", 4177, 9)],
+)
+def test_real_sets_have_all_their_rows_and_the_known_columns(name, rows, features):
+    path = data.find_sources(SHARED)[name]
+    whole = data.load_problem(name, path)
+    assert whole.x.shape == (rows, features)
+    assert torch.isfinite(whole.x).all()
+    assert torch.isfinite(whole.y).all()
+    shortened = data.load_problem(name, path, "tangos")
+    assert shortened.x.shape == (min(rows, 1000 if name in ("weather", "abalone") else rows), features)
+
+
+@pytest.mark.shared
+@shared
+def test_on_a_real_set_members_collude_at_one_and_not_before():
+    problem = data.load_problem("bioconcentration", data.find_sources(SHARED)["bioconcentration"])
+    split = data.split_problem(problem, "document", 0)
+    configuration = Configuration(0.005, 32, 0.0, 10, 20, 2)
+    rows = collusion_protocol.measure_betas(split, configuration, Settings(betas=(0.0, 0.8, 1.0)), seed=0)
+    apart, nearly, joint = (row["diversity"] for row in rows)
+    assert joint > 5 * nearly > 5 * apart
+    assert all(row["mse"] < 0.6 for row in rows)

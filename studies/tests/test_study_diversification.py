@@ -1,0 +1,222 @@
+"""The study of members that are made to disagree: that it runs, stops and goes on, and that its page has every table and figure."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from dissensus_studies import STUDIES
+from dissensus_studies import diversification as study
+from dissensus_studies.diversification_data import Material
+from dissensus_studies.diversification_figures import baseline_bars, example_scores
+from dissensus_studies.diversification_measures import Judged, quality_record
+from dissensus_studies.diversification_reading import Found
+from dissensus_studies.diversification_settings import Setting, settings_of
+from dissensus_studies.image_sets import load_images
+from diversification_records import fake, fake_backbone, fake_spurious
+from torch import nn
+
+import dissensus as ds
+from dissensus import objectives as obj
+
+FEW = [
+    Setting("nets"),
+    Setting("nets", "ldr", strength=0.5, guard="none"),
+    Setting("nets", "single", 1),
+    Setting("nets", "a2d", strength=0.1),
+    Setting("nets", "ldr", strength=0.5, guard="held-out accuracy"),
+    Setting("backbone", "single", 1, backbone="half"),
+    Setting("heads", backbone="half"),
+    Setting("heads", "ldr", strength=0.5, active=2, backbone="half"),
+    Setting("heads", "ldr", strength=0.5, guard="none", active=2, backbone="half"),
+    Setting("heads", "ldr", strength=5.0, guard="none", active=2, backbone="half"),
+    Setting("heads", "ldr", strength=0.5, guard="held-out accuracy", active=2, backbone="half"),
+    Setting("heads", "divdis", strength=1.0, source=1, backbone="half"),
+    Setting("heads", "two-stage", strength=0.5, active=2, backbone="half"),
+    Setting("heads", "ldr", strength=0.5, guard="none", active=2, layers=1, backbone="half"),
+    Setting("heads", "ldr", 50, 0.5, "none", 2, fixed=True, backbone="half"),
+    Setting("spurious", num_members=4),
+    Setting("spurious", "a2d", 4, 0.1),
+]
+
+
+@pytest.fixture
+def few_arms(monkeypatch):
+    monkeypatch.setattr(study, "settings_of", lambda quick, seed: FEW)
+
+
+def test_the_study_runs_stops_and_goes_on(tmp_path, capsys, few_arms):
+    options = {"quick": True, "epochs": 1, "limit": 64}
+    with pytest.raises(ValueError, match="nothing to show"):
+        STUDIES["diversification"].run(tmp_path, minutes=0, **options)
+    STUDIES["diversification"].run(tmp_path, arms=["nets deep", "heads half deep"], **options)
+    assert sum(line.startswith("[") for line in capsys.readouterr().out.splitlines()) == 2
+    STUDIES["diversification"].run(tmp_path, arms=["nets single"], **options)
+    # The page is of everything that the folder has, whatever the last run was asked for.
+    results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    assert len(results["arms"]) == 3
+    assert results["not_run"] == {}
+    page = STUDIES["diversification"].run(tmp_path, **options)
+    results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    assert list(results["arms"]) == [setting.name for setting in FEW]
+    assert results["not_run"] == {}
+    lines = (tmp_path / "arms.jsonl").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == len(FEW)
+    guided = results["arms"]["heads half ldr=0.5 none A=2 M=5 seed=0"]
+    assert set(guided["auroc"]) == {
+        "digits 8, 9",
+        "photographs",
+        "near",
+        "far",
+        "not trained with",
+        "C-1",
+        "C-5",
+    }
+    assert guided["gain"]["near"].keys() == guided["auroc"]["near"].keys()
+    assert guided["training"]["epochs"] == 3
+    assert {"mean_logits", "mean_probs", "majority_vote", "soup", "oracle"} == set(guided["accuracy"]["C-5"])
+    assert "mahalanobis" in results["arms"]["backbone half seed=0"]["detectors"]["C-5"]
+    assert results["arms"]["heads half two-stage=0.5 A=2 M=5 seed=0"]["unsure"] > 0
+    text = page.read_text(encoding="utf-8")
+    for title in (
+        "What the document says",
+        "worked example",
+        "Networks from scratch",
+        "Backgrounds that mislead",
+    ):
+        assert title in text
+    for number in (1, 2, 3, 6, 7, 8, 9):
+        assert f"Table {number}" in text
+    assert "Guards:" in text
+    assert "Which guard" in text
+    assert results["guard"]["outcome"] in ("default", "other", "harmless", "harmful")
+    stored = np.load(tmp_path / "outputs" / "nets_deep_M5_seed0.npz")
+    assert stored["test"].shape == (5, len(stored["labels"]), 8)
+    right = (
+        (torch.from_numpy(stored["test"]).argmax(-1) == torch.from_numpy(stored["labels"])).float().mean(1)
+    )
+    assert right.tolist() == pytest.approx(results["arms"]["nets deep M=5 seed=0"]["members"], abs=1e-5)
+    assert (tmp_path / "diversification_heads_half_bars.svg").is_file()
+    assert "| the document says |" in (tmp_path / "tables.md").read_text(encoding="utf-8")
+
+
+# What the page must show once its arms are there, and what those arms are.
+SHOWN = {
+    "Table 1:": ["heads half deep M=5", "heads half ldr=0.5 none A=2 M=5"],
+    "Table 2:": [
+        "heads half single",
+        "heads half diverse M=5",
+        "heads half a2d=0.1 M=5",
+        "heads half divdis=1 M=5",
+    ],
+    "Table 3:": ["heads half ldr=0 none A=2 M=50", "heads half diverse M=50", "heads half deep M=50"],
+    "Tables 4 and 5:": ["heads half deep layers=1 M=5", "heads half ldr=0.5 none A=2 layers=1 M=5"],
+    "Table 6:": ["heads half ldr=0.5 none A=2 M=5"],
+    "Table 7:": ["heads half two-stage=0.5 A=2 M=5"],
+    "Table 8:": [
+        "spurious deep M=4",
+        "spurious ldr=0.5 none M=4",
+        "spurious a2d=0.1 M=4",
+        "spurious divdis=1 M=4",
+    ],
+    "Table 9:": ["heads half a2d=0.1 source=2 M=5", "heads half divdis=1 source=2 M=5"],
+    "Table 10:": [
+        *(f"heads half ldr=0.5 none A={active} M=5" for active in (2, 3, 4, 5)),
+        *(f"heads half ldr=0.5 none A={active} M=50" for active in (2, 5, 10)),
+    ],
+    "figure 4;": [
+        "nets single",
+        "nets dropout M=5",
+        "nets masksembles M=5",
+        "nets batch M=5",
+        "backbone half",
+    ],
+    "figure 5. Bands": [f"heads half ldr={s:g} none A=2 M=5" for s in (0, 0.1, 0.5, 1, 5, 10)],
+    "figure 5, strength": [f"heads half ldr=0.5 none A=2 M={size}" for size in (2, 5, 10, 50)],
+    "figure 3:": ["heads half ldr=0.5 share A=2 M=5"],
+}
+
+
+def record_of(setting):
+    made = {"backbone": fake_backbone, "spurious": fake_spurious}.get(setting.kind, fake)(setting)
+    return {**made, "device": "a CPU", "arm_seconds": 1.0}
+
+
+def test_the_page_has_every_table_and_figure_once_its_arms_are_there(tmp_path, monkeypatch):
+    wanted = {f"{name} seed=0" for arms in SHOWN.values() for name in arms}
+    arms = [setting for setting in settings_of(False, 0) if setting.name in wanted]
+    assert {setting.name for setting in arms} == wanted
+    monkeypatch.setattr(study, "settings_of", lambda quick, seed: arms)
+    identity = load_images(None, quick=True, limit=64).identity(epochs=1, limit=64, quick=True)
+    lines = [{"arm": each.name, "settings": identity, "record": record_of(each)} for each in arms]
+    (tmp_path / "arms.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    page = study.run(tmp_path, quick=True, epochs=1, limit=64, minutes=0).read_text(encoding="utf-8")
+    assert [caption for caption in SHOWN if caption not in page] == []
+    bars = baseline_bars(Found.of(record_of(each) for each in arms), "nets")
+    assert {"one network", "MC dropout", "Masksembles", "BatchEnsemble"} <= {name for name, _ in bars}
+    bars = baseline_bars(Found.of(record_of(each) for each in arms), "heads half")
+    assert {"Mahalanobis", "nearest neighbours", "deep ensemble, energy"} <= {name for name, _ in bars}
+
+
+def test_the_worked_example_has_one_average_and_two_answers_of_pds():
+    found = example_scores()
+    (unsure_bma, unsure_pds), (conflict_bma, conflict_pds) = found["all unsure"], found["in conflict"]
+    assert unsure_bma == pytest.approx(conflict_bma, abs=0.01)
+    assert conflict_pds > 2.5 * unsure_pds
+
+
+def test_heads_are_compared_with_a_deep_ensemble_whose_arm_was_not_asked_for(tmp_path, few_arms):
+    options = {"quick": True, "epochs": 1, "limit": 64, "arms": ["heads half ldr=0.5 share"]}
+    STUDIES["diversification"].run(tmp_path, **options)
+    results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    assert list(results["arms"]) == ["heads half ldr=0.5 share A=2 M=5 seed=0"]
+    (record,) = results["arms"].values()
+    assert record["gain"]["near"].keys() == record["auroc"]["near"].keys()
+
+
+def test_a_trained_backbone_is_not_trained_again(tmp_path):
+    sets = load_images(None, limit=64)
+    first = Material(sets, tmp_path, epochs=1, quick=True).features("half")
+    second = Material(sets, tmp_path, epochs=1, quick=True).features("half")
+    torch.testing.assert_close(first.judged.test, second.judged.test)
+    assert first.train.backbone == second.train.backbone
+    assert first.train.passes == 4
+
+
+def test_strength_makes_answers_differ_and_members_useless_while_the_ensemble_holds(tmp_path):
+    # Ten Gaussian classes: what the document's objective does at large strength, in the small.
+    generator = torch.Generator().manual_seed(0)
+    centres = 1.6 * torch.randn(10, 20, generator=generator)
+    y = torch.randint(0, 10, (3000,), generator=generator)
+    x = centres[y] + torch.randn(3000, 20, generator=generator)
+    unique, best, whole, useless = [], [], [], []
+    for strength in (0.0, 0.5, 5.0):
+        ens = ds.DeepEnsemble(
+            lambda: nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 10)), 5, seed=0
+        )
+        objective = obj.LossGuided(strength, active=2, guard=None)
+        ds.fit(
+            ens,
+            (x[:2000], y[:2000]),
+            objective=objective,
+            epochs=25,
+            batch_size=100,
+            device="cpu",
+            progress=False,
+        )
+        logits = ds.predict(ens, x[2000:])
+        record = quality_record(Judged(logits, y[2000:], {}, {}))
+        unique.append(record["unique"]["test"][0])
+        best.append(max(record["members"]))
+        whole.append(record["accuracy"]["test"]["mean_logits"][0])
+        useless.append(record["finding"]["members_useless"])
+    assert unique == sorted(unique)
+    assert unique[-1] > 3
+    assert best[0] - best[-1] > 0.2
+    assert max(whole) - min(whole) < 0.01
+    assert useless == [False, False, True]
+
+
+def test_a_setting_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="'imagenet' or left out"):
+        study.run(tmp_path, setting="mnist")

@@ -1,0 +1,222 @@
+"""Study `masksembles`: laws against simulation, arms, claims, and the page."""
+
+import json
+
+import pytest
+import torch
+from dissensus_studies import STUDIES, masksembles_imagenet
+from dissensus_studies.arm_log import Arms
+from dissensus_studies.collusion_imagenet import Folder
+from dissensus_studies.masksembles import in_order, mask_claims, scale_families
+from dissensus_studies.masksembles_arms import (
+    DROPOUT,
+    MaskSetting,
+    calibration_numbers,
+    make_members,
+    pair_numbers,
+    settings_of,
+    small_network,
+    with_dropout,
+)
+from dissensus_studies.masksembles_figures import laws, simulate
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import dissensus as ds
+from dissensus.architectures import resnet18
+
+
+def record(diversity, ece, member_ece=0.05):
+    return {"diversity": diversity, "ece": ece, "member_ece": member_ece, "members": [0.9] * 4}
+
+
+def families(diversities, errors, deep=(1.0, 0.01)):
+    found = {
+        f"masks S={scale}": [record(diversity, error)]
+        for scale, diversity, error in zip((1, 2, 3, 4, 5), diversities, errors, strict=True)
+    }
+    return found | {"deep ensemble": [record(*deep)]}
+
+
+def verdicts(found):
+    return {
+        claim.statement.split(":")[0]: claim.verdict
+        for claim in mask_claims(found, [{"overlap": 0.201, "expected_overlap": 0.2}])
+    }
+
+
+class TestLaws:
+    @pytest.mark.parametrize(
+        ("scale", "num_masks", "width", "overlap"), [(2.0, 4, 60.0, 0.3357), (3.0, 4, 77.037, 0.20204)]
+    )
+    def test_simulated_masks_have_the_widths_and_overlaps_of_the_closed_form(
+        self, scale, num_masks, width, overlap
+    ):
+        widths, overlaps = simulate(scale, num_masks, 4000)
+        assert widths.mean() == pytest.approx(width, abs=0.2)
+        assert overlaps.mean() == pytest.approx(overlap, abs=0.003)
+
+    def test_at_scale_one_all_masks_are_alike(self):
+        row = next(row for row in laws(40) if row["scale"] == 1.0)
+        assert row["width"] == row["expected_width"] == 32
+        assert row["overlap"] == row["generated_overlap"] == 1.0
+
+
+class TestArms:
+    def test_the_full_study_has_the_documents_arms_and_the_ends_of_the_dial_first(self):
+        names = [setting.family for setting in settings_of(False, 0)]
+        assert names[:4] == ["deep ensemble", "masks S=1", "masks S=5", "masks S=2"]
+        assert {f"masks S={scale}" for scale in (1, 2, 3, 4, 5)} <= set(names)
+        assert {"BatchEnsemble", f"MC dropout p={DROPOUT:g}", "thin masks S=2"} <= set(names)
+        every = [setting.name for setting in settings_of(False, 0)]
+        assert len(set(every)) == len(every)
+
+    @pytest.mark.parametrize("setting", settings_of(True, 0), ids=lambda setting: setting.name)
+    def test_members_are_as_large_as_the_single_network(self, setting):
+        ens = make_members(setting, lambda: small_network(5), 4)
+        expected = sum(p.numel() for p in small_network(5).parameters())
+        assert sum(p.numel() for p in ens.member(1).parameters()) == expected
+
+    def test_all_kinds_of_one_seed_start_from_one_network(self):
+        x = torch.randn(3, 3, 32, 32)
+        first = make_members(MaskSetting("deep"), lambda: small_network(5), 4).eval()(x)[0]
+        grown = make_members(MaskSetting("masks", 3.0), lambda: small_network(5), 4).eval()(x)[0]
+        torch.testing.assert_close(grown, first, rtol=1e-4, atol=1e-5)
+
+    def test_dropout_is_put_where_masks_would_be(self):
+        net = with_dropout(resnet18(width=8), 0.2)
+        found = [name for name, module in net.named_modules() if isinstance(module, nn.Dropout)]
+        assert found == [f"stage{stage}.{block}.residual.2.1" for stage in (1, 2, 3, 4) for block in (0, 1)]
+
+    def test_pairs_have_the_diversity_of_the_metric(self):
+        logits = torch.randn(4, 200, 5, generator=torch.Generator().manual_seed(0))
+        labels = torch.randint(0, 5, (200,), generator=torch.Generator().manual_seed(1))
+        numbers = pair_numbers(logits, labels)
+        assert [pair["members"] for pair in numbers["pairs"]] == [
+            [0, 1],
+            [0, 2],
+            [0, 3],
+            [1, 2],
+            [1, 3],
+            [2, 3],
+        ]
+        votes = logits.argmax(-1)
+        assert numbers["pairs"][4]["diversity"] == ds.metrics.pair_diversity(votes[1], votes[3], labels)
+
+    def test_calibration_is_that_of_the_mean_prediction(self):
+        logits = 3 * torch.randn(4, 300, 5, generator=torch.Generator().manual_seed(0)).double()
+        labels = torch.randint(0, 5, (300,), generator=torch.Generator().manual_seed(1))
+        numbers = calibration_numbers(logits, labels)
+        assert numbers["ece"] == pytest.approx(float(ds.metrics.ece(logits.softmax(-1).mean(0), labels, 15)))
+        assert sum(numbers["curve"]["weight"]) == pytest.approx(1.0, abs=1e-5)
+        assert numbers["member_ece"] > numbers["ece"]
+
+
+class TestClaims:
+    def test_what_the_document_says_is_recognised(self):
+        found = verdicts(families((0.0, 0.3, 0.5, 0.7, 0.8), (0.05, 0.04, 0.03, 0.02, 0.015)))
+        assert set(found.values()) == {"reproduced"}
+        assert len(found) == 6
+
+    @pytest.mark.parametrize(
+        ("diversities", "errors", "deep", "statement"),
+        [
+            (
+                (0.1, 0.3, 0.5, 0.7, 0.8),
+                (0.05, 0.04, 0.03, 0.02, 0.015),
+                (1.0, 0.01),
+                "At S = 1 the members are one model",
+            ),
+            (
+                (0.0, 0.3, 0.2, 0.7, 0.8),
+                (0.05, 0.04, 0.03, 0.02, 0.015),
+                (1.0, 0.01),
+                "Diversity rises with S.",
+            ),
+            (
+                (0.0, 0.3, 0.5, 0.7, 1.2),
+                (0.05, 0.04, 0.03, 0.02, 0.015),
+                (1.0, 0.01),
+                "Ensembles have the largest diversity, and masks come close to it.",
+            ),
+            (
+                (0.0, 0.3, 0.5, 0.7, 0.8),
+                (0.05, 0.04, 0.03, 0.02, 0.06),
+                (1.0, 0.01),
+                "The calibration error falls with S.",
+            ),
+            (
+                (0.0, 0.3, 0.5, 0.7, 0.8),
+                (0.05, 0.04, 0.03, 0.02, 0.04),
+                (1.0, 0.01),
+                "It falls towards that of the deep ensemble.",
+            ),
+        ],
+    )
+    def test_what_is_not_found_is_not_reproduced(self, diversities, errors, deep, statement):
+        assert verdicts(families(diversities, errors, deep))[statement] == "not reproduced"
+
+    def test_whole_batches_are_judged_apart(self):
+        found = families((0.0, 0.3, 0.5, 0.7, 0.8), (0.05, 0.04, 0.03, 0.02, 0.015))
+        found["masks S=2, whole batches"] = [record(0.4, 0.03)]
+        assert list(scale_families(found, ", whole batches")) == [1.0, 2.0]
+        assert any("whole batches" in statement for statement in verdicts(found))
+
+
+def test_the_study_writes_a_page_and_goes_on_where_it_stopped(tmp_path, capsys):
+    run = STUDIES["masksembles"].run
+    first = run(tmp_path, quick=True, epochs=1, limit=60, arms=["deep", "masks S=1", "masks S=5"])
+    assert first == tmp_path / "report.html"
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert len(results["arms"]) == 3
+    assert results["arms"]["masks S=1, whole batches seed=0"]["diversity"] == 0.0
+    assert len(results["arms"]["deep ensemble seed=0"]["pairs"]) == 6
+    for name in ("laws", "diversity", "calibration"):
+        assert (tmp_path / f"masksembles_{name}.svg").exists()
+        assert (tmp_path / f"masksembles_{name}.png").exists()
+    capsys.readouterr()
+    run(tmp_path, quick=True, epochs=1, limit=60, arms=["masks S=1"])
+    assert "1 of 1 arms were done before" in capsys.readouterr().out
+
+
+def test_families_are_shown_in_the_order_of_their_scales():
+    # The order in which arms are run, and so in which records come, is that of their importance.
+    done = {
+        setting.name: {"family": setting.family, "setting": {"scale": setting.scale}}
+        for setting in settings_of(quick=False, seed=0)
+    }
+    names = [name for name in in_order(Arms(done)) if "whole" not in name and "thin" not in name]
+    assert names[:5] == [f"masks S={scale}" for scale in (1, 2, 3, 4, 5)]
+    assert set(names[5:]) == {"deep ensemble", "MC dropout p=0.2", "BatchEnsemble"}
+
+
+def test_the_imagenet_setting_draws_calibration_of_a_folder(tmp_path, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(40) % 4
+    x = torch.randn(40, 3, 16, 16, generator=generator) + y[:, None, None, None]
+    images = Folder(TensorDataset(x, y), TensorDataset(x[:20], y[:20]), 4)
+    monkeypatch.setattr(masksembles_imagenet, "read_folder", lambda folder, size, limit: images)
+    monkeypatch.setattr(masksembles_imagenet, "network", lambda name, classes: resnet18(classes, width=8))
+    for part in ("train", "val"):
+        (tmp_path / "data" / part).mkdir(parents=True)
+    page = STUDIES["masksembles"].run(
+        tmp_path / "out", data=tmp_path / "data", setting="imagenet", epochs=1, arms=["deep", "masks S=3"]
+    )
+    assert page.exists()
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert set(results["arms"]) == {"deep ensemble seed=0", "masks S=3 seed=0"}
+    assert (tmp_path / "out" / "masksembles_imagenet.svg").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"setting": "moon"}, "'imagenet' or left out"),
+        ({"setting": "imagenet"}, "train/<class>/"),
+        ({"arms": ["nothing"]}, "No arm of this study fits"),
+        ({"minutes": 0}, "No arm was finished"),
+    ],
+)
+def test_bad_input_gets_one_clear_sentence(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        STUDIES["masksembles"].run(tmp_path, quick="setting" not in options, **options)

@@ -1,0 +1,106 @@
+"""Pages are what the record says: every table, verdict and claim on them is written from it."""
+
+import json
+from decimal import Decimal
+
+import pytest
+import torch
+from dissensus_studies import results
+from dissensus_studies.noise import ece_floor, typical_confidence
+
+from dissensus import metrics
+
+
+def test_pages_are_what_the_record_says():
+    """After `make results` this passes; a number typed into a page by hand does not last."""
+    for name, text in results.pages().items():
+        assert (results.PAGES / name).read_text(encoding="utf-8") == text, f"{name}: run `make results`"
+
+
+def test_a_changed_record_changes_its_page(tmp_path):
+    for path in results.RECORDS.glob("*.jsonl"):
+        text = path.read_text(encoding="utf-8")
+        (tmp_path / path.name).write_text(
+            text.replace('"accuracy": 0.909', '"accuracy": 0.123'), encoding="utf-8"
+        )
+    assert "| masks S = 1, the single network | 0.123 |" in results.pages(tmp_path)["masksembles.md"]
+
+
+@pytest.mark.parametrize("path", sorted(results.RECORDS.glob("*.jsonl")), ids=lambda path: path.stem)
+def test_every_line_of_the_record_says_what_it_is(path):
+    rows = results.load(path.stem)
+    if path.stem == "claims":
+        claims = [row for row in rows if "claim" in row]
+        assert all(
+            claim["verdict"] in results.VERDICTS and claim["command"].startswith("dissensus study")
+            for claim in claims
+        )
+        assert {claim["document"] for claim in claims} == {"000", "001", "002", "003", "004"}
+        return
+    for row in rows:
+        assert row["source"] in ("page", "run")
+        assert {
+            "study",
+            "table",
+            "arm",
+            "machine",
+            "versions",
+            "date",
+            "seeds",
+            "setting",
+            "seconds",
+            "numbers",
+        } <= set(row)
+
+
+def test_every_table_of_a_page_has_a_record():
+    layouts = json.loads((results.TEMPLATES / "tables.json").read_text(encoding="utf-8"))
+    used = {
+        line.split()[2]
+        for page in results.TEMPLATES.glob("*.md")
+        for line in page.read_text(encoding="utf-8").splitlines()
+        if line.startswith(("<!-- table", "<!-- claims"))
+    }
+    assert used == set(layouts)
+
+
+def test_arms_of_a_run_are_added_once_with_what_made_them(tmp_path):
+    run = tmp_path / "masksembles"
+    run.mkdir()
+    record = {
+        "accuracy": 0.5,
+        "line": "shown",
+        "arm_seconds": 3.0,
+        "made": {"date": "d", "torch": "2", "device": "a GPU"},
+    }
+    (run / "arms.jsonl").write_text(
+        json.dumps({"arm": "S=2 seed=0", "settings": {"epochs": 4}, "record": record}) + "\n"
+    )
+    for _ in range(2):
+        assert results.add(run, tmp_path) == 1
+    (row,) = results.load("masksembles", tmp_path)
+    assert (row["machine"], row["source"], row["seconds"]) == ("a GPU", "run", Decimal("3.0"))
+    assert row["numbers"] == {"accuracy": Decimal("0.5")}
+
+
+def test_the_floor_of_the_calibration_error_is_that_of_one_bin_where_all_are_equally_sure():
+    # E|mean error| of a coin with p = .8: sqrt(2 p (1 - p) / (pi n)).
+    assert ece_floor([0.8] * 4000) == pytest.approx((2 * 0.8 * 0.2 / (3.141593 * 4000)) ** 0.5, rel=0.15)
+    assert ece_floor(typical_confidence(0.9, 1000)) > 2 * ece_floor(typical_confidence(0.9, 10_000))
+
+
+def test_bounds_of_a_pair_hold_copies_and_independent_members_between_them():
+    from dissensus_studies.masksembles_figures import pair_bounds
+
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 10, (200_000,), generator=generator)
+
+    def noisy(predictions, share):
+        redrawn = torch.rand(len(predictions), generator=generator) < share
+        return torch.where(redrawn, torch.randint(0, 10, predictions.shape, generator=generator), predictions)
+
+    base = noisy(labels, 0.1)
+    for other, place in ((noisy(base, 0.2), 0), (noisy(labels, 0.28), 1)):
+        accuracies = [float((each == labels).double().mean()) for each in (base, other)]
+        found = metrics.pair_diversity(base, other, labels)
+        assert found == pytest.approx(pair_bounds(accuracies, 10)[place], rel=0.02)

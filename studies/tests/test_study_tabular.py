@@ -1,0 +1,45 @@
+"""The study of tables: fair splits, records that a stopped run goes on from, and a page made from records alone."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dissensus_studies import tabular
+
+
+@pytest.mark.parametrize("name", tabular.WITHOUT_DATA)
+def test_unlike_rows_are_kept_from_training(name):
+    table = tabular.TABLES[name](Path(), 0)
+    parts = tabular.split(table, 0)
+    rows = [set(part.index) for part in (parts.train.x, parts.unlike["far"])]
+    assert not rows[0] & rows[1]
+    assert len(parts.train.y) <= tabular.TRAINING_ROWS
+    assert set(np.unique(parts.test.y)) <= set(np.unique(parts.train.y)) or not table.classes
+    shuffled = parts.unlike["shuffled"]
+    for column in shuffled:
+        assert sorted(shuffled[column].astype(str)) == sorted(parts.test.x[column].astype(str))
+    differs = (
+        parts.unlike["wrong unit"].astype(str)
+        != parts.test.x.astype(parts.unlike["wrong unit"].dtypes).astype(str)
+    ).sum(1)
+    assert (differs <= 1).all()
+
+
+def test_a_forest_is_measured_and_a_run_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(tabular, "CLASSIFIERS", {"random forest": tabular.CLASSIFIERS["random forest"]})
+    records = tmp_path / "records.jsonl"
+    first = tabular.measure_all(records, None, ["wine cultivars"], 1, 0)
+    assert first[0]["error"] < 0.15
+    assert 0 <= first[0]["nll"] < 0.6
+    assert set(first[0]["auroc"]) == {"far", "shuffled", "wrong unit"}
+    assert tabular.measure_all(records, None, ["wine cultivars"], 1, 0) == first
+    assert len(records.read_text().splitlines()) == 1
+
+
+def test_regressors_get_a_scale_from_rows_they_were_not_trained_on():
+    parts = tabular.split(tabular.TABLES["diabetes"](Path(), 0), 0)
+    found = tabular.measure(tabular.REGRESSORS["boosting"](0), parts)
+    assert 0.5 < found["error"] < 1.2
+    assert 0.75 < found["covered"] <= 1
+    # A normal distribution of this error has this NLL at its best.
+    assert found["nll"] > 0.5 * np.log(2 * np.pi * found["error"] ** 2)

@@ -1,0 +1,373 @@
+"""The estimators: what scikit-learn asks of them, tables as they come, and answers that say how sure they are."""
+
+import json
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.datasets import load_breast_cancer, load_diabetes
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.neighbors import NearestNeighbors
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
+
+from dissensus import objectives, predict
+from dissensus.estimators import METHODS, EnsembleClassifier, EnsembleRegressor, Features
+
+pd = pytest.importorskip("pandas")
+TINY = {"num_members": 3, "hidden": (12,), "epochs": 3, "device": "cpu"}
+
+
+def people(rows=120, seed=0):
+    chance = np.random.default_rng(seed)
+    age = chance.integers(18, 80, rows).astype(float)
+    frame = pd.DataFrame(
+        {
+            "age": np.where(chance.random(rows) < 0.1, np.nan, age),
+            "town": pd.Series(chance.choice(["Ulm", "Bonn", "Köln"], rows)).mask(chance.random(rows) < 0.1),
+            "member": chance.random(rows) < 0.5,
+            "since": pd.Timestamp("2021-03-01") + pd.to_timedelta(chance.integers(0, 900, rows), unit="D"),
+            "weight": chance.normal(70, 10, rows),
+        }
+    )
+    return frame, np.where(age > 45, "old", "young"), 0.1 * age + frame["weight"].to_numpy()
+
+
+@pytest.fixture(scope="module")
+def classifier():
+    frame, labels, _ = people(300)
+    return EnsembleClassifier(num_members=3, hidden=(16,), epochs=30, lr=5e-3, device="cpu").fit(
+        frame, labels
+    )
+
+
+@pytest.fixture(scope="module")
+def regressor():
+    frame, _, target = people(300)
+    return EnsembleRegressor(num_members=3, hidden=(16,), epochs=30, lr=5e-3, device="cpu").fit(frame, target)
+
+
+# Encoding
+
+
+def test_pieces_are_linear_inside_a_bin_flat_beside_it_and_go_on_beyond_the_data():
+    table = {"x": np.array([0.0, 1.0, 2.0, 4.0, 8.0])}
+    features = Features.fit(table, ("x",), 4)
+    x = np.array([-1.0, 0.0, 0.5, 3.0, 8.0, 12.0])
+    pieces = features.inputs(features.standard({"x": x}))[:, 1:]
+    edges = [(0, 1), (1, 2), (2, 4), (4, 8)]
+    wanted = np.stack([np.clip((x - low) / (high - low), 0, 1) for low, high in edges], 1)
+    wanted[0, 0], wanted[-1, -1] = -1.0, 2.0
+    np.testing.assert_allclose(pieces, wanted, atol=1e-12)
+
+
+def test_standardised_features_and_flags():
+    table = {"x": np.array([1.0, 2.0, 6.0]), "yes": np.array([True, False, True]), "same": np.full(3, 7.0)}
+    features = Features.fit(table, tuple(table), 0)
+    standard = features.standard(table)
+    np.testing.assert_allclose(standard[:, 0], (table["x"] - 3) / table["x"].std())
+    np.testing.assert_array_equal(standard[:, 1:], [[1, 0], [0, 0], [1, 0]])
+    assert features.num_inputs == 3
+
+
+# Tables as they come
+
+
+def test_a_frame_of_mixed_columns_is_learned(classifier):
+    frame, labels, _ = people(100, seed=1)
+    assert classifier.score(frame, labels) > 0.8
+    probabilities = classifier.predict_proba(frame)
+    np.testing.assert_allclose(probabilities.sum(1), 1)
+    assert classifier.classes_.tolist() == ["old", "young"]
+    assert (classifier.predict(frame) == classifier.classes_[probabilities.argmax(1)]).all()
+
+
+def test_values_that_training_never_saw_are_read_as_none_of_its_own(classifier):
+    frame, _, _ = people(20, seed=1)
+    answers = [classifier.predict_proba(frame.assign(town=town)) for town in ("Oslo", "Bergen", "Ulm")]
+    np.testing.assert_array_equal(answers[0], answers[1])
+    assert (answers[0] != answers[2]).any()
+
+
+def test_polars_and_pandas_give_the_same(classifier):
+    polars = pytest.importorskip("polars")
+    frame, labels, _ = people(60)
+    table = polars.DataFrame(
+        {
+            name: [None if value is pd.NaT or value != value else value for value in column.tolist()]
+            for name, column in frame.items()
+        },
+        strict=False,
+    )
+    np.testing.assert_allclose(classifier.predict_proba(table), classifier.predict_proba(frame), atol=1e-12)
+    fitted = EnsembleClassifier(**TINY).fit(table, polars.Series(labels))
+    other = EnsembleClassifier(**TINY).fit(frame, labels)
+    np.testing.assert_allclose(fitted.predict_proba(table), other.predict_proba(frame), atol=1e-12)
+
+
+def test_arrays_of_words_and_lists_work():
+    rows = [["a", 1.0], ["b", 2.0], ["a", 3.0], ["b", 4.0]] * 5
+    model = EnsembleClassifier(**TINY).fit(rows, [0, 1] * 10)
+    assert model.predict(np.array(rows, dtype=object)).shape == (20,)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda frame: frame.assign(age=np.inf), "finite"),
+        (lambda frame: frame.drop(columns="age"), "feature names"),
+        (lambda frame: frame.assign(age="forty"), "numbers"),
+    ],
+    ids=["infinite", "column lacking", "words for numbers"],
+)
+def test_rows_that_cannot_be_read_are_refused(classifier, change, words):
+    frame, _, _ = people(5)
+    with pytest.raises(ValueError, match=words):
+        classifier.predict(change(frame))
+
+
+# Answers and how sure they are
+
+
+def test_uncertainty_of_classes_is_in_two_parts(classifier):
+    frame, _, _ = people(50, seed=2)
+    found = classifier.uncertainty(frame)
+    p = classifier.predict_proba(frame)
+    np.testing.assert_allclose(found["total"], -(p * np.log(p)).sum(1), atol=1e-9)
+    np.testing.assert_allclose(found["total"], found["data"] + found["knowledge"], atol=1e-9)
+
+
+def test_predictions_are_the_moments_of_the_mixture_in_the_targets_units(regressor):
+    frame, _, target = people(50, seed=2)
+    mean, std = regressor.predict(frame, return_std=True)
+    x = regressor.features_.inputs(regressor.features_.standard(regressor._read(frame)))
+    outputs = predict(regressor.ensemble_, torch.from_numpy(x))
+    means, scales = objectives.mean_and_scale(outputs)
+    means = means[..., 0].numpy() * regressor.target_scale_ + regressor.target_mean_
+    scales = scales[..., 0].numpy() * regressor.target_scale_
+    np.testing.assert_allclose(mean, means.mean(0))
+    np.testing.assert_allclose(std**2, (scales**2 + means**2).mean(0) - means.mean(0) ** 2, rtol=1e-6)
+    found = regressor.uncertainty(frame)
+    np.testing.assert_allclose(found["total"], std**2)
+    np.testing.assert_allclose(found["knowledge"], means.var(0), rtol=1e-9)
+    assert regressor.score(frame, target) > 0.5
+
+
+def test_intervals_cover(regressor):
+    frame, _, target = people(400, seed=3)
+    ends = regressor.predict_interval(frame, coverage=0.8)
+    covered = ((ends[:, 0] <= target) & (target <= ends[:, 1])).mean()
+    # 30 rows calibrate: their luck alone moves the coverage by 0.07.
+    assert 0.55 < covered < 0.99
+    wider = regressor.predict_interval(frame, coverage=0.9)
+    assert (wider[:, 1] - wider[:, 0] >= ends[:, 1] - ends[:, 0]).all()
+
+
+def test_targets_are_scaled_inside():
+    x = np.random.default_rng(0).normal(size=(80, 2))
+    plain = EnsembleRegressor(**TINY).fit(x, x[:, 0])
+    large = EnsembleRegressor(**TINY).fit(x, 1e6 * x[:, 0] + 1e7)
+    np.testing.assert_allclose(large.predict(x), 1e6 * plain.predict(x) + 1e7, rtol=1e-4)
+
+
+@pytest.mark.parametrize("loss", ["mse", "laplace_nll"])
+def test_other_likelihoods(loss):
+    x = np.random.default_rng(0).normal(size=(120, 2))
+    y = x[:, 0] + 0.3 * np.random.default_rng(1).normal(size=120)
+    model = EnsembleRegressor(**{**TINY, "epochs": 60}, objective=objectives.Independent(loss)).fit(x, y)
+    _, std = model.predict(x, return_std=True)
+    assert 0.05 < np.median(std) < 1.5
+    assert model.predict_interval(x).shape == (120, 2)
+
+
+# The alarm
+
+
+def test_distance_is_that_to_the_nearest_training_rows(classifier):
+    frame, _, _ = people(30, seed=4)
+    standard = classifier.features_.standard(classifier._read(frame))
+    found, _ = NearestNeighbors(n_neighbors=5).fit(classifier.bank_).kneighbors(standard)
+    np.testing.assert_allclose(classifier.distance(frame), np.sqrt((found**2).mean(1)), rtol=1e-6)
+
+
+def test_the_alarm_rings_for_far_rows_and_names_the_column(classifier):
+    frame, _, _ = people(40, seed=5)
+    assert classifier.is_unfamiliar(frame, false_alarms=0.05).mean() < 0.3
+    far = frame.assign(weight=frame["weight"] + 300)
+    assert classifier.is_unfamiliar(far, false_alarms=0.05).all()
+    shares = pd.DataFrame(classifier.explain_alarm(far))
+    assert list(shares) == list(frame)
+    assert (shares.idxmax(axis=1) == "weight").all()
+    np.testing.assert_allclose(shares.sum(axis=1), 1)
+
+
+def test_the_alarm_says_where_it_can_never_ring(classifier):
+    frame, _, _ = people(5)
+    with pytest.warns(UserWarning, match="too few"):
+        assert not classifier.is_unfamiliar(frame, false_alarms=0.001).any()
+
+
+def test_a_monitor_notices_a_shift(classifier):
+    monitor = classifier.drift_monitor()
+    monitor.update_scores(classifier.distance(people(60, seed=6)[0]))
+    assert not monitor.alarm(1000)
+    monitor.update_scores(classifier.distance(people(80, seed=7)[0].assign(weight=150.0)))
+    assert monitor.alarm(1000)
+
+
+@pytest.mark.slow
+def test_false_alarms_keep_their_rate_over_many_fits():
+    rates = []
+    for seed in range(150):
+        chance = np.random.default_rng(seed)
+        x = chance.standard_t(3, size=(160, 3))
+        model = EnsembleRegressor(num_members=1, hidden=(4,), epochs=1, random_state=seed, device="cpu")
+        p = model.fit(x[:110], x[:110, 0]).p_values(x[110:])
+        rates.append((p <= 0.1).mean())
+    # 22 held-out rows give p-values in steps of 1/23: the exact rate of those up to 0.1 is 2/23.
+    assert abs(np.mean(rates) - 2 / 23) < 4 * np.std(rates) / np.sqrt(len(rates))
+
+
+# scikit-learn
+
+
+EXCEPT = {
+    f"check_sample_weight_equivalence_on_{kind}_data": "weights scale a loss; rows that repeat also change batches"
+    for kind in ("dense", "sparse")
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "estimator", [EnsembleClassifier(), EnsembleRegressor()], ids=lambda e: type(e).__name__
+)
+def test_scikit_learns_own_checks_pass(estimator):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = check_estimator(estimator, on_fail=None, on_skip=None, expected_failed_checks=EXCEPT)
+    failed = {each["check_name"]: each["exception"] for each in found if each["status"] == "failed"}
+    assert not failed
+
+
+def test_pipelines_searches_and_clones():
+    x, y = load_breast_cancer(return_X_y=True)
+    pipeline = make_pipeline(StandardScaler(), EnsembleClassifier(**{**TINY, "epochs": 20}))
+    assert cross_val_score(pipeline, x[:200, :4], y[:200], cv=2).mean() > 0.7
+    search = GridSearchCV(EnsembleRegressor(**TINY), {"hidden": [(4,), (8,)]}, cv=2, n_jobs=1)
+    search.fit(*load_diabetes(return_X_y=True))
+    again = clone(search.best_estimator_)
+    assert again.hidden == search.best_params_["hidden"]
+    assert not hasattr(again, "ensemble_")
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", [EnsembleClassifier, EnsembleRegressor])
+def test_every_kind_of_ensemble_trains_and_is_stored(kind, method, tmp_path):
+    frame, labels, target = people(60)
+    model = kind(method=method, num_members=2, hidden=(16,), epochs=2, device="cpu")
+    model.fit(frame, labels if kind is EnsembleClassifier else target)
+    model.save(tmp_path / "model")
+    again = kind.load(tmp_path / "model")
+    assert (again.predict(frame) == model.predict(frame)).all()
+
+
+@pytest.mark.parametrize("objective", ["joint", {"name": "joint", "beta": 0.3}, "adversarial"])
+def test_objectives_by_name(objective):
+    x, y = load_diabetes(return_X_y=True)
+    model = EnsembleRegressor(**TINY, objective=objective).fit(x[:80], y[:80])
+    assert np.isfinite(model.predict(x[:5])).all()
+
+
+def test_what_cannot_be_trained_is_refused():
+    x = np.random.default_rng(0).normal(size=(20, 2))
+    with pytest.raises(ValueError, match="`method` must be one of deep"):
+        EnsembleClassifier(method="shallow").fit(x, [0, 1] * 10)
+    with pytest.raises(ValueError, match="got one class"):
+        EnsembleClassifier().fit(x, [1] * 20)
+    with pytest.raises(ValueError, match="non-zero"):
+        EnsembleClassifier().fit(x, [0, 1] * 10, sample_weight=np.zeros(20))
+
+
+def test_further_rows_train_further():
+    chance = np.random.default_rng(0)
+    x = chance.normal(size=(400, 3))
+    y = np.where(x[:, 0] > 0, "b", "a")
+    model = EnsembleClassifier(num_members=2, hidden=(16,), lr=1e-2, device="cpu")
+    model.partial_fit(x[:50], y[:50], classes=["a", "b"])
+    before = model.score(x, y)
+    for start in [*range(50, 400, 50)] * 2:
+        model.partial_fit(x[start : start + 50], y[start : start + 50])
+    assert model.score(x, y) > max(before, 0.85)
+    assert len(model.bank_) > 300
+    with pytest.raises(ValueError, match="not among the classes"):
+        model.partial_fit(x[:2], ["c", "a"])
+
+
+# Weights
+
+
+def test_rows_of_no_weight_do_not_count():
+    x = np.random.default_rng(0).normal(size=(60, 2))
+    y, weight = x[:, 0], np.repeat([1.0, 0.0], 30)
+    weighted = EnsembleRegressor(**TINY).fit(x, np.where(weight, y, 1e9), sample_weight=weight)
+    np.testing.assert_array_equal(
+        weighted.predict(x), EnsembleRegressor(**TINY).fit(x[:30], y[:30]).predict(x)
+    )
+
+
+def test_weights_move_predictions_to_weighted_means():
+    # Members that cannot tell rows apart predict the weighted share of a class, and the weighted mean of a target.
+    x, y = np.zeros((400, 1)), np.tile([0, 1], 200)
+    weight = np.where(y == 1, 3.0, 1.0)
+    settings = {"num_members": 2, "hidden": (4,), "epochs": 80, "lr": 1e-2, "device": "cpu"}
+    share = EnsembleClassifier(**settings).fit(x, y, sample_weight=weight).predict_proba(x[:1])[0, 1]
+    assert abs(share - 0.75) < 0.06
+    mean = EnsembleRegressor(**settings).fit(x, y.astype(float), sample_weight=weight).predict(x[:1])[0]
+    assert abs(mean - 0.75) < 0.06
+
+
+# Storage
+
+
+def test_a_folder_a_skops_file_and_a_pickle_hold_the_same(classifier, regressor, tmp_path):
+    frame, _, _ = people(20, seed=8)
+    for model in (classifier, regressor):
+        model.save(tmp_path / "model")
+        for again in (type(model).load(tmp_path / "model"), pickle.loads(pickle.dumps(model))):
+            np.testing.assert_array_equal(again.predict(frame), model.predict(frame))
+            np.testing.assert_array_equal(again.p_values(frame), model.p_values(frame))
+            assert again.get_params()["epochs"] == model.epochs
+    assert {path.name for path in (tmp_path / "model").iterdir()} == {"estimator.json", "arrays.safetensors"}
+    with pytest.raises(ValueError, match=r"load it with EnsembleRegressor\.load"):
+        EnsembleClassifier.load(tmp_path / "model")
+    with pytest.raises(ValueError, match=r"holds no estimator\.json"):
+        EnsembleClassifier.load(tmp_path)
+
+
+def test_skops_asks_to_trust_the_class_alone(classifier):
+    io = pytest.importorskip("skops.io")
+    frame, _, _ = people(20, seed=8)
+    stored = io.dumps(classifier)
+    trusted = io.get_untrusted_types(data=stored)
+    assert trusted == ["dissensus.estimators.EnsembleClassifier"]
+    again = io.loads(stored, trusted=trusted)
+    np.testing.assert_array_equal(again.predict_proba(frame), classifier.predict_proba(frame))
+
+
+def test_an_objective_is_stored_by_its_settings(tmp_path):
+    x, y = load_diabetes(return_X_y=True)
+    model = EnsembleRegressor(**TINY, objective=objectives.Joint(0.3, "mse")).fit(x[:60], y[:60])
+    model.save(tmp_path)
+    assert json.loads((tmp_path / "estimator.json").read_text())["state"]["objective"]["beta"] == 0.3
+    again = EnsembleRegressor.load(tmp_path)
+    np.testing.assert_array_equal(again.predict(x), model.predict(x))
+
+
+def test_an_untrained_estimator_is_stored_too(tmp_path):
+    EnsembleClassifier(num_members=7).save(tmp_path)
+    assert EnsembleClassifier.load(tmp_path).num_members == 7

@@ -1,0 +1,147 @@
+"""Runs as files: what happens to inputs before members see them is inside, and the file says what the run says."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import dissensus as ds
+from dissensus.cli import app
+from dissensus.data.tables import TableEncoder
+from dissensus.recipes.exporting import TableFeatures
+
+
+def table(rows, seed=0):
+    """Numbers, words and dates, some of them missing, and a target."""
+    rng = np.random.default_rng(seed)
+    age = rng.integers(18, 90, rows)
+    town = rng.choice(["Ulm", "Bonn", "Oslo"], rows)
+    moment = np.datetime64("2020-01-01T00:00") + rng.integers(0, 1000 * 24 * 60, rows).astype(
+        "timedelta64[m]"
+    )
+    return {
+        "age": [None if rng.random() < 0.1 else int(value) for value in age],
+        "town": [None if rng.random() < 0.1 else str(value) for value in town],
+        "joined": [None if rng.random() < 0.1 else str(value) for value in moment],
+        "vip": [bool(value) for value in rng.integers(0, 2, rows)],
+        "outcome": ["yes" if a + 20 * (t == "Ulm") > 60 else "no" for a, t in zip(age, town, strict=True)],
+    }
+
+
+class TestTableFeatures:
+    def test_are_the_encoders(self):
+        known, new = table(200), table(50, seed=1)
+        for each in (known, new):
+            del each["outcome"]
+        new["town"][:3] = ["Paris", "", "NA"]
+        encoder = TableEncoder.fit(known)
+        codes, problems = encoder.codes(new)
+        assert not problems
+        found = TableFeatures(encoder)(torch.from_numpy(codes))
+        torch.testing.assert_close(found, torch.from_numpy(encoder.transform(new)), rtol=0, atol=1e-6)
+
+    def test_lead_back_to_codes(self):
+        known = table(200)
+        del known["outcome"]
+        encoder = TableEncoder.fit(known)
+        features = TableFeatures(encoder)
+        codes, _ = encoder.codes(known)
+        back = features.codes(torch.from_numpy(encoder.transform(known)))
+        np.testing.assert_allclose(back.numpy(), codes, atol=1e-3)  # float32 days: a minute or two
+
+
+def run(*arguments):
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def trained(folder, name, more=""):
+    (folder / "recipe.toml").write_text(
+        f'[data]\npath = "{name}"\n{more}validation = 0.2\ntest = 0.3\n[model]\nname = "mlp"\nhidden = [16]\n'
+        "[ensemble]\nmembers = 3\n[training]\nepochs = 3\nbatch_size = 32\n"
+    )
+    run("train", folder / "recipe.toml", "-o", folder / "run")
+    return folder / "run"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+class TestRuns:
+    def test_of_a_table_take_rows_as_they_are(self, tmp_path):
+        onnxruntime = pytest.importorskip("onnxruntime")
+        pytest.importorskip("onnxscript")
+        pytest.importorskip("pandas")
+        data = table(400)
+        with open(tmp_path / "people.csv", "w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(data)
+            writer.writerows(zip(*data.values(), strict=True))
+        folder = trained(tmp_path, "people.csv", 'target = "outcome"\n')
+        said = run("export", folder, "--to", "onnx", "--members").output
+        assert "largest difference" in said
+        assert "can never ring" in said  # 80 rows held out, and a rate of 0.01
+
+        from dissensus.recipes import load_run
+        from dissensus.serving.model import Model
+
+        loaded = load_run(folder)
+        model = Model(folder / "model.onnx")
+        rows = [dict(zip(data, values, strict=True)) for values in zip(*data.values(), strict=True)][:50]
+        answers = model.answers(model.run(model.read_rows(rows)), None, False)
+        encoded = loaded.preprocessing.columns.transform({name: data[name][:50] for name in data})
+        logits = ds.predict(loaded.ensemble, loaded.preprocessing(torch.from_numpy(encoded)))
+        wanted = logits.softmax(-1).mean(0)
+        np.testing.assert_allclose([a["probabilities"] for a in answers], wanted, atol=1e-5)
+        names = loaded.preprocessing.classes
+        assert [a["prediction"] for a in answers] == [names[i] for i in wanted.argmax(-1)]
+        facts = onnxruntime.InferenceSession(str(folder / "model.onnx")).get_modelmeta().custom_metadata_map
+        assert json.loads(facts["target"]) == "outcome"
+
+    def test_of_images_take_bytes(self, tmp_path):
+        onnxruntime = pytest.importorskip("onnxruntime")
+        pytest.importorskip("onnxscript")
+        rng = np.random.default_rng(0)
+        y = np.arange(200) % 2
+        x = (rng.integers(0, 100, (200, 8, 8, 3)) + 100 * y[:, None, None, None]).astype(np.uint8)
+        np.savez(tmp_path / "images.npz", x=x, y=y)
+        folder = trained(tmp_path, "images.npz")
+        run("export", folder)
+
+        from dissensus.recipes import load_run
+
+        loaded = load_run(folder)
+        images = loaded.preprocessing.read(tmp_path / "images.npz").x
+        session = onnxruntime.InferenceSession(str(folder / "model.onnx"))
+        (found,) = session.run(["prediction"], {"x": images.numpy()})
+        wanted = ds.predict(loaded.ensemble, loaded.preprocessing(images)).softmax(-1).mean(0)
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+    def test_of_a_regression_are_in_units(self, tmp_path):
+        onnxruntime = pytest.importorskip("onnxruntime")
+        pytest.importorskip("onnxscript")
+        rng = np.random.default_rng(0)
+        x = rng.normal(size=(200, 2)).astype(np.float32)
+        np.savez(tmp_path / "line.npz", x=x, y=1000 + 50 * x[:, 0] + rng.normal(size=200))
+        (tmp_path / "recipe.toml").write_text("")
+        folder = trained(tmp_path, "line.npz")
+        run("export", folder, "-o", tmp_path / "line.onnx")
+        session = onnxruntime.InferenceSession(str(tmp_path / "line.onnx"))
+        prediction, total = session.run(["prediction", "total"], {"x": x})
+        assert 800 < prediction.mean() < 1200
+        assert (total > 0).all()
+
+    def test_wrong_options_are_refused_in_a_sentence(self, tmp_path):
+        for arguments, said in (
+            (["export", tmp_path, "--to", "tflite"], "onnx or pt2"),
+            (["export", tmp_path, "--to", "pt2", "-o", tmp_path / "m.onnx"], "ends in .pt2"),
+            (["export", tmp_path], "There is no run"),
+            (["serve", tmp_path / "no.onnx"], "There is no file"),
+            (["serve", tmp_path / "no.onnx", "--tls-cert", tmp_path / "c"], "give both"),
+        ):
+            result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+            assert result.exit_code == 2
+            assert said in result.output

@@ -1,0 +1,126 @@
+"""LoRA ensembles against the weights written out, against peft, and on a model of transformers."""
+
+import pytest
+import torch
+from torch import nn
+from training_helpers import x, y
+
+import dissensus as ds
+from dissensus.randomness import seeded
+
+
+def net():
+    with seeded(0):
+        return nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Dropout(0.5), nn.Linear(16, 3))
+
+
+def trained(base=None, **options):
+    ens = ds.LoRAEnsemble(base or net(), 3, rank=2, alpha=4.0, **options)
+    ds.fit(ens, (x, y), epochs=2, lr=0.05, batch_size=25, engine="eager")
+    return ens
+
+
+def test_a_member_is_the_network_with_corrected_weights():
+    base, ens = net(), trained()
+    for member in range(3):
+        with torch.no_grad():
+            plain = net().eval()
+            for index in (0, 3):
+                adapter = ens.net[index]
+                plain[index].weight += 2.0 * adapter.b[member] @ adapter.a[member]
+            torch.testing.assert_close(ds.predict(ens, x)[member], plain(x))
+    torch.testing.assert_close(ens.net[0].base.weight, base[0].weight)
+
+
+def test_members_start_as_the_network():
+    ens, base = ds.LoRAEnsemble(net(), 3), net().eval()
+    for row in ds.predict(ens, x):
+        torch.testing.assert_close(row, base(x).detach())
+
+
+def test_the_network_is_held_once_and_untouched():
+    base = net()
+    ens = trained(base)
+    assert ens.net[0].base.weight is base[0].weight
+    assert isinstance(base[0], nn.Linear)
+    assert not any(p.requires_grad for p in base.parameters())
+    count = {m: sum(p.numel() for p in ds.LoRAEnsemble(net(), m, 2).parameters()) for m in (1, 5)}
+    own = 2 * (4 + 16) + 2 * (16 + 3)
+    assert count[1] == sum(p.numel() for p in base.parameters()) + own
+    assert count[5] - count[1] == 4 * own
+
+
+def test_layers_are_chosen_by_name():
+    ens = ds.LoRAEnsemble(net(), 3, 2, layers="0", own="3")
+    assert [name for name, _ in ens.adapters()] == ["net.0", "net.3"]
+    assert ens.net[3].weight.shape == (3, 3, 16)
+    with pytest.raises(ValueError, match="'query' matches none of 0, 3"):
+        ds.LoRAEnsemble(net(), 3, layers="query")
+    with pytest.raises(ValueError, match="`rank` must be"):
+        ds.LoRAEnsemble(net(), 3, rank=0)
+
+
+def test_members_can_be_clipped_dropped_and_given_rates_of_their_own(tmp_path):
+    ens = ds.LoRAEnsemble(net(), 3, 2)
+    ds.fit(ens, (x, y), epochs=1, lr=[0.01, 0.1, 0.0], clip_norm=1.0, on_divergence="drop", engine="eager")
+    torch.testing.assert_close(ds.predict(ens, x)[2], net().eval()(x).detach())
+    ens.keep_members([2, 0])
+    assert ds.predict(ens, x).shape[0] == 2
+
+
+def test_a_run_on_another_network_is_not_resumed(tmp_path):
+    ds.fit(ds.LoRAEnsemble(net(), 2), (x, y), epochs=1, checkpoint_dir=tmp_path)
+    other = net()
+    with torch.no_grad():
+        other[0].weight.neg_()
+    with pytest.raises(ds.training.CheckpointError, match="network"):
+        ds.fit(ds.LoRAEnsemble(other, 2), (x, y), epochs=1, checkpoint_dir=tmp_path, resume=True)
+
+
+def tiny_bert():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=40, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, num_labels=3
+    )  # fmt: skip
+    with seeded(0):
+        return transformers.BertForSequenceClassification(config)
+
+
+TOKENS = {"input_ids": torch.arange(60).reshape(10, 6) % 40, "attention_mask": torch.ones(10, 6).long()}
+
+
+@pytest.mark.slow
+def test_adapters_on_a_model_of_transformers():
+    ens = ds.LoRAEnsemble(tiny_bert(), 4, 2, layers=["*.query", "*.value"], own="classifier", output="logits")
+    with torch.no_grad():
+        start = tiny_bert().eval()(**TOKENS).logits
+    for row in ds.predict(ens, TOKENS):
+        torch.testing.assert_close(row, start)
+    labels = torch.arange(10) % 3
+    run = ds.fit(ens, (TOKENS, labels), epochs=10, lr=0.05, batch_size=10, engine="eager")
+    losses = run.history.by_epoch("loss")
+    assert losses[-1] < losses[0]
+    found = ds.predict(ens, TOKENS)
+    with torch.no_grad():
+        torch.testing.assert_close(ens.member(2).eval()(**TOKENS).logits, found[2], rtol=1e-4, atol=1e-5)
+    assert found.std(0).max() > 0
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # peft's own
+def test_a_member_is_what_peft_makes_of_its_matrices():
+    peft = pytest.importorskip("peft")
+    layers = ["query", "value"]
+    ens = ds.LoRAEnsemble(
+        tiny_bert(), 2, 2, alpha=4.0, layers=[f"*.{name}" for name in layers], output="logits"
+    )
+    for _, adapter in ens.adapters():
+        nn.init.normal_(adapter.b)
+    model = peft.get_peft_model(tiny_bert(), peft.LoraConfig(r=2, lora_alpha=4, target_modules=layers)).eval()
+    for member in range(2):
+        for name, adapter in ens.adapters():
+            theirs = model.base_model.model.get_submodule(name.removeprefix("net."))
+            theirs.lora_A["default"].weight.data.copy_(adapter.a[member])
+            theirs.lora_B["default"].weight.data.copy_(adapter.b[member])
+        with torch.no_grad():
+            torch.testing.assert_close(ds.predict(ens, TOKENS)[member], model(**TOKENS).logits)

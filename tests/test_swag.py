@@ -1,0 +1,70 @@
+"""SWAG against its formulas, and against torch's own update of BatchNorm statistics."""
+
+import pytest
+import torch
+from torch import nn
+from training_helpers import norm_net, x, y
+
+import dissensus as ds
+
+path = torch.randn(6, 8, generator=torch.Generator().manual_seed(0)) * torch.arange(1.0, 9.0)
+
+
+def collected(rank, members=2, scale=1.0):
+    ens = ds.SWAG(lambda: nn.Linear(3, 2), members, rank=rank, scale=scale)
+    for weights in path:
+        torch.nn.utils.vector_to_parameters(weights, ens.net.parameters())
+        ens.collect()
+    ens.draw()
+    return ens
+
+
+def test_moments_are_those_of_the_path():
+    ens = collected(rank=4)
+    torch.testing.assert_close(ens.mean, path.mean(0))
+    torch.testing.assert_close(ens.variance, path.var(0, correction=0))
+    averages = torch.stack([path[: n + 1].mean(0) for n in range(6)])
+    torch.testing.assert_close(ens.deviations, (path - averages)[-4:])
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_draws_have_the_covariance_of_the_paper(rank):
+    ens = collected(rank, members=8000)
+    kept = ens.kept.state_dict()
+    draws = torch.cat([kept["net.weight"].flatten(1), kept["net.bias"]], 1)
+    wanted = path.var(0, correction=0).diag() / 2
+    if rank:
+        wanted = wanted + ens.deviations.T @ ens.deviations / (2 * (rank - 1))
+    spread = wanted.diag().sqrt()
+    # 8000 draws: a correlation is known to about 0.011, so 0.06 is five deviations.
+    assert ((draws.T.cov() - wanted) / spread[:, None] / spread).abs().max() < 0.06
+    assert ((draws.mean(0) - ens.mean) / spread).abs().max() < 0.06
+
+
+def test_scale_zero_is_the_average():
+    ens = collected(rank=4, scale=0.0)
+    torch.testing.assert_close(ens.member(1).weight.flatten(), path.mean(0)[:6])
+
+
+def test_batch_norm_statistics_are_torchs():
+    ens = ds.SWAG(norm_net, 3, start=0.0)
+    ds.fit(ens, (x, y), epochs=3, lr=0.05)
+    for index in range(3):
+        net = ens.member(index)
+        torch.optim.swa_utils.update_bn([x], net)
+        found = ens.member(index)
+        torch.testing.assert_close(found[1].running_mean, net[1].running_mean)
+        torch.testing.assert_close(found[1].running_var, net[1].running_var)
+
+
+def test_members_are_the_network_until_weights_are_collected():
+    ens = ds.SWAG(norm_net, 2, start=0.9)
+    seen = []
+    ds.fit(ens, (x, y), epochs=4, callback=lambda run: seen.append(int(run.members.collected)))
+    assert seen == [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("options", [{"start": 1.0}, {"rank": -1}, {"scale": -0.1}])
+def test_bad_settings(options):
+    with pytest.raises(ValueError, match="`start` must be in"):
+        ds.SWAG(norm_net, 2, **options)
