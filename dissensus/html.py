@@ -1,12 +1,13 @@
 """Text, tables and figures in, one self-contained HTML page out.
 
-The page needs no network, no scripts and no files beside it: figures stand in it as SVG. It follows the
-reader's light or dark setting, figures too (images in them stay as they are), and tables scroll in their own
-box where the screen is narrow. All text is escaped.
+The page needs no network and no files beside it: figures stand in it as SVG. It follows the reader's light or
+dark setting, figures too (images in them stay as they are), tables scroll in their own box where the screen is
+narrow, and it prints. A table of many inputs can be searched and sorted by a short script of the page's own; without
+scripts it is a table like the others. All text is escaped.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
@@ -39,6 +40,55 @@ _NAMED_COLOURS = {
     "#56b4e9": "sky",
 }
 
+# A space that is narrow and does not break.
+GROUP = "\u202f"
+
+# Puts a search field above each table that wants one, and sorts it by the column whose heading is pressed.
+_SEARCH = """
+for (const table of document.querySelectorAll("table[data-search]")) {
+  const body = table.tBodies[0], rows = [...body.rows], said = document.createElement("p");
+  const label = document.createElement("label"), field = document.createElement("input");
+  field.type = "search";
+  label.append("Search ", field);
+  said.setAttribute("role", "status");
+  const tools = document.createElement("div");
+  tools.className = "tools";
+  tools.append(label, said);
+  table.parentElement.before(tools);
+  const text = (row, place) => row.cells[place].textContent.trim();
+  const number = cell => Number(cell.replace(/[\\s\\u202f]/g, "").replace("\u2212", "-").replace("%", ""));
+  const search = () => {
+    const words = field.value.toLowerCase().split(" ").filter(word => word);
+    let shown = 0;
+    for (const row of rows) {
+      const whole = row.textContent.toLowerCase();
+      row.hidden = !words.every(word => whole.includes(word));
+      shown += !row.hidden;
+    }
+    said.textContent = shown + " of " + rows.length + " rows";
+  };
+  field.addEventListener("input", search);
+  search();
+  [...table.tHead.rows[0].cells].forEach((head, place) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = head.textContent;
+    head.replaceChildren(button);
+    button.addEventListener("click", () => {
+      const down = head.getAttribute("aria-sort") === "descending";
+      for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
+      head.setAttribute("aria-sort", down ? "ascending" : "descending");
+      const order = (a, b) => {
+        const first = text(a, place), second = text(b, place), gap = number(first) - number(second);
+        return Number.isNaN(gap) ? first.localeCompare(second) : gap;
+      };
+      rows.sort((a, b) => (down ? order(a, b) : order(b, a)));
+      body.append(...rows);
+    });
+  });
+}
+"""
+
 # Pages with more sections than this begin with a table of contents.
 _SECTIONS_WITHOUT_CONTENTS = 3
 
@@ -63,11 +113,17 @@ class Table:
         columns: Names of the columns.
         rows: Cells, row by row: text, numbers, booleans, or None for a cell without a value.
         caption: What the table shows.
+        best: Row and column of cells that stand out, such as the best value of a column.
+        main: Numbers of rows that stand out.
+        search: Whether readers can search and sort it.
     """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[object]]
     caption: str = ""
+    best: Collection[tuple[int, int]] = ()
+    main: Collection[int] = ()
+    search: bool = False
 
     def __post_init__(self) -> None:
         for number, row in enumerate(self.rows, start=1):
@@ -99,6 +155,21 @@ class Picture:
             )
 
 
+@dataclass(frozen=True)
+class Headline:
+    """A number that a page begins with.
+
+    Attributes:
+        label: What it is.
+        value: The number.
+        note: A few words under it.
+    """
+
+    label: str
+    value: str
+    note: str = ""
+
+
 Block: TypeAlias = Text | Table | Picture
 
 
@@ -122,7 +193,16 @@ class Section:
         self.title, self.blocks = title, blocks
 
 
-def write_page(path: Path | str, title: str, sections: Sequence[Section], lead: str = "") -> Path:
+def write_page(
+    path: Path | str,
+    title: str,
+    sections: Sequence[Section],
+    lead: str = "",
+    *,
+    subtitle: str = "",
+    headlines: Sequence[Headline] = (),
+    remarks: Sequence[str] = (),
+) -> Path:
     """Write one self-contained HTML page; folders on the way to it are made.
 
     Args:
@@ -130,6 +210,9 @@ def write_page(path: Path | str, title: str, sections: Sequence[Section], lead: 
         title: Title of the page.
         sections: Its parts; a table of contents is added when there are more than three.
         lead: A paragraph between title and sections that says the main thing.
+        subtitle: A line under the title, such as data and date.
+        headlines: The few numbers that matter most, in large type.
+        remarks: What to keep in mind when reading, each in a box.
 
     Returns:
         The path of the page.
@@ -146,7 +229,8 @@ def write_page(path: Path | str, title: str, sections: Sequence[Section], lead: 
         raise ValueError(
             f"`path` must name a file; {target} is a folder. Add a file name, such as report.html."
         )
-    page = _page(title, sections, lead)
+    top = f"{_line('subtitle', subtitle)}{_headlines(headlines)}{_line('lead', lead)}"
+    page = _page(title, top + "".join(_line("remark", text) for text in remarks), sections)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(page, encoding="utf-8")
     return target
@@ -156,8 +240,10 @@ def cell_text(value: object) -> str:
     """Return a table cell as text: floats with four significant digits, a dash for None.
 
     Example:
-        >>> [cell_text(value) for value in (0.98, 12.34567, 123456.7, 1e-7, 42, None, True, "MLP")]
-        ['0.9800', '12.35', '123457', '1.000e-07', '42', '–', 'yes', 'MLP']
+        >>> [cell_text(value) for value in (0.98, 12.34567, 1e-7, 42, None, True, "MLP")]
+        ['0.9800', '12.35', '1.000e-07', '42', '–', 'yes', 'MLP']
+        >>> cell_text(123456.7) == f"123{GROUP}457"
+        True
     """
     if isinstance(value, Tensor):
         value = value.item()
@@ -173,12 +259,17 @@ def cell_text(value: object) -> str:
 def _significant(value: float) -> str:
     if not isfinite(value):
         return "nan" if isnan(value) else ("∞" if value > 0 else "-∞")
-    if 1e4 <= abs(value) < 1e7:
-        return f"{value:.0f}"
+    if 1e4 <= abs(value) < 1e9:
+        return grouped(value)
     return f"{value:#.4g}".removesuffix(".")
 
 
-def _page(title: str, sections: Sequence[Section], lead: str) -> str:
+def grouped(value: float) -> str:
+    """Return a number without decimals, its thousands apart: thirty thousand four hundred as 30 400."""
+    return f"{value:,.0f}".replace(",", GROUP)
+
+
+def _page(title: str, top: str, sections: Sequence[Section]) -> str:
     style = files("dissensus").joinpath("page.css").read_text(encoding="utf-8")
     figure_numbers = count(1)
     body = [
@@ -194,13 +285,30 @@ def _page(title: str, sections: Sequence[Section], lead: str) -> str:
         # An empty icon of its own keeps browsers from asking a server for one.
         '<link rel="icon" href="data:,">\n'
         f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
-        f"<header>\n<h1>{escape(title)}</h1>\n{_lead(lead)}</header>\n"
-        f"{_contents(sections)}<main>\n{''.join(body)}</main>\n</body>\n</html>\n"
+        f"<header>\n<h1>{escape(title)}</h1>\n{top}</header>\n"
+        f"{_contents(sections)}<main>\n{''.join(body)}</main>\n{_script(sections)}</body>\n</html>\n"
     )
 
 
-def _lead(lead: str) -> str:
-    return f'<p class="lead">{escape(lead)}</p>\n' if lead else ""
+def _line(kind: str, text: str) -> str:
+    return f'<p class="{kind}">{escape(text)}</p>\n' if text else ""
+
+
+def _headlines(headlines: Sequence[Headline]) -> str:
+    if not headlines:
+        return ""
+    items = "".join(
+        f"<div><dt>{escape(one.label)}</dt><dd><b>{escape(one.value)}</b>"
+        + (f"<span>{escape(one.note)}</span>" if one.note else "")
+        + "</dd></div>\n"
+        for one in headlines
+    )
+    return f'<dl class="headlines">\n{items}</dl>\n'
+
+
+def _script(sections: Sequence[Section]) -> str:
+    searched = any(isinstance(block, Table) and block.search for part in sections for block in part.blocks)
+    return f"<script>{_SEARCH}</script>\n" if searched else ""
 
 
 def _contents(sections: Sequence[Section]) -> str:
@@ -240,19 +348,26 @@ def _table(table: Table) -> str:
         f'<th scope="col"{kind}>{escape(name)}</th>'
         for name, kind in zip(table.columns, classes, strict=True)
     )
-    rows = "".join(f"<tr>{_cells(row, classes)}</tr>\n" for row in table.rows)
+    best = [{column for at, column in table.best if at == number} for number in range(len(table.rows))]
+    main = [' class="main"' if number in table.main else "" for number in range(len(table.rows))]
+    rows = "".join(
+        f"<tr{kind}>{_cells(row, classes, marked)}</tr>\n"
+        for row, kind, marked in zip(table.rows, main, best, strict=True)
+    )
     caption = f"<caption><span>{escape(table.caption)}</span></caption>\n" if table.caption else ""
     label = escape(table.caption or "Table: " + ", ".join(table.columns))
     # Focusable, so that it can be scrolled without a mouse.
     return (
-        f'<div class="scroll" role="region" tabindex="0" aria-label="{label}">\n<table>\n{caption}'
+        f'<div class="scroll" role="region" tabindex="0" aria-label="{label}">\n'
+        f"<table{' data-search' if table.search else ''}>\n{caption}"
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}</tbody>\n</table>\n</div>\n"
     )
 
 
-def _cells(row: Sequence[object], classes: Sequence[str]) -> str:
+def _cells(row: Sequence[object], classes: Sequence[str], marked: Collection[int]) -> str:
     """Return one row's cells; a first cell with text is the row's heading."""
     texts = [escape(cell_text(value)) for value in row]
+    texts = [f"<strong>{text}</strong>" if place in marked else text for place, text in enumerate(texts)]
     cells = [f"<td{kind}>{text}</td>" for text, kind in zip(texts, classes, strict=True)]
     if row and isinstance(row[0], str):
         cells[0] = f'<th scope="row">{texts[0]}</th>'
@@ -282,10 +397,24 @@ def _svg(figure: "matplotlib.figure.Figure") -> str:
     # With a fixed salt the same figure gives the same page; letters that stay text can be found and copied.
     with rc_context({"svg.hashsalt": "dissensus", "svg.fonttype": "none"}):
         figure.savefig(drawing, format="svg", dpi=150, metadata=nothing)
-    svg = _with_named_colours(drawing.getvalue())
+    svg = _with_hover(_with_named_colours(drawing.getvalue()))
     svg = re.sub(r"<!--.*?-->\s*|<style.*?</style>\s*|<metadata.*?</metadata>\s*", "", svg, flags=re.DOTALL)
     # Namespaces are known to HTML; declaring them would be the page's only mention of another host.
     return re.sub(r'\s+xmlns(:\w+)?="[^"]*"', "", svg[svg.index("<svg") :]).strip()
+
+
+def _with_hover(svg: str) -> str:
+    """Give the points of lines that `plots.hover` named a text that browsers show above them."""
+
+    def named(group: re.Match[str]) -> str:
+        texts = iter(group[1].split("|"))
+        if len(re.findall("<use [^>]*/>", group[2])) != group[1].count("|") + 1:
+            return f"<g>{group[2]}"  # a point lies outside of the axes and was not drawn
+        return "<g>" + re.sub(
+            "(<use [^>]*)/>", lambda use: f"{use[1]}><title>{next(texts)}</title></use>", group[2]
+        )
+
+    return re.sub(r'<g id="hover:([^"]*)">(.*?</g>\s*</g>)', named, svg, flags=re.DOTALL)
 
 
 def _with_named_colours(svg: str) -> str:

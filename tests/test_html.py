@@ -186,7 +186,7 @@ def test_more_than_three_sections_get_a_table_of_contents(page, sections, links)
         (0.0, "0.000"),
         (-12.5, "-12.50"),
         (1234.4, "1234"),
-        (98765.4, "98765"),
+        (98765.4, "98\u202f765"),
         (2.5e9, "2.500e+09"),
         (0.00012345678, "0.0001235"),
         (float("nan"), "nan"),

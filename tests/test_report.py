@@ -19,7 +19,9 @@ from evaluation_cases import (
 )
 
 from dissensus.evaluation import Disputed, Histogram, Number, evaluate
-from dissensus.reporting import figures, report
+from dissensus.predictions import predict
+from dissensus.reporting import figures, quality, report
+from dissensus.scores import total_entropy
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 ALL_SECTIONS = [
@@ -31,6 +33,7 @@ ALL_SECTIONS = [
     "Members and ensemble",
     "Do members collude?",
     "Disputed inputs",
+    "Input by input",
     "Trade-offs",
     "How this page was made",
 ]
@@ -86,8 +89,8 @@ def test_a_full_evaluation_has_every_section(full_page):
     for svg in re.findall(r"<svg [^>]*>", page):
         assert re.search(r'aria-label="[^"]{20,}"', svg)
     assert "http" not in page
-    assert "<script" not in page
-    assert "<b>" not in page
+    assert page.count("<script>") == 1  # that of the table that can be searched
+    assert "red <b>" not in page
 
 
 def test_every_headline_number_stands_on_the_page_with_its_interval(full, full_page):
@@ -118,6 +121,7 @@ def test_sections_without_data_are_left_out(plain, tmp_path):
     assert titles(page_of(bare, tmp_path)) == [
         "Main numbers",
         "Can its confidence be believed?",
+        "Input by input",
         "How this page was made",
     ]
     assert "[" not in section(page_of(bare, tmp_path), "Main numbers")
@@ -137,6 +141,7 @@ def test_regression_has_the_sections_that_fit_it(loss, tmp_path):
         *parts,
         "Members and ensemble",
         "Do members collude?",
+        "Input by input",
         "How this page was made",
     ]
     assert "RMSE" in section(page, "Main numbers")
@@ -304,3 +309,88 @@ def test_histograms_of_several_runs_share_an_axis():
         assert ax.get_xlim() == (0.001, 0.5)
     below = Histogram("id", "mean_energy", (-2.0, 0.0, 1.0), (0.5, 0.5), False)
     assert figures.common_axis([below, skewed]) == figures.Axis("linear", (-2.0, 1.0))
+
+
+def test_a_page_is_called_by_its_target_data_and_date(plain, tmp_path):
+    named = replace(plain, data="houses.csv", target="price", date="2026-11-08")
+    page = page_of(named, tmp_path)
+    assert "<h1>price, predicted from houses.csv</h1>" in page
+    assert "8 November 2026 · four nets · inputs: 80 known, 60 far" in page
+    assert "<h1>2 runs side by side on houses.csv</h1>" in page_of([named, named], tmp_path)
+    assert "<h1>four nets on 80 known inputs</h1>" in page_of(plain, tmp_path)
+
+
+def test_a_page_begins_with_the_default_score_and_the_best_one(plain, tmp_path):
+    def auroc(name):
+        return plain.number("auroc", "far", score=name).value
+
+    best = max(plain.score_names, key=lambda name: round(auroc(name), 3))
+    default = min(plain.score_names, key=auroc)
+    assert round(auroc(default), 3) < round(auroc(best), 3)
+    page = page_of(plain, tmp_path, score=default)
+    top = page.split("<dl")[1].split("</dl>")[0]
+    values = re.findall(r"<b>([^<]+)</b>", top)
+    assert values[2:] == [f"{auroc(default):.3f}", f"{auroc(best):.3f}"]
+    assert "the default score" in top
+    assert "the best score" in top
+    # In the table both rows stand out, and of the column what is largest as printed.
+    table = section(page, "Telling known from unknown").split("</table>")[0]
+    assert table.count('<tr class="main">') == 2
+    bold = {float(text.split()[0]) for text in re.findall(r"<strong>([^<]+)</strong>", table)}
+    assert bold == {round(max(map(auroc, plain.score_names)), 3)}
+
+
+def test_the_best_run_of_a_set_is_bold_and_equal_ones_are_not():
+    assert quality.best_of({0: 0.5, 1: None, 2: 0.75}, large=True) == [2]
+    assert quality.best_of({0: 0.5, 1: 0.5, 2: 0.75}, large=False) == [0, 1]
+    assert quality.best_of({0: 0.5, 1: 0.5}, large=True) == []
+    assert quality.value_of("57\u202f500 [50\u202f040, 64\u202f840]") == 57500
+
+
+def test_errors_are_in_the_units_of_the_target_with_its_name(tmp_path):
+    x, y = regression_data(60)
+    result = evaluate(regressor(1), (x, 40_000 * y + 300_000), loss="mse", bootstrap=0)
+    page = page_of(replace(result, target="price"), tmp_path)
+    rmse = float(f"{result.number('rmse').value:.4g}")
+    shown = f"{rmse:,.0f}".replace(",", "\u202f")
+    assert f"predicts price of 60 known inputs with an error (RMSE) of {shown}." in page
+    assert "RMSE (price)" in section(page, "Main numbers")
+    assert not re.search(r"\de\+\d", page)
+
+
+def test_remarks_stand_in_a_box(plain, tmp_path):
+    page = page_of(replace(plain, remarks=("Probably undertrained: the loss still fell.",)), tmp_path)
+    assert '<p class="remark">Probably undertrained: the loss still fell.</p>' in page
+
+
+def test_single_inputs_are_the_least_certain_with_what_was_predicted():
+    ensemble, (x, y) = trained_classifier(), labelled(400)
+    result = evaluate(ensemble, (x, y), {"far": unlabelled(30)}, bootstrap=0)
+    known, far = result.examples
+    logits = predict(ensemble, x)
+    entropy, probs = total_entropy(logits), logits.softmax(-1).mean(0)
+    order = entropy.argsort(descending=True)[:300]
+    assert known.scores["total_entropy"] == pytest.approx(entropy[order].tolist(), rel=1e-4, abs=1e-6)
+    rows = list(known.index)
+    assert known.predicted == tuple(probs[rows].argmax(-1).tolist())
+    assert known.confidence == pytest.approx(probs[rows].amax(-1).tolist(), rel=1e-5)
+    assert known.truth == tuple(y[rows].tolist())
+    assert (len(far.index), far.truth) == (30, ())
+
+
+def test_single_inputs_of_a_regression_have_their_mean():
+    ensemble, (x, y) = regressor(1), regression_data(60)
+    (known,) = evaluate(ensemble, (x, y), loss="mse", bootstrap=0).examples
+    rows = list(known.index)
+    assert known.predicted == pytest.approx(predict(ensemble, x).mean(0)[rows, 0].tolist(), rel=1e-5)
+    assert known.truth == pytest.approx(y.reshape(len(y), -1)[rows, 0].tolist(), rel=1e-5)
+    assert known.confidence == ()
+
+
+def test_points_of_members_can_be_read_where_the_pointer_rests(plain, full_page):
+    dots = section(full_page, "Members and ensemble")
+    assert re.findall(r"<title>(member \d+): [\d.]+</title>", dots)[:3] == [
+        "member 0",
+        "member 1",
+        "member 2",
+    ]

@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import contextmanager
 from html import unescape
 
 import numpy as np
@@ -30,6 +31,21 @@ document.querySelector("iframe").onload = event => {{
   document.querySelector("pre").textContent = JSON.stringify(seen);
 }};
 </script>"""
+
+
+@contextmanager
+def opened(path, scheme="light", width=1280):
+    """A page in a browser that scripts can drive, without a network."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is an extra")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True
+        )
+        view = context.new_page()
+        view.goto(path.as_uri())
+        yield view
+        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +115,7 @@ def test_figures_are_dark_on_a_dark_page_and_their_images_are_not_changed(page, 
     shots = {}
     for scheme, setting in (("light", 1), ("dark", 0)):
         picture = tmp_path / f"{scheme}.png"
-        flags = (f"--blink-settings=preferredColorScheme={setting}", "--window-size=1200,11000")
+        flags = (f"--blink-settings=preferredColorScheme={setting}", "--window-size=1200,16000")
         browse(tmp_path, page, *flags, f"--screenshot={picture}")
         shots[scheme] = imread(picture)[..., :3]
     light, dark = shots["light"], shots["dark"]
@@ -110,3 +126,44 @@ def test_figures_are_dark_on_a_dark_page_and_their_images_are_not_changed(page, 
     # What is the same in both, colour for colour, are the gallery's images: 24 or more of at least 100 by 100 dots.
     coloured = light.max(-1) - light.min(-1) > 0.05
     assert (coloured & (np.abs(light - dark) < 0.01).all(-1)).sum() > 24 * 100 * 100
+
+
+def test_inputs_can_be_searched_and_sorted(page):
+    with opened(page) as view:
+        rows = "document.querySelectorAll('table[data-search] tbody tr:not([hidden])')"
+        assert view.evaluate(f"{rows}.length") == 70
+        view.fill("input[type=search]", "noise")
+        assert view.evaluate(f"{rows}.length") == 30
+        assert view.inner_text(".tools [role=status]") == "30 of 70 rows"
+        view.fill("input[type=search]", "")
+        for order, sign in (("descending", 1), ("ascending", -1)):
+            view.click("table[data-search] thead th:nth-child(6) button")
+            assert view.get_attribute("table[data-search] thead th:nth-child(6)", "aria-sort") == order
+            column = [float(v) for v in view.evaluate(f"[...{rows}].map(row => row.cells[5].textContent)")]
+            assert [sign * value for value in column] == sorted(
+                (sign * value for value in column), reverse=True
+            )
+
+
+@pytest.mark.parametrize("which", ["page", "pair"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 375])
+def test_axe_finds_nothing_on_the_report(which, scheme, width, request):
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="axe-playwright-python is an extra"
+    )
+    with opened(request.getfixturevalue(which), scheme, width) as view:
+        assert view.evaluate("document.documentElement.scrollWidth") <= width
+        found = axe.Axe().run(view).response["violations"]
+        assert [(one["id"], one["nodes"][0]["html"][:200]) for one in found] == []
+
+
+def test_the_report_prints_whole_tables_and_no_tools(page):
+    with opened(page) as view:
+        view.emulate_media(media="print")
+        hidden = "getComputedStyle(document.querySelector('{}')).display"
+        assert view.evaluate(hidden.format("nav")) == view.evaluate(hidden.format(".tools")) == "none"
+        view.set_viewport_size({"width": 700, "height": 1000})
+        boxes = "[...document.querySelectorAll('.scroll')].map(box => box.scrollHeight - box.clientHeight)"
+        assert max(view.evaluate(boxes)) <= 1
+        assert view.pdf(format="A4").startswith(b"%PDF")

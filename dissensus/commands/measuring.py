@@ -102,6 +102,8 @@ def evaluate(
         seed=seed,
         batch_size=batch_size,
     )
+    if data is not None:
+        result = replace(result, data=Path(data).name)
     typer.echo(result.table())
     path = result.save((output or run) / EVALUATION)
     typer.echo(f"\nEverything measured: {path}\nNext: dissensus report {path.parent} -o report.html")
@@ -137,6 +139,8 @@ def evaluate_run(run: "LoadedRun", folder: Path, sets: "RunSets", **options: Any
         result,
         remarks=(UNDERTRAINED,) if is_undertrained(History.load(folder / "history.csv")) else (),
         alarm=None if calibration is None else check_alarm(run, calibration, known, unknown),
+        data=Path(run.recipe.data.path).name,
+        target=run.preprocessing.target or "",
     )
 
 

@@ -2,6 +2,7 @@
 
 import platform
 from collections.abc import Mapping, Sequence
+from datetime import date
 from pathlib import Path
 
 import torch
@@ -18,7 +19,8 @@ from dissensus.demo.answers import (
     Numbers,
 )
 from dissensus.demo.digits import CORRUPTIONS, KNOWN, NEW
-from dissensus.html import Picture, Section, Table, Text, write_page
+from dissensus.html import Headline, Picture, Section, Table, Text, write_page
+from dissensus.reporting.quality import best_of
 
 # How many digits a gallery shows.
 _GALLERY = 10
@@ -44,7 +46,21 @@ def detection_table(numbers: Numbers) -> Table:
 
 def _table(head: str, numbers: Numbers, names: Mapping[str, str], caption: str) -> Table:
     columns = [head, *next(iter(numbers.values()))]
-    return Table(columns, [[names.get(key, key), *row.values()] for key, row in numbers.items()], caption)
+    rows = [[names.get(key, key), *row.values()] for key, row in numbers.items()]
+    large = {"accuracy", *next(iter(numbers.values()))} if head == "score" else {"accuracy"}
+    best = [
+        (row, column)
+        for column, name in enumerate(columns[1:], start=1)
+        if head != "inputs"
+        for row in best_of(
+            {at: _as_float(cells[column]) for at, cells in enumerate(rows)}, large=name in large
+        )
+    ]
+    return Table(columns, rows, caption, best)
+
+
+def _as_float(cell: object) -> float | None:
+    return cell if isinstance(cell, float) else None
 
 
 def write_demo_page(
@@ -62,8 +78,34 @@ def write_demo_page(
         _gallery(answers),
         _settings(answers, seed),
     ]
-    title = "What an ensemble knows about handwritten digits"
-    return write_page(path, title, sections, _lead(answers, quality, uncertainty))
+    today = date.today()
+    return write_page(
+        path,
+        "What an ensemble knows about handwritten digits",
+        sections,
+        _lead(answers, quality, uncertainty),
+        subtitle=f"{today.day} {today:%B %Y} · scikit-learn's digits · {len(answers.digits.test.x)} known and "
+        f"{len(answers.digits.unknown[NEW].x)} new ones to test on",
+        headlines=_headlines(answers.num_members, quality, detection),
+    )
+
+
+def _headlines(num_members: int, quality: Numbers, detection: Numbers) -> list[Headline]:
+    """Return accuracy, and how well the default score and the best one tell known from unknown digits."""
+    together = {name: float(row["all"] or 0.0) for name, row in detection.items()}
+    default, best = "total uncertainty", max(together, key=lambda name: together[name])
+    told = {default: "the default score", best: "the best score here"}
+    return [
+        Headline(
+            "known digits read right",
+            f"{quality[ENSEMBLE]['accuracy']:.1%}",
+            f"by {num_members} networks together",
+        ),
+        *(
+            Headline("AUROC, known against unknown", f"{together[name]:.3f}", f"{name}, {role}")
+            for name, role in told.items()
+        ),
+    ]
 
 
 def _lead(answers: Answers, quality: Numbers, uncertainty: Numbers) -> str:
@@ -107,7 +149,7 @@ def _predictions(answers: Answers, quality: Numbers) -> Section:
         "How good the predictions are",
         Text(
             "Accuracy should be high. NLL and Brier score judge the whole prediction, ECE the gap between "
-            "confidence and accuracy; these three should be low."
+            "confidence and accuracy; these three should be low. The better value is bold."
         ),
         quality_table(quality, answers.num_members),
     )
@@ -196,7 +238,8 @@ def _separation(answers: Answers, detection: Numbers) -> Section:
         "Telling known from unknown",
         Text(
             "The less known and unknown digits overlap, the better a threshold on the uncertainty tells them "
-            "apart. AUROC is the chance that an unknown digit scores higher than a known one."
+            "apart. AUROC is the chance that an unknown digit scores higher than a known one; the "
+            "best of each column is bold."
         ),
         *(
             Picture(

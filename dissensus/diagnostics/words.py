@@ -69,10 +69,10 @@ def readings(finding: "Finding") -> list[Reading]:
 
 def _errors(finding: "Finding") -> Iterator[Reading]:
     measures = finding.measures
-    yield "ensemble error", _number(finding.ensemble_error), _against_trivial(measures)
+    yield "ensemble error", _error(finding.ensemble_error, finding.loss), _against_trivial(finding)
     gain = f"averaging takes away {_percent(finding.gain_over_mean)}"
-    yield "mean member error", _number(finding.member_error), gain
-    yield "best member error", _number(finding.best_member_error), _against_best(finding)
+    yield "mean member error", _error(finding.member_error, finding.loss), gain
+    yield "best member error", _error(finding.best_member_error, finding.loss), _against_best(finding)
     if measures.ensemble_accuracy is not None:
         best, mean = max(measures.member_accuracies), _mean(measures.member_accuracies)
         beside = (
@@ -88,7 +88,7 @@ def _errors(finding: "Finding") -> Iterator[Reading]:
 
 
 def _diversity(finding: "Finding") -> Iterator[Reading]:
-    yield "diversity", _number(finding.diversity), "mean member error less ensemble error"
+    yield "diversity", _error(finding.diversity, finding.loss), "mean member error less ensemble error"
     usual = "diversity / ensemble error; trained alone mostly below 0.5, colluding often above 10"
     yield "diversity ratio", _number(finding.diversity_ratio), usual
     constant = "of the diversity is constant offsets; trained alone mostly below 10 %"
@@ -163,10 +163,11 @@ def _useless(measures: "Measures") -> str:
     return f"{text}of what it explains the mean member {kept}, the best {_percent(measures.kept_best)}."
 
 
-def _against_trivial(measures: "Measures") -> str:
-    if measures.trivial_error is None:
+def _against_trivial(finding: "Finding") -> str:
+    trivial = finding.measures.trivial_error
+    if trivial is None:
         return "of the averaged prediction"
-    return f"of the averaged prediction; the best constant has {_number(measures.trivial_error)}"
+    return f"of the averaged prediction; the best constant has {_error(trivial, finding.loss)}"
 
 
 def _against_best(finding: "Finding") -> str:
@@ -199,6 +200,14 @@ def _mean(values: Sequence[float]) -> float:
 
 def _number(value: float) -> str:
     return f"{value:.3g}" if isfinite(value) else "infinite" if value > 0 else str(value)
+
+
+def _error(value: float, loss: str) -> str:
+    """Return a loss; a large squared error as the square of a number in the target's units."""
+    if loss != "mse" or not 1e4 <= value < 1e24:
+        return _number(value)
+    root = float(f"{sqrt(value):.3g}")
+    return (f"{root:,.0f}" if root >= 1e4 else f"{root:g}").replace(",", "\u202f") + "²"
 
 
 def _percent(share: float | None) -> str:

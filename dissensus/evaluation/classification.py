@@ -74,7 +74,7 @@ class Classification:
             "scores": torch.stack(list(all_scores(beliefs, self.score_names).values())),
             "confidence": confidence.clamp(max=1.0),
             "votes": beliefs.votes,
-            "predicted": predicted,
+            "predicted": predicted.int(),
         }
         if len(outputs) > 1:
             columns["dispute"] = mutual_information(beliefs)
@@ -84,6 +84,7 @@ class Classification:
             columns |= {
                 "own": probs.gather(1, labels[:, None])[:, 0],
                 "others": probs.square().scatter(1, labels[:, None], 0.0).sum(1),
+                "truth": labels.int(),
                 "correct": predicted == labels,
                 "member_correct": beliefs.votes == labels,
             }

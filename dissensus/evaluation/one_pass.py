@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import date
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from dissensus.evaluation.resampling import Statistic, average, replicates_of, w
 from dissensus.evaluation.results import (
     ALL_CORRUPTIONS,
     Evaluation,
+    Examples,
     Histogram,
     Number,
     Roc,
@@ -41,6 +43,16 @@ from dissensus.types import MemberWeights
 log = logging.getLogger("dissensus")
 
 _HISTOGRAM_BINS = 32
+# How many single inputs of a set are kept for the page, and by what: the first that was computed decides on the order.
+_EXAMPLES = 300
+_SHOWN = (
+    "total_entropy",
+    "expected_entropy",
+    "mutual_information",
+    "total_variance",
+    "data_variance",
+    "knowledge_variance",
+)
 _ROC_POINTS = 129
 Found = tuple[list[Number], NDArray[np.float32]]
 
@@ -69,8 +81,8 @@ def evaluate(
 ) -> Evaluation:
     """Measure an ensemble: every score and metric on every set, from one prediction of each input.
 
-    Sets are read batch by batch. Of each input there stay its scores, the pooled prediction's confidence, correctness
-    and probability of the true class, and which members were right: about 4 bytes a score and 20 beside, however
+    Sets are read batch by batch. Of each input there stay its scores, the pooled prediction, its confidence, correctness
+    and probability of the true class, and which members were right: about 4 bytes a score and 28 beside, however
     many members and classes there are. Ranks (AUROC, AUPR, risk-coverage), calibration errors of whole sets and
     resamples need these values of all inputs at once, and nothing else; member outputs are dropped with their batch. Only of
     the known inputs they stay until the members are diagnosed: up to a quarter of a million numbers, or a few hundred
@@ -186,6 +198,9 @@ def evaluate(
         histograms=tuple(_histograms(task, samples)),
         gallery=tuple(item for part in samples for item in part.disputed),
         diagnosis=reader.known.diagnose(loss, task.task == "density", shares, seed),
+        examples=() if task.task != "classification" and num_outputs > 1 else _examples(task, samples),
+        data=Path(id_data).name if isinstance(id_data, str | Path) else "",
+        date=date.today().isoformat(),
     )
 
 
@@ -287,6 +302,23 @@ def _stacked(found: Sequence[tuple[Number, NDArray[np.float32]]], count: int) ->
     if not found:
         return [], np.zeros((0, count), np.float32)
     return [number for number, _ in found], np.stack([rows for _, rows in found])
+
+
+def _examples(task: Task, samples: Sequence[Sample]) -> tuple[Examples, ...]:
+    """Return the inputs of each set that the ensemble is least certain about."""
+    shown = [name for name in task.score_names if name in _SHOWN] or [task.score_names[0]]
+    found = []
+    for part in samples:
+        columns = part.columns
+        scores = {name: columns["scores"][task.score_names.index(name)] for name in shown}
+        order = scores[shown[0]].argsort(descending=True, stable=True)[:_EXAMPLES]
+        values = {
+            name: floats(columns[name][order].double().numpy()) if name in columns else ()
+            for name in ("predicted", "truth", "confidence")
+        }
+        own = {name: floats(column[order].double().numpy()) for name, column in scores.items()}
+        found.append(Examples(part.name, tuple(order.tolist()), **values, scores=own))
+    return tuple(found)
 
 
 def _rocs(task: Task, samples: Sequence[Sample]) -> Iterable[Roc]:

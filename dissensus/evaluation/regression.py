@@ -126,10 +126,14 @@ class Regression:
             "data_variance": data,
             "knowledge_variance": knowledge,
         }
-        columns = {"scores": torch.stack([variances[name].mean(-1) for name in self.score_names])}
+        columns = {
+            "scores": torch.stack([variances[name].mean(-1) for name in self.score_names]),
+            "predicted": centre[:, 0],
+        }
         if targets is not None:
             truth = as_columns(targets).to(centre)
             columns |= {
+                "truth": truth[:, 0],
                 "mse": (centre - truth).square().mean(-1),
                 "mae": (centre - truth).abs().mean(-1),
                 "member_mse": (mean - truth).square().mean(-1),

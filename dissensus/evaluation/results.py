@@ -161,6 +161,27 @@ class Disputed:
 
 
 @dataclass(frozen=True)
+class Examples:
+    """Single inputs of a set, the least certain first.
+
+    Attributes:
+        set: Name of the set.
+        index: Their numbers in the set.
+        predicted: Class that the ensemble predicts, or its mean.
+        truth: True class, or target; empty where there is none.
+        confidence: Probability of the predicted class; empty for regression.
+        scores: Total, data and knowledge uncertainty, those of them that were computed, by the score's name.
+    """
+
+    set: str
+    index: tuple[int, ...]
+    predicted: tuple[float, ...]
+    truth: tuple[float, ...]
+    confidence: tuple[float, ...]
+    scores: Mapping[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True)
 class AlarmCheck:
     """How a run's alarm, and its sets or intervals, did on the sets that were evaluated.
 
@@ -212,6 +233,10 @@ class Evaluation:
         diagnosis: Whether members collude, from their outputs on the known inputs; None of a single member.
         remarks: What to keep in mind when reading, such as that the training was too short.
         alarm: How the run's alarm did; None where there is none.
+        examples: The least certain inputs of each set; none where there are several targets.
+        data: What the known inputs are called, such as the name of their file; empty where nobody said.
+        target: What is predicted, such as the name of a column; empty where nobody said.
+        date: When it was measured, as 2026-11-18.
     """
 
     name: str
@@ -235,6 +260,10 @@ class Evaluation:
     diagnosis: Finding | None = field(default=None, repr=False, compare=False)
     remarks: tuple[str, ...] = ()
     alarm: AlarmCheck | None = field(default=None, repr=False)
+    examples: tuple[Examples, ...] = field(default=(), repr=False)
+    data: str = ""
+    target: str = ""
+    date: str = field(default="", compare=False)
 
     def number(
         self,

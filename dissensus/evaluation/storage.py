@@ -16,6 +16,7 @@ from dissensus.evaluation.results import (
     AlarmCheck,
     Disputed,
     Evaluation,
+    Examples,
     Histogram,
     Number,
     Reliability,
@@ -51,7 +52,7 @@ def to_json(result: Evaluation) -> str:
         "shape": result.replicates.shape,
         "float32": _packed(result.replicates.astype("<f4").tobytes()),
     }
-    for name in ("sets", "reliability", "rocs", "histograms"):
+    for name in ("sets", "reliability", "rocs", "histograms", "examples"):
         whole[name] = [asdict(part) for part in whole[name]]
     whole["gallery"] = [{**asdict(item), "pixels": _packed(item.pixels)} for item in result.gallery]
     whole["diagnosis"] = None if result.diagnosis is None else result.diagnosis.to_dict()
@@ -77,7 +78,11 @@ def from_json(text: str) -> Evaluation:
         "rocs": Roc,
         "histograms": Histogram,
         "gallery": Disputed,
+        "examples": Examples,
     }
+    whole.setdefault("examples", [])  # files of earlier versions have none
+    for part in whole["examples"]:
+        part["scores"] = {name: tuple(values) for name, values in part["scores"].items()}
     for name, kind in kinds.items():
         whole[name] = tuple(_rebuilt(kind, part) for part in whole[name])
     for name in ("class_names", "weights", "score_names", "remarks"):

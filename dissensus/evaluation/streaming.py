@@ -1,6 +1,6 @@
 """An ensemble and a named set in, one value per input and quantity out: every input is predicted once.
 
-What is kept of an input, beside the handful of gallery images: its scores, the pooled prediction's confidence,
+What is kept of an input, beside the handful of gallery images: its scores, the pooled prediction, its confidence,
 probability of the true class and correctness, and which members were right. Exact ranks (AUROC, AUPR, risk-coverage),
 calibration errors of the whole set and resamples need these values of all inputs together; member outputs are dropped
 batch by batch, but for those of (some of) the known inputs, from which members are diagnosed.
@@ -31,7 +31,7 @@ from dissensus.members import Members
 
 Task: TypeAlias = Classification | Regression
 # Needed of a batch for the gallery, and not kept.
-_OF_A_BATCH = ("votes", "predicted", "dispute")
+_OF_A_BATCH = ("votes", "dispute")
 
 
 @dataclass(frozen=True)

@@ -71,10 +71,15 @@ def short(value: float) -> str:
     Example:
         >>> short(0.98765), short(123.456), short(0.00042), short(0.0000123), short(-0.0)
         ('0.988', '123.5', '0.0004', '1.2e-05', '0.000')
+        >>> short(30421.4).split(), short(1234567.8).split()
+        (['30', '420'], ['1', '235', '000'])
     """
     size = abs(value)
     if size < 1e-12:
         return "0.000"
+    if 1e4 <= size < 1e12:
+        # Four digits, thousands apart by a narrow space that does not break.
+        return f"{float(f'{value:.4g}'):,.0f}".replace(",", "\u202f")
     if size >= 100:
         return f"{value:.4g}"
     if size >= 1e-3:
@@ -85,6 +90,12 @@ def short(value: float) -> str:
 def title_of(name: str) -> str:
     """Return a metric's or score's name as people write it."""
     return TITLES.get(name, name.replace("_", " "))
+
+
+def title_with_unit(name: str, target: str) -> str:
+    """Return a metric's title, and the target's name where it is in the target's units."""
+    own = target and name in ("rmse", "mae", "gaussian_crps", "laplace_crps", "width_90")
+    return f"{title_of(name)} ({target})" if own else title_of(name)
 
 
 def prediction_table(results: Sequence[Evaluation]) -> Cells:
@@ -103,7 +114,9 @@ def prediction_table(results: Sequence[Evaluation]) -> Cells:
             row = [_name_of_set(name), *(interval_text(find(result, metric, name)) for metric in metrics)]
             rows.append([result.name, *row] if len(results) > 1 else row)
     head = ["run", "set"] if len(results) > 1 else ["set"]
-    return [*head, *map(title_of, metrics)], rows
+    targets = {result.target for result in results}
+    unit = next(iter(targets)) if len(targets) == 1 else ""
+    return [*head, *(title_with_unit(metric, unit) for metric in metrics)], rows
 
 
 def detection_table(result: Evaluation, metric: str = "auroc") -> Cells:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dissensus.metrics import ReliabilityCurve
-from dissensus.plots.figures import COLOURS, NOTE_COLOUR, Values, as_array, flat_array
+from dissensus.plots.figures import COLOURS, NOTE_COLOUR, Values, as_array, flat_array, hover
 from dissensus.training.history import History
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def reliability(curve: ReliabilityCurve, ax: "matplotlib.axes.Axes", *, label: s
         label="share of inputs",
     )
     ax.plot([0, 1], [0, 1], color=NOTE_COLOUR, linestyle="--", linewidth=1, label="calibrated")
-    ax.plot(
+    (line,) = ax.plot(
         as_array(curve.confidence),
         as_array(curve.accuracy),
         "o-",
@@ -51,6 +51,14 @@ def reliability(curve: ReliabilityCurve, ax: "matplotlib.axes.Axes", *, label: s
         markersize=4,
         clip_on=False,
         label=f"{label} (ECE {curve.ece:.4f})",
+    )
+    columns = (curve.confidence.tolist(), curve.accuracy.tolist(), curve.weight.tolist())
+    hover(
+        line,
+        [
+            f"confidence {c:.3f}, accuracy {a:.3f}, {100 * w:.1f} % of inputs"
+            for c, a, w in zip(*columns, strict=True)
+        ],
     )
     ax.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
     ax.legend(frameon=True, framealpha=0.85, edgecolor="none", fontsize="small", loc="best")

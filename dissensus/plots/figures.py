@@ -11,6 +11,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     import matplotlib.axes
     import matplotlib.figure
+    import matplotlib.lines
 
 Values: TypeAlias = Tensor | NDArray[Any] | Sequence[Any]
 
@@ -32,10 +33,38 @@ def panels(
         [9.6, 3.6]
     """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False)
-    return figure, list(axes.flat)
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for ax in axes:
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.spines[["left", "bottom"]].set_color("#B0B0B0")
+        ax.tick_params(color="#B0B0B0", labelsize=9)
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+            axis.set_major_formatter(FuncFormatter(tick_text))
+            # Names of categories may still take their place.
+            axis.isDefault_majloc = axis.isDefault_majfmt = True
+    return figure, axes
+
+
+def tick_text(value: float, place: int | None = None) -> str:
+    """Return the label of a tick: plain digits, thousands apart, powers of ten only for what is tiny or huge.
+
+    Example:
+        >>> [tick_text(value) for value in (0.0, 0.25, 12.5, 2000.0, 1e-5)]
+        ['0', '0.25', '12.5', '2000', '1e-05']
+    """
+    size = abs(value)
+    if 1e4 <= size < 1e9:
+        return f"{value:,.0f}".replace(",", "\u202f")
+    return f"{value + 0.0:.4g}"
+
+
+def hover(line: "matplotlib.lines.Line2D", texts: Sequence[str]) -> None:
+    """Name each point of a line; on a page of `html` the name appears where the pointer rests on it."""
+    line.set_gid("hover:" + "|".join(text.replace("|", "/") for text in texts))
 
 
 def save(figure: "matplotlib.figure.Figure", path: Path | str, *, dpi: int = 110) -> list[Path]:

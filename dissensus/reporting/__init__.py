@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dissensus.evaluation import Evaluation
 from dissensus.html import write_page
-from dissensus.reporting.sections import all_sections, lead
+from dissensus.reporting.sections import all_sections, headlines, lead, remarks, subtitle, title_of_page
 
 __all__ = ["report"]
 
@@ -21,7 +21,7 @@ def report(
     results: Evaluation | Sequence[Evaluation],
     path: Path | str,
     *,
-    title: str = "Evaluation of an ensemble",
+    title: str | None = None,
     score: str | None = None,
 ) -> Path:
     """Write one HTML page on one evaluation, or on several side by side.
@@ -32,7 +32,7 @@ def report(
     Args:
         results: What `evaluate` returned; several must be of one task. The first is what others are compared with.
         path: The file to write.
-        title: Title of the page.
+        title: Title of the page; by default what is predicted, and from what data.
         score: The uncertainty score of curves and trade-offs; total entropy (or variance) by default. Tables have all.
 
     Returns:
@@ -62,7 +62,15 @@ def report(
             f"A page shows evaluations of one task; got {', '.join(tasks)}. Write one page for each."
         )
     chosen = _main_score(runs, score)
-    return write_page(path, title, all_sections(runs, chosen), lead(runs, chosen))
+    return write_page(
+        path,
+        title or title_of_page(runs),
+        all_sections(runs, chosen),
+        lead(runs, chosen),
+        subtitle=subtitle(runs),
+        headlines=headlines(runs, chosen),
+        remarks=remarks(runs),
+    )
 
 
 def _named_apart(runs: Sequence[Evaluation]) -> list[Evaluation]:

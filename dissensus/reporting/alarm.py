@@ -5,6 +5,7 @@ from math import exp, log, sqrt
 
 from dissensus.evaluation import Evaluation
 from dissensus.evaluation.results import ID, AlarmCheck
+from dissensus.evaluation.tables import title_of
 from dissensus.html import Picture, Section, Text
 from dissensus.plots import martingale_path, p_value_histogram, panels
 from dissensus.reporting.quality import Runs, as_table
@@ -41,7 +42,7 @@ def _sets(checks: Iterable[AlarmCheck]) -> list[str]:
 
 def _row(name: str, check: AlarmCheck, sets: Iterable[str]) -> list[str]:
     shares = [f"{check.flagged[one]:.3f}" if one in check.flagged else "–" for one in sets]
-    head = [name, check.score, str(check.calibrated_on), f"{check.false_alarms:g}"]
+    head = [name, title_of(check.score), str(check.calibrated_on), f"{check.false_alarms:g}"]
     return [*head, *shares, f"{check.covered:.3f}", f"{check.coverage:g}"]
 
 
@@ -50,7 +51,7 @@ def _verdict(name: str, check: AlarmCheck, *, several: bool) -> str:
     who = f"{name}: " if several else ""
     if check.false_alarms * (check.calibrated_on + 1) < 1 - 1e-9:
         return (
-            f"{who}the alarm was calibrated on {check.calibrated_on} inputs, too few for a rate of {check.false_alarms:g}: "
+            f"{who}The alarm was calibrated on {check.calibrated_on} inputs, too few for a rate of {check.false_alarms:g}: "
             "it can never ring. Hold out more, or allow more false alarms."
         )
     rate, tested = check.false_alarms, len(check.p_values[ID])
@@ -62,16 +63,17 @@ def _verdict(name: str, check: AlarmCheck, *, several: bool) -> str:
         if changed
         else "the drift monitor sees no change between held-out and known inputs"
     )
-    return f"{who}on known inputs the alarm rings {ordinary}; {drift}."
+    text = f"{who}on known inputs the alarm rings {ordinary}; {drift}."
+    return text[0].upper() + text[1:]
 
 
 def _pictures(run: Evaluation, check: AlarmCheck) -> Iterable[Picture]:
-    figure, (ax,) = panels(width=4.8, height=3.6)
+    figure, (ax,) = panels(width=4.4, height=3.3)
     p_value_histogram(check.p_values, ax, false_alarms=check.false_alarms)
     ax.set_title(run.name)
     shares = ", ".join(f"{name} {share:.3f}" for name, share in check.flagged.items())
     yield Picture(figure, f"P-values of {run.name}. Share that raised the alarm: {shares}.")
-    figure, (ax,) = panels(width=4.8, height=3.6)
+    figure, (ax,) = panels(width=4.4, height=3.3)
     martingale_path({"known inputs": check.drift}, ax, thresholds=(_THRESHOLD,))
     ax.set_title(f"{run.name}: drift")
     yield Picture(

@@ -1,18 +1,26 @@
 """Findings about members in, a section of a page or a page of its own out."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from math import sqrt
 from pathlib import Path
 from typing import Any
 
 from dissensus.diagnostics import DropCurve, Finding
 from dissensus.diagnostics.words import advice, readings, verdict
+from dissensus.evaluation.tables import short
 from dissensus.html import Block, Picture, Section, Table, Text, write_page
 from dissensus.plots import panels
 from dissensus.plots.diagnosis import diversity_accuracy, drop_curve, error_curves, offset_bars
 from dissensus.reporting.quality import Runs
 
-_METRICS = {"error": "error (the loss)", "mae": "mean absolute error", "nll": "NLL", "brier": "Brier score"}
+_METRICS = {
+    "error": "error (the loss)",
+    "rmse": "RMSE",
+    "mae": "mean absolute error",
+    "nll": "NLL",
+    "brier": "Brier score",
+}
 _TITLE = "Do members collude?"
 
 
@@ -59,10 +67,11 @@ def _of_one(finding: Finding, name: str) -> list[Block]:
 def _pictures(finding: Finding, name: str) -> Iterator[Picture]:
     of = f" of {name}" if name else ""
     for curve in finding.drops:
-        yield _dropping(curve, finding.drop_per, name, of)
+        rooted = finding.loss == "mse" and curve.metric == "error"
+        yield _dropping(_rooted(curve) if rooted else curve, finding.drop_per, name, of)
     figure, ax = _panel(name)
     offset_bars(finding.offsets, ax, ensemble_error=_typical_error(finding))
-    listed = ", ".join(f"{offset:.3g}" for offset in finding.offsets)
+    listed = ", ".join(short(offset) for offset in finding.offsets)
     caption = "How far each member sits beside the ensemble on average; offsets cancel."
     yield Picture(figure, f"Constant offset of each member{of}: {listed}.", caption)
     if finding.checks:
@@ -75,12 +84,27 @@ def _pictures(finding: Finding, name: str) -> Iterator[Picture]:
         yield Picture(figure, alt, "Above the upper line, two members avoid each other's answers.")
 
 
+def _rooted(curve: DropCurve) -> DropCurve:
+    """Return squared errors as their roots, which are in the target's units."""
+    values = tuple(map(sqrt, curve.values))
+    return replace(
+        curve,
+        metric="rmse",
+        full=sqrt(curve.full),
+        values=values,
+        deviations=tuple(
+            own / (2 * value) if value else 0.0 for own, value in zip(curve.deviations, values, strict=True)
+        ),
+        exact=tuple(map(sqrt, curve.exact)),
+    )
+
+
 def _dropping(curve: DropCurve, per: str, name: str, of: str) -> Picture:
     figure, ax = _panel(name)
     drop_curve(curve, ax)
     ax.set_ylabel(_METRICS.get(curve.metric, curve.metric))
     points = zip((0, *curve.dropped), (curve.full, *curve.values), strict=True)
-    listed = ", ".join(f"{count}: {value:.4g}" for count, value in points)
+    listed = ", ".join(f"{count}: {short(value)}" for count, value in points)
     caption = f"Members dropped at random, others for each {per}; bars: one standard deviation."
     return Picture(figure, f"{curve.metric}{of} with so many members dropped: {listed}.", caption)
 

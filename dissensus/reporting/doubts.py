@@ -1,9 +1,12 @@
 """Evaluations in, sections on when and why an ensemble is unsure out."""
 
 from collections.abc import Iterable
+from dataclasses import replace
+from math import sqrt
+from statistics import fmean
 
-from dissensus.evaluation import Evaluation, Number
-from dissensus.evaluation.results import ALL_CORRUPTIONS, ID
+from dissensus.evaluation import Evaluation, Histogram, Number
+from dissensus.evaluation.results import ALL_CORRUPTIONS, ID, Examples
 from dissensus.evaluation.tables import (
     corruption_table,
     detection_sets,
@@ -11,11 +14,12 @@ from dissensus.evaluation.tables import (
     find,
     metrics_table,
     severities,
+    short,
     title_of,
 )
-from dissensus.html import Block, Picture, Section, Text
+from dissensus.html import Block, Picture, Section, Table, Text
 from dissensus.reporting import figures
-from dissensus.reporting.quality import Runs, as_table
+from dissensus.reporting.quality import Runs, as_table, best_of, value_of
 
 # What curves show beside the chosen score, where it was computed.
 _SHOWN_SCORES = ("total_entropy", "mutual_information", "predictive_diversity", "mean_energy")
@@ -32,11 +36,17 @@ def detection(runs: Runs, score: str) -> Section | None:
     blocks: list[Block] = []
     for run in runs:
         of_run = f" of {run.name}" if len(runs) > 1 else ""
-        blocks.append(
-            as_table(
-                detection_table(run), f"AUROC{of_run}: how well each score tells each set from known inputs"
-            )
+        table = as_table(
+            detection_table(run), f"AUROC{of_run}: how well each score tells each set from known inputs"
         )
+        columns = range(1, len(table.columns))
+        cells = {
+            column: {row: value_of(str(cells[column])) for row, cells in enumerate(table.rows)}
+            for column in columns
+        }
+        best = [(row, column) for column in columns for row in best_of(cells[column], large=True)]
+        main = {run.score_names.index(name) for name in (score, best_score(run)) if name in run.score_names}
+        blocks.append(replace(table, best=best, main=main))
         blocks.append(as_table(metrics_table(run, score), f"Other metrics{of_run}, by {title_of(score)}"))
     return Section(
         "Telling known from unknown",
@@ -44,7 +54,8 @@ def detection(runs: Runs, score: str) -> Section | None:
             "A score is high where the ensemble is unsure. AUROC is the chance that an unknown input scores higher than "
             "a known one: 1 tells them apart, 0.5 is chance, below 0.5 the score points the wrong way. FPR is the share "
             "of false alarms at a threshold that catches 95 %. Averages over groups and corruptions are means of the "
-            "single values.",
+            "single values. Rows on colour are the default score and the one that is best on average here; the best of each "
+            "column is bold. To take the best row is to choose on the test: expect a little less elsewhere.",
             "In the histograms, the less known and unknown inputs overlap, the better. A ROC curve shows every "
             "threshold: the closer to the upper left corner, the better.",
         ),
@@ -52,6 +63,25 @@ def detection(runs: Runs, score: str) -> Section | None:
         *_histograms(runs, score),
         *_rocs(runs, score),
     )
+
+
+def told_apart(run: Evaluation) -> list[str]:
+    """Return groups of unknown sets, and the sets that are in none."""
+    inside = {name for sets in run.groups.values() for name in sets}
+    alone = [part.name for part in run.sets if part.kind == "ood" and part.name not in inside]
+    return [*run.groups, *alone]
+
+
+def mean_auroc(run: Evaluation, score: str) -> float:
+    """Return the AUROC of a score, averaged over what `told_apart` names."""
+    return fmean(run.number("auroc", name, score=score).value for name in told_apart(run))
+
+
+def best_score(run: Evaluation) -> str:
+    """Return the score with the largest AUROC on average; of equal ones the first. Without unknown sets, the first."""
+    if not told_apart(run):
+        return run.score_names[0]
+    return max(run.score_names, key=lambda name: round(mean_auroc(run, name), 3))
 
 
 def _shown_scores(runs: Runs, score: str) -> list[str]:
@@ -63,15 +93,31 @@ def _shown_scores(runs: Runs, score: str) -> list[str]:
 
 def _histograms(runs: Runs, score: str) -> Iterable[Picture]:
     for name in _shown_scores(runs, score)[: 2 if len(runs) > 1 else None]:
-        axis = figures.common_axis([part for run in runs for part in run.histograms if part.score == name])
+        by_run = {
+            run.name: [_in_units(part) for part in run.histograms if part.score == name] for run in runs
+        }
+        axis = figures.common_axis([part for parts in by_run.values() for part in parts])
+        label = title_of(name)
+        if name.endswith("_variance"):
+            label = _deviation(name, runs[0].target)
         for run in runs:
-            parts = [part for part in run.histograms if part.score == name]
+            parts = by_run[run.name]
             sets = ", ".join(part.set for part in parts)
-            title = run.name if len(runs) > 1 else title_of(name)
             yield Picture(
-                figures.score_histogram(parts, title_of(name), title, axis),
+                figures.score_histogram(parts, label, run.name if len(runs) > 1 else "", axis),
                 f"Histograms of {title_of(name)} of {run.name} on {sets}.",
             )
+
+
+def _in_units(part: Histogram) -> Histogram:
+    """Return a histogram of variances as one of standard deviations, which are in units of the target."""
+    if not part.score.endswith("_variance"):
+        return part
+    return replace(part, edges=tuple(sqrt(max(0.0, edge)) for edge in part.edges))
+
+
+def _deviation(score: str, target: str) -> str:
+    return title_of(score).replace("variance", "standard deviation") + (f" ({target})" if target else "")
 
 
 def _rocs(runs: Runs, score: str) -> Iterable[Picture]:
@@ -139,11 +185,14 @@ def decomposition(runs: Runs, score: str) -> Section | None:
     pictures = []
     for run in shown:
         rows = _parts_of_sets(run, parts)
+        if not classes:
+            rows = {name: _as_deviations(own) for name, own in rows.items()}
         listed = "; ".join(
-            f"{name}: data {p['data']:.3g}, knowledge {p['knowledge']:.3g}" for name, p in rows.items()
+            f"{name}: data {short(p['data'])}, knowledge {short(p['knowledge'])}" for name, p in rows.items()
         )
         title = run.name if len(runs) > 1 else ""
-        figure = figures.uncertainty_bars(rows, "nats" if classes else "squared target units", title)
+        unit = "nats" if classes else f"standard deviation, {run.target or 'in units of the target'}"
+        figure = figures.uncertainty_bars(rows, unit, title)
         pictures.append(Picture(figure, f"Data and knowledge uncertainty of {run.name}. {listed}."))
     return Section(
         "How uncertain it is, and why",
@@ -151,9 +200,19 @@ def decomposition(runs: Runs, score: str) -> Section | None:
             "Total uncertainty has two parts: data uncertainty, which each member has by itself (noise, ambiguity), and "
             "knowledge uncertainty, what members disagree about (too little was learned there). Knowledge uncertainty "
             "should be small on known inputs and larger on unknown ones."
+            + ("" if classes else _HOW_BARS_SPLIT)
         ),
         *pictures,
     )
+
+
+_HOW_BARS_SPLIT = " A bar is as long as the standard deviation of a prediction, root of the mean variance, and is split as the variance is."
+
+
+def _as_deviations(parts: dict[str, float]) -> dict[str, float]:
+    """Return parts of a variance as parts of its root, in the same proportion."""
+    total = sum(parts.values())
+    return {name: value / sqrt(total) if total > 0 else 0.0 for name, value in parts.items()}
 
 
 def _parts_of_sets(run: Evaluation, parts: tuple[str, str]) -> dict[str, dict[str, float]]:
@@ -197,3 +256,61 @@ def disputed_inputs(runs: Runs, score: str) -> Section | None:
         ),
         *pictures,
     )
+
+
+def single_inputs(runs: Runs, score: str) -> Section | None:
+    """The inputs that each run is least certain about, in a table that can be searched and sorted."""
+    if not any(run.examples for run in runs):
+        return None
+    limit = 300 if len(runs) == 1 else 100
+    blocks: list[Block] = []
+    for run in runs:
+        if run.examples:
+            of_run = f" of {run.name}" if len(runs) > 1 else ""
+            most = max(len(part.index[:limit]) for part in run.examples)
+            caption = f"The {most} least certain inputs{of_run} of each set"
+            rows = [row for part in run.examples for row in _example_rows(run, part, limit)]
+            blocks.append(Table(_example_columns(run), rows, caption, search=True))
+    return Section(
+        "Input by input",
+        Text(
+            "Every row is one input, numbered from 0 as in its set. Type to search, such as the name of a class or of a set; press a "
+            "heading to sort. What is wrong and certain is worth a look: an ensemble cannot warn of it."
+        ),
+        *blocks,
+    )
+
+
+def _example_columns(run: Evaluation) -> list[str]:
+    names = list(run.examples[0].scores)
+    if run.task == "classification":
+        return ["set", "input", "predicted", "truth", "right", "confidence", *map(title_of, names)]
+    what = run.target or "target"
+    return [
+        "set",
+        "input",
+        f"predicted {what}",
+        f"true {what}",
+        "error",
+        *(_deviation(name, "") for name in names),
+    ]
+
+
+def _example_rows(run: Evaluation, part: Examples, limit: int) -> Iterable[list[object]]:
+    classes = run.task == "classification"
+    for place, index in enumerate(part.index[:limit]):
+        own = [values[place] for values in part.scores.values()]
+        predicted = part.predicted[place]
+        truth = part.truth[place] if part.truth else None
+        if classes:
+            right = None if truth is None else predicted == truth
+            names = [None if value is None else _class_name(run, int(value)) for value in (predicted, truth)]
+            yield [part.set, index, *names, right, f"{part.confidence[place]:.3f}", *map(short, own)]
+        else:
+            error = None if truth is None else short(predicted - truth)
+            shown = [short(predicted), None if truth is None else short(truth), error]
+            yield [part.set, index, *shown, *(short(sqrt(max(0.0, value))) for value in own)]
+
+
+def _class_name(run: Evaluation, index: int) -> str:
+    return run.class_names[index] if run.class_names else str(index)

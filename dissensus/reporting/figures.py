@@ -10,8 +10,10 @@ import numpy as np
 import torch
 
 from dissensus.evaluation import Disputed, Histogram, Number, Reliability, Roc
+from dissensus.evaluation.tables import short
 from dissensus.metrics import ReliabilityCurve
 from dissensus.plots import COLOURS, NOTE_COLOUR, panels, reliability
+from dissensus.plots.figures import hover
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -45,7 +47,11 @@ def coverage_diagram(curves: Mapping[str, Reliability], title: str) -> "Figure":
     figure, (ax,) = panels(width=4.4, height=3.8)
     ax.plot([0, 1], [0, 1], color=NOTE_COLOUR, linestyle="--", linewidth=1, label="calibrated")
     for place, (name, curve) in enumerate(curves.items()):
-        ax.plot(curve.claimed, curve.observed, marker="o", markersize=4, label=name, **style(place))
+        (line,) = ax.plot(
+            curve.claimed, curve.observed, marker="o", markersize=4, label=name, clip_on=False, **style(place)
+        )
+        pairs = zip(curve.claimed, curve.observed, strict=True)
+        hover(line, [f"{name}: claimed {c:.2f}, inside {o:.2f}" for c, o in pairs])
     ax.set(
         title=title,
         xlabel="probability of the interval",
@@ -115,9 +121,10 @@ def severity_curves(curves: Mapping[str, Mapping[int, Number]], ylabel: str) -> 
     for place, (label, numbers) in enumerate(curves.items()):
         levels = sorted(numbers)
         look = style(place)
-        ax.plot(
-            levels, [numbers[level].value for level in levels], marker="o", markersize=4, label=label, **look
-        )
+        values = [numbers[level].value for level in levels]
+        (line,) = ax.plot(levels, values, marker="o", markersize=4, label=label, **look)
+        pairs = zip(levels, values, strict=True)
+        hover(line, [f"{label}, severity {level}: {value:.3f}" for level, value in pairs])
         if all(number.low is not None for number in numbers.values()):
             low, high = ([getattr(numbers[level], end) for level in levels] for end in ("low", "high"))
             ax.fill_between(levels, low, high, color=look["color"], alpha=0.18, linewidth=0)
@@ -139,7 +146,7 @@ def uncertainty_bars(parts: Mapping[str, Mapping[str, float]], unit: str, title:
         starts = starts + values
     for row, total in enumerate(starts):
         ax.annotate(
-            f"{total:#.3g}", (total, row), (5, 0), textcoords="offset points", va="center", fontsize="small"
+            short(total), (total, row), (5, 0), textcoords="offset points", va="center", fontsize="small"
         )
     ax.invert_yaxis()
     ax.margins(x=0.14)
@@ -157,7 +164,8 @@ def member_dots(members: Sequence[Number], ensemble: Number, ylabel: str, title:
     figure, (ax,) = panels(width=4.4, height=3.0)
     places = range(len(members))
     values = [number.value for number in members]
-    ax.plot(places, values, "o", color=COLOURS[0], label="members", zorder=3)
+    (dots,) = ax.plot(places, values, "o", color=COLOURS[0], label="members", zorder=3)
+    hover(dots, [f"member {place}: {short(value)}" for place, value in enumerate(values)])
     if ensemble.low is not None and ensemble.high is not None:
         ends = [(number.low or 0.0, number.high or 0.0) for number in members]
         ax.vlines(places, *zip(*ends, strict=True), color=COLOURS[0], linewidth=1.2, zorder=2)

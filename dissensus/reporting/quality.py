@@ -1,11 +1,20 @@
 """Evaluations in, sections on how good predictions, confidences and members are out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from dissensus.evaluation import Evaluation
 from dissensus.evaluation.comparison import named_pairs
-from dissensus.evaluation.results import ALL_CORRUPTIONS
-from dissensus.evaluation.tables import Cells, comparison_table, find, prediction_table, title_of
+from dissensus.evaluation.results import ALL_CORRUPTIONS, ID
+from dissensus.evaluation.tables import (
+    Cells,
+    comparison_table,
+    find,
+    prediction_table,
+    short,
+    title_of,
+    title_with_unit,
+)
 from dissensus.html import Picture, Section, Table, Text
 from dissensus.reporting import figures
 
@@ -22,13 +31,46 @@ def main_numbers(runs: Runs, score: str) -> Section:
         "ensemble's is what averaging gains.",
         "density": "RMSE is the typical error; NLL and CRPS judge the whole predicted distribution; these should be low. "
         "Intervals that claim 90 % should hold about 90 % of the targets.",
-        "points": "RMSE and MAE are typical errors, in units of the target, and should be low.",
+        "points": "RMSE and MAE are typical errors and should be low.",
     }
-    return Section(
-        "Main numbers",
-        Text(readings[runs[0].task] + _brackets(runs)),
-        as_table(prediction_table(runs), "Predictions on inputs with known answers"),
-    )
+    table = as_table(prediction_table(runs), "Predictions on inputs with known answers")
+    if len(runs) > 1:
+        table = replace(table, best=_best_runs(table))
+    else:
+        table = replace(table, main=[number for number, row in enumerate(table.rows) if row[0] == ID])
+    marks = " The best value of each set is bold." if len(runs) > 1 else ""
+    return Section("Main numbers", Text(readings[runs[0].task] + _brackets(runs) + marks), table)
+
+
+_LARGE_IS_GOOD = (title_of("accuracy"), title_of("member_accuracy"))
+
+
+def _best_runs(table: Table) -> list[tuple[int, int]]:
+    """Return the best cells of each set: rows of one set, in the second column, compete."""
+    found = []
+    for name in dict.fromkeys(str(row[1]) for row in table.rows):
+        rows = [number for number, row in enumerate(table.rows) if row[1] == name]
+        for column, title in enumerate(table.columns[2:], start=2):
+            if title == title_of("coverage_90"):
+                continue  # neither large nor small is good
+            values = {row: value_of(str(table.rows[row][column])) for row in rows}
+            found += [(row, column) for row in best_of(values, large=title in _LARGE_IS_GOOD)]
+    return found
+
+
+def value_of(cell: str) -> float | None:
+    """Return the number that a cell begins with; None of a dash."""
+    text = cell.split("[")[0].replace("\u202f", "").strip()
+    return None if text == "–" else float(text)
+
+
+def best_of(values: Mapping[int, float | None], *, large: bool) -> list[int]:
+    """Return the keys of the best values, as printed; none where all are equal or one is alone."""
+    present = {key: value for key, value in values.items() if value is not None}
+    if len(set(present.values())) < 2:
+        return []
+    best = (max if large else min)(present.values())
+    return [key for key, value in present.items() if value == best]
 
 
 def _brackets(runs: Runs) -> str:
@@ -50,12 +92,18 @@ def differences(runs: Runs, score: str) -> Section | None:
     return Section(
         "Differences between runs",
         *([Text(reading)] if pairs else []),
-        *(as_table(comparison_table(pair, score), f"{pair.second} less {pair.first}") for pair in pairs),
+        *(_differences(comparison_table(pair, score), f"{pair.second} less {pair.first}") for pair in pairs),
         *(
             Text(f"{name} is not compared with {runs[0].name}, input by input. {reason}")
             for name, reason in refused.items()
         ),
     )
+
+
+def _differences(cells: Cells, caption: str) -> Table:
+    """Return differences as a table in which clear ones stand out."""
+    table = as_table(cells, caption)
+    return replace(table, main=[number for number, row in enumerate(table.rows) if row[-1] != "–"])
 
 
 def calibration(runs: Runs, score: str) -> Section | None:
@@ -123,19 +171,21 @@ def members(runs: Runs, score: str) -> Section | None:
             own = [n for n in run.numbers if (n.metric, n.set) == (metric, name) and n.member is not None]
             ensemble = run.number(metric, name)
             title = f"{run.name}, {name}" if len(runs) > 1 else name
-            listed = ", ".join(f"{number.value:.3g}" for number in own)
+            listed = ", ".join(short(number.value) for number in own)
             pictures.append(
                 Picture(
-                    figures.member_dots(own, ensemble, title_of(metric), title),
-                    f"{title_of(metric)} on {title}: members {listed}; ensemble {ensemble.value:.3g}.",
+                    figures.member_dots(own, ensemble, title_with_unit(metric, run.target), title),
+                    f"{title_of(metric)} on {title}: members {listed}; ensemble {short(ensemble.value)}.",
                 )
             )
     side = "above" if metric == "accuracy" else "below"
+    unit = "" if metric == "accuracy" else " Errors are in units of the target."
     return Section(
         "Members and ensemble",
         Text(
             f"Each dot is one member, the line is the ensemble, with their intervals. A line {side} most dots means that "
-            "members make different mistakes, which averaging evens out; a dot far off is a member to look at."
+            "members make different mistakes, which averaging evens out; a dot far off is a member to look at. Rest the "
+            f"pointer on a dot to read it.{unit}"
         ),
         *pictures,
     )

@@ -2,16 +2,27 @@
 
 import platform
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import date
 
 import torch
 
-from dissensus.evaluation import Evaluation
+from dissensus.evaluation import Evaluation, Number
 from dissensus.evaluation.results import ID
-from dissensus.evaluation.tables import title_of
-from dissensus.html import Section, Text
+from dissensus.evaluation.tables import short, title_of, title_with_unit
+from dissensus.html import Headline, Section, Text
 from dissensus.reporting.alarm import alarm
 from dissensus.reporting.diagnosis import collusion
-from dissensus.reporting.doubts import decomposition, detection, disputed_inputs, under_corruption
+from dissensus.reporting.doubts import (
+    best_score,
+    decomposition,
+    detection,
+    disputed_inputs,
+    mean_auroc,
+    single_inputs,
+    told_apart,
+    under_corruption,
+)
 from dissensus.reporting.quality import (
     Runs,
     as_table,
@@ -36,41 +47,110 @@ def all_sections(runs: Runs, score: str) -> list[Section]:
         members,
         collusion,
         disputed_inputs,
+        single_inputs,
         trade_offs,
         _settings,
     ]
     return [section for maker in makers if (section := maker(runs, score)) is not None]
 
 
-def lead(runs: Runs, score: str) -> str:
-    """Return the main finding of each run in a sentence, and what is to be kept in mind."""
+def title_of_page(runs: Runs) -> str:
+    """Return what is predicted from what data, as far as the runs know it."""
+    first = runs[0]
+    what = f"{first.target}, predicted from {first.data}" if first.target else f"Predictions on {first.data}"
+    if len(runs) > 1:
+        return f"{len(runs)} runs side by side" + (f" on {first.data}" if first.data else "")
+    return what if first.data else f"{first.name} on {_size(first)} known inputs"
+
+
+def subtitle(runs: Runs) -> str:
+    """Return when the runs were measured, and on how much."""
+    dates = sorted({run.date for run in runs if run.date})
+    days = [f"{(day := date.fromisoformat(text)).day} {day:%B %Y}" for text in (dates[:1] + dates[1:][-1:])]
+    names = ", ".join(run.name for run in runs[:4]) + (", …" if len(runs) > 4 else "")
+    sizes = [f"{part.size} {'known' if part.name == ID else part.name}" for part in runs[0].sets]
+    return " · ".join([*([" to ".join(days)] if days else []), names, f"inputs: {', '.join(sizes)}"])
+
+
+def remarks(runs: Runs) -> list[str]:
+    """Return what to keep in mind when reading."""
     several = len(runs) > 1
-    remarks = [f"{run.name}: {remark}" if several else remark for run in runs for remark in run.remarks]
-    return " ".join([*(_sentence(run, score, several=several) for run in runs), *remarks])
+    return [f"{run.name}: {remark}" if several else remark for run in runs for remark in run.remarks]
+
+
+def lead(runs: Runs, score: str) -> str:
+    """Return the main finding of each run in a sentence."""
+    return " ".join(_sentence(run, score, several=len(runs) > 1) for run in runs)
+
+
+def headlines(runs: Runs, score: str) -> list[Headline]:
+    """Return the numbers that a page begins with: quality, and how well the default and the best score do."""
+    if len(runs) > 1:
+        metric = "accuracy" if runs[0].task == "classification" else "rmse"
+        return [
+            Headline(run.name, _value(run.number(metric), run), f"{title_of(metric)}{_between(run, metric)}")
+            for run in runs[:8]
+        ]
+    (run,) = runs
+    shown = {"classification": ("accuracy", "smooth_ece"), "density": ("rmse", "coverage_90")}
+    found = [
+        Headline(
+            title_with_unit(metric, run.target), _value(run.number(metric), run), _between(run, metric)[2:]
+        )
+        for metric in shown.get(run.task, ("rmse", "mae"))
+    ]
+    if told_apart(run):
+        best = best_score(run)
+        for name, role in {score: "default score", best: "best score"}.items():
+            role = "default and best score" if score == best else role
+            note = f"{title_of(name)}, the {role}"
+            found.append(Headline("AUROC, known against unknown", f"{mean_auroc(run, name):.3f}", note))
+    return found
+
+
+def _value(number: Number, run: Evaluation) -> str:
+    """Return a number as people say it: shares in percent, errors in the target's units."""
+    shares = ("accuracy", "smooth_ece", "coverage_90")
+    return _percent(number.value) if number.metric in shares else short(number.value)
+
+
+def _between(run: Evaluation, metric: str) -> str:
+    number = run.number(metric)
+    if number.low is None or number.high is None:
+        return ""
+    ends = replace(number, value=number.low), replace(number, value=number.high)
+    return f", {' to '.join(_value(end, run) for end in ends)}"
 
 
 def _sentence(run: Evaluation, score: str, *, several: bool) -> str:
     who = "A single network" if run.num_members == 1 else f"An ensemble of {run.num_members} members"
     who += f" ({run.name})" if several else ""
-    size = next(part.size for part in run.sets if part.name == ID)
+    size = _size(run)
     if run.task == "classification":
         accuracy, gap = (_percent(run.number(metric).value) for metric in ("accuracy", "smooth_ece"))
         text = f"{who} is right on {accuracy} of {size} known inputs, and its confidence is off by {gap} on average"
     else:
-        text = f"{who} predicts {size} known inputs with an error (RMSE) of {run.number('rmse').value:.3g}"
-    told = [f"{run.number('auroc', name, score=score).value:.3f} ({name})" for name in _told_apart(run)]
+        what = f"{run.target} of {size}" if run.target else str(size)
+        text = f"{who} predicts {what} known inputs with an error (RMSE) of {short(run.number('rmse').value)}"
+    told = [f"{run.number('auroc', name, score=score).value:.3f} ({name})" for name in told_apart(run)]
     if not told:
         return text + "."
-    return (
+    text = (
         f"{text}; by {title_of(score)} it tells unknown inputs from known ones with AUROC {', '.join(told)}."
+    )
+    if several:
+        return text
+    best = best_score(run)
+    if best == score:
+        return f"{text} None of the {len(run.score_names)} scores does better."
+    return (
+        f"{text} The best of {len(run.score_names)} scores on these very inputs, so by a choice that flatters it, is "
+        f"{title_of(best)}: {mean_auroc(run, best):.3f} against {mean_auroc(run, score):.3f} on average."
     )
 
 
-def _told_apart(run: Evaluation) -> list[str]:
-    """Return groups of unknown sets, and the sets that are in none."""
-    inside = {name for sets in run.groups.values() for name in sets}
-    alone = [part.name for part in run.sets if part.kind == "ood" and part.name not in inside]
-    return [*run.groups, *alone]
+def _size(run: Evaluation) -> int:
+    return next(part.size for part in run.sets if part.name == ID)
 
 
 def _percent(share: float) -> str:
