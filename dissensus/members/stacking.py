@@ -52,6 +52,11 @@ def check_nets(nets: Sequence[nn.Module]) -> None:
     for index, net in enumerate(nets):
         if not isinstance(net, nn.Module):
             raise ValueError(f"Each member must be an nn.Module; member {index} is a {type(net).__name__}.")
+        if any(type(tensor).__name__ == "DTensor" for tensor in tensors_of(net).values()):
+            raise ValueError(
+                f"Member {index} is sharded over processes (FSDP), and an ensemble keeps whole members. Spread members with `mesh`; "
+                "train those that exceed a device one by one, and gather each before DeepEnsemble.from_members."
+            )
         lazy = [n for n, t in tensors_of(net).items() if torch.nn.parameter.is_lazy(t)]
         if lazy:
             raise ValueError(

@@ -51,6 +51,7 @@ class Independent(OutputObjective):
 
     batches: ClassVar[Batches] = "own"
     couples: ClassVar[bool] = False
+    needs = "nothing"
 
     def __post_init__(self) -> None:
         kind = likelihood_of(self.loss).kind

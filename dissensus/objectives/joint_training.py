@@ -73,6 +73,7 @@ class Joint(OutputObjective):
     ignore_index: int = IGNORED
 
     couples: ClassVar[bool] = True
+    needs = "means"
 
     def __post_init__(self) -> None:
         for beta in _values(self.beta):
@@ -108,10 +109,11 @@ class Joint(OutputObjective):
         answers = full(outputs)
         if self.average == "probs":
             answers = answers.sigmoid() if self.loss == "binary_cross_entropy" else answers.softmax(-1)
-        return weighted_mean(answers, self._own_weights(outputs))
+        return weighted_mean(answers, self._own_weights(len(outputs), outputs.device))
 
     def _ensemble_error(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return errors(outputs, targets, self._loss, self.average, self._own_weights(outputs))[1]
+        weights = self._own_weights(len(outputs), outputs.device)
+        return errors(outputs, targets, self._loss, self.average, weights)[1]
 
     def on_outputs(self, outputs: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Return M times the interpolated error, and its parts."""
@@ -125,7 +127,7 @@ class Joint(OutputObjective):
             "ensemble_error": error.detach(),
             "diversity": (own - error).detach(),
         }
-        return len(outputs) * own.lerp(error, beta), parts
+        return _count(outputs, step) * own.lerp(error, beta), parts
 
     def _errors(
         self, outputs: Tensor, y: Tensor, weights: Tensor | None, counts: Tensor | None, step: Step
@@ -133,16 +135,25 @@ class Joint(OutputObjective):
         """Means over the batch: of each member's error, of their average, and of the ensemble's error."""
         if self.loss == "mse" and weights is None and step.weights is None:
             return _squared_errors(outputs, y)
-        member, ensemble = errors(outputs, y, self._loss, self.average, weights, self.label_smoothing)
+        member, ensemble = errors(
+            outputs, y, self._loss, self.average, weights, self.label_smoothing, step.others
+        )
         losses, error = step.mean(member), _mean(ensemble, counts, step)
         if counts is None:
-            return losses, weighted_mean(losses, weights), error
-        return losses, _mean(weighted_mean(member, weights), counts, step), error
+            return losses, weighted_mean(losses, weights, step.others), error
+        return losses, _mean(weighted_mean(member, weights, step.others), counts, step), error
 
     def _weights(self, outputs: Tensor, step: Step) -> tuple[Tensor | None, Tensor | None]:
         """Return the members' weights, and which examples count where some lost all their members."""
-        count, batch = outputs.shape[:2]
-        base = self._own_weights(outputs)
+        weights, counts = self._all_weights(_count(outputs, step), outputs, step)
+        if step.others is None:
+            return weights, counts
+        if weights is None:
+            weights = torch.full((step.others.count,), 1 / step.others.count, device=outputs.device)
+        return weights[step.others.rows], counts
+
+    def _all_weights(self, count: int, outputs: Tensor, step: Step) -> tuple[Tensor | None, Tensor | None]:
+        base, batch = self._own_weights(count, outputs.device), outputs.shape[1]
         if self.member_dropout == 0.0:
             return base, None
         base = torch.full((count,), 1 / count, device=outputs.device) if base is None else base
@@ -158,14 +169,19 @@ class Joint(OutputObjective):
         counts = total > 0
         return torch.where(counts, kept / total.clamp_min(1e-12), base[:, None]), counts
 
-    def _own_weights(self, outputs: Tensor) -> Tensor | None:
+    def _own_weights(self, count: int, device: torch.device) -> Tensor | None:
         if self.weights is None:
             return None
-        if len(self.weights) != len(outputs):
+        if len(self.weights) != count:
             raise ValueError(
-                f"`weights` must be one number for each of {len(outputs)} members; got {len(self.weights)}."
+                f"`weights` must be one number for each of {count} members; got {len(self.weights)}."
             )
-        return torch.tensor(self.weights, dtype=torch.float32, device=outputs.device)
+        return torch.tensor(self.weights, dtype=torch.float32, device=device)
+
+
+def _count(outputs: Tensor, step: Step) -> int:
+    """How many members there are, here and elsewhere."""
+    return len(outputs) if step.others is None else step.others.count
 
 
 def _values(beta: float | Callable[[Tensor], Tensor]) -> list[float]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,24 @@ Loss: TypeAlias = str | Callable[[Tensor, Tensor], Tensor]
 Events: TypeAlias = tuple[Callable[[Tensor], Tensor], Tensor | None]
 
 
+class Others(Protocol):
+    """Members that run elsewhere, beside those whose outputs are here: what is averaged over members goes through it.
+
+    Attributes:
+        count: How many members there are, here and elsewhere.
+        rows: Which of them are here.
+    """
+
+    count: int
+    rows: slice
+
+    def total(self, values: Tensor) -> Tensor:
+        """Return the sum of what each place has; a gradient goes through as it is, for each place takes its own members'."""
+
+    def maximum(self, values: Tensor) -> Tensor:
+        """Return the largest of what each place has, without its graph."""
+
+
 def errors(
     outputs: MemberOutputs,
     targets: Tensor,
@@ -26,6 +44,7 @@ def errors(
     average: str = "probs",
     weights: Tensor | None = None,
     label_smoothing: float = 0.0,
+    others: Others | None = None,
 ) -> tuple[Tensor, Tensor]:
     r"""Loss of every member, and loss of the ensemble, per example.
 
@@ -42,6 +61,7 @@ def errors(
         weights: Non-negative `(members,)`, or `(members, batch)` where members differ from example to
             example, summing to one over members; `None` is uniform. Not checked here.
         label_smoothing: Share of the target spread evenly over the classes (cross_entropy and brier).
+        others: The ensemble's other members, where some run elsewhere; `weights` then sum to one with theirs.
 
     Returns:
         Two tensors, `(members, batch)` and `(batch,)`. Lower is better.
@@ -60,33 +80,35 @@ def errors(
     if weights is not None:
         weights = matching_weights(weights, outputs)
     if callable(loss):
-        return _callable_errors(loss, outputs, targets, weights)
+        return _callable_errors(loss, outputs, targets, weights, others)
     if loss in ELEMENTWISE:
         targets = like_outputs(targets, outputs)
         elementwise = ELEMENTWISE[loss]
         member = output_sum(elementwise(outputs, targets))
-        return member, output_sum(elementwise(weighted_mean(outputs, weights), targets), leading=1)
+        return member, output_sum(elementwise(weighted_mean(outputs, weights, others), targets), leading=1)
     if loss == "zero_one":
         return _zero_one_errors(outputs, targets, weights)
     if loss == "brier":
         target_probs = dense_targets(targets, outputs, label_smoothing)
-        probs, scores = outputs.softmax(-1), weighted_mean(outputs, weights)
-        pooled = weighted_mean(probs, weights) if average == "probs" else scores.softmax(-1)
+        probs = outputs.softmax(-1)
+        averaged = weighted_mean(probs if average == "probs" else outputs, weights, others)
+        pooled = averaged if average == "probs" else averaged.softmax(-1)
         return (probs - target_probs).square().sum(-1), (pooled - target_probs).square().sum(-1)
     log_prob, mass = events(loss, outputs, targets, label_smoothing)
     member_log_prob = log_prob(outputs)
     if average == "probs":
-        pooled_log_prob = log_mixture(member_log_prob, weights)
+        pooled_log_prob = log_mixture(member_log_prob, weights, others)
     else:
-        pooled_log_prob = log_prob(weighted_mean(outputs, weights))
+        pooled_log_prob = log_prob(weighted_mean(outputs, weights, others))
     return -event_sum(member_log_prob, mass), -event_sum(pooled_log_prob, mass, leading=1)
 
 
-def weighted_mean(values: Tensor, weights: Tensor | None) -> Tensor:
-    """Average over the members, the first axis of `values`."""
+def weighted_mean(values: Tensor, weights: Tensor | None, others: Others | None = None) -> Tensor:
+    """Average over the members, the first axis of `values`, and others elsewhere."""
     if weights is None:
         return values.mean(0)
-    return (_aligned(weights, values) * values).sum(0)
+    here = (_aligned(weights, values) * values).sum(0)
+    return here if others is None else others.total(here)
 
 
 def output_sum(values: Tensor, leading: int = 2) -> Tensor:
@@ -119,13 +141,17 @@ def matching_weights(weights: Tensor, outputs: Tensor) -> Tensor:
     return weights.to(outputs)
 
 
-def log_mixture(log_probs: Tensor, weights: Tensor | None) -> Tensor:
-    """Logarithm of the average probability over the members, the first axis."""
+def log_mixture(log_probs: Tensor, weights: Tensor | None, others: Others | None = None) -> Tensor:
+    """Logarithm of the average probability over the members, the first axis, and others elsewhere."""
     # logsumexp, not log(mean(exp)): one confident wrong member underflows to 0, and with all of them wrong
     # the loss is inf.
     if weights is None:
         return log_probs.logsumexp(0) - math.log(len(log_probs))
-    return (log_probs + _aligned(weights.log(), log_probs)).logsumexp(0)
+    shares = log_probs + _aligned(weights.log(), log_probs)
+    if others is None:
+        return shares.logsumexp(0)
+    largest = others.maximum(shares.detach().amax(0))
+    return largest + others.total((shares - largest).exp().sum(0)).log()
 
 
 def events(loss: str, outputs: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Events:
@@ -203,9 +229,13 @@ def check_arguments(outputs: Tensor, loss: Loss, average: str, label_smoothing: 
 
 
 def _callable_errors(
-    loss: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, targets: Tensor, weights: Tensor | None
+    loss: Callable[[Tensor, Tensor], Tensor],
+    outputs: Tensor,
+    targets: Tensor,
+    weights: Tensor | None,
+    others: Others | None,
 ) -> tuple[Tensor, Tensor]:
-    ensemble = loss(weighted_mean(outputs, weights), targets)
+    ensemble = loss(weighted_mean(outputs, weights, others), targets)
     if ensemble.shape != outputs.shape[1:2]:
         raise ValueError(
             f"A callable `loss` must return one value per example, shaped {tuple(outputs.shape[1:2])}; "

@@ -11,6 +11,7 @@ from torch import Tensor
 from dissensus.data.trees import Tree
 from dissensus.members import View
 from dissensus.objectives.likelihoods import Likelihood
+from dissensus.objectives.losses import Others
 from dissensus.randomness import Noise, fold
 
 Parts = dict[str, Tensor]
@@ -38,6 +39,7 @@ class Step:
         shared_key: Key of the noise that all share.
         streams: Batches of further data by name (`"unlabelled"`, ...), with a member axis if `own`.
         weights: Weights of the batch's examples, shaped as its length (with a member axis if `own`); None where all count the same.
+        others: Members that other processes run, for objectives that say they need no more than means over them.
     """
 
     index: Tensor
@@ -47,6 +49,7 @@ class Step:
     shared_key: Tensor
     streams: Mapping[str, Tensor] = field(default_factory=dict)
     weights: Tensor | None = None
+    others: Others | None = None
     _draws: int = 0
 
     @property
@@ -140,7 +143,14 @@ class Objective(ABC):
 
 
 class OutputObjective(Objective):
-    """An objective that needs nothing but the members' outputs."""
+    """An objective that needs nothing but the members' outputs.
+
+    Attributes:
+        needs: What of members that other processes run: `"nothing"`, `"means"` over members, which it takes through `step.others`, or all
+            `"outputs"`.
+    """
+
+    needs: ClassVar[Literal["nothing", "means", "outputs"]] = "outputs"
 
     @property
     def outputs_only(self) -> bool:

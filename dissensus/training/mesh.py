@@ -7,10 +7,12 @@ processes hand each other what they trained, so that all decide alike, and a che
 """
 
 import os
-from contextlib import contextmanager
+import time
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -63,56 +65,108 @@ class Mesh:
         """Which part of a batch is this process's."""
         return int(self._mesh.get_local_rank("data"))
 
-    def rows(self, count: int, rank: int | None = None) -> range:
+    def rows(self, count: int, rank: int | None = None) -> slice:
         """Return the members of a process along the members axis: even parts, the first ones one larger where they do not divide."""
         rank = self.member_rank if rank is None else rank
         each, more = divmod(count, self.members)
         start = rank * each + min(rank, more)
-        return range(start, start + each + (rank < more))
+        return slice(start, start + each + (rank < more))
 
     def part(self, size: int) -> slice:
         """Return this process's part of a batch."""
         each = -(-size // self.data)
         return slice(min(size, self.data_rank * each), min(size, (self.data_rank + 1) * each))
 
-    def gather(self, outputs: Tensor, count: int, size: int) -> Tensor:
-        """Return the outputs of all members for the whole batch, `(members, batch, ...)`, without their graph."""
-        rows, columns = -(-count // self.members), -(-size // self.data)
-        mine = outputs.detach().new_zeros(rows, columns, *outputs.shape[2:])
-        mine[: outputs.shape[0], : outputs.shape[1]] = outputs.detach()
-        along = _all_gather(mine, self._group("data"), self.data)
-        wide = torch.cat(list(along), dim=1)[:, :size].contiguous()
-        parts = _all_gather(wide, self._group("members"), self.members)
-        return torch.cat([parts[rank, : len(self.rows(count, rank))] for rank in range(self.members)])
+    def whole_batch(self, outputs: Tensor, size: int) -> Tensor:
+        """Return this process's members' outputs for the whole batch from those for its part."""
+        if self.data == 1:
+            return outputs
+        padded = _padded(outputs, 1, -(-size // self.data))
+        return torch.cat(_all_gather(padded, self.group("data"), self.data), dim=1)[:, :size]
+
+    def all_members(self, outputs: Tensor, count: int) -> Tensor:
+        """Return all members' outputs from those of this process's."""
+        if self.members == 1:
+            return outputs
+        parts = _all_gather(
+            _padded(outputs, 0, -(-count // self.members)), self.group("members"), self.members
+        )
+        sizes = [self.rows(count, rank) for rank in range(self.members)]
+        return torch.cat([part[: rows.stop - rows.start] for part, rows in zip(parts, sizes, strict=True)])
+
+    def others(self, count: int) -> "OtherProcesses":
+        """Return what stands for the members that other processes run."""
+        return OtherProcesses(count, self.rows(count), self.group("members"))
 
     def sum_over_data(self, gradient: Tensor) -> Tensor:
         """Return the sum of a gradient over the parts of the batch."""
         if self.data > 1:
             gradient = gradient.contiguous()
-            dist.all_reduce(gradient, group=self._group("data"))
+            dist.all_reduce(gradient, group=self.group("data"))
         return gradient
 
     def share(self, tensor: Tensor, count: int) -> None:
         """Give every process all members' rows of a tensor, in place."""
-        group = self._group("members")
+        group = self.group("members")
         for rank in range(self.members):
             rows = self.rows(count, rank)
-            part = tensor[rows.start : rows.stop].contiguous()
+            part = tensor[rows].contiguous()
             dist.broadcast(part, src=dist.get_global_rank(group, rank), group=group)
-            tensor[rows.start : rows.stop] = part
+            tensor[rows] = part
 
     def wait(self) -> None:
         """Wait until all processes are here."""
-        dist.barrier()
+        with named_failures():
+            dist.barrier()
 
-    def _group(self, axis: str) -> Any:
+    def group(self, axis: str) -> Any:
+        """Return the processes along an axis, "members" or "data", that this one works with."""
         return self._mesh.get_group(axis)
 
 
-def _all_gather(tensor: Tensor, group: Any, size: int) -> Tensor:
-    gathered = tensor.new_empty(size, *tensor.shape)
-    dist.all_gather_into_tensor(gathered.flatten(0, 1), tensor, group=group)
-    return gathered
+@dataclass(frozen=True)
+class OtherProcesses:
+    """The members that other processes run, of which an objective needs no more than means."""
+
+    count: int
+    rows: slice
+    group: Any
+
+    def total(self, values: Tensor) -> Tensor:
+        """Return the sum over processes; each takes the gradient of its own part."""
+        return _Total.apply(values, self.group)
+
+    def maximum(self, values: Tensor) -> Tensor:
+        """Return the largest over processes."""
+        values = values.contiguous()
+        dist.all_reduce(values, dist.ReduceOp.MAX, group=self.group)
+        return values
+
+
+class _Total(torch.autograd.Function):
+    # torch's own would sum the gradients, which are the same everywhere: every process computes the whole loss.
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, group: Any) -> Tensor:
+        total = values.detach().clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return gradient, None
+
+
+def _padded(tensor: Tensor, axis: int, length: int) -> Tensor:
+    """Fill up with zeros: parts that are exchanged must be of one size."""
+    missing = [*tensor.shape]
+    missing[axis] = length - tensor.shape[axis]
+    return torch.cat([tensor, tensor.new_zeros(missing)], dim=axis) if missing[axis] else tensor
+
+
+def _all_gather(tensor: Tensor, group: Any, size: int) -> list[Tensor]:
+    parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(size)]
+    dist.all_gather(parts, tensor.contiguous(), group=group)
+    return parts
 
 
 def mesh_of(shape: tuple[int, int] | None) -> Mesh | None:
@@ -166,6 +220,9 @@ class MeshEngine(Engine):
 
     def __init__(self, train_step: TrainStep, mesh: Mesh) -> None:
         self.train_step, self.mesh = train_step, mesh
+        for norm in train_step.members.parts():
+            if isinstance(norm, nn.SyncBatchNorm) and norm.process_group is None:
+                norm.process_group = mesh.group("data")
 
     def take(self, state: TrainState, size: int, limit: int) -> int:
         """Take one step."""
@@ -177,7 +234,7 @@ class MeshEngine(Engine):
         """Give every process what the others trained."""
         members = self.train_step.members
         with named_failures():
-            for name, tensor in state.saved(without=("sums", "seen", "index", "plateau")).items():
+            for name, tensor in state.saved(without=("index", "plateau")).items():
                 if tensor.ndim and name.removeprefix("buffers.") not in members.shared_buffers:
                     self.mesh.share(tensor, members.num_trained)
 
@@ -197,13 +254,42 @@ def named_failures() -> "Iterator[None]":
 
 
 def _lost() -> str:
+    """Ask in the store that all processes share; those that do not answer are gone."""
+    store = _store()
+    missing, end = set(range(dist.get_world_size())), time.monotonic() + 10
     try:
-        dist.monitored_barrier(timeout=timedelta(seconds=15), wait_all_ranks=True)
-    except RuntimeError as found:
-        text = str(found)
-        if "rank" in text.lower():
-            return f"A process of the mesh ({text.splitlines()[0][:160]})"
-    return "A process of the mesh"
+        store.set("dissensus/who", "")
+        while len(missing) > 1 and time.monotonic() < end:
+            time.sleep(0.1)
+            missing = {rank for rank in missing if not store.check([f"dissensus/here/{rank}"])}
+    except RuntimeError:
+        missing = {0}  # it keeps the store where torchrun does not
+    return f"Process {' and '.join(map(str, sorted(missing)))}" if missing else "Some process"
+
+
+@contextmanager
+def answering(mesh: Mesh | None) -> "Iterator[None]":
+    """Answer, in a thread, who asks in the store: this process may wait in a collective operation meanwhile."""
+    over = Event()
+
+    def answer(store: Any, rank: int) -> None:
+        with suppress(RuntimeError):
+            while not over.wait(0.5):
+                if store.check(["dissensus/who"]):
+                    store.set(f"dissensus/here/{rank}", "")
+                    return
+
+    thread = Thread(target=lambda: answer(_store(), dist.get_rank()), daemon=True)
+    if mesh is not None:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _store() -> Any:
+    return dist.distributed_c10d._get_default_store()
 
 
 # How long a process waits for the others before it gives up.

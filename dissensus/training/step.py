@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -119,23 +119,29 @@ class TrainStep:
         assert isinstance(self.objective, OutputObjective)
         step, x, y, picked = self._begin(state, size)
         count = self.members.num_trained if picked is None else len(picked)
-        places = mesh.rows(count)
-        rows = torch.tensor(places, device=state.index.device) if picked is None else picked
+        mine, part = mesh.rows(count), mesh.part(size)
+        rows = torch.arange(mine.start, mine.stop, device=state.index.device) if picked is None else picked
         leaves = self._leaves(state, rows)
         view = self._view(state, leaves, rows, step, mesh.data_rank if mesh.data > 1 else None)
-        part = mesh.part(size)
         with self._precision(x.device):
             outputs = view.each(x[rows][:, part]) if step.own else view(x[part])
-            everybody = mesh.gather(outputs, count, size).requires_grad_()
-            loss, parts = self.objective.on_outputs(everybody, y, step)
-        (gradient,) = torch.autograd.grad(loss, everybody)
-        mine = gradient[places.start : places.stop, part]
-        gradients = torch.autograd.grad(outputs, leaves, mine, allow_unused=True)
+            judged = mesh.whole_batch(outputs.detach(), size)
+            everybody = mesh.members == 1 or self.objective.needs == "outputs"
+            if everybody:
+                judged = mesh.all_members(judged, count)
+            else:
+                step = replace(step, others=mesh.others(count))
+                if step.own:
+                    y, step.weights = y[rows], None if step.weights is None else step.weights[rows]
+            loss, parts = self.objective.on_outputs(judged.requires_grad_(), y, step)
+        (gradient,) = torch.autograd.grad(loss, judged)
+        own = gradient[mine, part] if everybody else gradient[:, part]
+        gradients = torch.autograd.grad(outputs, leaves, own, allow_unused=True)
         with torch.no_grad():
             self.members.put_rows(state.buffers, rows, view.buffers)
             summed = tuple(None if g is None else mesh.sum_over_data(g) for g in gradients)
             self._descend(state, summed, rows)
-            self._log(state, parts, picked)
+            self._log(state, parts, picked if everybody else rows)
             state.index.add_(1)
             state.data["position"].add_(1)
 

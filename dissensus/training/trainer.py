@@ -22,7 +22,7 @@ from dissensus.training.engines import Engine, check_engine, choose_engine
 from dissensus.training.feeds import Feed
 from dissensus.training.history import History, mean_of
 from dissensus.training.identity import architecture, check_same_run, fingerprint
-from dissensus.training.mesh import MeshEngine, check_mesh
+from dissensus.training.mesh import MeshEngine, answering, check_mesh
 from dissensus.training.optimizers import SeparateOptimizers, make_optimizer
 from dissensus.training.packing import check_attached, detach, pack
 from dissensus.training.progress import Progress
@@ -93,7 +93,7 @@ class Trainer:
         """Train to the end; leave the ensemble with the last weights, or the best if a column was selected."""
         alone = nullcontext() if self.folder is None or not self.writes else only_writer(self.folder.folder)
         # Networks may draw from global generators.
-        with alone, seeded(derive(self.settings.seed, "run")):
+        with alone, answering(self.settings.mesh), seeded(derive(self.settings.seed, "run")):
             return self._run()
 
     def _run(self) -> Run:
@@ -208,6 +208,8 @@ class Trainer:
         """Take one step, or as many as the engine takes at once; return how many."""
         if self.settings.mesh is not None and self.engine is None:
             self.engine = MeshEngine(self.step, self.settings.mesh)
+            if not self.result.engine and self.writes and self.settings.engine != "eager":
+                log.info("training runs eagerly: on a mesh, outputs are exchanged in the middle of a step")
             self.result.engine = self.engine.name
         elif self.result.step == 0 and self.settings.concurrent_members is None:
             # As it is written: in it members decide how they run, and the objective shows what it logs.
