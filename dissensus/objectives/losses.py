@@ -27,8 +27,10 @@ class Others(Protocol):
         rows: Which of them are here.
     """
 
-    count: int
-    rows: slice
+    @property
+    def count(self) -> int: ...  # noqa: D102
+    @property
+    def rows(self) -> slice: ...  # noqa: D102
 
     def total(self, values: Tensor) -> Tensor:
         """Return the sum of what each place has; a gradient goes through as it is, for each place takes its own members'."""

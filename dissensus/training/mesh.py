@@ -134,7 +134,7 @@ class OtherProcesses:
 
     def total(self, values: Tensor) -> Tensor:
         """Return the sum over processes; each takes the gradient of its own part."""
-        return _Total.apply(values, self.group)
+        return _Total.apply(values, self.group)  # type: ignore[no-untyped-call]
 
     def maximum(self, values: Tensor) -> Tensor:
         """Return the largest over processes."""
@@ -152,7 +152,7 @@ class _Total(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient, None
 
 
