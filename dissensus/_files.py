@@ -1,11 +1,13 @@
 """Files that outlive a kill: replaced in one step, and folders that one process at a time writes to."""
 
 import contextlib
+import json
 import logging
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 log = logging.getLogger("dissensus")
 
@@ -28,6 +30,22 @@ def replace_file(path: Path, data: bytes | str) -> None:
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
+
+
+def write_state(path: Path | str, kind: str, state: Mapping[str, Any]) -> None:
+    """Write a small state as JSON that says which kind it is."""
+    replace_file(Path(path), json.dumps({"format": kind, **state}))
+
+
+def read_state(path: Path | str, kind: str) -> dict[str, Any]:
+    """Read a state of this kind, or say what the file is instead."""
+    try:
+        state = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError):
+        raise ValueError(f"{path} is not a file of JSON. Save it again.") from None
+    if not isinstance(state, dict) or state.get("format") != kind:
+        raise ValueError(f"{path} does not hold a {kind!r}. Save it again with this version.")
+    return state
 
 
 def _mask() -> int:

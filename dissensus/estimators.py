@@ -37,6 +37,7 @@ METHODS = ("deep", "packed", "batch_ensemble", "masksembles", "mc_dropout", "anc
 
 _BANK = 4096  # training rows that distances are measured to, and held-out rows that are kept
 _NEIGHBOURS = 5
+_NO_LABEL = ("None", "nan", "<NA>", "NaT")
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,15 @@ class Features:
     bounds: np.ndarray
 
     @classmethod
-    def fit(cls, table: Mapping[str, np.ndarray], keep: Sequence[str], bins: int) -> "Features":
-        """Learn from training rows."""
-        encoder = TableEncoder.fit(table, keep=keep)
-        values = encoder.transform(table, np.float64)
+    def fit(
+        cls, table: Mapping[str, np.ndarray], keep: Sequence[str], bins: int, rows: Any = slice(None)
+    ) -> "Features":
+        """Learn from the training rows of a table."""
+        if bins < 0:
+            raise ValueError(f"`bins` must be 0 or more; got {bins}.")
+        encoder = TableEncoder.fit({name: values[rows] for name, values in table.items()}, keep=keep)
+        # All rows, so that those that cannot be read are named as the caller counts them.
+        values = encoder.transform(table, np.float64)[rows]
         flags = np.asarray(np.isin(values, (0.0, 1.0)).all(0))
         centre = np.where(flags, 0.0, values.mean(0))
         scale = np.where(flags | (values.std(0) <= 1e-12 * np.abs(centre)), 1.0, values.std(0))
@@ -152,7 +158,7 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
         method: str = "deep",
         num_members: int = 10,
         objective: str | Mapping[str, Any] | Objective | None = None,
-        hidden: Sequence[int] = (64, 64),
+        hidden: int | Sequence[int] = (64, 64),
         bins: int = 16,
         dropout: float = 0.0,
         epochs: int = 200,
@@ -211,15 +217,15 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
         encoded = self._encode_targets(y)
         use = self._divide(encoded)
         named = hasattr(self, "feature_names_in_")
-        training = {name: values[use == _TRAIN] for name, values in table.items()}
-        self.features_ = Features.fit(training, () if named else tuple(table), self.bins)
+        self.features_ = Features.fit(table, () if named else tuple(table), self.bins, use == _TRAIN)
+        standard = self.features_.standard(table)
         self.ensemble_ = self._make_members()
         if isinstance(self.ensemble_, Anchored):
-            inputs = self.features_.inputs(self.features_.standard(training))
+            inputs = self.features_.inputs(standard[use == _TRAIN])
             self.ensemble_.draw_references(torch.from_numpy(inputs).float())
         self.bank_ = self.held_out_x_ = np.zeros((0, len(self.features_.centre)))
         self.held_out_y_, self.calibrates_ = encoded[:0], np.zeros(0, bool)
-        return _Rows(self.features_.standard(table), encoded, weight, use)
+        return _Rows(standard, encoded, weight, use)
 
     def _train(self, rows: _Rows, epochs: int, patience: int | None) -> Self:
         """Train the members, stopping by rows that they do not train on."""
@@ -257,15 +263,14 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
         return self._train(rows, 1, None)
 
     def _divide(self, y: np.ndarray) -> np.ndarray:
-        """Decide what each row is for: training, or, the same share of every group, stopping and calibrating."""
-        chance = np.random.default_rng(self._seed)
-        groups = self._groups(y)
+        """Decide what each row is for, at random, so that held-out and new rows are exchangeable."""
+        if not 0 <= self.validation_fraction < 1:
+            raise ValueError(f"`validation_fraction` must lie in [0, 1); got {self.validation_fraction!r}.")
+        order = np.random.default_rng(self._seed).permutation(len(y))
+        held_out = order[: int(self.validation_fraction * len(y))]
         use = np.full(len(y), _TRAIN)
-        for group in np.unique(groups):
-            places = chance.permutation(np.flatnonzero(groups == group))
-            held_out = places[: int(self.validation_fraction * len(places))]
-            use[held_out] = _STOP
-            use[held_out[: int(self._calibrating * len(held_out))]] = _CALIBRATE
+        use[held_out] = _STOP
+        use[held_out[: int(self._calibrating * len(held_out))]] = _CALIBRATE
         return use
 
     def _data(self, rows: _Rows, chosen: np.ndarray) -> Any:
@@ -309,12 +314,13 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
         if self.method not in METHODS:
             raise ValueError(f"`method` must be one of {', '.join(METHODS)}; got {self.method!r}.")
         inputs, outputs = self.features_.num_inputs, self._num_outputs()
+        hidden = [self.hidden] if isinstance(self.hidden, int) else list(self.hidden)
         options: dict[str, Any] = {"shape": (inputs,)} if self.method == "anchored" else {}
         if self.method == "mc_dropout" and not self.dropout:
             options = {"p": 0.1}
 
         def make() -> torch.nn.Module:
-            return mlp(inputs, list(self.hidden), outputs, dropout=self.dropout)
+            return mlp(inputs, hidden, outputs, dropout=self.dropout)
 
         return KINDS[self.method](make, self.num_members, self._seed, **options)
 
@@ -330,6 +336,8 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
             )
         table = self._read(X, reset=reset, least=2 if reset else 1)
         y = column_or_1d(y.to_numpy() if hasattr(y, "to_numpy") else y, warn=True)
+        if y.dtype == object and any(str(label) in _NO_LABEL and not isinstance(label, str) for label in y):
+            raise ValueError("`y` holds missing values. Leave these rows out.")
         rows = len(next(iter(table.values())))
         check_consistent_length(np.empty(rows), y)
         weight = _check_sample_weight(
@@ -340,6 +348,8 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
 
     def _read(self, X: Any, reset: bool = False, least: int = 1) -> dict[str, np.ndarray]:
         """Return the columns of a DataFrame or an array, checked as scikit-learn checks them."""
+        if hasattr(X, "collect"):  # a lazy frame of polars
+            X = X.collect()
         if _is_frame(X):
             validate_data(self, X, reset=reset, skip_check_array=True)
             table = columns_of(X)
@@ -359,7 +369,9 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
 
     def _standard(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
-        return self.features_.standard(self._read(X))
+        # As elsewhere in scikit-learn, an array after a DataFrame is read by the places of its columns.
+        names = (column.name for column in self.features_.encoder.columns)
+        return self.features_.standard(dict(zip(names, self._read(X).values(), strict=True)))
 
     def _predict(self, standard: np.ndarray) -> Tensor:
         """Return every member's output, `(members, rows, outputs)`, in double precision."""
@@ -389,7 +401,7 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
         Returns:
             `(rows,)`, from 0 to 1. Reading: small is unfamiliar.
         """
-        return p_values(self.held_out_distance_, self.distance(X))
+        return p_values(self._familiar(), self.distance(X))
 
     def is_unfamiliar(self, X: Any, false_alarms: float | None = None) -> np.ndarray:
         """Return which rows are too far from the training rows to trust an answer.
@@ -401,15 +413,22 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
         Returns:
             `(rows,)` of booleans.
         """
-        alarm = Alarm.of_scores(
-            self.held_out_distance_, false_alarms=self.false_alarms if false_alarms is None else false_alarms
-        )
+        rate = self.false_alarms if false_alarms is None else false_alarms
+        alarm = Alarm.of_scores(self._familiar(), false_alarms=rate)
         return alarm.p_values_of(self.distance(X)) <= alarm.false_alarms
 
     def drift_monitor(self) -> DriftMonitor:
         """Return a monitor for a stream of rows: `monitor.update_scores(estimator.distance(X))`, in their order."""
+        return DriftMonitor.of_scores(self._familiar(), seed=self._seed)
+
+    def _familiar(self) -> np.ndarray:
+        """Return the distances of held-out rows, which others are ranked among."""
         check_is_fitted(self)
-        return DriftMonitor.of_scores(self.held_out_distance_, seed=self._seed)
+        if not len(self.held_out_distance_):
+            raise ValueError(
+                "No training rows were held out to compare with: fit on more rows, or with a larger `validation_fraction`."
+            )
+        return self.held_out_distance_
 
     def explain_alarm(self, X: Any) -> dict[str, np.ndarray]:
         """Return which columns make rows unfamiliar.
@@ -572,7 +591,7 @@ class EnsembleClassifier(ClassifierMixin, _TableEnsemble):  # type: ignore[misc]
         self.classes_ = np.unique(y if classes is None else np.asarray(classes))
         if len(self.classes_) < 2:
             raise ValueError(
-                f"A classifier needs rows of at least two classes; got one class, {self.classes_[0]!r}."
+                f"A classifier needs rows of at least two classes; got one class, {self.classes_.tolist()[0]!r}."
             )
 
     def _encode_targets(self, y: np.ndarray) -> np.ndarray:
@@ -583,8 +602,11 @@ class EnsembleClassifier(ClassifierMixin, _TableEnsemble):  # type: ignore[misc]
             )
         return np.searchsorted(self.classes_, y)
 
-    def _groups(self, y: np.ndarray) -> np.ndarray:
-        return y
+    def _divide(self, y: np.ndarray) -> np.ndarray:
+        use = super()._divide(y)
+        for label in np.setdiff1d(y, y[use == _TRAIN]):  # a class must be trained on to be known
+            use[np.flatnonzero(y == label)[0]] = _TRAIN
+        return use
 
     def _num_outputs(self) -> int:
         return len(self.classes_)
@@ -655,6 +677,10 @@ class EnsembleRegressor(RegressorMixin, _TableEnsemble):  # type: ignore[misc]
             `(rows, 2)`, lower and upper ends; infinite where there are too few held-out rows for the coverage.
         """
         mean, data, knowledge = self._moments(self._standard(X))
+        if not self.calibrates_.any():
+            raise ValueError(
+                "No training rows were held out to calibrate intervals on: fit on more rows, or with a larger `validation_fraction`."
+            )
         held, held_data, held_knowledge = self._moments(self.held_out_x_[self.calibrates_])
         return intervals(
             (held, np.sqrt(held_data + held_knowledge)),
@@ -680,15 +706,13 @@ class EnsembleRegressor(RegressorMixin, _TableEnsemble):  # type: ignore[misc]
         return target * self.target_scale_ + self.target_mean_
 
     def _learn_targets(self, y: np.ndarray, weight: np.ndarray, classes: Any) -> None:
+        y = _numbers(y)
         self.target_mean_ = float(np.average(y, weights=weight))
         spread = float(np.sqrt(np.average((y - self.target_mean_) ** 2, weights=weight)))
         self.target_scale_ = spread if spread > 1e-12 * abs(self.target_mean_) else 1.0
 
     def _encode_targets(self, y: np.ndarray) -> np.ndarray:
-        return (((y - self.target_mean_) / self.target_scale_)[:, None]).astype(np.float32)
-
-    def _groups(self, y: np.ndarray) -> np.ndarray:
-        return np.zeros(len(y))
+        return (((_numbers(y) - self.target_mean_) / self.target_scale_)[:, None]).astype(np.float32)
 
     def _num_outputs(self) -> int:
         return 2 if self._objective().likelihood.kind == "density" else 1
@@ -698,10 +722,20 @@ class EnsembleRegressor(RegressorMixin, _TableEnsemble):  # type: ignore[misc]
 
     def _remember(self, rows: _Rows) -> None:
         super()._remember(rows)
-        # Members that predict no scale of their own share one: the error on rows that they were not trained on.
+        # Members that predict no scale of their own share one: the error on rows that they were not trained on, if there are any.
         if self._objective().likelihood.kind == "points":
-            error = self._predict(self.held_out_x_).mean(0).numpy() - self.held_out_y_
+            x, y = (self.held_out_x_, self.held_out_y_) if len(self.held_out_x_) else (rows.x, rows.y)
+            error = self._predict(x).mean(0).numpy() - y
             self.noise_ = float(np.square(error).mean())
+
+
+def _numbers(y: np.ndarray) -> np.ndarray:
+    try:
+        return y.astype(np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"A regressor predicts numbers; `y` holds {y.tolist()[0]!r}. Convert it, or take EnsembleClassifier."
+        ) from None
 
 
 def _is_frame(X: Any) -> bool:

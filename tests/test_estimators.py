@@ -130,6 +130,70 @@ def test_rows_that_cannot_be_read_are_refused(classifier, change, words):
         classifier.predict(change(frame))
 
 
+@pytest.mark.parametrize(
+    "column",
+    [
+        [np.nan] * 40,
+        [True, None, False, True] * 10,
+        pd.array([1, None, 3, 4] * 10, dtype="Int64"),
+        pd.Categorical([1, 2, None, 2] * 10),
+        pd.date_range("2020", periods=40, tz="Europe/Berlin"),
+        [day.date() for day in pd.date_range("2020", periods=40)],
+        [f"{day}/12/2020" for day in range(1, 21)] * 2,
+        [1, "x", 2.5, None] * 10,
+        [10**30, 10**29] * 20,
+        range(10**17, 10**17 + 40),
+        pd.to_timedelta(range(40), unit="h"),
+    ],
+    ids=[
+        "empty",
+        "booleans",
+        "integers",
+        "categories",
+        "zone",
+        "days",
+        "slashes",
+        "mixed",
+        "huge",
+        "numbering",
+        "durations",
+    ],
+)
+def test_columns_of_every_sort_are_read(column):
+    frame = pd.DataFrame({"x": np.random.default_rng(0).normal(size=40), "c": column})
+    model = EnsembleClassifier(**TINY).fit(frame, [0, 1] * 20)
+    for rows in (frame, frame[:1]):
+        assert len(model.predict(rows)) == len(rows)
+        assert np.isfinite(model.distance(rows)).all()
+
+
+def test_an_array_after_a_frame_is_read_by_its_places():
+    x = np.random.default_rng(0).normal(size=(40, 2))
+    named = EnsembleClassifier(**TINY).fit(pd.DataFrame(x, columns=["a", "b"]), [0, 1] * 20)
+    with pytest.warns(UserWarning, match="feature names"):
+        found = named.predict_proba(x)
+    np.testing.assert_array_equal(found, named.predict_proba(pd.DataFrame(x, columns=["a", "b"])))
+
+
+def test_tables_of_pyarrow_and_lazy_frames_are_read():
+    arrow, polars = pytest.importorskip("pyarrow"), pytest.importorskip("polars")
+    columns = {"a": np.random.default_rng(0).normal(size=40), "b": ["x", None, "y", "x"] * 10}
+    models = [
+        EnsembleClassifier(**TINY).fit(table, [0, 1] * 20)
+        for table in (arrow.table(columns), polars.DataFrame(columns).lazy(), pd.DataFrame(columns))
+    ]
+    wanted = models[2].predict_proba(pd.DataFrame(columns))
+    for model in models[:2]:
+        np.testing.assert_allclose(model.predict_proba(pd.DataFrame(columns)), wanted, atol=1e-12)
+
+
+def test_rows_that_cannot_be_read_are_named_as_the_caller_counts_them():
+    frame = pd.DataFrame({"x": np.arange(40.0) % 7})
+    frame.loc[33, "x"] = np.inf
+    with pytest.raises(ValueError, match="Row 33 cannot be read"):
+        EnsembleClassifier(**TINY).fit(frame, [0, 1] * 20)
+
+
 # Answers and how sure they are
 
 
@@ -291,6 +355,31 @@ def test_what_cannot_be_trained_is_refused():
         EnsembleClassifier().fit(x, [1] * 20)
     with pytest.raises(ValueError, match="non-zero"):
         EnsembleClassifier().fit(x, [0, 1] * 10, sample_weight=np.zeros(20))
+    with pytest.raises(ValueError, match="missing values"):
+        EnsembleClassifier().fit(x, np.array(["a", "b", None, "a"] * 5, dtype=object))
+    with pytest.raises(ValueError, match="predicts numbers; `y` holds 'a'"):
+        EnsembleRegressor().fit(x, ["a", "b"] * 10)
+    with pytest.raises(ValueError, match=r"`validation_fraction` must lie in \[0, 1\)"):
+        EnsembleRegressor(validation_fraction=1.0).fit(x, x[:, 0])
+    with pytest.raises(ValueError, match="`bins` must be 0 or more"):
+        EnsembleRegressor(bins=-1).fit(x, x[:, 0])
+
+
+def test_without_held_out_rows_answers_come_but_no_guarantees():
+    x = np.random.default_rng(0).normal(size=(30, 2))
+    model = EnsembleRegressor(**TINY, objective="joint", validation_fraction=0.0).fit(x, x[:, 0])
+    assert np.isfinite(model.predict(x, return_std=True)).all()
+    for ask in (model.is_unfamiliar, model.p_values, model.predict_interval, lambda x: model.drift_monitor()):
+        with pytest.raises(ValueError, match="No training rows were held out"):
+            ask(x)
+
+
+def test_every_class_keeps_a_row_to_train_on():
+    x, y = np.random.default_rng(0).normal(size=(60, 2)), np.tile(np.arange(30), 2)
+    model = EnsembleClassifier(**TINY, validation_fraction=0.5).fit(x, y)
+    counts = np.bincount(model.held_out_y_, minlength=30)
+    assert counts.max() == 1  # of two rows a class, one in four classes would be held out whole
+    assert 10 < counts.sum() < 30
 
 
 def test_further_rows_train_further():

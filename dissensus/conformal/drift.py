@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dissensus._files import read_state, write_state
+from dissensus.conformal.alarm import Score, Scorer, inputs_of, scorer_of
 from dissensus.conformal.ranks import Floats, Values, array, vector, whole
-from dissensus.conformal.scoring import Score, Scorer, inputs_of, scorer_of
-from dissensus.conformal.state import read_state, write_state
 
 if TYPE_CHECKING:
     from dissensus.members import Members

@@ -61,7 +61,8 @@ def columns_of(table: Any) -> dict[str, np.ndarray]:
         ['Ulm', None]
     """
     if hasattr(table, "columns") or isinstance(table, Mapping):
-        names = table.columns if hasattr(table, "columns") else table
+        # A table of pyarrow calls its names otherwise.
+        names = getattr(table, "column_names", getattr(table, "columns", table))
         return {str(name): _plain(table[name]) for name in names}
     array = np.asarray(table)
     if array.ndim != 2:
@@ -583,19 +584,24 @@ def _decide(name: str, values: np.ndarray, note: str) -> Column:
     if values.dtype.kind == "M":
         return Date(name, note=note)
     counts = Counter(text for text in texts_of(values) if text is not None)
+    return _decide_text(name, counts, note) or Category(name, note=note)
+
+
+def _decide_text(name: str, counts: Counter[str], note: str) -> Column | None:
+    """Return the numbers or dates that texts say; None where they are words."""
     if {text.lower() for text in counts} <= {"true", "false"}:
         return Number(name, boolean=True, note=note)
-    words = [text for text in counts if number_of(text) is None]
+    words = sorted(text for text in counts if number_of(text) is None)
     # A few words among many different numbers stand for missing values.
     few = sum(counts[word] for word in words) <= counts.total() / 10 and len(counts) - len(words) > _SURELY
     if few or not words:
-        said = f"{_shown(sorted(words))} read as missing" if words else ""
-        return Number(name, empty=tuple(sorted(words)), note=_both(said, note))
-    forms = [form for form in _DATE_FORMATS if not any(math.isnan(_day(text, form)) for text in counts)]
-    if forms:
-        either = {"%d/%m/%Y", "%m/%d/%Y"} <= set(forms)
-        return Date(name, form=forms[0], note=_both("read as day/month/year" if either else "", note))
-    return Category(name, note=note)
+        said = f"{_shown(words)} read as missing" if words else ""
+        return Number(name, empty=tuple(words), note=_both(said, note))
+    for form in _DATE_FORMATS:
+        if not any(math.isnan(_day(text, form)) for text in counts):
+            unsure = form == "%d/%m/%Y" and not any(math.isnan(_day(text, "%m/%d/%Y")) for text in counts)
+            return Date(name, form=form, note=_both("read as day/month/year" if unsure else "", note))
+    return None
 
 
 def _both(one: str, other: str) -> str:

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dissensus._files import read_state, write_state
 from dissensus.conformal import Alarm, DriftMonitor, intervals
-from dissensus.conformal.state import read_state, write_state
 from dissensus.evaluation.results import ID, AlarmCheck, floats
 from dissensus.objectives import mean_and_scale
 from dissensus.predictions import mixture, predict
