@@ -66,3 +66,175 @@ def test_gradients_are_clipped_number_by_number():
         torch.testing.assert_close((new - old).abs(), torch.full_like(old, 0.05))
     with pytest.raises(ValueError, match="`clip_value` must be a number above 0"):
         ds.fit(ens, (x, y), objective=objective, clip_value=0.0)
+
+
+def problem(count=60):
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(count, 4, generator=g)
+    return x, (x[:, 0] + x[:, 1].square() > 0.5).long()
+
+
+def small_net():
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+
+
+def trained(data, make=small_net, **settings):
+    ens = ds.DeepEnsemble(make, 3, seed=1)
+    defaults = {"epochs": 3, "optimizer": "sgd", "lr": 0.2, "device": "cpu", "seed": 3}
+    return ens, ds.fit(ens, data, **defaults | settings)
+
+
+def in_float64():
+    return small_net().double()
+
+
+@pytest.mark.parametrize("engine", ["eager", "captured"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("batches", ["own", "shared"])
+def test_accumulating_is_one_larger_batch(engine, weighted, batches):
+    x, y = problem()
+    data = (x.double(), y, torch.rand(60)) if weighted else (x.double(), y)
+    settings = {"make": in_float64, "batches": batches, "clip_norm": 0.5}
+    # 60 examples in batches of 16: the last one, of 12, is cut into four parts too.
+    large, one = trained(data, batch_size=16, engine="eager", **settings)
+    small, four = trained(data, batch_size=4, accumulate=4, engine=engine, **settings)
+    assert four.step == one.step
+    torch.testing.assert_close(ds.predict(small, data[0]), ds.predict(large, data[0]), atol=1e-9, rtol=1e-7)
+    if not weighted:
+        torch.testing.assert_close(torch.tensor(four.history["loss"]), torch.tensor(one.history["loss"]))
+
+
+def test_accumulating_joins_the_batches_of_a_loader():
+    x, y = problem()
+    ends = []
+    for size, accumulate in ((20, 1), (5, 4)):
+        loader = DataLoader(TensorDataset(x.double(), y), size)
+        ends.append(ds.predict(trained(loader, in_float64, accumulate=accumulate)[0], x.double()))
+    torch.testing.assert_close(*ends, atol=1e-9, rtol=1e-7)
+
+
+def test_parts_of_an_accumulated_batch_draw_their_own_noise():
+    """One input in both parts: with masks that they share, weights would move by two sizes only, one and none."""
+    x, y = torch.ones(2, 400), torch.zeros(2, dtype=torch.long)
+
+    def make():
+        return torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(400, 2, bias=False))
+
+    ens, _ = trained((x, y), make, epochs=1, batch_size=1, accumulate=2)
+    start = ds.DeepEnsemble(make, 3, seed=1)
+    moved = (ens.net[1].weight - start.net[1].weight).abs()[0, 0]
+    # Inputs that both parts kept, either, and none.
+    assert len(moved.mul(1e4).round().unique()) == 4
+
+
+@pytest.mark.parametrize("engine", ["eager", "captured"])
+@pytest.mark.parametrize("optimizer", ["sgd", torch.optim.RMSprop])
+def test_the_average_of_weights_is_its_closed_form(engine, optimizer, tmp_path):
+    if optimizer != "sgd" and engine == "captured":
+        pytest.skip("other optimizers run eagerly")
+    x, y = problem()
+    decay, weights = 0.7, []
+    settings = {"batch_size": 20, "optimizer": optimizer, "lr": 0.01, "engine": engine}
+
+    def look(run):
+        weights.append(run.members.net[0].weight.detach().clone().double())
+
+    trained((x, y), check_every=1, callback=look, **settings)
+    ens, _ = trained((x, y), ema=decay, **settings)
+    shares = torch.tensor([decay ** (len(weights) - step) for step in range(1, len(weights) + 1)])
+    wanted = sum(share * weight for share, weight in zip(shares / shares.sum(), weights, strict=True))
+    torch.testing.assert_close(ens.net[0].weight.double(), wanted, atol=1e-6, rtol=1e-5)
+
+
+def test_the_averaged_weights_are_validated_selected_and_stored(tmp_path):
+    x, y = problem()
+    ens, run = trained((x, y), ema=0.9, validation=(x, y), checkpoint_dir=tmp_path / "run", epochs=4)
+    last = torch.nn.functional.cross_entropy(ds.predict(ens, x)[1], y)
+    assert run.history["validation_loss"][-2] == pytest.approx(float(last), abs=1e-6)
+    again, _ = trained(
+        (x, y), ema=0.9, validation=(x, y), checkpoint_dir=tmp_path / "run", epochs=4, resume=True
+    )
+    assert torch.equal(ds.predict(again, x), ds.predict(ens, x))
+    chosen, run = trained((x, y), ema=0.9, validation=(x, y), select="ensemble_loss", epochs=4)
+    assert run.best_step == run.step
+    assert torch.equal(ds.predict(chosen, x), ds.predict(ens, x))
+
+
+def test_a_member_that_stopped_is_bit_for_bit_what_it_was():
+    x, y = problem(120)
+    held_out = (x[60:], y[60:])
+
+    def make():
+        return torch.nn.Sequential(
+            torch.nn.Linear(4, 32), torch.nn.BatchNorm1d(32), torch.nn.Tanh(), torch.nn.Linear(32, 2)
+        )
+
+    seen: dict[int, list[torch.Tensor]] = {}
+
+    def look(run):
+        seen[run.step] = [t.detach().clone() for t in (*run.members.parameters(), *run.members.buffers())]
+
+    settings = {"epochs": 40, "lr": 0.5, "validation": held_out, "batch_size": 20, "make": make}
+    _, plain = trained((x[:60], y[:60]), callback=look, **settings)
+    losses = torch.tensor(plain.history["validation_loss"]).reshape(-1, 3)
+    wanted = {}
+    for member, values in enumerate(losses.T.tolist()):
+        best = 0
+        for check, value in enumerate(values):
+            if value < values[best]:
+                best = check
+            elif check - best == 3:
+                break
+        wanted[member] = 3 * (best + 1)
+    assert len(set(wanted.values())) > 1, "members should stop at different times for this to say anything"
+    at_best = {member: [t[member] for t in seen[step]] for member, step in wanted.items()}
+    seen.clear()
+    ens, run = trained((x[:60], y[:60]), callback=look, patience=3, per_member=True, **settings)
+    assert run.best_steps == wanted
+    assert run.stopped_early
+    assert run.step < plain.step
+    for member, tensors in at_best.items():
+        for end, then in zip((*ens.parameters(), *ens.buffers()), tensors, strict=True):
+            assert torch.equal(end[member], then)
+        for step, held in seen.items():
+            if step >= wanted[member] + 9:
+                assert all(torch.equal(t[member], then) for t, then in zip(held, tensors, strict=True))
+
+
+@pytest.mark.parametrize("engine", ["eager", "captured"])
+def test_runs_with_all_of_it_resume_exactly(engine, tmp_path):
+    x, y = problem()
+    settings = {
+        **{"accumulate": 2, "ema": 0.8, "per_member": True, "patience": 2, "validation": (x[40:], y[40:])},
+        **{"batch_size": 8, "epochs": 12, "lr": 0.6, "engine": engine, "optimizer": "adam"},
+    }
+    whole, run = trained((x[:40], y[:40]), **settings)
+
+    class Stop(Exception):
+        pass
+
+    def stop(run):
+        if run.epoch == 5:
+            raise Stop
+
+    with pytest.raises(Stop):
+        trained((x[:40], y[:40]), checkpoint_dir=tmp_path, callback=stop, **settings)
+    part, again = trained((x[:40], y[:40]), checkpoint_dir=tmp_path, resume=True, **settings)
+    assert torch.equal(ds.predict(part, x), ds.predict(whole, x))
+    assert again.best_steps == run.best_steps
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"accumulate": 0}, "`accumulate` must be"),
+        ({"ema": 1.0}, "`ema` must be a number from 0 to below 1"),
+        ({"per_member": True}, "give `validation=`"),
+        ({"per_member": True, "select": "ensemble_loss", "validation": problem()}, "`select` must be one of validation_loss"),
+        ({"per_member": True, "objective": ds.objectives.Joint(), "validation": problem()}, "does not couple them"),
+        ({"per_member": True, "optimizer": torch.optim.RMSprop, "validation": problem()}, "needs sgd, adam or adamw"),
+    ],
+)  # fmt: skip
+def test_wrong_options_of_steps_get_a_sentence(settings, words):
+    with pytest.raises(ValueError, match=words):
+        trained(problem(), **settings)

@@ -158,6 +158,67 @@ def test_a_loader_of_trees_and_arrays_of_the_same_batches_train_alike():
     torch.testing.assert_close(ds.predict(arrays, x), ds.predict(loaded, x), atol=1e-5, rtol=1e-4)
 
 
+class Sentences(Dataset):
+    """Token ids of several lengths, sorted by length; `padded` collates them to the longest of a batch."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        ids = torch.randint(1, 20, (3 + index // 10,), generator=torch.Generator().manual_seed(index))
+        return ids, int(ids[0]) % 2
+
+
+def padded(items):
+    longest = max(len(ids) for ids, _ in items)
+    ids = torch.stack([nn.functional.pad(ids, (0, longest - len(ids))) for ids, _ in items])
+    return {"input_ids": ids, "attention_mask": (ids > 0).long()}, torch.tensor([y for _, y in items])
+
+
+def sentences():
+    return DataLoader(Sentences(), 10, collate_fn=padded)
+
+
+@pytest.mark.parametrize("engine", ["captured", "auto"])
+@pytest.mark.parametrize("programs", [1, 16])
+def test_padded_batches_of_differing_length_train_as_eagerly(engine, programs, caplog, monkeypatch, tmp_path):
+    monkeypatch.setattr("dissensus.training.trainer.PROGRAMS", programs)
+    settings = {"epochs": 3, "device": "cpu", "optimizer": "sgd", "lr": 0.1, "validation": sentences()}
+    plain, other, again = (ds.DeepEnsemble(Tokens, 2, output="logits") for _ in range(3))
+    ds.fit(plain, sentences(), engine="eager", **settings)
+    caplog.clear()
+    with caplog.at_level("INFO", logger="dissensus"):
+        ds.fit(other, sentences(), engine=engine, **settings)
+    assert sum("batches come in several shapes" in line for line in caplog.messages) == 1
+    ends = [ds.predict(ens, sentences()) for ens in (plain, other)]
+    assert ends[0].shape == (2, 40, 2)
+    torch.testing.assert_close(*ends, atol=1e-5, rtol=1e-4)
+
+    class Stop(Exception):
+        pass
+
+    def stop(run):
+        if run.epoch == 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        ds.fit(again, sentences(), engine=engine, checkpoint_dir=tmp_path, callback=stop, **settings)
+    again = ds.DeepEnsemble(Tokens, 2, output="logits")
+    ds.fit(again, sentences(), engine=engine, checkpoint_dir=tmp_path, resume=True, **settings)
+    assert torch.equal(ds.predict(again, sentences()), ends[1])
+
+
+def test_token_outputs_of_differing_length_are_refused_in_one_sentence():
+    class Each(Tokens):
+        def forward(self, input_ids, attention_mask):
+            return super().forward(input_ids, attention_mask)["last_hidden_state"]
+
+    with pytest.raises(
+        ValueError, match=r"differ in shape from batch to batch.*Pad all inputs to one length"
+    ):
+        ds.predict(ds.DeepEnsemble(Each, 2), sentences())
+
+
 def test_resuming_on_trees_ends_where_an_uninterrupted_run_does(tmp_path):
     x, y = data()
     settings = {"batch_size": 16, "device": "cpu", "engine": "eager"}

@@ -241,9 +241,21 @@ def expand_rows(x: Batch, count: int) -> Batch:
 def join_rows(batches: Sequence[Any], axis: int = 0) -> Any:
     """Return batches one after another as one."""
     if isinstance(batches[0], Tree):
-        joined = [torch.cat(parts, axis) for parts in zip(*(batch.leaves for batch in batches), strict=True)]
+        joined = [_joined(parts, axis) for parts in zip(*(batch.leaves for batch in batches), strict=True)]
         return Tree(joined, batches[0].spec)
-    return torch.cat(list(batches), axis)
+    return _joined(batches, axis)
+
+
+def _joined(parts: Sequence[Tensor], axis: int) -> Tensor:
+    if len(parts) == 1:
+        return parts[0]
+    shapes = {(*part.shape[:axis], *part.shape[axis + 1 :]) for part in parts}
+    if len(shapes) > 1:
+        raise ValueError(
+            f"Tensors of examples differ in shape from batch to batch, such as {' and '.join(map(str, sorted(shapes)[:2]))} without "
+            "the batch, so they are no one tensor. Pad all inputs to one length, or go batch by batch."
+        )
+    return torch.cat(list(parts), axis)
 
 
 def arguments_of(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

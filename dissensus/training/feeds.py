@@ -4,6 +4,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import closing
+from itertools import islice
 from typing import Any, TypeAlias
 
 import torch
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from dissensus.data.fingerprints import digest_of, row_hashes
 from dissensus.data.rows import Rows
 from dissensus.data.sources import Triple, triple_of
-from dissensus.data.trees import Tree
+from dissensus.data.trees import Tree, join_rows
 from dissensus.randomness import bits, derive, fold, permutation, seeded
 from dissensus.training.prefetch import Carrier, Parts
 
@@ -232,10 +233,11 @@ class PlacedFeed(Feed):
 class LoaderFeed(PlacedFeed):
     """A user's DataLoader, in its own order."""
 
-    def __init__(self, loader: DataLoader[Any], seed: int, device: torch.device) -> None:
+    def __init__(self, loader: DataLoader[Any], seed: int, device: torch.device, accumulate: int = 1) -> None:
         super().__init__(device)
+        self.accumulate = accumulate
         try:
-            self.steps_per_epoch = len(loader)
+            self.steps_per_epoch = -(-len(loader) // accumulate)
         except TypeError:
             raise ValueError(
                 "The DataLoader has no length, which schedules and epochs need. Give its dataset a `__len__`."
@@ -243,7 +245,7 @@ class LoaderFeed(PlacedFeed):
         if self.steps_per_epoch == 0:
             raise ValueError("The training data is empty: the DataLoader gives no batch.")
         self.loader, self.seed = loader, seed
-        self.smallest = _smallest(loader)
+        self.smallest = _smallest(loader, accumulate)
 
     def epoch(self, number: int, skip: int, state: MutableMapping[str, Tensor]) -> Iterator[int]:
         """Yield batch sizes as the loader gives batches; its own shuffling is seeded by (seed, epoch)."""
@@ -267,8 +269,8 @@ class LoaderFeed(PlacedFeed):
             yield self.carrier.move(parts)
 
     def _next(self, batches: Iterator[Any]) -> Parts | None:
-        batch = next(batches, None)
-        return None if batch is None else self.laid_out(triple_of(batch))
+        taken = [self.laid_out(triple_of(batch)) for batch in islice(batches, self.accumulate)]
+        return tuple(join_rows(leaves) for leaves in zip(*taken, strict=True)) if taken else None
 
 
 def _loads_elsewhere(loader: DataLoader[Any]) -> bool:
@@ -281,13 +283,15 @@ def _loads_elsewhere(loader: DataLoader[Any]) -> bool:
     return loader.num_workers > 0 and own
 
 
-def _smallest(loader: DataLoader[Any]) -> int | None:
-    """Return the size of a loader's last batch, if it is one of so many examples and tells their number."""
+def _smallest(loader: DataLoader[Any], accumulate: int) -> int | None:
+    """Return the size of an epoch's last batch, of so many of the loader's, if these are of so many examples and tell their number."""
     try:
-        rest = len(loader.sampler) % loader.batch_size  # type: ignore[arg-type, operator]
+        count: int = len(loader.sampler)  # type: ignore[arg-type]
+        each: int = loader.batch_size + 0  # type: ignore[operator]
     except (TypeError, AttributeError):
         return None
-    return loader.batch_size if loader.drop_last or rest == 0 else rest
+    count -= count % each if loader.drop_last else 0
+    return count % (each * accumulate) or each * accumulate
 
 
 class DatasetFeed(PlacedFeed):

@@ -51,6 +51,8 @@ def fit(
     schedule: AnySchedule = "constant",
     clip_norm: float | None = None,
     clip_value: float | None = None,
+    accumulate: int = 1,
+    ema: float | None = None,
     precision: Literal["fp32", "bf16"] = "fp32",
     batches: Batches | None = None,
     last_batch: Literal["keep", "drop"] = "keep",
@@ -62,6 +64,7 @@ def fit(
     check_every: Literal["epoch"] | int = "epoch",
     select: str | None = None,
     patience: int | None = None,
+    per_member: bool = False,
     seed: int = 0,
     device: str | torch.device = "auto",
     engine: EngineName = "auto",
@@ -98,6 +101,10 @@ def fit(
             OneCycle, Plateau), or a function of (epoch, epochs) that gives a factor on `lr`.
         clip_norm: Largest norm of each member's gradient.
         clip_value: Largest size of each number in a gradient.
+        accumulate: How many batches a step takes one after another, adding up their gradients: as one batch of that many times the
+            size (but for BatchNorm and objectives that compare examples), with the memory of one.
+        ema: Decay of an exponential average of the weights over steps, such as 0.999. Validation, selection and the result are
+            then of the averaged weights; buffers (BatchNorm's statistics) are the last ones.
         precision: `"fp32"`, or `"bf16"` for autocast with float32 weights.
         batches: `"own"`: each member goes through the data in its own order; `"shared"`: all see the same batch. The
             objective's wish by default (members that train independently: own).
@@ -116,6 +123,8 @@ def fit(
         select: Column to select the best check by (`"ensemble_loss"`, `"validation_loss"`, `"ensemble_accuracy"`,
             `"validation_accuracy"`); the weights of that check are the result. Per-member columns count by their mean.
         patience: Stop after this many checks without improvement (selects by `"ensemble_loss"` unless told otherwise).
+        per_member: Select and stop each member by its own column (`"validation_loss"`, the default, or `"validation_accuracy"`): it stays,
+            bit for bit, what it was at its best check while others go on.
         seed: Decides everything: weights' noise, data order, augmentation. Member j depends on (seed, j) only, where the
             objective does not couple members.
         device: `"auto"` takes a GPU if there is one.
@@ -171,13 +180,17 @@ def fit(
             ("concurrent_members", concurrent_members),
         )
     )
-    workers = whole_number("workers", workers, 0)
+    workers, accumulate = whole_number("workers", workers, 0), whole_number("accumulate", accumulate, 1)
     if check_every != "epoch":
         check_every = whole_number("check_every", check_every, 1, tail=" or 'epoch'")
     lr = real_numbers("lr", lr)
     weight_decay = None if weight_decay is None else real_numbers("weight_decay", weight_decay)
     clip_norm = None if clip_norm is None else real_number("clip_norm", clip_norm, above=True)
     clip_value = None if clip_value is None else real_number("clip_value", clip_value, above=True)
+    if ema is not None and real_number("ema", ema) >= 1:
+        raise ValueError(f"`ema` must be a number from 0 to below 1, such as 0.999; got {ema!r}.")
+    if select is None and (per_member or patience is not None):
+        select = "validation_loss" if per_member else "ensemble_loss"
     _check_folder(checkpoint_dir, resume)
     target = device_named(device)
     members.to(target)
@@ -191,9 +204,12 @@ def fit(
         )
     for name, side in (*objective.side_data().items(), ("unlabelled", unlabelled)):
         whole.check_beside(data, side, name)
-    feed, sample = feed_of(members, data, objective, batch_size, batches, last_batch, workers, seed, target)
+    feed, sample = feed_of(
+        members, data, objective, batch_size, batches, last_batch, workers, seed, target, accumulate
+    )
     outputs = check_outputs(members, *sample, objective.likelihood)
-    check_smallest_batch(members, feed.smallest, sample[0])
+    smallest = None if feed.smallest is None else max(1, feed.smallest // accumulate)
+    check_smallest_batch(members, smallest, sample[0])
     objective = _prepared(objective, feed, sample[0])
     streams = _streams_of(objective, unlabelled, sample[0], target)
     settings = Settings(
@@ -208,8 +224,11 @@ def fit(
         bf16=precision == "bf16",
         augment=augment,
         check_every=check_every,
-        select="ensemble_loss" if select is None and patience is not None else select,
+        select=select,
         patience=patience,
+        per_member=per_member,
+        accumulate=accumulate,
+        ema=ema,
         seed=seed,
         engine=engine,
         concurrent_members=concurrent_members,
@@ -229,7 +248,7 @@ def fit(
     )
     trainer = Trainer(members, objective, feed, _flat(streams), held_out, settings, watch)
     trainer.result.members = whole.train()
-    with _threads_of(members, sample[0], getattr(feed, "batch_size", None) or 128):
+    with _threads_of(members, sample[0], (getattr(feed, "batch_size", None) or 128) // accumulate):
         run = trainer.run()
     whole.catch_up()
     whole.after_training(data)

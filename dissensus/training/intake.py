@@ -40,14 +40,16 @@ def feed_of(
     workers: int,
     seed: int,
     device: torch.device,
+    accumulate: int = 1,
 ) -> tuple[Feed, tuple[Batch, Tensor]]:
-    """Return where batches come from, and a few examples."""
+    """Return where batches come from, each of `accumulate` of the size asked for, and a few examples."""
     if batches == "own" and objective.batches == "shared":
         raise ValueError(
             f"{type(objective).__name__} compares members, so they must share batches. Leave `batches` out."
         )
+    size = (batch_size or 128) * accumulate
     if isinstance(data, CachedFeatures):
-        return _feature_feed(members, data, objective, batch_size or 128, batches, last_batch, seed, device)
+        return _feature_feed(members, data, objective, size, batches, last_batch, seed, device)
     arrays = arrays_of(data)
     if arrays is None:
         if batches == "own":
@@ -57,7 +59,7 @@ def feed_of(
         if isinstance(data, DataLoader):
             if batch_size is not None:
                 raise ValueError("A DataLoader has its own batch size; leave `batch_size` out.")
-            loaded = LoaderFeed(data, seed, device)
+            loaded = LoaderFeed(data, seed, device, accumulate)
             with seeded(0):
                 x, y, _ = next(iter(weighted_batches(data, 1)))
             return loaded, (x[:2], y)
@@ -66,14 +68,12 @@ def feed_of(
             raise ValueError(
                 "An IterableDataset has no length and no order to shuffle. Hand over a DataLoader around one that has a length."
             )
-        feed = DatasetFeed(data, batch_size or 128, seed, device, last_batch == "drop", workers)
+        feed = DatasetFeed(data, size, seed, device, last_batch == "drop", workers)
         with seeded(0):
             x, y, _ = next(iter(weighted_batches(data, 2)))
         return feed, (x, y)
     rows, y, weights = arrays
-    return _array_feed(
-        members, rows, y, weights, objective, batch_size or 128, batches, last_batch, workers, seed, device
-    )
+    return _array_feed(members, rows, y, weights, objective, size, batches, last_batch, workers, seed, device)
 
 
 def _array_feed(

@@ -196,6 +196,8 @@ def why_not_in_parts(train_step: TrainStep, state: TrainState) -> str | None:
     """Say why the step is not members' forward passes, a comparison of outputs, and members' backward passes."""
     if not isinstance(train_step.objective, OutputObjective) or not train_step.objective.outputs_only:
         return "the objective needs more than the members' outputs"
+    if train_step.accumulate > 1:
+        return "gradients are added up over parts of a batch"
     return _why_not_one_program_each(train_step, state)
 
 

@@ -39,6 +39,9 @@ class Settings:
     check_every: Literal["epoch"] | int
     select: str | None
     patience: int | None
+    per_member: bool
+    accumulate: int
+    ema: float | None
     seed: int
     engine: EngineName
     concurrent_members: int | None
@@ -60,6 +63,7 @@ class Run:
         history: One row for each check and member.
         best: Value of the selected column at the best check, None if nothing was selected.
         best_step: Step of that check.
+        best_steps: The same of each member, by its number, where members were selected one by one.
         dropped: Members that diverged and were left out.
         engine: How steps were executed.
         seconds: Time in training, over all sittings.
@@ -72,6 +76,7 @@ class Run:
     history: History = field(default_factory=History)
     best: float | None = None
     best_step: int | None = None
+    best_steps: dict[int, int] = field(default_factory=dict)
     dropped: list[int] = field(default_factory=list)
     engine: str = ""
     seconds: float = 0.0

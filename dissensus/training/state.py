@@ -28,6 +28,7 @@ class TrainState:
     Attributes:
         parameters: The trained parameters, one flat array `(rows, columns)` for each block.
         optimizer: What the optimizer keeps of each block: moments, counts, rates, by name.
+        averages: The running average of each block's parameters and its number of steps, where one is kept.
         columns: Rates and decays of single columns, for each block, where parameter groups differ.
         buffers: Buffers of the networks by name.
         frozen: Parameters that are not trained, by name.
@@ -44,6 +45,7 @@ class TrainState:
 
     parameters: Annotated[list[Tensor], Part("row", saved=True)]
     optimizer: Annotated[list[dict[str, Tensor]], Part("row", saved=True)]
+    averages: Annotated[list[dict[str, Tensor]], Part("row", saved=True)]
     columns: Annotated[list[dict[str, Tensor]], Part("shared", saved=False)]
     buffers: Annotated[dict[str, Tensor], Part("member", saved=True)]
     frozen: Annotated[dict[str, Tensor], Part("member", saved=False)]
@@ -111,7 +113,7 @@ class TrainState:
 
     def weights(self) -> dict[str, Tensor]:
         """Return the tensors that make the ensemble what it is, by name."""
-        return self.saved(without=("optimizer", "sums", "seen", "index", "plateau"))
+        return self.saved(without=("optimizer", "averages", "sums", "seen", "index", "plateau"))
 
     def carry_over(self, old: "TrainState", blocks: Sequence[Block], keep: Sequence[int]) -> None:
         """Go on from a state with more members, whose parameters lay in these blocks: position, logged sums, the optimizer's rows."""
@@ -124,10 +126,11 @@ class TrainState:
         left = [
             i for i, b in enumerate(blocks) if b.stacked or (b.members is not None and b.members[0] in keep)
         ]
-        for slots, place in zip(self.optimizer, left, strict=True):
-            rows = list(keep) if blocks[place].stacked else [0]
-            for name, tensor in slots.items():
-                tensor.copy_(old.optimizer[place][name][rows])
+        for now, before in ((self.optimizer, old.optimizer), (self.averages, old.averages)):
+            for slots, place in zip(now, left, strict=False):
+                rows = list(keep) if blocks[place].stacked else [0]
+                for name, tensor in slots.items():
+                    tensor.copy_(before[place][name][rows])
 
     def _changed(self, change: Callable[[Rows, Tensor], Tensor]) -> "TrainState":
         return replace(

@@ -39,6 +39,8 @@ class TrainStep:
     clip_norm: float | None = None
     clip_value: float | None = None
     bf16: bool = False
+    accumulate: int = 1
+    ema: float | None = None
 
     def initial_state(self, factors: Tensor, streams: Mapping[str, Tensor]) -> TrainState:
         """Return the state before the first step."""
@@ -48,6 +50,7 @@ class TrainStep:
         return TrainState(
             parameters=[block.flat for block in self.blocks],
             optimizer=self.optimizer.tensors,
+            averages=[] if self.ema is None else [_no_average(block.flat) for block in self.blocks],
             columns=self.optimizer.columns,
             buffers=dict(self.members.named_buffers()),
             frozen={n: p.detach() for n, p in self.members.named_parameters() if n not in trained},
@@ -66,6 +69,27 @@ class TrainStep:
         """Take one step on a batch of `size` examples; without `advance` the step's number stays as it is."""
         step, x, y, rows = self._begin(state, size)
         leaves = self._leaves(state, rows)
+        if self.accumulate == 1:
+            gradients, parts = self._gradients(state, leaves, rows, step, x, y)
+        else:
+            gradients, parts = self._accumulated(state, leaves, rows, step, x, y, size)
+        with torch.no_grad():
+            self._descend(state, gradients, rows)
+            self._log(state, parts, rows)
+            if advance:
+                state.index.add_(1)
+                state.data["position"].add_(1)
+
+    def _gradients(
+        self,
+        state: TrainState,
+        leaves: list[Tensor],
+        rows: Tensor | None,
+        step: Step,
+        x: Any,
+        y: Tensor,
+    ) -> tuple[tuple[Tensor | None, ...], Mapping[str, Tensor]]:
+        """Return the gradients of the objective on a batch, and its logged parts; buffers are as the pass leaves them."""
         view = self._view(state, leaves, rows, step)
         with self._precision(x.device):
             loss, parts = self.objective(view, x, y, step)
@@ -73,14 +97,62 @@ class TrainStep:
                 # Members are one network's views: their mean trains it as that network alone.
                 loss = loss / view.num_members
         gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
-        with torch.no_grad():
-            if rows is not None:
+        if rows is not None:
+            with torch.no_grad():
                 self.members.put_rows(state.buffers, rows, view.buffers)
-            self._descend(state, gradients, rows)
-            self._log(state, parts, rows)
-            if advance:
-                state.index.add_(1)
-                state.data["position"].add_(1)
+        return gradients, parts
+
+    def _accumulated(
+        self,
+        state: TrainState,
+        leaves: list[Tensor],
+        rows: Tensor | None,
+        step: Step,
+        x: Any,
+        y: Tensor,
+        size: int,
+    ) -> tuple[tuple[Tensor | None, ...], Mapping[str, Tensor]]:
+        """Return the mean of the gradients on equal parts of a batch, one after another: a pass has the memory of one part."""
+        total: list[Tensor | None] = [None] * len(leaves)
+        logged: dict[str, Tensor] = {}
+        count, own = min(self.accumulate, size), int(self.feed.own)
+        for place in range(count):
+            part = slice(place * size // count, (place + 1) * size // count)
+            where = (slice(None), part) if own else part
+            # Not the step's own noise again: parts would share their dropout and perturbations.
+            inner = replace(
+                step,
+                member_keys=fold(step.member_keys, place),
+                shared_key=fold(step.shared_key, place),
+                streams={name: stream[where] for name, stream in step.streams.items()},
+                weights=None if step.weights is None else step.weights[where],
+            )
+            gradients, parts = self._gradients(state, leaves, rows, inner, x[where], y[where])
+            share = (part.stop - part.start) / size
+            for index, gradient in enumerate(gradients):
+                if gradient is not None:
+                    scaled = gradient * (
+                        share if step.weights is None else self._share(step, inner, index, rows)
+                    )
+                    before = total[index]
+                    total[index] = scaled if before is None else before + scaled
+            for name, value in parts.items():
+                logged[name] = logged.get(name, 0.0) + share * value.detach()
+        return tuple(total), logged
+
+    def _share(self, step: Step, part: Step, index: int, rows: Tensor | None) -> Tensor:
+        """Return how much a part of the batch counts in the whole by its examples' weights: one number, or one for each row of a block."""
+        assert step.weights is not None
+        assert part.weights is not None
+        block = self.blocks[index]
+        share = part.weights.double().sum(-1) / step.weights.double().sum(-1).clamp_min(1e-300)
+        share = share.to(block.flat.dtype)
+        if share.ndim == 0:
+            return share
+        if not block.stacked:
+            assert block.members is not None
+            return share[list(block.members)][:, None]
+        return (share if rows is None else share[rows])[:, None]
 
     def run_forward(self, state: TrainState, size: int) -> tuple[Tensor, list[Tensor]]:
         """Return the members' outputs for the step's batch, with their graph, and the leaves they depend on.
@@ -234,6 +306,8 @@ class TrainStep:
                 gradient = block.flat.new_zeros(()).expand(count, block.flat.shape[1])
             tensors = {**state.optimizer[index], **state.columns[index]}
             self.optimizer.update(tensors, index, state.parameters[index], gradient, factor, block_rows)
+            if self.ema is not None:
+                _average(state.averages[index], state.parameters[index], self.ema, block_rows)
 
     def _clipped(
         self, gradients: tuple[Tensor | None, ...], rows: Tensor | None
@@ -283,6 +357,29 @@ class TrainStep:
         for sums in (state.sums, state.seen):
             zeros = torch.zeros(tuple(shape), dtype=torch.float32, device=state.index.device)
             sums[name] = aligned_rows(zeros) if zeros.ndim else zeros
+
+
+def _no_average(flat: Tensor) -> dict[str, Tensor]:
+    count = torch.zeros(len(flat), dtype=torch.int64, device=flat.device)
+    return {"mean": flat.detach().clone(), "count": aligned_rows(count)}
+
+
+def _average(average: Mapping[str, Tensor], values: Tensor, decay: float, rows: Tensor | None) -> None:
+    """Take values into their exponential average, in place, whose weights sum to one from the first step on."""
+    mean, count = average["mean"], average["count"]
+    if rows is not None:
+        values, old, steps = (t.index_select(0, rows) for t in (values, mean, count))
+    else:
+        old, steps = mean, count
+    steps = steps + 1
+    share = (1 - decay) / (1 - decay ** steps.double())
+    new = old + computed_once(share[:, None].to(old.dtype)) * (values - old)
+    if rows is None:
+        mean.copy_(new)
+        count.copy_(steps)
+    else:
+        mean.index_copy_(0, rows, new)
+        count.index_copy_(0, rows, steps)
 
 
 def _leaf(flat: Tensor, block: Block, rows: Tensor | None) -> Tensor:

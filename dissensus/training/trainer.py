@@ -34,6 +34,9 @@ from dissensus.training.watching import NOT_SHOWN, CollusionWatch
 
 log = logging.getLogger("dissensus")
 
+# Tracing a step takes as long as some hundred eager ones, and a program its memory: so many shapes of batches are traced.
+PROGRAMS = 16
+
 
 class Trainer:
     """Runs one training from its first step, or from a checkpoint, to its end."""
@@ -53,6 +56,7 @@ class Trainer:
         self.result = Run(members)
         self.first_ids = members.member_ids
         self.watch = Watch(settings.select or "ensemble_loss")
+        self.watches = [Watch(self.watch.name) for _ in self.first_ids] if settings.per_member else []
         self.plateau = Watch("ensemble_loss")
         self.folder = None if settings.checkpoint_dir is None else CheckpointFolder(settings.checkpoint_dir)
         self.good: dict[str, Tensor] | None = None
@@ -60,6 +64,8 @@ class Trainer:
         # The same dictionary throughout: a running epoch of a loader puts its batches into it.
         self.data: dict[str, Tensor] = {}
         self.checked_step = self.shared_step = 0
+        # Shapes of an example in the order they came: those of padded batches differ.
+        self.shapes: list[str] = []
         # Of processes that train together one writes for all.
         self.writes = settings.mesh is None or settings.mesh.first
         self._check_settings()
@@ -82,9 +88,24 @@ class Trainer:
             raise ValueError(
                 "Selecting, stopping early and reducing the rate on a plateau look at validation data; give `validation=`."
             )
-        columns = ["ensemble_loss", "validation_loss"]
+        if settings.per_member and (
+            self.objective.couples or not self.members.separate or settings.on_divergence == "drop"
+        ):
+            raise ValueError(
+                "per_member=True needs members that own their parameters, an objective that does not couple them and on_divergence='stop'; "
+                "otherwise what one does after its best moment is not its own affair. Leave it out."
+            )
+        if settings.mesh is not None and (settings.per_member or settings.ema or settings.accumulate > 1):
+            raise ValueError(
+                "`mesh` goes without `accumulate`, `ema` and `per_member`. Train in one process, or leave them out."
+            )
+        columns = ["validation_loss"] if settings.per_member else ["ensemble_loss", "validation_loss"]
         if self.objective.likelihood.kind in ("classes", "labels"):
-            columns += ["ensemble_accuracy", "validation_accuracy"]
+            columns += (
+                ["validation_accuracy"]
+                if settings.per_member
+                else ["ensemble_accuracy", "validation_accuracy"]
+            )
         if settings.select is not None and settings.select not in columns:
             raise ValueError(f"`select` must be one of {', '.join(columns)}; got {settings.select!r}.")
 
@@ -155,9 +176,15 @@ class Trainer:
             settings.clip_norm,
             settings.clip_value,
             settings.bf16,
+            settings.accumulate,
+            settings.ema,
         )
         try:
             check_engine(settings.engine, self.step, settings.concurrent_members)
+            if settings.per_member and isinstance(optimizer, SeparateOptimizers):
+                raise ValueError(
+                    "per_member=True needs sgd, adam or adamw, whose members have rates of their own."
+                )
         except ValueError:
             detach(members, blocks)
             raise
@@ -199,6 +226,8 @@ class Trainer:
             last = self.result.stopped_early or self.result.epoch == self.settings.epochs
             if last and self.checked_step < self.result.step:
                 start = self._check(progress, start)
+            if last:
+                self._swap_averages()
             if self.folder is not None and (last or self.result.epoch % self.settings.checkpoint_every == 0):
                 self._share()
                 self._handle_divergence()
@@ -211,10 +240,9 @@ class Trainer:
             if not self.result.engine and self.writes and self.settings.engine != "eager":
                 log.info("training runs eagerly: on a mesh, outputs are exchanged in the middle of a step")
             self.result.engine = self.engine.name
-        elif self.result.step == 0 and self.settings.concurrent_members is None:
-            # As it is written: in it members decide how they run, and the objective shows what it logs.
+        elif self._as_written():
             self.step(self.state, size)
-            self.result.step = 1
+            self.result.step += 1
             return 1
         if self.engine is None:
             steps = self.total_steps - self.result.step
@@ -234,6 +262,25 @@ class Trainer:
         self.result.step += taken
         return taken
 
+    def _as_written(self) -> bool:
+        """Whether the step is taken eagerly, whatever the engine: the first one with examples of a shape, and all those beyond many shapes.
+
+        In the first one members decide how they run, and the objective shows what it logs. Shapes are kept in checkpoints, so that
+        a run that goes on does as one that was not interrupted.
+        """
+        if self.settings.concurrent_members is not None:
+            return False
+        shape = " ".join(str(list(t.shape[1:])) for name, t in self.data.items() if name.startswith("batch."))
+        known = shape in self.shapes
+        if not known:
+            self.shapes.append(shape)
+            if len(self.shapes) == 2:
+                log.info(
+                    "batches come in several shapes: where steps are traced, the first %d get a program each and others run eagerly",
+                    PROGRAMS,
+                )
+        return not known or self.shapes.index(shape) >= PROGRAMS
+
     def _check(self, progress: Progress, start: float) -> float:
         """Read the sums, validate, and decide what follows."""
         self.checked_step = self.result.step
@@ -244,6 +291,8 @@ class Trainer:
         self.result.seconds += now - start
         whole["lr_factor"] = self._lr_factor()
         whole["seconds"] = self.result.seconds
+        self._swap_averages()
+        self._leave_stopped()
         if self.validation is not None:
             seen_members, seen_whole = validate(
                 self.members, self.validation, self.objective.likelihood, self.collusion
@@ -262,7 +311,8 @@ class Trainer:
             self.result.history.save(self.folder.folder / "history.csv")
         values = {name: mean_of(v) for name, v in per_member.items()} | whole
         progress.values({name: value for name, value in values.items() if name not in NOT_SHOWN})
-        self._select(values)
+        self._select(values, per_member)
+        self._swap_averages()
         if self.settings.callback is not None:
             self.settings.callback(self.result)
             if not self.members.training:
@@ -344,7 +394,14 @@ class Trainer:
         # The best so far was the best of other members too: the search begins again.
         self.good, self.watch = None, Watch(self.watch.name)
 
-    def _select(self, values: Mapping[str, float]) -> None:
+    def _swap_averages(self) -> None:
+        """Exchange the parameters and their averages, where these are kept."""
+        for values, average in zip(self.state.parameters, self.state.averages, strict=False):
+            held = values.clone()
+            values.copy_(average["mean"])
+            average["mean"].copy_(held)
+
+    def _select(self, values: Mapping[str, float], per_member: Mapping[str, list[float]]) -> None:
         settings = self.settings
         if isinstance(settings.schedule, Plateau):
             self.plateau.see(values["ensemble_loss"], self.result.step)
@@ -356,13 +413,65 @@ class Trainer:
                 self.plateau.stale = 0
         if settings.select is None:
             return
-        if self.watch.see(values[settings.select], self.result.step):
+        if settings.per_member:
+            self._select_members(per_member[settings.select])
+        elif self.watch.see(values[settings.select], self.result.step):
             self.result.best, self.result.best_step = self.watch.best, self.watch.best_step
             self.good = {name: tensor.clone() for name, tensor in self.state.weights().items()}
             if self.folder is not None:
                 self._save("best", self.good)
         elif settings.patience is not None and self.watch.stale >= settings.patience:
             self.result.stopped_early = True
+
+    def _select_members(self, values: Sequence[float]) -> None:
+        """Keep each member as it is at its best; the rate of one whose patience has run out becomes zero."""
+        now = self.state.weights()
+        if self.good is None:
+            self.good = {name: tensor.clone() for name, tensor in now.items()}
+        for place, (watch, value) in enumerate(zip(self.watches, values, strict=True)):
+            if not self._has_stopped(watch) and watch.see(value, self.result.step):
+                self._copy_member(place, now, self.good)
+        self._leave_stopped()
+        self.result.best_steps = {
+            member: watch.best_step or 0 for member, watch in zip(self.first_ids, self.watches, strict=True)
+        }
+        self.result.best = mean_of([watch.best or 0.0 for watch in self.watches])
+        self.result.stopped_early = all(map(self._has_stopped, self.watches))
+        if self.folder is not None:
+            self._save("best", self.good)
+
+    def _has_stopped(self, watch: Watch) -> bool:
+        return self.settings.patience is not None and watch.stale >= self.settings.patience
+
+    def _leave_stopped(self) -> None:
+        """Have members that stopped be what they were at their best; buffers would go on with every pass."""
+        for place, watch in enumerate(self.watches):
+            if not self._has_stopped(watch):
+                continue
+            assert self.good is not None
+            self._copy_member(place, self.good, self.state.weights())
+            for index, block in enumerate(self.step.blocks):
+                assert block.members is not None
+                if place in block.members:
+                    row = block.members.index(place)
+                    self.state.optimizer[index]["lr"][row] = 0.0
+                    if self.state.averages:
+                        self.state.averages[index]["mean"][row] = block.flat[row]
+
+    def _copy_member(self, place: int, source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
+        """Copy one member's parameters and buffers, in place."""
+        for name, tensor in target.items():
+            part, _, rest = name.partition(".")
+            if part == "parameters":
+                block = self.step.blocks[int(rest)]
+                if block.members is not None and place in block.members:
+                    row = block.members.index(place)
+                    tensor[row] = source[name][row]
+            elif not self.members.stacked:
+                if rest.startswith(f"nets.{place}."):
+                    tensor.copy_(source[name])
+            elif rest not in self.members.shared_buffers:
+                tensor[place] = source[name][place]
 
     def _load_best(self) -> None:
         if self.good is not None:
@@ -374,7 +483,7 @@ class Trainer:
             return
         if tensors is None:
             # Nothing goes on from a run that has ended: its weights are enough.
-            tensors = self.state.saved(without=("optimizer",) if final else ())
+            tensors = self.state.saved(without=("optimizer", "averages") if final else ())
             if isinstance(self.step.optimizer, SeparateOptimizers) and not final:
                 tensors = {**tensors, **{f"separate.{k}": v for k, v in self.step.optimizer.state().items()}}
             if self.good is not None:
@@ -388,9 +497,11 @@ class Trainer:
             "step": self.result.step,
             "engine": self.result.engine,
             "decisions": self.members.all_decisions(),
+            "shapes": self.shapes,
             "seconds": self.result.seconds,
             "stopped_early": self.result.stopped_early,
             "watch": asdict(self.watch),
+            "watches": [asdict(watch) for watch in self.watches],
             "plateau": asdict(self.plateau),
             "history": self.result.history.rows,
             "torch": torch.__version__,
@@ -450,5 +561,8 @@ class Trainer:
             facts["dropped"],
         )
         self.members.decide_as(facts.get("decisions", {}))
+        self.shapes = facts.get("shapes", [""])
         self.watch, self.plateau = Watch(**facts["watch"]), Watch(**facts["plateau"])
+        if self.watches:
+            self.watches = [Watch(**watch) for watch in facts["watches"]]
         result.best, result.best_step = (self.watch.best, self.watch.best_step) if self.good else (None, None)
