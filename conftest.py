@@ -35,6 +35,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.nodeid in LONG:
             item.add_marker(pytest.mark.slow)
+        if "slow" in item.keywords:  # on a busy machine a compilation alone takes minutes
+            item.add_marker(pytest.mark.timeout(1500))
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="no CUDA device on this machine")

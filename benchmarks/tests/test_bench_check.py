@@ -82,7 +82,7 @@ def test_what_is_stored_of_several_runs_is_the_worse_ratio():
 
 def test_a_reference_is_stored_from_several_runs(tmp_path, monkeypatch, one_case):
     one_case += [3.0, 2.0, 4.0]
-    script = Path(__file__).parents[1] / "benchmarks" / "speed.py"
+    script = Path(__file__).parents[1] / "speed.py"
     stored = tmp_path / "reference.json"
     asked = ["--device", "cpu", "--quick", "--cases", "small-mlps", "--runs", "3"]
     places = ["--output", str(tmp_path / "out"), "--store", str(stored)]
@@ -187,7 +187,7 @@ def test_what_cannot_be_measured_ends_in_one_sentence(tmp_path, arguments, word)
 
 
 def test_the_stored_reference_is_a_quick_run_on_a_cpu():
-    stored = read_stored(Path(__file__).parents[1] / "benchmarks" / "reference.json")
+    stored = read_stored(Path(__file__).parents[1] / "reference.json")
     assert (stored["about"]["device"], stored["about"]["quick"]) == ("cpu", True)
     names = {entry["case"] for entry in stored["results"]}
     assert names == set(cases.default_cases(quick=True))

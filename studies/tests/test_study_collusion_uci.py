@@ -24,7 +24,7 @@ from dissensus import objectives as obj
 from dissensus.architectures import mlp
 from dissensus.randomness import derive
 
-SHARED = Path(__file__).parents[1].parent / "shared" / "data"
+SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 shared = pytest.mark.skipif(
     not (SHARED / "uci" / "abalone.csv").is_file(), reason="the UCI tables are not in ../shared/data"
 )

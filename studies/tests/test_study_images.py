@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import dissensus_studies
 import numpy as np
 import pytest
 import torch
@@ -28,11 +29,11 @@ from torch import nn
 from typer.testing import CliRunner
 
 import dissensus as ds
-from dissensus import cli, studies
+from dissensus import cli
 from dissensus.data.augment import HorizontalFlip, Rotation
 from dissensus.randomness import Noise
 
-SHARED = Path(__file__).parents[1].parent / "shared" / "data"
+SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 
 
 def small_net(num_classes):
@@ -360,7 +361,7 @@ def test_options_of_the_command_line_reach_the_study(tmp_path, monkeypatch):
         return tmp_path / "report.html"
 
     monkeypatch.setitem(sys.modules, "an_image_study", SimpleNamespace(run=run))
-    monkeypatch.setattr(studies, "STUDIES", {"toy": Study("toy", "A toy.", "an_image_study")})
+    monkeypatch.setattr(dissensus_studies, "STUDIES", {"toy": Study("toy", "A toy.", "an_image_study")})
     options = ["--epochs", "3", "--minutes", "1.5", "--arms", "cnn M=5, gap", "--known", "svhn"]
     result = CliRunner().invoke(cli.app, ["study", "toy", *options])
     assert result.exit_code == 0, result.output

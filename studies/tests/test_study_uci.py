@@ -12,7 +12,7 @@ from dissensus_studies import uci_deep_ensembles as uci
 
 from dissensus import metrics
 
-SHARED = Path(__file__).parents[1].parent / "shared" / "data"
+SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 shared = pytest.mark.skipif(
     not (SHARED / "uci" / "dropout_splits").is_dir(), reason="the UCI sets are not in ../shared/data"
 )
