@@ -194,7 +194,7 @@ class TestScoreTables:
         frame["age"] += 0.5  # other rows than the alarm was calibrated on: no ties that rounding would break
         source = tmp_path / f"in.{ending}"
         frame.to_csv(source, index=False) if ending == "csv" else frame.to_parquet(source)
-        run("score", table / "run", source, "-o", tmp_path / "whole.csv", "--carry", "town")
+        said = run("score", table / "run", source, "-o", tmp_path / "whole.csv", "--carry", "town").output
         monkeypatch.setattr("dissensus.recipes.scoring._ROWS", 7)
         run("score", table / "run", source, "-o", tmp_path / "parts.csv", "--carry", "town")
         whole, parts = pd.read_csv(tmp_path / "whole.csv"), pd.read_csv(tmp_path / "parts.csv")
@@ -211,6 +211,10 @@ class TestScoreTables:
         x = prepare(prepare.read(source).x)
         np.testing.assert_allclose(whole["p_value"], alarm.p_values(x), atol=1e-6)
         assert whole["flag"].tolist() == alarm(x).tolist()
+        monitor = ds.conformal.DriftMonitor.load(table / "run" / "drift.json", ensemble)
+        path = monitor.log_path(alarm.scorer(ensemble, x))
+        assert f"Alarm: {int(alarm(x).sum())} of {len(x)} rows (0.1 of ordinary ones may)" in said
+        assert f"the drift monitor reached {np.exp(max(path.max(), 0)):.3g}" in said
         probs = [ds.predict(ensemble, part).softmax(-1).mean(0) for part in (prepare(sets.calibration.x), x)]
         inside = ds.conformal.sets(probs[0], prepare.targets(sets.calibration), probs[1], coverage=0.9)
         named = [

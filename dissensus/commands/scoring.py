@@ -152,6 +152,8 @@ def _score_one(
     )
     line.close()
     typer.echo(f"{scored.rows} inputs scored: {target}")
+    if scored.alarm:
+        typer.echo(scored.alarm)
     if scored.worst:
         typer.echo(f"Least certain: {', '.join(str(name) for _, name in scored.worst)}")
     if scored.problems:

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from dissensus.scores import REGRESSION_SCORES, SCORES
 
 ALARM = "alarm.json"
 COVERAGE = "coverage.json"
+DRIFT = "drift.json"
 _FORMAT = "dissensus coverage 1"
 _SHOWN = 1000
 
@@ -63,14 +64,22 @@ class Calibration:
 
     Attributes:
         alarm: Ranks scores among theirs.
+        monitor: Ranks scores among all earlier ones, those of held-out rows first; None where these are fewer than three.
         misses: How far the truth was from the prediction, `(targets, rows)`: 1 - its probability, or the error in standard
             deviations.
         coverage: How often sets and intervals are to hold the truth.
     """
 
     alarm: Alarm
+    monitor: DriftMonitor | None
     misses: tuple[tuple[float, ...], ...]
     coverage: float
+
+    def for_a_stream(self) -> "Calibration":
+        """Return the same with a monitor of its own."""
+        if self.monitor is None:
+            return self
+        return replace(self, monitor=DriftMonitor.from_state(self.monitor.state()))
 
     @property
     def reach(self) -> list[float]:
@@ -113,6 +122,10 @@ def calibrate_run(run: LoadedRun, sets: Sets, settings: AlarmSettings, folder: P
         folder / COVERAGE, _FORMAT, {"coverage": settings.coverage, "misses": _misses(run, x, y).tolist()}
     )
     alarm.save(folder / ALARM)
+    if len(x) > 2:
+        monitor = DriftMonitor.of_scores(alarm.calibration[None])
+        monitor.scorer = alarm.scorer
+        monitor.save(folder / DRIFT)
     notes = [f"{warning.message}" for warning in said if warning.category is UserWarning]
     if sets.calibration is None:
         notes.append(
@@ -123,12 +136,13 @@ def calibrate_run(run: LoadedRun, sets: Sets, settings: AlarmSettings, folder: P
 
 
 def load_calibration(folder: Path, run: LoadedRun) -> Calibration | None:
-    """Read a run's alarm and coverage; None where nothing was held out to calibrate on."""
+    """Read a run's alarm, monitor and coverage; None where nothing was held out to calibrate on."""
     if not (folder / ALARM).exists():
         return None
     state = read_state(folder / COVERAGE, _FORMAT)
     misses = tuple(tuple(own) for own in state["misses"])
-    return Calibration(Alarm.load(folder / ALARM, run.ensemble), misses, state["coverage"])
+    monitor = DriftMonitor.load(folder / DRIFT, run.ensemble) if (folder / DRIFT).exists() else None
+    return Calibration(Alarm.load(folder / ALARM, run.ensemble), monitor, misses, state["coverage"])
 
 
 def check_alarm(
@@ -148,14 +162,14 @@ def check_alarm(
         for name, x in {ID: known[0], **unknown}.items()
     }
     p_values = {name: alarm.p_values_of(own) for name, own in scores.items()}
-    held_out = np.concatenate(list(alarm.calibration.values()))
-    drift = DriftMonitor.of_scores(held_out).log_path(scores[ID]) if len(held_out) > 2 else np.zeros(1)
+    monitor = calibration.for_a_stream().monitor
+    drift = np.zeros(1) if monitor is None else monitor.log_path(scores[ID])
     misses = _misses(run, run.preprocessing(known[0]), known[1])
     inside = misses <= torch.tensor(calibration.reach, dtype=torch.float64)[:, None]
     return AlarmCheck(
         score=alarm.scorer.name,
         false_alarms=alarm.false_alarms,
-        calibrated_on=len(held_out),
+        calibrated_on=len(alarm.calibration[None]),
         flagged={name: float((own <= alarm.false_alarms).mean()) for name, own in p_values.items()},
         p_values={name: floats(np.sort(_some(own))) for name, own in p_values.items()},
         coverage=calibration.coverage,
@@ -190,7 +204,7 @@ def moments_of(run: LoadedRun, outputs: Tensor) -> tuple[Tensor, Tensor]:
 def calibrated_columns(
     run: LoadedRun, calibration: Calibration, outputs: Tensor, scores: Mapping[str, Tensor]
 ) -> dict[str, Any]:
-    """Return p-value, flag, and prediction set or interval of each input.
+    """Return p-value, flag, and prediction set or interval of each input; the drift monitor sees them in this order.
 
     Args:
         run: The run.
@@ -198,8 +212,11 @@ def calibrated_columns(
         outputs: Member outputs, `(members, batch, ...)`.
         scores: Scores of these by name, `(batch,)` or `(batch, targets)`.
     """
-    score = scores[calibration.alarm.scorer.name]
-    p = calibration.alarm.p_values_of((score if score.ndim == 1 else score.mean(-1)).cpu())
+    score = scores[calibration.alarm.scorer.name].cpu()
+    score = score if score.ndim == 1 else score.mean(-1)
+    p = calibration.alarm.p_values_of(score)
+    if calibration.monitor is not None:
+        calibration.monitor.update_scores(score)
     columns: dict[str, Any] = {"p_value": p, "flag": p <= calibration.alarm.false_alarms}
     reach = calibration.reach
     if run.preprocessing.classes is not None:

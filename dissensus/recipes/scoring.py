@@ -28,6 +28,7 @@ Table = dict[str, Any]
 # Rows of a table that are in memory at once.
 _ROWS = 1 << 15
 _STALE_AFTER = 86400.0
+_DRIFT = 100
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,10 @@ class Part:
 
 @dataclass
 class Scored:
-    """What came of scoring a file: rows written, rows that could not be read and why, and the least certain rows."""
+    """What came of scoring a file: rows written, rows that could not be read and why, the least certain rows, and the alarm."""
 
     rows: int = 0
+    alarm: str = ""
     problems: dict[int, str] = field(default_factory=dict)
     worst: list[tuple[float, Any]] = field(default_factory=list)
 
@@ -89,7 +91,8 @@ def score_file(
     check_table_path(output)
     if Path(source).exists() and output.exists() and output.samefile(source):
         raise ValueError(f"{output} is the input itself. Write to another file.")
-    scored, told = Scored(), set()
+    scored, told, flagged = Scored(), set(), 0
+    calibration = None if calibration is None else calibration.for_a_stream()
     with written_aside(output) as temporary, ExitStack() as stack:
         write: Callable[[Table], None] | None = None
         for part in parts_of(run, source, carry):
@@ -104,11 +107,27 @@ def score_file(
                 write(table)
                 _keep_worst(scored, table)
                 scored.rows += len(part.x)
+                flagged += int(np.sum(table.get("flag", 0)))
             progress(scored.rows + len(scored.problems), part.share)
         if write is None:
             row, why = next(iter(scored.problems.items()))
             raise ValueError(f"None of the rows of {source} can be read; row {row}: {why}.")
+    scored.alarm = "" if calibration is None else _alarm_in_words(calibration, flagged, scored.rows)
     return scored
+
+
+def _alarm_in_words(calibration: Calibration, flagged: int, rows: int) -> str:
+    """Say how many rows rang, and whether they are, in their order, a stream like the held-out rows."""
+    text = f"Alarm: {flagged} of {rows} rows ({calibration.alarm.false_alarms:.3g} of ordinary ones may)"
+    if calibration.monitor is None:
+        return text
+    reached = f"the drift monitor reached {np.exp(min(calibration.monitor.martingale.log_peak, 50)):.3g}"
+    changed = calibration.monitor.alarm(_DRIFT)
+    return f"{text}; " + (
+        f"THE INPUTS HAVE CHANGED: {reached}, once in so many streams like the held-out rows"
+        if changed
+        else f"no sign of a change: {reached}, below {_DRIFT}"
+    )
 
 
 def _keep_worst(scored: Scored, table: Table) -> None:
