@@ -12,7 +12,7 @@ from dissensus._checks import check_labels, check_member_logits, compute_dtype
 from dissensus.data.sources import Pairs, device_of, pair_batches
 from dissensus.data.trees import Output, call, pick
 from dissensus.members import HeadEnsemble, Members
-from dissensus.members.modes import evaluation_mode
+from dissensus.members.members import evaluation_mode
 from dissensus.members.stacking import average, check_one_architecture
 from dissensus.randomness import seeded
 from dissensus.types import Float, Labels, MemberLogits

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from dissensus.data.augment import Augmentation
-from dissensus.data.descriptions import attributes_of, described, network_digest
 from dissensus.data.features import FEATURES, TARGETS, CachedFeatures, Facts, content_of, wrapped
-from dissensus.data.in_order import Arrays, Source, source_of
-from dissensus.data.sources import Inputs, Pairs, device_of
+from dissensus.data.fingerprints import attributes_of, described, network_digest
+from dissensus.data.sources import Arrays, Inputs, Pairs, Source, device_of, source_of
 from dissensus.data.trees import Batch, Output, Tree, call, pick
 from dissensus.members import HeadEnsemble, Members
-from dissensus.members.modes import evaluation_mode
+from dissensus.members.members import evaluation_mode
 from dissensus.randomness import Noise, derive, fold, seeded
 
 # Seconds between two notes of how far writing has come; what was written after the last one is computed again.

@@ -20,7 +20,7 @@ from sklearn.utils.validation import (
 )
 from torch import Tensor
 
-from dissensus._variances import Family, data_variance
+from dissensus._beliefs import Family, data_variance
 from dissensus.architectures import mlp
 from dissensus.conformal import Alarm, DriftMonitor, intervals, p_values
 from dissensus.data.tables import TableEncoder, columns_of

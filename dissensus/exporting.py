@@ -20,7 +20,7 @@ from dissensus.data.sources import device_of
 from dissensus.data.trees import Tree, plain
 from dissensus.members import Members
 from dissensus.members.loop import as_loop
-from dissensus.members.modes import evaluation_mode
+from dissensus.members.members import evaluation_mode
 from dissensus.objectives.likelihoods import likelihood_of, mean_and_scale
 from dissensus.onnx_files import Session, finish, quiet_export
 from dissensus.predictions import predict

@@ -14,13 +14,12 @@ from dissensus._checks import (
     explained,
     whole_number,
 )
-from dissensus._memory import inputs_under
+from dissensus._machine import inputs_under
 from dissensus.data.sources import Inputs, device_of, input_batches, num_batches
 from dissensus.data.trees import Batch, Tree, join_rows
-from dissensus.engines.passes import Captured
+from dissensus.engines.graphs import Captured
 from dissensus.members import Members
-from dissensus.members.members import as_members
-from dissensus.members.modes import evaluation_mode
+from dissensus.members.members import as_members, evaluation_mode
 from dissensus.randomness import seeded
 from dissensus.scores import SCORES, Beliefs, all_scores, as_rows
 from dissensus.types import MemberWeights

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from dissensus._beliefs import VECTOR, by_blocks, deviations
 from dissensus._beliefs import Beliefs as Beliefs
-from dissensus._variances import data_variance as data_variance
-from dissensus._variances import knowledge_variance as knowledge_variance
-from dissensus._variances import total_variance as total_variance
+from dissensus._beliefs import data_variance as data_variance
+from dissensus._beliefs import knowledge_variance as knowledge_variance
+from dissensus._beliefs import total_variance as total_variance
 from dissensus.types import MemberLogits, MemberWeights, Scores
 
 Logits: TypeAlias = MemberLogits | Beliefs

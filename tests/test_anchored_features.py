@@ -8,8 +8,8 @@ from torch import nn
 import dissensus as ds
 from dissensus import objectives as obj
 from dissensus.members.anchored import giving_features
+from dissensus.objectives.hard_delta import mahalanobis
 from dissensus.objectives.objective import Step
-from dissensus.objectives.residuals import mahalanobis
 from dissensus.randomness import Noise
 
 x = torch.randn(48, 4, generator=torch.Generator().manual_seed(0))

@@ -12,8 +12,8 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 from training_helpers import x, y
 
 import dissensus as ds
-from dissensus.data.descriptions import network_digest
 from dissensus.data.features import FACTS, TARGETS
+from dissensus.data.fingerprints import network_digest
 
 
 class Times(nn.Module):

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import dissensus as ds
-from dissensus._memory import inputs_under, peak_bytes
-from dissensus.engines.passes import _KNOWN, Captured, _Watch, _why_not
+from dissensus._machine import inputs_under, peak_bytes
+from dissensus.engines.graphs import _KNOWN, Captured, _Watch, _why_not
 from dissensus.scores import SCORES, all_scores
 
 x = torch.randn(100, 10, generator=torch.Generator().manual_seed(0))
@@ -160,8 +160,8 @@ class Recorded:
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
-    monkeypatch.setattr("dissensus.engines.passes._on_gpu", lambda tensor: True)
-    monkeypatch.setattr("dissensus.engines.passes._Graph", Recorded)
+    monkeypatch.setattr("dissensus.engines.graphs._on_gpu", lambda tensor: True)
+    monkeypatch.setattr("dissensus.engines.graphs._Graph", Recorded)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(Recorded, "made", 0)
 

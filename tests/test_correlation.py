@@ -11,8 +11,7 @@ from dissensus.objectives.correlation import (
     negative_correlation_loss,
     second_order_gap,
 )
-from dissensus.objectives.decomposition import decompose
-from dissensus.objectives.diversity import second_order_diversity
+from dissensus.objectives.diversity import decompose, second_order_diversity
 from dissensus.objectives.joint import joint_loss
 from dissensus.objectives.losses import LOSSES
 

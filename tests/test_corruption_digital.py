@@ -12,7 +12,7 @@ from PIL import Image
 from scipy import ndimage
 
 from dissensus.data.corruptions import SEVERITIES, corrupt
-from dissensus.data.corruptions._draws import image_keys, uniform
+from dissensus.data.corruptions._images import image_keys, uniform
 from dissensus.data.corruptions.digital import _affine_sources, elastic_transform
 
 KEYS = image_keys(0, "test", 1, torch.arange(8))

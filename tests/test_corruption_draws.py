@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dissensus.data.corruptions._draws import (
+from dissensus.data.corruptions._images import (
     _words,
     bits,
     image_keys,

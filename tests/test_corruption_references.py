@@ -10,12 +10,10 @@ from PIL import Image
 from scipy import ndimage, stats
 
 from dissensus.data.corruptions import SEVERITIES, corrupt
-from dissensus.data.corruptions._clouds import plasma
-from dissensus.data.corruptions._draws import image_keys, integers, uniform
-from dissensus.data.corruptions._filters import disk_kernel, streak
-from dissensus.data.corruptions._splashes import _distance
+from dissensus.data.corruptions._images import disk_kernel, image_keys, integers, streak, uniform
 from dissensus.data.corruptions.blur import _glass_sources
 from dissensus.data.corruptions.noise import _poisson_columns, alias_tables, poisson_probabilities
+from dissensus.data.corruptions.weather import _distance, plasma
 
 KEYS = image_keys(0, "test", 1, torch.arange(8))
 each_severity = pytest.mark.parametrize("severity", SEVERITIES)

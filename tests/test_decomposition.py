@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
-from dissensus.objectives.decomposition import debias, decompose
+from dissensus.objectives.diversity import debias, decompose
 from dissensus.objectives.losses import LOSSES, check_arguments, errors
 
 MEMBERS, BATCH, CLASSES = 4, 6, 3

@@ -9,9 +9,20 @@ import torch
 
 from dissensus import demo
 from dissensus.demo import answers as demo_answers
-from dissensus.demo.answers import Answers, detection, make_member, quality, uncertainty
-from dissensus.demo.digits import CORRUPTIONS, KNOWN, NEW, Digits, Images, load
-from dissensus.demo.figures import uncertainty_histograms
+from dissensus.demo.answers import (
+    CORRUPTIONS,
+    KNOWN,
+    NEW,
+    Answers,
+    Digits,
+    Images,
+    detection,
+    load,
+    make_member,
+    quality,
+    uncertainty,
+)
+from dissensus.demo.page import uncertainty_histograms
 from dissensus.html import cell_text
 from dissensus.members import DeepEnsemble
 from dissensus.training import Run

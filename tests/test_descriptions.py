@@ -17,7 +17,7 @@ from torch import nn
 
 import dissensus as ds
 from dissensus.data.augment import Compose, GaussianNoise, HorizontalFlip
-from dissensus.data.descriptions import attributes_of, described, network_digest
+from dissensus.data.fingerprints import attributes_of, described, network_digest
 
 
 class Scale:

@@ -15,8 +15,8 @@ import dissensus as ds
 from dissensus import plots
 from dissensus.cli import app
 from dissensus.diagnostics import Check, Finding
-from dissensus.diagnostics.predictions import read_predictions
-from dissensus.evaluation.diagnosing import OutputSample
+from dissensus.diagnostics.measuring import read_predictions
+from dissensus.evaluation.streaming import OutputSample
 from dissensus.reporting.diagnosis import write_diagnosis
 
 

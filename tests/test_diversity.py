@@ -7,8 +7,12 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dissensus.objectives.decomposition import decompose
-from dissensus.objectives.diversity import diversity_closed_form, hessian_diversity, second_order_diversity
+from dissensus.objectives.diversity import (
+    decompose,
+    diversity_closed_form,
+    hessian_diversity,
+    second_order_diversity,
+)
 from dissensus.objectives.losses import LOSSES, errors
 
 MEMBERS, BATCH, CLASSES = 4, 5, 3

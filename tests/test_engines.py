@@ -11,8 +11,8 @@ from training_helpers import net, norm_net, x, y
 import dissensus as ds
 from dissensus import objectives as obj
 from dissensus.data import augment
-from dissensus.training import engines
-from dissensus.training.plans import ByMember, why_not_by_member
+from dissensus.training import engines, step
+from dissensus.training.engines import ByMember, why_not_by_member
 
 images = torch.randn(40, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 labels = torch.arange(40) % 3
@@ -125,7 +125,7 @@ def test_compiling_is_a_rule_of_steps_and_work():
 def test_auto_compiles_where_it_pays_and_not_the_smaller_last_batch(monkeypatch):
     compiled = []
     monkeypatch.setattr(
-        "dissensus.training.plans.compile_program", lambda program, combine: compiled.append(1) or program
+        "dissensus.training.engines.compile_program", lambda program, combine: compiled.append(1) or program
     )
     monkeypatch.setattr(engines, "COMPILE_SECONDS", -1e9)
     monkeypatch.setattr(engines, "TRACE_STEPS", 0)
@@ -221,7 +221,7 @@ def test_steps_taken_several_at_once_are_the_same_steps(monkeypatch, every):
     runs = []
     for several in (False, True):
         if several:
-            monkeypatch.setattr(engines.Eager, "take", take)
+            monkeypatch.setattr(step.Eager, "take", take)
         ens = ds.DeepEnsemble(net, 2)
         run = ds.fit(ens, (x, y), epochs=3, batch_size=7, engine="eager", check_every=every)
         runs.append((run.step, run.history["loss"], ds.predict(ens, x)))

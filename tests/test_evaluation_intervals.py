@@ -15,13 +15,16 @@ from dissensus.evaluation import compare, evaluate
 from dissensus.evaluation.estimates import (
     CalibrationError,
     Means,
+    SmoothCalibrationError,
     detection,
+    draw_counts,
+    interval,
     placements,
+    replicates_of,
     risk_coverage,
+    with_intervals,
 )
-from dissensus.evaluation.resampling import draw_counts, interval, replicates_of, with_intervals
 from dissensus.evaluation.results import Number
-from dissensus.evaluation.smooth import SmoothCalibrationError
 
 
 def repeated(values, counts):
@@ -140,7 +143,7 @@ def test_intervals_by_placements_are_those_of_full_resamples():
 
 
 def test_draws_are_of_the_size_of_the_set_and_do_not_depend_on_how_many_are_made_at_once(monkeypatch):
-    from dissensus.evaluation import resampling
+    from dissensus.evaluation import estimates
 
     def all_draws():
         parts = list(draw_counts({"id": 40, "far": 25}, 150, seed=1))
@@ -150,7 +153,7 @@ def test_draws_are_of_the_size_of_the_set_and_do_not_depend_on_how_many_are_made
     assert whole["id"].shape == (40, 150)
     assert torch.equal(whole["far"].sum(0), torch.full((150,), 25.0))
     assert whole["id"].var() == pytest.approx(1, abs=0.1)
-    monkeypatch.setattr(resampling, "_NUMBERS_AT_ONCE", 40 * 11)
+    monkeypatch.setattr(estimates, "_NUMBERS_AT_ONCE", 40 * 11)
     for name, values in all_draws().items():
         assert torch.equal(values, whole[name])
 

@@ -20,7 +20,7 @@ from torch import nn
 import dissensus as ds
 from dissensus import metrics
 from dissensus.evaluation import Evaluation, evaluate
-from dissensus.evaluation.storage import from_json, to_json
+from dissensus.evaluation.results import from_json, to_json
 from dissensus.scores import SCORES
 
 

@@ -13,8 +13,8 @@ from training_helpers import x, y
 import dissensus as ds
 from dissensus import objectives as obj
 from dissensus.data.augment import GaussianNoise
-from dissensus.training import mapped
-from dissensus.training.mapped import FeatureFeed, MappedFeed, fits
+from dissensus.training import feeds
+from dissensus.training.feeds import FeatureFeed, MappedFeed, fits
 
 NOISE = GaussianNoise(0.1)
 
@@ -134,8 +134,8 @@ def streamed(cached, **options):
 class TestOrder:
     @pytest.fixture(autouse=True)
     def small_chunks(self, monkeypatch):
-        monkeypatch.setattr(mapped, "CHUNK_BYTES", 8 * 7)
-        monkeypatch.setattr(mapped, "BUFFER_BYTES", 8 * 7 * 4)
+        monkeypatch.setattr(feeds, "CHUNK_BYTES", 8 * 7)
+        monkeypatch.setattr(feeds, "BUFFER_BYTES", 8 * 7 * 4)
 
     @pytest.mark.parametrize("passes", [1, 3])
     @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from dissensus.data.builtin import BUILT_IN
 from dissensus.data.files import load
 from dissensus.data.images import as_images, match_images
 from dissensus.data.tables import Number, TableEncoder
+from dissensus.data.toy import BUILT_IN
 
 RNG = np.random.default_rng(0)
 

@@ -11,7 +11,7 @@ from torch import nn
 import dissensus as ds
 from dissensus import metrics, objectives
 from dissensus.training import schedules
-from dissensus.training.progress import Progress
+from dissensus.training.history import Progress
 
 X = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(12) % 2

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
-from dissensus.objectives.decomposition import decompose
-from dissensus.objectives.gradient_adjusted import beta_from_step, gradient_adjusted_loss, step_from_beta
+from dissensus.objectives.correlation import beta_from_step, gradient_adjusted_loss, step_from_beta
+from dissensus.objectives.diversity import decompose
 from dissensus.objectives.joint import joint_loss
 
 FORMS = [(others_only, detach) for others_only in (False, True) for detach in (False, True)]

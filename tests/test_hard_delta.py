@@ -15,9 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import dissensus as ds
 from dissensus import objectives as obj
-from dissensus.objectives.hard_delta import Law
-from dissensus.objectives.objective import BatchNorm, Step
-from dissensus.objectives.residuals import (
+from dissensus.objectives.hard_delta import (
+    Law,
     drawn_factor,
     farthest_partner,
     mahalanobis,
@@ -26,6 +25,7 @@ from dissensus.objectives.residuals import (
     tail_draws,
     tail_radius,
 )
+from dissensus.objectives.objective import BatchNorm, Step
 from dissensus.randomness import Noise
 
 x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))

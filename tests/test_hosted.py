@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 def no_room(monkeypatch):
     """Has everything fed from the host; returns what was made."""
     made = []
-    monkeypatch.setattr("dissensus.training.intake.lives_on", lambda x, device: False)
+    monkeypatch.setattr("dissensus.training.fitting.lives_on", lambda x, device: False)
     start = HostFeed.__init__
 
     def remember(self, *args, **options):
@@ -90,7 +90,7 @@ def test_a_dropped_member_leaves_the_others_as_they_were(no_room):
 
     here = run()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dissensus.training.intake.lives_on", lambda x, device: True)
+        patch.setattr("dissensus.training.fitting.lives_on", lambda x, device: True)
         assert torch.equal(run(), here)
 
 
@@ -104,7 +104,7 @@ def test_a_stopped_run_goes_on_from_the_host_and_from_the_device_alike(tmp_path,
 
     with pytest.raises(KeyboardInterrupt):
         trained(checkpoint_dir=tmp_path, callback=stop, **settings)
-    monkeypatch.setattr("dissensus.training.intake.lives_on", lambda x, device: True)
+    monkeypatch.setattr("dissensus.training.fitting.lives_on", lambda x, device: True)
     resumed, _ = trained(checkpoint_dir=tmp_path, resume=True, **settings)
     for name, tensor in straight.items():
         assert torch.equal(resumed[name], tensor)
@@ -181,7 +181,7 @@ class TestRoom:
 
 
 def hosted_rows(path):
-    from dissensus.data.rows import rows_of
+    from dissensus.data.sources import rows_of
 
     return rows_of(np.load(path, mmap_mode="r"), "x")
 
@@ -230,7 +230,7 @@ def test_a_gpu_is_fed_in_the_same_order(engine, settings, request):
 @pytest.mark.gpu
 @pytest.mark.parametrize("pinned", [True, False])
 def test_a_gpus_batches_are_not_overwritten_while_they_are_copied(pinned):
-    from dissensus.training.prefetch import Carrier
+    from dissensus.training.feeds import Carrier
 
     carrier = Carrier(torch.device("cuda"))
 

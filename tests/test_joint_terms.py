@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
-from dissensus.objectives.decomposition import decompose
+from dissensus.objectives.diversity import decompose
 from dissensus.objectives.joint import joint_loss
 from dissensus.objectives.losses import LOSSES
 

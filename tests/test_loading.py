@@ -10,8 +10,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset
 from training_helpers import net, norm_net, x, y
 
 import dissensus as ds
-from dissensus.training.feeds import DatasetFeed, LoaderFeed
-from dissensus.training.prefetch import in_order
+from dissensus.training.feeds import DatasetFeed, LoaderFeed, in_order
 
 CPU = torch.device("cpu")
 

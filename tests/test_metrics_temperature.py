@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dissensus import metrics
-from dissensus.metrics import temperature
+from dissensus.metrics import calibration
 
 
 def sampled_labels(logits, seed=0):
@@ -82,7 +82,7 @@ def test_the_fit_is_a_minimum(seed, scale):
     best = metrics.fit_temperature(logits, labels).value
     at_best = metrics.nll((logits[0] / best).softmax(-1), labels)
     for factor in (0.99, 1.01):
-        nearby = (factor * best).clamp(temperature.LOWEST, temperature.HIGHEST)
+        nearby = (factor * best).clamp(calibration.LOWEST, calibration.HIGHEST)
         assert metrics.nll((logits[0] / nearby).softmax(-1), labels) >= at_best - 1e-12
 
 
@@ -97,8 +97,8 @@ def test_members_do_not_influence_each_other():
 def test_labels_that_determine_nothing_give_an_end_of_the_range_or_one():
     logits = torch.tensor([[[4.0, 0.0], [3.0, 0.0]]])
     right, wrong = torch.tensor([0, 0]), torch.tensor([1, 1])
-    assert metrics.fit_temperature(logits, right).value.item() == pytest.approx(temperature.LOWEST)
-    assert metrics.fit_temperature(logits, wrong).value.item() == pytest.approx(temperature.HIGHEST)
+    assert metrics.fit_temperature(logits, right).value.item() == pytest.approx(calibration.LOWEST)
+    assert metrics.fit_temperature(logits, wrong).value.item() == pytest.approx(calibration.HIGHEST)
     assert metrics.fit_temperature(torch.zeros(1, 2, 2), right).value.item() == 1.0
 
 
@@ -122,14 +122,14 @@ def test_an_end_of_the_range_is_said_to_be_one(caplog):
 )
 def test_temperatures_that_are_none_are_refused(value, of, words):
     with pytest.raises(ValueError, match=words):
-        temperature.Temperature(torch.tensor(value, dtype=torch.float64), of)
+        calibration.Temperature(torch.tensor(value, dtype=torch.float64), of)
 
 
 @pytest.mark.parametrize("wrong", [0, 1, 500])
 def test_few_passes_over_the_data_suffice(wrong, monkeypatch):
     passes = []
-    slope = temperature._slope
-    monkeypatch.setattr(temperature, "_slope", lambda *arguments: passes.append(1) or slope(*arguments))
+    slope = calibration._slope
+    monkeypatch.setattr(calibration, "_slope", lambda *arguments: passes.append(1) or slope(*arguments))
     # Almost all right, and the exception hardly wrong: the slope decays over a long way before its root.
     logits = torch.tensor([[[3.0, 0.0]]]).repeat(1, 1000, 1)
     logits[0, :wrong, 0] = 0.01
@@ -156,7 +156,7 @@ def test_pieces_change_nothing(monkeypatch):
     logits = random_logits(5)
     labels = sampled_labels(logits[0])
     whole = metrics.fit_temperature(logits, labels).value
-    monkeypatch.setattr(temperature, "CHUNK_VALUES", 28)
+    monkeypatch.setattr(calibration, "CHUNK_VALUES", 28)
     torch.testing.assert_close(metrics.fit_temperature(logits, labels).value, whole)
 
 

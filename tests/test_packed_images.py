@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from dissensus.data.files import load
-from dissensus.data.packed import is_packed, unpack
+from dissensus.data.images import is_packed, unpack
 from dissensus.data.suites import OPENOOD_CIFAR10, load_suite
 
 SHARED = Path(__file__).parents[1].parent / "shared" / "data" / "images"
@@ -64,7 +64,7 @@ def test_saturated_colours_survive_the_differences():
 
 
 def test_many_images_are_decoded_in_parts(monkeypatch):
-    import dissensus.data.packed as module
+    import dissensus.data.images as module
 
     monkeypatch.setattr(module, "_AT_ONCE", 2)
     images = random_images(0, count=5)

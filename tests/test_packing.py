@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import dissensus as ds
-from dissensus.training import packing
+from dissensus.training import optimizers
 
 x, y = torch.randn(40, 4, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
 
@@ -28,7 +28,7 @@ class WithOddParameters(nn.Module):
 @pytest.mark.parametrize("engine", ["eager", "captured"])
 def test_empty_parameters_are_no_obstacle(engine):
     ens = ds.DeepEnsemble(WithOddParameters, 2)
-    blocks = packing.pack(ens)
+    blocks = optimizers.pack(ens)
     assert [{ens.get_parameter(name).dtype for name in block.names} for block in blocks] == [
         {torch.float32},
         {torch.float64},
@@ -39,7 +39,7 @@ def test_empty_parameters_are_no_obstacle(engine):
 
 @pytest.mark.parametrize("row_bytes", [1, 2**20])
 def test_decay_of_what_gets_no_gradient_does_not_depend_on_how_rows_are_made(monkeypatch, row_bytes):
-    monkeypatch.setattr(packing, "ROW_BYTES", row_bytes)
+    monkeypatch.setattr(optimizers, "ROW_BYTES", row_bytes)
     ens = ds.DeepEnsemble(WithOddParameters, 2)
     ds.fit(ens, (x, y), epochs=1, batch_size=40, optimizer="sgd", lr=0.1, weight_decay=0.5)
     torch.testing.assert_close(ens.net.unused, torch.full((2, 5, 5), 0.95))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dissensus import objectives as obj
 from dissensus.objectives.disagreement import mean_over_pairs, oriented
-from dissensus.objectives.loss_weights import weights_from_losses
+from dissensus.objectives.loss_guided import weights_from_losses
 
 
 def random_logits(seed, members=3, batch=5, classes=4, scale=2.0):

@@ -7,9 +7,9 @@ from torch import nn
 import dissensus as ds
 from dissensus import objectives as obj
 from dissensus.data import augment
-from dissensus.engines.rewriting import split_at_last_input
+from dissensus.engines.trace import split_at_last_input
 from dissensus.training import engines
-from dissensus.training.plans import InParts, Whole
+from dissensus.training.engines import InParts, Whole
 
 images = torch.randn(40, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 labels = torch.arange(40) % 3

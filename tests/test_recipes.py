@@ -14,9 +14,9 @@ from recipe_cases import recipe, save_blobs, save_line
 from torch import nn
 
 from dissensus.architectures import ARCHITECTURES
-from dissensus.data.builtin import BUILT_IN
 from dissensus.data.files import Loaded
 from dissensus.data.suites import SUITES
+from dissensus.data.toy import BUILT_IN
 from dissensus.recipes import AUGMENTATIONS, KINDS, OBJECTIVES, SCHEDULES, Preprocessing, Recipe, load_run
 from dissensus.recipes.choices import build_augment, build_schedule, member_factory, resolve_model
 from dissensus.recipes.sets import DataSettings, load_sets, split_rows

@@ -7,7 +7,7 @@ from torch import nn
 import dissensus as ds
 from dissensus import objectives as obj
 from dissensus.members import deep_ensemble
-from dissensus.training import packing
+from dissensus.training import optimizers
 
 x, y = torch.randn(50, 4, generator=torch.Generator().manual_seed(0)), torch.arange(50) % 3
 
@@ -24,7 +24,7 @@ def a_net() -> nn.Module:
 def test_parameters_in_several_rows_train_as_in_one(monkeypatch, optimizer, objective):
     def predictions(rows: int) -> torch.Tensor:
         blocks = []
-        pack = packing.pack
+        pack = optimizers.pack
         monkeypatch.setattr("dissensus.training.trainer.pack", lambda m: blocks.append(pack(m)) or blocks[-1])
         ens = ds.DeepEnsemble(a_net, 3)
         ds.fit(
@@ -43,7 +43,7 @@ def test_parameters_in_several_rows_train_as_in_one(monkeypatch, optimizer, obje
         return ds.predict(ens, x)
 
     one = predictions(1)
-    monkeypatch.setattr(packing, "ROW_BYTES", 4 * 24)
+    monkeypatch.setattr(optimizers, "ROW_BYTES", 4 * 24)
     torch.testing.assert_close(predictions(4), one, rtol=1e-5, atol=1e-6)
 
 

@@ -8,8 +8,8 @@ from torch import nn
 from training_helpers import net, x, y
 
 import dissensus as ds
-from dissensus import _threads
-from dissensus._threads import threads_for
+from dissensus import _machine
+from dissensus._machine import threads_for
 from dissensus.engines.watching import look_at
 
 
@@ -42,7 +42,7 @@ def test_small_steps_train_with_one_thread_and_the_log_says_so(four_threads, cap
 
 def test_the_work_of_a_step_decides(four_threads, monkeypatch):
     """2 members x 100 examples x 12 weights x 2 operations x 3 passes."""
-    monkeypatch.setattr(_threads, "WORK_OF_A_THREAD", 2 * 100 * 12 * 2 * 3 / 3)
+    monkeypatch.setattr(_machine, "WORK_OF_A_THREAD", 2 * 100 * 12 * 2 * 3 / 3)
     seen = []
     ds.fit(
         ds.DeepEnsemble(lambda: nn.Linear(4, 3), 2),

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dissensus._threads import one_thread
+from dissensus._machine import one_thread
 from dissensus.training.engines import ENGINES
 from dissensus_bench.cases import CASES, Options, Result, default_cases
 from dissensus_bench.check import (

@@ -21,7 +21,7 @@ from dissensus_bench.report import missing_peers, scaling_figure, write_results
 from typer.testing import CliRunner
 
 from dissensus import cli
-from dissensus._threads import one_thread
+from dissensus._machine import one_thread
 
 
 def stored_file(folder, results, **about):

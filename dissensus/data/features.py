@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from dissensus.data.descriptions import network_digest
-from dissensus.data.fingerprints import sum_of_rows
+from dissensus.data.fingerprints import network_digest, sum_of_rows
 
 # 2: hashes that see signs, and targets in them.
 FORMAT = 2

@@ -2,32 +2,339 @@
 
 import re
 import tarfile
+import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from dissensus.data.arrays import load_npy, load_npz
 from dissensus.data.frames import label_indices, read_table, target_of
 from dissensus.data.images import (
     IMAGE_ENDINGS,
+    Layout,
     Pictures,
+    as_images,
     decode,
     find_pictures,
+    is_packed,
     match_images,
     open_picture,
     read_list,
+    unpack,
 )
-from dissensus.data.items import load_items
-from dissensus.data.loaded import TARGET_NAMES, Loaded, Options, check_options
+from dissensus.data.sources import as_tensor
 from dissensus.data.tables import TableEncoder
 
 __all__ = ["TABLE_ENDINGS", "TAR_ENDINGS", "Loaded", "Options", "load"]
+
+Missing = Literal["impute", "drop", "error"]
+
+INPUT_NAMES = ("x", "inputs", "images", "image", "img", "data", "features", "pixel_values")
+TARGET_NAMES = ("y", "targets", "target", "labels", "label", "fine_label")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Data of a file.
+
+    Attributes:
+        x: Inputs: uint8 or floating-point images `(rows, channels, height, width)`, or float32 features `(rows, ...)`.
+        y: Targets `(rows, ...)`, integers where they are whole numbers or classes; None where the file has none.
+        classes: Names of the classes that `y` numbers; None where `y` holds numbers as the file has them.
+        names: File of each image, where they came from files.
+        columns: How the columns of a table became features.
+        table: The columns of a table as they were read.
+        notes: What was assumed or changed, in words.
+    """
+
+    x: Tensor
+    y: Tensor | None = None
+    classes: tuple[str, ...] | None = None
+    names: tuple[str, ...] | None = None
+    columns: TableEncoder | None = None
+    table: Any = field(default=None, repr=False, compare=False)
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def rows(self, index: Tensor) -> "Loaded":
+        """Return some of the rows."""
+        names = None if self.names is None else tuple(self.names[i] for i in index.tolist())
+        table = None if self.table is None else self.table.iloc[index.numpy()]
+        y = None if self.y is None else self.y[index]
+        return replace(self, x=self.x[index], y=y, names=names, table=table)
+
+    def learned_from(self, rows: Tensor) -> "Loaded":
+        """Return the same data with a table's categories, and what stands for missing values, learned from these rows only."""
+        if self.columns is None or self.table is None:
+            return self
+        columns = self.columns.refit(self.table, rows.numpy())
+        return replace(self, x=torch.from_numpy(columns.transform(self.table)), columns=columns)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to read data; what each kind of file does not have a use for must be left at its default.
+
+    Attributes:
+        inputs: Name of the inputs in an .npz file, of the image column in parquet, or in a data set's items.
+        split: Which part of an .npz file: "test" reads x_test and y_test.
+        size: Height and width to give images: scaled until they cover it, then cropped in the middle.
+        layout: Where an array of images has its channels, where its shape does not tell.
+        drop: Columns of a table to leave out.
+        keep: Columns of a table to read although they look like numbers of rows, or never change.
+        missing: What to do where values of a table are missing: "impute" fills them in, and marks them by a feature of their
+            own; "drop" leaves such rows out; "error" refuses them.
+        columns: Read a table in the same way as another one, `Loaded.columns` of that one.
+        root: Folder that the paths of an image list start from; by default that of the list.
+        strict: Whether options that a file has no use for, and a target that it lacks, are errors. Where not, they are
+            passed over: files of several kinds can then be read with the same options.
+    """
+
+    inputs: str | None = None
+    split: str | None = None
+    size: int | None = None
+    layout: Layout = "auto"
+    drop: Sequence[str] = ()
+    keep: Sequence[str] = ()
+    missing: Missing = "impute"
+    columns: TableEncoder | None = None
+    root: str | Path | None = None
+    strict: bool = True
+
+
+def check_options(options: Options, useful: frozenset[str], name: str) -> None:
+    """Refuse options that this kind of data has no use for."""
+    if not options.strict:
+        return
+    plain = Options()
+    for option in vars(options):
+        if option not in useful and getattr(options, option) != getattr(plain, option):
+            raise ValueError(f"{name} has no use for {option} = {getattr(options, option)!r}. Leave it out.")
+
+
+_ARRAY_OPTIONS = frozenset({"size", "layout"})
+
+
+def load_npz(path: Path, target: str | None, options: Options) -> Loaded:
+    """Read inputs and targets of an archive of arrays."""
+    check_options(options, _ARRAY_OPTIONS | {"inputs", "split"}, path.name)
+    with open(path, "rb") as file:
+        arrays = _numpy(file, path)
+        if not isinstance(arrays, np.lib.npyio.NpzFile):
+            raise ValueError(f"{path} is not an .npz archive, whatever its name says.")
+        wanted = _pick_array(
+            arrays.files, target, TARGET_NAMES, options.split, path, "target", options.strict
+        )
+        x = _inputs(arrays, options, path)
+        y = None if wanted is None else _read_array(arrays, wanted, path)
+    return with_targets(Loaded(x), y, f"{wanted} of {path.name}")
+
+
+def _inputs(arrays: Any, options: Options, path: Path) -> Tensor:
+    if options.inputs is None and is_packed(arrays.files):
+        return torch.from_numpy(unpack(arrays, path.name))
+    inputs = _pick_array(
+        arrays.files, options.inputs, INPUT_NAMES, options.split, path, "inputs", options.strict
+    )
+    assert inputs is not None
+    return as_inputs(_read_array(arrays, inputs, path), options.layout, f"{inputs} of {path.name}")
+
+
+def _open(path: Path) -> Any:
+    with open(path, "rb") as file:
+        return _numpy(file, path)
+
+
+def _numpy(file: BinaryIO, path: Path) -> Any:
+    try:
+        return np.load(file, allow_pickle=False)
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as problem:
+        raise ValueError(f"{path} cannot be read as arrays: {problem}") from None
+
+
+def _read_array(arrays: Any, key: str, path: Path) -> np.ndarray:
+    try:
+        return arrays[key]
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as problem:
+        reason = (
+            "it holds Python objects, which are not read" if "allow_pickle" in str(problem) else str(problem)
+        )
+        raise ValueError(f"Array {key!r} of {path} cannot be read: {reason}.") from None
+
+
+def _pick_array(
+    keys: Sequence[str],
+    named: str | None,
+    usual: Sequence[str],
+    split: str | None,
+    path: Path,
+    what: str,
+    strict: bool,
+) -> str | None:
+    """Return the key of the inputs or targets; None where there are no targets."""
+    own = () if named is None else (named,)
+    bases = own if own and strict else (*own, *usual)
+    wanted = [
+        w
+        for base in bases
+        for w in ((base,) if split is None else (f"{base}_{split}", f"{split}_{base}", base))
+    ]
+    by_name = {key.lower(): key for key in keys}
+    found = next((by_name[w.lower()] for w in wanted if w.lower() in by_name), None)
+    if found is not None or (what == "target" and (named is None or not strict)):
+        return found
+    splits = _splits(keys, usual)
+    hint = f"Set split to one of {', '.join(splits)}." if splits and split is None else f"Name the {what}."
+    raise ValueError(
+        f"{path.name} holds {', '.join(keys)}; none of them is called {' or '.join(wanted[:6])}. {hint}"
+    )
+
+
+def _splits(keys: Sequence[str], usual: Sequence[str]) -> list[str]:
+    """Return the splits that keys such as x_test or test_images speak of."""
+    parts = [(key.rsplit("_", 1), key.split("_", 1)) for key in keys if "_" in key]
+    after = {split for (base, split), _ in parts if base.lower() in usual}
+    before = {split for _, (split, base) in parts if base.lower() in usual}
+    return sorted(after | before)
+
+
+def load_npy(path: Path, target: str | None, options: Options) -> Loaded:
+    """Read an array of inputs, and another of targets beside it."""
+    check_options(options, _ARRAY_OPTIONS, path.name)
+    loaded = Loaded(as_inputs(_open(path), options.layout, path.name))
+    if target is None:
+        return loaded
+    beside = path.parent / target
+    if not beside.exists():
+        if not options.strict:
+            return loaded
+        raise ValueError(
+            f"The target of an .npy file is the name of another one beside it; there is no {beside}."
+        )
+    return with_targets(loaded, _open(beside), beside.name)
+
+
+def as_inputs(array: np.ndarray, layout: Layout, name: str) -> Tensor:
+    """Return an array as images, channels first, or as float32 features."""
+    if array.dtype.kind not in "buif":
+        raise ValueError(f"Inputs must be numbers; {name} holds {array.dtype}.")
+    if array.ndim < 2:
+        raise ValueError(
+            f"Inputs need an axis of rows and one of features or more; {name} is shaped {array.shape}."
+        )
+    x = as_tensor(array, name)
+    if x.ndim == 4 or (x.ndim == 3 and x.dtype == torch.uint8):
+        return as_images(x if x.dtype == torch.uint8 else x.float(), layout, name)
+    return x.float()
+
+
+def with_targets(loaded: Loaded, y: Any, name: str) -> Loaded:
+    """Add targets: whole numbers and values as they are, text and booleans as numbered classes."""
+    if y is None:
+        return loaded
+    array = np.asarray(y)
+    if array.ndim > 1 and array.shape[-1] == 1:
+        array = array[..., 0]
+    if array.ndim == 0 or len(array) != len(loaded.x):
+        raise ValueError(
+            f"There must be one target for each of {len(loaded.x)} inputs; {name} is shaped {array.shape}."
+        )
+    if array.dtype.kind in "USb":
+        text = array.astype(str).tolist()
+        indices, classes = label_indices(text)
+        return replace(loaded, y=indices, classes=classes)
+    if array.dtype.kind not in "uif":
+        raise ValueError(f"Targets must be numbers or text; {name} holds {array.dtype}.")
+    return replace(
+        loaded, y=torch.from_numpy(array.astype(np.float32 if array.dtype.kind == "f" else np.int64))
+    )
+
+
+@dataclass
+class _Items:
+    """What is collected from a data set's items."""
+
+    pictures: list[Any] = field(default_factory=list)
+    arrays: list[Tensor] = field(default_factory=list)
+    labels: list[Any] = field(default_factory=list)
+
+
+def load_items(source: Any, target: str | None, options: Options) -> Loaded:
+    """Read all items, `(image, label)` or `{"image": ..., "label": ...}`, of an object that has a length."""
+    name = type(source).__name__
+    if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
+        raise ValueError(f"Data must be a path or an object with a length and items; got {name}.")
+    check_options(options, _ARRAY_OPTIONS | {"inputs"}, name)
+    if len(source) == 0:
+        raise ValueError(f"{name} is empty.")
+    items = _Items()
+    for index in range(len(source)):
+        image, label = _split_item(source[index], options.inputs, target, name)
+        (items.pictures if hasattr(image, "convert") else items.arrays).append(image)
+        items.labels.append(label)
+    if items.pictures and items.arrays:
+        raise ValueError(f"Some items of {name} are pictures and some are arrays. Give all of them one kind.")
+    loaded = Loaded(_stack_items(items, options, name))
+    if any(label is None for label in items.labels):
+        return loaded
+    found = with_targets(
+        loaded, [label.item() if hasattr(label, "item") else label for label in items.labels], name
+    )
+    return found if found.classes is not None else _named_classes(found, source, target)
+
+
+def _split_item(item: Any, inputs: str | None, target: str | None, name: str) -> tuple[Any, Any]:
+    if isinstance(item, Mapping):
+        keys = [key for key in ((inputs,) if inputs else INPUT_NAMES) if key in item]
+        if not keys:
+            raise ValueError(
+                f"Items of {name} hold {', '.join(map(str, item))}; name the one that is the input."
+            )
+        wanted = [key for key in ((target,) if target else TARGET_NAMES) if key in item]
+        return item[keys[0]], item[wanted[0]] if wanted else None
+    if isinstance(item, tuple | list):
+        return item[0], item[1] if len(item) > 1 else None
+    return item, None
+
+
+def _stack_items(items: _Items, options: Options, name: str) -> Tensor:
+    names = [f"item {index} of {name}" for index in range(len(items.labels))]
+    if items.pictures:
+        return decode([partial(_same, picture) for picture in items.pictures], names, options.size)
+    arrays = [np.asarray(array) for array in items.arrays]
+    different = next((i for i, array in enumerate(arrays) if array.shape != arrays[0].shape), None)
+    if different is not None:
+        raise ValueError(
+            f"Inputs must have one shape; {names[0]} is shaped {arrays[0].shape} and item {different} {arrays[different].shape}."
+        )
+    stacked = np.stack(arrays)
+    return as_inputs(stacked[:, None] if stacked.ndim == 1 else stacked, options.layout, name)
+
+
+def _same(picture: Any) -> Any:
+    return picture
+
+
+def _named_classes(loaded: Loaded, source: Any, target: str | None) -> Loaded:
+    """Add the class names that a data set object of torchvision or Hugging Face knows."""
+    names = getattr(source, "classes", None)
+    features = getattr(source, "features", None)
+    if names is None and isinstance(features, Mapping):
+        key = next((k for k in ((target,) if target else TARGET_NAMES) if k in features), None)
+        names = getattr(features.get(key), "names", None)
+    y = loaded.y
+    if not names or y is None or y.is_floating_point() or int(y.min()) < 0 or int(y.max()) >= len(names):
+        return loaded
+    return replace(loaded, classes=tuple(map(str, names)))
+
 
 TABLE_ENDINGS = (".csv", ".tsv", ".parquet")
 TAR_ENDINGS = (".tar", ".tar.gz", ".tgz")
@@ -42,7 +349,7 @@ def load(source: str | Path | Any, target: str | None = None, **options: Any) ->
     | source | inputs | targets |
     |---|---|---|
     | `.npz` | array `x` or `images`, ..., `x_test` of `"a.npz#test"` | array `y` or `labels`, ..., or `target` |
-    | `.npz` of packed images | the images: see `dissensus.data.packed` | array `y` or `labels`, ..., or `target` |
+    | `.npz` of packed images | the images: see `dissensus.data.images` | array `y` or `labels`, ..., or `target` |
     | `.npy` | the array | another `.npy` beside it, named `target` |
     | `.csv`, `.tsv`, `.parquet` | all columns but the target; text becomes 0/1 columns | column `target` |
     | `.parquet` with an image column | the images | column `label`, or `target` |

@@ -1,11 +1,20 @@
-"""Tensors recognised again: hashes of rows and sets that batch sizes and devices do not change."""
+"""Data and settings recognised again: hashes of rows that batch sizes and devices do not change, and Python values as texts."""
 
+import functools
 import hashlib
+import random
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
 from math import prod
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from dissensus.data.trees import Batch, Tree
 from dissensus.randomness import mix, mix_in_place, multiples
@@ -80,3 +89,161 @@ def sum_of_rows(x: Tensor, start: int) -> int:
     """Return a hash of rows `start` onwards of an array; those of consecutive parts add up (wrapping) to that of the whole."""
     places = mix(torch.arange(start, start + len(x), device=x.device))
     return int(mix(row_hashes(x) ^ places).sum())
+
+
+_ATOMS = (type(None), bool, int, float, complex, str, bytes, range, torch.dtype)
+_NAMED = (type, FunctionType, BuiltinFunctionType)
+# What every module keeps for itself, and what compiling leaves in it.
+_OF_MODULES = frozenset(nn.Module().__dict__) | {
+    "_compiled_call_impl",
+    "_torchdynamo_wrapper_id",
+    "_is_torch_compile",
+}
+# Values of a network's tensor that are hashed as one row.
+_PART = 1 << 20
+
+
+def described(value: Any, depth: int = 8) -> str | None:
+    """Return a text that is the same for equal values in every process; None where nothing stable can be told.
+
+    Objects go by their class and attributes, functions by their name, code, defaults and what they close over, arrays by a hash.
+
+    Example:
+        >>> described((1, "a", abs)), described(iter([]))
+        ("(1, 'a', builtins.abs)", None)
+    """
+    if depth == 0:
+        return None
+    if isinstance(value, _ATOMS):
+        return repr(value)
+    if isinstance(value, np.generic):
+        return repr(value.item())
+    if isinstance(value, Enum):
+        return f"{_name(type(value))}.{value.name}"
+    if isinstance(value, Tensor | np.ndarray):
+        return _array(torch.as_tensor(np.asarray(value) if isinstance(value, np.ndarray) else value))
+    if isinstance(value, nn.Module):
+        return f"{_name(type(value))} {network_digest(value)}"
+    if isinstance(value, FunctionType):
+        return _function(value, depth)
+    if isinstance(value, _NAMED):
+        return _name(value)
+    return _parts(value, depth - 1)
+
+
+def _parts(value: Any, depth: int) -> str | None:
+    """Describe what consists of other values."""
+    if isinstance(value, functools.partial):
+        inner = [described(part, depth) for part in (value.func, value.args, value.keywords)]
+        return None if None in inner else f"functools.partial({', '.join(map(str, inner))})"
+    if isinstance(value, MethodType):
+        inner = [described(part, depth) for part in (value.__self__, value.__func__)]
+        return None if None in inner else ".".join(map(str, inner))
+    if isinstance(value, Mapping):
+        pairs = [(described(key, depth), described(item, depth)) for key, item in value.items()]
+        told = None if any(None in pair for pair in pairs) else sorted(f"{k}: {v}" for k, v in pairs)
+        return None if told is None else f"{{{', '.join(told)}}}"
+    if isinstance(value, tuple | list):
+        return _joined((described(part, depth) for part in value), "()" if isinstance(value, tuple) else "[]")
+    if isinstance(value, set | frozenset):
+        texts = [described(part, depth) for part in value]
+        return None if None in texts else _joined(sorted(map(str, texts)), "{}")
+    return _object(value, depth)
+
+
+def _joined(texts: Iterable[str | None], brackets: str) -> str | None:
+    found = list(texts)
+    return None if None in found else brackets[0] + ", ".join(map(str, found)) + brackets[1]
+
+
+def _object(value: Any, depth: int) -> str | None:
+    """Describe an object by its class and what it holds; not where it holds something that Python does not show."""
+    if is_dataclass(value):
+        held = {field.name: getattr(value, field.name) for field in fields(value)}
+    elif hasattr(value, "__dict__") and not isinstance(value, random.Random):
+        held = vars(value)
+    else:
+        return None
+    inner = described(held, depth)
+    return None if inner is None else f"{_name(type(value))}{inner}"
+
+
+def _function(value: FunctionType, depth: int) -> str | None:
+    try:
+        closure = tuple(cell.cell_contents for cell in value.__closure__ or ())
+    except ValueError:  # a name that has no value yet
+        return None
+    inner = described((value.__defaults__, value.__kwdefaults__, closure), depth - 1)
+    return None if inner is None else f"{_name(value)} {_digest(_code(value.__code__))} {inner}"
+
+
+def _code(code: CodeType) -> str:
+    """Return what a function does, without where it is written."""
+    return f"{code.co_code.hex()} {code.co_names} [{', '.join(map(_constant, code.co_consts))}]"
+
+
+def _constant(value: Any) -> str:
+    if isinstance(value, CodeType):
+        return _code(value)
+    # The order of a set of words differs between processes.
+    return repr(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
+
+
+def _name(value: Any) -> str:
+    return f"{getattr(value, '__module__', None)}.{value.__qualname__}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _array(values: Tensor) -> str:
+    return f"{values.dtype} {tuple(values.shape)} {digest_of([_hashes(values)])}"
+
+
+def _hashes(values: Tensor) -> Tensor:
+    """Return hashes of a tensor's parts, on its device."""
+    parts = values.detach().reshape(-1).split(_PART)
+    return torch.cat([row_hashes(part[None]) for part in parts])
+
+
+def network_digest(net: nn.Module, changing: Collection[str] = ()) -> str:
+    """Return a hash of a network: its modules as they print, their plain attributes, and all its tensors.
+
+    Args:
+        net: The network.
+        changing: Attributes that say nothing of what the network is, by the names of `attributes_of`.
+    """
+    # An address in what a module prints would make the same network another one in every process.
+    digest = hashlib.sha256(re.sub(r" at 0x[0-9a-fA-F]+", "", repr(net)).encode())
+    kept = {name: text for name, text in attributes_of(net).items() if name not in changing}
+    digest.update(repr(sorted(kept.items())).encode())
+    hashes = []
+    for name, tensor in (*net.named_parameters(), *net.named_buffers()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        hashes.append(_hashes(tensor))
+    digest.update(digest_of(hashes).encode())
+    return digest.hexdigest()[:16]
+
+
+def attributes_of(net: nn.Module) -> dict[str, str]:
+    """Return what modules keep as plain attributes (numbers, words, types, functions by name, tuples of these), by module and name."""
+    found = {
+        f"{name}.{key}".lstrip("."): _plain(value)
+        for name, module in net.named_modules()
+        for key, value in vars(module).items()
+        # Where nothing is kept yet, such as a last activation, there may be something after a pass.
+        if key not in _OF_MODULES and value is not None
+    }
+    return {name: text for name, text in found.items() if text is not None}
+
+
+def _plain(value: Any) -> str | None:
+    if isinstance(value, _ATOMS):
+        return repr(value)
+    if isinstance(value, np.generic | Enum):
+        return described(value)
+    if isinstance(value, _NAMED):
+        # Not by its code: that of torch's own functions differs between versions.
+        return _name(value)
+    return _joined(map(_plain, value), "()") if isinstance(value, tuple) else None

@@ -1,20 +1,178 @@
-"""What users hand over as data (tensors, arrays, Datasets, DataLoaders), made into tensors or batches, and checked."""
+"""What users hand over as data (tensors, arrays, Datasets, DataLoaders): made into tensors or batches, and checked."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import mmap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, repeat
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    SequentialSampler,
+    TensorDataset,
+    default_collate,
+)
 
 from dissensus.data.features import CachedFeatures
-from dissensus.data.rows import OnDisk, Rows, rows_at_once, tree_rows
-from dissensus.data.rows import as_tensor as as_tensor
+from dissensus.data.fingerprints import Fingerprint
 from dissensus.data.trees import Batch, Tree, batch_of, is_tree, join_rows, plain
-from dissensus.randomness import seeded
+from dissensus.randomness import derive, seeded
+
+# Bytes that are read at once where a whole file is gone through.
+_AT_ONCE = 8 << 20
+# Rows that are read before their pages are let go of: with each the system may map a megabyte around it.
+_FEW = 16
+
+
+def as_tensor(array: Any, name: str) -> Tensor:
+    """Return an array as a tensor: float64 arrays of numpy become float32, the default of networks; integers int64."""
+    if isinstance(array, Tensor):
+        return array
+    values = np.asarray(array)
+    if not values.flags.writeable:
+        values = values.copy()
+    if values.dtype.kind in "US":
+        raise ValueError(
+            f"`{name}` must be a tensor or a numeric array; got {type(array).__name__} of strings. Number classes from 0, such as by "
+            "np.unique(labels, return_inverse=True)[1]."
+        )
+    if values.dtype.kind not in "biufc":
+        raise ValueError(
+            f"`{name}` must be a tensor or a numeric array; got {type(array).__name__} of dtype {values.dtype}."
+        )
+    tensor = torch.from_numpy(np.ascontiguousarray(values))
+    if tensor.dtype == torch.float64:
+        return tensor.float()
+    return tensor.long() if tensor.dtype in (torch.int32, torch.int16, torch.int8) else tensor
+
+
+class OnDisk:
+    """An array in a file. Rows that are asked for are read, and tensors of their own; the file never is in memory whole.
+
+    Example:
+        >>> import tempfile
+        >>> array = np.memmap(tempfile.mkdtemp() + "/x", np.float64, "w+", shape=(10, 3))
+        >>> rows = OnDisk(array, "x")
+        >>> rows[2:5].shape, rows[torch.tensor([7, 1])].dtype, len(rows)
+        (torch.Size([3, 3]), torch.float32, 10)
+    """
+
+    def __init__(self, array: np.ndarray, name: str) -> None:
+        self.array, self.name = np.asarray(array), name
+        self.dtype = as_tensor(self.array[:0], name).dtype
+        self._pages = _pages_of(array)
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the whole."""
+        return torch.Size(self.array.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole as a tensor."""
+        return self.shape.numel() * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __getitem__(self, rows: slice | Tensor) -> Tensor:
+        if isinstance(rows, slice):
+            part = self.array[rows].copy()
+            self._release()
+            return as_tensor(part, self.name)
+        part = np.empty((len(rows), *self.shape[1:]), self.array.dtype)
+        for start in range(0, len(rows), _FEW):
+            some = slice(start, start + _FEW)
+            part[some] = self.array[rows[some].numpy()]
+            self._release()
+        return as_tensor(part, self.name)
+
+    def split(self, size: int) -> Iterator[Tensor]:
+        """Yield all rows in order, `size` at a time."""
+        for start in range(0, len(self), size):
+            yield self[start : start + size]
+
+    def to(self, device: torch.device) -> Tensor:
+        """Return everything as one tensor on a device, without a second copy beside it."""
+        whole = torch.empty(self.shape, dtype=self.dtype, device=device)
+        start = 0
+        for part in self.split(rows_at_once(self)):
+            whole[start : start + len(part)] = part
+            start += len(part)
+        return whole
+
+    def _release(self) -> None:
+        """Let go of the pages that were read; the system keeps them as long as it has room, as with any file."""
+        if self._pages is not None:
+            self._pages.madvise(mmap.MADV_DONTNEED)
+
+
+Rows: TypeAlias = Tensor | OnDisk | Tree
+
+
+def rows_of(array: Any, name: str) -> Tensor | OnDisk:
+    """Return an array as a tensor, or as rows to be read where it lies in a file."""
+    if isinstance(array, OnDisk):
+        return array
+    in_a_file = isinstance(array, np.ndarray) and array.ndim > 0 and _file_of(array) is not None
+    return OnDisk(array, name) if in_a_file else as_tensor(array, name)
+
+
+def tree_rows(value: Any, name: str) -> Rows:
+    """Return inputs as rows: an array as `rows_of` does, a tuple, dictionary or dataclass of arrays as a `Tree` of such."""
+    if not is_tree(value):
+        return rows_of(value, name)
+    parts = Tree.of(value)
+    rows = Tree(
+        [rows_of(leaf, f"{name}: {part}") for part, leaf in zip(parts.names(), parts.leaves, strict=True)],
+        parts.spec,
+    )
+    lengths = {leaf.shape[:1] for leaf in rows.leaves}
+    if len(lengths) > 1 or () in lengths:
+        raise ValueError(
+            f"All parts of `{name}` must have one row for each input; got {describe_parts(rows)}."
+        )
+    return rows
+
+
+def describe_parts(rows: Tree) -> str:
+    """Return the parts of a tree with their shapes."""
+    return ", ".join(
+        f"{part} shaped {tuple(leaf.shape)}" for part, leaf in zip(rows.names(), rows.leaves, strict=True)
+    )
+
+
+def rows_at_once(values: Tensor | OnDisk) -> int:
+    """Return how many rows to go through at a time, so that what is computed of them stays small."""
+    each = values.shape[1:].numel() * values.dtype.itemsize
+    return max(1, _AT_ONCE // max(each, 1))
+
+
+def _file_of(array: np.ndarray) -> mmap.mmap | None:
+    return next((owner for owner in _owners(array) if isinstance(owner, mmap.mmap)), None)
+
+
+def _pages_of(array: np.ndarray) -> mmap.mmap | None:
+    """Return the mapping if its pages may be let go of: not where they hold changes that the file does not have."""
+    maps = [owner for owner in _owners(array) if isinstance(owner, np.memmap)]
+    may = maps and all(owner.mode != "c" for owner in maps) and hasattr(mmap, "MADV_DONTNEED")
+    return _file_of(array) if may else None
+
+
+def _owners(array: np.ndarray) -> Iterator[Any]:
+    """Yield an array and what its memory belongs to, step by step."""
+    owner: Any = array
+    while owner is not None:
+        yield owner
+        owner = getattr(owner, "base", None)
+
 
 Array: TypeAlias = Tensor | np.ndarray
 # One array, or several as a network takes them: a tuple, a dictionary, a dataclass.
@@ -209,3 +367,196 @@ def check_labels_fit(y: Tensor, num_classes: int, name: str) -> None:
 def collate(dataset: Dataset[Any], indices: Sequence[int]) -> Triple:
     """Load these items of a map-style Dataset as one batch."""
     return triple_of(default_collate([dataset[index] for index in indices]))
+
+
+# Items of a Dataset that are read to recognise it; all of them would take as long as caching itself.
+_LOOKED_AT = 32
+
+Batches = Iterator[tuple[Batch, Tensor | None]]
+
+
+class Source(Protocol):
+    """Data in order."""
+
+    @property
+    def count(self) -> int:
+        """How many rows a pass has."""
+
+    def digest(self) -> str:
+        """Return what the data is recognised by."""
+
+    def first(self) -> tuple[Batch, Tensor | None]:
+        """Return the first row of the first pass as a batch."""
+
+    def batches(self, number: int, start: int) -> Batches:
+        """Yield the batches of a pass from a row on."""
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Inputs, and targets if there are any, as arrays; they may be memory-mapped."""
+
+    x: Any
+    y: Any
+    batch_size: int
+
+    @property
+    def count(self) -> int:
+        """How many rows there are."""
+        return len(self.x)
+
+    def digest(self) -> str:
+        """Return a hash of everything."""
+        return _digest(self.batches(0, 0))
+
+    def first(self) -> tuple[Batch, Tensor | None]:
+        """Return the first row as a batch."""
+        return self._rows(slice(1))
+
+    def batches(self, number: int, start: int) -> Batches:
+        """Yield slices; every pass is the same."""
+        for first in range(start, self.count, self.batch_size):
+            yield self._rows(slice(first, first + self.batch_size))
+
+    def _rows(self, rows: slice) -> tuple[Batch, Tensor | None]:
+        return self.x[rows], None if self.y is None else as_tensor(self.y[rows], "y")
+
+
+class _Items(Dataset[Any]):
+    """Items of a Dataset from some index on; what is random in them is a function of (seed, pass, index)."""
+
+    def __init__(self, dataset: Dataset[Any], indices: range | list[int], key: int) -> None:
+        self.dataset, self.indices, self.key = dataset, indices, key
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, place: int) -> Any:
+        index = self.indices[place]
+        with seeded(derive(self.key, index)):
+            return self.dataset[index]
+
+
+@dataclass(frozen=True)
+class Items:
+    """A map-style Dataset, and how its items become a batch."""
+
+    dataset: Dataset[Any]
+    batch_size: int
+    key: int
+    workers: int
+    collate: Callable[[list[Any]], Any] | None = None
+
+    @property
+    def count(self) -> int:
+        """How many items there are."""
+        return len(self.dataset)  # type: ignore[arg-type]
+
+    def digest(self) -> str:
+        """Return a hash of the number of items and of some that lie evenly among them."""
+        some = np.linspace(0, self.count - 1, min(_LOOKED_AT, self.count)).astype(int).tolist()
+        return f"{self.count} items, {_digest(self._load(some, 0, workers=0))}"
+
+    def first(self) -> tuple[Batch, Tensor | None]:
+        """Return the first item, as it is in the first pass, as a batch."""
+        return next(self._load([0], 0, workers=0))
+
+    def batches(self, number: int, start: int) -> Batches:
+        """Yield items as batches, loaded ahead if there are workers."""
+        yield from self._load(range(start, self.count), number, self.workers)
+
+    def _load(self, indices: range | list[int], number: int, workers: int) -> Batches:
+        items = _Items(self.dataset, indices, derive(self.key, "items", number))
+        loader: DataLoader[Any] = DataLoader(
+            items,
+            self.batch_size,
+            num_workers=workers,
+            collate_fn=self.collate,
+            generator=torch.Generator(),
+        )
+        yield from map(_pair, loader)
+
+
+def source_of(data: Any, batch_size: int, key: int, workers: int) -> Source:
+    """Return data in order; `key` decides what random transforms draw.
+
+    Of a DataLoader its dataset, its collate function and its workers are used.
+    """
+    if isinstance(data, CachedFeatures):
+        raise ValueError("These are features already. Hand over the data that the backbone reads.")
+    collate = None
+    if isinstance(data, DataLoader):
+        _check_in_order(data)
+        collate = None if data.collate_fn is default_collate else data.collate_fn
+        data, workers = data.dataset, workers or data.num_workers
+    if isinstance(data, IterableDataset):
+        raise ValueError(
+            "An IterableDataset has no items by number, which caching needs to go on where it stopped. Hand over a Dataset "
+            "with __len__ and __getitem__, or arrays."
+        )
+    if isinstance(data, TensorDataset) and collate is None:
+        data = data.tensors if len(data.tensors) > 1 else data.tensors[0]
+    source: Source
+    if isinstance(data, Dataset):
+        source = Items(data, batch_size, key, workers, collate)
+    elif isinstance(data, tuple | list):
+        parts = [tree_rows(part, name) for part, name in zip(data, ("x", "y", "weights"), strict=False)]
+        if len(data) != 2 or len(parts[0]) != len(parts[1]):
+            sizes = ", ".join(str(len(part)) for part in parts)
+            raise ValueError(
+                f"Data must be a pair (inputs, targets) with one target for each input; got lengths {sizes}."
+            )
+        source = Arrays(parts[0], data[1], batch_size)
+    else:
+        source = Arrays(tree_rows(data, "x"), None, batch_size)
+    if source.count == 0:
+        raise ValueError("There is nothing to cache: the data is empty.")
+    return source
+
+
+def _check_in_order(loader: DataLoader[Any]) -> None:
+    if isinstance(loader.dataset, IterableDataset):
+        return  # refused for what it is
+    if loader.batch_sampler is None:
+        raise ValueError(
+            "A DataLoader with batch_size=None gives no batches of examples. Hand over its dataset."
+        )
+    # A batch sampler of one's own leaves `loader.sampler` at its default.
+    sampler = getattr(loader.batch_sampler, "sampler", None)
+    if type(loader.batch_sampler) is not BatchSampler or not isinstance(sampler, SequentialSampler):
+        raise ValueError(
+            "A DataLoader must give its items in order. Leave shuffling out, or hand over its dataset."
+        )
+
+
+def _pair(batch: Any) -> tuple[Batch, Tensor | None]:
+    """Return inputs and targets of a batch of items; what comes after them is passed over."""
+    x = first_of(batch) if batch is not None else None
+    if not isinstance(x, Tensor | Tree):
+        raise ValueError(
+            "A Dataset must give inputs, or pairs (input, target), that become tensors as a batch; its batches, or the inputs in "
+            f"them, are of type {type(x).__name__}. Wrap it in one that returns such pairs."
+        )
+    if not isinstance(batch, tuple | list) or len(batch) < 2:
+        return x, None
+    try:
+        return x, torch.as_tensor(batch[1])
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(
+            f"Targets of a Dataset must be numbers; as a batch they are {batch[1]!r:.60}. Wrap it in one that numbers them."
+        ) from None
+
+
+def _kind(x: Batch) -> str:
+    if isinstance(x, Tree):
+        return f"{x.spec} {', '.join(map(_kind, x.leaves))}"
+    return f"{x.dtype} {tuple(x.shape[1:])}".removeprefix("torch.")
+
+
+def _digest(batches: Batches) -> str:
+    """Return a hash of rows, and of their shape and type: the same bytes in another shape are other inputs."""
+    fingerprint, kinds = Fingerprint(), dict[str, None]()
+    for x, y in batches:
+        fingerprint.add(x, y)
+        kinds[_kind(x)] = None
+    return f"{fingerprint.whole()} {', '.join(kinds)}"

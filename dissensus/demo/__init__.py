@@ -11,8 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dissensus.demo.answers import Numbers, ask, detection, quality, uncertainty
-from dissensus.demo.digits import KNOWN, load
+from dissensus.demo.answers import KNOWN, Numbers, ask, detection, load, quality, uncertainty
 from dissensus.html import Table, cell_text
 
 if TYPE_CHECKING:

@@ -1,26 +1,155 @@
-"""The demo's tables and its page."""
+"""The demo's figures, tables and page."""
 
 import platform
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import date
+from math import ceil, log10
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dissensus import metrics, plots, scores
-from dissensus.demo import figures
 from dissensus.demo.answers import (
+    CORRUPTIONS,
     ENSEMBLE,
+    KNOWN,
     KNOWN_DIGITS,
+    NEW,
     ONE_MEMBER,
     ONE_MEMBER_ENTROPY,
     Answers,
     Numbers,
 )
-from dissensus.demo.digits import CORRUPTIONS, KNOWN, NEW
 from dissensus.html import Headline, Picture, Section, Table, Text, write_page
+from dissensus.plots import COLOURS, NOTE_COLOUR, panels
 from dissensus.reporting.quality import best_of
+
+if TYPE_CHECKING:
+    import matplotlib.axes
+    import matplotlib.figure
+
+# More votes than this do not fit under a digit one by one; they are counted instead.
+_VOTES_ONE_BY_ONE = 6
+
+
+def sample_sheet(rows: Mapping[str, Tensor]) -> "matplotlib.figure.Figure":
+    """Draw rows of digits, each with its name; `rows` holds images `(columns, 1, 8, 8)`."""
+    # Each row becomes one image, with a white pixel around every digit.
+    sheet = torch.cat([torch.cat(list(F.pad(images[:, 0], (1, 1, 1, 1))), dim=1) for images in rows.values()])
+    figure, (ax,) = panels(width=5.2, height=0.2 + 4.5 * sheet.shape[0] / sheet.shape[1])
+    _draw_ink(sheet, ax)
+    pitch = len(sheet) / len(rows)
+    ax.set_xticks([])
+    ax.set_yticks([(number + 0.5) * pitch for number in range(len(rows))], list(rows))
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+    return figure
+
+
+def votes_sheet(
+    images: Tensor, votes: Tensor, names: Sequence[str], *, columns: int = 5
+) -> "matplotlib.figure.Figure":
+    """Draw digits, each with what it is and what the members say it is; `votes` is `(members, images)`."""
+    side = images.shape[-1]
+    # In pixels of the digits; two lines of text stand under each.
+    across, down = side + 3, side + 6
+    rows = ceil(len(images) / columns)
+    figure, (ax,) = panels(height=0.1 + 4.7 * rows * down / (columns * across))
+    for place, image in enumerate(images):
+        left, top = place % columns * across, place // columns * down
+        _draw_ink(image[0], ax, left, top)
+        middle, bottom = left + side / 2, top + side
+        ax.text(middle, bottom + 0.6, vote_text(votes[:, place]), ha="center", va="top", fontsize=11)
+        ax.text(middle, bottom + 3.0, names[place], ha="center", va="top", fontsize=9, color=NOTE_COLOUR)
+    ax.set(xlim=(-1.5, columns * across - 1.5), ylim=(rows * down, -0.5))
+    ax.set_axis_off()
+    return figure
+
+
+def vote_text(votes: Tensor) -> str:
+    """Return the members' votes in order, or, if they are many, the two digits with most votes.
+
+    Example:
+        >>> vote_text(torch.tensor([3, 3, 5])), vote_text(torch.tensor([3, 3, 5, 3, 3, 3, 3]))
+        ('3 3 5', '6× 3, 1× 5')
+    """
+    ballots = votes.tolist()
+    if len(ballots) <= _VOTES_ONE_BY_ONE:
+        return " ".join(map(str, ballots))
+    return ", ".join(f"{number}× {digit}" for digit, number in Counter(ballots).most_common(2))
+
+
+def uncertainty_bars(
+    data: Sequence[float], knowledge: Sequence[float], names: Sequence[str]
+) -> "matplotlib.figure.Figure":
+    """Draw data and knowledge uncertainty of each set end to end; together they are the total."""
+    figure, (ax,) = panels(height=0.9 + 0.42 * len(names))
+    for values, starts, label, colour in (
+        (data, [0.0] * len(data), "data", COLOURS[0]),
+        (knowledge, data, "knowledge", COLOURS[1]),
+    ):
+        ax.barh(names, values, left=starts, height=0.62, color=colour, label=label)
+    for place, (first, second) in enumerate(zip(data, knowledge, strict=True)):
+        ax.annotate(
+            f"{first + second:.2f}", (first + second, place), (5, 0), textcoords="offset points", va="center"
+        )
+    ax.invert_yaxis()
+    ax.set(xlabel="mean uncertainty (nats); the number is the total")
+    ax.margins(x=0.12)
+    ax.tick_params(axis="y", length=0)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(frameon=False, fontsize="small", loc="lower right")
+    return figure
+
+
+def member_dots(members: Sequence[float], ensemble: float) -> "matplotlib.figure.Figure":
+    """Draw accuracies: a dot for each member, a line for the ensemble."""
+    figure, (ax,) = panels(height=2.8)
+    ax.plot(range(len(members)), members, "o", color=COLOURS[0])
+    ax.axhline(ensemble, color=COLOURS[1], linewidth=1.6)
+    ax.text(1.02, ensemble, "ensemble", color=COLOURS[1], va="center", transform=ax.get_yaxis_transform())
+    ax.set_xticks(range(len(members)))
+    ax.margins(y=0.25)
+    ax.set(xlabel="member", ylabel="accuracy", xlim=(-0.5, len(members) - 0.5))
+    return figure
+
+
+def uncertainty_histograms(scores: Mapping[str, Tensor], name: str) -> "matplotlib.figure.Figure":
+    """Draw how often each size of an uncertainty occurs in several sets.
+
+    The horizontal axis is logarithmic: known digits differ from unknown ones by orders of magnitude. What is below
+    its left end is counted there.
+    """
+    lowest, highest = 1e-5, max(float(values.max()) for values in scores.values())
+    edges = torch.logspace(log10(lowest), log10(highest), 31, dtype=torch.float64)
+    edges[-1] = highest
+    figure, (ax,) = panels()
+    for (label, values), colour in zip(scores.items(), COLOURS, strict=False):
+        counts, _ = torch.histogram(values.double().clamp(lowest, highest), edges)
+        shares = (counts / len(values)).numpy()
+        ax.stairs(shares, edges.numpy(), color=colour, fill=True, alpha=0.2)
+        ax.stairs(shares, edges.numpy(), color=colour, linewidth=1.4, label=label)
+    ax.set(xscale="log", xlabel=f"{name} (nats)", ylabel="share of digits")
+    ax.legend(frameon=False, fontsize="small")
+    return figure
+
+
+def _draw_ink(values: Tensor, ax: "matplotlib.axes.Axes", left: int = 0, top: int = 0) -> None:
+    """Draw an image, dark on white, with its upper left corner at a place."""
+    height, width = values.shape
+    ax.imshow(
+        values.numpy(),
+        cmap="gray_r",
+        vmin=0,
+        vmax=1,
+        extent=(left, left + width, top + height, top),
+        interpolation="nearest",
+    )
+
 
 # How many digits a gallery shows.
 _GALLERY = 10
@@ -132,7 +261,7 @@ def _data(answers: Answers) -> Section:
             "by a grey cover."
         ),
         Picture(
-            figures.sample_sheet(rows),
+            sample_sheet(rows),
             f"Five rows of digits: known ones from 0 to {KNOWN - 1}, new ones, and the known ones with noise, "
             "shifted, and partly covered.",
         ),
@@ -222,7 +351,7 @@ def _uncertainty(uncertainty: Numbers) -> Section:
         ),
         uncertainty_table(uncertainty),
         Picture(
-            figures.uncertainty_bars(data, knowledge, list(uncertainty)),
+            uncertainty_bars(data, knowledge, list(uncertainty)),
             "Bars of data and knowledge uncertainty, end to end, for each kind of input; numbers as in the table.",
         ),
     )
@@ -243,7 +372,7 @@ def _separation(answers: Answers, detection: Numbers) -> Section:
         ),
         *(
             Picture(
-                figures.uncertainty_histograms({key: score(logits) for key, logits in sets.items()}, name),
+                uncertainty_histograms({key: score(logits) for key, logits in sets.items()}, name),
                 f"Histograms of {name} for known, new and corrupted digits.",
                 "On a logarithmic scale; what is below its left end is counted there.",
             )
@@ -269,7 +398,7 @@ def _member_accuracies(logits: Tensor, labels: Tensor, name: str) -> Picture:
     probs = logits.softmax(-1)
     members = [metrics.accuracy(own, labels) for own in probs]
     ensemble = metrics.accuracy(probs.mean(0), labels)
-    figure = figures.member_dots(members, ensemble)
+    figure = member_dots(members, ensemble)
     figure.axes[0].set_title(name)
     listed = ", ".join(f"{value:.3f}" for value in members)
     return Picture(figure, f"Accuracy on {name}: members {listed}; ensemble {ensemble:.3f}.")
@@ -316,9 +445,9 @@ def _two_of_a_kind(order: Tensor, logits: Tensor) -> Tensor:
 
 
 def _votes(caption: str, images: Tensor, votes: Tensor, names: Sequence[str]) -> Picture:
-    read = "; ".join(f"{name}: {figures.vote_text(votes[:, place])}" for place, name in enumerate(names))
+    read = "; ".join(f"{name}: {vote_text(votes[:, place])}" for place, name in enumerate(names))
     return Picture(
-        figures.votes_sheet(images, votes, names), f"{caption} What they are and the votes: {read}.", caption
+        votes_sheet(images, votes, names), f"{caption} What they are and the votes: {read}.", caption
     )
 
 

@@ -1,9 +1,22 @@
-"""CUDA graphs: what a function does on the device, captured once and replayed; functions side by side on streams."""
+"""CUDA graphs: what a function does on the device, captured once and replayed; functions side by side on streams.
 
+Evaluation passes become one graph for each shape; on a CPU, and where a function cannot be captured, it runs as it is written.
+"""
+
+import logging
+import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Generic, Literal, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+
+from dissensus.engines.watching import draws
 
 Result = TypeVar("Result")
 
@@ -59,3 +72,178 @@ def for_each_member(function: Callable[[int], None], count: int) -> None:
         side_by_side(function, count)
     else:
         in_turn(function, count)
+
+
+log = logging.getLogger("dissensus")
+# A pass counts as waiting for the host when starting it takes this share of the whole.
+_LAUNCHING = 0.7
+# A capture takes as long as some four passes and repays within so many; where nobody knows how many come, it waits for half.
+_REPAYS = 8
+
+# What is known of a function on certain shapes. It was run once: ensembles find out in their first pass how they run best, and
+# look at values for it. It was watched, and can be captured. Its passes wait for the host, so a capture gains; or they do not.
+Known = Literal["met", "watched", "gains", "busy"]
+_KNOWN: WeakKeyDictionary[Module, dict[tuple[Any, ...], Known]] = WeakKeyDictionary()
+
+
+class Captured(Generic[Result]):
+    """A function of tensors that is captured when a shape comes again and again, and replayed from then on.
+
+    What it returns is valid until the next call: copy what must stay. The function must give the same operations for the
+    same shapes. Its second call with a shape is watched, to see that it neither reads values on the host nor draws random
+    numbers; its third is timed: a capture gains nothing where the device is busy anyway.
+
+    Args:
+        function: Takes tensors on one device (or trees of them, or None), returns tensors in lists, tuples or dictionaries.
+        owner: An ensemble whose passes these are. What was found is remembered with it, so that the next function of the
+            same name is neither watched nor timed for these shapes. Programs are not: they would keep the memory that they
+            ran in, and see nothing of what changes in the ensemble but its weights.
+        name: What the function does with the owner.
+        passes: How many calls there will be; None if nobody knows.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Result],
+        owner: Module | None = None,
+        name: str = "",
+        passes: int | None = None,
+    ) -> None:
+        self.function, self.name, self.passes = function, name, passes
+        self._known = {} if owner is None else _KNOWN.setdefault(owner, {})
+        self.why_not: str | None = None
+        self._passes: dict[tuple[Any, ...], int] = {}
+        self._graphs: dict[tuple[Any, ...], _Graph[Result]] = {}
+
+    def __call__(self, *given: Any) -> Result:
+        """Run the function, or the program it has become."""
+        leaves, spec = tree_flatten(given)
+        first = next(tensor for tensor in leaves if tensor is not None)
+        if not _on_gpu(first) or self.why_not is not None or torch.is_grad_enabled():
+            return self.function(*given)
+        kind = (
+            torch.is_autocast_enabled("cuda"),
+            str(spec),
+            *(None if t is None else (t.shape, t.dtype, t.stride()) for t in leaves),
+        )
+        return self._run(kind, tuple(leaves), spec)
+
+    def _run(self, kind: tuple[Any, ...], tensors: tuple[Tensor | None, ...], spec: TreeSpec) -> Result:
+        def function(*leaves: Tensor | None) -> Result:
+            return self.function(*tree_unflatten(list(leaves), spec))
+
+        if kind in self._graphs:
+            return self._graphs[kind].replay(tensors)
+        number = self._passes[kind] = self._passes.get(kind, 0) + 1
+        known = self._known.get((self.name, kind))
+        if known is None:
+            self._known[self.name, kind] = "met"
+        elif known == "met":
+            return self._watched(kind, function, tensors)
+        elif known == "watched":
+            return self._timed(kind, function, tensors)
+        if known != "gains" or not self._repays(number):
+            return function(*tensors)
+        try:
+            self._graphs[kind] = _Graph(function, tensors)
+        except Exception as failure:  # whatever a user's module does that cannot be captured
+            self._give_up(kind, (str(failure).splitlines() or [type(failure).__name__])[0])
+            return function(*tensors)
+        return self._graphs[kind].replay(tensors)
+
+    def expect(self, passes: int | None) -> None:
+        """Begin another set, which takes so many calls; programs stay."""
+        self.passes = passes
+        self._passes.clear()
+
+    def _repays(self, number: int) -> bool:
+        return number > _REPAYS // 2 if self.passes is None else self.passes - number >= _REPAYS
+
+    def _watched(
+        self, kind: tuple[Any, ...], function: Callable[..., Result], tensors: tuple[Tensor | None, ...]
+    ) -> Result:
+        with _Watch() as watch:  # type: ignore[no-untyped-call]
+            result = function(*tensors)
+        self._known[self.name, kind] = "watched"
+        if watch.found is not None or not watch.computes:
+            self._give_up(kind, watch.found or "there is nothing to compute")
+        return result
+
+    def _timed(
+        self, kind: tuple[Any, ...], function: Callable[..., Result], tensors: tuple[Tensor | None, ...]
+    ) -> Result:
+        """Run, and find out whether the device waits for the host."""
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        result = function(*tensors)
+        started = time.perf_counter() - start
+        torch.cuda.synchronize()
+        launching = started > _LAUNCHING * (time.perf_counter() - start)
+        self._known[self.name, kind] = "gains" if launching else "busy"
+        return result
+
+    def _give_up(self, kind: tuple[Any, ...], reason: str) -> None:
+        self.why_not, self._known[self.name, kind] = reason, "busy"
+        log.info("predictions run uncaptured: %s", reason)
+
+
+def _on_gpu(tensor: Tensor) -> bool:
+    return tensor.is_cuda
+
+
+class _Graph(Generic[Result]):
+    """One captured call on memory of its own."""
+
+    def __init__(self, function: Callable[..., Result], tensors: tuple[Tensor | None, ...]) -> None:
+        self.inputs = [None if t is None else torch.empty_like(t).copy_(t) for t in tensors]
+        with _without_weight_cache():
+            self.graph, self.result = capture(lambda: function(*self.inputs))
+
+    def replay(self, tensors: tuple[Tensor | None, ...]) -> Result:
+        for own, given in zip(self.inputs, tensors, strict=True):
+            if own is not None and given is not None:
+                own.copy_(given, non_blocking=True)
+        self.graph.replay()
+        return self.result
+
+
+def _without_weight_cache() -> AbstractContextManager[Any]:
+    # Weights that autocast cast during a capture live in the graph's memory; no later pass may find them.
+    if not torch.is_autocast_enabled("cuda"):
+        return nullcontext()
+    return torch.autocast("cuda", torch.get_autocast_dtype("cuda"), cache_enabled=False)
+
+
+class _Watch(TorchDispatchMode):
+    """Looks for operations that a capture would freeze or cannot hold.
+
+    Attributes:
+        found: What the first such operation does; None if there is none.
+        computes: Whether there is any operation but views, which are not worth a capture: it would be empty.
+    """
+
+    found: str | None = None
+    computes: bool = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        self.computes = self.computes or not getattr(func, "is_view", False)
+        if self.found is None:
+            self.found = _why_not(func, args, kwargs, result)
+        return result
+
+
+def _why_not(func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> str | None:
+    aten = torch.ops.aten
+    if func in (aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default):
+        return f"a value is read on the host ({func})"
+    if draws(func, args, kwargs):
+        return f"random numbers are drawn ({func})"
+    if func is aten.lift_fresh.default and result.device.type != "cpu":
+        # `x.new_tensor([1.0])` hides its copy from here, but shows what it made.
+        return "numbers move from the host to the device"
+    places = {leaf.device.type for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor)}
+    if {"cpu", "cuda"} <= places:
+        return f"data moves between host and device ({func})"
+    return None

@@ -9,10 +9,15 @@ from torch import Tensor
 
 from dissensus import metrics
 from dissensus._checks import check_member_logits
-from dissensus.evaluation.estimates import CalibrationError, Means, placements, risk_coverage
-from dissensus.evaluation.resampling import Statistic
+from dissensus.evaluation.estimates import (
+    CalibrationError,
+    Means,
+    SmoothCalibrationError,
+    Statistic,
+    placements,
+    risk_coverage,
+)
 from dissensus.evaluation.results import ID, Kind, Number, Reliability, floats
-from dissensus.evaluation.smooth import SmoothCalibrationError
 from dissensus.scores import KNOWLEDGE_SCORES, SCORES, Beliefs, all_scores, mutual_information
 
 Columns = dict[str, Tensor]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dissensus.evaluation.resampling import BIASED, ROUNDING
+from dissensus.evaluation.estimates import BIASED, ROUNDING
 from dissensus.evaluation.results import LEVEL, Evaluation, Kind, Number
 from dissensus.metrics import HIGHER_IS_BETTER
 

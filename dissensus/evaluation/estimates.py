@@ -1,18 +1,98 @@
-"""Columns of per-input values in, numbers out, computed on a set as it is or on many resamples of it at once."""
+r"""Columns of per-input values in; numbers, bootstrap replicates and intervals out.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+A resample of a set is a vector of how often each of its inputs was drawn. All statistics of an evaluation see the
+same resamples, and so do two evaluations of sets with the same names and sizes under one seed: differences of
+their replicates are those of a paired bootstrap.
+
+The smooth calibration error of many resamples is computed at once: as in `metrics.smooth_ece`, residuals are put on a grid, where
+the reflected Gaussian kernel damps cosine mode k by $e^{-(\pi k \sigma)^2/2}$; here all resamples share one grid, coarse enough
+for intervals, and one search.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil
-from typing import Any
+from math import ceil, log2, pi
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dissensus.evaluation.results import Kind, Number
+from dissensus._machine import one_thread
+from dissensus.evaluation.results import LEVEL, Kind, Number
 from dissensus.metrics import OOD_METRICS, risk_coverage_area
+from dissensus.randomness import derive
+
+# Grid cells a bandwidth, at the point estimate.
+_CELLS_A_BANDWIDTH = 48
+_MOST_CELLS = 1 << 13
+_STEPS = 9
+# How far from the estimate, in either direction and as a factor, the error of a resample is looked for.
+_REACH = 8.0
+
+
+@dataclass(frozen=True)
+class SmoothCalibrationError:
+    """Smooth calibration error of one set.
+
+    Attributes:
+        numbers: The one number.
+        set: The set that is resampled.
+        confidence: Stated confidence of each input, `(inputs,)`, float32.
+        gaps: Confidence less correctness, `(inputs,)`, float32.
+    """
+
+    numbers: Sequence[Number]
+    set: str
+    confidence: Tensor
+    gaps: Tensor
+
+    def resampled(self, draws: Mapping[str, Tensor]) -> Tensor:
+        """Return the error on resamples, `(1, resamples)`."""
+        counts, estimate = draws[self.set], max(self.numbers[0].value, 1e-4)
+        cells = min(_MOST_CELLS, 1 << max(7, round(log2(_CELLS_A_BANDWIDTH / estimate))))
+        modes = self._modes(counts, cells)
+        low = torch.full((counts.shape[1],), estimate / _REACH)
+        high = torch.full_like(low, min(1.0, max(estimate * _REACH, 0.05)))
+        # The smoothed error falls with the bandwidth; where they meet is found by halving on a logarithmic scale.
+        for _ in range(_STEPS):
+            middle = (low * high).sqrt()
+            above = _smoothed(modes, middle) > middle
+            low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+        return _crossing(modes, low, high)[None]
+
+    def _modes(self, counts: Tensor, cells: int) -> Tensor:
+        """Return cosine coefficients of the mean residual density, `(resamples, cells + 1)`."""
+        position = self.confidence * cells
+        left = position.long().clamp(0, cells - 1)
+        to_right = (position - left)[:, None]
+        masses = counts * self.gaps[:, None]
+        grid = counts.new_zeros(cells + 1, counts.shape[1])
+        grid.index_add_(0, left, masses * (1 - to_right)).index_add_(0, left + 1, masses * to_right)
+        # A mass on the boundary coincides with its mirror image, and counts twice in the even extension.
+        grid[[0, -1]] *= 2
+        mirrored = torch.cat([grid, grid[1:-1].flip(0)]).T.contiguous()
+        return torch.fft.rfft(mirrored).real / len(counts)
+
+
+def _smoothed(modes: Tensor, bandwidth: Tensor) -> Tensor:
+    """Return the integral of the absolute smoothed residuals at each resample's bandwidth, `(resamples,)`."""
+    cells = modes.shape[1] - 1
+    # Past this mode the narrowest kernel leaves nothing (e^-18).
+    used = min(cells + 1, int(6 / (pi * float(bandwidth.min()))) + 2)
+    decay = torch.exp(-0.5 * (pi * bandwidth[:, None] * torch.arange(used)) ** 2)
+    density = torch.fft.irfft(modes[:, :used] * decay, 2 * cells) * cells
+    return density.abs().mean(1)
+
+
+def _crossing(modes: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Return where error and bandwidth are equal between two close bandwidths, by linear interpolation."""
+    over, under = _smoothed(modes, low) - low, _smoothed(modes, high) - high
+    share = (over / (over - under).clamp_min(1e-12)).clamp(0, 1)
+    return low + share * (high - low)
+
 
 # Scores of more distinct values are resampled in this many groups of neighbours.
 _GROUPS = 4096
@@ -237,3 +317,109 @@ def _grouped(groups: Tensor, counts: Tensor, total: int | None = None) -> Tensor
 
 def _shifted(cumulative: Tensor) -> Tensor:
     return torch.cat([torch.zeros_like(cumulative[:, :1]), cumulative[:, :-1]], dim=1)
+
+
+# Resamples worked on at once; fewer for large sets, whose draws then fill this many numbers.
+_AT_ONCE = 64
+_NUMBERS_AT_ONCE = 1 << 23
+# A resample carries the noise of the sample and as much again of its own, and these metrics count noise as error.
+BIASED = frozenset({"ece", "smooth_ece"})
+
+
+@runtime_checkable
+class Statistic(Protocol):
+    """Numbers of one or two sets that can be computed anew on resamples.
+
+    Attributes:
+        numbers: The numbers on the sets as they are.
+    """
+
+    @property
+    def numbers(self) -> Sequence[Number]:
+        """The numbers on the sets as they are."""
+
+    def resampled(self, draws: Mapping[str, Tensor]) -> Tensor:
+        """Return the numbers on resamples, `(numbers, resamples)`; `draws` maps sets to `(inputs, resamples)`."""
+
+
+def replicates_of(
+    statistics: Sequence[Statistic], sizes: Mapping[str, int], count: int, seed: int
+) -> NDArray[np.float32]:
+    """Return all numbers of all statistics on `count` resamples of each set, `(numbers, count)`."""
+    values = torch.tensor(
+        [number.value for part in statistics for number in part.numbers], dtype=torch.float64
+    )
+    whole = {name: torch.ones(size, 1) for name, size in sizes.items()}
+    with one_thread():
+        # Statistics may take short cuts (scores in groups, float32); replicates are shifted to the exact value.
+        shift = values[:, None] - torch.cat([part.resampled(whole) for part in statistics])
+        parts = [
+            torch.cat([part.resampled(draws) for part in statistics])
+            for draws in draw_counts(sizes, count, seed)
+        ]
+    return (torch.cat(parts, dim=1) + shift).numpy().astype(np.float32)
+
+
+def draw_counts(sizes: Mapping[str, int], count: int, seed: int) -> Iterator[dict[str, Tensor]]:
+    """Yield resamples of every set, float32 `(inputs, some resamples)`, until there are `count` of each."""
+    generators = {name: np.random.default_rng(derive(seed, "bootstrap", name) % 2**63) for name in sizes}
+    at_once = max(1, min(_AT_ONCE, _NUMBERS_AT_ONCE // max(sizes.values())))
+    for start in range(0, count, at_once):
+        width = min(at_once, count - start)
+        yield {name: _counts(generators[name], size, width) for name, size in sizes.items()}
+
+
+def _counts(generator: np.random.Generator, size: int, width: int) -> Tensor:
+    # Resample by resample, so that how many are drawn at once changes nothing.
+    drawn = generator.integers(0, size, (width, size))
+    cells = drawn * width + np.arange(width)[:, None]
+    counts = np.bincount(cells.ravel(), minlength=size * width).reshape(size, width)
+    return torch.from_numpy(counts.astype(np.float32))
+
+
+def with_intervals(numbers: Sequence[Number], replicates: NDArray[np.float32]) -> list[Number]:
+    """Return the numbers with intervals from their replicates, row by row."""
+    if replicates.shape[1] == 0:
+        return list(numbers)
+    low, high = np.quantile(replicates, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=1)
+    pairs = (
+        interval(number.metric, number.value, float(first), float(last))
+        for number, first, last in zip(numbers, low, high, strict=True)
+    )
+    return [replace(number, low=low, high=high) for number, (low, high) in zip(numbers, pairs, strict=True)]
+
+
+def interval(metric: str, value: float, low: float, high: float) -> tuple[float, float]:
+    """Return an interval from quantiles of replicates; for a metric with a bias, reflected around its value."""
+    if metric in BIASED:
+        # Replicates lie as far above the value as the value above the truth; the value itself stays inside.
+        low, high = max(0.0, min(value, 2 * value - high)), max(value, 2 * value - low)
+    return without_rounding(value, low, high)
+
+
+# Replicates are float32: ends of intervals that differ by less are the same.
+ROUNDING = 1e-6
+
+
+def without_rounding(value: float, low: float, high: float) -> tuple[float, float]:
+    """Return the ends of an interval, put on the value, 0 or 1 where only rounding keeps them from it.
+
+    Example:
+        >>> without_rounding(0.003, -8e-11, 0.003 + 1e-9)
+        (0.0, 0.003)
+    """
+    tolerance = ROUNDING * max(1.0, abs(value))
+    marks = (value, 0.0, 1.0)
+    return (
+        next((mark for mark in marks if abs(low - mark) <= tolerance), low),
+        next((mark for mark in marks if abs(high - mark) <= tolerance), high),
+    )
+
+
+def average(
+    numbers: Sequence[Number], replicates: NDArray[np.float32], like: Number
+) -> tuple[Number, NDArray[np.float32]]:
+    """Return the plain mean of numbers, named as `like`, and of their replicates, `(numbers, resamples)`."""
+    value = sum(number.value for number in numbers) / len(numbers)
+    rows: NDArray[np.float32] = replicates.mean(axis=0, dtype=np.float64).astype(np.float32)
+    return replace(like, value=value), rows

@@ -18,11 +18,9 @@ from dissensus.data.sources import Inputs, Pairs, device_of
 from dissensus.data.suites import LoadedSuite
 from dissensus.evaluation.classification import Classification, score_names
 from dissensus.evaluation.corrupting import Corruptor, corruptor_of
-from dissensus.evaluation.estimates import detection
-from dissensus.evaluation.inputs import check_not_twice, checked_groups, named_sets, warn_of_ranges
-from dissensus.evaluation.loading import Source
+from dissensus.evaluation.estimates import Statistic, average, detection, replicates_of, with_intervals
+from dissensus.evaluation.inputs import Source, check_not_twice, checked_groups, named_sets, warn_of_ranges
 from dissensus.evaluation.regression import Regression, variance_names
-from dissensus.evaluation.resampling import Statistic, average, replicates_of, with_intervals
 from dissensus.evaluation.results import (
     ALL_CORRUPTIONS,
     Evaluation,
@@ -35,8 +33,7 @@ from dissensus.evaluation.results import (
 )
 from dissensus.evaluation.streaming import Reader, Sample, Task
 from dissensus.members import Members
-from dissensus.members.members import as_members
-from dissensus.members.modes import evaluation_mode
+from dissensus.members.members import as_members, evaluation_mode
 from dissensus.objectives.likelihoods import likelihood_of
 from dissensus.types import MemberWeights
 

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from dissensus._beliefs import deviations, member_mean
 from dissensus.evaluation.classification import Columns, checked_names
-from dissensus.evaluation.estimates import Means
-from dissensus.evaluation.resampling import Statistic
+from dissensus.evaluation.estimates import Means, Statistic
 from dissensus.evaluation.results import COVERAGE_LEVELS, Kind, Number, Reliability
 from dissensus.objectives.likelihoods import as_columns, full, gaussian_losses, laplace_losses, mean_and_scale
 from dissensus.scores import REGRESSION_SCORES

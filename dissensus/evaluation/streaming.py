@@ -13,21 +13,165 @@ from math import nan
 from typing import Any, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dissensus.data.features import CachedFeatures
 from dissensus.data.fingerprints import Fingerprint
 from dissensus.data.sources import num_batches
 from dissensus.data.trees import Batch, Tree, batch_of, describe
-from dissensus.engines.passes import Captured
+from dissensus.diagnostics import Finding, diagnose
+from dissensus.engines.graphs import Captured
 from dissensus.evaluation.classification import Classification, Columns
 from dissensus.evaluation.corrupting import Cell, Corruptor
-from dissensus.evaluation.diagnosing import OutputSample
-from dissensus.evaluation.gallery import Gallery, shows_images
 from dissensus.evaluation.inputs import NamedSet, value_range
 from dissensus.evaluation.regression import Regression
 from dissensus.evaluation.results import ID, Disputed, Kind
 from dissensus.members import Members
+from dissensus.objectives.likelihoods import mean_and_scale
+from dissensus.randomness import mix
+
+# So many outputs are diagnosed in a twentieth of a second. Beyond, some inputs stand for all.
+_LARGEST = 125_000
+# Fewer inputs say little; where even these have very many outputs, time and memory go first.
+_FEWEST_ROWS, _TOO_LARGE, _FEWEST_OF_ALL = 500, 2_000_000, 100
+# Members are dropped anew for every input, so many inputs need few repeats.
+_DROPS, _FEWEST_REPEATS, _MOST_REPEATS = 20_000, 5, 20
+
+
+class OutputSample:
+    """Outputs and targets of known inputs: all of them, or as many, drawn at random, as are cheap to keep."""
+
+    def __init__(self, largest: int = _LARGEST) -> None:
+        self.largest = largest
+        self._parts: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._rows = 0
+
+    def add(self, outputs: Tensor, targets: Tensor, start: int) -> None:
+        """Take in a batch whose first row has this number in the set."""
+        index = torch.arange(start, start + outputs.shape[1])
+        self._parts.append((index, outputs.detach(), targets.to(outputs.device)))
+        self._rows += len(index)
+        # Twice as many may pile up, so that not every batch sorts them.
+        if self._rows > 2 * self._limit(outputs):
+            self._parts = [self._chosen()]
+            self._rows = len(self._parts[0][0])
+
+    def diagnose(self, loss: str, density: bool, weights: Tensor | None, seed: int) -> Finding | None:
+        """Return what the outputs say; None of a single member."""
+        _, outputs, targets = self._chosen()
+        if len(outputs) == 1:
+            return None
+        if density:
+            outputs = mean_and_scale(outputs)[0]
+        if loss not in ("cross_entropy", "brier"):
+            loss, targets = "mse", targets.reshape(outputs.shape[1:])
+        repeats = min(_MOST_REPEATS, max(_FEWEST_REPEATS, _DROPS // outputs.shape[1]))
+        return diagnose(outputs, targets, loss, "probs", weights, repeats=repeats, seed=seed)
+
+    def _limit(self, outputs: Tensor) -> int:
+        of_a_row = outputs.shape[0] * outputs.shape[2]
+        fewest = max(_FEWEST_OF_ALL, min(_FEWEST_ROWS, _TOO_LARGE // of_a_row))
+        return max(fewest, self.largest // of_a_row)
+
+    def _chosen(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows with the smallest hash of their number, in order: the same however they came in batches."""
+        index = torch.cat([part[0] for part in self._parts])
+        outputs = torch.cat([part[1] for part in self._parts], dim=1)
+        targets = torch.cat([part[2] for part in self._parts])
+        limit = self._limit(outputs)
+        if len(index) <= limit:
+            return index, outputs, targets
+        rows = mix(index).argsort()[:limit].sort().values
+        place = rows.to(outputs.device)
+        return index[rows], outputs[:, place], targets[place]
+
+
+_KEPT = 6
+_LARGEST_SIDE = 96
+
+
+class Gallery:
+    """The most and least disputed images so far; nothing is copied to the host before the end."""
+
+    def __init__(self) -> None:
+        self._best: dict[bool, dict[str, Tensor]] = {}
+        self._seen = 0
+
+    def add(
+        self, images: Tensor, dispute: Tensor, votes: Tensor, predicted: Tensor, labels: Tensor | None
+    ) -> None:
+        """Take in a batch; `votes` is `(members, batch)`, all else has the batch first."""
+        batch = {
+            "dispute": dispute,
+            "index": torch.arange(self._seen, self._seen + len(images), device=images.device),
+            "predicted": predicted,
+            "label": torch.full_like(predicted, -1) if labels is None else labels.long(),
+            "votes": votes.T,
+        }
+        self._seen += len(images)
+        for most in (True, False):
+            self._best[most] = self._merged(most, images, batch)
+
+    def _merged(self, most: bool, images: Tensor, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        best = _first(batch["dispute"], most)
+        new = {name: values[best] for name, values in batch.items()} | {"image": images[best]}
+        old = self._best.get(most)
+        if old is None:
+            return new
+        joined = {name: torch.cat([old[name], new[name]]) for name in new}
+        best = _first(joined["dispute"], most)
+        return {name: values[best] for name, values in joined.items()}
+
+    def items(self, name: str) -> list[Disputed]:
+        """Return what was kept, the most (or least) disputed first."""
+        return [
+            _item(name, most, {key: values[place].cpu() for key, values in best.items()})
+            for most, best in self._best.items()
+            for place in range(len(best["dispute"]))
+        ]
+
+
+def _first(dispute: Tensor, most: bool) -> Tensor:
+    # Stable: of equals the earliest is kept, however the set was cut into batches.
+    return dispute.argsort(descending=most, stable=True)[:_KEPT]
+
+
+def shows_images(raw: Tensor) -> bool:
+    """Whether inputs can be shown: one or three channels, and more than one pixel a side."""
+    numbers = raw.dtype == torch.uint8 or raw.is_floating_point()
+    return numbers and raw.ndim == 4 and raw.shape[1] in (1, 3) and min(raw.shape[2:]) > 1
+
+
+def _item(name: str, most: bool, kept: dict[str, Tensor]) -> Disputed:
+    picture = _picture(kept["image"])
+    channels, height, width = picture.shape
+    label = int(kept["label"])
+    return Disputed(
+        set=name,
+        most=most,
+        index=int(kept["index"]),
+        dispute=float(kept["dispute"]),
+        predicted=int(kept["predicted"]),
+        label=None if label < 0 else label,
+        votes=tuple(kept["votes"].tolist()),
+        shape=(channels, height, width),
+        pixels=picture.numpy().tobytes(),
+    )
+
+
+def _picture(image: Tensor) -> Tensor:
+    """Return an image as uint8; values beyond 0 to 1 (normalised inputs) are stretched to its own range."""
+    values = image.float() / 255 if image.dtype == torch.uint8 else image.float()
+    low, high = values.aminmax()
+    if float(low) < 0 or float(high) > 1:
+        values = (values - low) / (high - low).clamp_min(1e-12)
+    shrink = _LARGEST_SIDE / max(values.shape[1:])
+    if shrink < 1:
+        size = [max(1, round(side * shrink)) for side in values.shape[1:]]
+        values = F.interpolate(values[None], size, mode="area")[0]
+    return (255 * values).round().to(torch.uint8)
+
 
 Task: TypeAlias = Classification | Regression
 # Needed of a batch for the gallery, and not kept.

@@ -3,10 +3,9 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dissensus.members.deep_ensemble import DeepEnsemble
+from dissensus.members.deep_ensemble import DeepEnsemble, SingleMember
 from dissensus.members.heads import HeadEnsemble
 from dissensus.members.members import Members, View
-from dissensus.members.single import SingleMember
 
 if TYPE_CHECKING:
     from dissensus.members.anchored import Anchored, AnchoredNet, anchor_temperature
@@ -16,8 +15,7 @@ if TYPE_CHECKING:
     from dissensus.members.mc_dropout import MCDropout
     from dissensus.members.mimo import MIMO
     from dissensus.members.packed import PackedEnsemble
-    from dissensus.members.snapshots import SnapshotEnsemble
-    from dissensus.members.swag import SWAG
+    from dissensus.members.trajectories import SWAG, SnapshotEnsemble
     from dissensus.nets.cutting import cut
 
 # Loaded when first used: each takes a network apart in its own way, and most runs use one kind.
@@ -31,8 +29,8 @@ _LATER = {
     "MaskedLayer": "dissensus.members.masksembles",
     "Masksembles": "dissensus.members.masksembles",
     "PackedEnsemble": "dissensus.members.packed",
-    "SWAG": "dissensus.members.swag",
-    "SnapshotEnsemble": "dissensus.members.snapshots",
+    "SWAG": "dissensus.members.trajectories",
+    "SnapshotEnsemble": "dissensus.members.trajectories",
     "anchor_temperature": "dissensus.members.anchored",
     "cut": "dissensus.nets.cutting",
 }

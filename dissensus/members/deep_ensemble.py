@@ -15,29 +15,27 @@ from dissensus.construction import describe
 from dissensus.data.trees import Output, call, pick, signature
 from dissensus.engines.graphs import for_each_member
 from dissensus.engines.watching import kept_as_is, look_at
-from dissensus.members.members import Keys, Members, keys_of
-from dissensus.members.modes import settled_block
-from dissensus.members.probe import (
+from dissensus.members.members import Keys, Members, keys_of, settled_block
+from dissensus.members.shared import fastest_layout
+from dissensus.members.stacking import (
     PROBE_MEMBERS,
     PROBE_ROWS,
-    WholeBatchNorm,
-    copy_in_order,
-    trains_wrongly_under_vmap,
-    why_not_vectorised,
-)
-from dissensus.members.stacking import (
     Loan,
     Shell,
+    WholeBatchNorm,
     can_stack,
     check_nets,
+    copy_in_order,
     join,
     runs_otherwise,
     stack,
     tensors_of,
+    trains_wrongly_under_vmap,
     twin,
     why_not_one_program,
+    why_not_vectorised,
 )
-from dissensus.nets.dropout import dropout_keys, key_dropout, plain_dropout, rewind_dropout
+from dissensus.nets.dropout import KeyedDropout, dropout_keys, key_dropout, plain_dropout, rewind_dropout
 from dissensus.randomness import derive, seeded
 
 FASTER_APART = "convolutions are faster one member at a time"
@@ -139,6 +137,7 @@ class DeepEnsemble(Members):
         self.nets: nn.ModuleList | None = None
         # Twins: what a factory returns may be somebody's network, which must stay as it is.
         nets = [key_dropout(twin(net)) for net in nets]
+        self._drops = any(isinstance(module, KeyedDropout) for net in nets for module in net.modules())
         if can_stack(nets):
             self._not_one_program = why_not_one_program(nets)
             self.net = stack(nets)
@@ -161,8 +160,6 @@ class DeepEnsemble(Members):
 
     def single(self) -> Members:
         """Return one member that runs tensors it is handed."""
-        from dissensus.members.single import SingleMember
-
         return SingleMember(self)
 
     @property
@@ -293,7 +290,8 @@ class DeepEnsemble(Members):
                 "Members of different architectures cannot run vectorised. Leave `execution` at 'auto'."
             )
         stacked = {name.removeprefix("net."): t for name, t in tensors.items() if name.startswith("net.")}
-        stacked.update(dropout_keys(net, keys))
+        if self._drops:
+            stacked.update(dropout_keys(net, keys))
 
         def run_one(one: dict[str, Tensor], batch: Any) -> Any:
             return pick(
@@ -302,7 +300,8 @@ class DeepEnsemble(Members):
 
         with _quiet_vmap(), WholeBatchNorm() if torch.is_autocast_enabled(x.device.type) else nullcontext():
             outputs: Tensor = vmap(run_one, in_dims=(0, 0 if own else None), randomness="error")(stacked, x)
-        rewind_dropout(net)
+        if self._drops:
+            rewind_dropout(net)
         return outputs
 
     def _run_loop(
@@ -449,3 +448,41 @@ def _quiet_vmap() -> Iterator[None]:
         yield
     finally:
         switch(True)
+
+
+class SingleMember(Members):
+    """Runs one member's tensors; what a step is recorded with when each member gets a program of its own.
+
+    It holds no tensors: they come with every call, under the names they have in the ensemble.
+    """
+
+    def __init__(self, ensemble: DeepEnsemble) -> None:
+        super().__init__(1, ensemble.seed)
+        self.training, self.output = ensemble.training, ensemble.output
+        self._shell = ensemble.shell(0)
+
+    @property
+    def stacked(self) -> bool:
+        """Tensors have no member axis."""
+        return False
+
+    def run(
+        self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys
+    ) -> Tensor:
+        """Run the member on its tensors; see `Members.run`."""
+        row = {name.removeprefix("net."): tensor for name, tensor in tensors.items()}
+        net = self._shell.net
+        row.update(dropout_keys(net, lambda: keys()[0]))
+        self._shell.lend(row)
+        output: Tensor = pick(call(net, fastest_layout(x[0] if own else x)), self.picks)
+        self._shell.collect(row)
+        rewind_dropout(net)
+        return output.unsqueeze(0)
+
+    def parts(self) -> Iterator[nn.Module]:
+        """Yield the modules of the member."""
+        return self._shell.net.modules()
+
+    def member(self, index: int) -> nn.Module:
+        """There is no weight to give; ask the ensemble."""
+        raise ValueError("A recorded member has no weights of its own; call `member` on the ensemble.")

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from dissensus.architectures import mlp
-from dissensus.data.descriptions import network_digest
 from dissensus.data.features import CachedFeatures
+from dissensus.data.fingerprints import network_digest
 from dissensus.data.sources import device_of
 from dissensus.data.trees import Batch, Output, call, inputs_of, pick
 from dissensus.members.deep_ensemble import DeepEnsemble

@@ -19,8 +19,7 @@ from dissensus.members.members import Members
 from dissensus.members.mimo import MIMO
 from dissensus.members.packed import PackedEnsemble
 from dissensus.members.shared import BatchUse
-from dissensus.members.snapshots import SnapshotEnsemble
-from dissensus.members.swag import SWAG
+from dissensus.members.trajectories import SWAG, SnapshotEnsemble
 from dissensus.nets.first_layer import Initialise
 from dissensus.randomness import derive, seeded
 

@@ -13,8 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from dissensus import masks
 from dissensus.data.trees import Output
-from dissensus.members.members import Keys
-from dissensus.members.modes import evaluation_mode, settled_block
+from dissensus.members.members import Keys, evaluation_mode, settled_block
 from dissensus.members.shared import BatchUse, SharedMembers, adopt, call, fastest_layout
 from dissensus.members.stacking import join
 from dissensus.members.trimming import ChannelMask, Form, Trimmer, attach, grow, why_not_trimmed

@@ -5,19 +5,61 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
+from itertools import count
+from threading import Lock, RLock
 from typing import Any, ClassVar, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn import Module
 from torch.utils._pytree import tree_leaves, tree_map
 
 from dissensus._checks import whole_number
 from dissensus.construction import describe
 from dissensus.data.features import CachedFeatures
 from dissensus.data.trees import WHOLE, Batch, Output, WholeOutput, expand_rows, inputs_of
-from dissensus.members.modes import evaluation_mode
 from dissensus.members.stacking import average, check_one_architecture
 from dissensus.randomness import derive, fold
+
+_settled: WeakKeyDictionary[Module, int] = WeakKeyDictionary()
+_numbers = count(1)
+_locks: WeakKeyDictionary[Module, RLock] = WeakKeyDictionary()
+_making_locks = Lock()
+
+
+def settled_block(module: Module) -> int | None:
+    """Return the number of the block of `evaluation_mode` that a module is in, in which its weights stay as they are."""
+    return _settled.get(module)
+
+
+@contextmanager
+def evaluation_mode(members: Module) -> Iterator[None]:
+    """Run a block in evaluation mode and without gradients; set every module back as it was.
+
+    One thread at a time: a pass binds weights and modes to the modules, which another thread would see.
+    """
+    with _lock_of(members):
+        modes = [(module, module.training) for module in members.modules()]
+        newly = [module for module, _ in modes if module not in _settled]
+        was_training = members.training
+        members.eval()
+        _settled.update(dict.fromkeys(newly, next(_numbers)))
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            for module in newly:
+                _settled.pop(module, None)
+            members.train(was_training)
+            for module, mode in modes:
+                module.training = mode
+
+
+def _lock_of(module: Module) -> RLock:
+    with _making_locks:
+        return _locks.setdefault(module, RLock())
+
 
 Keys = Callable[[], Tensor]
 

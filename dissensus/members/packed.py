@@ -12,8 +12,8 @@ from torch import Tensor, fx, nn
 from dissensus.architectures import _FlattenTo
 from dissensus.data.trees import Output
 from dissensus.members.members import Keys, Members, View
-from dissensus.members.probe import PROBE_ROWS
 from dissensus.members.shared import SharedMembers, adopt
+from dissensus.members.stacking import PROBE_ROWS
 from dissensus.nets.dropout import plain_dropout
 from dissensus.nets.graphs import Traced, function_name, trace
 from dissensus.randomness import derive, seeded

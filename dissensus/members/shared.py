@@ -13,8 +13,7 @@ from dissensus.data import trees
 from dissensus.data.trees import Batch, Output, Tree, WholeOutput, pick, repeat_rows
 from dissensus.engines.watching import kept_as_is, look_at
 from dissensus.members.members import Keys, Members, View
-from dissensus.members.probe import PROBE_ROWS
-from dissensus.members.stacking import keep_weights_apart, tensors_of
+from dissensus.members.stacking import PROBE_ROWS, keep_weights_apart, tensors_of
 from dissensus.nets.dropout import dropout_keys, key_dropout, rewind_dropout
 from dissensus.randomness import seeded
 

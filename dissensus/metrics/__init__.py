@@ -12,13 +12,23 @@ from typing import TypeAlias
 from dissensus.metrics._inputs import Array
 from dissensus.metrics.calibration import (
     ReliabilityCurve,
+    Temperature,
     classwise_ece,
     confidence_reliability,
     ece,
+    fit_temperature,
     reliability_curve,
+    smooth_ece,
     top_confidences,
 )
-from dissensus.metrics.classification import accuracy, brier, nll, top_k_accuracy
+from dissensus.metrics.classification import (
+    accuracy,
+    brier,
+    group_accuracies,
+    nll,
+    top_k_accuracy,
+    worst_group_accuracy,
+)
 from dissensus.metrics.detection import RocCurve, aupr, auroc, fpr_at_tpr, roc_curve
 from dissensus.metrics.diversity import (
     DiversityBounds,
@@ -29,7 +39,6 @@ from dissensus.metrics.diversity import (
     ood_disagreement_bound,
     pair_diversity,
 )
-from dissensus.metrics.groups import group_accuracies, worst_group_accuracy
 from dissensus.metrics.regression import (
     central_interval,
     ensemble_crps,
@@ -43,8 +52,6 @@ from dissensus.metrics.regression import (
     rmse,
 )
 from dissensus.metrics.selective import RiskCoverageCurve, risk_coverage_area, risk_coverage_curve
-from dissensus.metrics.smooth_calibration import smooth_ece
-from dissensus.metrics.temperature import Temperature, fit_temperature
 
 PairMetric: TypeAlias = Callable[[Array, Array], float]
 DensityMetric: TypeAlias = Callable[[Array, Array, Array], float]

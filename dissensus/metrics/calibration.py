@@ -1,13 +1,30 @@
-"""Stated confidences and outcomes, sorted into bins -> how far they are apart."""
+r"""Stated confidences and outcomes -> how far they are apart, in bins or smoothed, and temperatures that bring them together.
 
+Smoothing with the Gaussian kernel reflected at 0 and 1 is heat flow on the unit interval: cosine mode k decays by
+$e^{-(\pi k \sigma)^2 / 2}$. The residuals are put on a fine grid once; each bandwidth then costs one FFT of fixed length,
+whatever the number of inputs.
+"""
+
+import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from math import inf, log, sqrt
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from dissensus.metrics._inputs import Array, confidences_and_correct, one_of, probabilities_and_labels
+from dissensus._checks import check_member_logits
+from dissensus.metrics._inputs import (
+    Array,
+    class_indices,
+    confidences_and_correct,
+    floats,
+    one_of,
+    probabilities_and_labels,
+)
 
 Binning = Literal["width", "mass"]
 
@@ -201,3 +218,299 @@ def _mass_edges(confidence: Tensor, bins: int) -> Tensor:
     size = len(confidence)
     last_of_bin = -(-size * np.arange(1, bins) // bins) - 1
     return torch.from_numpy(np.unique(np.sort(confidence.numpy())[last_of_bin]))
+
+
+Vector: TypeAlias = NDArray[np.float64]
+
+CELLS = 2**14
+# Below this the grid would show: linear binning adds at most 1/(4 CELLS^2) to the kernel's variance.
+SMALLEST_BANDWIDTH = 4 / CELLS
+CHUNK = 2**16
+
+
+def smooth_ece(
+    confidence: Array, correct: Array, truncate: float | None = None, bandwidth: float | None = None
+) -> float:
+    r"""Smooth calibration error, at the bandwidth that equals it.
+
+    $$\mathrm{smECE}_\sigma = \int_0^1 \Big|\frac{1}{B}\sum_b K_\sigma(t, f_b)(f_b - y_b)\Big|\,dt,
+    \qquad \mathrm{smECE} = \mathrm{smECE}_{\sigma^*} = \sigma^*$$
+    with f the confidence, y whether it was right, and $K_\sigma$ a Gaussian reflected at 0 and 1, which keeps
+    all its mass. The integral falls with $\sigma$, so the fixed point is unique.
+
+    Reading: the average gap, in probability, between confidence and accuracy, without a choice of bins.
+    Compute it on the whole set: averages over batches are biased upwards. For a classifier,
+    `smooth_ece(*top_confidences(probs, labels))`.
+
+    Args:
+        confidence: Stated probability of being right, `(batch,)`, in [0, 1].
+        correct: Whether it was right, `(batch,)`.
+        truncate: Cuts the kernel at this distance, at most 1. `0.5` gives the values of the relplot package,
+            with its other conventions: a grid of about 1000 cells, on which confidences within one cell of 0
+            or 1 lose up to half their weight; bandwidths that are multiples of 1/1024. They differ from the
+            exact ones when the error is large (above about 0.15) or when many confidences are saturated.
+        bandwidth: Uses this $\sigma$ instead of the fixed point.
+
+    Returns:
+        A number in [0, 1].
+
+    Example:
+        >>> import torch
+        >>> round(smooth_ece(torch.full((400,), 0.9), torch.arange(400) < 300), 4)
+        0.15
+
+    References:
+        Blasiok and Nakkiran, 2023, <https://arxiv.org/abs/2309.12236>.
+    """
+    if truncate is not None and not 0 < truncate <= 1:
+        raise ValueError(f"`truncate` must lie in (0, 1], or be None for the exact kernel; got {truncate}.")
+    if bandwidth is not None and not SMALLEST_BANDWIDTH <= bandwidth <= 1:
+        raise ValueError(f"`bandwidth` must lie in [{SMALLEST_BANDWIDTH:.2g}, 1]; got {bandwidth}.")
+    stated, outcome = (values.cpu().numpy() for values in confidences_and_correct(confidence, correct))
+    residuals = _grid(stated, outcome)
+    if truncate is None:
+        exact = _Reflected.of(residuals, len(stated))
+        return exact.error(bandwidth) if bandwidth is not None else exact.fixed_point()
+    cut = _Truncated(residuals, _grid(stated, None), truncate)
+    return cut.error(bandwidth) if bandwidth is not None else cut.fixed_point()
+
+
+@dataclass(frozen=True)
+class _Reflected:
+    """Cosine coefficients of the mean residual density; the exact kernel acts on each of them alone."""
+
+    coefficients: Vector
+
+    @classmethod
+    def of(cls, masses: Vector, size: int) -> "_Reflected":
+        # A point mass on the boundary coincides with its mirror image, and counts twice in the extension.
+        ends = np.zeros_like(masses)
+        ends[[0, -1]] = masses[[0, -1]]
+        return cls(np.fft.rfft(_mirror(masses + ends)).real / size)
+
+    def error(self, bandwidth: float) -> float:
+        # A wide kernel leaves few modes: 64 cells a bandwidth integrate |r| to about 1e-5 of its value.
+        cells = CELLS
+        while cells * bandwidth > 128:
+            cells //= 2
+        decay = np.exp(-0.5 * (np.pi * bandwidth * np.arange(cells + 1)) ** 2)
+        density = np.fft.irfft(self.coefficients[: cells + 1] * decay, 2 * cells) * cells
+        # The mean over the even extension is the trapezoidal rule on [0, 1].
+        return float(np.abs(density).mean())
+
+    def fixed_point(self) -> float:
+        low, high = SMALLEST_BANDWIDTH, 1.0
+        if self.error(low) <= low:
+            return self.error(low)
+        for _ in range(24):
+            middle = (low + high) / 2
+            low, high = (middle, high) if middle < self.error(middle) else (low, middle)
+        return self.error(high)
+
+
+@dataclass(frozen=True)
+class _Truncated:
+    """Residual and count masses, smoothed in the way of relplot so that its numbers can be compared with."""
+
+    residuals: Vector
+    counts: Vector
+    truncate: float
+
+    def error(self, bandwidth: float) -> float:
+        cells = max(2000, round(20 / bandwidth)) // 2
+        mesh = np.linspace(0, 1, max(200, round(10 / bandwidth)))
+        residual, density = (
+            np.interp(mesh, np.arange(cells + 1) / cells, self._smooth(masses, cells, bandwidth))
+            for masses in (self.residuals, self.counts)
+        )
+        return float(np.abs(residual).sum() / density.sum())
+
+    def _smooth(self, masses: Vector, cells: int, bandwidth: float) -> Vector:
+        nodes = np.arange(CELLS + 1) / CELLS
+        values = _mirror(_spread(nodes, masses, cells))
+        distance = np.minimum(np.arange(2 * cells), 2 * cells - np.arange(2 * cells)) / cells
+        kernel = np.exp(-0.5 * (distance / bandwidth) ** 2) * (distance <= self.truncate)
+        return np.fft.irfft(np.fft.rfft(values) * np.fft.rfft(kernel), 2 * cells)[: cells + 1]
+
+    def fixed_point(self) -> float:
+        low, high = 0, 1024
+        while high - low > 1:
+            middle = (low + high) // 2
+            bandwidth = middle / 1024
+            low, high = (middle, high) if bandwidth < self.error(bandwidth) else (low, middle)
+        return self.error(high / 1024)
+
+
+def _grid(confidence: NDArray[Any], correct: NDArray[Any] | None) -> Vector:
+    """Residuals (or counts, without outcomes) as masses on the nodes of the fine grid."""
+    masses = np.zeros(CELLS + 1)
+    for start in range(0, len(confidence), CHUNK):
+        part = confidence[start : start + CHUNK].astype(np.float64)
+        weight = np.ones_like(part) if correct is None else part - correct[start : start + CHUNK]
+        masses += _spread(part, weight, CELLS)
+    return masses
+
+
+def _spread(position: Vector, weight: Vector, cells: int) -> Vector:
+    """Masses on `cells + 1` nodes of [0, 1]; each weight is shared by the two nodes around its position."""
+    scaled = position * cells
+    left = np.minimum(scaled.astype(np.intp), cells - 1)
+    to_right = np.bincount(left, weight * (scaled - left), cells)
+    masses = np.append(np.bincount(left, weight, cells) - to_right, 0.0)
+    masses[1:] += to_right
+    return masses
+
+
+def _mirror(values: Vector) -> Vector:
+    """One period of the even extension: nodes 0 … n, then n-1 … 1."""
+    return np.concatenate([values, values[-2:0:-1]])
+
+
+logger = logging.getLogger("dissensus")
+
+LOWEST, HIGHEST = 1e-2, 1e2
+# Rows are widened to float64 a piece at a time: the copies stay small however large the validation set.
+CHUNK_VALUES = 2**22
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """Temperatures fitted by `fit_temperature`.
+
+    Reading: above 1 the predictions were overconfident, below 1 underconfident.
+
+    Attributes:
+        value: One temperature a member, `(members,)`; of the pool, `(1,)`. Float64, on the CPU, positive.
+        of: `"members"` or `"pool"`.
+    """
+
+    value: Tensor
+    of: Literal["members", "pool"]
+
+    def __post_init__(self) -> None:
+        one_of(self.of, "of", ("members", "pool"))
+        if self.value.ndim != 1 or (self.of == "pool" and len(self.value) != 1):
+            raise ValueError(
+                "`value` must hold one temperature for each member, or one for the pool, on one axis; got shape "
+                f"{tuple(self.value.shape)}."
+            )
+        if not bool(((self.value > 0) & self.value.isfinite()).all()):
+            raise ValueError(f"Temperatures must be positive and finite; got {self.value.tolist()}.")
+
+    @property
+    def determined(self) -> bool:
+        """Whether every temperature lies inside the range that is searched; at an end of it, the labels set none."""
+        return bool(((self.value > 1.001 * LOWEST) & (self.value < 0.999 * HIGHEST)).all())
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """Scale logits.
+
+        Args:
+            logits: Unnormalised member outputs, `(members, batch, classes)`.
+
+        Returns:
+            Logits of the same dtype: `(members, batch, classes)` where members were fitted, each divided by
+            its temperature; `(1, batch, classes)` where the pool was, the pooled log-probabilities divided by
+            the temperature. A softmax gives the calibrated probabilities.
+        """
+        if logits.ndim != 3 or (self.of == "members" and len(logits) != len(self.value)):
+            fitted = f" with the {len(self.value)} members that were fitted" if self.of == "members" else ""
+            raise ValueError(
+                f"`logits` must be shaped (members, batch, classes){fitted}; got shape {tuple(logits.shape)}."
+            )
+        if self.of == "pool":
+            return (_pooled(logits) / self.value.item()).to(logits.dtype)[None]
+        return logits / self.value.to(logits.device, logits.dtype)[:, None, None]
+
+
+def fit_temperature(logits: Array, labels: Array, of: Literal["members", "pool"] = "members") -> Temperature:
+    r"""Temperature that minimises the negative log-likelihood of held-out labels.
+
+    $$\min_T\; -\frac{1}{B}\sum_b \log \operatorname{softmax}(z_b / T)_{y_b}$$
+    with $z$ a member's logits, or the log of the members' mean probabilities. The objective is convex in
+    $1/T$; its slope is brought to zero by Newton steps inside a bracket. Predictions (the most probable
+    class) do not change.
+
+    Reading: above 1 the predictions were overconfident, below 1 underconfident. Values are searched in [0.01,
+    100]: an end of that range means that the labels do not determine a temperature (all right, or none), which
+    `.determined` says and a line of the log warns of; take more validation inputs then.
+
+    Args:
+        logits: Member outputs on validation inputs that were not trained on, `(members, batch, classes)`.
+        labels: Their true class indices, `(batch,)`.
+        of: `"members"`: each member gets its own. `"pool"`: one temperature for the averaged prediction,
+            which is what an ensemble needs, for averaging calibrated members gives an underconfident pool.
+
+    Returns:
+        The temperatures, ready to `.apply` to other logits.
+
+    Example:
+        >>> logits = torch.tensor([[[2.0, 0.0]]]).repeat(1, 4, 1)
+        >>> fitted = fit_temperature(logits, torch.tensor([0, 0, 0, 1]))  # right three times in four
+        >>> [round(p, 4) for p in fitted.apply(logits)[0, 0].softmax(-1).tolist()]
+        [0.75, 0.25]
+
+    References:
+        Guo et al., 2017, <https://arxiv.org/abs/1706.04599>; Rahaman and Thiery, 2021,
+        <https://arxiv.org/abs/2007.08792>.
+    """
+    one_of(of, "of", ("members", "pool"))
+    outputs = floats(logits, "logits")
+    check_member_logits(outputs, stacklevel=3)
+    truth = class_indices(labels, "labels", *outputs.shape[1:]).to(outputs.device)
+    fitted = outputs if of == "members" else _pooled(outputs)[None]
+    value = torch.tensor([_best_temperature(member, truth) for member in fitted], dtype=torch.float64)
+    result = Temperature(value=value, of=of)
+    if not result.determined:
+        logger.warning(
+            "%d validation labels do not determine a temperature: it ends at %s, of a range from %g to %g",
+            len(truth),
+            ", ".join(f"{one:.3g}" for one in value.tolist()),
+            LOWEST,
+            HIGHEST,
+        )
+    return result
+
+
+def _best_temperature(logits: Tensor, labels: Tensor) -> float:
+    """Root of the slope in 1/T: a Newton step where it makes progress, else the middle of the bracket."""
+    low, high = 1 / HIGHEST, 1 / LOWEST
+    inverse, moved = 1.0, inf
+    while moved > 1e-10:
+        slope, curvature = _slope(logits, labels, inverse)
+        if slope == 0:
+            break
+        low, high = (inverse, high) if slope < 0 else (low, inverse)
+        step = inverse - slope / curvature if curvature > 0 else 0.0
+        # Where the slope only decays, as for labels that are all right, Newton would creep.
+        if not low < step < high or abs(log(step / inverse)) > moved / 2:
+            step = sqrt(low * high)
+        inverse, moved = step, abs(log(step / inverse))
+    return 1 / inverse
+
+
+def _slope(logits: Tensor, labels: Tensor, inverse: float) -> tuple[float, float]:
+    """First and second derivative of the mean NLL of `softmax(inverse * logits)`, in `inverse`."""
+    slope = curvature = 0.0
+    for rows, truth in _chunks(logits, labels):
+        # Measured from the true class, so that the slope is not a difference of large numbers.
+        ahead = rows - rows.gather(1, truth[:, None])
+        probs = (inverse * ahead).softmax(1)
+        mean = (probs * ahead).sum(1)
+        slope += float(mean.sum())
+        curvature += float((probs * (ahead - mean[:, None]).square()).sum())
+    return slope / len(labels), curvature / len(labels)
+
+
+def _chunks(logits: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    size = max(1, CHUNK_VALUES // logits.shape[1])
+    for rows, truth in zip(torch.split(logits, size), torch.split(labels, size), strict=True):
+        yield rows.double(), truth
+
+
+def _pooled(logits: Tensor) -> Tensor:
+    """Log of the members' mean probabilities, `(batch, classes)`; finite however far apart the logits are."""
+    total = logits[0].double().log_softmax(-1)
+    for member in logits[1:]:
+        total = torch.logaddexp(total, member.double().log_softmax(-1))
+    return total - log(len(logits))

@@ -2,29 +2,27 @@
 
 from dissensus.objectives.adversarial import Adversarial, VirtualAdversarial, fast_gradient_sign
 from dissensus.objectives.correlation import (
+    beta_from_step,
     correlation_penalty,
     generalised_negative_correlation_loss,
+    gradient_adjusted_loss,
     negative_correlation_loss,
     second_order_gap,
+    step_from_beta,
 )
-from dissensus.objectives.decomposition import Debiased, Decomposition, debias, decompose
 from dissensus.objectives.disagree import Disagree, low_confidence, two_stage
-from dissensus.objectives.disagreement import PAIR_TERMS, a2d, a2d_from_logits
-from dissensus.objectives.diversity import diversity_closed_form, hessian_diversity, second_order_diversity
-from dissensus.objectives.gradient_adjusted import beta_from_step, gradient_adjusted_loss, step_from_beta
-from dissensus.objectives.guards import (
-    GUARDS,
-    Guard,
-    HeldOutAccuracy,
-    HeldOutLoss,
-    LossShare,
-    Seen,
-    WeightCap,
+from dissensus.objectives.disagreement import PAIR_TERMS, a2d, a2d_from_logits, divdis
+from dissensus.objectives.diversity import (
+    Debiased,
+    Decomposition,
+    debias,
+    decompose,
+    diversity_closed_form,
+    hessian_diversity,
+    second_order_diversity,
 )
-from dissensus.objectives.hard_delta import HardDelta, MaskedUniform
-from dissensus.objectives.independent import Independent, NormPenalty
-from dissensus.objectives.joint import joint_loss
-from dissensus.objectives.joint_training import Joint
+from dissensus.objectives.hard_delta import HardDelta, MaskedUniform, uniform_cross_entropy
+from dissensus.objectives.joint import Joint, joint_loss
 from dissensus.objectives.likelihoods import (
     LIKELIHOODS,
     Likelihood,
@@ -34,11 +32,18 @@ from dissensus.objectives.likelihoods import (
     likelihood_of,
     mean_and_scale,
 )
-from dissensus.objectives.loss_guided import LossGuided
-from dissensus.objectives.loss_weights import loss_guided_weights
-from dissensus.objectives.objective import Objective, OutputObjective, Step
-from dissensus.objectives.redundancy import divdis
-from dissensus.objectives.residuals import uniform_cross_entropy
+from dissensus.objectives.loss_guided import (
+    GUARDS,
+    Guard,
+    HeldOutAccuracy,
+    HeldOutLoss,
+    LossGuided,
+    LossShare,
+    Seen,
+    WeightCap,
+    loss_guided_weights,
+)
+from dissensus.objectives.objective import Independent, NormPenalty, Objective, OutputObjective, Step
 
 __all__ = [
     "GUARDS",

@@ -12,7 +12,14 @@ from dissensus.data.features import CachedFeatures, content_of, wrapped
 from dissensus.data.sources import Array, Inputs, all_inputs, as_tensor
 from dissensus.data.trees import join_rows
 from dissensus.members import View
-from dissensus.objectives.disagreement import Orientation, PairTerm, mean_over_pairs, oriented, pair_term
+from dissensus.objectives.disagreement import (
+    Orientation,
+    PairTerm,
+    divdis,
+    mean_over_pairs,
+    oriented,
+    pair_term,
+)
 from dissensus.objectives.likelihoods import (
     Likelihood,
     check_class_weights,
@@ -29,7 +36,6 @@ from dissensus.objectives.loss_guided import (
     drawn_scale,
 )
 from dissensus.objectives.objective import BatchNorm, Objective, Parts, Step, check_batch_norm
-from dissensus.objectives.redundancy import divdis
 from dissensus.types import Correct
 
 

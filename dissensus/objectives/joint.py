@@ -1,10 +1,25 @@
-"""Member outputs and targets in; one loss between independent and joint training out."""
+"""Training between independent and joint: the loss on outputs, and the objective that `fit` takes."""
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import prod
 from numbers import Real
+from typing import ClassVar, Literal
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from dissensus.objectives.losses import Loss, check_host_weights, errors, weighted_mean
+from dissensus.objectives.likelihoods import (
+    IGNORED,
+    Likelihood,
+    check_class_weights,
+    class_weighted,
+    full,
+    likelihood_of,
+)
+from dissensus.objectives.losses import Loss, check_host_weights, errors, like_outputs, weighted_mean
+from dissensus.objectives.objective import OutputObjective, Parts, Step
 from dissensus.types import MemberOutputs, Scalar
 
 
@@ -77,3 +92,199 @@ def check_beta(beta: float, allow_unbounded: bool = False, name: str = "beta") -
         raise ValueError(f"`{name}` must lie in [0, 1]; got {beta:g}. Use 0 for independent training.")
     if beta > 1 and not allow_unbounded:
         raise ValueError(f"`{name}` must lie in [0, 1]; got {beta:g}. {UNBOUNDED}")
+
+
+# What a loss is called in `errors`.
+LOSSES = {
+    "cross_entropy": "cross_entropy",
+    "brier": "brier",
+    "mse": "mse",
+    "poisson": "poisson",
+    "binary_cross_entropy": "sigmoid",
+}
+
+
+@dataclass(frozen=True)
+class Joint(OutputObjective):
+    r"""Train members between each for itself (`beta=0`) and all as one model (`beta=1`).
+
+    $$M\left[(1-\beta)\,\overline{\mathrm{ERR}} + \beta\,\mathrm{ERR}\right]$$
+
+    The factor M keeps each member's gradient at the scale of that member trained alone. Near 1 members collude: look at
+    `diversity` in the history, and at each member's own loss.
+
+    Args:
+        beta: A number in [0, 1], or a function of the run's progress (a tensor from 0 towards 1) that gives one, such as
+            `lambda progress: 0.9 * progress`.
+        loss: `"cross_entropy"`, `"brier"`, `"mse"`, `"poisson"`, `"binary_cross_entropy"`, or your own, a function of (output,
+            target) that returns one value for each example; the ensemble then averages outputs.
+        average: What the ensemble averages: `"probs"` or `"scores"` (logits).
+        weights: Weight of each member in both errors, summing to one; uniform by default.
+        member_dropout: Share of members left out at random.
+        dropout_per: Leave out `int(members * share)` members of every `"batch"`, or each member of every `"example"` with
+            that probability (examples with none left do not count).
+        label_smoothing: Share of each target given to the uniform distribution.
+        allow_unbounded: Run with `beta > 1` although the objective then has no minimum.
+        class_weights: Weight of each class, as in torch's `cross_entropy`: examples count by that of their label.
+        class_axis: Where classes are in outputs with positions; see `Independent`.
+        ignore_index: Class index of positions that do not count.
+
+    References:
+        Jeffares et al., 2023, <https://arxiv.org/abs/2301.11323>.
+    """
+
+    beta: float | Callable[[Tensor], Tensor] = 0.5
+    loss: str | Callable[[Tensor, Tensor], Tensor] = "cross_entropy"
+    average: Literal["probs", "scores"] = "probs"
+    weights: tuple[float, ...] | None = None
+    member_dropout: float = 0.0
+    dropout_per: Literal["batch", "example"] = "batch"
+    label_smoothing: float = 0.0
+    allow_unbounded: bool = False
+    class_weights: tuple[float, ...] | None = None
+    class_axis: int | None = None
+    ignore_index: int = IGNORED
+
+    couples: ClassVar[bool] = True
+    needs = "means"
+
+    def __post_init__(self) -> None:
+        for beta in _values(self.beta):
+            check_beta(beta, self.allow_unbounded)
+        if not callable(self.loss) and self.loss not in LOSSES:
+            raise ValueError(f"`loss` must be one of {', '.join(LOSSES)} or a function; got {self.loss!r}.")
+        check_class_weights(self.class_weights, likelihood_of(self.loss))
+        if self.average not in ("probs", "scores"):
+            raise ValueError(f"`average` must be 'probs' or 'scores'; got {self.average!r}.")
+        if not 0.0 <= self.member_dropout < 1.0:
+            raise ValueError(f"`member_dropout` must be in [0, 1); got {self.member_dropout}.")
+        if self.dropout_per not in ("batch", "example"):
+            raise ValueError(f"`dropout_per` must be 'batch' or 'example'; got {self.dropout_per!r}.")
+        if self.weights is not None and (min(self.weights) < 0 or abs(sum(self.weights) - 1) > 1e-6):
+            raise ValueError(f"`weights` must be non-negative and sum to 1; got {self.weights}.")
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """What outputs mean, and the error of the ensemble as it is averaged in training: by probabilities or scores, with weights."""
+        return replace(
+            likelihood_of(self.loss),
+            mixture=self._ensemble_error,
+            pooled=self._pooled,
+            class_axis=self.class_axis,
+            ignore_index=self.ignore_index,
+        )
+
+    @property
+    def _loss(self) -> str | Callable[[Tensor, Tensor], Tensor]:
+        return self.loss if callable(self.loss) else LOSSES[self.loss]
+
+    def _pooled(self, outputs: Tensor) -> Tensor:
+        answers = full(outputs)
+        if self.average == "probs":
+            answers = answers.sigmoid() if self.loss == "binary_cross_entropy" else answers.softmax(-1)
+        return weighted_mean(answers, self._own_weights(len(outputs), outputs.device))
+
+    def _ensemble_error(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        weights = self._own_weights(len(outputs), outputs.device)
+        return errors(outputs, targets, self._loss, self.average, weights)[1]
+
+    def on_outputs(self, outputs: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
+        """Return M times the interpolated error, and its parts."""
+        outputs, y, shares = self.likelihood.rows(outputs, y, step.weights)
+        step = replace(step, weights=class_weighted(self.class_weights, outputs, y, shares))
+        weights, counts = self._weights(outputs, step)
+        losses, own, error = self._errors(outputs, y, weights, counts, step)
+        beta = torch.as_tensor(self.beta(step.progress)).to(own) if callable(self.beta) else self.beta
+        parts = {
+            "loss": losses.detach(),
+            "ensemble_error": error.detach(),
+            "diversity": (own - error).detach(),
+        }
+        return _count(outputs, step) * own.lerp(error, beta), parts
+
+    def _errors(
+        self, outputs: Tensor, y: Tensor, weights: Tensor | None, counts: Tensor | None, step: Step
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Means over the batch: of each member's error, of their average, and of the ensemble's error."""
+        if self.loss == "mse" and weights is None and step.weights is None:
+            return _squared_errors(outputs, y)
+        member, ensemble = errors(
+            outputs, y, self._loss, self.average, weights, self.label_smoothing, step.others
+        )
+        losses, error = step.mean(member), _mean(ensemble, counts, step)
+        if counts is None:
+            return losses, weighted_mean(losses, weights, step.others), error
+        return losses, _mean(weighted_mean(member, weights, step.others), counts, step), error
+
+    def _weights(self, outputs: Tensor, step: Step) -> tuple[Tensor | None, Tensor | None]:
+        """Return the members' weights, and which examples count where some lost all their members."""
+        weights, counts = self._all_weights(_count(outputs, step), outputs, step)
+        if step.others is None:
+            return weights, counts
+        if weights is None:
+            weights = torch.full((step.others.count,), 1 / step.others.count, device=outputs.device)
+        return weights[step.others.rows], counts
+
+    def _all_weights(self, count: int, outputs: Tensor, step: Step) -> tuple[Tensor | None, Tensor | None]:
+        base, batch = self._own_weights(count, outputs.device), outputs.shape[1]
+        if self.member_dropout == 0.0:
+            return base, None
+        base = torch.full((count,), 1 / count, device=outputs.device) if base is None else base
+        noise = step.noise(shared=True)
+        if self.dropout_per == "batch":
+            # Members in a random order; the first int(M p) are left out.
+            places = noise.uniform(count).argsort().argsort()
+            kept = base * (places >= int(count * self.member_dropout))
+            # Members of weight zero may be all that is left.
+            return torch.where(kept.sum() > 0, kept / kept.sum().clamp_min(1e-12), base), None
+        kept = base[:, None] * (noise.uniform(count, batch) >= self.member_dropout)
+        total = kept.sum(0)
+        counts = total > 0
+        return torch.where(counts, kept / total.clamp_min(1e-12), base[:, None]), counts
+
+    def _own_weights(self, count: int, device: torch.device) -> Tensor | None:
+        if self.weights is None:
+            return None
+        if len(self.weights) != count:
+            raise ValueError(
+                f"`weights` must be one number for each of {count} members; got {len(self.weights)}."
+            )
+        return torch.tensor(self.weights, dtype=torch.float32, device=device)
+
+
+def _count(outputs: Tensor, step: Step) -> int:
+    """How many members there are, here and elsewhere."""
+    return len(outputs) if step.others is None else step.others.count
+
+
+def _values(beta: float | Callable[[Tensor], Tensor]) -> list[float]:
+    """What beta is, or at what moments of a run it is looked at: every hundredth."""
+    if not callable(beta):
+        return [beta]
+    return [float(beta(torch.tensor(percent / 100))) for percent in range(101)]
+
+
+def _mean(values: Tensor, counts: Tensor | None, step: Step) -> Tensor:
+    """Average over the examples that count, by their weights."""
+    if counts is None:
+        return step.mean(values)
+    shares = counts.to(values.dtype) if step.weights is None else counts * step.weights.to(values.dtype)
+    return torch.where(counts, values * shares, 0.0).sum() / shares.sum().clamp_min(
+        torch.finfo(values.dtype).tiny
+    )
+
+
+def _squared_errors(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The means of `Joint._errors` for squared error and equal weights.
+
+    A step of small networks takes as long as it has operations. Here the gradient is one operation for all members and one for
+    their average; each member's own error, which is only logged, needs none.
+    """
+    outputs = full(outputs)
+    targets = like_outputs(y, outputs)
+    copies = targets.expand_as(outputs)
+    own, error = F.mse_loss(outputs, copies), F.mse_loss(outputs.mean(0), targets)
+    losses = F.mse_loss(outputs.detach(), copies, reduction="none").mean(tuple(range(1, outputs.ndim)))
+    # Errors of several outputs add up, and these are means over outputs too.
+    width = prod(outputs.shape[2:])
+    return (losses, own, error) if width == 1 else (width * losses, width * own, width * error)

@@ -9,10 +9,9 @@ from torch import Tensor
 from dissensus.objectives.adversarial import Adversarial, VirtualAdversarial
 from dissensus.objectives.disagree import Disagree
 from dissensus.objectives.hard_delta import HardDelta, MaskedUniform
-from dissensus.objectives.independent import Independent, NormPenalty
-from dissensus.objectives.joint_training import Joint
+from dissensus.objectives.joint import Joint
 from dissensus.objectives.loss_guided import LossGuided
-from dissensus.objectives.objective import Objective
+from dissensus.objectives.objective import Independent, NormPenalty, Objective
 
 Case = Callable[[Tensor], Objective]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dissensus.diagnostics import Finding, diagnose
-from dissensus.diagnostics.predictions import read_predictions
+from dissensus.diagnostics.measuring import read_predictions
 from dissensus.objectives import mean_and_scale
 from dissensus.predictions import predict
 from dissensus.recipes.runs import LoadedRun, rows_of_run

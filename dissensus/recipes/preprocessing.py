@@ -12,8 +12,7 @@ from torch import Tensor
 from dissensus.data.files import Loaded
 from dissensus.data.images import Layout, describe_shape, match_images
 from dissensus.data.tables import TableEncoder
-from dissensus.recipes.reading import class_indices, read_source
-from dissensus.recipes.sets import DataSettings
+from dissensus.recipes.sets import DataSettings, class_indices, read_source
 
 
 @dataclass(frozen=True)

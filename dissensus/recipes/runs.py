@@ -15,8 +15,7 @@ from dissensus.members import DeepEnsemble, Members
 from dissensus.objectives import mean_and_scale
 from dissensus.objectives.likelihoods import SCALE_FLOOR
 from dissensus.recipes.preprocessing import Preprocessing
-from dissensus.recipes.reading import label_names
-from dissensus.recipes.sets import find_rows, without_left_out
+from dissensus.recipes.sets import find_rows, label_names, without_left_out
 from dissensus.training.checkpoints import CheckpointError, CheckpointFolder
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from dissensus.data.tables import LeftOut, columns_of, texts_of
 from dissensus.objectives import mean_and_scale
 from dissensus.predictions import predict
 from dissensus.recipes.alarms import Calibration, calibrated_columns
-from dissensus.recipes.reading import label_names
 from dissensus.recipes.runs import LoadedRun
+from dissensus.recipes.sets import label_names
 from dissensus.scores import REGRESSION_SCORES, all_scores
 
 Table = dict[str, Any]

@@ -1,4 +1,4 @@
-"""The data of a recipe: its settings, and the rows that are trained on, validated on, tested on and left out."""
+"""The data of a recipe: sources it can name, its settings, and the rows that are trained on, validated on, tested on and left out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,14 +8,61 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dissensus.data.builtin import BUILT_IN
-from dissensus.data.files import Loaded
+from dissensus.data.files import Loaded, Missing, load
 from dissensus.data.fingerprints import row_hashes
-from dissensus.data.images import Layout
-from dissensus.data.loaded import Missing
+from dissensus.data.images import Layout, match_images
 from dissensus.data.tables import TableEncoder
+from dissensus.data.toy import BUILT_IN
 from dissensus.randomness import derive, mix
-from dissensus.recipes.reading import label_names, listed, read_source
+
+
+def read_source(source: str | Path, target: str | None = None, **options: Any) -> Loaded:
+    """Read a file or folder, or a built-in data set by its name."""
+    if str(source) not in BUILT_IN or Path(source).exists():
+        return load(source, target, **{key: value for key, value in options.items() if value is not None})
+    loaded = BUILT_IN[str(source)]()
+    size = options.get("size")
+    if size is None or loaded.x.ndim != 4:
+        return loaded
+    x, notes = match_images(loaded.x, loaded.x.shape[1], size, size)
+    return replace(loaded, x=x, notes=(*loaded.notes, *notes))
+
+
+def label_names(loaded: Loaded) -> list[str]:
+    """Return each row's label as text."""
+    assert loaded.y is not None
+    if loaded.y.is_floating_point() or loaded.y.ndim != 1:
+        raise ValueError(
+            f"Class labels must be whole numbers or text, one a row; the target holds {loaded.y.dtype} shaped "
+            f"{tuple(loaded.y.shape)}. For regression choose a loss such as 'gaussian_nll' under [objective]."
+        )
+    if loaded.classes is not None:
+        return [loaded.classes[index] for index in loaded.y.tolist()]
+    return [str(value) for value in loaded.y.tolist()]
+
+
+def class_indices(loaded: Loaded, classes: Sequence[str]) -> Tensor:
+    """Return the place of each row's label in the list of classes."""
+    place = {name: index for index, name in enumerate(classes)}
+    labels = label_names(loaded)
+    unknown = sorted(set(labels) - set(place))
+    if unknown:
+        raise ValueError(
+            f"The data holds the classes {listed(unknown, 3)}, which the run does not know; it knows {listed(classes, 10)}."
+        )
+    return torch.tensor([place[label] for label in labels])
+
+
+def listed(names: Sequence[str], most: int = 20) -> str:
+    """Return names with commas between, and how many more there are where they are too many to show.
+
+    Example:
+        >>> listed(["ant", "bee", "cow", "dog"], most=2)
+        'ant, bee and 2 more'
+    """
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
 
 # In the order in which rows are drawn for them.
 _HELD_OUT = ("validation", "test", "calibration")

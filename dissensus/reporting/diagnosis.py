@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dissensus.diagnostics import DropCurve, Finding
-from dissensus.diagnostics.words import advice, readings, verdict
+from dissensus.diagnostics.findings import advice, readings, verdict
 from dissensus.evaluation.tables import short
 from dissensus.html import Block, Picture, Section, Table, Text, write_page
 from dissensus.plots import panels

@@ -4,8 +4,8 @@ from dissensus.training import schedules
 from dissensus.training.checkpoints import CheckpointError
 from dissensus.training.fitting import fit
 from dissensus.training.history import History
-from dissensus.training.hyperparameters import diverse_hyperparameters
-from dissensus.training.run import DivergedError, Run
+from dissensus.training.optimizers import diverse_hyperparameters
+from dissensus.training.trainer import DivergedError, Run
 
 __all__ = [
     "CheckpointError",

@@ -1,23 +1,129 @@
 """Batches for every step of an epoch: gathered from arrays on the device or on the host, or loaded from elsewhere."""
 
+import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, MutableMapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from dissensus.data.features import CachedFeatures, as_real
 from dissensus.data.fingerprints import digest_of, row_hashes
-from dissensus.data.rows import Rows
-from dissensus.data.sources import Triple, triple_of
+from dissensus.data.sources import Rows, Triple, triple_of
 from dissensus.data.trees import Tree, join_rows
 from dissensus.randomness import bits, derive, fold, permutation, seeded
-from dissensus.training.prefetch import Carrier, Parts
+
+# The tensors of a batch: inputs, targets, and weights where there are any.
+Parts = tuple[Tensor, ...]
+Made = TypeVar("Made")
+
+# Batches that wait for the training step, and copies to the device that may be under way.
+_AHEAD, _UNDER_WAY = 3, 2
+# Memory of a batch that is being copied, or was given to the step last, is not written to.
+_SLOTS = _AHEAD + 1 + _UNDER_WAY
+
+
+def in_order(make: Callable[[int], Made], places: range, threads: int = 1) -> Generator[Made, None, None]:
+    """Yield `make(place)` for every place, in order, made ahead by threads; their errors come out here.
+
+    The threads end with the iterator.
+    """
+    with ThreadPoolExecutor(threads, thread_name_prefix="dissensus data") as pool:
+        waiting: deque[Future[Made]] = deque()
+        try:
+            for place in places:
+                waiting.append(pool.submit(make, place))
+                if len(waiting) > _AHEAD:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+class Carrier:
+    """Brings batches to a device: to a GPU from pinned memory, on a stream of its own.
+
+    Threads only write to pinned memory that is there already and call nothing of CUDA's: while the training thread captures a
+    graph, calls from elsewhere can spoil it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.slots: list[Parts] = []
+        self.under_way: deque[torch.cuda.Event] = deque()
+        self.stream: torch.cuda.Stream | None = None
+
+    def ahead(
+        self, make: Callable[[int], Parts | None], places: range, threads: int = 1
+    ) -> Generator[Parts, None, None]:
+        """Yield the batches of these places on the device, made ahead by threads, until one is None."""
+        self._wait(0)
+
+        def ready(place: int) -> Parts | None:
+            parts = make(place)
+            return None if parts is None else self._hold(place, parts)
+
+        with closing(in_order(ready, places, threads)) as made:
+            for parts in made:
+                if parts is None:
+                    return
+                self._make_slots(parts)
+                yield self.move(parts)
+
+    def move(self, parts: Parts) -> Parts:
+        """Return a batch on the device; the host does not wait for the copy."""
+        if self.device.type != "cuda" or any(values.is_cuda for values in parts):
+            return tuple(values.to(self.device) for values in parts)
+        if self.stream is None:
+            self.stream = torch.cuda.Stream(self.device)
+        with torch.cuda.stream(self.stream):
+            moved = tuple(map(self._copy, parts))
+            self.under_way.append(self.stream.record_event())
+        here = torch.cuda.current_stream(self.device)
+        here.wait_event(self.under_way[-1])
+        for values in moved:
+            values.record_stream(here)
+        self._wait(_UNDER_WAY)
+        return moved
+
+    def _copy(self, values: Tensor) -> Tensor:
+        pinned = values if values.is_pinned() else values.pin_memory()
+        return pinned.to(self.device, non_blocking=True)
+
+    def _make_slots(self, like: Parts) -> None:
+        """Have pinned memory for threads to write to, unless batches come in such memory."""
+        if self.device.type == "cuda" and not self.slots and not like[0].is_pinned():
+            self.slots = [tuple(map(_pinned_like, like)) for _ in range(_SLOTS)]
+
+    def _hold(self, place: int, parts: Parts) -> Parts:
+        """Return a batch in pinned memory, if it is like those before it; called by threads."""
+        if not self.slots:
+            return parts
+        return tuple(map(_into, self.slots[place % _SLOTS], parts))
+
+    def _wait(self, left: int) -> None:
+        """Wait until no more than so many copies are under way."""
+        while len(self.under_way) > left:
+            self.under_way.popleft().synchronize()
+
+
+def _pinned_like(values: Tensor) -> Tensor:
+    return torch.empty_like(values, device="cpu", pin_memory=True)
+
+
+def _into(slot: Tensor, values: Tensor) -> Tensor:
+    like = values.dtype == slot.dtype and values.shape[1:] == slot.shape[1:] and len(values) <= len(slot)
+    return slot[: len(values)].copy_(values) if like else values
 
 
 class Layout:
@@ -395,3 +501,142 @@ def free_memory(device: torch.device) -> int:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):  # not on every system
         return 4 << 30
+
+
+# Rows that lie together in the file are read together, so many bytes of them, in an order of their own.
+CHUNK_BYTES = 1 << 20
+# Chunks that are in memory at once, so many bytes of them: rows are shuffled among them.
+BUFFER_BYTES = 256 << 20
+
+
+def fits(cached: CachedFeatures, device: torch.device) -> bool:
+    """Whether features are moved to the device whole: up to their limit, or half of the memory that is free there."""
+    limit = cached.resident_limit
+    if limit is None:
+        limit = free_memory(device) // 2
+    return isinstance(cached.features, Tensor) or cached.nbytes <= limit
+
+
+class FeatureFeed(ArrayFeed):
+    """Features on the device. Each epoch takes every example once, from another pass than the epoch before."""
+
+    def __init__(
+        self,
+        cached: CachedFeatures,
+        y: Tensor,
+        batch_size: int,
+        order_keys: Tensor,
+        own: bool,
+        drop_last: bool = False,
+    ) -> None:
+        x = cached.resident(order_keys.device)
+        self.count, self.passes = cached.num_examples, cached.passes
+        super().__init__((x[: self.count], y[: self.count], None), batch_size, order_keys, own, drop_last)
+        self.tensors = {**self.tensors, **dict(zip(self.layout.names, (x, y), strict=True))}
+
+    def identity(self) -> str:
+        """Return what tells other features apart, and how often the data was gone through for them."""
+        return f"features, {self.passes} passes, {super().identity()}"
+
+    def epoch(self, number: int, skip: int, state: MutableMapping[str, Tensor]) -> Iterator[int]:
+        """Draw the epoch's order, and from which pass each example is taken."""
+        order = permutation(fold(self.order_keys, number), self.count)
+        if self.passes > 1:
+            first = bits(fold(self.order_keys, -2), self.count).remainder(self.passes)
+            order = order + self.count * (first.gather(-1, order) + number).remainder(self.passes)
+        state["order"].copy_(order)
+        yield from self.sizes[skip:]
+
+    def batch(self, state: MutableMapping[str, Tensor], size: int) -> Triple:
+        """Gather the batch, in the precision in which networks compute."""
+        x, y, weights = super().batch(state, size)
+        assert isinstance(x, Tensor)
+        return as_real(x), y, weights
+
+
+class MappedFeed(PlacedFeed):
+    """Features read from their file by a thread that is ahead of training; all members share the batches.
+
+    Chunks of neighbouring rows are read in a shuffled order, and rows are shuffled among as many chunks as the buffer
+    holds: the order is a function of (seed, epoch). Each epoch takes every example once; a chunk comes from another pass
+    than in the epoch before.
+    """
+
+    def __init__(
+        self,
+        cached: CachedFeatures,
+        y: Tensor,
+        batch_size: int,
+        seed: int,
+        device: torch.device,
+        drop_last: bool = False,
+    ) -> None:
+        super().__init__(device)
+        self.cached, self.y, self.seed = cached, y, seed
+        self.batch_size = min(batch_size, cached.num_examples)
+        full, rest = divmod(cached.num_examples, self.batch_size)
+        self.steps_per_epoch = full + bool(rest and not drop_last)
+        self.smallest = rest if rest and not drop_last else self.batch_size
+        row_bytes = max(1, cached.nbytes // len(cached))
+        self.chunk = max(1, CHUNK_BYTES // row_bytes)
+        self.chunks_at_once = max(1, BUFFER_BYTES // (self.chunk * row_bytes))
+
+    def identity(self) -> str:
+        """Return sizes, and a digest of the first rows and targets."""
+        digest = hashlib.sha256(self.cached.stored_rows(0, 32).cpu().numpy().tobytes())
+        digest.update(self.y[:4096].cpu().numpy().tobytes())
+        return (
+            f"features from a file, {self.cached.passes} passes, {self.cached.num_examples} examples in batches of "
+            f"{self.batch_size}, chunks of {self.chunk} by {self.chunks_at_once}, {digest.hexdigest()[:12]}"
+        )
+
+    def epoch(self, number: int, skip: int, state: MutableMapping[str, Tensor]) -> Iterator[int]:
+        """Yield batch sizes as the thread brings batches."""
+        batches = self._batches(number, skip)
+
+        def make(_: int) -> Parts | None:
+            pair = next(batches, None)
+            return None if pair is None else self.laid_out((*pair, None))
+
+        for parts in self.carrier.ahead(make, range(skip, self.steps_per_epoch)):
+            yield self.place(parts, state)
+
+    def _batches(self, number: int, skip: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the epoch's batches after the first `skip`, joined across the ends of buffers."""
+        waiting: list[tuple[Tensor, Tensor]] = []
+        held = position = 0
+        for x, y, order in self._buffers(number):
+            place = 0
+            while place < len(order):
+                rows = order[place : place + self.batch_size - held]
+                waiting.append((x.index_select(0, rows), y.index_select(0, rows)))
+                place, held = place + len(rows), held + len(rows)
+                if held == self.batch_size:
+                    if position >= skip:
+                        yield self._joined(waiting)
+                    waiting, held, position = [], 0, position + 1
+        if held and self.steps_per_epoch > position >= skip:
+            yield self._joined(waiting)
+
+    def _buffers(self, number: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield the epoch's rows, buffer by buffer, and the order in which to take them."""
+        count, passes = self.cached.num_examples, self.cached.passes
+        key = torch.tensor(derive(self.seed, "chunks", number))
+        starts = range(0, count, self.chunk)
+        chunks = permutation(key, len(starts)).tolist()
+        first = bits(torch.tensor(derive(self.seed, "passes")), len(starts)).remainder(passes)
+        from_pass = (first + number).remainder(passes).tolist()
+        for place in range(0, len(chunks), self.chunks_at_once):
+            spans = [
+                slice(
+                    from_pass[chunk] * count + starts[chunk],
+                    from_pass[chunk] * count + min(starts[chunk] + self.chunk, count),
+                )
+                for chunk in chunks[place : place + self.chunks_at_once]
+            ]
+            x, y = self.cached.spans(spans), torch.cat([self.y[span] for span in spans])
+            yield x, y, permutation(fold(key, place), len(x))
+
+    def _joined(self, parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        x, y = (part[0] if len(part) == 1 else torch.cat(part) for part in zip(*parts, strict=True))
+        return x, y

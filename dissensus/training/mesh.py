@@ -21,9 +21,7 @@ from torch import Tensor, nn
 
 from dissensus.objectives import Objective
 from dissensus.objectives.objective import OutputObjective
-from dissensus.training.engines import Engine
-from dissensus.training.state import TrainState
-from dissensus.training.step import TrainStep
+from dissensus.training.step import Engine, TrainState, TrainStep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,9 +1,11 @@
-"""One training step as a function of the training state, so that it can run as it is, traced, compiled or captured."""
+"""One training step as a function of a typed state, so that it can run as it is, traced, compiled or captured."""
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,12 +17,162 @@ from dissensus.objectives import Objective, Step
 from dissensus.objectives.objective import OutputObjective
 from dissensus.randomness import derive, fold
 from dissensus.training.feeds import Feed, stream_batch
-from dissensus.training.optimizers import AnyOptimizer
-from dissensus.training.packing import Block, aligned_rows, computed_once
-from dissensus.training.state import TrainState
+from dissensus.training.optimizers import AnyOptimizer, Block, aligned_rows, computed_once
 
 if TYPE_CHECKING:
     from dissensus.training.mesh import Mesh
+
+# How one member's part is taken: without its axis (what its network sees), as one row, or the whole, which members share.
+Rows = Literal["member", "row", "shared"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What of a part is one member's, and whether checkpoints hold it."""
+
+    rows: Rows
+    saved: bool
+
+
+@dataclass
+class TrainState:
+    """What a step is a function of, changed by it in place.
+
+    Attributes:
+        parameters: The trained parameters, one flat array `(rows, columns)` for each block.
+        optimizer: What the optimizer keeps of each block: moments, counts, rates, by name.
+        averages: The running average of each block's parameters and its number of steps, where one is kept.
+        columns: Rates and decays of single columns, for each block, where parameter groups differ.
+        buffers: Buffers of the networks by name.
+        frozen: Parameters that are not trained, by name.
+        sums: Logged parts, summed since the last check: `()`, or one number a member.
+        seen: How many steps each sum is of.
+        noise_keys: Key of each member's noise.
+        shared_key: Key of the noise that all members share.
+        index: Number of the step.
+        plateau: Factor on the learning rate that a plateau has left.
+        factors: The schedule's factor for every step.
+        data: What the feed put here: data, its order, the position in the epoch, or one batch.
+        streams: Further data, such as unlabelled inputs, by name.
+    """
+
+    parameters: Annotated[list[Tensor], Part("row", saved=True)]
+    optimizer: Annotated[list[dict[str, Tensor]], Part("row", saved=True)]
+    averages: Annotated[list[dict[str, Tensor]], Part("row", saved=True)]
+    columns: Annotated[list[dict[str, Tensor]], Part("shared", saved=False)]
+    buffers: Annotated[dict[str, Tensor], Part("member", saved=True)]
+    frozen: Annotated[dict[str, Tensor], Part("member", saved=False)]
+    sums: Annotated[dict[str, Tensor], Part("row", saved=True)]
+    seen: Annotated[dict[str, Tensor], Part("row", saved=True)]
+    noise_keys: Annotated[Tensor, Part("row", saved=False)]
+    shared_key: Annotated[Tensor, Part("shared", saved=False)]
+    index: Annotated[Tensor, Part("shared", saved=True)]
+    plateau: Annotated[Tensor, Part("shared", saved=True)]
+    factors: Annotated[Tensor, Part("shared", saved=False)]
+    data: Annotated[dict[str, Tensor], Part("shared", saved=False)]
+    streams: Annotated[dict[str, Tensor], Part("shared", saved=False)]
+
+    def leaves(self) -> list[Tensor]:
+        """Return every tensor, in a fixed order."""
+        return [tensor for part in PARTS for _, tensor in _walk(getattr(self, part))]
+
+    def names(self) -> list[str]:
+        """Return where each of the leaves is, such as `buffers.net.1.running_mean`."""
+        return [name for part in PARTS for name, _ in _walk(getattr(self, part), part)]
+
+    def with_leaves(self, leaves: Sequence[Tensor]) -> "TrainState":
+        """Return a state like this one of other tensors."""
+        left = iter(leaves)
+        return self._changed(lambda *_: next(left))
+
+    def row(self, index: int, own_order: bool) -> "TrainState":
+        """Return one member's part as views; `own_order`: whether members go through the data each in its own order."""
+
+        def part(rows: Rows, tensor: Tensor) -> Tensor:
+            if tensor.ndim == 0 or rows == "shared":
+                return tensor
+            return tensor[index] if rows == "member" else tensor[index : index + 1]
+
+        one = self._changed(part)
+        if own_order:
+            one.data = {**self.data, "order": self.data["order"][index : index + 1]}
+        return one
+
+    def saved(self, *, without: Sequence[str] = ()) -> dict[str, Tensor]:
+        """Return what a checkpoint holds, by name, except these parts."""
+        return {
+            name: tensor
+            for part, kind in PARTS.items()
+            if kind.saved and part not in without
+            for name, tensor in _walk(getattr(self, part), part)
+        }
+
+    def load(self, tensors: Mapping[str, Tensor]) -> str | None:
+        """Take in place what `saved` gave; return what does not fit, None if all does.
+
+        Parts that are logged may not be here yet; what an ended run no longer keeps may be missing.
+        """
+        known = self.saved()
+        for name, tensor in tensors.items():
+            part, _, rest = name.partition(".")
+            if name in known and known[name].shape == tensor.shape:
+                known[name].copy_(tensor)
+            elif part in ("sums", "seen"):
+                tensor = tensor.to(self.index.device)
+                getattr(self, part)[rest] = aligned_rows(tensor) if tensor.ndim else tensor
+            else:
+                return name
+        return None
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the tensors that make the ensemble what it is, by name."""
+        return self.saved(without=("optimizer", "averages", "sums", "seen", "index", "plateau"))
+
+    def carry_over(self, old: "TrainState", blocks: Sequence[Block], keep: Sequence[int]) -> None:
+        """Go on from a state with more members, whose parameters lay in these blocks: position, logged sums, the optimizer's rows."""
+        self.index.copy_(old.index)
+        self.plateau.copy_(old.plateau)
+        self.data["position"].copy_(old.data["position"])
+        self.data.update({name: tensor for name, tensor in old.data.items() if name.startswith("batch.")})
+        for logged, kept in ((old.sums, self.sums), (old.seen, self.seen)):
+            kept.update({n: aligned_rows(t[list(keep)]) if t.ndim else t for n, t in logged.items()})
+        left = [
+            i for i, b in enumerate(blocks) if b.stacked or (b.members is not None and b.members[0] in keep)
+        ]
+        for now, before in ((self.optimizer, old.optimizer), (self.averages, old.averages)):
+            for slots, place in zip(now, left, strict=False):
+                rows = list(keep) if blocks[place].stacked else [0]
+                for name, tensor in slots.items():
+                    tensor.copy_(before[place][name][rows])
+
+    def _changed(self, change: Callable[[Rows, Tensor], Tensor]) -> "TrainState":
+        return replace(
+            self,
+            **{
+                name: _rebuilt(getattr(self, name), partial(change, part.rows))
+                for name, part in PARTS.items()
+            },
+        )
+
+
+PARTS: dict[str, Part] = {part.name: part.type.__metadata__[0] for part in fields(TrainState)}  # type: ignore[union-attr]
+
+
+def _walk(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of lists and dictionaries with their places."""
+    if isinstance(value, Tensor):
+        yield name, value
+        return
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        yield from _walk(inner, f"{name}.{key}")
+
+
+def _rebuilt(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: _rebuilt(inner, change) for key, inner in value.items()}
+    return [_rebuilt(inner, change) for inner in value]
 
 
 @dataclass
@@ -385,3 +537,27 @@ def _average(average: Mapping[str, Tensor], values: Tensor, decay: float, rows: 
 def _leaf(flat: Tensor, block: Block, rows: Tensor | None) -> Tensor:
     chosen = flat if rows is None or not block.stacked else flat.index_select(0, rows)
     return chosen.detach().requires_grad_()
+
+
+class Engine(ABC):
+    """How training steps are executed."""
+
+    name: str
+
+    @abstractmethod
+    def take(self, state: TrainState, size: int, limit: int) -> int:
+        """Take one step on a batch of `size` examples, changing the state in place, or up to `limit` at once; return how many."""
+
+
+class Eager(Engine):
+    """The step as it is written."""
+
+    name = "eager"
+
+    def __init__(self, train_step: TrainStep) -> None:
+        self.train_step = train_step
+
+    def take(self, state: TrainState, size: int, limit: int) -> int:
+        """Take one step."""
+        self.train_step(state, size)
+        return 1

@@ -1,36 +1,121 @@
-"""The life of one run: steps, checks, checkpoints, and what becomes of it."""
+"""The life of one run: what it was asked for, steps, checks, checkpoints, and what it found."""
 
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from dissensus._files import only_writer
+from dissensus.data.augment import Augmentation
 from dissensus.members import Members
 from dissensus.objectives import Objective
 from dissensus.randomness import derive, seeded
-from dissensus.training.checkpoints import CheckpointError, CheckpointFolder
-from dissensus.training.checks import Validation, Watch, validate
-from dissensus.training.engines import Engine, check_engine, choose_engine
+from dissensus.training.checkpoints import (
+    CheckpointError,
+    CheckpointFolder,
+    architecture,
+    check_same_run,
+    fingerprint,
+)
+from dissensus.training.engines import EngineName, check_engine, choose_engine
 from dissensus.training.feeds import Feed
-from dissensus.training.history import History, mean_of
-from dissensus.training.identity import architecture, check_same_run, fingerprint
+from dissensus.training.history import History, Progress, mean_of
 from dissensus.training.mesh import MeshEngine, answering, check_mesh
-from dissensus.training.optimizers import SeparateOptimizers, make_optimizer
-from dissensus.training.packing import check_attached, detach, pack
-from dissensus.training.progress import Progress
-from dissensus.training.run import DivergedError, Run, Settings
-from dissensus.training.schedules import Plateau, factor_table
-from dissensus.training.state import TrainState
-from dissensus.training.step import TrainStep
-from dissensus.training.watching import NOT_SHOWN, CollusionWatch
+from dissensus.training.optimizers import (
+    Factory,
+    SeparateOptimizers,
+    check_attached,
+    detach,
+    make_optimizer,
+    pack,
+)
+from dissensus.training.schedules import AnySchedule, Plateau, factor_table
+from dissensus.training.step import Eager, Engine, TrainState, TrainStep
+from dissensus.training.validation import NOT_SHOWN, CollusionWatch, Validation, Watch, validate
+
+if TYPE_CHECKING:
+    from dissensus.training.mesh import Mesh
+
+
+class DivergedError(RuntimeError):
+    """A member's loss is no longer a finite number."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `fit` was asked for."""
+
+    epochs: int
+    optimizer: str | type[Optimizer] | Factory
+    lr: float | Sequence[float]
+    weight_decay: float | Sequence[float] | None
+    optimizer_options: Mapping[str, Any]
+    schedule: AnySchedule
+    clip_norm: float | None
+    clip_value: float | None
+    bf16: bool
+    augment: Augmentation | None
+    check_every: Literal["epoch"] | int
+    select: str | None
+    patience: int | None
+    per_member: bool
+    accumulate: int
+    ema: float | None
+    seed: int
+    engine: EngineName
+    concurrent_members: int | None
+    mesh: "Mesh | None"
+    checkpoint_dir: str | Path | None
+    checkpoint_every: int
+    resume: bool
+    on_divergence: Literal["stop", "drop"]
+    progress: bool | None
+    callback: "Callable[[Run], None] | None"
+
+
+@dataclass
+class Run:
+    """A training run and what it found.
+
+    Attributes:
+        members: The trained ensemble.
+        history: One row for each check and member.
+        best: Value of the selected column at the best check, None if nothing was selected.
+        best_step: Step of that check.
+        best_steps: The same of each member, by its number, where members were selected one by one.
+        dropped: Members that diverged and were left out.
+        engine: How steps were executed.
+        seconds: Time in training, over all sittings.
+        stopped_early: Whether patience ran out.
+        step: Steps taken.
+        epoch: Epochs finished.
+    """
+
+    members: Members
+    history: History = field(default_factory=History)
+    best: float | None = None
+    best_step: int | None = None
+    best_steps: dict[int, int] = field(default_factory=dict)
+    dropped: list[int] = field(default_factory=list)
+    engine: str = ""
+    seconds: float = 0.0
+    stopped_early: bool = False
+    step: int = 0
+    epoch: int = 0
+
+    def __repr__(self) -> str:
+        found = "" if self.best is None else f", best {self.best:.4g} at step {self.best_step}"
+        return f"Run({self.members.num_members} members, {self.epoch} epochs, {self.seconds:.1f} s, engine {self.engine}{found})"
+
 
 log = logging.getLogger("dissensus")
 
@@ -113,8 +198,9 @@ class Trainer:
     def run(self) -> Run:
         """Train to the end; leave the ensemble with the last weights, or the best if a column was selected."""
         alone = nullcontext() if self.folder is None or not self.writes else only_writer(self.folder.folder)
+        mesh = nullcontext() if self.settings.mesh is None else answering(self.settings.mesh)
         # Networks may draw from global generators.
-        with alone, answering(self.settings.mesh), seeded(derive(self.settings.seed, "run")):
+        with alone, mesh, seeded(derive(self.settings.seed, "run")):
             return self._run()
 
     def _run(self) -> Run:
@@ -160,6 +246,12 @@ class Trainer:
                 settings.optimizer_options,
             )
             factors = factor_table(settings.schedule, settings.epochs, self.feed.steps_per_epoch)
+            if settings.engine not in ("auto", "eager") or settings.concurrent_members is not None:
+                check_engine(settings.engine, optimizer.traceable)
+            if settings.per_member and isinstance(optimizer, SeparateOptimizers):
+                raise ValueError(
+                    "per_member=True needs sgd, adam or adamw, whose members have rates of their own."
+                )
         except Exception:
             detach(members, blocks)
             raise
@@ -179,15 +271,6 @@ class Trainer:
             settings.accumulate,
             settings.ema,
         )
-        try:
-            check_engine(settings.engine, self.step, settings.concurrent_members)
-            if settings.per_member and isinstance(optimizer, SeparateOptimizers):
-                raise ValueError(
-                    "per_member=True needs sgd, adam or adamw, whose members have rates of their own."
-                )
-        except ValueError:
-            detach(members, blocks)
-            raise
         self.state = self.step.initial_state(factors, self.streams)
         if settings.mesh is not None:
             check_mesh(settings.mesh, members, self.objective, self.step.picks(self.state))
@@ -235,25 +318,12 @@ class Trainer:
 
     def _take_steps(self, size: int) -> int:
         """Take one step, or as many as the engine takes at once; return how many."""
-        if self.settings.mesh is not None and self.engine is None:
-            self.engine = MeshEngine(self.step, self.settings.mesh)
-            if not self.result.engine and self.writes and self.settings.engine != "eager":
-                log.info("training runs eagerly: on a mesh, outputs are exchanged in the middle of a step")
-            self.result.engine = self.engine.name
-        elif self._as_written():
+        if self._as_written():
             self.step(self.state, size)
             self.result.step += 1
             return 1
         if self.engine is None:
-            steps = self.total_steps - self.result.step
-            self.engine = choose_engine(
-                self.result.engine or self.settings.engine,
-                self.step,
-                self.state,
-                size,
-                steps,
-                self.settings.concurrent_members,
-            )
+            self.engine = self._engine(size)
             self.result.engine = self.engine.name
         limit = self.feed.alike(self.result.step % self.feed.steps_per_epoch)
         if (every := self.settings.check_every) != "epoch":
@@ -262,13 +332,24 @@ class Trainer:
         self.result.step += taken
         return taken
 
+    def _engine(self, size: int) -> Engine:
+        settings, asked = self.settings, self.result.engine or self.settings.engine
+        if settings.mesh is not None:
+            if not self.result.engine and self.writes and settings.engine != "eager":
+                log.info("training runs eagerly: on a mesh, outputs are exchanged in the middle of a step")
+            return MeshEngine(self.step, settings.mesh)
+        if asked == "eager" and settings.concurrent_members is None:
+            return Eager(self.step)
+        left = self.total_steps - self.result.step
+        return choose_engine(asked, self.step, self.state, size, left, settings.concurrent_members)
+
     def _as_written(self) -> bool:
         """Whether the step is taken eagerly, whatever the engine: the first one with examples of a shape, and all those beyond many shapes.
 
         In the first one members decide how they run, and the objective shows what it logs. Shapes are kept in checkpoints, so that
         a run that goes on does as one that was not interrupted.
         """
-        if self.settings.concurrent_members is not None:
+        if self.settings.mesh is not None or self.settings.concurrent_members is not None:
             return False
         shape = " ".join(str(list(t.shape[1:])) for name, t in self.data.items() if name.startswith("batch."))
         known = shape in self.shapes

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from dissensus.data.adaptation import ADAPTATION, UNUSABLE, Labelled, Task, Tasks, load_tasks
-from dissensus.data.builtin import digits
 from dissensus.data.images import match_images
+from dissensus.data.toy import digits
 from dissensus.html import Section, Table, Text
 from dissensus_studies.anchoring_arms import (
     ANCHORS,

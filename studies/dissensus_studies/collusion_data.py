@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dissensus.data.builtin import diabetes
 from dissensus.data.frames import read_table
+from dissensus.data.toy import diabetes
 from dissensus.randomness import derive, permutation
 
 Preparation = Literal["document", "tangos"]

@@ -20,7 +20,7 @@ from dissensus.diagnostics import diagnose
 from dissensus.members import DeepEnsemble
 from dissensus.objectives import Joint, Likelihood, decompose
 from dissensus.training import Run
-from dissensus.training.checks import validate
+from dissensus.training.validation import validate
 from dissensus_studies.arm_log import Arm, Record
 from dissensus_studies.image_arms import (
     fit_images,

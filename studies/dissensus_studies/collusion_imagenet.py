@@ -21,7 +21,7 @@ from dissensus import plots
 from dissensus.data.sources import device_of
 from dissensus.html import Section, Table, Text
 from dissensus.members import DeepEnsemble
-from dissensus.members.modes import evaluation_mode
+from dissensus.members.members import evaluation_mode
 from dissensus.objectives import Joint
 from dissensus.training import fit
 from dissensus.training.schedules import Plateau

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from dissensus._threads import one_thread
+from dissensus._machine import one_thread
 from dissensus.randomness import derive
 from dissensus_studies.collusion_data import Preparation, Problem, Split, split_problem
 from dissensus_studies.collusion_measures import measure, spread

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
-from dissensus._threads import one_thread
+from dissensus._machine import one_thread
 from dissensus.html import Block, Section, Table, Text
 from dissensus_studies.anchoring_tables import as_markdown
 from dissensus_studies.arm_log import Arm, Arms, run_arms

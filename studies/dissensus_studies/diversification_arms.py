@@ -17,7 +17,7 @@ from dissensus.architectures import mlp
 from dissensus.data.features import CachedFeatures
 from dissensus.members import DeepEnsemble, HeadEnsemble, Members
 from dissensus.objectives import Objective
-from dissensus.objectives.loss_weights import Weighting
+from dissensus.objectives.loss_guided import Weighting
 from dissensus.predictions import predict
 from dissensus.training import Run, diverse_hyperparameters, fit
 from dissensus_studies.arm_log import Arm, Record

@@ -22,7 +22,7 @@ from dissensus.data.features import CachedFeatures
 from dissensus.data.sources import device_of
 from dissensus.html import Section, Table, Text
 from dissensus.members import DeepEnsemble, HeadEnsemble, Members
-from dissensus.members.modes import evaluation_mode
+from dissensus.members.members import evaluation_mode
 from dissensus.predictions import predict
 from dissensus.scores import all_scores
 from dissensus.training import fit

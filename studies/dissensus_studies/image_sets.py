@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dissensus.data.builtin import digits, photographs
 from dissensus.data.files import load
 from dissensus.data.images import match_images
 from dissensus.data.suites import Group, Suite, SuiteSet, load_suite, sets_of
+from dissensus.data.toy import digits, photographs
 
 SHAPE = (3, 32, 32)
 VALIDATION_IMAGES = 10_000

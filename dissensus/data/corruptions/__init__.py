@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dissensus.data.corruptions import blur, cbar, digital, noise, weather
-from dissensus.data.corruptions._draws import image_keys
+from dissensus.data.corruptions._images import image_keys
 from dissensus.data.corruptions._parameters import PARAMETERS, Parameters
 from dissensus.data.corruptions.files import load_corrupted
 

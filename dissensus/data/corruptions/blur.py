@@ -5,9 +5,16 @@ import math
 import torch
 from torch import Tensor
 
-from dissensus.data.corruptions._draws import integers, uniform
-from dissensus.data.corruptions._filters import correlate, disk_kernel, gaussian, streak, zoom
-from dissensus.data.corruptions._pixels import to_uint8
+from dissensus.data.corruptions._images import (
+    correlate,
+    disk_kernel,
+    gaussian,
+    integers,
+    streak,
+    to_uint8,
+    uniform,
+    zoom,
+)
 
 
 def gaussian_blur(images: Tensor, keys: Tensor, sd: float) -> Tensor:

@@ -12,10 +12,19 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from dissensus.data.corruptions._draws import bits, integers, normal, share_below, uniform
-from dissensus.data.corruptions._filters import gaussian_matrix, separable
-from dissensus.data.corruptions._pixels import luma, to_uint8
-from dissensus.data.corruptions._warps import positions, sample
+from dissensus.data.corruptions._images import (
+    bits,
+    gaussian_matrix,
+    integers,
+    luma,
+    normal,
+    positions,
+    sample,
+    separable,
+    share_below,
+    to_uint8,
+    uniform,
+)
 
 _GREY = 128.0
 _WHITE = 255.0

@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dissensus.data.corruptions._draws import bits, normal, share_below
-from dissensus.data.corruptions._pixels import to_uint8
+from dissensus.data.corruptions._images import bits, normal, share_below, to_uint8
 
 _SIGN = -(2**31)
 

@@ -1,14 +1,228 @@
-"""Weather between camera and scene: uint8 images and per-image keys in, uint8 images out."""
+"""Weather between camera and scene (clouds, frost, water on the lens): uint8 images and per-image keys in, uint8 images out."""
 
+import math
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from dissensus.data.corruptions._clouds import plasma
-from dissensus.data.corruptions._draws import integers, normal, uniform
-from dissensus.data.corruptions._filters import gaussian, streak, zoom
-from dissensus.data.corruptions._frost import textures
-from dissensus.data.corruptions._pixels import luma, tint, to_uint8
-from dissensus.data.corruptions._splashes import water
+from dissensus.data.corruptions._images import (
+    gaussian,
+    image_keys,
+    integers,
+    luma,
+    normal,
+    streak,
+    tint,
+    to_uint8,
+    uniform,
+    zoom,
+)
+
+
+def plasma(keys: Tensor, size: int, decay: float) -> Tensor:
+    """Diamond-square clouds on a torus, `(batch, size, size)` from 0 to 1; `size` is a power of two.
+
+    Each halving of the step fills the centres of squares and then of diamonds with the mean of their four
+    neighbours plus uniform noise, whose amplitude falls by `decay` squared from one step to the next.
+    """
+    draws = uniform(keys, (size * size,), low=-1.0, high=1.0)
+    field = draws.new_zeros(len(keys), size, size)
+    step, amplitude, used = size, 100.0, 0
+    while step >= 2:
+        half = step // 2
+        corners = field[:, ::step, ::step]
+        cells = corners.shape[1] ** 2
+        noise = draws[:, used : used + 3 * cells].reshape(-1, 3, *corners.shape[1:]) * amplitude**2
+        used += 3 * cells
+        right, below = corners.roll(-1, 2), corners.roll(-1, 1)
+        centres = (corners + right + below + right.roll(-1, 1)) / 4 + noise[:, 0]
+        field[:, half::step, half::step] = centres
+        field[:, ::step, half::step] = (corners + right + centres + centres.roll(1, 1)) / 4 + noise[:, 1]
+        field[:, half::step, ::step] = (corners + below + centres + centres.roll(1, 2)) / 4 + noise[:, 2]
+        step, amplitude = half, amplitude / decay
+    field -= field.amin((1, 2), keepdim=True)
+    return field / field.amax((1, 2), keepdim=True)
+
+
+_SIDE = 640
+_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+# Background, how far clouds and crystals rise above it, and the colour of the light, one line a texture.
+# Means and contrasts lie in the range of photographs of frosted windows.
+_LOOKS = (
+    (30.0, 90.0, 150.0, (0.70, 1.0, 1.08)),
+    (125.0, 60.0, 75.0, (0.97, 1.0, 1.04)),
+    (55.0, 60.0, 170.0, (0.92, 1.0, 1.07)),
+    (20.0, 100.0, 190.0, (0.88, 1.0, 1.10)),
+    (85.0, 60.0, 140.0, (0.93, 1.0, 1.07)),
+)
+
+
+@lru_cache(maxsize=4)
+def textures(
+    folder: str | None, scale: float, height: int, width: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """All textures at `scale`, each at least `(height, width)`, laid end to end.
+
+    Returns:
+        Pixels `(3, total)` of range 0 to 255, and for each texture its first pixel, its height and its width.
+    """
+    pictures = grown_textures() if folder is None else read_textures(folder)
+    scaled = [_resized(picture, scale, height, width) for picture in pictures]
+    heights, widths = (torch.tensor([picture.shape[axis] for picture in scaled]) for axis in (1, 2))
+    first = (heights * widths).cumsum(0) - heights * widths
+    return torch.cat([picture.flatten(1) for picture in scaled], dim=1), first, heights, widths
+
+
+def _resized(picture: Tensor, scale: float, height: int, width: int) -> Tensor:
+    """Bilinear without smoothing, as in the published code; never smaller than the crop taken from it."""
+    enough = max(scale, height / picture.shape[1], width / picture.shape[2])
+    size = [
+        max(round(n * enough), least) for n, least in zip(picture.shape[1:], (height, width), strict=True)
+    ]
+    return F.interpolate(picture[None], size=size, mode="bilinear", align_corners=False)[0]
+
+
+def read_textures(folder: str) -> list[Tensor]:
+    """Every picture of a folder in the order of its name, float32 `(3, height, width)` each."""
+    paths = sorted(path for path in Path(folder).glob("*") if path.suffix.lower() in _SUFFIXES)
+    if not paths:
+        raise ValueError(
+            f"`frost_folder` must hold pictures ({', '.join(_SUFFIXES)}); found none in {str(folder)!r}. "
+            "Pass another folder, or None for grown textures."
+        )
+    from PIL import Image
+
+    pictures = []
+    for path in paths:
+        with Image.open(path) as image:
+            pictures.append(torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).float())
+    return pictures
+
+
+@lru_cache(maxsize=1)
+def grown_textures() -> tuple[Tensor, ...]:
+    """Five textures of ice ferns over clouds of rime, float32 `(3, 640, 640)` each; always the same five."""
+    keys = image_keys(0, "frost textures", 0, torch.arange(len(_LOOKS)))
+    clouds = plasma(keys, 1024, decay=1.6)[:, :_SIDE, :_SIDE].double()
+    grown = []
+    for key, cloud, (base, cloud_height, fern_height, colour) in zip(keys, clouds, _LOOKS, strict=True):
+        ferns = _ferns(key[None])
+        grain = gaussian(normal(key[None], (_SIDE, _SIDE), stream=7)[0], 0.7) * 22
+        light = base + cloud_height * cloud + fern_height * ferns * (0.4 + cloud) + grain
+        tinted = light * torch.tensor(colour)[:, None, None]
+        grown.append(tinted.clamp(0.0, 255.0).float())
+    return tuple(grown)
+
+
+def _ferns(key: Tensor, stems: int = 420, barbs: int = 12) -> Tensor:
+    """Stems in random directions with barbs at about sixty degrees, 0 where bare to 1, `(640, 640)`."""
+
+    def draw(shape: tuple[int, ...], low: float, high: float, stream: int) -> Tensor:
+        return uniform(key, shape, low, high, stream)[0].double()
+
+    root = draw((stems, 1, 2), 0.0, float(_SIDE), stream=1)
+    angle = draw((stems, 1), 0.0, 2 * math.pi, stream=2)
+    length = draw((stems, 1), 0.04, 0.18, stream=3) * _SIDE
+    along = torch.linspace(0.05, 1.0, barbs, dtype=torch.float64).repeat(2)
+    side = torch.tensor([-1.0, 1.0], dtype=torch.float64).repeat_interleave(barbs) * (math.pi / 3)
+    joint = root + _heading(angle) * (length * along)[..., None]
+    barb_angle = angle + side + draw((stems, 2 * barbs), -0.25, 0.25, stream=4)
+    # Barbs shorten towards the tip, which gives the fern its outline.
+    barb_length = 0.4 * length * (1 - 0.85 * along) * draw((stems, 2 * barbs), 0.3, 1.0, stream=5)
+    ice = _drawn(root, angle, length) * 1.6 + _drawn(joint, barb_angle, barb_length)
+    ice = gaussian(ice, 0.7) + 0.6 * gaussian(ice, 2.5)
+    return ice / (ice + 0.6)
+
+
+def _heading(angle: Tensor) -> Tensor:
+    return torch.stack([angle.sin(), angle.cos()], dim=-1)
+
+
+def _drawn(start: Tensor, angle: Tensor, length: Tensor, points: int = 96) -> Tensor:
+    """How much of the lines (start, angle, length) runs through each pixel, `(640, 640)`."""
+    reach = torch.linspace(0.0, 1.0, points, dtype=torch.float64)
+    path = start[..., None, :] + _heading(angle)[..., None, :] * (length[..., None] * reach)[..., None]
+    weight = (length / points)[..., None].expand(path.shape[:-1])
+    row, column = (path.floor().long() % _SIDE).unbind(-1)
+    return torch.bincount((row * _SIDE + column).flatten(), weight.flatten(), _SIDE**2).view(_SIDE, _SIDE)
+
+
+_FARTHEST = 20
+_EMBOSS = ((-2.0, -1.0, 0.0), (-1.0, 1.0, 1.0), (0.0, 1.0, 2.0))
+
+
+def water(liquid: Tensor, wet: Tensor) -> Tensor:
+    """Light of the drops, `(batch, 1, height, width)`, from 0 to 1, which the brightest drop reaches.
+
+    The distance to the nearest edge of a drop, spread over all grey values and embossed, times the liquid's
+    height. The published code finds edges by Canny's detector; here they are the outermost pixels of the
+    drops.
+    """
+    height = torch.where(wet, liquid, 0.0).mul_(255).floor_()
+    relief = _equalise(_mean3(_distance(_edges(wet)).clamp_(max=_FARTHEST)).floor_())
+    relief = _mean3(_emboss(relief).clamp_(0.0, 255.0)).round_()
+    light = height * relief
+    return light / light.amax(dim=(1, 2, 3), keepdim=True).clamp(min=1e-9)
+
+
+def _edges(wet: Tensor) -> Tensor:
+    """Wet pixels with a dry one above, below, left or right."""
+    dry = F.pad(~wet, (1, 1, 1, 1))
+    return wet & (dry[..., :-2, 1:-1] | dry[..., 2:, 1:-1] | dry[..., 1:-1, :-2] | dry[..., 1:-1, 2:])
+
+
+def _distance(edges: Tensor) -> Tensor:
+    """Euclidean distance to the nearest edge, exact up to `_FARTHEST` and at least that beyond it.
+
+    The squared distance separates: first the nearest edge in the same row, then over rows.
+    """
+    far = _FARTHEST + 1
+    along = (~edges).to(torch.int16).mul_(far)
+    # Any distance is a sum of powers of two, so doubled steps reach it.
+    for step in (1, 2, 4, 8, 16):
+        padded = F.pad(along, (step, step), value=far)
+        ahead, behind = padded[..., 2 * step :], padded[..., : -2 * step]
+        along = torch.minimum(along, torch.minimum(ahead, behind).add_(step))
+    squared, height = along * along, edges.shape[-2]
+    padded = F.pad(squared, (0, 0, _FARTHEST, _FARTHEST), value=far**2)
+    for shift in range(1, _FARTHEST + 1):
+        below = padded.narrow(-2, _FARTHEST + shift, height)
+        above = padded.narrow(-2, _FARTHEST - shift, height)
+        squared = torch.minimum(squared, torch.minimum(above, below).add_(shift**2))
+    return squared.double().sqrt_()
+
+
+def _mean3(values: Tensor) -> Tensor:
+    """Mean over 3 x 3 pixels, mirrored at the border."""
+    padded = F.pad(values, (1, 1, 1, 1), mode="reflect")
+    rows = padded[..., :-2, :] + padded[..., 1:-1, :]
+    rows.add_(padded[..., 2:, :])
+    return (rows[..., :-2] + rows[..., 1:-1]).add_(rows[..., 2:]).div_(9)
+
+
+def _equalise(values: Tensor) -> Tensor:
+    """Histogram equalisation of small whole numbers: each image's values spread evenly from 0 to 255."""
+    flat = values.flatten(1).long()
+    counts = flat.new_zeros(len(flat), _FARTHEST + 2).scatter_add_(1, flat, torch.ones_like(flat))
+    below = counts.cumsum(1)
+    lowest = counts.gather(1, flat.amin(1, keepdim=True))
+    spread = 255.0 * (below - lowest) / (flat.shape[1] - lowest).clamp(min=1)
+    return spread.double().add_(0.5).floor_().gather(1, flat).view_as(values)
+
+
+def _emboss(values: Tensor) -> Tensor:
+    height, width = values.shape[-2:]
+    padded, embossed = F.pad(values, (1, 1, 1, 1), mode="reflect"), torch.zeros_like(values)
+    for row, weights in enumerate(_EMBOSS):
+        for column, weight in enumerate(weights):
+            if weight:
+                embossed.add_(padded[..., row : row + height, column : column + width], alpha=weight)
+    return embossed
+
 
 _MUD = (63.0, 42.0, 20.0)
 _WATER = (175.0, 238.0, 238.0)

@@ -1,16 +1,123 @@
-"""Linear filters as small cached matrices and kernels, applied to whole batches.
+"""What corruptions are made of: keyed noise, bytes and grey, linear filters and warps, for whole batches.
 
-Every separable filter (a Gaussian, a zoom, a box resize) is a matrix for the rows and one for the columns.
-They are applied in float64, so that the order in which a matrix product adds its terms, which may change with
-the batch size, stays some nine decimal places below what decides a byte.
+Noise is counter-based: word `i` of an image is output `i` of the SplitMix64 generator started at the image's 64-bit key, so a
+number depends on its key and its position only, and a batch is one vectorised expression. Every separable filter (a Gaussian,
+a zoom, a box resize) is a matrix for the rows and one for the columns, applied in float64, so that the order in which a matrix
+product adds its terms, which may change with the batch size, stays some nine decimal places below what decides a byte.
 """
 
+import hashlib
 import math
 from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+# The increment and the two multipliers of SplitMix64, as signed 64-bit integers (torch has no unsigned
+# arithmetic).
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+_FIRST = 0xBF58476D1CE4E5B9 - 2**64
+_SECOND = 0x94D049BB133111EB - 2**64
+
+
+def _xorshift_(words: Tensor, bits: int, shifted: Tensor) -> Tensor:
+    # `>>` carries the sign along; the mask turns it into the unsigned shift that the finaliser needs.
+    torch.bitwise_right_shift(words, bits, out=shifted)
+    return words.bitwise_xor_(shifted.bitwise_and_((1 << (64 - bits)) - 1))
+
+
+def _scramble_(words: Tensor) -> Tensor:
+    """SplitMix64's finaliser, in place: a bijection in which every output bit depends on every input bit."""
+    shifted = torch.empty_like(words)
+    _xorshift_(words, 30, shifted).mul_(_FIRST)
+    _xorshift_(words, 27, shifted).mul_(_SECOND)
+    return _xorshift_(words, 31, shifted)
+
+
+def image_keys(seed: int, name: str, severity: int, index: Tensor) -> Tensor:
+    """One key an image, `(batch,)`, decided by `(seed, name, severity, index)` alone."""
+    digest = hashlib.blake2b(f"{seed}/{name}/{severity}".encode(), digest_size=8).digest()
+    start = int.from_bytes(digest, "little", signed=True)
+    return _scramble_(index.to(torch.int64) * _GOLDEN + start)
+
+
+def _words(keys: Tensor, count: int, stream: int) -> Tensor:
+    """`count` independent 64-bit words an image, `(batch, count)`; streams of one key do not overlap."""
+    positions = torch.arange(1, count + 1, device=keys.device) + (stream << 40)
+    return _scramble_(keys[:, None] + positions * _GOLDEN)
+
+
+def bits(keys: Tensor, shape: tuple[int, ...], stream: int = 0) -> Tensor:
+    """32 random bits an element, as int32 `(batch, *shape)` in memory of its own."""
+    count = math.prod(shape)
+    halves = _words(keys, (count + 1) // 2, stream).view(torch.int32)
+    return halves[:, :count].reshape(-1, *shape)
+
+
+def uniform(
+    keys: Tensor, shape: tuple[int, ...] = (), low: float = 0.0, high: float = 1.0, stream: int = 0
+) -> Tensor:
+    """Uniform numbers, float32 `(batch, *shape)`, on 2^23 midpoints: never exactly `low` or `high`."""
+    # The upper 23 bits are a signed multiple of 2^9; every sum and product below is exact on (0, 1).
+    unit = bits(keys, shape, stream).bitwise_and_(-(2**9)).to(torch.float32)
+    unit.mul_(2.0**-32).add_(0.5 + 2.0**-24)
+    return unit if (low, high) == (0.0, 1.0) else unit.mul_(high - low).add_(low)
+
+
+def share_below(share: float) -> int:
+    """The number below which `bits` lie as often as `uniform` lies below `share`: the same draws do."""
+    single = float(torch.tensor(share, dtype=torch.float32))
+    return math.ceil((single - 0.5 - 2.0**-24) * 2**23) * 2**9
+
+
+def integers(keys: Tensor, high: Tensor | int, shape: tuple[int, ...] = (), stream: int = 0) -> Tensor:
+    """Integers below `high` (a number, or one an image when `shape` is empty), int64 `(batch, *shape)`."""
+    return (uniform(keys, shape, stream=stream).double() * high).long()
+
+
+def normal(keys: Tensor, shape: tuple[int, ...] = (), stream: int = 0) -> Tensor:
+    """Standard normal numbers, float32 `(batch, *shape)`, by Box and Muller's transform; |z| < 5.8."""
+    count = math.prod(shape)
+    pairs = (count + 1) // 2
+    unit = uniform(keys, (2, pairs), stream=stream)
+    radius, angle = unit[:, 0].log_().mul_(-2.0).sqrt_(), unit[:, 1].mul_(2 * math.pi)
+    both = torch.empty_like(unit)
+    torch.cos(angle, out=both[:, 0]).mul_(radius)
+    torch.sin(angle, out=both[:, 1]).mul_(radius)
+    return both.view(-1, 2 * pairs)[:, :count].reshape(-1, *shape)
+
+
+# The published code truncates. A hair is added first, so that rounding in float32 cannot pull a whole number
+# down.
+_HAIR = 1 / 128
+
+_LUMA = (0.299, 0.587, 0.114)
+
+
+def to_uint8(values: Tensor, clamp: bool = True) -> Tensor:
+    """Truncates float values of range 0 to 255 to bytes; overwrites its argument.
+
+    Means of bytes cannot leave the range and may skip the clamp.
+    """
+    values = values.add_(_HAIR)
+    # By way of int16: three times as fast on a CPU as the conversion to bytes alone.
+    return (values.clamp_(0.0, 255.0) if clamp else values).to(torch.int16).to(torch.uint8)
+
+
+def luma(images: Tensor) -> Tensor:
+    """Grey value, float `(batch, 1, height, width)`; a single channel is its own."""
+    values = images if images.is_floating_point() else images.float()
+    if values.shape[1] == 1:
+        return values
+    red, green, blue = _LUMA
+    return (values[:, :1] * red).add_(values[:, 1:2] * green).add_(values[:, 2:] * blue)
+
+
+def tint(colour: tuple[float, float, float], like: Tensor) -> Tensor:
+    """A colour as `(channels, 1, 1)`: its three values, or its luma for single-channel images."""
+    values = list(colour) if like.shape[1] == 3 else [sum(c * w for c, w in zip(colour, _LUMA, strict=True))]
+    return torch.tensor(values, dtype=torch.float32, device=like.device)[:, None, None]
 
 
 def separable(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
@@ -150,3 +257,28 @@ def streak(images: Tensor, degrees: Tensor, radius: float, sd: float) -> Tensor:
     for start, weight in zip(starts[1:], weights[1:], strict=True):
         total.add_(windows.index_select(0, start.flatten()), alpha=weight)
     return total.view(images.shape)
+
+
+def positions(images: Tensor) -> tuple[Tensor, Tensor]:
+    """Row and column of every pixel, float32 `(height, 1)` and `(1, width)`."""
+    height, width = images.shape[-2:]
+    rows = torch.arange(height, dtype=torch.float32, device=images.device)[:, None]
+    return rows, torch.arange(width, dtype=torch.float32, device=images.device)[None]
+
+
+def sample(images: Tensor, rows: Tensor, columns: Tensor, border: str = "mirror") -> Tensor:
+    """Bilinear values of the images, float32, at `(rows, columns)` in pixels, `(batch, height, width)` each.
+
+    Beyond the border: "mirror" reflects about the last pixel's centre, "reflect" about its outer side.
+    """
+    height, width = images.shape[-2:]
+    mirror = border == "mirror"
+    if mirror:
+        across, down = columns * (2 / (width - 1)) - 1, rows * (2 / (height - 1)) - 1
+    else:
+        across, down = (columns + 0.5) * (2 / width) - 1, (rows + 0.5) * (2 / height) - 1
+    # Places that all images share are stored once.
+    grid = torch.empty(*torch.broadcast_shapes(across.shape, down.shape), 2, device=images.device)
+    grid[..., 0], grid[..., 1] = across, down
+    grid = grid.expand(len(images), -1, -1, -1)
+    return F.grid_sample(images.float(), grid, padding_mode="reflection", align_corners=mirror)
