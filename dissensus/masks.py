@@ -103,16 +103,21 @@ def solve(
     if ones is None and scale is not None and num_masks is not None:
         _check_reach(width, num_masks, scale)
         exact = width / expected_width(1, scale, num_masks)
-        pairs = [(n, num_masks) for n in (math.floor(exact), math.ceil(exact)) if n * num_masks >= width]
+        pairs = [(n, num_masks) for n in _enough(exact, num_masks, width)]
     elif num_masks is None and scale is not None and ones is not None:
         exact = _exact_num_masks(width, ones, scale)
-        pairs = [(ones, n) for n in (math.floor(exact), math.ceil(exact)) if n * ones >= width]
+        pairs = [(ones, n) for n in _enough(exact, ones, width)]
     elif scale is None and ones is not None and num_masks is not None:
         pairs = [(ones, num_masks)]
     else:
         raise ValueError(f"Give two of `ones`, `scale` and `num_masks`; got {ones=}, {scale=}, {num_masks=}.")
     found = [MaskSettings(width, n, m, _implied_scale(width, n, m)) for m, n in pairs]
     return min(found, key=lambda s: abs(1.0 / s.scale - 1.0 / (scale or s.scale)))
+
+
+def _enough(exact: float, other: int, width: int) -> list[int]:
+    """Return the whole numbers beside one of which the product with the other reaches the width."""
+    return [n for n in (math.floor(exact), math.ceil(exact)) if n * other >= width]
 
 
 def effective_scale(masks: Masks) -> float:

@@ -125,12 +125,7 @@ def linear_probe(
         strengths = strengths.tolist()
     _check(method, strengths, validation_share)
     _check_counts(max_steps=max_steps, epochs=epochs, batch_size=batch_size)
-    if isinstance(backbone, Members) and not isinstance(backbone, HeadEnsemble):
-        raise ValueError(
-            f"`backbone` must be one network; got {type(backbone).__name__}. Take one of its members without its last layer: "
-            "backbone, _ = ds.cut(ens.member(0), 1)."
-        )
-    net = backbone.backbone if isinstance(backbone, HeadEnsemble) else backbone or nn.Identity()
+    net = _one_network(backbone)
     place = device_of(net) if device is None else device_named(device)
     (x, y), (x_test, y_test) = (_features(net, data, batch_size, place) for data in (train, test))
     _check_width(x_test, x, "test")
@@ -167,6 +162,17 @@ def linear_probe(
         head=head,
         probs=probs.cpu(),
     )
+
+
+def _one_network(backbone: nn.Module | None) -> nn.Module:
+    if isinstance(backbone, HeadEnsemble):
+        return backbone.backbone
+    if isinstance(backbone, Members):
+        raise ValueError(
+            f"`backbone` must be one network; got {type(backbone).__name__}. Take one of its members without its last layer: "
+            "backbone, _ = ds.cut(ens.member(0), 1)."
+        )
+    return backbone or nn.Identity()
 
 
 def _check(method: str, strengths: Any, share: float) -> None:

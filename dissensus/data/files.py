@@ -182,11 +182,8 @@ def _pick_array(
     """Return the key of the inputs or targets; None where there are no targets."""
     own = () if named is None else (named,)
     bases = own if own and strict else (*own, *usual)
-    wanted = [
-        w
-        for base in bases
-        for w in ((base,) if split is None else (f"{base}_{split}", f"{split}_{base}", base))
-    ]
+    spellings = ("{0}",) if split is None else ("{0}_{1}", "{1}_{0}", "{0}")
+    wanted = [spelling.format(base, split) for base in bases for spelling in spellings]
     by_name = {key.lower(): key for key in keys}
     found = next((by_name[w.lower()] for w in wanted if w.lower() in by_name), None)
     if found is not None or (what == "target" and (named is None or not strict)):

@@ -133,27 +133,32 @@ def described(value: Any, depth: int = 8) -> str | None:
 
 def _parts(value: Any, depth: int) -> str | None:
     """Describe what consists of other values."""
+
+    def tell(template: str, parts: Iterable[Any], separator: str = ", ", ordered: bool = False) -> str | None:
+        return _filled(template, (described(part, depth) for part in parts), separator, ordered)
+
     if isinstance(value, functools.partial):
-        inner = [described(part, depth) for part in (value.func, value.args, value.keywords)]
-        return None if None in inner else f"functools.partial({', '.join(map(str, inner))})"
+        return tell("functools.partial({})", (value.func, value.args, value.keywords))
     if isinstance(value, MethodType):
-        inner = [described(part, depth) for part in (value.__self__, value.__func__)]
-        return None if None in inner else ".".join(map(str, inner))
+        return tell("{}", (value.__self__, value.__func__), ".")
     if isinstance(value, Mapping):
-        pairs = [(described(key, depth), described(item, depth)) for key, item in value.items()]
-        told = None if any(None in pair for pair in pairs) else sorted(f"{k}: {v}" for k, v in pairs)
-        return None if told is None else f"{{{', '.join(told)}}}"
+        return _filled("{{{}}}", (tell("{}", pair, ": ") for pair in value.items()), ordered=True)
     if isinstance(value, tuple | list):
-        return _joined((described(part, depth) for part in value), "()" if isinstance(value, tuple) else "[]")
+        return tell("({})" if isinstance(value, tuple) else "[{}]", value)
     if isinstance(value, set | frozenset):
-        texts = [described(part, depth) for part in value]
-        return None if None in texts else _joined(sorted(map(str, texts)), "{}")
+        return tell("{{{}}}", value, ordered=True)
     return _object(value, depth)
 
 
-def _joined(texts: Iterable[str | None], brackets: str) -> str | None:
+def _filled(
+    template: str, texts: Iterable[str | None], separator: str = ", ", ordered: bool = False
+) -> str | None:
+    """Return the texts in a template; None if one of them is."""
     found = list(texts)
-    return None if None in found else brackets[0] + ", ".join(map(str, found)) + brackets[1]
+    if None in found:
+        return None
+    known = [str(text) for text in found]
+    return template.format(separator.join(sorted(known) if ordered else known))
 
 
 def _object(value: Any, depth: int) -> str | None:
@@ -246,4 +251,4 @@ def _plain(value: Any) -> str | None:
     if isinstance(value, _NAMED):
         # Not by its code: that of torch's own functions differs between versions.
         return _name(value)
-    return _joined(map(_plain, value), "()") if isinstance(value, tuple) else None
+    return _filled("({})", map(_plain, value)) if isinstance(value, tuple) else None

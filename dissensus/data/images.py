@@ -9,6 +9,7 @@ import lzma
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
@@ -122,8 +123,7 @@ def _as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
 def find_pictures(folder: Path) -> Pictures:
     """Find the image files of a folder: one class for each subfolder, or none where they lie in it directly."""
     subfolders = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-    by_class = {sub.name: _image_files(sub.rglob("*")) for sub in subfolders}
-    by_class = {name: files for name, files in by_class.items() if files}
+    by_class = {sub.name: files for sub in subfolders if (files := _image_files(sub.rglob("*")))}
     flat = _image_files(folder.iterdir())
     if flat and by_class:
         raise ValueError(
@@ -136,8 +136,8 @@ def find_pictures(folder: Path) -> Pictures:
         )
     if flat:
         return Pictures(tuple(flat), None)
-    pairs = [(path, name) for name, files in by_class.items() for path in files]
-    return Pictures(tuple(path for path, _ in pairs), tuple(name for _, name in pairs))
+    names = (name for name, files in by_class.items() for _ in files)
+    return Pictures(tuple(chain.from_iterable(by_class.values())), tuple(names))
 
 
 def _image_files(paths: Iterable[Path]) -> list[Path]:

@@ -499,19 +499,23 @@ def source_of(data: Any, batch_size: int, key: int, workers: int) -> Source:
     source: Source
     if isinstance(data, Dataset):
         source = Items(data, batch_size, key, workers, collate)
-    elif isinstance(data, tuple | list):
-        parts = [tree_rows(part, name) for part, name in zip(data, ("x", "y", "weights"), strict=False)]
-        if len(data) != 2 or len(parts[0]) != len(parts[1]):
-            sizes = ", ".join(str(len(part)) for part in parts)
-            raise ValueError(
-                f"Data must be a pair (inputs, targets) with one target for each input; got lengths {sizes}."
-            )
-        source = Arrays(parts[0], data[1], batch_size)
     else:
-        source = Arrays(tree_rows(data, "x"), None, batch_size)
+        source = _arrays_in_order(data, batch_size)
     if source.count == 0:
         raise ValueError("There is nothing to cache: the data is empty.")
     return source
+
+
+def _arrays_in_order(data: Any, batch_size: int) -> "Arrays":
+    if not isinstance(data, tuple | list):
+        return Arrays(tree_rows(data, "x"), None, batch_size)
+    parts = [tree_rows(part, name) for part, name in zip(data, ("x", "y", "weights"), strict=False)]
+    if len(data) != 2 or len(parts[0]) != len(parts[1]):
+        sizes = ", ".join(str(len(part)) for part in parts)
+        raise ValueError(
+            f"Data must be a pair (inputs, targets) with one target for each input; got lengths {sizes}."
+        )
+    return Arrays(parts[0], data[1], batch_size)
 
 
 def _check_in_order(loader: DataLoader[Any]) -> None:

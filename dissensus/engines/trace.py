@@ -351,18 +351,18 @@ def split_at_last_input(program: GraphModule) -> tuple[GraphModule, GraphModule]
     The first program takes the other inputs and returns `(result, *kept)`; the second takes all inputs and what was kept.
     Views of inputs are not kept but taken again.
     """
-    nodes = list(program.graph.nodes)
-    inputs = [node for node in nodes if node.op == "placeholder"]
-    first_late = min(nodes.index(user) for user in inputs[-1].users)
-    (result,) = (node.args[0] for node in nodes if node.op == "output")
-    early = [node for node in nodes[:first_late] if node.op != "placeholder"]
-    late = [node for node in nodes[first_late:] if node.op != "output"]
-    if result not in early and result not in inputs:
+    *nodes, output = program.graph.nodes
+    inputs = program.graph.find_nodes(op="placeholder")
+    first_late = min(map(nodes.index, inputs[-1].users))
+    result = output.args[0]
+    early, late = nodes[len(inputs) : first_late], nodes[first_late:]
+    if result not in nodes[:first_late]:
         raise RuntimeError("its outputs are not finished before their gradient is used")
-    repeated = _views_of(inputs)
-    needed = {source for node in late for source in node.all_input_nodes if source in set(early)}
-    again = [node for node in early if node in repeated and node in _with_sources(needed & repeated)]
-    kept = [node for node in early if node in needed and node not in repeated]
+    views = _views_of(inputs)
+    needed = {source for node in late for source in node.all_input_nodes}
+    taken_again = _with_sources(needed & views)
+    again = [node for node in early if node in taken_again]
+    kept = [node for node in early if node in needed - views]
 
     forward, backward = Graph(), Graph()
     values: dict[Node, Node] = {node: _placeholder(forward, node) for node in inputs[:-1]}

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from math import nan
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -147,12 +148,8 @@ def named_sets(
 
     Names that clash and one set under two names are refused.
     """
-    for argument, given in (("shifted", shifted), ("ood", ood)):
-        if given is not None and not isinstance(given, Mapping):
-            raise ValueError(
-                f"`{argument}` must map names to data; got {type(given).__name__}. Pass {{'name': data}}."
-            )
-    _check_names([ID, *(shifted or {}), *(ood or {})])
+    shifted, ood = _by_name("shifted", shifted), _by_name("ood", ood)
+    _check_names([ID, *shifted, *ood])
     known = loaded_or_same(id_data, ID)
     if class_names is None and isinstance(known, Loaded):
         class_names = known.classes
@@ -161,15 +158,22 @@ def named_sets(
         if twice := [name for name in class_names if class_names.count(name) > 1]:
             raise ValueError(f"`class_names` must name each class once; got {twice[0]!r} twice.")
     sets = [NamedSet(ID, "id", as_pairs(known, ID, class_names))]
-    for name, data in (shifted or {}).items():
+    for name, data in shifted.items():
         sets.append(NamedSet(name, "shifted", as_pairs(loaded_or_same(data, name), name, class_names)))
-    for name, inputs in (ood or {}).items():
+    for name, inputs in ood.items():
         sets.append(NamedSet(name, "ood", as_inputs(loaded_or_same(inputs, name))))
-    for place, part in enumerate(sets):
-        for other in sets[:place]:
-            if _inputs_of(part) is _inputs_of(other):
-                raise ValueError(_twice(other.name, part.name))
+    for first, second in combinations(sets, 2):
+        if _inputs_of(first) is _inputs_of(second):
+            raise ValueError(_twice(first.name, second.name))
     return sets, tuple(class_names or ())
+
+
+def _by_name(argument: str, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if given is not None and not isinstance(given, Mapping):
+        raise ValueError(
+            f"`{argument}` must map names to data; got {type(given).__name__}. Pass {{'name': data}}."
+        )
+    return given or {}
 
 
 def checked_groups(

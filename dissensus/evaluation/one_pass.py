@@ -19,7 +19,14 @@ from dissensus.data.suites import LoadedSuite
 from dissensus.evaluation.classification import Classification, score_names
 from dissensus.evaluation.corrupting import Corruptor, corruptor_of
 from dissensus.evaluation.estimates import Statistic, average, detection, replicates_of, with_intervals
-from dissensus.evaluation.inputs import Source, check_not_twice, checked_groups, named_sets, warn_of_ranges
+from dissensus.evaluation.inputs import (
+    NamedSet,
+    Source,
+    check_not_twice,
+    checked_groups,
+    named_sets,
+    warn_of_ranges,
+)
 from dissensus.evaluation.regression import Regression, variance_names
 from dissensus.evaluation.results import (
     ALL_CORRUPTIONS,
@@ -156,16 +163,8 @@ def evaluate(
         members.to(device)
     reader = Reader(members, task, transform, batch_size, device_of(members), names)
     reader.check(sets)
-    samples: list[Sample] = []
-    seen: dict[str, str] = {}
     with evaluation_mode(members):
-        for part in sets:
-            sample = reader.read(part, corruptor if part.kind == "id" else Corruptor())
-            check_not_twice(sample.name, sample.inputs, seen)
-            seen[sample.inputs] = sample.name
-            if samples:
-                warn_of_ranges(samples[0].name, samples[0].range, sample.name, sample.range)
-            samples.append(sample)
+        samples = _read_once(reader, sets, corruptor)
     assert reader.shape is not None
     numbers, replicates = _numbers(task, samples, checked, bootstrap, seed)
     num_outputs = reader.shape[1] // (2 if task.task == "density" else 1)
@@ -199,6 +198,19 @@ def evaluate(
         data=Path(id_data).name if isinstance(id_data, str | Path) else "",
         date=date.today().isoformat(),
     )
+
+
+def _read_once(reader: Reader, sets: Sequence[NamedSet], corruptor: Corruptor) -> list[Sample]:
+    """Run the members on every set; refuse one that comes twice, and warn of pixels on another scale."""
+    samples: list[Sample] = []
+    seen: dict[str, str] = {}
+    for part in sets:
+        sample = reader.read(part, corruptor if part.kind == "id" else Corruptor())
+        check_not_twice(sample.name, sample.inputs, seen)
+        seen[sample.inputs] = sample.name
+        samples.append(sample)
+        warn_of_ranges(samples[0].name, samples[0].range, sample.name, sample.range)
+    return samples
 
 
 # With fewer, an end of a 95 % interval is one resample.

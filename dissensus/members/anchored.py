@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from dissensus._checks import whole_number
 from dissensus.data.sources import Array, as_tensor, device_of
 from dissensus.data.trees import Output, Tree
 from dissensus.members.deep_ensemble import DeepEnsemble
@@ -152,8 +153,7 @@ def as_ensemble(net: object, num_nets: int, seed: int) -> DeepEnsemble:
         raise ValueError(
             f"`net` must be a network, a list of networks, a DeepEnsemble or a function that makes one; got a {type(net).__name__}."
         )
-    if not isinstance(num_nets, Integral) or isinstance(num_nets, bool) or num_nets < 1:
-        raise ValueError(f"`num_nets` must be a whole number, at least 1; got {num_nets!r}.")
+    num_nets = whole_number("num_nets", num_nets, 1)
     if num_nets != 1 and (isinstance(net, nn.Module) or not callable(net)):
         raise ValueError(
             f"num_nets={num_nets} asks for new networks, which only a function makes. Write `lambda: Net(...)`, or hand over a "
@@ -164,7 +164,7 @@ def as_ensemble(net: object, num_nets: int, seed: int) -> DeepEnsemble:
     if isinstance(net, nn.Module):
         return DeepEnsemble.from_members([net], seed)
     if callable(net):
-        return DeepEnsemble(net, int(num_nets), seed)
+        return DeepEnsemble(net, num_nets, seed)
     if isinstance(net, Sequence) and not isinstance(net, str) and len(net) > 0:
         return DeepEnsemble.from_members(net, seed)
     raise ValueError(

@@ -2,7 +2,7 @@
 
 import copy
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal
@@ -217,6 +217,8 @@ class DeepEnsemble(Members):
         self, tensors: Mapping[str, Tensor], x: Any, own: bool, rows: Tensor | None, keys: Keys
     ) -> tuple[str | None, bool]:
         """Return why members run in a loop, None if they do not, and whether they draw random numbers."""
+        if self.execution == "vectorised":
+            return None, False
         count = min(self.num_members if rows is None else len(rows), PROBE_MEMBERS)
         picked = torch.arange(count, device=x.device) if rows is None else rows[:count]
         few = {name: t.detach()[:count] if self.stacked else t.detach() for name, t in tensors.items()}
@@ -239,27 +241,32 @@ class DeepEnsemble(Members):
         def for_an_attempt() -> Mapping[str, Tensor]:
             return {name: copy_in_order(t) for name, t in weights.items()} if writes else tried
 
-        if self.execution == "vectorised":
-            return None, False
-        if self.execution == "loop":
-            why: str | None = "execution='loop' was asked for"
-        elif self._not_one_program is not None:
-            why = self._not_one_program
-        elif drawn:
-            why = f"it draws random numbers outside dropout layers ({', '.join(sorted(drawn))})"
-        else:
-            trainable = (
-                {name for name, p in self.named_parameters() if p.requires_grad} if self.training else set()
-            )
-            why = trains_wrongly_under_vmap(self) if self.training else None
-            why = why or why_not_vectorised(loop, vectorised, for_an_attempt, buffers, inputs, trainable)
-            # Of one member on the whole batch.
-            work *= x.shape[int(own)] / max(inputs.shape[int(own)], 1) / count
-            if why is None and self._convolves() and self._loop_is_faster(x, work):
-                why = FASTER_APART
-            elif why is None and self._is_large(x, own):
-                why = "large batches are faster one member at a time on a CPU"
+        # Of one member on the whole batch.
+        work *= x.shape[int(own)] / max(inputs.shape[int(own)], 1) / count
+        why = (
+            self._why_apart(drawn)
+            or why_not_vectorised(loop, vectorised, for_an_attempt, buffers, inputs, self._trainable())
+            or self._why_faster_apart(x, own, work)
+        )
         return why, bool(drawn)
+
+    def _why_apart(self, drawn: Collection[str]) -> str | None:
+        """Say why members cannot run as one program, as far as that is known without trying it."""
+        if self.execution == "loop":
+            return "execution='loop' was asked for"
+        if self._not_one_program is not None:
+            return self._not_one_program
+        if drawn:
+            return f"it draws random numbers outside dropout layers ({', '.join(sorted(drawn))})"
+        return trains_wrongly_under_vmap(self) if self.training else None
+
+    def _trainable(self) -> set[str]:
+        return {name for name, p in self.named_parameters() if p.requires_grad and self.training}
+
+    def _why_faster_apart(self, x: Any, own: bool, work: float) -> str | None:
+        if self._convolves() and self._loop_is_faster(x, work):
+            return FASTER_APART
+        return "large batches are faster one member at a time on a CPU" if self._is_large(x, own) else None
 
     def _is_large(self, x: Any, own: bool) -> bool:
         settled = not self.training and settled_block(self) is not None

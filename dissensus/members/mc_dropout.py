@@ -178,20 +178,21 @@ def _with_rate(net: nn.Module, p: float | None) -> nn.Module:
     if p is not None and not 0.0 < p < 1.0:
         raise ValueError(f"`p` must be above 0 and below 1; got {p}.")
     layers = [module for module in net.modules() if isinstance(module, nn.modules.dropout._DropoutNd)]
-    if not layers and p is None:
+    if layers and p is None:
+        if not any(layer.p > 0 for layer in layers):
+            raise ValueError(
+                "All dropout layers of the network have p = 0, so all draws would be alike. Give them a rate, or give `p` here."
+            )
+        return net
+    if p is None:
         raise ValueError(
             "The network has no dropout layer, so all draws would be alike. Put nn.Dropout layers into it, or give `p` to have "
             "them put before its last linear layers. (What nn.LSTM and the like drop inside themselves cannot be drawn by member.)"
         )
-    if layers and p is None and not any(layer.p > 0 for layer in layers):
-        raise ValueError(
-            "All dropout layers of the network have p = 0, so all draws would be alike. Give them a rate, or give `p` here."
-        )
+    for layer in layers:
+        layer.p = p
     if layers:
-        for layer in layers:
-            layer.p = layer.p if p is None else p
         return net
-    assert p is not None
     for linear in _last_linear_layers(net):
         linear.add_module("dropout", nn.Dropout(p).train(linear.training))
         linear.register_forward_pre_hook(_drop_inputs)

@@ -159,12 +159,9 @@ def _equal(a: Any, b: Any) -> bool:
     if type(a) is not type(b):
         return False
     if isinstance(a, types.FunctionType):
-        same_cells = _equal(
-            [c.cell_contents for c in a.__closure__ or ()], [c.cell_contents for c in b.__closure__ or ()]
-        )
-        return a.__code__ is b.__code__ and _equal(a.__defaults__, b.__defaults__) and same_cells
+        return a.__code__ is b.__code__ and _equal(_held(a), _held(b))
     if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(_equal(x, y) for x, y in zip(a, b, strict=True))
+        return len(a) == len(b) and all(map(_equal, a, b))
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(_equal(value, b[key]) for key, value in a.items())
     if isinstance(a, Tensor):
@@ -173,6 +170,11 @@ def _equal(a: Any, b: Any) -> bool:
         return bool(a == b)
     except Exception:  # an attribute of any class: what cannot be compared counts as different
         return False
+
+
+def _held(function: types.FunctionType) -> list[Any]:
+    """Return what a function keeps beside its code."""
+    return [function.__defaults__, *(cell.cell_contents for cell in function.__closure__ or ())]
 
 
 def stack(nets: Sequence[nn.Module]) -> nn.Module:

@@ -135,28 +135,26 @@ def _walk_back(
     while True:
         module = part.module(node)
         here = width_of(module)
-        known = known or here
-        if here is not None and known is not None and here[0] != known[0]:
+        if here is not None and here[0] != (known or here)[0]:
             side.fix("its features are on another axis than the layer before says")
+        known = known or here
         if mixing_layer(module):
             _add_slices(side, part, node, tied, ["weight", "bias"], 0)
             return side, node, known, pooled
         single = channelwise(part, node, spatial=True) or averages_positions(node)
         if not single and not combines(node):
-            if flattens(part, node):
-                side.fix("it is masked after flattening")
-            else:
-                side.fix(f"it is fed by {describe(part, node)}")
+            flat = flattens(part, node)
+            side.fix("it is masked after flattening" if flat else f"it is fed by {describe(part, node)}")
             return side, None, known, pooled
         if combines(node):
             side.fix("it is fed by a sum or product of tensors")
         _add_slices(side, part, node, tied, channel_parameters(module), 0)
-        pooled = pooled or not channelwise(part, node, spatial=False)
+        pooled |= not channelwise(part, node, spatial=False)
         previous = only_input(node)
         if previous is None:
             side.fix("its input could not be followed")
             return side, None, known, pooled
-        if len([user for user in previous.users if not reads_shape(user)]) > 1:
+        if sum(not reads_shape(user) for user in previous.users) > 1:
             side.fix("its input is used elsewhere too")
         node = previous
 

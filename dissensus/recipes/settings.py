@@ -97,9 +97,10 @@ def _fits(value: Any, hint: Any) -> bool:
         return any(_fits(value, part) for part in args)
     if origin is Literal:
         return any(value == part and type(value) is type(part) for part in args)
-    if isinstance(origin, type) and issubclass(origin, Mapping):
+    kind = origin if isinstance(origin, type) else NoneType
+    if issubclass(kind, Mapping):
         return isinstance(value, Mapping)
-    if isinstance(origin, type) and issubclass(origin, Sequence):
+    if issubclass(kind, Sequence):
         return isinstance(value, list | tuple) and all(_fits(item, args[0]) for item in value)
     if hint is float:
         return isinstance(value, float | int) and not isinstance(value, bool)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from dissensus._checks import real_number, real_numbers, whole_number
+from dissensus._checks import whole_number
 from dissensus._machine import threads_for
 from dissensus.data.augment import Augmentation
 from dissensus.data.features import CachedFeatures
@@ -51,7 +51,7 @@ from dissensus.training.feeds import (
 from dissensus.training.mesh import mesh_of
 from dissensus.training.optimizers import Factory
 from dissensus.training.schedules import AnySchedule
-from dissensus.training.trainer import Run, Settings, Trainer
+from dissensus.training.trainer import Run, Settings, Trainer, one_of
 from dissensus.training.validation import CollusionWatch
 
 
@@ -210,9 +210,9 @@ def _outputs(members: Members, x: Batch, which: str) -> Tensor:
         ) from problem
 
 
-def check_smallest_batch(members: Members, smallest: int | None, x: Batch) -> None:
-    """Refuse a batch of one example where BatchNorm layers would take statistics over examples alone."""
-    if smallest != 1:
+def check_smallest_batch(members: Members, smallest: int | None, accumulate: int, x: Batch) -> None:
+    """Refuse a batch, or one of `accumulate` parts of it, of one example where BatchNorm layers take statistics over examples alone."""
+    if smallest is None or smallest // accumulate > 1:
         return
     kind = torch.nn.modules.batchnorm._BatchNorm
     norms = [module for module in members.train().modules() if isinstance(module, kind) and module.training]
@@ -477,58 +477,11 @@ def fit(
         )
     objective = members.adapt(objective)
     together = None if mesh is None else mesh_of(mesh)
-    if together is not None and concurrent_members is not None:
-        raise ValueError("`concurrent_members` is for one process. Leave it out, or leave `mesh` out.")
-    seed = whole_number("seed", seed)
-    _one_of("precision", precision, ("fp32", "bf16"))
-    _one_of("last_batch", last_batch, ("keep", "drop"))
-    if batches is not None:
-        _one_of("batches", batches, ("own", "shared"))
-    _one_of("on_divergence", on_divergence, ("stop", "drop"))
-    epochs, checkpoint_every = (
-        whole_number("epochs", epochs, 1),
-        whole_number("checkpoint_every", checkpoint_every, 1),
-    )
-    batch_size, patience, concurrent_members = (
-        None if value is None else whole_number(name, value, 1)
-        for name, value in (
-            ("batch_size", batch_size),
-            ("patience", patience),
-            ("concurrent_members", concurrent_members),
-        )
-    )
-    workers, accumulate = whole_number("workers", workers, 0), whole_number("accumulate", accumulate, 1)
-    if check_every != "epoch":
-        check_every = whole_number("check_every", check_every, 1, tail=" or 'epoch'")
-    lr = real_numbers("lr", lr)
-    weight_decay = None if weight_decay is None else real_numbers("weight_decay", weight_decay)
-    clip_norm = None if clip_norm is None else real_number("clip_norm", clip_norm, above=True)
-    clip_value = None if clip_value is None else real_number("clip_value", clip_value, above=True)
-    if ema is not None and real_number("ema", ema) >= 1:
-        raise ValueError(f"`ema` must be a number from 0 to below 1, such as 0.999; got {ema!r}.")
-    if select is None and (per_member or patience is not None):
-        select = "validation_loss" if per_member else "ensemble_loss"
-    _check_folder(checkpoint_dir, resume)
-    target = device_named(device)
-    members.to(target)
-    whole, members = members, members.reader(data)
-    if members is not whole:
-        callback = _with_whole(whole, callback)
-    if validation is not None and whole.reader(validation) is not members:
-        raise ValueError(
-            "Training and validation data must both be inputs of the backbone, or both its cached features. Cache the other "
-            "one too."
-        )
-    for name, side in (*objective.side_data().items(), ("unlabelled", unlabelled)):
-        whole.check_beside(data, side, name)
-    feed, sample = feed_of(
-        members, data, objective, batch_size, batches, last_batch, workers, seed, target, accumulate
-    )
-    outputs = check_outputs(members, *sample, objective.likelihood)
-    smallest = None if feed.smallest is None else max(1, feed.smallest // accumulate)
-    check_smallest_batch(members, smallest, sample[0])
-    objective = _prepared(objective, feed, sample[0])
-    streams = _streams_of(objective, unlabelled, sample[0], target)
+    one_of("precision", precision, ("fp32", "bf16"))
+    one_of("last_batch", last_batch, ("keep", "drop"))
+    one_of("batches", batches, (None, "own", "shared"))
+    if batch_size is not None:
+        batch_size = whole_number("batch_size", batch_size, 1)
     settings = Settings(
         epochs=epochs,
         optimizer=optimizer,
@@ -557,6 +510,35 @@ def fit(
         progress=progress,
         callback=callback,
     )
+    workers = whole_number("workers", workers, 0)
+    target = device_named(device)
+    members.to(target)
+    whole, members = members, members.reader(data)
+    if members is not whole:
+        settings = replace(settings, callback=_with_whole(whole, callback))
+    if validation is not None and whole.reader(validation) is not members:
+        raise ValueError(
+            "Training and validation data must both be inputs of the backbone, or both its cached features. Cache the other "
+            "one too."
+        )
+    for name, side in (*objective.side_data().items(), ("unlabelled", unlabelled)):
+        whole.check_beside(data, side, name)
+    feed, sample = feed_of(
+        members,
+        data,
+        objective,
+        batch_size,
+        batches,
+        last_batch,
+        workers,
+        settings.seed,
+        target,
+        settings.accumulate,
+    )
+    outputs = check_outputs(members, *sample, objective.likelihood)
+    check_smallest_batch(members, feed.smallest, settings.accumulate, sample[0])
+    objective = _prepared(objective, feed, sample[0])
+    streams = _streams_of(objective, unlabelled, sample[0], target)
     held_out = (
         None if validation is None else list_batches(validation, members, objective.likelihood, outputs)
     )
@@ -565,7 +547,7 @@ def fit(
     )
     trainer = Trainer(members, objective, feed, _flat(streams), held_out, settings, watch)
     trainer.result.members = whole.train()
-    with _threads_of(members, sample[0], (getattr(feed, "batch_size", None) or 128) // accumulate):
+    with _threads_of(members, sample[0], (getattr(feed, "batch_size", None) or 128) // settings.accumulate):
         run = trainer.run()
     whole.catch_up()
     whole.after_training(data)
@@ -649,18 +631,6 @@ def _with_whole(whole: Members, callback: Callable[[Run], None] | None) -> Calla
         callback(run)
 
     return call
-
-
-def _one_of(name: str, value: object, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise ValueError(f"`{name}` must be {' or '.join(map(repr, allowed))}; got {value!r}.")
-
-
-def _check_folder(checkpoint_dir: object, resume: object) -> None:
-    if checkpoint_dir is not None and not isinstance(checkpoint_dir, str | Path):
-        raise ValueError(f"`checkpoint_dir` must be a folder's path; got {checkpoint_dir!r}.")
-    if resume and checkpoint_dir is None:
-        raise ValueError("resume=True goes on from a folder, and there is none: pass `checkpoint_dir` too.")
 
 
 def device_named(device: str | torch.device) -> torch.device:

@@ -453,51 +453,60 @@ def make_optimizer(
 ) -> AnyOptimizer:
     """Make the optimizer that `fit` was asked for: row-wise where its update is elementwise, one a member otherwise."""
     rates = per_member(lr, num_members, "lr", blocks)
+    has_complex = any(block.flat.is_complex() for block in blocks)
     if isinstance(optimizer, str):
-        if optimizer not in RULES:
-            raise ValueError(
-                f"`optimizer` must be one of {', '.join(RULES)}, a torch optimizer class, or a function of one member's named "
-                f"parameters; got {optimizer!r}."
-            )
-        kind = RULES[optimizer]
-        known = {f.name for f in fields(kind)}
-        if unknown := set(options) - known:
-            raise ValueError(
-                f"{optimizer} has no option {sorted(unknown)[0]!r}; it takes {', '.join(sorted(known))}."
-            )
-        decay = DEFAULT_DECAY[kind] if weight_decay is None else weight_decay
+        rule = _named_rule(optimizer, options)
+        decay = DEFAULT_DECAY[type(rule)] if weight_decay is None else weight_decay
         decays = per_member(decay, num_members, "weight_decay", blocks)
-        if any(block.flat.is_complex() for block in blocks):
+        if has_complex:
             raise ValueError(
                 "Complex parameters train with a torch optimizer class, such as optimizer=torch.optim.Adam; got the name "
                 f"{optimizer!r}."
             )
-        return RowOptimizer(kind(**options), blocks, rates, decays, [None] * len(blocks))
-    factory: Factory
-    if isinstance(optimizer, type):
-        settings = dict(options) | ({} if weight_decay is None else {"weight_decay": weight_decay})
-        if not isinstance(lr, int | float) or not isinstance(weight_decay, int | float | None):
-            raise ValueError(
-                "Rates for each member are for sgd, adam and adamw by name; give one number for other optimizers."
-            )
-        factory = _class_factory(optimizer, {"lr": lr, **settings})
-    else:
-        if options or weight_decay is not None:
-            raise ValueError("An optimizer factory sets its own options and decay; leave those of `fit` out.")
-        factory = optimizer
+        return RowOptimizer(rule, blocks, rates, decays, [None] * len(blocks))
+    factory = _factory_of(optimizer, lr, weight_decay, options)
     trial = factory(_plain_names(_leaves(blocks[0], 0)))
     if isinstance(trial, torch.optim.LBFGS):
         raise ValueError(
             "LBFGS calls the loss several times a step, which `fit` does not do. Choose another optimizer."
         )
-    rule = _row_rule(trial)
-    if rule is None or any(block.flat.is_complex() for block in blocks):
+    same_rule = _row_rule(trial)
+    if same_rule is None or has_complex:
         return SeparateOptimizers(factory, blocks)
     columns = [_columns(factory, block) for block in blocks]
-    return RowOptimizer(rule, blocks, [1.0] * num_members, [0.0] * num_members, columns)
+    return RowOptimizer(same_rule, blocks, [1.0] * num_members, [0.0] * num_members, columns)
 
 
-def _class_factory(kind: type[Optimizer], settings: Mapping[str, Any]) -> Factory:
+def _named_rule(name: str, options: Mapping[str, Any]) -> Rule:
+    if name not in RULES:
+        raise ValueError(
+            f"`optimizer` must be one of {', '.join(RULES)}, a torch optimizer class, or a function of one member's named "
+            f"parameters; got {name!r}."
+        )
+    known = {f.name for f in fields(RULES[name])}
+    if unknown := set(options) - known:
+        raise ValueError(f"{name} has no option {sorted(unknown)[0]!r}; it takes {', '.join(sorted(known))}.")
+    return RULES[name](**options)
+
+
+def _factory_of(
+    optimizer: type[Optimizer] | Factory,
+    lr: float | Sequence[float],
+    weight_decay: float | Sequence[float] | None,
+    options: Mapping[str, Any],
+) -> Factory:
+    """Return the function that makes an optimizer of one member's named parameters."""
+    if not isinstance(optimizer, type):
+        if options or weight_decay is not None:
+            raise ValueError("An optimizer factory sets its own options and decay; leave those of `fit` out.")
+        return optimizer
+    kind = optimizer
+    if not isinstance(lr, int | float) or not isinstance(weight_decay, int | float | None):
+        raise ValueError(
+            "Rates for each member are for sgd, adam and adamw by name; give one number for other optimizers."
+        )
+    settings = {"lr": lr, **options} | ({} if weight_decay is None else {"weight_decay": weight_decay})
+
     def factory(named: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
         return kind([parameter for _, parameter in named], **settings)
 

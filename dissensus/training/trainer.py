@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from dissensus._checks import real_number, real_numbers, whole_number
 from dissensus._files import only_writer
 from dissensus.data.augment import Augmentation
 from dissensus.members import Members
@@ -50,6 +52,39 @@ class DivergedError(RuntimeError):
     """A member's loss is no longer a finite number."""
 
 
+def one_of(name: str, value: object, allowed: Sequence[object]) -> None:
+    """Refuse what is none of these."""
+    if value not in allowed:
+        raise ValueError(f"`{name}` must be {' or '.join(map(repr, allowed))}; got {value!r}.")
+
+
+def _epoch_or_steps(name: str, value: Any) -> Literal["epoch"] | int:
+    return "epoch" if value == "epoch" else whole_number(name, value, 1, tail=" or 'epoch'")
+
+
+def _decay(name: str, value: Any) -> float:
+    if real_number(name, value) >= 1:
+        raise ValueError(f"`{name}` must be a number from 0 to below 1, such as 0.999; got {value!r}.")
+    return float(value)
+
+
+_NUMBERS: Mapping[str, Callable[[str, Any], Any]] = {
+    "seed": whole_number,
+    "epochs": partial(whole_number, least=1),
+    "checkpoint_every": partial(whole_number, least=1),
+    "patience": partial(whole_number, least=1),
+    "concurrent_members": partial(whole_number, least=1),
+    "check_every": _epoch_or_steps,
+    "lr": real_numbers,
+    "weight_decay": real_numbers,
+    "clip_norm": partial(real_number, above=True),
+    "clip_value": partial(real_number, above=True),
+    "accumulate": partial(whole_number, least=1),
+    "ema": _decay,
+}
+_MAY_BE_NONE = {"patience", "concurrent_members", "weight_decay", "clip_norm", "clip_value", "ema"}
+
+
 @dataclass(frozen=True)
 class Settings:
     """What `fit` was asked for."""
@@ -80,6 +115,24 @@ class Settings:
     on_divergence: Literal["stop", "drop"]
     progress: bool | None
     callback: "Callable[[Run], None] | None"
+
+    def __post_init__(self) -> None:
+        """Refuse what means nothing; numbers of any origin become Python's own."""
+        for name, check in _NUMBERS.items():
+            value = getattr(self, name)
+            if value is not None or name not in _MAY_BE_NONE:
+                object.__setattr__(self, name, check(name, value))
+        one_of("on_divergence", self.on_divergence, ("stop", "drop"))
+        if self.select is None and (self.per_member or self.patience is not None):
+            object.__setattr__(self, "select", "validation_loss" if self.per_member else "ensemble_loss")
+        if self.mesh is not None and self.concurrent_members is not None:
+            raise ValueError("`concurrent_members` is for one process. Leave it out, or leave `mesh` out.")
+        if self.checkpoint_dir is not None and not isinstance(self.checkpoint_dir, str | Path):
+            raise ValueError(f"`checkpoint_dir` must be a folder's path; got {self.checkpoint_dir!r}.")
+        if self.resume and self.checkpoint_dir is None:
+            raise ValueError(
+                "resume=True goes on from a folder, and there is none: pass `checkpoint_dir` too."
+            )
 
 
 @dataclass
@@ -157,8 +210,6 @@ class Trainer:
 
     def _check_settings(self) -> None:
         settings = self.settings
-        if settings.on_divergence not in ("stop", "drop"):
-            raise ValueError(f"`on_divergence` must be 'stop' or 'drop'; got {settings.on_divergence!r}.")
         if settings.on_divergence == "drop" and (self.objective.couples or not self.members.separate):
             raise ValueError(
                 "on_divergence='drop' needs members that own their parameters and an objective that does not couple them; "
@@ -286,35 +337,40 @@ class Trainer:
         return [values[self.first_ids.index(member)] for member in self.members.member_ids]
 
     def _loop(self, progress: Progress) -> None:
-        every = self.settings.check_every
-        start = time.monotonic()
-        while self.result.epoch < self.settings.epochs and not self.result.stopped_early:
-            skip = self.result.step % self.feed.steps_per_epoch
-            if skip == 0:
-                self.data["position"].zero_()
-            sizes = self.feed.epoch(self.result.epoch, skip, self.data)
-            for size in sizes:
-                ahead = self._take_steps(size) - 1
-                deque(islice(sizes, ahead), maxlen=0)
-                progress.update(self.result.step, self.result.epoch + 1)
-                if every != "epoch" and self.result.step % every == 0:
-                    start = self._check(progress, start)
-                    if self.result.stopped_early:
-                        break
-            if not self.result.stopped_early:
-                self.result.epoch += 1
-                self.members.after_epoch(self.result.epoch, self.settings.epochs)
-                if every == "epoch":
-                    start = self._check(progress, start)
-            last = self.result.stopped_early or self.result.epoch == self.settings.epochs
-            if last and self.checked_step < self.result.step:
-                start = self._check(progress, start)
+        result, epochs = self.result, self.settings.epochs
+        self.clock = time.monotonic()
+        while result.epoch < epochs and not result.stopped_early:
+            self._go_through_data(progress)
+            if not result.stopped_early:
+                result.epoch += 1
+                self.members.after_epoch(result.epoch, epochs)
+                if self.settings.check_every == "epoch":
+                    self._check(progress)
+            last = result.stopped_early or result.epoch == epochs
+            if last and self.checked_step < result.step:
+                self._check(progress)
             if last:
                 self._swap_averages()
-            if self.folder is not None and (last or self.result.epoch % self.settings.checkpoint_every == 0):
+            if self.folder is not None and (last or result.epoch % self.settings.checkpoint_every == 0):
                 self._share()
                 self._handle_divergence()
                 self._save("last", final=last)
+
+    def _go_through_data(self, progress: Progress) -> None:
+        """Take the steps of one epoch that are left, until patience runs out."""
+        result, every = self.result, self.settings.check_every
+        skip = result.step % self.feed.steps_per_epoch
+        if skip == 0:
+            self.data["position"].zero_()
+        sizes = self.feed.epoch(result.epoch, skip, self.data)
+        for size in sizes:
+            ahead = self._take_steps(size) - 1
+            deque(islice(sizes, ahead), maxlen=0)
+            progress.update(result.step, result.epoch + 1)
+            if every != "epoch" and result.step % every == 0:
+                self._check(progress)
+                if result.stopped_early:
+                    break
 
     def _take_steps(self, size: int) -> int:
         """Take one step, or as many as the engine takes at once; return how many."""
@@ -362,14 +418,13 @@ class Trainer:
                 )
         return not known or self.shapes.index(shape) >= PROGRAMS
 
-    def _check(self, progress: Progress, start: float) -> float:
+    def _check(self, progress: Progress) -> None:
         """Read the sums, validate, and decide what follows."""
         self.checked_step = self.result.step
         self._share()
         self._handle_divergence()
         per_member, whole = self._read_sums()
-        now = time.monotonic()
-        self.result.seconds += now - start
+        self.result.seconds += time.monotonic() - self.clock
         whole["lr_factor"] = self._lr_factor()
         whole["seconds"] = self.result.seconds
         self._swap_averages()
@@ -399,7 +454,7 @@ class Trainer:
             if not self.members.training:
                 self.members.train()
             check_attached(self.members, self.step.blocks)
-        return time.monotonic()
+        self.clock = time.monotonic()
 
     def _share(self) -> None:
         """Have what other processes trained, where several train together."""
