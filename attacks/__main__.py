@@ -10,20 +10,25 @@ from pathlib import Path
 
 import torch
 
-from attacks import interruptions
+from attacks import interruptions, wrong_calls
 
 
 def main() -> int:
     """Run the attacks; return 1 where something did not hold."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--long", action="store_true", help="every kind of run and every place, in about an hour"
+        "--long",
+        action="store_true",
+        help="every kind of run, every place and every wrong call, in about half an hour",
     )
     parser.add_argument("--record", type=Path, help="write the figures here, with machine, versions and date")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     start = time.monotonic()
     figures = interruptions.attack(arguments.long)
+    figures["wrong calls"] = wrong_calls.counts(every=1 if arguments.long else 61)
+    if figures["wrong calls"]["in one sentence"] < wrong_calls.AIM * figures["wrong calls"]["refused"]:
+        interruptions.PROBLEMS.append(f"less than {wrong_calls.AIM:.0%} of refusals are one clear sentence")
     for name, counts in figures.items():
         print(f"{name}: {', '.join(f'{what} {count}' for what, count in counts.items())}")
     for problem in interruptions.PROBLEMS:

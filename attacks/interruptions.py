@@ -205,8 +205,8 @@ def attack(long: bool) -> dict[str, dict[str, int]]:
         scratch = Path(folder)
         return {
             "deaths at calls that touch files": deaths(some, 1 if long else 7, scratch),
-            "kills at random moments": random_kills(some, 5 if long else 1, scratch),
-            "files truncated and flipped": damage(some, 40 if long else 4, scratch),
+            "kills at random moments": random_kills(some, 3 if long else 1, scratch),
+            "files truncated and flipped": damage(some, 20 if long else 4, scratch),
             "two processes in one folder": in_company(50 if long else 3, scratch),
             "changed settings": changed_settings(scratch),
         }

@@ -5,7 +5,7 @@ Each public function has one right call; then each argument in turn is replaced 
 content. A refusal is *clear* if it is a ValueError (or a kind of one, or an IndexError or FileNotFoundError) that this
 package raised itself, in one or a few sentences. Calls that are accepted are no refusals and do not count.
 
-    python attacks/wrong_calls.py            # all: about 8 000 calls
+    python attacks/wrong_calls.py            # all: about 16 000 calls, in two minutes of one core
     python attacks/wrong_calls.py --quick    # one in ten
     python attacks/wrong_calls.py --obscure  # list what was not clear
 """
@@ -20,7 +20,7 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -35,8 +35,9 @@ from dissensus import conformal, masks, metrics, objectives, scores
 from dissensus.training import schedules
 
 SECONDS = 20
+AIM = 0.95  # of refusals that are clear
 PACKAGE = str(Path(ds.__file__).parent)
-CLEAR = (ValueError, IndexError, FileNotFoundError, FileExistsError)
+CLEAR = (ValueError, IndexError, FileNotFoundError, FileExistsError, ds.DivergedError)
 # Results, protocols and the like, which users receive or inherit from and do not call.
 NOT_CALLED = {
     "DivergedError", "Evaluation", "Exported", "Finding", "Members", "Run", "CachedFeatures", "Debiased", "Decomposition",
@@ -295,7 +296,7 @@ def attack(every: int = 1) -> tuple[Counter[str], list[tuple[Case, str]]]:
     ended: Counter[str] = Counter()
     obscure = []
     torch.manual_seed(0)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):
         evaluation()  # imports what a first call imports, so that none is stopped in the middle of it
         for place, case in enumerate(cases(Path(folder))):
             if place % every:
@@ -306,6 +307,18 @@ def attack(every: int = 1) -> tuple[Counter[str], list[tuple[Case, str]]]:
                 obscure.append((case, said))
     logging.disable(logging.NOTSET)
     return ended, obscure
+
+
+def counts(every: int) -> dict[str, int]:
+    """Return the figures for the record."""
+    ended, _ = attack(every)
+    refused = ended["clear"] + ended["obscure"]
+    return {
+        "calls": ended.total(),
+        "refused": refused,
+        "in one sentence": ended["clear"],
+        "accepted": ended["accepted"],
+    }
 
 
 def share(ended: Counter[str]) -> float:
@@ -328,7 +341,7 @@ def main() -> None:
             print(f"{case.name}({case.argument}={case.wrong}): {said:.160}".replace("\n", " "))
     figures = {"calls": ended.total(), **ended, "share_clear": round(share(ended), 4)}
     print(json.dumps(figures))
-    sys.exit(share(ended) < 0.95)
+    sys.exit(share(ended) < AIM)
 
 
 if __name__ == "__main__":

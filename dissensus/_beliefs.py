@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dissensus._checks import check_mean_and_scale, check_member_logits, compute_dtype
+from dissensus._signatures import checked
 from dissensus.types import Float, Int, MemberLogits, MemberOutputs, MemberWeights, Probs, Scores
 
 if TYPE_CHECKING:
@@ -251,6 +252,7 @@ Variances: TypeAlias = Float[Tensor, "batch ..."]
 _VARIANCE_OF_UNIT_SCALE = {"gaussian": 1.0, "laplace": 2.0}
 
 
+@checked
 def total_variance(
     mean: MemberOutputs,
     scale: MemberOutputs,
@@ -281,6 +283,7 @@ def total_variance(
     return data + knowledge
 
 
+@checked
 def data_variance(
     mean: MemberOutputs,
     scale: MemberOutputs,
@@ -310,6 +313,7 @@ def data_variance(
     return _variance_parts(mean, scale, family, weights)[0]
 
 
+@checked
 def knowledge_variance(
     mean: MemberOutputs,
     scale: MemberOutputs,

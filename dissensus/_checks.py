@@ -248,7 +248,7 @@ def check_features(features: Tensor) -> None:
 
 
 def explained(read: Callable[[Any], Tensor], network: nn.Module) -> Callable[[Any], Tensor]:
-    """Read inputs as before; where that fails on inputs of another dtype than the network's, say so.
+    """Read inputs as before; where that fails on inputs of another dtype or shape than the network's, say so.
 
     Args:
         read: From a batch of inputs to outputs.
@@ -264,12 +264,16 @@ def explained(read: Callable[[Any], Tensor], network: nn.Module) -> Callable[[An
     def reading(x: Any) -> Tensor:
         try:
             return read(x)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as problem:
-            wanted = next((own.dtype for own in network.parameters() if own.is_floating_point()), x.dtype)
-            if not isinstance(x, Tensor) or x.dtype == wanted:
+        except (RuntimeError, NotImplementedError) as problem:
+            # Kinds of RuntimeError are about something else: memory that is out, a device that failed.
+            if not isinstance(x, Tensor) or type(problem) not in (RuntimeError, NotImplementedError):
                 raise
+            wanted = next((own.dtype for own in network.parameters() if own.is_floating_point()), x.dtype)
+            if x.dtype == wanted:
+                raise ValueError(
+                    f"The network cannot read inputs shaped {tuple(x.shape)}: {problem}. "
+                    "Give inputs as in training; one input alone is `x[None]`."
+                ) from problem
             scaled = ", scaled as in training" if x.dtype == torch.uint8 else ""
             raise ValueError(
                 f"The network computes in {wanted} and cannot read inputs of {x.dtype}: {problem}. "
@@ -277,6 +281,21 @@ def explained(read: Callable[[Any], Tensor], network: nn.Module) -> Callable[[An
             ) from problem
 
     return reading
+
+
+def device_named(device: str | torch.device) -> torch.device:
+    """Return the device that was asked for, `"auto"` being a GPU if there is one."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        target = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"`device` must be 'auto', 'cpu', 'cuda' or 'cuda:N'; got {device!r}.") from None
+    if target.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            "device='cuda' was asked for and this machine has no CUDA device. Use device='auto'."
+        )
+    return target
 
 
 def can_be_read(values: Tensor) -> bool:
@@ -296,6 +315,11 @@ def _check_tensor(name: str, values: Tensor) -> None:
         raise ValueError(f"`{name}` must be a torch tensor; got {type(values).__name__}. Convert it first.")
     if not values.is_floating_point():
         raise ValueError(f"`{name}` must be floating point; got {values.dtype}. Use `{name}.float()`.")
+    if values.layout != torch.strided or values.is_meta:
+        kind = "one without values (meta)" if values.is_meta else "a sparse one"
+        raise ValueError(
+            f"`{name}` must be a dense tensor; got {kind}. Use `{name}.to_dense()`, or load the values."
+        )
 
 
 def _check_not_empty(name: str, values: Tensor) -> None:

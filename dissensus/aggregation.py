@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from dissensus._checks import check_labels, check_member_logits, compute_dtype
+from dissensus._checks import check_labels, check_member_logits, compute_dtype, explained, whole_number
+from dissensus._signatures import checked
 from dissensus.data.sources import Pairs, device_of, pair_batches
 from dissensus.data.trees import Output, call, pick
 from dissensus.members import HeadEnsemble, Members
@@ -143,6 +145,7 @@ class GreedySoup:
     accuracy: float
 
 
+@checked
 def greedy_soup(members: Members, data: Pairs, *, batch_size: int = 1024) -> GreedySoup:
     """Average the weights of members one by one, best first, keeping each that does not make the average less accurate.
 
@@ -166,6 +169,7 @@ def greedy_soup(members: Members, data: Pairs, *, batch_size: int = 1024) -> Gre
     References:
         Wortsman et al., 2022, <https://arxiv.org/abs/2203.05482>.
     """
+    batch_size = whole_number("batch_size", batch_size, 1)
     reader = members.reader(data)
     nets = [reader.member(index) for index in range(reader.num_members)]
     check_one_architecture(nets)
@@ -190,9 +194,10 @@ def greedy_soup(members: Members, data: Pairs, *, batch_size: int = 1024) -> Gre
 
 def _accuracy(net: nn.Module, data: Pairs, batch_size: int, output: Output = None) -> float:
     place, hits, count = device_of(net), 0, 0
+    read = explained(partial(call, net), net)
     with evaluation_mode(net), seeded(0):
         for x, y in pair_batches(data, batch_size):
-            hits += int((pick(call(net, x.to(place)), output).argmax(-1) == y.to(place)).sum())
+            hits += int((pick(read(x.to(place)), output).argmax(-1) == y.to(place)).sum())
             count += len(x)
     if count == 0:
         raise ValueError("There is nothing to choose by: `data` gives no batch.")

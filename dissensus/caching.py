@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dissensus._checks import device_named, explained
+from dissensus._signatures import checked
 from dissensus.data.augment import Augmentation
 from dissensus.data.features import FEATURES, TARGETS, CachedFeatures, Facts, content_of, wrapped
 from dissensus.data.fingerprints import attributes_of, described, network_digest
@@ -26,6 +29,7 @@ _ROUNDING = 0.1
 _DTYPES = {torch.float16: np.float16, torch.float32: np.float32, torch.float64: np.float64}
 
 
+@checked
 def cache_features(
     backbone: nn.Module,
     data: Inputs | Pairs,
@@ -88,7 +92,7 @@ def cache_features(
     if passes > 1 and augment is None and isinstance(source, Arrays):
         raise ValueError(f"{passes} passes over the same arrays give the same features. Pass `augment`.")
     if device is not None:
-        net.to(device)
+        net.to(device_named(device))
     takes = backbone.takes if isinstance(backbone, HeadEnsemble) else features
     job = _Job(net, source, passes, augment, precision == "bf16", derive(seed, "features"), takes)
     identity = {
@@ -153,7 +157,7 @@ class _Job:
                 )
             x, y = self._augmented(x, y, number, start)
         with torch.autocast(place.type, torch.bfloat16, enabled=self.bf16):
-            features = pick(call(self.net, x), self.takes)
+            features = pick(explained(partial(call, self.net), self.net)(x), self.takes)
         if not features.is_floating_point() or features.shape[:1] != x.shape[:1]:
             raise ValueError(
                 f"A backbone must give one tensor of real numbers with a row for each of {len(x)} inputs; got "
@@ -169,7 +173,12 @@ class _Job:
         pass_key = torch.tensor(derive(self.key, "augment", number), device=x.device)
         keys = fold(pass_key, torch.arange(start, start + len(x), device=x.device))
         labels = torch.zeros(len(x), dtype=torch.int64) if y is None else y
-        x, labels = self.augment(x[:, None], labels.to(x.device)[:, None], Noise(keys))
+        found = self.augment(x[:, None], labels.to(x.device)[:, None], Noise(keys))
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise ValueError(
+                f"`augment` must return the inputs and targets it changed, (x, y); got {type(found).__name__}."
+            )
+        x, labels = found
         return x[:, 0], None if y is None else labels[:, 0]
 
 

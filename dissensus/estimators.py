@@ -21,6 +21,7 @@ from sklearn.utils.validation import (
 from torch import Tensor
 
 from dissensus._beliefs import Family, data_variance
+from dissensus._checks import device_named
 from dissensus.architectures import mlp
 from dissensus.conformal import Alarm, DriftMonitor, intervals, p_values
 from dissensus.data.tables import TableEncoder, columns_of
@@ -30,7 +31,6 @@ from dissensus.predictions import predict
 from dissensus.recipes.choices import KINDS, OBJECTIVES, build_objective, resolve_objective
 from dissensus.scores import expected_entropy, mutual_information, total_entropy
 from dissensus.training import fit
-from dissensus.training.fitting import device_named
 
 METHODS = ("deep", "packed", "batch_ensemble", "masksembles", "mc_dropout", "anchored")
 """Kinds of ensembles that tables are learned by."""

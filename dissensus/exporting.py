@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from dissensus._beliefs import deviations
+from dissensus._checks import explained
+from dissensus._signatures import checked
 from dissensus.conformal import Alarm, DriftMonitor
 from dissensus.data.sources import device_of
 from dissensus.data.trees import Tree, plain
@@ -55,6 +57,7 @@ class Exported:
     rank_correlation: float
 
 
+@checked
 def export(
     members: Members,
     path: str | Path,
@@ -102,7 +105,10 @@ def export(
         (True, 'model.pt2')
     """
     path = Path(path)
-    example = tree_map(lambda leaf: torch.as_tensor(leaf).cpu(), plain(example))
+    try:
+        example = tree_map(lambda leaf: torch.as_tensor(leaf).cpu(), plain(example))
+    except (TypeError, RuntimeError, ValueError):
+        example = None
     _check(members, path, precision, example)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.stem}.tmp{path.suffix}")
@@ -132,7 +138,7 @@ def _check(members: Members, path: Path, precision: str, example: Any) -> None:
     if precision == "int8" and path.suffix == ".pt2":
         raise ValueError("8-bit weights are written to .onnx files only; choose that, or precision='fp16'.")
     leaves = tree_flatten(example)[0]
-    if not leaves or not all(leaf.ndim and len(leaf) for leaf in leaves):
+    if not leaves or not all(isinstance(leaf, Tensor) and leaf.ndim and len(leaf) for leaf in leaves):
         raise ValueError("`example` must be a tensor of at least one input, or a tree of such tensors.")
     if precision != "fp32" and len(leaves[0]) < _ROWS_TO_RANK:
         raise ValueError(
@@ -158,7 +164,7 @@ class _Graph(nn.Module):
         self.preprocess = nn.Identity() if preprocess is None else copy.deepcopy(preprocess).cpu()
         few = self.preprocess(tree_map(lambda leaf: leaf[:2], example))
         self.loop = as_loop(members, tree_map(lambda leaf: leaf.to(device_of(members)), few)).cpu()
-        self.reader = _Reader(self.loop(few), alarm, loss)
+        self.reader = _Reader(explained(self.loop, self.loop)(few), alarm, loss)
         self.in_half, self.member_outputs = half, member_outputs
         if half:
             self.loop.half()

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dissensus._signatures import checked
 from dissensus.types import Bool, Float
 
 Masks: TypeAlias = Bool[Tensor, "num_masks width"]
@@ -34,6 +35,7 @@ class MaskSettings:
     scale: float
 
 
+@checked
 def generate(width: int, num_masks: int, scale: float, seed: int = 0) -> Masks:
     r"""Draw masks for a layer of `width` channels, uniform among all that use every channel.
 
@@ -77,6 +79,7 @@ def generate(width: int, num_masks: int, scale: float, seed: int = 0) -> Masks:
     return torch.from_numpy(masks)
 
 
+@checked
 def solve(
     width: int, *, ones: int | None = None, scale: float | None = None, num_masks: int | None = None
 ) -> MaskSettings:
@@ -120,6 +123,7 @@ def _enough(exact: float, other: int, width: int) -> list[int]:
     return [n for n in (math.floor(exact), math.ceil(exact)) if n * other >= width]
 
 
+@checked
 def effective_scale(masks: Masks) -> float:
     """Scale at which the width of these masks is the expected one: 1 if all are alike, infinite if disjoint.
 
@@ -139,6 +143,7 @@ def effective_scale(masks: Masks) -> float:
     return _implied_scale(int(masks.any(0).sum()), len(masks), ones[0])
 
 
+@checked
 def expected_width(ones: int, scale: float, num_masks: int) -> float:
     r"""Average number of slots in use: what trimming leaves of `ones * scale`.
 
@@ -160,6 +165,7 @@ def expected_width(ones: int, scale: float, num_masks: int) -> float:
     return ones * math.fsum((1.0 - 1.0 / scale) ** k for k in range(num_masks))
 
 
+@checked
 def width_variance(ones: int, scale: float, num_masks: int) -> float:
     r"""Variance of the trimmed width, $z$ being the chance that a slot stays empty and $z_2$ that two do.
 
@@ -188,6 +194,7 @@ def width_variance(ones: int, scale: float, num_masks: int) -> float:
     return max(0.0, slots * math.exp(log_z) * ((slots - 1) * math.exp(log_z) * excess - math.expm1(log_z)))
 
 
+@checked
 def expected_iou(scale: float, ones: int | None = None) -> float:
     r"""Average overlap (intersection over union) of two masks; $I$ is the hypergeometric intersection.
 
@@ -213,6 +220,7 @@ def expected_iou(scale: float, ones: int | None = None) -> float:
     return float((weights * shared / (2 * ones - shared)).sum() / weights.sum())
 
 
+@checked
 def overlap(masks: Masks) -> Float[Tensor, "num_masks num_masks"]:
     """Intersection over union of every pair of masks: 1 for equal ones (the diagonal), 0 for disjoint ones.
 
@@ -226,6 +234,8 @@ def overlap(masks: Masks) -> Float[Tensor, "num_masks num_masks"]:
         >>> overlap(torch.tensor([[True, True, False], [False, True, True]]))[0]
         tensor([1.0000, 0.3333])
     """
+    if masks.ndim != 2:
+        raise ValueError(f"`masks` must be shaped (num_masks, width); got {tuple(masks.shape)}.")
     shared = masks.float() @ masks.float().T
     return shared / (shared.diagonal()[:, None] + shared.diagonal() - shared)
 

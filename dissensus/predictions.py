@@ -11,10 +11,12 @@ from dissensus._checks import (
     check_logits_shape,
     check_member_logits,
     check_weights,
+    device_named,
     explained,
     whole_number,
 )
 from dissensus._machine import inputs_under
+from dissensus._signatures import checked
 from dissensus.data.sources import Inputs, device_of, input_batches, num_batches
 from dissensus.data.trees import Batch, Tree, join_rows
 from dissensus.engines.graphs import Captured
@@ -29,6 +31,7 @@ Family = Literal["gaussian", "laplace"]
 _LOOKED_AT = 8
 
 
+@checked
 def predict(
     members: Members,
     x: Inputs,
@@ -63,7 +66,7 @@ def predict(
     """
     members, batch_size = as_members(members), whole_number("batch_size", batch_size, 1)
     if device is not None:
-        members.to(device)
+        members.to(device_named(device))
     if outputs not in ("scored", "all"):
         raise ValueError(f"`outputs` must be 'scored' or 'all'; got {outputs!r}.")
     home = x.device if isinstance(x, Tensor) else torch.device("cpu")
@@ -80,6 +83,7 @@ def predict(
     return joined.value() if isinstance(joined, Tree) else joined
 
 
+@checked
 def predict_scores(
     members: Members,
     x: Inputs,
@@ -122,7 +126,7 @@ def predict_scores(
         raise ValueError("`names` must name at least one score; leave it out for all of them.")
     shares = as_weights(weights, members.num_members)
     if device is not None:
-        members.to(device)
+        members.to(device_named(device))
     home = x.device if isinstance(x, Tensor) else torch.device("cpu")
     reader = explained(members.reader(x), members)
 
@@ -179,6 +183,7 @@ def _batches(
         yield from batch.split(len(batch) if fitting is None else fitting)
 
 
+@checked
 def mixture(
     mean: Tensor, scale: Tensor, family: Family = "gaussian", weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:

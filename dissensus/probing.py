@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dissensus import metrics
+from dissensus._checks import device_named
+from dissensus._signatures import checked
 from dissensus.caching import cache_features
 from dissensus.data.features import CachedFeatures, as_real
 from dissensus.data.sources import Array, Pairs, check_labels_fit, device_of
@@ -19,7 +21,6 @@ from dissensus.members import DeepEnsemble, HeadEnsemble, Members
 from dissensus.members.stacking import tensors_of
 from dissensus.randomness import derive, permutation
 from dissensus.training import fit
-from dissensus.training.fitting import device_named
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
 # Largest gradient and smallest change at which solving ends. Choosing needs the order of the strengths only; what is
@@ -65,6 +66,7 @@ class LinearProbe:
     probs: Tensor
 
 
+@checked
 def linear_probe(
     backbone: nn.Module | None,
     train: Pairs | CachedFeatures,

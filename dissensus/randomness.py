@@ -7,16 +7,19 @@ step is keyed by a hash of (seed, member, step, call) and needs no generator who
 import math
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import count
 from operator import index
 from threading import RLock
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+Item = TypeVar("Item")
 _MASK64 = (1 << 64) - 1
 
 
@@ -142,8 +145,11 @@ class Noise:
         return normal(self.keys, *shape)
 
 
-# Threads share the global generators: while one makes weights from them, no other may seed them.
+# Threads share the global generators. Whoever draws from them holds the lock; how many blocks are under way, and what the first of
+# them found, is what the last one puts back.
 _alone = RLock()
+_under_way = 0
+_found: Callable[[], None] | None = None
 
 
 def _new_lock() -> None:
@@ -162,14 +168,32 @@ def seeded(seed: int, *, alone: bool = False) -> Iterator[None]:
 
     Other threads' blocks do not begin or end within one that is `alone`, which is for short ones whose draws matter.
     """
+    global _under_way, _found
     with _alone if alone else nullcontext():
         with _alone:
             put_back = _seed_all(seed)
+            if _under_way == 0:
+                _found = put_back
+            _under_way += 1
         try:
             yield
         finally:
             with _alone:
-                put_back()
+                _under_way -= 1
+                (_found if _under_way == 0 and _found is not None else put_back)()
+
+
+def each_seeded(items: Iterable[Item], seed: int) -> Iterator[Item]:
+    """Yield items, such as a loader's batches, each made under a seed of its own while no other thread draws."""
+    with seeded(derive(seed, "begin"), alone=True):
+        iterator = iter(items)
+    for position in count():
+        with seeded(derive(seed, position), alone=True):
+            try:
+                item = next(iterator)
+            except StopIteration:
+                return
+        yield item
 
 
 def _seed_all(seed: int) -> Callable[[], None]:

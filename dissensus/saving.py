@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dissensus._files import replace_file
+from dissensus._signatures import checked
 from dissensus.construction import UnknownNetwork, make_again
 from dissensus.members import Members
 from dissensus.randomness import seeded
@@ -27,6 +28,7 @@ _NETWORKS = {
 }
 
 
+@checked
 def save(members: Members, folder: str | Path) -> None:
     """Write an ensemble of any kind to a folder: `model.safetensors` and `config.json`, as model hubs have them; nothing pickled.
 
@@ -87,6 +89,7 @@ def _arguments(members: Members) -> dict[str, Any]:
     return found
 
 
+@checked
 def load(
     folder: str | Path,
     make_member: Callable[[], nn.Module] | None = None,

@@ -22,6 +22,7 @@ from dissensus._beliefs import Beliefs as Beliefs
 from dissensus._beliefs import data_variance as data_variance
 from dissensus._beliefs import knowledge_variance as knowledge_variance
 from dissensus._beliefs import total_variance as total_variance
+from dissensus._signatures import checked
 from dissensus.types import MemberLogits, MemberWeights, Scores
 
 Logits: TypeAlias = MemberLogits | Beliefs
@@ -480,6 +481,7 @@ REGRESSION_SCORES: Mapping[str, Score] = MappingProxyType(
 )
 
 
+@checked
 def all_scores(
     logits: Tensor | Beliefs,
     names: Iterable[str] | None = None,
@@ -511,7 +513,7 @@ def all_scores(
             f"`names` must be among {sorted(SCORES)}; got {unknown}. Correct them or leave them out."
         )
     if class_axis is None:
-        beliefs = Beliefs.of(logits, weights, stacklevel=4)
+        beliefs = Beliefs.of(logits, weights, stacklevel=5)
         return {name: SCORES[name](beliefs) for name in chosen}
     rows, shape = as_rows(logits, class_axis)
     return {name: score.reshape(shape) for name, score in all_scores(rows, chosen, weights=weights).items()}

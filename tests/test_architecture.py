@@ -13,7 +13,7 @@ from dissensus import members
 PACKAGE = Path(dissensus.__file__).parent
 # Each layer may import from itself and from the layers before it.
 LAYERS = [
-    {"types", "randomness", "construction", "_checks", "_files"},
+    {"types", "randomness", "construction", "_checks", "_files", "_signatures"},
     {"masks", "architectures", "nets"},
     {"data"},
     {"engines", "_machine"},

@@ -214,7 +214,10 @@ def test_scores_are_ranked_without_torch(tmp_path):
     [
         (lambda: ds.Alarm.calibrate(nn.Linear(2, 2), inputs()), "`ens` must be an ensemble.*got Linear"),
         (lambda: ds.Alarm.calibrate(classifier(), inputs(), score="entropie"), "one of predictive_diversity"),
-        (lambda: ds.Alarm.calibrate(classifier(), inputs(), score=3), "a name or a function"),
+        (
+            lambda: ds.Alarm.calibrate(classifier(), inputs(), score=3),
+            "must be a string or a function; got 3",
+        ),
         (lambda: ds.Alarm.calibrate(classifier(), inputs(), false_alarms=0), "between 0 and 1"),
         (lambda: ds.Alarm.calibrate(classifier(), inputs(), labels=[0, 1]), "must be 120 whole numbers"),
         (lambda: ds.Alarm.calibrate(classifier(), inputs(), score="bma", examples=inputs()), "Leave one out"),
@@ -235,7 +238,7 @@ def test_scores_are_ranked_without_torch(tmp_path):
             "the classes of `probs_cal`, 2; got 3",
         ),
         (lambda: conformal.intervals(([1.0], [0.0]), [1.0], ([1.0], [1.0])), "must be positive"),
-        (lambda: conformal.intervals([1.0], [1.0], [1.0]), "a pair of arrays"),
+        (lambda: conformal.intervals([1.0], [1.0], [1.0]), "must be a list or tuple of 2"),
         (
             lambda: conformal.intervals(([1.0], [1.0]), [1.0], ([1.0], [1.0]), groups=["a"]),
             "`groups_cal` and `groups`",

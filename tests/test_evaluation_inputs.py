@@ -205,7 +205,7 @@ def test_settings_out_of_range(ensemble):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"bootstrap": 2.5}, "`bootstrap` must be a whole number of at least 0; got 2.5"),
+        ({"bootstrap": 2.5}, "`bootstrap` must be a whole number; got 2.5"),
         ({"bootstrap": None}, "`bootstrap` must be a whole number"),
         ({"bootstrap": -1}, "`bootstrap` must be a whole number of at least 0"),
         ({"batch_size": 0}, "`batch_size` must be a whole number of at least 1"),

@@ -139,7 +139,7 @@ class TestRefusals:
             ds.export(net(), tmp_path / "m.onnx", example=x)
         with pytest.raises(ValueError, match="at least 64 inputs"):
             ds.export(trained, tmp_path / "m.onnx", example=x[:9], precision="int8")
-        with pytest.raises(ValueError, match="fp32, fp16, int8"):
+        with pytest.raises(ValueError, match="'fp32', 'fp16' or 'int8'"):
             ds.export(trained, tmp_path / "m.onnx", example=x, precision="int4")
         with pytest.raises(ValueError, match="masks='member'"):
             ds.export(ds.MCDropout(net(0.2), 2, masks="input"), tmp_path / "m.onnx", example=x)

@@ -181,7 +181,7 @@ def test_a_tensor_step_is_the_number_and_is_not_read():
     ("call", "message"),
     [
         (lambda: gradient_adjusted_loss(*example(), step=-1.0), "at least 0"),
-        (lambda: gradient_adjusted_loss(*example(), step=math.nan), "at least 0"),
+        (lambda: gradient_adjusted_loss(*example(), step=math.nan), "`step` must be a number"),
         (lambda: gradient_adjusted_loss(*example(num_members=1), others_only=True), "at least 2 members"),
         (lambda: gradient_adjusted_loss(example()[0], torch.zeros(6)), "Reshape"),
         (lambda: beta_from_step(1.0, others_only=True), "num_members"),

@@ -192,5 +192,5 @@ def test_held_out_accuracy_is_that_of_what_is_averaged():
 
 
 def test_a_share_that_is_no_number_is_named():
-    with pytest.raises(ValueError, match=r"`beta` must be a number in \[0, 1\], or a schedule; got 'mse'"):
+    with pytest.raises(ValueError, match=r"`beta` must be a number or a function; got 'mse'"):
         obj.Joint("mse")

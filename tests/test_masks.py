@@ -294,7 +294,7 @@ def test_effective_scale_ignores_unused_columns():
     [
         (lambda: mk.generate(7, 2, 20.0), "at most 4.0 .* Take scale=4.0 or width=6 or num_masks=4"),
         (lambda: mk.generate(64, 4, 0.5), "`scale` must be at least 1; got 0.5"),
-        (lambda: mk.generate(64, 4, math.nan), "`scale` must be at least 1; got nan"),
+        (lambda: mk.generate(64, 4, math.nan), "`scale` must be a number; got nan"),
         (lambda: mk.generate(0, 4, 2.0), "`width` must be at least 1; got 0"),
         (lambda: mk.generate(64, 0, 2.0), "`num_masks` must be at least 1; got 0"),
         (lambda: mk.expected_width(0, 2.0, 4), "`ones` must be at least 1; got 0"),

@@ -163,7 +163,7 @@ def test_when_a_process_is_gone_the_others_stop_and_name_it(found):
 def test_a_mesh_needs_a_process_group():
     with pytest.raises(ValueError, match="torchrun"):
         train("joint", (2, 1))
-    with pytest.raises(ValueError, match="two numbers"):
+    with pytest.raises(ValueError, match="list or tuple of 2"):
         train("joint", (2,))
 
 

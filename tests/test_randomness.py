@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader, Dataset
 
 import dissensus as ds
 from dissensus.randomness import Noise, bits, derive, fold, normal, permutation, seeded, uniform
@@ -115,3 +116,43 @@ def test_ensembles_made_in_threads_have_the_weights_of_their_seeds():
         found = list(pool.map(make, range(8)))
     assert all(torch.equal(weights, make(seed)) for seed, weights in enumerate(found))
     assert torch.equal(state, torch.get_rng_state())
+
+
+class NoisyItems(Dataset):
+    """Items that draw from all three global generators."""
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        return torch.randn(3) + np.random.rand() + random.random(), index % 2  # noqa: NPY002
+
+
+class NoisyNetwork(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x + 0.1 * torch.randn_like(x) if self.training else x)
+
+
+def fitted(kind: str, seed: int) -> torch.Tensor:
+    """All that follows from a seed: weights, validation and predictions."""
+    ens = ds.DeepEnsemble(lambda: NoisyNetwork(3, 2), 2, seed=seed)
+    data = NoisyItems() if kind == "dataset" else DataLoader(NoisyItems(), batch_size=8, shuffle=True)
+    options = {"batch_size": 8} if kind == "dataset" else {}
+    run = ds.fit(
+        ens, data, epochs=2, seed=seed, validation=NoisyItems(), device="cpu", engine="eager", **options
+    )
+    losses = torch.tensor([row["validation_loss"] for row in run.history.rows])
+    predicted = ds.predict(ens, NoisyItems())
+    return torch.cat([*(p.detach().flatten() for p in ens.parameters()), losses, predicted.flatten()])
+
+
+def test_fits_in_threads_are_those_of_their_seeds_whatever_draws_from_the_global_generators():
+    jobs = [(kind, seed) for seed in range(3) for kind in ("dataset", "loader")]
+    alone = [fitted(*job) for job in jobs]
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda job: fitted(*job), jobs))
+    after = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
+    assert all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
+    assert torch.equal(before[0], after[0])
+    assert before[1:] == after[1:]

@@ -114,7 +114,7 @@ def test_members_to_keep_are_named_by_number_each_once(rows):
         ({"batch_size": 0}, "at least 1"),
         ({"weights": torch.ones(3)}, "sum to 1"),
         ({"weights": [0.5, 0.5]}, "one per member"),
-        ({"weights": "equal"}, "numbers, one for each member"),
+        ({"weights": "equal"}, "list or tuple, each a number"),
     ],
 )
 def test_scores_of_inputs_refuse_what_makes_no_sense(options, message):

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dissensus._files import read_state, write_state
+from dissensus._signatures import checked
 from dissensus.conformal.ranks import (
     Floats,
     Values,
@@ -109,6 +110,7 @@ class Alarm:
     aurocs: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
+    @checked
     def calibrate(
         cls,
         ens: "Members",
@@ -160,6 +162,7 @@ class Alarm:
         return alarm
 
     @classmethod
+    @checked
     def of_scores(cls, scores: Values, *, false_alarms: float = 0.01, labels: Any = None) -> "Alarm":
         """Return an alarm for scores of any origin, from those of held-out inputs, `(n,)`; it ranks by `p_values_of`.
 
@@ -216,6 +219,7 @@ class Alarm:
         """Return which inputs raise the alarm, `(batch,)` bool."""
         return self.p_values(x, labels) <= self.false_alarms
 
+    @checked
     def at(self, false_alarms: float) -> "Alarm":
         """Return an alarm from the same held-out inputs with another rate of false alarms."""
         alarm = replace(self, false_alarms=fraction(false_alarms, "false_alarms"))

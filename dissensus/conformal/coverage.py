@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from dissensus._signatures import checked
 from dissensus.conformal.ranks import (
     Floats,
     Values,
@@ -21,6 +22,7 @@ SetMethod: TypeAlias = Literal["lac", "aps", "raps"]
 IntervalMethod: TypeAlias = Literal["normalised", "cqr"]
 
 
+@checked
 def sets(
     probs_cal: Values,
     y_cal: Values,
@@ -77,6 +79,8 @@ def sets(
         )
     if method not in ("lac", "aps", "raps"):
         raise ValueError(f"`method` must be 'lac', 'aps' or 'raps'; got {method!r}.")
+    if penalty < 0:
+        raise ValueError(f"`penalty` must be 0 or more; got {penalty}.")
     slope = penalty if method == "raps" else 0.0
     of_true = _class_scores(held_out, method, slope, free_ranks)[np.arange(len(y)), y]
     limits = (
@@ -87,6 +91,7 @@ def sets(
     return like(_class_scores(new, method, slope, free_ranks) <= limits, probs)
 
 
+@checked
 def intervals(
     prediction_cal: tuple[Values, Values],
     y_cal: Values,

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dissensus._files import read_state, write_state
+from dissensus._signatures import checked
 from dissensus.conformal.alarm import Score, Scorer, inputs_of, scorer_of
 from dissensus.conformal.ranks import Floats, Values, array, vector, whole
 
@@ -163,6 +164,7 @@ class DriftMonitor:
         self.martingale = martingale or Martingale()
 
     @classmethod
+    @checked
     def calibrate(
         cls,
         ens: "Members",
@@ -193,6 +195,7 @@ class DriftMonitor:
         return monitor
 
     @classmethod
+    @checked
     def of_scores(cls, scores: Values, *, bins: int = 256, seed: int = 0) -> "DriftMonitor":
         """Return a monitor of scores of any origin, from those of held-out inputs, `(n,)`; it goes on by `update_scores`."""
         found = vector(scores, "scores")
@@ -293,6 +296,7 @@ class DriftMonitor:
         return cls.from_state(read_state(path, FORMAT), ens, score=score)
 
 
+@checked
 def two_sample(reference: Values, batch: Values, *, permutations: int = 999, seed: int = 0) -> float:
     r"""Return a p-value for one batch as a whole: do its scores come from where the reference's do?
 

@@ -8,13 +8,19 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from dissensus._signatures import checked
+
 if TYPE_CHECKING:
     from torch import Tensor
 
+    Values: TypeAlias = Tensor | NDArray[Any] | Sequence[Any]
+else:
+    Values = Any  # torch is not needed here; `array` looks at values
+
 Floats: TypeAlias = NDArray[np.float64]
-Values: TypeAlias = "Tensor | NDArray[Any] | Sequence[Any]"
 
 
+@checked
 def p_values(calibration: Values, scores: Values) -> Floats:
     r"""Return the conformal p-value of each score: how rare it is among scores of held-out inputs.
 
@@ -48,11 +54,16 @@ def p_values_among(calibration: Floats, scores: Floats) -> Floats:
 
 def array(values: Values, name: str) -> Floats:
     """Return numbers, from a tensor on any device, an array or a list, as float64; refuse NaN and emptiness."""
-    if is_tensor(values):
-        values = values.detach().cpu().double().numpy()  # type: ignore[union-attr]
+    given: Any = values
     try:
-        found = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError):
+        if is_tensor(values):
+            given = given.detach().cpu()
+            given = given.double().numpy() if not given.is_complex() else given.numpy()
+        given = np.asarray(given)
+        found = given.astype(
+            np.float64, casting="unsafe" if given.dtype == object else "same_kind", copy=False
+        )
+    except (TypeError, ValueError, NotImplementedError):
         raise ValueError(f"`{name}` must hold numbers; got {type(values).__name__}. Pass an array.") from None
     if found.size == 0:
         raise ValueError(f"`{name}` must not be empty; got shape {found.shape}. Pass one value or more.")
@@ -105,7 +116,7 @@ def warn_of_few(num: int, rate: float, who: str, effect: str) -> None:
         warnings.warn(
             f"{who}, {num}, are too few: {effect}. For a rate of {rate:g}, hold out {round(1 / rate + 0.4999) - 1} or more.",
             UserWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

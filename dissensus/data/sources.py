@@ -23,7 +23,7 @@ from torch.utils.data import (
 from dissensus.data.features import CachedFeatures
 from dissensus.data.fingerprints import Fingerprint
 from dissensus.data.trees import Batch, Tree, batch_of, is_tree, join_rows, plain
-from dissensus.randomness import derive, seeded
+from dissensus.randomness import derive, each_seeded, seeded
 
 # Bytes that are read at once where a whole file is gone through.
 _AT_ONCE = 8 << 20
@@ -34,6 +34,11 @@ _FEW = 16
 def as_tensor(array: Any, name: str) -> Tensor:
     """Return an array as a tensor: float64 arrays of numpy become float32, the default of networks; integers int64."""
     if isinstance(array, Tensor):
+        if array.layout != torch.strided or array.is_meta:
+            kind = "one without values (meta)" if array.is_meta else "a sparse one"
+            raise ValueError(
+                f"`{name}` must be a dense tensor; got {kind}. Use `{name}.to_dense()`, or load the values."
+            )
         return array
     values = np.asarray(array)
     if not values.flags.writeable:
@@ -192,16 +197,14 @@ def device_of(module: torch.nn.Module) -> torch.device:
 def input_batches(x: Inputs, batch_size: int) -> Iterator[Batch]:
     """Yield inputs in batches, in order; targets that come with them in a Dataset or loader are passed over."""
     if isinstance(x, DataLoader):
-        for batch in x:
-            yield first_of(batch)
+        yield from map(first_of, each_seeded(x, 0))
         return
     if isinstance(x, CachedFeatures):
         yield from x.batches(batch_size)
         return
     if isinstance(x, Dataset) and not isinstance(x, TensorDataset):
         loader = DataLoader(x, batch_size=batch_size, generator=torch.Generator())
-        for batch in loader:
-            yield first_of(batch)
+        yield from map(first_of, each_seeded(loader, 0))
         return
     rows = x.tensors[0] if isinstance(x, TensorDataset) else tree_rows(x, "x")
     if len(rows) == 0:
@@ -215,7 +218,7 @@ def num_batches(data: object, batch_size: int) -> int | None:
         data = next(iter(tree_leaves(plain(data))), None)
     if not isinstance(data, Tensor | np.ndarray | TensorDataset):
         return None
-    return -(-len(data) // batch_size)
+    return None if getattr(data, "ndim", 1) == 0 else -(-len(data) // batch_size)
 
 
 def pair_batches(data: Pairs, batch_size: int) -> Iterator[tuple[Batch, Tensor]]:
@@ -227,7 +230,7 @@ def pair_batches(data: Pairs, batch_size: int) -> Iterator[tuple[Batch, Tensor]]
 def weighted_batches(data: Pairs, batch_size: int) -> Iterator[Triple]:
     """Yield (inputs, targets, weights) in batches, in order; weights are None where the data has none."""
     if isinstance(data, DataLoader):
-        yield from map(triple_of, data)
+        yield from map(triple_of, each_seeded(data, 0))
     elif isinstance(data, CachedFeatures):
         yield from ((x, y, None) for x, y in data.pairs(batch_size))
     elif (arrays := arrays_of(data)) is not None:
@@ -237,7 +240,7 @@ def weighted_batches(data: Pairs, batch_size: int) -> Iterator[Triple]:
     else:
         assert isinstance(data, Dataset)
         loader = DataLoader(data, batch_size=batch_size, generator=torch.Generator())
-        yield from map(triple_of, loader)
+        yield from map(triple_of, each_seeded(loader, 0))
 
 
 def first_of(batch: Any) -> Batch:
@@ -433,7 +436,7 @@ class _Items(Dataset[Any]):
 
     def __getitem__(self, place: int) -> Any:
         index = self.indices[place]
-        with seeded(derive(self.key, index)):
+        with seeded(derive(self.key, index), alone=True):
             return self.dataset[index]
 
 

@@ -38,6 +38,7 @@ def drop_counts(num_members: int, fractions: Sequence[float]) -> dict[int, float
         >>> drop_counts(5, (0.1, 0.2, 0.5, 1.0))
         {1: 0.2, 2: 0.5}
     """
+    fractions = [float(fraction) for fraction in fractions]
     if not all(0 < fraction <= 1 for fraction in fractions):
         raise ValueError(
             f"`drop_fractions` must lie between 0 and 1; got {tuple(fractions)}. Use such as (0.2, 0.4, 0.6)."

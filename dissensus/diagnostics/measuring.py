@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from dissensus._checks import check_labels, check_weights
+from dissensus._signatures import checked
 from dissensus.diagnostics.drops import drop_curves
 from dissensus.diagnostics.findings import Check, DropCurve, Finding, Pair
 from dissensus.metrics import diversity_bounds, pair_diversity
@@ -148,6 +149,7 @@ def _first(found: list[str], names: tuple[str, ...], source: Path) -> str:
 _MEMBERS_IN_PAIRS = 24
 
 
+@checked
 def diagnose(
     outputs: MemberOutputs,
     targets: Tensor,

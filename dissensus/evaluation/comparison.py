@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from dissensus._signatures import checked
 from dissensus.evaluation.estimates import BIASED, ROUNDING
 from dissensus.evaluation.results import LEVEL, Evaluation, Kind, Number
 from dissensus.metrics import HIGHER_IS_BETTER
@@ -104,6 +105,7 @@ class Comparison:
         return text_table(*comparison_table(self))
 
 
+@checked
 def compare(first: Evaluation, second: Evaluation, *, same_inputs: bool = False) -> Comparison:
     """Compare two evaluations of the same inputs, number by number, with paired intervals.
 

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dissensus import metrics
-from dissensus._checks import as_weights, whole_number
+from dissensus._checks import as_weights, device_named, whole_number
+from dissensus._signatures import checked
 from dissensus.data.sources import Inputs, Pairs, device_of
 from dissensus.data.suites import LoadedSuite
 from dissensus.evaluation.classification import Classification, score_names
@@ -61,6 +62,7 @@ _ROC_POINTS = 129
 Found = tuple[list[Number], NDArray[np.float32]]
 
 
+@checked
 def evaluate(
     members: Members,
     id_data: Pairs | Source,
@@ -160,7 +162,7 @@ def evaluate(
         )
     corruptor = corruptor_of(corruptions, severities, seed, corruption_folder, frost_folder)
     if device is not None:
-        members.to(device)
+        members.to(device_named(device))
     reader = Reader(members, task, transform, batch_size, device_of(members), names)
     reader.check(sets)
     with evaluation_mode(members):

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dissensus._signatures import checked
 from dissensus.data.trees import Output
 from dissensus.members.shared import BatchUse, PerRow, SharedMembers, adopt
 from dissensus.nets.dropout import plain_dropout
@@ -48,6 +49,7 @@ class Factors(PerRow):
         return f"{len(self.r)} members"
 
 
+@checked
 class BatchEnsemble(SharedMembers):
     r"""Members that share every weight matrix up to a matrix of rank one: $W_m = W \circ s_m r_m^\top$.
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from dissensus._signatures import checked
 from dissensus.construction import describe
 from dissensus.data.trees import Output, call, pick, signature
 from dissensus.engines.graphs import for_each_member
@@ -48,6 +49,7 @@ LARGE_BATCH = 512
 Execution = Literal["auto", "vectorised", "loop"]
 
 
+@checked
 class DeepEnsemble(Members):
     """Independent networks of any kind as one module: `forward(x)` gives `(members, batch, ...)`.
 
@@ -206,7 +208,7 @@ class DeepEnsemble(Members):
             ]
         )
         if kind_of_batch not in self.decisions:
-            with seeded(0), kept_as_is(self.parts()), self.returning_all(False):
+            with seeded(0, alone=True), kept_as_is(self.parts()), self.returning_all(False):
                 why, random = self._probe(tensors, x, own, rows, keys)
             self.decisions[kind_of_batch] = {"training": self.training, "why_loop": why, "random": random}
             for shell in self._shells:
@@ -333,7 +335,7 @@ class DeepEnsemble(Members):
             shell, row = self._shells[members[place]], split[place]
             row.update(dropout_keys(shell.net, partial(_key_at, keys, place)))
             shell.lend(row)
-            with nullcontext() if seeds is None else seeded(seeds[place]):
+            with nullcontext() if seeds is None else seeded(seeds[place], alone=True):
                 outputs[place] = pick(call(shell.net, x[place] if own else x), self.picks)
             shell.collect(row)
             rewind_dropout(shell.net)

@@ -10,6 +10,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from dissensus._checks import real_number
+from dissensus._signatures import checked
 from dissensus.data.trees import Batch, Output
 from dissensus.members.members import Keys, Members, View, keys_of
 from dissensus.members.shared import SharedMembers
@@ -19,6 +21,7 @@ from dissensus.nets.sites import listed
 from dissensus.randomness import derive, uniform
 
 
+@checked
 class LoRAEnsemble(SharedMembers):
     r"""Members that are adapters on one frozen network: $W_m = W + \frac{\alpha}{r} B_m A_m$.
 
@@ -63,10 +66,11 @@ class LoRAEnsemble(SharedMembers):
         seed: int = 0,
         output: Output = None,
     ) -> None:
-        if num_members < 1 or rank < 1 or rank != int(rank):
+        if num_members < 1 or rank < 1:
             raise ValueError(
                 f"`num_members` and `rank` must be whole numbers, at least 1; got {num_members} and {rank}."
             )
+        real_number("alpha", alpha, above=True)
         check_nets([net])
         if isinstance(net, Members):
             raise ValueError(

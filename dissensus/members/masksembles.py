@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 
 from dissensus import masks
+from dissensus._signatures import checked
 from dissensus.data.trees import Output
 from dissensus.members.members import Keys, evaluation_mode, settled_block
 from dissensus.members.shared import BatchUse, SharedMembers, adopt, call, fastest_layout
@@ -48,6 +49,7 @@ class MaskedLayer:
     reason: str | None
 
 
+@checked
 class Masksembles(SharedMembers):
     """One network as an ensemble: each member keeps its own share of the channels, chosen once and for all.
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from dissensus._signatures import checked
 from dissensus.data.trees import Batch, Output, Tree, inputs_of
 from dissensus.members.members import Keys
 from dissensus.members.shared import SharedMembers, adopt, layers_as_written
@@ -45,6 +46,7 @@ class SampledDropout(KeyedDropout):
         return {name: value for name, value in self.__dict__.items() if name != "sample_keys"}
 
 
+@checked
 class MCDropout(SharedMembers):
     """One network whose dropout layers stay on: a member is one draw of what they drop.
 

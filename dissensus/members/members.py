@@ -101,6 +101,9 @@ class Members(nn.Module, ABC):
     prefers_shared_batches: ClassVar[bool] = False
     separate: ClassVar[bool] = True
     comparable: ClassVar[bool] = True
+    _in_words: ClassVar[str] = (
+        "an ensemble, such as a DeepEnsemble (networks become one by `ds.DeepEnsemble.from_members([net, ...])`)"
+    )
     one_pass: bool = False
     shared_buffers: ClassVar[frozenset[str]] = frozenset()
     # What is scored of all that a network returns: a key, an index or a function; see `data.trees`.

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from dissensus._signatures import checked
 from dissensus.data.trees import Output
 from dissensus.members.members import Keys
 from dissensus.members.packed import last_layers
@@ -18,6 +19,7 @@ from dissensus.randomness import derive, fold, permutation, seeded, uniform
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
+@checked
 class MIMO(SharedMembers):
     r"""Subnetworks that one network finds in itself: M inputs go in together, M answers come out.
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from dissensus._signatures import checked
 from dissensus.architectures import _FlattenTo
 from dissensus.data.trees import Output
 from dissensus.members.members import Keys, Members, View
@@ -26,6 +27,7 @@ _CONVOLUTIONS: dict[type[nn.Module], Callable[..., Tensor]] = {
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, nn.GroupNorm)
 
 
+@checked
 class PackedEnsemble(SharedMembers):
     r"""Members whose layers are groups of one network's layers.
 

@@ -118,7 +118,7 @@ class SharedMembers(Members):
         if self.training and "training" not in self.decisions:
             self.decisions["training"] = {"random": self._probe(tensors, x, owners, keys)}
         if self.training and self.decisions["training"]["random"]:
-            with seeded(keys().tolist()[0]):
+            with seeded(keys().tolist()[0], alone=True):
                 return self._run_net(tensors, x, owners, keys)
         return self._run_net(tensors, x, owners, keys)
 
@@ -136,7 +136,7 @@ class SharedMembers(Members):
         """Whether the network draws random numbers that are not a dropout layer's."""
         copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         few = self._rows_to_look_at(x.detach())
-        with seeded(0), kept_as_is(self.parts()), torch.no_grad():
+        with seeded(0, alone=True), kept_as_is(self.parts()), torch.no_grad():
             drawn, _ = look_at(lambda: self._run_net(copies, few, owners[: len(few)], keys))
             return bool(drawn)
 

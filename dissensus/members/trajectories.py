@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from dissensus._signatures import checked
 from dissensus.data.sources import device_of, pair_batches
 from dissensus.data.trees import Output
 from dissensus.data.trees import call as call_with
@@ -87,6 +88,7 @@ class Trajectory(SharedMembers):
         return Members.soup(self)
 
 
+@checked
 class SnapshotEnsemble(Trajectory):
     """The weights of one network at the end of each cycle of its training, as members.
 
@@ -142,6 +144,7 @@ def _in_buffers(ensemble: DeepEnsemble) -> DeepEnsemble:
 _BatchNorm = nn.modules.batchnorm._BatchNorm
 
 
+@checked
 class SWAG(Trajectory):
     r"""Draws from a Gaussian fitted to the weights of one network in the later part of its training.
 

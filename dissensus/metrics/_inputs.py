@@ -17,6 +17,10 @@ Array: TypeAlias = Tensor | NDArray[Any]
 
 def as_tensor(values: Array, name: str) -> Tensor:
     """Detached tensor of a real dtype, on the CPU or a CUDA device."""
+    if isinstance(values, Tensor) and (values.layout != torch.strided or values.is_meta):
+        raise ValueError(
+            f"`{name}` must be a dense tensor with values; got a sparse one or one on the meta device."
+        )
     tensor = values.detach() if isinstance(values, Tensor) else _from_numpy(np.asarray(values), name)
     if tensor.is_complex():
         raise ValueError(f"`{name}` must hold real numbers; got {tensor.dtype}.")

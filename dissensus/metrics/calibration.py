@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dissensus._checks import check_member_logits
+from dissensus._signatures import checked
 from dissensus.metrics._inputs import (
     Array,
     class_indices,
@@ -53,6 +54,7 @@ class ReliabilityCurve:
         return float((self.weight * (self.confidence - self.accuracy).abs()).sum())
 
 
+@checked
 def ece(probs: Array, labels: Array, bins: int = 15, binning: Binning = "width") -> float:
     r"""Expected calibration error of the most probable class.
 
@@ -84,6 +86,7 @@ def ece(probs: Array, labels: Array, bins: int = 15, binning: Binning = "width")
     return reliability_curve(probs, labels, bins, binning).ece
 
 
+@checked
 def reliability_curve(
     probs: Array, labels: Array, bins: int = 15, binning: Binning = "width"
 ) -> ReliabilityCurve:
@@ -109,6 +112,7 @@ def reliability_curve(
     return _curve(*top_confidences(probs, labels), bins, binning)
 
 
+@checked
 def confidence_reliability(
     confidence: Array, correct: Array, bins: int = 15, binning: Binning = "width"
 ) -> ReliabilityCurve:
@@ -133,6 +137,7 @@ def confidence_reliability(
     return _curve(*confidences_and_correct(confidence, correct), bins, binning)
 
 
+@checked
 def classwise_ece(probs: Array, labels: Array, bins: int = 15, binning: Binning = "width") -> float:
     r"""Calibration error of every class's probability, averaged over classes.
 
@@ -165,6 +170,7 @@ def classwise_ece(probs: Array, labels: Array, bins: int = 15, binning: Binning 
     return sum(errors) / len(errors)
 
 
+@checked
 def top_confidences(probs: Array, labels: Array) -> tuple[Tensor, Tensor]:
     """The largest probability of each input, and whether its class is the true one.
 
@@ -228,6 +234,7 @@ SMALLEST_BANDWIDTH = 4 / CELLS
 CHUNK = 2**16
 
 
+@checked
 def smooth_ece(
     confidence: Array, correct: Array, truncate: float | None = None, bandwidth: float | None = None
 ) -> float:
@@ -423,6 +430,7 @@ class Temperature:
         return logits / self.value.to(logits.device, logits.dtype)[:, None, None]
 
 
+@checked
 def fit_temperature(logits: Array, labels: Array, of: Literal["members", "pool"] = "members") -> Temperature:
     r"""Temperature that minimises the negative log-likelihood of held-out labels.
 
@@ -456,7 +464,7 @@ def fit_temperature(logits: Array, labels: Array, of: Literal["members", "pool"]
     """
     one_of(of, "of", ("members", "pool"))
     outputs = floats(logits, "logits")
-    check_member_logits(outputs, stacklevel=3)
+    check_member_logits(outputs, stacklevel=4)
     truth = class_indices(labels, "labels", *outputs.shape[1:]).to(outputs.device)
     fitted = outputs if of == "members" else _pooled(outputs)[None]
     value = torch.tensor([_best_temperature(member, truth) for member in fitted], dtype=torch.float64)

@@ -2,9 +2,11 @@
 
 import torch
 
+from dissensus._signatures import checked
 from dissensus.metrics._inputs import Array, indices, probabilities_and_labels
 
 
+@checked
 def accuracy(probs: Array, labels: Array) -> float:
     """Fraction of inputs whose most probable class is the true one.
 
@@ -26,6 +28,7 @@ def accuracy(probs: Array, labels: Array) -> float:
     return int((rows.argmax(1) == truth).sum()) / len(rows)
 
 
+@checked
 def top_k_accuracy(probs: Array, labels: Array, k: int = 5) -> float:
     """Fraction of inputs whose true class is among the `k` most probable.
 
@@ -54,6 +57,7 @@ def top_k_accuracy(probs: Array, labels: Array, k: int = 5) -> float:
     return int((ahead.sum(1) < k).sum()) / len(rows)
 
 
+@checked
 def nll(probs: Array, labels: Array) -> float:
     r"""Negative log-likelihood of the labels, in nats.
 
@@ -79,6 +83,7 @@ def nll(probs: Array, labels: Array) -> float:
     return 0.0 - float(own.double().log().mean())
 
 
+@checked
 def brier(probs: Array, labels: Array) -> float:
     r"""Brier score: squared distance to the one-hot label, summed over classes.
 
@@ -109,6 +114,7 @@ def brier(probs: Array, labels: Array) -> float:
     return float(((1 - own).square() + others).mean())
 
 
+@checked
 def group_accuracies(probs: Array, labels: Array, groups: Array) -> dict[int, float]:
     """Accuracy of each group of inputs.
 
@@ -136,6 +142,7 @@ def group_accuracies(probs: Array, labels: Array, groups: Array) -> dict[int, fl
     return {group: hit / size for group, hit, size in zip(ids.tolist(), hits, sizes, strict=True)}
 
 
+@checked
 def worst_group_accuracy(probs: Array, labels: Array, groups: Array) -> float:
     """Accuracy of the group with the lowest accuracy.
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dissensus._signatures import checked
 from dissensus.metrics._inputs import Array, one_of, scores_pair
 
 Positive = Literal["ood", "id"]
@@ -32,6 +33,7 @@ class RocCurve:
     threshold: Tensor
 
 
+@checked
 def auroc(ood_scores: Array, id_scores: Array) -> float:
     r"""Probability that a random OOD input scores above a random ID input; ties count one half.
 
@@ -61,6 +63,7 @@ def auroc(ood_scores: Array, id_scores: Array) -> float:
     return (below + at_or_below) / (2 * len(ood) * len(known))
 
 
+@checked
 def aupr(ood_scores: Array, id_scores: Array, positive: Positive = "ood") -> float:
     r"""Area under the precision-recall curve, as average precision.
 
@@ -92,6 +95,7 @@ def aupr(ood_scores: Array, id_scores: Array, positive: Positive = "ood") -> flo
     return float((true / (true + false).double()).mean())
 
 
+@checked
 def fpr_at_tpr(ood_scores: Array, id_scores: Array, tpr: float = 0.95, positive: Positive = "ood") -> float:
     """False positive rate at the first threshold whose true positive rate reaches `tpr`.
 
@@ -129,6 +133,7 @@ def fpr_at_tpr(ood_scores: Array, id_scores: Array, tpr: float = 0.95, positive:
     return int((others >= threshold).sum()) / len(others)
 
 
+@checked
 def roc_curve(ood_scores: Array, id_scores: Array, points: int = 1000) -> RocCurve:
     """ROC curve with OOD inputs positive, thinned to at most `points` points.
 

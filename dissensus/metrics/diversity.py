@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from dissensus._signatures import checked
 from dissensus.metrics._inputs import Array, as_tensor, indices, one_of
 
 
@@ -17,6 +18,7 @@ class DiversityBounds:
     upper: float
 
 
+@checked
 def disagreement(predictions_a: Array, predictions_b: Array) -> float:
     """Fraction of inputs on which two members predict different classes.
 
@@ -38,6 +40,7 @@ def disagreement(predictions_a: Array, predictions_b: Array) -> float:
     return _fraction(first != second)
 
 
+@checked
 def mean_disagreement(predictions: Array) -> float:
     r"""`disagreement` averaged over all pairs of members.
 
@@ -67,6 +70,7 @@ def mean_disagreement(predictions: Array) -> float:
     return 1 - agreeing / (batch * num_members * (num_members - 1))
 
 
+@checked
 def existential_disagreement(predictions: Array) -> float:
     """Fraction of inputs on which any two members predict different classes.
 
@@ -87,6 +91,7 @@ def existential_disagreement(predictions: Array) -> float:
     return _fraction((votes != votes[0]).any(0))
 
 
+@checked
 def ood_disagreement_bound(
     hard_disagreement: float, cluster_mass: float, purity: float, gap: float = 0.0, instability: float = 0.0
 ) -> float:
@@ -125,6 +130,7 @@ def ood_disagreement_bound(
     return cluster_mass * purity * (hard_disagreement - gap) - instability
 
 
+@checked
 def pair_diversity(
     predictions_a: Array,
     predictions_b: Array,
@@ -169,6 +175,7 @@ def pair_diversity(
     return different / error
 
 
+@checked
 def diversity_bounds(accuracy: float, base_accuracy: float, num_classes: int) -> DiversityBounds:
     r"""`pair_diversity` of two idealised members with these accuracies.
 

@@ -11,9 +11,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from dissensus._signatures import checked
 from dissensus.metrics._inputs import Array, floats, one_of, same_shape
 
 
+@checked
 def rmse(prediction: Array, target: Array) -> float:
     """Root mean squared error.
 
@@ -33,6 +35,7 @@ def rmse(prediction: Array, target: Array) -> float:
     return sqrt(float(_errors(prediction, target).square().mean()))
 
 
+@checked
 def mae(prediction: Array, target: Array) -> float:
     """Mean absolute error.
 
@@ -52,6 +55,7 @@ def mae(prediction: Array, target: Array) -> float:
     return float(_errors(prediction, target).abs().mean())
 
 
+@checked
 def gaussian_nll(mean: Array, scale: Array, target: Array) -> float:
     r"""Mean negative log-likelihood under Gaussians, in nats an example, with the constant.
 
@@ -76,6 +80,7 @@ def gaussian_nll(mean: Array, scale: Array, target: Array) -> float:
     return _per_example(spread.log() + standard.square() / 2 + log(2 * pi) / 2)
 
 
+@checked
 def laplace_nll(mean: Array, scale: Array, target: Array) -> float:
     r"""Mean negative log-likelihood under Laplace distributions, in nats an example, with the constant.
 
@@ -100,6 +105,7 @@ def laplace_nll(mean: Array, scale: Array, target: Array) -> float:
     return _per_example(spread.log() + standard.abs() + log(2))
 
 
+@checked
 def gaussian_crps(mean: Array, scale: Array, target: Array) -> float:
     r"""Mean continuous ranked probability score of Gaussians.
 
@@ -128,6 +134,7 @@ def gaussian_crps(mean: Array, scale: Array, target: Array) -> float:
     return float((spread * (z * torch.erf(z / sqrt(2)) + 2 * density - 1 / sqrt(pi))).mean())
 
 
+@checked
 def laplace_crps(mean: Array, scale: Array, target: Array) -> float:
     r"""Mean continuous ranked probability score of Laplace distributions.
 
@@ -155,6 +162,7 @@ def laplace_crps(mean: Array, scale: Array, target: Array) -> float:
     return float((spread * (standard.abs() + torch.exp(-standard.abs()) - 0.75)).mean())
 
 
+@checked
 def ensemble_crps(samples: Array, target: Array, fair: bool = False) -> float:
     r"""Mean continuous ranked probability score of the empirical distribution of samples or members.
 
@@ -196,6 +204,7 @@ def ensemble_crps(samples: Array, target: Array, fair: bool = False) -> float:
     return float((distance - (weights * draws.sort(0).values).sum(0) / pairs).mean())
 
 
+@checked
 def interval_coverage(lower: Array, upper: Array, target: Array) -> float:
     """Fraction of targets inside their predicted intervals, ends included.
 
@@ -218,6 +227,7 @@ def interval_coverage(lower: Array, upper: Array, target: Array) -> float:
     return int(((low <= truth) & (truth <= high)).sum()) / truth.numel()
 
 
+@checked
 def interval_width(lower: Array, upper: Array) -> float:
     """Mean width of predicted intervals.
 
@@ -238,6 +248,7 @@ def interval_width(lower: Array, upper: Array) -> float:
     return float((high.double() - low.double()).mean())
 
 
+@checked
 def central_interval(
     mean: Array, scale: Array, level: float = 0.9, family: Literal["gaussian", "laplace"] = "gaussian"
 ) -> tuple[Tensor, Tensor]:

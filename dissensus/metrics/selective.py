@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dissensus._signatures import checked
 from dissensus.metrics._inputs import Array, outcomes, vector
 
 Vector: TypeAlias = NDArray[np.float64]
@@ -28,6 +29,7 @@ class RiskCoverageCurve:
     area: float
 
 
+@checked
 def risk_coverage_area(scores: Array, correct: Array) -> float:
     r"""Area under the risk-coverage curve (AURC).
 
@@ -54,6 +56,7 @@ def risk_coverage_area(scores: Array, correct: Array) -> float:
     return float(_risks(scores, correct).mean())
 
 
+@checked
 def risk_coverage_curve(scores: Array, correct: Array, points: int = 1000) -> RiskCoverageCurve:
     """Error rate against the share of inputs kept, thinned to at most `points` points.
 

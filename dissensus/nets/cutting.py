@@ -8,9 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from dissensus._checks import whole_number
+from dissensus._signatures import checked
+
 Reset = Callable[[nn.Module], None]
 
 
+@checked
 def cut(
     model: nn.Module,
     at: str | int,
@@ -65,7 +69,7 @@ def cut(
         _check(model, backbone, rest, example, name)
     template = copy.deepcopy(rest).requires_grad_(True)
     if outputs is not None:
-        _replace_last_linear(template, outputs)
+        _replace_last_linear(template, whole_number("outputs", outputs, 1))
 
     def make_head() -> nn.Module:
         head = copy.deepcopy(template)

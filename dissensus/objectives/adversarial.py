@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from dissensus._signatures import checked
 from dissensus.data.trees import Tree, describe, named_leaves
 from dissensus.members import View
 from dissensus.objectives.objective import Objective, OutputObjective, Parts, Step, Wrapper
@@ -26,6 +27,7 @@ class _OutputWrapper(Wrapper):
             )
 
 
+@checked
 def fast_gradient_sign(x: Tensor, gradient: Tensor | None, epsilon: Tensor | float) -> Tensor:
     r"""Move inputs a step of fixed size up the loss: $x + \epsilon\,\mathrm{sign}(\nabla_x \ell)$.
 
@@ -33,9 +35,12 @@ def fast_gradient_sign(x: Tensor, gradient: Tensor | None, epsilon: Tensor | flo
         >>> fast_gradient_sign(torch.zeros(3), torch.tensor([2.0, -0.1, 0.0]), 0.5)
         tensor([ 0.5000, -0.5000,  0.0000])
     """
+    if gradient is not None and gradient.shape != x.shape:
+        raise ValueError(f"`gradient` must be shaped as `x`, {tuple(x.shape)}; got {tuple(gradient.shape)}.")
     return x if gradient is None else (x + epsilon * gradient.sign()).detach()
 
 
+@checked
 @dataclass(frozen=True)
 class Adversarial(_OutputWrapper):
     r"""Train on each batch and on its fast-gradient-sign copy, half and half.
@@ -125,6 +130,7 @@ def _ranges(x: Tensor) -> Tensor:
     return ranges.to(torch.float32)[0]
 
 
+@checked
 @dataclass(frozen=True)
 class VirtualAdversarial(Wrapper):
     r"""Ask that predictions stay the same under the small perturbation that changes them most; no labels needed.

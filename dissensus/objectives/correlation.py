@@ -5,12 +5,14 @@ import math
 from torch import Tensor
 
 from dissensus._checks import compute_dtype
+from dissensus._signatures import checked
 from dissensus.objectives.diversity import decompose, second_order_diversity
 from dissensus.objectives.joint import UNBOUNDED, check_beta, joint_loss
 from dissensus.objectives.losses import Loss, errors, like_outputs, output_sum, weighted_mean
 from dissensus.types import MemberOutputs, Scalar, Scores
 
 
+@checked
 def correlation_penalty(outputs: MemberOutputs) -> Scores:
     r"""How much members err together: the mean product of a member's deviation with the others' deviations.
 
@@ -39,6 +41,7 @@ def correlation_penalty(outputs: MemberOutputs) -> Scores:
     return output_sum(deviation * others).mean(0)
 
 
+@checked
 def negative_correlation_loss(
     outputs: MemberOutputs, targets: Tensor, strength: float | Tensor = 0.5, allow_unbounded: bool = False
 ) -> Scalar:
@@ -79,6 +82,7 @@ def negative_correlation_loss(
     return (error + strength * correlation_penalty(outputs)).mean()
 
 
+@checked
 def generalised_negative_correlation_loss(
     outputs: MemberOutputs,
     targets: Tensor,
@@ -136,6 +140,7 @@ def generalised_negative_correlation_loss(
     return (weighted_mean(member, weights) - strength * second_order).mean()
 
 
+@checked
 def second_order_gap(
     outputs: MemberOutputs,
     targets: Tensor,
@@ -172,6 +177,7 @@ def second_order_gap(
     return diversity - second_order_diversity(outputs, targets, loss, average, weights)
 
 
+@checked
 def gradient_adjusted_loss(
     outputs: MemberOutputs,
     targets: Tensor,
@@ -236,6 +242,7 @@ def gradient_adjusted_loss(
     return output_sum((outputs - adjusted).square()).mean()
 
 
+@checked
 def beta_from_step(
     step: float, num_members: int | None = None, others_only: bool = False, detach: bool = False
 ) -> float:
@@ -277,6 +284,7 @@ def beta_from_step(
     return 1 - ((others - step) / (others * (1 + step))) ** 2
 
 
+@checked
 def step_from_beta(
     beta: float, num_members: int | None = None, others_only: bool = False, detach: bool = False
 ) -> float:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from dissensus._signatures import checked
 from dissensus.data.features import CachedFeatures, content_of, wrapped
 from dissensus.data.sources import Array, Inputs, all_inputs, as_tensor
 from dissensus.data.trees import join_rows
@@ -35,10 +36,12 @@ from dissensus.objectives.loss_guided import (
     draw_members,
     drawn_scale,
 )
+from dissensus.objectives.losses import class_labels
 from dissensus.objectives.objective import BatchNorm, Objective, Parts, Step, check_batch_norm
 from dissensus.types import Correct
 
 
+@checked
 @dataclass(frozen=True)
 class Disagree(Objective):
     r"""Train members to fit labelled data and to disagree on other inputs.
@@ -189,6 +192,7 @@ class Disagree(Objective):
         return torch.where(earlier, values, 0.0).sum() / earlier.sum().clamp_min(1)
 
 
+@checked
 def low_confidence(logits: Array, threshold: float = 0.2, labels: Array | None = None) -> Correct:
     r"""Which examples a trained model is unsure of: $\max_c p_c < t$, or $p_y < t$ where labels are given.
 
@@ -210,12 +214,16 @@ def low_confidence(logits: Array, threshold: float = 0.2, labels: Array | None =
             f"`logits` must be those of one model, (batch, classes); got shape {tuple(logits.shape)}. Of an ensemble pass one member's, "
             "`logits[0]`, or their mean."
         )
-    probs = full(logits).softmax(-1)
+    probs = full(logits.float() if not logits.is_floating_point() else logits).softmax(-1)
     if labels is None:
         return probs.amax(-1) < threshold
-    return probs.gather(-1, as_tensor(labels, "labels").long()[:, None]).squeeze(-1) < threshold
+    return (
+        probs.gather(-1, class_labels(as_tensor(labels, "labels"), logits[None])[:, None]).squeeze(-1)
+        < threshold
+    )
 
 
+@checked
 def two_stage(
     x: Array | CachedFeatures, y: Array | None, logits: Array, threshold: float = 0.2, **options: Any
 ) -> tuple[tuple[Tensor, Tensor] | CachedFeatures, Disagree]:

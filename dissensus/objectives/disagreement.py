@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dissensus._checks import compute_dtype
+from dissensus._signatures import checked
 from dissensus.objectives.likelihoods import full
 from dissensus.types import MemberLogits, Probs, Scalar, Scores
 
@@ -19,6 +20,7 @@ PairTerm: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 Orientation: TypeAlias = Literal["first", "second", "both"]
 
 
+@checked
 def a2d(probs_m: Probs, probs_l: Probs, eps: float = 1e-9) -> Scores:
     r"""Agreement of two members on the class that the first one predicts.
 
@@ -44,11 +46,17 @@ def a2d(probs_m: Probs, probs_l: Probs, eps: float = 1e-9) -> Scores:
     References:
         Pagliardini et al., 2023, <https://arxiv.org/abs/2202.04414>.
     """
+    _check_classes(probs_m, probs_l, "probs")
+    if probs_m.shape != probs_l.shape:
+        raise ValueError(
+            f"`probs_m` and `probs_l` must have one shape; got {tuple(probs_m.shape)} and {tuple(probs_l.shape)}."
+        )
     chosen = probs_m.argmax(-1, keepdim=True)
     said_m, said_l = (probs.gather(-1, chosen).squeeze(-1) for probs in (probs_m, probs_l))
     return -torch.log(said_m * (1 - said_l) + said_l * (1 - said_m) + eps)
 
 
+@checked
 def a2d_from_logits(logits_m: Tensor, logits_l: Tensor, orientation: Orientation = "first") -> Tensor:
     r"""`a2d` without `eps`, computed in logarithms.
 
@@ -72,8 +80,18 @@ def a2d_from_logits(logits_m: Tensor, logits_l: Tensor, orientation: Orientation
     References:
         Pagliardini et al., 2023, <https://arxiv.org/abs/2202.04414>.
     """
+    _check_classes(logits_m, logits_l, "logits")
     log_m, log_l = (full(logits).log_softmax(-1) for logits in (logits_m, logits_l))
     return oriented(_a2d, orientation)(log_m, log_l)
+
+
+def _check_classes(first: Tensor, second: Tensor, name: str) -> None:
+    real = first.is_floating_point() and second.is_floating_point()
+    if not real or not first.ndim or not second.ndim or first.shape[-1] != second.shape[-1]:
+        raise ValueError(
+            f"`{name}_m` and `{name}_l` must be real numbers with the same classes on the last axis; got {first.dtype} "
+            f"{tuple(first.shape)} and {second.dtype} {tuple(second.shape)}."
+        )
 
 
 def _a2d(log_probs_m: Tensor, log_probs_l: Tensor) -> Tensor:
@@ -144,6 +162,7 @@ def mean_over_pairs(log_probs: Tensor, term: PairTerm) -> Tensor:
     return torch.stack(sums).sum(0) / (count * (count - 1) / 2)
 
 
+@checked
 def divdis(probs: MemberLogits, prior: Tensor | None = None, weights: Tensor | None = None) -> Scalar:
     r"""How much members' answers tell of each other, and how far each strays from the known class frequencies.
 
@@ -176,6 +195,9 @@ def divdis(probs: MemberLogits, prior: Tensor | None = None, weights: Tensor | N
             "`probs` must be shaped (members, batch, classes) with two members or more; "
             f"got {tuple(probs.shape)}."
         )
+    for name, given, size in (("prior", prior, probs.shape[2]), ("weights", weights, probs.shape[1])):
+        if given is not None and given.shape != (size,):
+            raise ValueError(f"`{name}` must be shaped ({size},); got {tuple(given.shape)}.")
     probs = probs.to(compute_dtype(probs))
     if weights is None:
         share = probs.new_full((probs.shape[1],), 1 / probs.shape[1])

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dissensus._checks import check_weights, compute_dtype
+from dissensus._checks import check_weights, compute_dtype, whole_number
+from dissensus._signatures import checked
 from dissensus.objectives.losses import (
     EVENT_LOSSES,
     Loss,
@@ -43,6 +44,7 @@ class Decomposition:
     diversity: Scores
 
 
+@checked
 def decompose(
     outputs: MemberOutputs,
     targets: Tensor,
@@ -117,6 +119,7 @@ class Debiased:
     bias: Tensor
 
 
+@checked
 def debias(outputs: MemberOutputs, weights: Tensor | None = None) -> Debiased:
     r"""Take from each member the constant by which it sits beside the ensemble.
 
@@ -178,6 +181,7 @@ def _check_target_values(targets: Tensor, loss: Loss) -> None:
             )
 
 
+@checked
 def diversity_closed_form(
     outputs: MemberOutputs,
     targets: Tensor | None = None,
@@ -238,6 +242,7 @@ def diversity_closed_form(
     )
 
 
+@checked
 def hessian_diversity(
     outputs: MemberOutputs,
     targets: Tensor,
@@ -281,6 +286,7 @@ def hessian_diversity(
         Jeffares et al., 2023, theorem 4.5, <https://arxiv.org/abs/2301.11323>.
     """
     outputs, weights = _prepared(outputs, loss, average, weights, label_smoothing)
+    nodes = whole_number("nodes", nodes, 1)
     values, loss_at = _averaged(outputs, targets, loss, average, label_smoothing)
     abscissae, quadrature = np.polynomial.legendre.leggauss(nodes)
     # From [-1, 1] to [0, 1]; half the interval is also half of each quadrature weight.
@@ -292,6 +298,7 @@ def hessian_diversity(
     return weighted_mean(torch.as_tensor(remainder), weights)
 
 
+@checked
 def second_order_diversity(
     outputs: MemberOutputs,
     targets: Tensor,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from dissensus._signatures import checked
 from dissensus.members import View
 from dissensus.members.members import Keys
 from dissensus.objectives.adversarial import VirtualAdversarial
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 _VALUES_LOOKED_AT = 1 << 27
 
 
+@checked
 def uniform_cross_entropy(logits: Tensor) -> Tensor:
     r"""Cross-entropy of a prediction to the uniform target: $\log\sum_c e^{z_c} - \frac1C\sum_c z_c$.
 
@@ -46,6 +48,10 @@ def uniform_cross_entropy(logits: Tensor) -> Tensor:
         >>> round(uniform_cross_entropy(torch.zeros(4)).item(), 4)  # log 4
         1.3863
     """
+    if not logits.is_floating_point() or not logits.ndim:
+        raise ValueError(
+            f"`logits` must be floating point, (..., classes); got {logits.dtype} shaped {tuple(logits.shape)}."
+        )
     logits = full(logits)
     return logits.logsumexp(-1) - logits.mean(-1)
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dissensus._signatures import checked
 from dissensus.objectives.likelihoods import (
     IGNORED,
     Likelihood,
@@ -23,6 +24,7 @@ from dissensus.objectives.objective import OutputObjective, Parts, Step
 from dissensus.types import MemberOutputs, Scalar
 
 
+@checked
 def joint_loss(
     outputs: MemberOutputs,
     targets: Tensor,
@@ -104,6 +106,7 @@ LOSSES = {
 }
 
 
+@checked
 @dataclass(frozen=True)
 class Joint(OutputObjective):
     r"""Train members between each for itself (`beta=0`) and all as one model (`beta=1`).

@@ -11,12 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dissensus._checks import can_be_read
+from dissensus._signatures import checked
 
 SCALE_FLOOR = 1e-6
 # As torch's cross_entropy has it.
 IGNORED = -100
 
 
+@checked
 def mean_and_scale(outputs: Tensor) -> tuple[Tensor, Tensor]:
     r"""Read a likelihood head: the first half of the last axis is the mean, the second half $\rho$.
 
@@ -33,15 +35,16 @@ def mean_and_scale(outputs: Tensor) -> tuple[Tensor, Tensor]:
         >>> mean.shape, round(scale[0, 0, 0].item(), 4)
         (torch.Size([4, 8, 1]), 0.6931)
     """
-    if outputs.shape[-1] % 2:
+    if not outputs.is_floating_point() or outputs.shape[-1:].numel() % 2 or not outputs.ndim:
         raise ValueError(
-            "A likelihood head gives a mean and a rho for each target, so its last axis is even; got shape "
-            f"{tuple(outputs.shape)}. Give the network twice as many outputs as there are targets."
+            "A likelihood head gives a mean and a rho for each target, so its last axis is even; got "
+            f"{outputs.dtype} shaped {tuple(outputs.shape)}. Give the network twice as many outputs as there are targets."
         )
     mean, rho = outputs.chunk(2, dim=-1)
     return mean, F.softplus(rho) + SCALE_FLOOR
 
 
+@checked
 def gaussian_nll(mean: Tensor, scale: Tensor, target: Tensor) -> Tensor:
     r"""Negative log-likelihood under a normal distribution, element by element.
 
@@ -63,6 +66,7 @@ def gaussian_nll(mean: Tensor, scale: Tensor, target: Tensor) -> Tensor:
     return gaussian_losses(mean, scale, target)
 
 
+@checked
 def laplace_nll(mean: Tensor, scale: Tensor, target: Tensor) -> Tensor:
     r"""Negative log-likelihood under a Laplace distribution, element by element.
 
@@ -96,11 +100,8 @@ def laplace_losses(mean: Tensor, scale: Tensor, target: Tensor) -> Tensor:
 
 def _check_elementwise(mean: Tensor, scale: Tensor, target: Tensor) -> None:
     """Refuse shapes that would make a table of pairs, (batch,) beside (batch, 1), and scales that are none."""
-    for name, values in (("mean", mean), ("scale", scale), ("target", target)):
-        if not isinstance(values, Tensor):
-            raise ValueError(
-                f"`{name}` must be a torch tensor; got {type(values).__name__}. Convert it first."
-            )
+    if not mean.is_floating_point():
+        raise ValueError(f"`mean` must be floating point; got {mean.dtype}. Use `mean.float()`.")
     # A target is the same for all members, so the mean may have an axis before.
     fits = mean.shape[mean.ndim - target.ndim :] == target.shape if target.ndim <= mean.ndim else False
     if not fits or scale.shape not in (mean.shape, ()):
@@ -348,6 +349,7 @@ def _poisson_divergence(p: Tensor, q: Tensor) -> Tensor:
     return (p.exp() * (p - q) + q.exp() - p.exp()).sum(-1)
 
 
+@checked
 @dataclass(frozen=True)
 class Pinball:
     r"""Quantile loss: output k of a network, $q_k$, becomes the quantile at level $\tau_k$.
@@ -366,8 +368,8 @@ class Pinball:
     levels: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.levels is not None and not all(0 < level < 1 for level in self.levels):
-            raise ValueError(f"`levels` of quantiles must lie between 0 and 1; got {self.levels}.")
+        if self.levels is not None and not (len(self.levels) and all(0 < level < 1 for level in self.levels)):
+            raise ValueError(f"`levels` of quantiles must be one or more between 0 and 1; got {self.levels}.")
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of outputs `(batch, levels)` for targets `(batch,)`."""
@@ -434,6 +436,7 @@ LIKELIHOODS: Mapping[str, Likelihood] = MappingProxyType(
 )
 
 
+@checked
 def likelihood_of(loss: str | Callable[[Tensor, Tensor], Tensor]) -> Likelihood:
     """Return the likelihood of this name or of a user's own loss, or say which names there are."""
     if callable(loss):

@@ -12,6 +12,8 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
+from dissensus._checks import check_logits_shape
+from dissensus._signatures import checked
 from dissensus.data.features import CachedFeatures
 from dissensus.data.sources import Array, all_inputs, as_tensor, check_pair
 from dissensus.members import View
@@ -32,6 +34,7 @@ from dissensus.objectives.likelihoods import (
     likelihood_of,
     smooth_labels,
 )
+from dissensus.objectives.losses import class_labels
 from dissensus.objectives.objective import OutputObjective, Parts, Step
 from dissensus.randomness import fold
 from dissensus.types import Labels, MemberLogits, Scores
@@ -39,6 +42,7 @@ from dissensus.types import Labels, MemberLogits, Scores
 Weighting: TypeAlias = Literal["loss", "inverse_probability"]
 
 
+@checked
 def loss_guided_weights(logits: MemberLogits, labels: Labels) -> Scores:
     r"""Weight of each example in loss-guided disagreement: its loss over the squared mean loss of the batch.
 
@@ -60,7 +64,8 @@ def loss_guided_weights(logits: MemberLogits, labels: Labels) -> Scores:
         >>> [round(weight, 4) for weight in weights.tolist()]  # every loss is log 10
         [0.4343, 0.4343, 0.4343, 0.4343]
     """
-    return weights_from_losses(ensemble_losses(logits.mean(0), labels))
+    check_logits_shape(logits)
+    return weights_from_losses(ensemble_losses(logits.mean(0), class_labels(labels, logits)))
 
 
 def ensemble_losses(mean_logits: Tensor, targets: Tensor) -> Tensor:
@@ -111,6 +116,7 @@ class Guard(ABC):
         """Return what weights are multiplied by, in [0, 1]: one number for the batch, or one for each example, `(batch,)`."""
 
 
+@checked
 @dataclass(frozen=True)
 class LossShare(Guard):
     r"""Never weigh an example's disagreement above a share of the pull of its cross-entropy: $\lambda\,\alpha_n \le s\,(1 - p_n)$.
@@ -136,6 +142,7 @@ class LossShare(Guard):
         return _at_most_one(self.share * -torch.expm1(-seen.losses), seen.strength * seen.weights)
 
 
+@checked
 @dataclass(frozen=True)
 class WeightCap(Guard):
     """Scale the weights of a batch down so that their mean is not above a number.
@@ -197,6 +204,7 @@ class HeldOutGuard(Guard):
         return logits, labels
 
 
+@checked
 @dataclass(frozen=True)
 class HeldOutLoss(HeldOutGuard):
     """Divide by the squared mean loss on held-out examples instead, where that is larger than on the training batch.
@@ -218,6 +226,7 @@ class HeldOutLoss(HeldOutGuard):
         return _at_most_one(seen.losses.mean().square(), held_out.square())
 
 
+@checked
 @dataclass(frozen=True)
 class HeldOutAccuracy(HeldOutGuard):
     """Turn disagreement down as members' held-out accuracy falls, and off where it is `margin` below the reference.
@@ -334,6 +343,7 @@ def drawn_scale(step: Step, outputs: Tensor, members: View | None = None) -> flo
     return len(step.member_keys) / len(outputs)
 
 
+@checked
 @dataclass(frozen=True)
 class LossGuided(OutputObjective):
     r"""Train members to fit the data and to disagree on those examples that the ensemble gets wrong.

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dissensus._checks import check_weights, compute_dtype
+from dissensus._checks import can_be_read, check_labels, check_weights, compute_dtype
 from dissensus.types import MemberOutputs
 
 Loss: TypeAlias = str | Callable[[Tensor, Tensor], Tensor]
@@ -177,6 +177,9 @@ def class_labels(targets: Tensor, outputs: Tensor) -> Tensor:
             f"got {targets.dtype} shaped {tuple(targets.shape)}. "
             "Soft labels are floats shaped (batch, classes)."
         )
+    # Where a look at values is free. On a GPU a label out of range stops the device.
+    if targets.device.type == "cpu" and can_be_read(targets):
+        check_labels(targets, len(targets), outputs.shape[-1])
     return targets.long()
 
 
@@ -238,10 +241,11 @@ def _callable_errors(
     others: Others | None,
 ) -> tuple[Tensor, Tensor]:
     ensemble = loss(weighted_mean(outputs, weights, others), targets)
-    if ensemble.shape != outputs.shape[1:2]:
+    if not isinstance(ensemble, Tensor) or ensemble.shape != outputs.shape[1:2]:
+        got = tuple(ensemble.shape) if isinstance(ensemble, Tensor) else type(ensemble).__name__
         raise ValueError(
             f"A callable `loss` must return one value per example, shaped {tuple(outputs.shape[1:2])}; "
-            f"got {tuple(ensemble.shape)}. Do not reduce over the batch."
+            f"got {got}. Do not reduce over the batch."
         )
     return torch.stack([loss(member, targets) for member in outputs]), ensemble
 

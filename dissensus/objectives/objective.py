@@ -8,6 +8,8 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
+from dissensus._checks import real_number
+from dissensus._signatures import checked
 from dissensus.data.trees import Tree
 from dissensus.members import View
 from dissensus.objectives.likelihoods import (
@@ -113,6 +115,7 @@ class Objective(ABC):
     batches: ClassVar[Batches] = "shared"
     streams: ClassVar[tuple[str, ...]] = ()
     couples: ClassVar[bool] = True
+    _in_words: ClassVar[str] = "an objective, such as Independent()"
 
     @property
     @abstractmethod
@@ -158,6 +161,8 @@ class OutputObjective(Objective):
     """
 
     needs: ClassVar[Literal["nothing", "means", "outputs"]] = "outputs"
+
+    _in_words: ClassVar[str] = "an objective on outputs, such as Independent()"
 
     @property
     def outputs_only(self) -> bool:
@@ -224,6 +229,7 @@ class Wrapper(Objective):
         return self.inner.side_data()
 
 
+@checked
 @dataclass(frozen=True)
 class Independent(OutputObjective):
     r"""Train every member on its own.
@@ -291,6 +297,7 @@ class Independent(OutputObjective):
         return losses.sum(), {"loss": losses.detach()}
 
 
+@checked
 @dataclass(frozen=True)
 class NormPenalty(Wrapper):
     r"""Add the norm of each member's parameters, not squared: $w\,\lVert\theta_m\rVert_2$.
@@ -299,6 +306,9 @@ class NormPenalty(Wrapper):
     """
 
     weight: float
+
+    def __post_init__(self) -> None:
+        real_number("weight", self.weight)
 
     def __call__(self, members: View, x: Any, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Return the inner loss plus the weighted norms."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from dissensus._signatures import checked
 from dissensus.evaluation import Evaluation
 from dissensus.html import write_page
 from dissensus.reporting.sections import all_sections, headlines, lead, remarks, subtitle, title_of_page
@@ -17,6 +18,7 @@ _MAIN_SCORES = {
 }
 
 
+@checked
 def report(
     results: Evaluation | Sequence[Evaluation],
     path: Path | str,

@@ -355,7 +355,7 @@ class LoaderFeed(PlacedFeed):
 
     def epoch(self, number: int, skip: int, state: MutableMapping[str, Tensor]) -> Iterator[int]:
         """Yield batch sizes as the loader gives batches; its own shuffling is seeded by (seed, epoch)."""
-        with seeded(derive(self.seed, "loader", number)):
+        with seeded(derive(self.seed, "loader", number), alone=True):
             batches = iter(self.loader)
         load = self._ahead if _loads_elsewhere(self.loader) else self._here
         for position, pair in enumerate(load(batches, number)):
@@ -368,7 +368,7 @@ class LoaderFeed(PlacedFeed):
     def _here(self, batches: Iterator[Any], number: int) -> Iterator[Parts]:
         for position in range(self.steps_per_epoch):
             # The sampler draws lazily from the global generator: each draw happens under a seed of its own.
-            with seeded(derive(self.seed, "loader", number, position)):
+            with seeded(derive(self.seed, "loader", number, position), alone=True):
                 parts = self._next(batches)
             if parts is None:
                 return
@@ -456,7 +456,7 @@ class _SeededBatches(Dataset[Any]):
 
     def __getitem__(self, job: Job) -> Any:
         seed, indices = job
-        with seeded(seed):
+        with seeded(seed, alone=True):
             return default_collate([self.dataset[index] for index in indices])
 
 

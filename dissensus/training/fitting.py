@@ -12,8 +12,9 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from dissensus._checks import whole_number
+from dissensus._checks import device_named, whole_number
 from dissensus._machine import threads_for
+from dissensus._signatures import checked
 from dissensus.data.augment import Augmentation
 from dissensus.data.features import CachedFeatures
 from dissensus.data.sources import (
@@ -354,6 +355,7 @@ class _Again:
             yield from weighted_batches(self.data, 1024)
 
 
+@checked
 def fit(
     members: Members,
     data: Pairs,
@@ -631,18 +633,3 @@ def _with_whole(whole: Members, callback: Callable[[Run], None] | None) -> Calla
         callback(run)
 
     return call
-
-
-def device_named(device: str | torch.device) -> torch.device:
-    """Return the device that was asked for, `"auto"` being a GPU if there is one."""
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        target = torch.device(device)
-    except (RuntimeError, TypeError):
-        raise ValueError(f"`device` must be 'auto', 'cpu', 'cuda' or 'cuda:N'; got {device!r}.") from None
-    if target.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            "device='cuda' was asked for and this machine has no CUDA device. Use device='auto'."
-        )
-    return target

@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from dissensus._checks import whole_number
+from dissensus._signatures import checked
 from dissensus.engines.row_updates import runs_as_kernel, update_by_adam
 from dissensus.members import Members
 from dissensus.randomness import Noise, derive
@@ -377,6 +379,10 @@ class SeparateOptimizers:
         self.columns: list[dict[str, Tensor]] = [{} for _ in blocks]
         self._parameters = [[_leaves(block, row) for row in range(len(block.flat))] for block in blocks]
         self._optimizers = [[factory(_plain_names(row)) for row in rows] for rows in self._parameters]
+        for made in (one for row in self._optimizers for one in row if not isinstance(one, Optimizer)):
+            raise ValueError(
+                f"`optimizer` must make a torch optimizer of the parameters; it returned {type(made).__name__}."
+            )
         self._base_lr = [[[g["lr"] for g in opt.param_groups] for opt in row] for row in self._optimizers]
 
     def state(self) -> dict[str, Tensor]:
@@ -562,6 +568,7 @@ def per_member(value: float | Sequence[float], count: int, name: str, blocks: Se
     return values
 
 
+@checked
 def diverse_hyperparameters(
     num_members: int,
     seed: int = 0,
@@ -593,6 +600,7 @@ def diverse_hyperparameters(
     References:
         Wenzel et al., 2020, <https://arxiv.org/abs/2006.13570>.
     """
+    num_members = whole_number("num_members", num_members, 1)
     bounds = {"lr": lr, "weight_decay": weight_decay, **others}
     return {
         name: _draw(name, low_high, num_members, seed)

@@ -3,12 +3,14 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import cos, pi
+from math import cos, isfinite, pi
+from numbers import Real
 
 import torch
 from torch import Tensor
 
 from dissensus._checks import real_number, whole_number
+from dissensus._signatures import checked
 
 
 class Schedule(ABC):
@@ -28,6 +30,7 @@ class Constant(Schedule):
         return 1.0
 
 
+@checked
 @dataclass(frozen=True)
 class StepDecay(Schedule):
     """Multiply by `factor_each` after every `every` epochs."""
@@ -44,6 +47,7 @@ class StepDecay(Schedule):
         return self.factor_each ** int(epoch / self.every + 1e-9)
 
 
+@checked
 @dataclass(frozen=True)
 class MultiStep(Schedule):
     """Multiply by `factor_each` when each of these numbers of epochs has passed."""
@@ -65,6 +69,7 @@ class MultiStep(Schedule):
         return self.factor_each ** sum(epoch + 1e-9 >= milestone for milestone in self.milestones)
 
 
+@checked
 @dataclass(frozen=True)
 class Cosine(Schedule):
     """Fall along half a cosine to `final` times the base rate, after a linear warm-up of `warmup` epochs.
@@ -104,6 +109,7 @@ class Cyclic(Schedule):
         return self.final + (1 - self.final) * (1 + cos(pi * done)) / 2
 
 
+@checked
 @dataclass(frozen=True)
 class OneCycle(Schedule):
     """Rise from `start` to the base rate over the share `rise` of the run, then fall to `final`, along cosines."""
@@ -126,6 +132,7 @@ class OneCycle(Schedule):
         return self.final + (1 - self.final) * (1 + cos(pi * (done - self.rise) / (1 - self.rise))) / 2
 
 
+@checked
 @dataclass(frozen=True)
 class Plateau:
     """Multiply the rate by `factor_each` when the watched value has not improved for `patience` checks."""
@@ -155,10 +162,10 @@ def factor_table(schedule: AnySchedule, epochs: int, steps_per_epoch: int) -> Te
                 f"`schedule` must be one of {', '.join(SCHEDULES)}, a Schedule, or a function of (epoch, epochs); got {schedule!r}."
             )
         schedule = SCHEDULES[schedule]
-    if not isinstance(schedule, Schedule) and not callable(schedule):
-        raise ValueError(
-            f"`schedule` must be one of {', '.join(SCHEDULES)}, a Schedule, or a function of (epoch, epochs); got {schedule!r}."
-        )
     factor = schedule.factor if isinstance(schedule, Schedule) else schedule
     values = [factor(step / steps_per_epoch, float(epochs)) for step in range(epochs * steps_per_epoch)]
+    if not all(isinstance(value, Real | Tensor) and isfinite(value) for value in values):
+        raise ValueError(
+            "`schedule` must return a finite number, the factor of the learning rate, for every (epoch, epochs)."
+        )
     return torch.tensor(values, dtype=torch.float64)

@@ -375,8 +375,12 @@ class TrainStep:
         x, y, step.weights = self.feed.batch(state.data, size)
         if self.augment is not None:
             given = x.value() if isinstance(x, Tree) else x
-            x, y = self.augment(given, y, step.noise(shared=not self.feed.own))
-            x = batch_of(x)
+            changed = self.augment(given, y, step.noise(shared=not self.feed.own))
+            if not isinstance(changed, tuple) or len(changed) != 2:
+                raise ValueError(
+                    f"`augment` must return what it made of inputs and targets, (x, y); got {type(changed).__name__}."
+                )
+            x, y = batch_of(changed[0]), changed[1]
         rows = self.objective.pick(step, self.members.num_trained)
         return step, x, y, None if rows is None else computed_once(rows)
 

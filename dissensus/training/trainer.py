@@ -127,8 +127,10 @@ class Settings:
             object.__setattr__(self, "select", "validation_loss" if self.per_member else "ensemble_loss")
         if self.mesh is not None and self.concurrent_members is not None:
             raise ValueError("`concurrent_members` is for one process. Leave it out, or leave `mesh` out.")
-        if self.checkpoint_dir is not None and not isinstance(self.checkpoint_dir, str | Path):
-            raise ValueError(f"`checkpoint_dir` must be a folder's path; got {self.checkpoint_dir!r}.")
+        if self.checkpoint_dir == "":
+            raise ValueError(
+                "`checkpoint_dir` must be a folder's path; got ''. Pass None for no checkpoints."
+            )
         if self.resume and self.checkpoint_dir is None:
             raise ValueError(
                 "resume=True goes on from a folder, and there is none: pass `checkpoint_dir` too."

@@ -1,0 +1,221 @@
+"""A signature's annotations in; arguments of another kind refused in one sentence, before anything else happens.
+
+`@checked` stands on what users call. It looks at kinds only: sizes, ranges and contents are the function's own affair, and so is data in
+its many forms. torch is not imported here: the conformal functions serve without it.
+"""
+
+import inspect
+import sys
+import types
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import wraps
+from math import isnan
+from operator import index
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+Public = TypeVar("Public", bound=Callable[..., Any])
+# A reader returns the value to use, or `_OTHER` if it is of another kind; the words say what is wanted.
+Reader = Callable[[Any], Any]
+Wanted = tuple[Reader, str]
+_OTHER = object()
+_TENSOR = "a torch tensor of real numbers"
+
+
+def checked(public: Public) -> Public:
+    """Refuse arguments of another kind than the annotations of a function, or of a class's construction, name.
+
+    Where a number is wanted, NumPy's numbers and tensors of one become Python's own.
+
+    Example:
+        >>> @checked
+        ... def power(base: float, times: int = 1) -> float:
+        ...     return base**times
+        >>> power(2.0, np.int64(3))
+        8.0
+        >>> power(2.0, times=1.5)
+        Traceback (most recent call last):
+        ValueError: `times` must be a whole number; got 1.5.
+    """
+    if isinstance(public, type):
+        made: Any = public
+        made.__init__ = checked(made.__init__)
+        return public
+    positions = [
+        name
+        for name, own in inspect.signature(public).parameters.items()
+        if own.kind <= own.POSITIONAL_OR_KEYWORD
+    ]
+    wanted: dict[str, Wanted] = {}
+
+    @wraps(public)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not wanted:  # not at import: annotations may name what is defined later
+            wanted.update({name: _wanted(kind) for name, kind in _hints(public).items()})
+        positional = [_read(wanted, name, value) for name, value in zip(positions, args, strict=False)]
+        named = {name: _read(wanted, name, value) for name, value in kwargs.items()}
+        return public(*positional, *args[len(positional) :], **named)
+
+    return call  # type: ignore[return-value]
+
+
+def _hints(public: Callable[..., Any]) -> dict[str, Any]:
+    """Return annotations; names that only a type checker imports are looked up in torch, and else stand for anything."""
+    torch, names = sys.modules.get("torch"), dict[str, Any]()
+    while True:
+        try:
+            return get_type_hints(inspect.unwrap(public), localns=names)
+        except NameError as problem:
+            names[str(problem.name)] = getattr(torch, str(problem.name), Any)
+
+
+def _read(wanted: Mapping[str, Wanted], name: str, value: Any) -> Any:
+    if name not in wanted:
+        return value
+    read, words = wanted[name]
+    if (used := read(value)) is _OTHER:
+        outputs = words.startswith(_TENSOR) and hasattr(value, "forward")
+        advice = " Pass ds.predict(ens, x) in its place." if outputs else ""
+        raise ValueError(f"`{name}` must be {words}; got {_shown(value)}.{advice}")
+    return used
+
+
+def _shown(value: Any) -> str:
+    """Return a value as a sentence names it: itself if it is short, else what it is."""
+    if _is_tensor(value):
+        layout = "" if _is_dense(value) else "sparse "
+        return f"a {layout}tensor of {value.dtype} shaped {tuple(value.shape)}"
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.dtype} shaped {value.shape}"
+    if value is None or isinstance(value, str | bytes | int | float | complex | list | tuple | dict | set):
+        text = repr(value)
+        return text if len(text) <= 60 else f"{text[:50]}... ({type(value).__name__})"
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+
+
+def _wanted(annotation: Any) -> Wanted:
+    """Return what reads values for an annotation, and its words."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    kind = getattr(
+        annotation, "array_type", origin or annotation
+    )  # jaxtyping's shapes have the type they are of
+    if origin in (Union, types.UnionType):
+        return _any_of([_wanted(part) for part in parts])
+    if origin is Literal:
+        return lambda value: value if isinstance(value, str) and value in parts else _OTHER, _listed(
+            map(repr, parts)
+        )
+    if kind in (Sequence, Iterable, Collection, list, tuple) and parts:
+        return _several(parts, kind in (Iterable, Collection))
+    if kind in _KINDS:
+        return _KINDS[kind]
+    torch = sys.modules.get("torch")
+    if torch and kind is torch.Tensor:
+        return (
+            lambda value: value if _is_tensor(value) and _is_usable(value) else _OTHER,
+            _TENSOR,
+        )
+    if torch and kind is torch.nn.Module:
+        return _of(kind), "an nn.Module (a network)"
+    data = (torch.utils.data.Dataset, torch.utils.data.DataLoader) if torch else ()
+    if not isinstance(kind, type) or kind in data or getattr(kind, "_is_protocol", False):
+        return _ANYTHING
+    return _of(kind), getattr(
+        kind, "_in_words", f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
+    )
+
+
+def _any_of(wanted: list[Wanted]) -> Wanted:
+    # Tensors stay tensors, whose values are not read, where they are wanted beside numbers.
+    readers = [read for read, words in sorted(wanted, key=lambda one: one[1] != _TENSOR)]
+
+    def read(value: Any) -> Any:
+        return next((used for read in readers if (used := read(value)) is not _OTHER), _OTHER)
+
+    return _ANYTHING if _ANYTHING in wanted else (read, _listed(words for _, words in wanted))
+
+
+def _listed(words: Iterable[str]) -> str:
+    *others, last = dict.fromkeys(words)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _several(parts: tuple[Any, ...], unordered: bool) -> Wanted:
+    """Read a list, a tuple or an array with one axis; `parts` stand in the brackets of `Sequence[...]` or `tuple[...]`."""
+    read, words = _wanted(parts[0])
+    length = len(parts) if len(parts) > 1 and parts[-1] is not ... else None
+
+    def several(value: Any) -> Any:
+        if isinstance(value, np.ndarray) or _is_tensor(value):
+            usable = value.dtype.kind in "biuf" if isinstance(value, np.ndarray) else _is_usable(value)
+            return value if usable and value.ndim == 1 and length in (None, len(value)) else _OTHER
+        if isinstance(value, list | tuple | set):  # not what can be gone through once only
+            fits = length in (None, len(value)) and all(read(one) is not _OTHER for one in value)
+            return value if fits and (unordered or not isinstance(value, set)) else _OTHER
+        kinds = Iterable if unordered else Sequence
+        return value if isinstance(value, kinds) and not isinstance(value, str | bytes) else _OTHER
+
+    of = (f" of {length}" if length else "") + ("" if words == "anything" else f", each {words}")
+    return several, f"a list or tuple{of}"
+
+
+def _of(*kinds: type) -> Reader:
+    return lambda value: value if isinstance(value, kinds) else _OTHER
+
+
+def _whole(value: Any) -> Any:
+    try:
+        return _OTHER if isinstance(value, bool) else index(value)
+    except TypeError:
+        return _OTHER
+
+
+def _real(value: Any) -> Any:
+    if isinstance(value, float | int) and not isinstance(value, bool):
+        return _OTHER if isnan(value) else value
+    single = isinstance(value, np.number) or (isinstance(value, np.ndarray) and value.ndim == 0)
+    if not single and not (_is_tensor(value) and value.ndim == 0 and _is_usable(value)):
+        return _OTHER
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return _OTHER
+    return _OTHER if isnan(number) else number
+
+
+def _array(value: Any) -> Any:
+    """Return arrays, and what NumPy makes arrays of: lists, columns of tables."""
+    if isinstance(value, np.ndarray):
+        return value if value.dtype.kind in "biuf" else _OTHER
+    column = hasattr(value, "__array__") and not isinstance(value, type) and not _is_tensor(value)
+    return value if column or isinstance(value, list | tuple) else _OTHER
+
+
+def _is_tensor(value: Any) -> bool:
+    return "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor)
+
+
+def _is_dense(tensor: Any) -> bool:
+    return bool(tensor.layout == sys.modules["torch"].strided)
+
+
+def _is_usable(tensor: Any) -> bool:
+    return _is_dense(tensor) and not tensor.is_complex()
+
+
+_ANYTHING: Wanted = (lambda value: value, "anything")
+_KINDS: dict[Any, Wanted] = {
+    Any: _ANYTHING,
+    int: (_whole, "a whole number"),
+    float: (_real, "a number"),
+    bool: (_of(bool, np.bool_), "True or False"),
+    str: (_of(str), "a string"),
+    Path: (_of(Path), "a path"),
+    type(None): (_of(type(None)), "None"),
+    type: (_of(type), "a class"),
+    Callable: (lambda value: value if callable(value) else _OTHER, "a function"),
+    Mapping: (_of(Mapping), "a dict"),
+    np.ndarray: (_array, "an array of numbers"),
+}
