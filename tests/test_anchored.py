@@ -334,7 +334,7 @@ class TestBadInput:
             ({"mask_probability": "a"}, "`mask_probability` must be a number in .*got 'a'"),
             ({"mask_probability": float("nan")}, "mask_probability"),
             ({"net": net, "num_nets": 2.5}, "`num_nets` must be a whole number"),
-            ({"net": net, "num_nets": 0}, "`num_nets` must be a whole number, at least 1"),
+            ({"net": net, "num_nets": 0}, "`num_nets` must be a whole number of at least 1"),
             ({"net": "resnet18"}, "must be a network.*got 'resnet18'"),
             ({"mask_per": "pixel"}, "mask_per"),
             ({"masked_target": "none"}, "`masked_target` must be 'label' or 'uniform'"),

@@ -46,7 +46,7 @@ class Classification:
         if not bool(outputs.isfinite().all()):
             return  # said later, with the row's number in the whole set
         # Up to whoever called `evaluate`: through the check of a batch's shape, of a batch, its columns, the reader.
-        check_member_logits(outputs, stacklevel=9)
+        check_member_logits(outputs, stacklevel=10)
 
     def num_outputs(self, outputs: Tensor) -> int:
         """Return the number of classes."""

@@ -222,7 +222,7 @@ def warn_of_ranges(
                 f"{its_range[0]:g} to {its_range[1]:g}: one seems to be in 0..1 and the other in 0..255, and any score would "
                 "tell them apart. Bring both to one range.",
                 UserWarning,
-                stacklevel=4,  # whoever called `evaluate`
+                stacklevel=5,  # whoever called `evaluate`
             )
 
 
