@@ -77,6 +77,43 @@ def imported_names(path):
             yield from (alias.name for alias in node.names)
 
 
+BRANCHES = (
+    ast.If,
+    ast.IfExp,
+    ast.For,
+    ast.While,
+    ast.ExceptHandler,
+    ast.Assert,
+    ast.comprehension,
+    ast.Lambda,
+)
+
+
+def complexity(function: ast.AST) -> int:
+    """Return McCabe's number: one, and one for each place where a reader has to think of two ways; inner functions count apart."""
+    number = 1
+    waiting = list(ast.iter_child_nodes(function))
+    while waiting:
+        node = waiting.pop()
+        if not isinstance(node, ast.FunctionDef):
+            number += isinstance(node, BRANCHES)
+            number += len(node.ifs) if isinstance(node, ast.comprehension) else 0
+            number += len(node.values) - 1 if isinstance(node, ast.BoolOp) else 0
+            waiting += ast.iter_child_nodes(node)
+    return number
+
+
+def test_functions_are_simple():
+    found = {
+        f"{path.relative_to(PACKAGE)} {node.name}": complexity(node)
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef)
+    }
+    assert {name: number for name, number in found.items() if number > 15} == {}
+    assert sum(number > 10 for number in found.values()) <= 118
+
+
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_no_pickle_and_no_network_in_the_package(path):
     names = {

@@ -185,7 +185,7 @@ def _pick_array(
     spellings = ("{0}",) if split is None else ("{0}_{1}", "{1}_{0}", "{0}")
     wanted = [spelling.format(base, split) for base in bases for spelling in spellings]
     by_name = {key.lower(): key for key in keys}
-    found = next((by_name[w.lower()] for w in wanted if w.lower() in by_name), None)
+    found = next(filter(None, map(by_name.get, map(str.lower, wanted))), None)
     if found is not None or (what == "target" and (named is None or not strict)):
         return found
     splits = _splits(keys, usual)

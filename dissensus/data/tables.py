@@ -598,10 +598,14 @@ def _decide_text(name: str, counts: Counter[str], note: str) -> Column | None:
         said = f"{_shown(words)} read as missing" if words else ""
         return Number(name, empty=tuple(words), note=_both(said, note))
     for form in _DATE_FORMATS:
-        if not any(math.isnan(_day(text, form)) for text in counts):
-            unsure = form == "%d/%m/%Y" and not any(math.isnan(_day(text, "%m/%d/%Y")) for text in counts)
+        if _are_days(counts, form):
+            unsure = form == "%d/%m/%Y" and _are_days(counts, "%m/%d/%Y")
             return Date(name, form=form, note=_both("read as day/month/year" if unsure else "", note))
     return None
+
+
+def _are_days(texts: Iterable[str], form: str) -> bool:
+    return not any(math.isnan(_day(text, form)) for text in texts)
 
 
 def _both(one: str, other: str) -> str:

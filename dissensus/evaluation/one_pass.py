@@ -35,6 +35,7 @@ from dissensus.evaluation.results import (
     Examples,
     Histogram,
     Number,
+    Reliability,
     Roc,
     SetInfo,
     floats,
@@ -152,8 +153,7 @@ def evaluate(
     shares = as_weights(weights, members.num_members)
     task = _task(loss, scores, shares, members.num_members)
     if isinstance(ood, LoadedSuite):
-        groups = ood.grouped if groups is None else groups
-        ood = ood.sets
+        ood, groups = ood.sets, ood.grouped if groups is None else groups
     sets, names = named_sets(id_data, shifted, ood, class_names)
     checked = checked_groups(groups, sets)
     if corruptions is not None and task.task != "classification":
@@ -169,7 +169,8 @@ def evaluate(
         samples = _read_once(reader, sets, corruptor)
     assert reader.shape is not None
     numbers, replicates = _numbers(task, samples, checked, bootstrap, seed)
-    num_outputs = reader.shape[1] // (2 if task.task == "density" else 1)
+    density = task.task == "density"
+    num_outputs = reader.shape[1] // (1 + density)
     return Evaluation(
         name=name,
         task=task.task,
@@ -187,16 +188,12 @@ def evaluate(
         groups=checked,
         numbers=tuple(numbers),
         replicates=replicates,
-        reliability=tuple(
-            curve
-            for part in samples
-            if part.kind != "ood" and (curve := task.reliability(part.name, part.columns)) is not None
-        ),
+        reliability=tuple(_reliability(task, samples)),
         rocs=tuple(_rocs(task, samples)),
         histograms=tuple(_histograms(task, samples)),
         gallery=tuple(item for part in samples for item in part.disputed),
-        diagnosis=reader.known.diagnose(loss, task.task == "density", shares, seed),
-        examples=() if task.task != "classification" and num_outputs > 1 else _examples(task, samples),
+        diagnosis=reader.known.diagnose(loss, density, shares, seed),
+        examples=_examples(task, samples, num_outputs),
         data=Path(id_data).name if isinstance(id_data, str | Path) else "",
         date=date.today().isoformat(),
     )
@@ -315,8 +312,10 @@ def _stacked(found: Sequence[tuple[Number, NDArray[np.float32]]], count: int) ->
     return [number for number, _ in found], np.stack([rows for _, rows in found])
 
 
-def _examples(task: Task, samples: Sequence[Sample]) -> tuple[Examples, ...]:
-    """Return the inputs of each set that the ensemble is least certain about."""
+def _examples(task: Task, samples: Sequence[Sample], num_outputs: int) -> tuple[Examples, ...]:
+    """Return the inputs of each set that the ensemble is least certain about; none where each has several targets."""
+    if task.task != "classification" and num_outputs > 1:
+        return ()
     shown = [name for name in task.score_names if name in _SHOWN] or [task.score_names[0]]
     found = []
     for part in samples:
@@ -330,6 +329,11 @@ def _examples(task: Task, samples: Sequence[Sample]) -> tuple[Examples, ...]:
         own = {name: floats(column[order].double().numpy()) for name, column in scores.items()}
         found.append(Examples(part.name, tuple(order.tolist()), **values, scores=own))
     return tuple(found)
+
+
+def _reliability(task: Task, samples: Sequence[Sample]) -> Iterable[Reliability]:
+    curves = (task.reliability(part.name, part.columns) for part in samples if part.kind != "ood")
+    return (curve for curve in curves if curve is not None)
 
 
 def _rocs(task: Task, samples: Sequence[Sample]) -> Iterable[Roc]:

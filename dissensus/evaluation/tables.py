@@ -100,20 +100,16 @@ def title_with_unit(name: str, target: str) -> str:
 
 def prediction_table(results: Sequence[Evaluation]) -> Cells:
     """Return how good predictions are, set by set and run by run."""
-    metrics = [
-        name
-        for name in _PREDICTION_METRICS[results[0].task]
-        if any(number.metric == name for result in results for number in result.numbers)
-    ]
+    found = {number.metric for result in results for number in result.numbers}
+    metrics = [name for name in _PREDICTION_METRICS[results[0].task] if name in found]
+    several = len(results) > 1
     rows = []
     for result in results:
         labelled = [part.name for part in result.sets if part.kind != "ood"]
-        if any(number.kind == "corruptions" for number in result.numbers):
-            labelled.append(ALL_CORRUPTIONS)
-        for name in labelled:
+        for name in labelled + _corrupted(result):
             row = [_name_of_set(name), *(interval_text(find(result, metric, name)) for metric in metrics)]
-            rows.append([result.name, *row] if len(results) > 1 else row)
-    head = ["run", "set"] if len(results) > 1 else ["set"]
+            rows.append([result.name, *row] if several else row)
+    head = ["run", "set"] if several else ["set"]
     targets = {result.target for result in results}
     unit = next(iter(targets)) if len(targets) == 1 else ""
     return [*head, *(title_with_unit(metric, unit) for metric in metrics)], rows
@@ -131,10 +127,11 @@ def detection_table(result: Evaluation, metric: str = "auroc") -> Cells:
 
 def detection_sets(result: Evaluation) -> list[str]:
     """Return the names of all that is told from known inputs: groups, sets, and corruptions together."""
-    names = [*result.groups, *(part.name for part in result.sets if part.kind != "id")]
-    if any(number.kind == "corruptions" for number in result.numbers):
-        names.append(ALL_CORRUPTIONS)
-    return names
+    return [*result.groups, *(part.name for part in result.sets if part.kind != "id"), *_corrupted(result)]
+
+
+def _corrupted(result: Evaluation) -> list[str]:
+    return [ALL_CORRUPTIONS] if any(number.kind == "corruptions" for number in result.numbers) else []
 
 
 def severity_table(result: Evaluation, score: str) -> Cells:

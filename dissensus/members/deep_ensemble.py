@@ -221,8 +221,9 @@ class DeepEnsemble(Members):
         """Return why members run in a loop, None if they do not, and whether they draw random numbers."""
         if self.execution == "vectorised":
             return None, False
-        count = min(self.num_members if rows is None else len(rows), PROBE_MEMBERS)
-        picked = torch.arange(count, device=x.device) if rows is None else rows[:count]
+        all_rows = torch.arange(self.num_members, device=x.device) if rows is None else rows
+        picked = all_rows[:PROBE_MEMBERS]
+        count = len(picked)
         few = {name: t.detach()[:count] if self.stacked else t.detach() for name, t in tensors.items()}
         inputs = (x[:count, :PROBE_ROWS] if own else x[:PROBE_ROWS]).detach()
 
@@ -238,7 +239,7 @@ class DeepEnsemble(Members):
         copies = {name: tensor.clone() for name, tensor in buffers.items()}
         drawn, work = look_at(lambda: loop(tried | copies, inputs))
         # Further copies only for passes that write to weights: they may be most of the memory.
-        writes = any(not torch.equal(tried[name], tensor) for name, tensor in weights.items())
+        writes = not all(map(torch.equal, tried.values(), weights.values()))
 
         def for_an_attempt() -> Mapping[str, Tensor]:
             return {name: copy_in_order(t) for name, t in weights.items()} if writes else tried

@@ -182,19 +182,15 @@ def load_sets(settings: DataSettings, classification: bool | None = None) -> Set
         settings: The table `[data]`.
         classification: Whether targets are classes; by default that follows from them.
     """
-    whole = settings.read(settings.path)
-    if whole.y is None:
-        raise ValueError(f"The data of {settings.path} has no targets. Name them with target under [data].")
+    whole = _with_targets(settings)
     classification = not is_regression(whole) if classification is None else classification
     if not classification:
         _check_regression(whole, settings)
-    names = label_names(whole) if classification else None
-    unknown = _left_out(names or [], settings.leave_out)
+    names = label_names(whole) if classification else []
+    unknown = _left_out(names, settings.leave_out)
     kept = [row for row in range(len(whole)) if row not in unknown]
-    labels = None if names is None else [names[row] for row in kept]
-    classes = None if labels is None else _sorted_names(labels)
-    if classes is not None:
-        _check_classes(classes, len(kept))
+    labels = [names[row] for row in kept] if classification else None
+    classes = None if labels is None else _classes_of(labels)
     wanted = [getattr(settings, name) for name in _HELD_OUT]
     shares = [0.0 if isinstance(value, str) else value for value in wanted]
     index = torch.tensor(kept, dtype=torch.int64)
@@ -211,6 +207,13 @@ def load_sets(settings: DataSettings, classification: bool | None = None) -> Set
     validation, test, calibration = map(part, wanted, others)
     left_out = whole.rows(torch.tensor(sorted(unknown))) if unknown else None
     return Sets(whole.rows(train), validation, test, calibration, left_out, classes)
+
+
+def _with_targets(settings: DataSettings) -> Loaded:
+    whole = settings.read(settings.path)
+    if whole.y is None:
+        raise ValueError(f"The data of {settings.path} has no targets. Name them with target under [data].")
+    return whole
 
 
 def is_regression(loaded: Loaded) -> bool:
@@ -233,7 +236,8 @@ def _check_regression(whole: Loaded, settings: DataSettings) -> None:
         )
 
 
-def _check_classes(classes: Sequence[str], rows: int) -> None:
+def _classes_of(labels: Sequence[str]) -> tuple[str, ...]:
+    classes, rows = _sorted_names(labels), len(labels)
     if len(classes) < 2:
         raise ValueError(
             f"There must be two classes or more to tell apart; the data holds {listed(classes)}."
@@ -243,6 +247,7 @@ def _check_classes(classes: Sequence[str], rows: int) -> None:
             f"The target holds {len(classes)} different classes in {rows} rows ({listed(classes, 3)}), too few rows of each. "
             "Name another target under [data], or for numbers a loss such as 'gaussian_nll' under [objective]."
         )
+    return classes
 
 
 def _left_out(labels: Sequence[str], names: Sequence[str | int]) -> set[int]:

@@ -1,6 +1,7 @@
 """The table `[sweep]` of a recipe: one run for each combination of values and each repeat, side by side in processes."""
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -36,7 +37,8 @@ def arms_of(sweep: Mapping[str, Any]) -> dict[str, list[str]]:
     repeats = sweep.get("repeats", 1)
     if type(repeats) is not int or repeats < 1:
         raise ValueError(f"repeats in [sweep] must be a whole number from 1; got {repeats!r}.")
-    settings = {key: values for key, values in sweep.items() if key != "repeats"}
+    settings = dict(sweep)
+    settings.pop("repeats", None)
     for key, values in settings.items():
         if not isinstance(values, list) or not values or "." not in key:
             raise ValueError(
@@ -47,7 +49,7 @@ def arms_of(sweep: Mapping[str, Any]) -> dict[str, list[str]]:
     for values in product(*settings.values()):
         pairs = list(zip(settings, map(json.dumps, values), strict=True))
         name = "-".join(f"{key.rpartition('.')[2]}={value}" for key, value in pairs)
-        arms["".join(c if c.isalnum() or c in "=.-_" else "_" for c in name)] = [f"{k}={v}" for k, v in pairs]
+        arms[re.sub(r"[^\w=.-]", "_", name)] = [f"{k}={v}" for k, v in pairs]
     changed({}, [change for changes in arms.values() for change in changes])
     return arms
 

@@ -4,6 +4,7 @@ import platform
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
+from itertools import chain
 
 import torch
 
@@ -163,23 +164,21 @@ def _settings(runs: Runs, score: str) -> Section:
         ["members", *(run.num_members for run in runs)],
         [
             "weights",
-            *("equal" if not run.weights else ", ".join(f"{w:.3g}" for w in run.weights) for run in runs),
+            *(", ".join(f"{w:.3g}" for w in run.weights) or "equal" for run in runs),
         ],
         ["loss", *(run.loss for run in runs)],
         ["outputs", *(run.num_outputs for run in runs)],
         ["resamples", *(run.bootstrap for run in runs)],
         ["seed", *(run.seed for run in runs)],
     ]
-    for name in dict.fromkeys(part.name for run in runs for part in run.sets):
-        sizes = [{part.name: part.size for part in run.sets}.get(name) for run in runs]
-        rows.append([f"inputs of {name}", *sizes])
+    sizes = [{part.name: part.size for part in run.sets} for run in runs]
+    for name in dict.fromkeys(chain(*sizes)):
+        rows.append([f"inputs of {name}", *(size.get(name, "–") for size in sizes)])
     versions = f"Python {platform.python_version()} and PyTorch {torch.__version__}"
     return Section(
         "How this page was made",
         Text(
             f"By dissensus, with {versions}. Every input was predicted once; the seed decides resamples and corruptions."
         ),
-        as_table(
-            (columns, [[str(cell) if cell is not None else "–" for cell in row] for row in rows]), "Settings"
-        ),
+        as_table((columns, [list(map(str, row)) for row in rows]), "Settings"),
     )

@@ -211,8 +211,10 @@ class Trainer:
         self._check_settings()
 
     def _check_settings(self) -> None:
+        """Refuse settings that this ensemble, objective or data cannot be trained with."""
         settings = self.settings
-        if settings.on_divergence == "drop" and (self.objective.couples or not self.members.separate):
+        apart = self.members.separate and not self.objective.couples
+        if settings.on_divergence == "drop" and not apart:
             raise ValueError(
                 "on_divergence='drop' needs members that own their parameters and an objective that does not couple them; "
                 "otherwise one member's divergence is every member's. Use on_divergence='stop'."
@@ -221,14 +223,7 @@ class Trainer:
             raise ValueError(
                 "`clip_norm` clips members one by one, and these share their parameters. Leave it out."
             )
-        needs = settings.select or ("ensemble_loss" if isinstance(settings.schedule, Plateau) else None)
-        if needs is not None and self.validation is None:
-            raise ValueError(
-                "Selecting, stopping early and reducing the rate on a plateau look at validation data; give `validation=`."
-            )
-        if settings.per_member and (
-            self.objective.couples or not self.members.separate or settings.on_divergence == "drop"
-        ):
+        if settings.per_member and (not apart or settings.on_divergence == "drop"):
             raise ValueError(
                 "per_member=True needs members that own their parameters, an objective that does not couple them and on_divergence='stop'; "
                 "otherwise what one does after its best moment is not its own affair. Leave it out."
@@ -237,15 +232,21 @@ class Trainer:
             raise ValueError(
                 "`mesh` goes without `accumulate`, `ema` and `per_member`. Train in one process, or leave them out."
             )
-        columns = ["validation_loss"] if settings.per_member else ["ensemble_loss", "validation_loss"]
-        if self.objective.likelihood.kind in ("classes", "labels"):
-            columns += (
-                ["validation_accuracy"]
-                if settings.per_member
-                else ["ensemble_accuracy", "validation_accuracy"]
+        self._check_selection()
+
+    def _check_selection(self) -> None:
+        select, plateau = self.settings.select, isinstance(self.settings.schedule, Plateau)
+        if self.validation is None and (select is not None or plateau):
+            raise ValueError(
+                "Selecting, stopping early and reducing the rate on a plateau look at validation data; give `validation=`."
             )
-        if settings.select is not None and settings.select not in columns:
-            raise ValueError(f"`select` must be one of {', '.join(columns)}; got {settings.select!r}.")
+        measured = ["loss"]
+        if self.objective.likelihood.kind in ("classes", "labels"):
+            measured.append("accuracy")
+        of_whom = ["validation"] if self.settings.per_member else ["ensemble", "validation"]
+        columns = [f"{whose}_{what}" for what in measured for whose in of_whom]
+        if select is not None and select not in columns:
+            raise ValueError(f"`select` must be one of {', '.join(columns)}; got {select!r}.")
 
     @torch.enable_grad()
     def run(self) -> Run:
