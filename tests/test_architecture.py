@@ -71,6 +71,17 @@ def test_training_knows_no_kind_by_name(path):
     assert not kinds & (names | set(imported_names(path)))
 
 
+def test_one_place_reads_what_users_hand_over_and_one_feeds_training():
+    """Predictions, evaluation and caching take batches from `data/sources.py`; only training, which shuffles, has feeds of its own."""
+    loading = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("DataLoader", "default_collate")
+    }
+    assert loading == {"data/sources.py", "training/feeds.py"}
+
+
 def imported_names(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dissensus.members"):

@@ -153,7 +153,7 @@ def evaluate(
     shares = as_weights(weights, members.num_members)
     task = _task(loss, scores, shares, members.num_members)
     if isinstance(ood, LoadedSuite):
-        ood, groups = ood.sets, ood.grouped if groups is None else groups
+        groups, ood = (ood.grouped if groups is None else groups), ood.sets
     sets, names = named_sets(id_data, shifted, ood, class_names)
     checked = checked_groups(groups, sets)
     if corruptions is not None and task.task != "classification":

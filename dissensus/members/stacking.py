@@ -237,11 +237,6 @@ class Shell:
         for module, name, source in self._buffers:
             module._buffers[name] = row[source]
 
-    def lends(self, module: nn.Module, name: str) -> bool:
-        """Whether an attribute of a module is a tensor that was lent to it."""
-        # Recurrent layers keep a second list of their weights.
-        return name == "_flat_weights" or any(m is module and n == name for m, n, _ in self._parameters)
-
     def collect(self, row: Mapping[str, Tensor]) -> None:
         """Copy buffers that the pass replaced, rather than changed in place, back into the row."""
         for module, name, source in self._buffers:

@@ -391,11 +391,6 @@ class TrainStep:
         """Whether the objective trains only some members a step."""
         return self._picked(state) is not None
 
-    def picks_few(self, state: TrainState) -> bool:
-        """Whether these are at most a tenth of all."""
-        rows = self._picked(state)
-        return rows is not None and 10 * len(rows) <= self.members.num_trained
-
     def _picked(self, state: TrainState) -> Tensor | None:
         step = Step(state.index, self.total_steps, self.feed.own, state.noise_keys, state.shared_key)
         return self.objective.pick(step, self.members.num_trained)
