@@ -178,6 +178,8 @@ class _Graph(nn.Module):
     def read(self, outputs: Tensor, limit: Tensor | None) -> dict[str, Tensor]:
         """Return what the file gives, from member outputs."""
         found: dict[str, Tensor] = self.reader(outputs, limit)
+        # Runtimes give empty batches wrong shapes; the first row of nothing makes them fail instead.
+        found["prediction"] = found["prediction"] + torch.zeros_like(found["total"])[0]
         if self.member_outputs:
             found["members"] = self.reader.each(outputs).transpose(0, 1)
         return found
@@ -195,6 +197,11 @@ class _Reader(nn.Module):
             )
         single = outputs.shape[-1] == 1
         self.likelihood = likelihood_of(loss or _loss_of(alarm) or ("mse" if single else "cross_entropy"))
+        if self.likelihood.kind in ("labels", "own") or self.likelihood.name == "poisson":
+            raise ValueError(
+                f"Files give classes, point predictions or a likelihood's mean and variance; the loss is {self.likelihood.name!r}. "
+                "Export ens.member(j) with torch for other outputs."
+            )
         self.classes = self.likelihood.kind == "classes"
         if self.classes and single:
             raise ValueError("Classes need two outputs or more, and these members have one. Give loss='mse'.")
@@ -285,6 +292,9 @@ def _facts(members: Members, graph: _Graph, alarm: Alarm | None) -> dict[str, An
         "kind": type(members).__name__,
         "num_members": members.num_members,
         "score": score if isinstance(score, str) else getattr(score, "__name__", "function"),
+        "units": "nats"
+        if graph.reader.classes
+        else "squares of the target's",  # of total, data and knowledge
     }
     if alarm is None:
         return facts

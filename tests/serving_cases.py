@@ -18,8 +18,11 @@ FACTS = {
 }
 
 
-def write_model(path, columns=None, dtype=np.float32, drift=True):
-    """Write a file whose score is the largest absolute value of a row, and whose p-value is exp(-score)."""
+def write_model(path, columns=None, dtype=np.float32, drift=True, image=False):
+    """Write a file whose score is the largest absolute value of a row, and whose p-value is exp(-score).
+
+    Of an image, (3, 6, 6) bytes, a row is how red and how green it is on average, from 0 to 1.
+    """
     from onnx import TensorProto, checker, helper, numpy_helper
 
     from dissensus.conformal import DriftMonitor
@@ -42,14 +45,23 @@ def write_model(path, columns=None, dtype=np.float32, drift=True):
         ("Unsqueeze", ["prediction", "first"], ["one"]),
         ("Concat", ["one", "one"], ["members"], {"axis": 1}),
     ]
-    order = [1, 0, *range(2, len(nodes))]
-    made = [helper.make_node(*nodes[i][:3], **(nodes[i][3] if len(nodes[i]) > 3 else {})) for i in order]
+    nodes[0], nodes[1] = nodes[1], nodes[0]
+    if image:
+        nodes[:3] = [
+            ("Cast", ["x"], ["bytes"], {"to": TensorProto.FLOAT}),
+            ("ReduceMean", ["bytes", "sides"], ["channels"], {"keepdims": 0}),
+            ("Slice", ["channels", "from", "to", "last"], ["two"]),
+            ("Div", ["two", "white"], ["small"]),
+        ]
+    made = [helper.make_node(*node[:3], **(node[3] if len(node) > 3 else {})) for node in nodes]
     floats = ["total", "data", "knowledge", "score", "p_value"]
     graph = helper.make_graph(
         made,
         "tiny",
         [
-            helper.make_tensor_value_info("x", kinds[dtype], ["batch", 2]),
+            helper.make_tensor_value_info("x", TensorProto.UINT8, ["batch", 3, 6, 6])
+            if image
+            else helper.make_tensor_value_info("x", kinds[dtype], ["batch", 2]),
             helper.make_tensor_value_info("limit", TensorProto.FLOAT, []),
         ],
         [
@@ -65,6 +77,10 @@ def write_model(path, columns=None, dtype=np.float32, drift=True):
             numpy_helper.from_array(np.array(0.5, np.float32), "half"),
             numpy_helper.from_array(np.array([1], np.int64), "last"),
             numpy_helper.from_array(np.array([1], np.int64), "first"),
+            numpy_helper.from_array(np.array([2, 3], np.int64), "sides"),
+            numpy_helper.from_array(np.array([0], np.int64), "from"),
+            numpy_helper.from_array(np.array([2], np.int64), "to"),
+            numpy_helper.from_array(np.array(255, np.float32), "white"),
         ],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)

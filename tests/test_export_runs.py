@@ -59,9 +59,9 @@ def run(*arguments):
     return result
 
 
-def trained(folder, name, more=""):
+def trained(folder, name, more="", held_out="validation = 0.2\ntest = 0.3\n"):
     (folder / "recipe.toml").write_text(
-        f'[data]\npath = "{name}"\n{more}validation = 0.2\ntest = 0.3\n[model]\nname = "mlp"\nhidden = [16]\n'
+        f'[data]\npath = "{name}"\n{more}{held_out}[model]\nname = "mlp"\nhidden = [16]\n[alarm]\nfalse_alarms = 0.2\n'
         "[ensemble]\nmembers = 3\n[training]\nepochs = 3\nbatch_size = 32\n"
     )
     run("train", folder / "recipe.toml", "-o", folder / "run")
@@ -83,7 +83,7 @@ class TestRuns:
         folder = trained(tmp_path, "people.csv", 'target = "outcome"\n')
         said = run("export", folder, "--to", "onnx", "--members").output
         assert "largest difference" in said
-        assert "can never ring" in said  # 80 rows held out, and a rate of 0.01
+        assert "Next: dissensus serve" in said
 
         from dissensus.recipes import load_run
         from dissensus.serving.model import Model
@@ -98,8 +98,31 @@ class TestRuns:
         np.testing.assert_allclose([a["probabilities"] for a in answers], wanted, atol=1e-5)
         names = loaded.preprocessing.classes
         assert [a["prediction"] for a in answers] == [names[i] for i in wanted.argmax(-1)]
-        facts = onnxruntime.InferenceSession(str(folder / "model.onnx")).get_modelmeta().custom_metadata_map
-        assert json.loads(facts["target"]) == "outcome"
+        session = onnxruntime.InferenceSession(str(folder / "model.onnx"))
+        facts = {name: json.loads(v) for name, v in session.get_modelmeta().custom_metadata_map.items()}
+        assert (facts["target"], facts["units"]) == ("outcome", "nats")
+        assert facts["standardised"]["mean"] == list(loaded.preprocessing.mean)
+        # The alarm is the run's own, at its own rate unless another is asked for.
+        alarm = ds.Alarm.load(folder / "alarm.json", loaded.ensemble)
+        assert facts["false_alarms"] == alarm.false_alarms == 0.2
+        np.testing.assert_allclose(
+            [a["p_value"] for a in answers],
+            alarm.p_values(loaded.preprocessing(torch.from_numpy(encoded))),
+            atol=0.03,
+        )
+        run("export", folder, "--false-alarms", "0.5", "-o", tmp_path / "half.onnx")
+        assert Model(tmp_path / "half.onnx").limit == 0.5
+
+    def test_without_held_out_rows_have_no_alarm(self, tmp_path):
+        pytest.importorskip("onnxruntime")
+        pytest.importorskip("onnxscript")
+        from dissensus.serving.model import Model
+
+        x = np.random.default_rng(0).normal(size=(100, 2)).astype(np.float32)
+        np.savez(tmp_path / "data.npz", x=x, y=(x[:, 0] > 0).astype(int))
+        folder = trained(tmp_path, "data.npz", held_out="")
+        assert "no alarm" in run("export", folder).output
+        assert Model(folder / "model.onnx").limit is None
 
     def test_of_images_take_bytes(self, tmp_path):
         onnxruntime = pytest.importorskip("onnxruntime")

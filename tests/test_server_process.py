@@ -105,8 +105,11 @@ def test_a_killed_worker_is_replaced_and_the_service_goes_on(path):
         assert "dissensus_rows_total" in httpx.get(f"http://127.0.0.1:{port}/metrics").text
 
 
-async def send(port, content, linger=0.0):
-    """Send bytes; return the status of the answer, None where the server closed the connection."""
+async def send(port, content, linger=0.0, sentences=None):
+    """Send bytes; return the status of the answer, None where the server closed the connection.
+
+    What a refusal says is put into `sentences`.
+    """
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(content)
@@ -115,7 +118,10 @@ async def send(port, content, linger=0.0):
             await asyncio.sleep(linger)
             return None
         line = await asyncio.wait_for(reader.readline(), 60)
-        return int(line.split()[1]) if line else None
+        status = int(line.split()[1]) if line else None
+        if sentences is not None and status is not None and status >= 400:
+            sentences.append((await asyncio.wait_for(reader.read(), 60)).partition(b"\r\n\r\n")[2])
+        return status
     except OSError:
         return None
     finally:
@@ -150,13 +156,13 @@ def test_stopping_answers_what_was_accepted(path):
 
     async def work(port, process):
         jobs = [asyncio.create_task(send(port, request(body))) for _ in range(6)]
-        await asyncio.sleep(0.3)
+        await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
         process.terminate()
         return await asyncio.gather(*jobs)
 
     with server(path, "--queue", "100000") as (port, process):
         codes = asyncio.run(work(port, process))
-        assert 200 in codes
+        assert codes.count(200) > 1
         assert set(codes) <= {200, None}  # None: it had not been accepted yet
 
 
@@ -207,18 +213,22 @@ def test_ten_thousand_hostile_requests(path):
     rng = random.Random(0)
 
     async def attack(port):
-        codes = []
+        codes, sentences = [], []
         for _ in range(200):
-            jobs = [send(port, hostile(rng), linger=rng.choice([0] * 60 + [0.5])) for _ in range(50)]
+            jobs = [send(port, hostile(rng), rng.choice([0] * 60 + [0.5]), sentences) for _ in range(50)]
             codes += await asyncio.gather(*(asyncio.wait_for(job, 120) for job in jobs))
-        return codes
+        return codes, sentences
 
     with server(path, "--most-bytes", "5000") as (port, _):
-        codes = asyncio.run(attack(port))
+        codes, sentences = asyncio.run(attack(port))
         assert len(codes) == 10_000
         answered = {code for code in codes if code is not None}
         assert answered <= {200, 400, 404, 405, 408, 413, 415, 429}
-        assert sum(code is not None and code >= 400 for code in codes) > 5000
+        assert len(sentences) > 5000
+        for said in sentences:
+            # What is no HTTP at all does not reach the application.
+            sentence = json.loads(said)["error"] if said.startswith(b"{") else said.decode()
+            assert sentence.endswith(".") or "Invalid HTTP request received." in sentence, said
         assert score(port) == 200
 
 
@@ -250,7 +260,9 @@ def test_the_schema_holds(path):
                 "schemathesis.cli",
                 "run",
                 f"http://127.0.0.1:{port}/openapi.json",
-                "--checks=not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance",
+                "--checks=all",
+                # Shapes that fit their data and finite scores cannot be written into a schema.
+                "--exclude-checks=positive_data_acceptance",
                 "--max-examples=50",
                 "--seed=1",
             ],
@@ -296,36 +308,87 @@ def elsewhere(address):
     return [] if address.startswith(("http://127.0.0.1:", "data:", "blob:")) else [address]
 
 
-@pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM is None, reason=f"none of {', '.join(NAMES)} is on the path")
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_in_a_browser(path, tmp_path, scheme):
+@pytest.fixture(scope="module")
+def browser():
+    if CHROMIUM is None:
+        pytest.skip(f"none of {', '.join(NAMES)} is on the path")
     playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as tool:
+        yield tool.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("what", ["values", "table", "image"])
+def test_the_page_in_a_browser(browser, path, tmp_path, what):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     from dissensus.data.tables import TableEncoder
 
-    table = {"town": ["Ulm", "Bonn", None] * 10, "joined": [f"2020-01-{day:02}" for day in range(1, 31)]}
-    with_columns = write_model(tmp_path / "table.onnx", TableEncoder.fit(table).to_json(), dtype=np.float64)
-    for file, field in ((path, "Value 1"), (with_columns, "town")):
-        with server(file) as (port, _), playwright.sync_playwright() as tool:
-            browser = tool.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-            page = browser.new_page(viewport={"width": 375, "height": 800}, color_scheme=scheme)
+    file = path
+    if what == "table":
+        table = {"town": ["Ulm", "Bonn", None] * 10, "joined": [f"2020-01-{day:02}" for day in range(1, 31)]}
+        file = write_model(tmp_path / "m.onnx", TableEncoder.fit(table).to_json(), dtype=np.float64)
+    elif what == "image":
+        file = write_model(tmp_path / "m.onnx", image=True)
+    with server(file) as (port, _):
+        for scheme, width in (("light", 375), ("dark", 1280)):
+            page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
             said = []
             page.on("console", lambda message, said=said: said.append(message.text))
             page.on("pageerror", lambda problem, said=said: said.append(str(problem)))
             page.on("request", lambda request, said=said: said.extend(elsewhere(request.url)))
             page.goto(f"http://127.0.0.1:{port}/")
-            page.get_by_label(field).focus()
-            page.get_by_role("button", name="Predict").press("Enter")
+            if what == "image":
+                drop_red_image(page)
+            else:
+                page.get_by_label("Value 1" if what == "values" else "town").focus()
+                page.get_by_role("button", name="Predict").press("Enter")
             page.wait_for_selector(".answer")
             page.wait_for_selector("#drift polyline.path")
-            assert page.locator(".verdict").inner_text().split(":")[0] in (
-                "✓ Familiar",
-                "⚠ Unlike what the ensemble knows",
-            )
+            verdict = page.locator(".verdict").inner_text()
+            assert verdict.split(":")[0] in ("✓ Familiar", "⚠ Unlike what the ensemble knows")
+            if what == "image":
+                assert page.locator(".answer").inner_text().startswith("red")
+                assert "p = 0.3679" in verdict  # exp(-1): as red as can be
             assert page.locator("table").count() == 2
-            assert page.evaluate("document.documentElement.scrollWidth") == 375
+            assert "2 of 2" in page.locator("table").first.inner_text()
+            assert page.evaluate("document.documentElement.scrollWidth") == width
             found = axe.Axe().run(page)
             assert found.violations_count == 0, found.generate_report()
             assert said == []
-            browser.close()
+            page.close()
+
+
+def drop_red_image(page):
+    """Drop a picture of 40 x 30 red pixels on the page."""
+    dropped = page.evaluate_handle(
+        """async () => {
+            const canvas = new OffscreenCanvas(40, 30), context = canvas.getContext("2d");
+            context.fillStyle = "#ff0000";
+            context.fillRect(0, 0, 40, 30);
+            const held = new DataTransfer();
+            held.items.add(new File([await canvas.convertToBlob()], "red.png", { type: "image/png" }));
+            return held;
+        }"""
+    )
+    page.wait_for_selector(".drop")
+    page.dispatch_event(".drop", "drop", {"dataTransfer": dropped})
+
+
+@pytest.mark.skipif(not os.path.exists("/proc"), reason="looks for libraries in /proc")
+def test_a_run_is_exported_and_served_without_torch(tmp_path):
+    pytest.importorskip("onnxscript")
+    x = np.random.default_rng(0).normal(size=(200, 2)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=x, y=(x[:, 0] > 0).astype(int))
+    (tmp_path / "recipe.toml").write_text(
+        '[data]\npath = "data.npz"\ncalibration = 0.5\n[model]\nname = "mlp"\nhidden = [8]\n[training]\nepochs = 2\n'
+    )
+    command = [sys.executable, "-m", "dissensus", "train", "recipe.toml", "-o", "run"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    with server(tmp_path / "run") as (port, process):
+        answer = httpx.post(f"http://127.0.0.1:{port}/score", json={"rows": [[3.0, 0.0]]}).json()["rows"][0]
+        assert answer["prediction"] == "1"
+        assert "p_value" in answer
+        with open(f"/proc/{process.pid}/maps") as maps:
+            loaded = maps.read()
+        assert "onnxruntime" in loaded
+        assert "libtorch" not in loaded

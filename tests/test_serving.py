@@ -24,6 +24,7 @@ from dissensus.serving.batching import Batcher, QueueFull
 from dissensus.serving.model import BadInput, Model
 from dissensus.serving.watching import JsonLines
 
+pytestmark = pytest.mark.slow  # quick, but beyond what `make test` installs
 ROWS = [[0.5, -1.0], [3.0, 0.0]]
 
 

@@ -30,8 +30,11 @@ def export(
         ),
     ] = "fp32",
     false_alarms: Annotated[
-        float, typer.Option(help="The alarm's rate of false alarms, unless a caller gives another.")
-    ] = 0.01,
+        float | None,
+        typer.Option(
+            help="The alarm's rate of false alarms, unless a caller gives another.", show_default="the run's"
+        ),
+    ] = None,
     members: Annotated[
         bool, typer.Option("--members", help="Give each member's own prediction, too.")
     ] = False,
@@ -39,9 +42,10 @@ def export(
 ) -> None:
     """Write a run as one file: prediction, uncertainty, alarm, and what happens to inputs before.
 
-    The alarm is calibrated on rows that the run held out. The file is compared with the run before it is called done.
+    The alarm is the run's, calibrated on rows that it held out. The file is compared with the run before it is called done.
     """
     from dissensus.recipes import load_run
+    from dissensus.recipes.alarms import ALARM
     from dissensus.recipes.exporting import export_run
 
     if to not in ("onnx", "pt2"):
@@ -64,8 +68,12 @@ def export(
             say(str(warning.message))
     typer.echo(
         f"{done.path}: {done.size / 1024:.0f} kB; largest difference from the run {done.largest_error:.1e}, rank correlation of "
-        f"scores {done.rank_correlation:.4f}.\nNext: dissensus serve {done.path}"
+        f"scores {done.rank_correlation:.4f}."
     )
+    if not (run / ALARM).exists():
+        say("The run held no rows out, so the file has no alarm: train with calibration = 0.15 under [data].")
+    if to == "onnx":
+        typer.echo(f"Next: dissensus serve {done.path}")
 
 
 def serve(

@@ -23,9 +23,8 @@ def as_loop(members: Members, example: Any) -> nn.Module:
         example: A few inputs, to see the shapes at which dropout layers run.
     """
     if isinstance(members, HeadEnsemble):
-        return nn.Sequential(
-            copy.deepcopy(members.backbone), as_loop(members.heads, members.features(example))
-        )
+        heads = as_loop(members.heads, members.features(example))
+        return _OnBackbone(copy.deepcopy(members.backbone), members.takes, heads)
     nets = [members.member(index).eval() for index in range(members.num_members)]
     if isinstance(members, MCDropout):
         nets = [_with_fixed_masks(net, example) for net in nets]

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dissensus.conformal import Alarm
-from dissensus.data.files import Loaded
 from dissensus.data.tables import PERIODS, Category, Column, Date, LeftOut, Number, TableEncoder
 from dissensus.exporting import Exported, Precision, export
+from dissensus.recipes.alarms import load_calibration
 from dissensus.recipes.preprocessing import Preprocessing
 from dissensus.recipes.runs import LoadedRun, rows_of_run
 
@@ -24,55 +23,47 @@ def export_run(
     path: str | Path,
     *,
     precision: Precision = "fp32",
-    false_alarms: float = 0.01,
+    false_alarms: float | None = None,
     member_outputs: bool = False,
 ) -> Exported:
-    """Write a run as one file, with an alarm calibrated on rows that it held out.
+    """Write a run as one file, with the alarm that was calibrated when it was trained; without, where it held no rows out.
 
     The file takes images as uint8, features as they are, and rows of a table as one number a column, `TableEncoder.codes`: numbers as
     they are, words as their place among the levels that the metadata lists, dates as days since 1970, missing values as NaN.
 
     Args:
         run: What `load_run` returned.
-        folder: The run's folder, which knows the rows that it held out.
+        folder: The run's folder, which has its alarm.
         path: Where to write; `.onnx` or `.pt2`.
         precision: As `ds.export` takes it.
-        false_alarms: The alarm's rate, where callers give no limit.
+        false_alarms: The alarm's rate, where callers give no limit; that of the run by default.
         member_outputs: Whether each member's own prediction is an output, too.
 
     Returns:
         Where the file is, and how it compares with the run.
     """
-    preprocessing = run.preprocessing
-    held_out = _held_out(run, folder)
-    alarm = Alarm.calibrate(
-        run.ensemble,
-        preprocessing(held_out.x),
-        false_alarms=false_alarms,
-        loss="cross_entropy" if preprocessing.classes is not None else run.recipe.likelihood.name,
-    )
-    inputs = RunInputs(preprocessing)
+    calibration = load_calibration(folder, run)
+    alarm = None if calibration is None else calibration.alarm
+    if alarm is not None and false_alarms is not None:
+        alarm = alarm.at(false_alarms)
+    inputs = RunInputs(run.preprocessing)
     return export(
         run.ensemble,
         path,
-        example=inputs.raw(held_out.x[:_EXAMPLES]),
+        example=inputs.raw(_some_rows(run, folder)),
         alarm=alarm,
         loss=run.recipe.likelihood.name,
         preprocess=inputs,
         precision=precision,
         member_outputs=member_outputs,
-        facts=_facts(preprocessing),
+        facts=_facts(run.preprocessing),
     )
 
 
-def _held_out(run: LoadedRun, folder: Path) -> Loaded:
-    """Return rows that training has not learned from: those kept for this purpose, or else others."""
-    for part in ("calibration", "validation", "test"):
-        if (rows := rows_of_run(run, folder, part)) is not None:
-            return rows
-    raise ValueError(
-        "The recipe held no rows out, so an alarm cannot be calibrated. Train with calibration = 0.15 under [data]."
-    )
+def _some_rows(run: LoadedRun, folder: Path) -> Tensor:
+    """Return rows that the file is compared on: held-out ones, where there are some."""
+    parts = (rows_of_run(run, folder, part) for part in ("calibration", "validation", "test", "train"))
+    return next(rows.x[:_EXAMPLES] for rows in parts if rows is not None)
 
 
 def _facts(preprocessing: Preprocessing) -> dict[str, Any]:
@@ -82,6 +73,7 @@ def _facts(preprocessing: Preprocessing) -> dict[str, Any]:
         "target": preprocessing.target,
         "shape": preprocessing.shape,
         "columns": columns,
+        "pixels_divided_by": 255 if preprocessing.pixels else None,
         "standardised": {"mean": preprocessing.mean, "std": preprocessing.std},
     }
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dissensus.serving.app import make_app
     from dissensus.serving.server import serve
-    from dissensus.serving.settings import Settings
+    from dissensus.serving.service import Settings
 
 __all__ = ["Settings", "make_app", "serve"]
 
-_HOMES = {"Settings": "settings", "make_app": "app", "serve": "server"}
+_HOMES = {"Settings": "service", "make_app": "app", "serve": "server"}
 
 
 def __getattr__(name: str) -> object:

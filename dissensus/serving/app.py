@@ -10,10 +10,10 @@ import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.resources import files
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Path, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse, PlainTextResponse
@@ -22,8 +22,7 @@ from dissensus import __version__
 from dissensus.serving import schema
 from dissensus.serving.batching import QueueFull
 from dissensus.serving.model import Arrays, BadInput, with_limit
-from dissensus.serving.service import Service
-from dissensus.serving.settings import Settings
+from dissensus.serving.service import Service, Settings
 from dissensus.serving.watching import Watched
 
 _STATUS = {
@@ -57,7 +56,7 @@ def make_app(settings: Settings) -> FastAPI:
         redoc_url=None,
     )
     app.state.service = service
-    app.add_middleware(Watched, service=service)
+    app.add_middleware(Watched, metrics=service.metrics)
     app.add_exception_handler(HTTPException, _refuse)
     app.add_exception_handler(BadInput, lambda request, problem: _error(400, str(problem)))
     app.add_exception_handler(QueueFull, _turn_away)
@@ -70,6 +69,8 @@ def make_app(settings: Settings) -> FastAPI:
 def _add_protocol(app: FastAPI, service: Service) -> None:
     """Add KServe's protocol, version 2."""
     name = service.settings.name
+    # Described as the one name there is; another gets a sentence, which a type that allows no other would not give.
+    Name = Annotated[str, Path(description="The model's name.", json_schema_extra={"enum": [name]})]
 
     @app.get("/v2/health/live", responses=schema.answers(schema.LIVE), tags=["health"])
     async def live() -> Response:
@@ -88,13 +89,13 @@ def _add_protocol(app: FastAPI, service: Service) -> None:
         return _json({"name": "dissensus", "version": __version__, "extensions": []})
 
     @app.get("/v2/models/{model}/ready", responses=schema.answers(schema.MODEL_READY, 404), tags=["health"])
-    async def model_ready(model: str) -> Response:
+    async def model_ready(model: Name) -> Response:
         """Say that a model is loaded."""
         _check_name(model, name)
         return _json({"name": name, "ready": True})
 
     @app.get("/v2/models/{model}", responses=schema.answers(schema.MODEL, 401, 404), tags=["protocol"])
-    async def metadata(model: str, request: Request) -> Response:
+    async def metadata(model: Name, request: Request) -> Response:
         """Describe a model: its inputs and outputs, and what its file says about itself."""
         _check_key(request, service)
         _check_name(model, name)
@@ -117,10 +118,10 @@ def _add_protocol(app: FastAPI, service: Service) -> None:
     @app.post(
         "/v2/models/{model}/infer",
         responses=schema.answers(schema.INFERRED, 400, 401, 404, 408, 413, 415, 429),
-        openapi_extra=schema.body(schema.INFER),
+        openapi_extra=schema.body(schema.infer(service.model)),
         tags=["protocol"],
     )
-    async def infer(model: str, request: Request) -> Response:
+    async def infer(model: Name, request: Request) -> Response:
         """Predict tensors. `limit`, a false-alarm rate, may be given among the inputs."""
         _check_key(request, service)
         _check_name(model, name)
@@ -140,7 +141,7 @@ def _add_rows(app: FastAPI, service: Service) -> None:
     @app.post(
         "/score",
         responses=schema.answers(schema.SCORED, 400, 401, 408, 413, 415, 429),
-        openapi_extra=schema.body(schema.SCORE),
+        openapi_extra=schema.body(schema.score(service.model)),
         tags=["rows"],
     )
     async def score(request: Request) -> Response:

@@ -13,15 +13,15 @@ from dissensus.onnx_files import Session
 
 Arrays = dict[str, NDArray[Any]]
 
-# Names of KServe's protocol for what onnxruntime calls tensor(float) and so on.
+# What onnxruntime calls tensor(float) and so on: its name in KServe's protocol, numpy's type, and the kinds of numbers it takes.
 _DATATYPES = {
-    "tensor(float)": ("FP32", np.float32),
-    "tensor(double)": ("FP64", np.float64),
-    "tensor(float16)": ("FP16", np.float16),
-    "tensor(int64)": ("INT64", np.int64),
-    "tensor(int32)": ("INT32", np.int32),
-    "tensor(uint8)": ("UINT8", np.uint8),
-    "tensor(bool)": ("BOOL", np.bool_),
+    "tensor(float)": ("FP32", np.float32, "iuf"),
+    "tensor(double)": ("FP64", np.float64, "iuf"),
+    "tensor(float16)": ("FP16", np.float16, "iuf"),
+    "tensor(int64)": ("INT64", np.int64, "iu"),
+    "tensor(int32)": ("INT32", np.int32, "iu"),
+    "tensor(uint8)": ("UINT8", np.uint8, "iu"),
+    "tensor(bool)": ("BOOL", np.bool_, "iub"),
 }
 
 
@@ -37,12 +37,14 @@ class Field:
         name: Its name.
         datatype: Its type as KServe's protocol calls it.
         dtype: The same for numpy.
+        kinds: Kinds of numbers that it takes, as numpy names them.
         shape: Shape of one row; None where an axis is free.
     """
 
     name: str
     datatype: str
     dtype: Any
+    kinds: str
     shape: tuple[int | None, ...]
 
     @classmethod
@@ -68,14 +70,9 @@ class Field:
             array = np.asarray(values)
         except (ValueError, OverflowError):
             raise BadInput(f"{wanted}; not all of these rows have one shape.") from None
-        whole = self.dtype not in (np.float16, np.float32, np.float64)
-        if array.dtype.kind not in ("iu" if whole else "iuf") and not (
-            self.dtype is np.bool_ and array.dtype.kind == "b"
-        ):
-            raise BadInput(f"{wanted}; it must hold {'whole numbers' if whole else 'numbers'} only.")
-        if array.ndim != 1 + len(self.shape) or any(
-            n is not None and n != m for n, m in zip(self.shape, array.shape[1:], strict=True)
-        ):
+        if array.dtype.kind not in self.kinds:
+            raise BadInput(f"{wanted}; it must hold {'numbers' if self.floats else 'whole numbers'} only.")
+        if not _fits(array.shape[1:], self.shape) or not array.ndim:
             raise BadInput(f"{wanted}; got an array shaped {list(array.shape)}.")
         if not len(array) or (rows is not None and len(array) != rows):
             raise BadInput(
@@ -83,8 +80,13 @@ class Field:
             )
         return self._converted(array)
 
+    @property
+    def floats(self) -> bool:
+        """Whether it holds fractions."""
+        return "f" in self.kinds
+
     def _converted(self, array: NDArray[Any]) -> NDArray[Any]:
-        if self.dtype in (np.float16, np.float32, np.float64):
+        if self.floats:
             with np.errstate(over="ignore"):
                 found = array.astype(self.dtype)
             if not np.isfinite(found).all():
@@ -97,6 +99,10 @@ class Field:
         if array.dtype.kind != "b" and array.size and (array.min() < limits[0] or array.max() > limits[1]):
             raise BadInput(f"{self.name!r} must hold whole numbers from {limits[0]} to {limits[1]}.")
         return array.astype(self.dtype)
+
+
+def _fits(given: Sequence[int], wanted: Sequence[int | None]) -> bool:
+    return len(given) == len(wanted) and all(n is None or n == m for n, m in zip(wanted, given, strict=True))
 
 
 def _described(shape: Sequence[int | None]) -> str:
@@ -152,21 +158,9 @@ class Model:
         """Return rows of named columns as the numbers that the file takes, missing values as NaN."""
         assert self.table is not None
         names = self.table.names
-        table: dict[str, list[Any]] = {name: [] for name in names}
         known = {column.name for column in self.table.columns} | {self.facts.get("target")}
-        for number, row in enumerate(rows):
-            if isinstance(row, list) and len(row) == len(names):
-                row = dict(zip(names, row, strict=True))
-            if not isinstance(row, dict):
-                raise BadInput(
-                    f"Each row must be an object by name of column, or a list of {len(names)} values; row {number} is neither."
-                )
-            if unknown := row.keys() - known:
-                raise BadInput(f"Row {number} has a column {min(unknown)[:60]!r}, which training had not.")
-            for name, values in table.items():
-                if not isinstance(value := row.get(name), str | int | float | None):
-                    raise BadInput(f"Column {name!r} of row {number} must be a number, a text or null.")
-                values.append(value)
+        named = [self._named(row, number, names, known) for number, row in enumerate(rows)]
+        table = {name: [row.get(name) for row in named] for name in names}
         try:
             codes, problems = self.table.codes(table)
         except (ValueError, OverflowError):
@@ -175,6 +169,21 @@ class Model:
             row, why = next(iter(problems.items()))
             raise BadInput(f"Row {row} cannot be read: {why}.")
         return codes.astype(self.inputs["x"].dtype)
+
+    def _named(self, row: Any, number: int, names: tuple[str, ...], known: set[Any]) -> dict[str, Any]:
+        """Return one row by name of column."""
+        if isinstance(row, list) and len(row) == len(names):
+            row = dict(zip(names, row, strict=True))
+        if not isinstance(row, dict):
+            raise BadInput(
+                f"Each row must be an object by name of column, or a list of {len(names)} values; row {number} is neither."
+            )
+        if unknown := row.keys() - known:
+            raise BadInput(f"Row {number} has a column {min(unknown)[:60]!r}, which training had not.")
+        for name, value in row.items():
+            if not isinstance(value, str | int | float | None):
+                raise BadInput(f"Column {name!r} of row {number} must be a number, a text or null.")
+        return row
 
     def answers(self, found: Arrays, limit: float | None, members: bool) -> list[dict[str, Any]]:
         """Return one object a row, for `/score`."""

@@ -1,6 +1,9 @@
 """What requests and answers look like, as OpenAPI describes them."""
 
+from collections.abc import Sequence
 from typing import Any
+
+from dissensus.serving.model import Field, Model
 
 Schema = dict[str, Any]
 
@@ -34,37 +37,24 @@ MODEL = _object(
         "parameters": {"type": "object", "description": "What the file says about itself."},
     }
 )
-_TENSOR = _object(
-    {
-        "name": _TEXT,
-        "shape": _list({**_WHOLE, "minimum": 0}),
-        "datatype": _TEXT,
-        "data": _list({}, description="Numbers, flat or nested as the shape says."),
-    }
+
+
+def _tensor(name: Schema, datatype: Schema) -> Schema:
+    data = _list({}, description="Numbers, flat or nested as the shape says.")
+    return _object(
+        {"name": name, "shape": _list({**_WHOLE, "minimum": 0}), "datatype": datatype, "data": data}
+    )
+
+
+INFERRED = _object(
+    {"model_name": _TEXT, "model_version": _TEXT, "outputs": _list(_tensor(_TEXT, _TEXT))}, id=_TEXT
 )
-INFER = _object(
-    {
-        "inputs": _list(
-            _TENSOR, description="The model's inputs; `limit`, a false-alarm rate, may be among them."
-        )
-    },
-    id=_TEXT,
-    outputs=_list(
-        _object({"name": _TEXT}), description="Which outputs to return; all but `members` by default."
-    ),
-)
-INFERRED = _object({"model_name": _TEXT, "model_version": _TEXT, "outputs": _list(_TENSOR)}, id=_TEXT)
 _UNCERTAINTY = {
     "total": {**_NUMBER, "description": "Total uncertainty: an entropy in nats, or a variance."},
     "data": {**_NUMBER, "description": "The part that members see in the data."},
     "knowledge": {**_NUMBER, "description": "The part in which members disagree."},
     "score": {**_NUMBER, "description": "What the alarm ranks; higher is stranger."},
 }
-SCORE = _object(
-    {"rows": _list({}, minItems=1, description="Rows: lists of numbers, or objects by name of column.")},
-    limit={**_NUMBER, "minimum": 0, "maximum": 1, "description": "Flag rows whose p-value is at most this."},
-    members={**_FLAG, "description": "Return each member's own prediction, where the file has them."},
-)
 SCORED = _object(
     {
         "rows": _list(
@@ -81,6 +71,65 @@ SCORED = _object(
         )
     }
 )
+_VALUE: Schema = {"type": ["number", "string", "boolean", "null"]}
+
+
+def score(model: Model) -> Schema:
+    """Describe what `/score` takes: rows of this model, lists of numbers or objects by name."""
+    return _object(
+        {"rows": _list(_row(model), minItems=1)},
+        limit={
+            "type": ["number", "null"],
+            "minimum": 0,
+            "maximum": 1,
+            "description": "Flag rows whose p-value is at most this; the file's own limit where there is none.",
+        },
+        members={**_FLAG, "description": "Return each member's own prediction, where the file has them."},
+    )
+
+
+def _row(model: Model) -> Schema:
+    if model.table is not None:
+        names = model.table.names
+        columns = {
+            "type": "object",
+            "properties": {name: _VALUE for name in names},
+            "additionalProperties": False,
+        }
+        return {"anyOf": [columns, _list(_VALUE, minItems=len(names), maxItems=len(names))]}
+    arrays = {name: _array(field, field.shape) for name, field in model.inputs.items()}
+    return _object(arrays) if len(arrays) > 1 else next(iter(arrays.values()))
+
+
+def _array(field: Field, shape: Sequence[int | None]) -> Schema:
+    """Describe nested lists of numbers of a shape."""
+    if not shape:
+        return _NUMBER if field.floats else _WHOLE
+    size = {} if shape[0] is None else {"minItems": shape[0], "maxItems": shape[0]}
+    return _list(_array(field, shape[1:]), **size)
+
+
+def infer(model: Model) -> Schema:
+    """Describe what the protocol's `infer` takes for this model."""
+    names, types = (
+        [*model.inputs, "limit"],
+        sorted({field.datatype for field in model.inputs.values()} | {"FP32"}),
+    )
+    tensor = _tensor({"type": "string", "enum": names}, {"type": "string", "enum": types})
+    outputs = _object({"name": {"type": "string", "enum": list(model.outputs)}})
+    return _object(
+        {
+            "inputs": _list(
+                tensor,
+                minItems=len(model.inputs),
+                description="The model's inputs; `limit`, a false-alarm rate, may be among them.",
+            )
+        },
+        id=_TEXT,
+        outputs=_list(outputs, description="Which outputs to return; all but `members` by default."),
+    )
+
+
 DRIFT = _object(
     {"watched": _FLAG},
     seen={**_WHOLE, "description": "Rows so far."},

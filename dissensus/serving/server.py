@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dissensus.serving.app import make_app
-from dissensus.serving.settings import Settings
+from dissensus.serving.service import Settings
 from dissensus.serving.watching import log_as_json
 
 _SETTINGS = "DISSENSUS_SERVER"

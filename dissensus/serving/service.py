@@ -1,6 +1,6 @@
-"""One worker's state: the file, the requests that wait for it, what it counted, and whether inputs have drifted."""
+"""How a server is to run, and what one worker keeps: the file, requests that wait for it, counters, and whether inputs drift."""
 
-import time
+from dataclasses import dataclass
 from math import log
 from typing import Any
 
@@ -8,13 +8,49 @@ import numpy as np
 
 from dissensus.conformal import DriftMonitor
 from dissensus.serving.batching import Batcher
-from dissensus.serving.measuring import Metrics
 from dissensus.serving.model import Arrays, BadInput, Model
-from dissensus.serving.settings import Settings
+from dissensus.serving.watching import Metrics
 
 _LOG_10 = log(10)
 # Points of the drift chart; when they are full, every second one goes.
 _POINTS = 400
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a server is to run.
+
+    Attributes:
+        path: The exported file.
+        name: What the model is called in addresses.
+        host: Address to listen on.
+        port: Port to listen on.
+        workers: Processes that answer, each with the file in memory; one that dies is started again.
+        threads: Processor threads of one run; 0 for as many as there are processors.
+        api_key: What requests must bring along as `Authorization: Bearer KEY`; None lets all in. Health and the page stay open.
+        certificate: File of the TLS certificate; None for plain HTTP.
+        key: File of its private key.
+        queue_rows: Rows that may wait; further requests get 429.
+        most_rows: Rows that one request may have.
+        most_bytes: Bytes that one request may have.
+        seconds: How long a request may take to arrive.
+        drift_threshold: Where the drift alarm rings: inputs that do not change ring it with a probability of one in so many.
+    """
+
+    path: str
+    name: str = "model"
+    host: str = "127.0.0.1"
+    port: int = 8000
+    workers: int = 1
+    threads: int = 1
+    api_key: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    queue_rows: int = 1024
+    most_rows: int = 4096
+    most_bytes: int = 8 << 20
+    seconds: float = 10.0
+    drift_threshold: float = 100.0
 
 
 class Service:
@@ -25,7 +61,6 @@ class Service:
         self.model = Model(settings.path, settings.threads)
         self.metrics = Metrics()
         self.batcher = Batcher(self._run, settings.queue_rows)
-        self.started = time.time()
         state = self.model.facts.get("drift")
         self.monitor = None if state is None else DriftMonitor.from_state(state)
         self._points: list[tuple[int, float]] = []
