@@ -120,7 +120,7 @@ class TestRuns:
 
         x = np.random.default_rng(0).normal(size=(100, 2)).astype(np.float32)
         np.savez(tmp_path / "data.npz", x=x, y=(x[:, 0] > 0).astype(int))
-        folder = trained(tmp_path, "data.npz", held_out="")
+        folder = trained(tmp_path, "data.npz", held_out="validation = 0.0\ncalibration = 0.0\n")
         assert "no alarm" in run("export", folder).output
         assert Model(folder / "model.onnx").limit is None
 
