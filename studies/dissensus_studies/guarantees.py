@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from math import sqrt
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -20,6 +20,10 @@ from dissensus import conformal
 from dissensus.conformal.coverage import IntervalMethod, SetMethod
 from dissensus.objectives.likelihoods import mean_and_scale
 from dissensus.scores import REGRESSION_SCORES, all_scores
+from dissensus_studies.results import folded
+
+if TYPE_CHECKING:
+    import matplotlib.figure
 
 REPETITIONS = 1000
 HELD_OUT = 99  # with rates of 0.1, (n + 1) times the rate is whole, so the rate is met exactly where there are no ties
@@ -276,7 +280,69 @@ def page(record: Mapping[str, Any]) -> str:
     ]
     for when, changes in record["delays"].items():
         lines += [f"Change {when} inputs:", "", *_by_columns(changes, "{:.0f}", "change")]
-    return "\n".join(lines).rstrip() + "\n"
+    return folded("\n".join(lines).rstrip() + "\n", promises(record))
+
+
+def promises(record: Mapping[str, Any]) -> str:
+    """Return what is promised, whether it held, and the numbers; and the figure."""
+    repetitions, rate = record["repetitions"], record["rate"]
+    by_class = list(record["coverage_by_class"].values())
+    rows = []
+
+    def add(claim: str, values: list[float], promised: float, *, at_most: bool) -> None:
+        low, high = band(promised, repetitions)
+        held = max(values) <= high and (at_most or min(values) >= low)
+        rows.append([claim, "**held**" if held else "**not held**", _span(values), str(repetitions)])
+
+    continuous = [value for name, value in record["false_alarms"].items() if name not in DISCRETE]
+    known = list(record["false_alarms_by_class"]["class known"].values())
+    add(f"{len(continuous)} scores ring at the promised rate, {rate:g}", continuous, rate, at_most=False)
+    add(f"within each class, {rate:g}", known, rate, at_most=False)
+    add(
+        f"sets and intervals hold the truth, {1 - rate:g}",
+        list(record["coverage"].values()),
+        1 - rate,
+        at_most=False,
+    )
+    add(
+        f"sets within each class, {1 - rate:g}",
+        [v for one in by_class for v in one.values()],
+        1 - rate,
+        at_most=False,
+    )
+    quiet = [one for name, one in record["quiet_streams"].items() if not name.startswith("not valid")]
+    for threshold in THRESHOLDS:
+        shares = [one[str(threshold)] for one in quiet]
+        add(
+            f"without a change, at most 1/{threshold} of streams ever reach {threshold}",
+            shares,
+            1 / threshold,
+            at_most=True,
+        )
+    table = "\n".join(_table(["promise", "verdict", "measured", "repetitions"], rows)).rstrip()
+    return f"{table}\n\n![Measured false-alarm rate of every score beside the band around the promised one](guarantees.svg)"
+
+
+def _span(values: list[float]) -> str:
+    return f"{min(values):.3f} to {max(values):.3f}" if len(values) > 1 else f"{values[0]:.3f}"
+
+
+def figure(record: Mapping[str, Any]) -> "matplotlib.figure.Figure":
+    """Draw the measured false-alarm rate of every score, and the band in which it lies if the promise holds."""
+    from dissensus import plots
+
+    drawing, (ax,) = plots.panels(width=6.4, height=4.0)
+    low, high = band(record["rate"], record["repetitions"])
+    names = list(record["false_alarms"])
+    ax.axvspan(low, high, color="#CCCCCC", alpha=0.5, linewidth=0)
+    ax.axvline(record["rate"], color=plots.NOTE_COLOUR, linestyle="--", linewidth=1)
+    ax.plot(list(record["false_alarms"].values()), range(len(names)), "o", color=plots.COLOURS[0])
+    ax.set_yticks(
+        range(len(names)), [f"{name.replace('_', ' ')}{' *' if name in DISCRETE else ''}" for name in names]
+    )
+    ax.invert_yaxis()
+    ax.set(xlabel="false alarms; grey: chance around the promised rate", xlim=(0, None))
+    return drawing
 
 
 def main() -> None:
@@ -285,6 +351,7 @@ def main() -> None:
     record = simulate()
     (folder / "guarantees.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     (folder / "guarantees.md").write_text(page(record), encoding="utf-8")
+    figure(record).savefig(folder / "guarantees.svg", metadata={"Date": None})
 
 
 def _rate(scores: Floats) -> float:

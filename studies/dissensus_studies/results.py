@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from dissensus_studies.noise import ece_floor, typical_confidence
-from dissensus_studies.tabular_page import read_records, write_report
+from dissensus_studies.tabular_page import RANKS_FIGURE, ranks_figure, read_records, standing, write_report
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -29,6 +29,70 @@ Verdict = Literal["reproduced", "not reproduced", "within noise", "not tested at
 VERDICTS: tuple[str, ...] = get_args(Verdict)
 
 Record = dict[str, Any]
+
+# The figure of each page that shows its verdicts; it stands at the top, the others where the text speaks of them.
+FIGURES = {
+    "anchoring": "anchoring-alpha.svg",
+    "collusion": "collusion_diversity.svg",
+    "deep-ensembles": "../images/practical_regression_members.svg",
+    "diversification": "diversification-trade.svg",
+    "masksembles": "masksembles-diversity.svg",
+}
+# So many claims stand at the top of a page; the others are folded.
+SHOWN = 8
+
+# What each document is about, for somebody who has read none of them, and the claims that say most.
+DOCUMENTS = {
+    "004": (
+        "deep-ensembles",
+        "Deep ensembles",
+        "Train the same network several times from other starts and average. Their disagreement is to tell where nothing was learned.",
+        (
+            "An ensemble predicts better",
+            "More members predict better",
+            "Members disagree where there are no data",
+            "Single nets are overconfident far away",
+            "An ensemble is less so",
+        ),
+    ),
+    "001": (
+        "collusion",
+        "Joint training and collusion",
+        "Train members as one model, by the loss of their average, and they collude: errors cancel in training, and each member is poor.",
+        (
+            "β = 1 has the largest mean test error",
+            "Diversity explodes: β = 1 against",
+            "Dropping members harms at β = 1",
+            "Joint training has the lowest accuracy",
+        ),
+    ),
+    "000": (
+        "masksembles",
+        "Masksembles",
+        "Fixed masks over the channels of one network make several of it; one number, S, goes from one model to an ensemble.",
+        ("The overlap of masks", "The calibration error falls", "Ensembles have the largest diversity"),
+    ),
+    "002": (
+        "diversification",
+        "Loss-guided diversification",
+        "Members that are made to disagree on hard training examples are to detect unknown inputs better than a deep ensemble.",
+        (
+            "Loss-guided members give more different answers",
+            "PDS is the best of all scores",
+            "Members differ without harm",
+        ),
+    ),
+    "003": (
+        "anchoring",
+        "Masked anchoring",
+        "A network sees its input as a reference and the difference to it; hiding one of them in training is to calibrate it better.",
+        (
+            "Masked anchoring lowers the smooth ECE",
+            "It keeps clean accuracy",
+            "It detects unknown images better than a plain",
+        ),
+    ),
+}
 
 
 def load(name: str, folder: Path = RECORDS) -> list[Record]:
@@ -46,8 +110,72 @@ def pages(records: Path = RECORDS, templates: Path = TEMPLATES) -> dict[str, str
         rows = load(template.stem, records)
         lines = template.read_text(encoding="utf-8").split("\n")
         found[template.name] = "\n".join(_filled(line, rows, claims, layouts) for line in lines)
-    tables = write_report(read_records(records / "tabular.jsonl"))
+    for name, text in found.items():
+        own = [
+            claim for claim in claims if claim["table"].startswith(f"{Path(name).stem}/") and "claim" in claim
+        ]
+        found[name] = folded(text, verdicts(own), FIGURES[Path(name).stem])
+    measured = read_records(records / "tabular.jsonl")
+    tables = folded(write_report(measured), f"{standing(measured)}\n\n{RANKS_FIGURE}")
     return {**found, "claims.md": claims_page(claims), "tabular.md": tables}
+
+
+def folded(page: str, opening: str = "", figure: str = "") -> str:
+    """Return a page that opens with its first paragraph, a table and a figure; every section of it is folded.
+
+    Args:
+        page: Markdown with one title, an introduction and sections that begin with `## `.
+        opening: What stands behind the first paragraph.
+        figure: Name of a figure of the page that is moved to the top.
+    """
+    title, _, rest = page.strip().partition("\n")
+    shown = next((line for line in rest.splitlines() if figure and line.endswith(f"]({figure})")), "")
+    head, *sections = ("\n" + rest.replace(f"{shown}\n\n" if shown else "\0", "", 1)).split("\n## ")
+    first, _, others = head.strip().partition("\n\n")
+    parts = [title, first, opening, shown]
+    if others.strip():
+        parts.append(_fold("How it was done", others.strip()))
+    for section in sections:
+        name = section.partition("\n")[0].strip()
+        parts.append(_fold(name, f"## {section.strip()}"))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _fold(summary: str, text: str) -> str:
+    return f'<details markdown="1">\n<summary>{summary}</summary>\n\n{text}\n\n</details>'
+
+
+def verdicts(claims: Sequence[Record]) -> str:
+    """Return the claims of a page with verdict, one number and seeds: those tested at full length first, many of them folded."""
+    ordered = sorted(claims, key=lambda claim: claim["verdict"] == VERDICTS[-1])
+    header = ["claim", "verdict", "measured", "seeds"]
+
+    def table(some: Sequence[Record]) -> str:
+        lines = [
+            [claim["claim"], _judgement(claim), _one_number(claim), str(claim["seeds"] or "")]
+            for claim in some
+        ]
+        return _table(header, "|" + "---|" * len(header), lines)
+
+    counts = Counter(claim["verdict"] for claim in claims)
+    said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
+    parts = [f"**{len(claims)} claims: {said}.**", table(ordered[:SHOWN])]
+    if len(ordered) > SHOWN:
+        parts.append(_fold(f"The other {len(ordered) - SHOWN} claims", table(ordered[SHOWN:])))
+    return "\n\n".join(parts)
+
+
+def _judgement(claim: Record) -> str:
+    """Return the verdict; where the document's length was not reached, what shorter runs say."""
+    if claim["verdict"] == VERDICTS[-1]:
+        return f"short runs only: {claim['note']}" if claim["note"] != "not tested" else "not tested"
+    return f"**{claim['verdict']}**"
+
+
+def _one_number(claim: Record) -> str:
+    """Return the first thing that was measured, or one for each column where there are several."""
+    measured = [part for part in claim["measured"] if part]
+    return "; ".join(measured) if len(claim["measured"]) > 2 else "".join(measured[:1]).split("; ")[0]
 
 
 def _filled(line: str, rows: Sequence[Record], claims: Sequence[Record], layouts: Mapping[str, Any]) -> str:
@@ -142,17 +270,57 @@ def diversity_figure(rows: Sequence[Record], num_classes: int = 10) -> "matplotl
     accuracies = [float(row["numbers"]["mean member"]) for row in rows]
     places = [min(accuracies) + (max(accuracies) - min(accuracies)) * share / 50 for share in range(51)]
     upper = [metrics.diversity_bounds(place, place, num_classes).upper for place in places]
-    ax.plot(places, upper, "--", color=plots.NOTE_COLOUR, label="independent errors")
+    ax.plot(places, upper, "--", color=plots.NOTE_COLOUR)
+    ax.annotate(
+        "independent errors",
+        (places[25], upper[25]),
+        (0, -14),
+        textcoords="offset points",
+        ha="center",
+        fontsize=8,
+    )
+    ax.margins(x=0.12)
     for index, (row, accuracy) in enumerate(zip(rows, accuracies, strict=True)):
         style: dict[str, Any] = {
             "color": plots.COLOURS[index % len(plots.COLOURS)],
             "marker": "osD^vP*X"[index % 8],
         }
-        ax.scatter(accuracy, float(row["numbers"]["diversity"]), label=row["arm"][0], **style)
+        height = float(row["numbers"]["diversity"])
+        ax.scatter(accuracy, height, **style)
+        name = row["arm"][0].split(",")[0]
+        ax.annotate(name, (accuracy, height), (0, 7), textcoords="offset points", ha="center", fontsize=8)
     ax.set(
         xlabel="mean accuracy of members", ylabel="diversity: disagreement / error rate", ylim=(-0.05, None)
     )
-    ax.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure
+
+
+def budget_figure(rows: Sequence[Record]) -> "matplotlib.figure.Figure":
+    """Draw accuracy and detection of the Masksembles study's arms against what they cost; the line joins what nothing cheaper beats."""
+    from dissensus import plots
+
+    budgets = ("one training,\none pass", "one training,\nfour passes", "four trainings,\nfour passes")
+    figure, axes = plots.panels(columns=2, width=4.6, height=3.6)
+    measures = {"accuracy": "accuracy", "AUROC of mean energy, near / far": "AUROC of mean energy, near sets"}
+    for ax, (key, title) in zip(axes, measures.items(), strict=True):
+        points = []
+        for row in rows:
+            name, value = row["arm"][0].split(",")[0], row["numbers"][key]
+            place = {"masks S = 1": 0, "deep ensemble": 2}.get(name, 1)
+            points.append((place, float(value[0] if isinstance(value, list) else value), name))
+        front = [point for point in points if not any(o[0] <= point[0] and o[1] > point[1] for o in points)]
+        line = sorted(front)
+        ax.plot(
+            [point[0] for point in line], [point[1] for point in line], color=plots.COLOURS[1], linewidth=1
+        )
+        for place, height, name in points:
+            on_front = (place, height, name) in front
+            colour = plots.COLOURS[1] if on_front else plots.COLOURS[0]
+            ax.plot(place, height, "o", color=colour, markersize=7 if on_front else 5)
+            label = "one network" if place == 0 else name
+            ax.annotate(label, (place, height), (8, -3), textcoords="offset points", fontsize=8)
+        ax.set_xticks(range(3), budgets, fontsize=8)
+        ax.set(title=title, xlim=(-0.4, 2.9))
     return figure
 
 
@@ -190,13 +358,23 @@ def claims_page(claims: Sequence[Record]) -> str:
         for claim in claims
     ]
     header = ["document", "claim", "verdict", "numbers", "seeds", "setting", "command", "record"]
+    said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS)
     return "\n".join(
         [
-            "# Every claim of the five documents",
+            "# What holds up",
             "",
-            f"{len(claims)} claims: "
-            + ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS)
-            + ".",
+            "Five documents say how ensembles are to be trained, and what their disagreement is worth. Taken apart they make "
+            f"{len(claims)} claims: {said}. Of the last there are shorter runs at best, shown as such. You need to have read none "
+            "of the documents.",
+            "",
+            f"![Claims of each document by verdict: {_counted(claims)}](claims.svg)",
+            "",
+            *(_document(number, claims) for number in DOCUMENTS),
+            "Beside the documents: [do the guarantees of the alarm hold](guarantees.md), [fifteen tables](tabular.md) against boosting and "
+            "forests, [speed](speed.md).",
+            "",
+            '<details markdown="1">',
+            f"<summary>All {len(claims)} claims, one row each</summary>",
             "",
             "*Reproduced* is said only of what held wherever the document claims it, at the document's own length. *Within noise* is a "
             "difference that repeats, or the floor of its measure, do not tell from none. What shorter runs say of claims that were not "
@@ -206,15 +384,61 @@ def claims_page(claims: Sequence[Record]) -> str:
             "",
             _table(header, "|" + "---|" * len(header), lines),
             "",
+            "</details>",
+            "",
         ]
     )
 
 
-def _judged(claim: Record) -> str:
-    verdict, note = claim["verdict"], claim["note"]
-    if note in ("", verdict):
-        return f"**{verdict}**"
-    return f"**{verdict}**{'; shorter runs' if verdict == VERDICTS[-1] else ''}: {note}"
+def _document(number: str, claims: Sequence[Record]) -> str:
+    """Return what a document says, and how its main claims fared."""
+    page, title, about, main = DOCUMENTS[number]
+    own = [claim for claim in claims if claim["document"] == number]
+    rows = []
+    for start in main:
+        claim = next(claim for claim in own if claim["claim"].startswith(start))
+        rows.append([claim["claim"], _judgement(claim), _one_number(claim), str(claim["seeds"] or "")])
+    table = _table(["claim", "verdict", "measured", "seeds"], "|---|---|---|---|", rows)
+    table = table.replace("](#", f"]({page}.md#")
+    return f"## [{title}]({page}.md)\n\n{about}\n\n{table}\n"
+
+
+def _counted(claims: Sequence[Record]) -> str:
+    parts = []
+    for number, (_, title, *_) in DOCUMENTS.items():
+        own = Counter(claim["verdict"] for claim in claims if claim["document"] == number)
+        parts.append(
+            f"{title}: " + ", ".join(f"{own[verdict]} {verdict}" for verdict in VERDICTS if own[verdict])
+        )
+    return "; ".join(parts)
+
+
+def verdict_figure(claims: Sequence[Record]) -> "matplotlib.figure.Figure":
+    """Draw how many claims of each document had which verdict, end to end, with their numbers on the bars."""
+    from dissensus import plots
+
+    figure, (ax,) = plots.panels(width=8.0, height=2.7)
+    colours = dict(zip(VERDICTS, (plots.COLOURS[0], plots.COLOURS[1], "#56B4E9", "#CCCCCC"), strict=True))
+    names = [title for _, title, *_ in DOCUMENTS.values()]
+    starts = [0] * len(names)
+    for verdict, colour in colours.items():
+        sizes = [
+            sum(claim["document"] == number and claim["verdict"] == verdict for claim in claims)
+            for number in DOCUMENTS
+        ]
+        ax.barh(names, sizes, left=starts, color=colour, height=0.66, label=verdict)
+        ink = "white" if verdict in VERDICTS[:2] else "black"
+        for row, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+            if size:
+                ax.text(start + size / 2, row, str(size), ha="center", va="center", color=ink, fontsize=9)
+        starts = [start + size for start, size in zip(starts, sizes, strict=True)]
+    ax.invert_yaxis()
+    ax.tick_params(axis="y", length=0)
+    ax.set(xlabel="claims")
+    figure.legend(
+        *ax.get_legend_handles_labels(), frameon=False, fontsize="small", loc="outside upper center", ncols=4
+    )
+    return figure
 
 
 def write(folder: Path = PAGES) -> list[str]:
@@ -225,7 +449,13 @@ def write(folder: Path = PAGES) -> list[str]:
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
             changed.append(name)
+    claims = [claim for claim in load("claims") if "claim" in claim]
+    verdict_figure(claims).savefig(folder / "claims.svg", metadata={"Date": None})
+    ranks_figure(read_records(RECORDS / "tabular.jsonl")).savefig(
+        folder / "tabular.svg", metadata={"Date": None}
+    )
     rows = [row for row in load("masksembles") if row["table"] == "masksembles/diversity-and-calibration"]
+    budget_figure(rows).savefig(folder / "choosing.svg", metadata={"Date": None})
     diversity_figure(rows).savefig(
         folder / "masksembles-diversity.svg", bbox_inches="tight", metadata={"Date": None}
     )

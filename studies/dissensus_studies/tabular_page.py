@@ -4,12 +4,15 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.stats import rankdata
 
 from dissensus_studies.repeats import Summary
+
+if TYPE_CHECKING:
+    import matplotlib.figure
 
 Record = dict[str, Any]
 TRAINING_ROWS, TEST_ROWS = 600, 300
@@ -82,14 +85,67 @@ the spread of their trees; a Gaussian process, which fits regression of this siz
 standard errors; lower is better but for AUROC."""
 
 
-def _task(task: str, lines: Sequence[Record]) -> str:
-    title = {"classes": "Classification", "numbers": "Regression"}[task]
-    methods = [
-        method for method in dict.fromkeys(line["method"] for line in lines) if method not in NOT_RANKED
-    ]
-    ranks = {
+RANKS_FIGURE = "![Mean rank of each method over the tables, for every measure; the tables of ranks below have the numbers](tabular.svg)"
+
+
+def standing(records: Sequence[Record]) -> str:
+    """Return where the ensemble stands by each measure, task by task."""
+    rows = []
+    for task, title in (("classes", "classification"), ("numbers", "regression")):
+        lines = [line for line in records if line["task"] == task]
+        methods, ranks = _ranked(task, lines)
+        repeats = len({line["repeat"] for line in lines})
+        for key, name in MEASURES[task]:
+            if key in ranks:
+                order = sorted(methods, key=ranks[key].__getitem__)
+                verdict = "**first**" if order[0] == OURS else f"{order.index(OURS) + 1}. behind {order[0]}"
+                rows.append(
+                    [f"{title}, {name}", verdict, f"{ranks[key][OURS]:.2f} of {len(methods)}", str(repeats)]
+                )
+    return _markdown(["the ensemble by", "place", "mean rank", "seeds"], rows)
+
+
+def _ranked(task: str, lines: Sequence[Record]) -> tuple[list[str], dict[str, dict[str, float]]]:
+    """Return the methods, and each one's mean rank by each measure that has a better end."""
+    methods = [name for name in dict.fromkeys(line["method"] for line in lines) if name not in NOT_RANKED]
+    return methods, {
         key: _ranks(lines, methods, key) for key, _ in MEASURES[task] if key not in ("covered", "seconds")
     }
+
+
+def ranks_figure(records: Sequence[Record]) -> "matplotlib.figure.Figure":
+    """Draw the mean ranks of all methods by each measure; the ensemble stands out."""
+    from dissensus import plots
+
+    figure, axes = plots.panels(columns=2, width=4.6, height=2.9)
+    for ax, (task, title) in zip(
+        axes, (("classes", "classification"), ("numbers", "regression")), strict=True
+    ):
+        methods, ranks = _ranked(task, [line for line in records if line["task"] == task])
+        names = [name.split(",")[0] for key, name in MEASURES[task] if key in ranks]
+        for place, method in enumerate(methods):
+            own = method == OURS
+            colour = plots.COLOURS[1] if own else "#555555"
+            values = [ranks[key][method] for key in ranks]
+            ax.plot(
+                values,
+                range(len(names)),
+                "o" if own else "osD^v"[place % 5],
+                color=colour,
+                alpha=1 if own else 0.6,
+                markersize=9 if own else 5,
+                label=method,
+            )
+        ax.set_yticks(range(len(names)), names)
+        ax.invert_yaxis()
+        ax.set(title=title, xlabel="mean rank, 1 is best", xlim=(0.8, len(methods) + 0.2))
+        ax.legend(frameon=False, fontsize="x-small", loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3)
+    return figure
+
+
+def _task(task: str, lines: Sequence[Record]) -> str:
+    title = {"classes": "Classification", "numbers": "Regression"}[task]
+    methods, ranks = _ranked(task, lines)
     rows = [
         [method, *(_rank_text(ranks, key, method, lines) for key, _ in MEASURES[task])] for method in methods
     ]
