@@ -1,11 +1,14 @@
 import importlib
 import importlib.util
+import json
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 from markdown_blocks import ROOT, python_blocks, run_blocks
+from test_html import contrast
 
 import dissensus
 from dissensus import metrics, objectives, scores
@@ -23,6 +26,7 @@ WHOLE = [
     "shapes_and_signs",
     "members",
     "models",
+    "own-loop",
     "heads",
     "masksembles",
     "objectives",
@@ -64,15 +68,15 @@ def module_at(path):
         return None
 
 
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [
-        *(("dissensus", name) for name in dissensus.__all__),
-        *(("dissensus.objectives", name) for name in objectives.__all__),
-        *(("dissensus.metrics", name) for name in metrics.__all__),
-        *(("dissensus.scores", name) for name in (*scores.SCORES, *scores.REGRESSION_SCORES)),
-    ],
-)
+PUBLIC = [
+    *(("dissensus", name) for name in dissensus.__all__),
+    *(("dissensus.objectives", name) for name in objectives.__all__),
+    *(("dissensus.metrics", name) for name in metrics.__all__),
+    *(("dissensus.scores", name) for name in (*scores.SCORES, *scores.REGRESSION_SCORES)),
+]
+
+
+@pytest.mark.parametrize(("module", "name"), PUBLIC)
 def test_every_public_name_is_in_the_api_pages(module, name):
     assert is_shown(module, name)
 
@@ -151,3 +155,149 @@ def test_the_examples_about_corruptions_run_on_images(tmp_path, monkeypatch, cap
     images = torch.randint(0, 256, (500, 3, 32, 32), dtype=torch.uint8)
     run_blocks("docs/corruptions.md", python_blocks("docs/corruptions.md"), images=images)
     assert "speckle_noise" in capsys.readouterr().out
+
+
+GUIDES = sorted(DOCS.glob("*.md"))
+PROSE = [*GUIDES, *sorted((DOCS / "journeys").glob("*.md"))]
+# Lists to look things up in, and the tour.
+LONG_PAGES = {"coming-from", "getting-started", "glossary", "models-table", "choosing"}
+FOLD = re.compile(r"^<details.*?^</details>", re.MULTILINE | re.DOTALL)
+
+
+def unfolded(text):
+    """What a page shows before anything on it is opened."""
+    before = None
+    while text != before:
+        before, text = text, FOLD.sub("", text)
+    return text
+
+
+@pytest.mark.parametrize("page", [p for p in GUIDES if p.stem not in LONG_PAGES], ids=lambda p: p.stem)
+def test_a_guide_shows_one_screen_and_folds_the_rest(page):
+    text = page.read_text(encoding="utf-8")
+    assert len(unfolded(text).split()) <= 460
+    assert text.count("<details") == text.count("</details>")
+    assert text.count("<details") == text.count("<summary>")
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "results").glob("*.md")), ids=lambda p: p.stem)
+def test_a_page_of_results_opens_with_a_table_and_a_figure(page):
+    top = page.read_text(encoding="utf-8").split("<summary>How it was done")[0]
+    shown = unfolded(top.split("\n## ")[0] if page.stem != "claims" else top)
+    table = re.search(r"^\| (claim|promise|aim|the ensemble by) \|.*\n\| ?-", shown, re.MULTILINE)
+    assert table is not None
+    assert re.search(r"^!\[[^\]]{20,}\]\(\S+\.svg\)$", shown, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("module", "name"), PUBLIC)
+def test_every_public_name_has_an_example_and_is_in_a_guide(module, name):
+    guides = "\n".join(page.read_text(encoding="utf-8") for page in PROSE)
+    examples = "\n".join(re.findall(r"^```python.*?\n(.*?)^```", guides, re.MULTILINE | re.DOTALL))
+    value = getattr(importlib.import_module(module), name)
+    own = f"{value.__doc__ or ''}{getattr(value, '__init__', value).__doc__ or ''}"
+    assert ">>>" in own or re.search(rf"\b{name}\b", examples), "show it in its docstring or in a guide"
+    assert re.search(rf"\b{name}\b", guides), "no guide speaks of it"
+
+
+def anchor(heading):
+    """The identifier that Markdown's table of contents gives a heading."""
+    plain = re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower())
+
+
+def headings(path):
+    text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    seen, found = Counter(), set()
+    for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
+        name = anchor(heading)
+        found.add(f"{name}_{seen[name]}" if seen[name] else name)
+        seen[name] += 1
+    return found
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda p: str(p.relative_to(DOCS)))
+def test_links_and_images_lead_somewhere(page):
+    text = re.sub(
+        r"^```.*?^```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        path, _, place = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.is_file(), link
+        if place and target.suffix == ".md" and target.parent.name != "api":
+            assert place in headings(target), link
+
+
+# How we write, and what is often mistyped: wrong=right, a line each.
+SPELLINGS = dict(
+    line.split("=") for line in (ROOT / "tests" / "words.txt").read_text(encoding="utf-8").splitlines()
+)
+
+
+@pytest.mark.parametrize(
+    "page", [*sorted(DOCS.rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda p: p.name
+)
+def test_words_are_spelled_as_we_spell_them(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"`[^`]*`|\]\([^)]*\)|<[^>]+>|https?://\S+", " … ", text)
+    words = re.findall(r"[A-Za-z]+", text)
+    found = {word: SPELLINGS[word.lower()] for word in words if word.lower() in SPELLINGS}
+    assert found == {}
+    twice = re.findall(r"(?<![\w|])(the|a|an|of|to|in|is|and) +\1\b(?!\.)", text)
+    assert twice == []
+
+
+@pytest.mark.parametrize("scheme", ["default", "slate"])
+def test_colours_of_the_site_can_be_read(scheme):
+    style = (DOCS / "extra.css").read_text(encoding="utf-8")
+    (block,) = re.findall(
+        rf'^\[data-md-color-scheme="{scheme}"\] \{{(.*?)^\}}', style, re.MULTILINE | re.DOTALL
+    )
+    colours = dict(re.findall(r"--([\w-]+): (#\w{6})", block))
+    papers = [colours["md-default-bg-color"], colours["card"], colours["md-code-bg-color"]]
+    inks = [
+        colours[name] for name in ("md-default-fg-color", "md-default-fg-color--light", "md-typeset-a-color")
+    ]
+    for ink in inks:
+        assert all(contrast(ink, paper) >= 4.5 for paper in papers)
+    code = [value for name, value in colours.items() if name.startswith("md-code-hl")]
+    assert all(contrast(ink, colours["md-code-bg-color"]) >= 4.5 for ink in code)
+    assert contrast("#ffffff", "#0b4a6f") >= 4.5  # the bar at the top, in both
+
+
+def test_the_landing_page_says_what_the_records_say():
+    landing = (DOCS / "index.md").read_text(encoding="utf-8")
+    lines = (ROOT / "studies" / "records" / "claims.jsonl").read_text(encoding="utf-8").splitlines()
+    verdicts = Counter(claim["verdict"] for claim in map(json.loads, lines) if "claim" in claim)
+    long = verdicts["reproduced"] + verdicts["not reproduced"] + verdicts["within noise"]
+    assert f"\n{verdicts['reproduced']} of {long}\n" in landing
+    assert f"; {sum(verdicts.values()) - long} more have shorter runs at best" in landing
+    promises = (DOCS / "results" / "guarantees.md").read_text(encoding="utf-8")
+    (rate,) = re.findall(r"16 scores ring at the promised rate, 0.1 \| \*\*held\*\* \| (.+?) \|", promises)
+    assert f"\n{rate}\n" in landing
+    speed = (DOCS / "results" / "speed.md").read_text(encoding="utf-8")
+    assert "| 0.87 × one with, 1.01 × one without augmentation" in speed
+    assert "\n0.87 ×\n" in landing
+
+
+def test_the_page_on_the_inside_shows_the_contributors_map():
+    spec = importlib.util.spec_from_file_location("inside", DOCS / "hooks" / "inside.py")
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    (title,) = re.findall(
+        r"<!-- CONTRIBUTING\.md: (.+?) -->", (DOCS / "inside.md").read_text(encoding="utf-8")
+    )
+    shown = hook.section((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), title)
+    assert "The walk of `ds.fit`" in shown
+    assert "](docs/" not in shown
+    with pytest.raises(ValueError, match="has no section 'Nothing'"):
+        hook.section("# A\n\n## B\n", "Nothing")
+
+
+@pytest.mark.slow
+def test_the_examples_about_transformers_run(tmp_path, monkeypatch):
+    pytest.importorskip("transformers", reason="transformers is an extra")
+    monkeypatch.chdir(tmp_path)
+    run_blocks("docs/huggingface.md", python_blocks("docs/huggingface.md"))

@@ -6,7 +6,7 @@ from markdown_blocks import ROOT, python_blocks, run_blocks
 BLOCKS = python_blocks("README.md")
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=["comparing methods", "out of its depth"])
+@pytest.mark.parametrize("block", BLOCKS, ids=["out of its depth"])
 def test_each_example_of_the_readme_runs_by_itself(block, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_blocks("README.md", [block])
