@@ -20,7 +20,7 @@ from dissensus import conformal
 from dissensus.conformal.coverage import IntervalMethod, SetMethod
 from dissensus.objectives.likelihoods import mean_and_scale
 from dissensus.scores import REGRESSION_SCORES, all_scores
-from dissensus_studies.results import folded
+from dissensus_studies.results import folded, save_figure
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -356,7 +356,7 @@ def main() -> None:
     record = simulate()
     (folder / "guarantees.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     (folder / "guarantees.md").write_text(page(record), encoding="utf-8")
-    figure(record).savefig(folder / "guarantees.svg", metadata={"Date": None})
+    save_figure(figure(record), folder / "guarantees.svg")
 
 
 def _rate(scores: Floats) -> float:

@@ -449,17 +449,24 @@ def write(folder: Path = PAGES) -> list[str]:
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
             changed.append(name)
-    claims = [claim for claim in load("claims") if "claim" in claim]
-    verdict_figure(claims).savefig(folder / "claims.svg", metadata={"Date": None})
-    ranks_figure(read_records(RECORDS / "tabular.jsonl")).savefig(
-        folder / "tabular.svg", metadata={"Date": None}
-    )
     rows = [row for row in load("masksembles") if row["table"] == "masksembles/diversity-and-calibration"]
-    budget_figure(rows).savefig(folder / "choosing.svg", metadata={"Date": None})
-    diversity_figure(rows).savefig(
-        folder / "masksembles-diversity.svg", bbox_inches="tight", metadata={"Date": None}
-    )
+    figures = {
+        "claims": verdict_figure([claim for claim in load("claims") if "claim" in claim]),
+        "tabular": ranks_figure(read_records(RECORDS / "tabular.jsonl")),
+        "choosing": budget_figure(rows),
+        "masksembles-diversity": diversity_figure(rows),
+    }
+    for name, figure in figures.items():
+        save_figure(figure, folder / f"{name}.svg")
     return changed
+
+
+def save_figure(figure: "matplotlib.figure.Figure", path: Path) -> None:
+    """Write a figure; drawn again from the same record, it gives the same bytes."""
+    from matplotlib import rc_context
+
+    with rc_context({"svg.hashsalt": "dissensus"}):
+        figure.savefig(path, metadata={"Date": None}, bbox_inches="tight")
 
 
 def add(run: Path, records: Path = RECORDS) -> int:
