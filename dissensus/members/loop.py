@@ -43,6 +43,18 @@ class _Loop(nn.Module):
             return torch.stack([pick(call(net, x), self.output) for net in self.nets])
 
 
+class _OnBackbone(nn.Module):
+    """Heads over what they take of a backbone, which runs once for all of them."""
+
+    def __init__(self, backbone: nn.Module, takes: Output, heads: nn.Module) -> None:
+        super().__init__()
+        self.backbone, self.takes, self.heads = backbone, takes, heads
+
+    def forward(self, x: Any) -> Tensor:
+        outputs: Tensor = self.heads(pick(call(self.backbone, x), self.takes))
+        return outputs
+
+
 class _Cooled(nn.Module):
     """Anchored networks whose logits are divided by a temperature, which compares one network's members."""
 
