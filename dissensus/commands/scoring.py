@@ -1,10 +1,12 @@
 """`dissensus score`: a trained run and files of inputs in, a table of predictions and uncertainty for each out."""
 
 import csv
+import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from glob import glob, has_magic
 from os.path import commonpath
 from pathlib import Path
@@ -15,8 +17,7 @@ import typer
 from dissensus.commands.options import AllowImport, BatchSize, Device, RunFolder, load_trained, note, say
 
 if TYPE_CHECKING:
-    from dissensus.recipes import LoadedRun
-    from dissensus.recipes.alarms import Calibration
+    from dissensus.recipes.scoring import Scored
 
 SOME_ROWS_BAD = 3
 _SHOWN = 10
@@ -62,6 +63,9 @@ def score(
             show_default=False,
         ),
     ] = None,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Score files side by side on a Ray cluster, or this machine's CPUs.")
+    ] = False,
     batch_size: BatchSize = 1024,
     device: Device = "auto",
     allow_import: AllowImport = False,
@@ -72,25 +76,96 @@ def score(
     and flag, and a prediction set or interval. Rows that cannot be read are listed in a file that ends in .bad.csv, the others
     are written, and the exit code is 3. Of many files one output is written for each; those that are there are not made again.
     """
-    from dissensus.recipes.alarms import load_calibration
-
     files = _files(data, output, shard)
-    loaded = load_trained(run, device, allow_import)
-    calibration = load_calibration(run, loaded)
-    if calibration is not None:
-        calibration = replace(
-            calibration,
-            alarm=calibration.alarm if false_alarms is None else calibration.alarm.at(false_alarms),
-            coverage=calibration.coverage if coverage is None else coverage,
+    there = [pair for pair in files if _is_pattern(data) and pair[1].exists()]
+    for _, target in there:
+        say(f"{target} is there already.")
+    files = [pair for pair in files if pair not in there]
+    scorer = partial(
+        Scorer, run, device, allow_import, false_alarms, coverage, tuple(carry or ()), batch_size
+    )
+    if ray:
+        bad = _score_with_ray(scorer, files)
+    else:
+        load = cache(scorer)
+        bad = sum(
+            _told(source, target, load().score(source, target, _Line(source))) for source, target in files
         )
-    bad = 0
-    for source, target in files:
-        if _is_pattern(data) and target.exists():
-            say(f"{target} is there already.")
-            continue
-        bad += _score_one(loaded, source, target, calibration, carry or (), batch_size)
     if bad:
         raise typer.Exit(SOME_ROWS_BAD)
+
+
+class Scorer:
+    """A run that is ready to score files: in this process, or in one of a cluster."""
+
+    def __init__(
+        self,
+        run: Path,
+        device: str,
+        allow_import: bool,
+        false_alarms: float | None,
+        coverage: float | None,
+        carry: Sequence[str],
+        batch_size: int,
+    ) -> None:
+        from dissensus.recipes.alarms import load_calibration
+
+        self.run = load_trained(run, device, allow_import)
+        self.calibration = load_calibration(run, self.run)
+        if self.calibration is not None:
+            alarm = self.calibration.alarm
+            self.calibration = replace(
+                self.calibration,
+                alarm=alarm if false_alarms is None else alarm.at(false_alarms),
+                coverage=self.calibration.coverage if coverage is None else coverage,
+            )
+        self.carry, self.batch_size = carry, batch_size
+
+    def score(
+        self, source: str, target: Path, progress: Callable[[int, float], None] | None = None
+    ) -> "Scored":
+        """Score one file."""
+        from dissensus.recipes.scoring import score_file
+
+        return score_file(
+            self.run,
+            source,
+            target,
+            calibration=self.calibration,
+            carry=self.carry,
+            batch_size=self.batch_size,
+            progress=progress or (lambda rows, share: None),
+            say=lambda text: note(source, [text]),
+        )
+
+
+def _score_with_ray(make: "partial[Scorer]", files: Sequence[tuple[str, Path]]) -> int:
+    """Score files on a Ray cluster: one process a GPU, or a CPU where there is none, each with the run in memory."""
+    from dissensus.recipes.sweeps import started_ray
+
+    if not files:
+        return 0
+    ray = started_ray()
+    from ray.util import ActorPool
+
+    cluster = ray.cluster_resources()
+    gpus, cpus = int(cluster.get("GPU", 0)), int(cluster.get("CPU", 1))
+    # One CPU stays free: where actors take all, what else Ray starts waits for ever, without a word.
+    count = min(len(files), max(1, cpus - 1), gpus or cpus)
+    actor = ray.remote(num_cpus=1, num_gpus=1 if gpus else 0)(Scorer)
+    run, *others = make.args
+    pool = ActorPool([actor.remote(run.absolute(), *others) for _ in range(count)])
+    absolute = [(os.path.abspath(source), target.absolute()) for source, target in files]
+    begun, bad = time.monotonic(), 0
+    scored = pool.map(lambda one, pair: one.score.remote(*pair), absolute)
+    try:
+        for done, ((source, target), result) in enumerate(zip(files, scored, strict=True), start=1):
+            bad += _told(source, target, result)
+            seconds = int((time.monotonic() - begun) / done * (len(files) - done))
+            say(f"{done} of {len(files)} files, {seconds // 60}:{seconds % 60:02d} left")
+    except ray.exceptions.RayTaskError as problem:
+        raise problem.cause from None
+    return bad
 
 
 def _files(data: str, output: Path, shard: str | None) -> list[tuple[str, Path]]:
@@ -128,29 +203,8 @@ def _shard(text: str) -> tuple[int, int]:
     return int(place) % int(number), int(number)
 
 
-def _score_one(
-    run: "LoadedRun",
-    source: str,
-    target: Path,
-    calibration: "Calibration | None",
-    carry: Sequence[str],
-    batch_size: int,
-) -> int:
-    """Score one file, say what came of it, and return how many rows could not be read."""
-    from dissensus.recipes.scoring import score_file
-
-    line = _Line(source)
-    scored = score_file(
-        run,
-        source,
-        target,
-        calibration=calibration,
-        carry=carry,
-        batch_size=batch_size,
-        progress=line,
-        say=lambda text: note(source, [text]),
-    )
-    line.close()
+def _told(source: str, target: Path, scored: "Scored") -> int:
+    """Say what came of a file; return how many rows could not be read."""
     typer.echo(f"{scored.rows} inputs scored: {target}")
     if scored.alarm:
         typer.echo(scored.alarm)
@@ -172,17 +226,14 @@ class _Line:
     def __call__(self, rows: int, share: float) -> None:
         """Say that so many rows, and this share of the file, are done."""
         now = time.monotonic()
-        if now - self.shown < (0.2 if self.terminal else 10.0):
+        if share == 1.0 and self.written and self.terminal:
+            typer.echo(err=True)
+        if share == 1.0 or now - self.shown < (0.2 if self.terminal else 10.0):
             return
         self.shown, self.written = now, True
         seconds = int((now - self.start) / max(share, 1e-9) * (1 - share))
         text = f"{self.source}: {rows} rows, {100 * share:.0f} %, {seconds // 60}:{seconds % 60:02d} left"
         typer.echo(f"\r\x1b[2K{text}" if self.terminal else text, err=True, nl=not self.terminal)
-
-    def close(self) -> None:
-        """End the line."""
-        if self.written and self.terminal:
-            typer.echo(err=True)
 
 
 def _list_bad(problems: dict[int, str], target: Path) -> None:

@@ -30,6 +30,7 @@ def train(
         ),
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="How many arms of a [sweep] run at a time.")] = 1,
+    ray: Annotated[bool, typer.Option("--ray", help="Run the arms of a [sweep] on a Ray cluster.")] = False,
     one: Annotated[
         bool, typer.Option("--one", hidden=True, help="Train one run whatever [sweep] says.")
     ] = False,
@@ -47,7 +48,8 @@ def train(
 
     Writes the resolved recipe, checkpoints, history.csv and the trained ensemble into the run's folder. Under torchrun all
     processes train together: torchrun --nproc-per-node 4 -m dissensus train RECIPE.toml. A recipe with a [sweep] is
-    trained once for each combination of values, each in a folder of its own; what is finished is not trained again.
+    trained once for each combination of values, or for what a search tries, each in a folder of its own; what is finished
+    is not trained again.
     """
     from dissensus.recipes import Recipe, load_run
     from dissensus.recipes.sweeps import sweep_of
@@ -55,7 +57,9 @@ def train(
     from dissensus.training.mesh import together
 
     if not one and (sweep := sweep_of(recipe)) is not None:
-        _train_arms(recipe, output or Path("runs") / recipe.stem, sweep, jobs, change or (), allow_import)
+        _train_arms(
+            recipe, output or Path("runs") / recipe.stem, sweep, jobs, ray, change or (), allow_import
+        )
         return
 
     if recipe.is_dir():
@@ -80,14 +84,20 @@ def train(
 
 
 def _train_arms(
-    recipe: Path, folder: Path, sweep: dict[str, Any], jobs: int, changes: Sequence[str], allow_import: bool
+    recipe: Path,
+    folder: Path,
+    sweep: dict[str, Any],
+    jobs: int,
+    ray: bool,
+    changes: Sequence[str],
+    allow_import: bool,
 ) -> None:
     """Train the arms of a sweep, and say how to compare them."""
     from dissensus.recipes.sweeps import run_sweep
 
     options = [part for change in changes for part in ("--set", change)]
     options += ["--allow-import"] if allow_import else []
-    failed = run_sweep(recipe, folder, sweep, jobs=jobs, options=options, say=typer.echo)
+    failed = run_sweep(recipe, folder, sweep, jobs=jobs, options=options, say=typer.echo, ray=ray)
     if failed:
         raise ValueError(
             f"{len(failed)} arms failed: {', '.join(failed)}. Call the same command again to go on."

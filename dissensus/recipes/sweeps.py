@@ -1,20 +1,31 @@
-"""The table `[sweep]` of a recipe: one run for each combination of values and each repeat, side by side in processes."""
+"""The table `[sweep]` of a recipe: a run for each combination of values, or those that a search tries, side by side.
 
+Each arm is trained by `dissensus train` into a folder of its own, where its result appears in one step. So a sweep that was stopped goes
+on where it was, and several processes, also on machines that share the folder, can work on one.
+"""
+
+import csv
 import json
 import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import product
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
+from dissensus._files import replace_file
 from dissensus.recipes.runs import is_finished
 from dissensus.recipes.settings import changed
 
-SWEEP = "sweep.json"
+SWEEP, JOURNAL = "sweep.json", "search.journal"
+_NUMBERS = ("repeats", "trials")
+# What an arm's own process says where another one trains it.
+_BUSY = "Another process is training"
 
 
 def sweep_of(recipe: Path) -> dict[str, Any] | None:
@@ -27,31 +38,50 @@ def sweep_of(recipe: Path) -> dict[str, Any] | None:
         return None  # reading the recipe itself says what is wrong
 
 
+def settings_of(sweep: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that a sweep varies, checked: lists of values, or ranges where it is a search."""
+    for name in _NUMBERS:
+        if type(number := sweep.get(name, 1)) is not int or number < 1:
+            raise ValueError(f"{name} in [sweep] must be a whole number from 1; got {number!r}.")
+    settings = {key: values for key, values in sweep.items() if key not in _NUMBERS}
+    for key, values in settings.items():
+        if "." not in key or not (_is_list(values) or ("trials" in sweep and _is_range(values))):
+            raise ValueError(
+                '[sweep] takes lists of values by table and key, such as "training.lr" = [1e-3, 1e-2], and with `trials` also ranges, '
+                f'"training.lr" = {{low = 1e-4, high = 1e-1, log = true}}; got {key} = {values!r}.'
+            )
+    return settings
+
+
+def _is_list(values: object) -> bool:
+    return isinstance(values, list) and bool(values)
+
+
+def _is_range(values: object) -> bool:
+    return isinstance(values, dict) and {"low", "high"} <= values.keys() <= {"low", "high", "log"}
+
+
 def arms_of(sweep: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the changes of each arm by its name.
+    """Return the changes of each arm of a grid by its name.
 
     Example:
         >>> arms_of({"training.lr": [0.1, 0.2], "repeats": 1})
         {'lr=0.1-seed=0': ['training.lr=0.1', 'ensemble.seed=0'], 'lr=0.2-seed=0': ['training.lr=0.2', 'ensemble.seed=0']}
     """
-    repeats = sweep.get("repeats", 1)
-    if type(repeats) is not int or repeats < 1:
-        raise ValueError(f"repeats in [sweep] must be a whole number from 1; got {repeats!r}.")
-    settings = dict(sweep)
-    settings.pop("repeats", None)
-    for key, values in settings.items():
-        if not isinstance(values, list) or not values or "." not in key:
-            raise ValueError(
-                f'[sweep] takes lists of values by table and key, such as "training.lr" = [1e-3, 1e-2]; got {key} = {values!r}.'
-            )
-    settings["ensemble.seed"] = sweep.get("ensemble.seed") or list(range(repeats))
+    settings = settings_of(sweep)
+    settings["ensemble.seed"] = sweep.get("ensemble.seed") or list(range(sweep.get("repeats", 1)))
     arms = {}
     for values in product(*settings.values()):
-        pairs = list(zip(settings, map(json.dumps, values), strict=True))
-        name = "-".join(f"{key.rpartition('.')[2]}={value}" for key, value in pairs)
-        arms[re.sub(r"[^\w=.-]", "_", name)] = [f"{k}={v}" for k, v in pairs]
+        changes = dict(zip(settings, map(json.dumps, values), strict=True))
+        arms[_name(changes)] = [f"{key}={value}" for key, value in changes.items()]
     changed({}, [change for changes in arms.values() for change in changes])
     return arms
+
+
+def _name(changes: Mapping[str, str]) -> str:
+    """Return an arm's name, which is also its folder's."""
+    name = "-".join(f"{key.rpartition('.')[2]}={value}" for key, value in changes.items())
+    return re.sub(r"[^\w=.-]", "_", name)
 
 
 def run_sweep(
@@ -60,50 +90,164 @@ def run_sweep(
     sweep: Mapping[str, Any],
     *,
     jobs: int,
-    options: list[str],
+    options: Sequence[str],
     say: Callable[[str], None],
+    ray: bool = False,
 ) -> list[str]:
     """Train every arm that is not finished, each in a folder and a process of its own.
 
     Args:
         recipe: The recipe.
         folder: Folder for the arms' folders.
-        sweep: Its table `[sweep]`.
+        sweep: Its table `[sweep]`: a grid, or with `trials` a search by optuna, whose journal lies in the folder.
         jobs: How many arms run at a time.
         options: Further arguments of `dissensus train` for each.
         say: Called with what happens.
+        ray: Run the arms of a grid as tasks of a Ray cluster, as many at a time as it has room for.
 
     Returns:
         Names of the arms that failed.
     """
+    train = partial(train_arm, recipe.absolute(), folder.absolute(), list(options))
+    if "trials" in sweep:
+        if ray:
+            raise ValueError(
+                "--ray runs grids; a search with `trials` goes on with --jobs, or in several processes."
+            )
+        return _search(train, folder, sweep, jobs, say)
     arms = arms_of(sweep)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / SWEEP).write_text(json.dumps(list(arms)), encoding="utf-8")
+    replace_file(folder / SWEEP, json.dumps(list(arms)))
+    failed = []
+    for name, answer in (_with_ray if ray else _in_threads)(train, arms, jobs):
+        say(f"{name}: {answer}")
+        if answer not in ("done", "is there already") and not answer.startswith(_BUSY):
+            failed.append(name)
+    return failed
 
-    def train(name: str) -> bool:
-        if is_finished(folder / name):
-            say(f"{name}: is there already")
-            return True
-        command = [
-            sys.executable,
-            "-m",
-            "dissensus",
-            "train",
-            str(recipe),
-            "-o",
-            str(folder / name),
-            "--resume",
-            "--one",
-        ]
-        changes = [part for change in arms[name] for part in ("--set", change)]
-        done = subprocess.run([*command, *changes, *options], capture_output=True, text=True)
-        problem = (done.stderr.strip().splitlines() or ["failed"])[-1]
-        say(f"{name}: {'done' if done.returncode == 0 else problem}")
-        return done.returncode == 0
+
+def train_arm(recipe: Path, folder: Path, options: Sequence[str], name: str, changes: Sequence[str]) -> str:
+    """Train one arm unless it is finished; return what became of it."""
+    if is_finished(folder / name):
+        return "is there already"
+    command = [sys.executable, "-m", "dissensus", "train", str(recipe), "-o", str(folder / name), "--resume"]
+    settings = [part for change in changes for part in ("--set", change)]
+    done = subprocess.run([*command, "--one", *settings, *options], capture_output=True, text=True)
+    lines = done.stderr.strip().splitlines() or ["failed"]
+    return "done" if done.returncode == 0 else next((line for line in lines if _BUSY in line), lines[-1])
+
+
+def _in_threads(
+    train: Callable[..., str], arms: Mapping[str, list[str]], jobs: int
+) -> Iterator[tuple[str, str]]:
+    with ThreadPoolExecutor(jobs) as pool:
+        yield from zip(arms, pool.map(train, arms, arms.values()), strict=True)
+
+
+def _with_ray(train: "partial[str]", arms: Mapping[str, list[str]], jobs: int) -> Iterator[tuple[str, str]]:
+    ray = started_ray()
+    task = ray.remote(num_cpus=1, num_gpus=1 if ray.cluster_resources().get("GPU") else 0)(train_arm)
+    waiting = {task.remote(*train.args, name, changes): name for name, changes in arms.items()}
+    while waiting:
+        (done, *_), _ = ray.wait(list(waiting))
+        yield waiting.pop(done), ray.get(done)
+
+
+def started_ray() -> Any:
+    """Return Ray, connected to the cluster that RAY_ADDRESS names, or to this machine."""
+    try:
+        import ray
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            "--ray needs Ray, which this environment lacks. Install with: pip install 'dissensus[ray]'"
+        ) from None
+    if not ray.is_initialized():
+        ray.init(log_to_driver=False, include_dashboard=False)
+    return ray
+
+
+def _search(
+    train: Callable[..., str],
+    folder: Path,
+    sweep: Mapping[str, Any],
+    jobs: int,
+    say: Callable[[str], None],
+) -> list[str]:
+    """Let optuna choose arms by the validation loss of earlier ones, until there are as many as asked for."""
+    settings, study = settings_of(sweep), _study(folder)
+    running = study.get_trials(states=[_optuna().trial.TrialState.RUNNING])
+    left = [(trial.number, trial.params) for trial in running]
+    asking, failed = Lock(), []
+
+    def next_arm() -> tuple[int, dict[str, Any]] | None:
+        with asking:
+            if left:
+                return left.pop(0)
+            if len(study.get_trials(deepcopy=False)) >= sweep["trials"]:
+                return None
+            trial = study.ask()
+            return trial.number, {key: _suggested(trial, key, values) for key, values in settings.items()}
+
+    def work(_: int) -> None:
+        while (arm := next_arm()) is not None:
+            number, values = arm
+            changes = {key: v if isinstance(v, str) else json.dumps(v) for key, v in values.items()}
+            name = _name(changes)
+            answer = train(name, [f"{key}={value}" for key, value in changes.items()])
+            if answer.startswith(_BUSY):
+                continue  # a process that shares the journal has it
+            value = _validation_loss(folder / name) if is_finished(folder / name) else None
+            with asking:
+                study.tell(
+                    number, value, state=None if value is not None else _optuna().trial.TrialState.FAIL
+                )
+                say(f"{name}: {answer}" + ("" if value is None else f", validation loss {value:.4f}"))
+                failed.extend([name] if value is None else [])
 
     with ThreadPoolExecutor(jobs) as pool:
-        worked = list(pool.map(train, arms))
-    return [name for name, well in zip(arms, worked, strict=True) if not well]
+        list(pool.map(work, range(jobs)))
+    return failed
+
+
+def _study(folder: Path) -> Any:
+    optuna = _optuna()
+    folder.mkdir(parents=True, exist_ok=True)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    backend = optuna.storages.journal.JournalFileBackend(str(folder / JOURNAL))
+    storage = optuna.storages.JournalStorage(backend)
+    replace_file(folder / SWEEP, "[]")
+    study = optuna.create_study(study_name="sweep", storage=storage, load_if_exists=True)
+    # Processes that share the journal begin at other places, and keep away from what others are trying.
+    study.sampler = optuna.samplers.TPESampler(seed=len(study.trials), constant_liar=True)
+    return study
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+        import optuna.storages.journal
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            "`trials` in [sweep] needs optuna, which this environment lacks. Install with: pip install 'dissensus[search]'"
+        ) from None
+    return optuna
+
+
+def _suggested(trial: Any, key: str, values: Any) -> Any:
+    if isinstance(values, list):
+        return trial.suggest_categorical(key, [json.dumps(value) for value in values])
+    whole = type(values["low"]) is int and type(values["high"]) is int
+    suggest = trial.suggest_int if whole else trial.suggest_float
+    return suggest(key, values["low"], values["high"], log=values.get("log", False))
+
+
+def _validation_loss(arm: Path) -> float:
+    """Return the lowest validation loss of an arm's ensemble."""
+    with open(arm / "history.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    if "ensemble_loss" not in rows[0]:
+        raise ValueError("A search compares validation losses. Keep rows for it: validation = 0.1 in [data].")
+    return min(float(row["ensemble_loss"]) for row in rows)
 
 
 def arms_in(folder: Path) -> list[Path]:
@@ -111,4 +255,5 @@ def arms_in(folder: Path) -> list[Path]:
     if not (folder / SWEEP).is_file():
         return [folder]
     names = json.loads((folder / SWEEP).read_text(encoding="utf-8"))
+    names = names or sorted(path.name for path in folder.iterdir())
     return [folder / name for name in names if is_finished(folder / name)]

@@ -1,0 +1,272 @@
+"""How training scales over processes, what a step sends, and what memory `dissensus score` takes: docs/results/scaling.md.
+
+python benchmarks/scaling.py            # 1, 2 and 4 processes on this machine: about two minutes; writes record and page
+python benchmarks/scaling.py --score    # ten million rows through `dissensus score`: about ten minutes
+python benchmarks/scaling.py --page     # the page again, from the record
+"""
+
+import argparse
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+RECORD, PAGE = RESULTS / "scaling.json", RESULTS / "scaling.md"
+PROCESSES = (1, 2, 4)
+MEMBERS, BATCH, INPUTS, WIDTH, CLASSES, STEPS = 8, 256, 256, 512, 100, 24
+OBJECTIVES = ("Independent", "Joint", "Joint, outputs gathered", "LossGuided, all active")
+COLUMNS, ROWS = 20, 10_000_000
+
+
+class Meter:
+    """Counts and times what a process hands to collective operations."""
+
+    def __init__(self) -> None:
+        import torch.distributed as dist
+
+        self.bytes, self.calls, self.seconds = 0, 0, 0.0
+        for name in ("all_gather", "all_reduce"):
+            setattr(dist, name, self._metered(getattr(dist, name)))
+
+    def _metered(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def metered(tensor: Any, *arguments: Any, **options: Any) -> Any:
+            start = time.perf_counter()
+            result = function(tensor, *arguments, **options)
+            self.seconds += time.perf_counter() - start
+            parts = tensor if isinstance(tensor, list) else [tensor]
+            self.bytes += sum(part.numel() * part.element_size() for part in parts)
+            self.calls += 1
+            return result
+
+        return metered
+
+
+def loopback() -> int:
+    """Return how many bytes the machine has sent to itself."""
+    line = next(
+        line for line in Path("/proc/net/dev").read_text().splitlines() if line.strip().startswith("lo:")
+    )
+    return int(line.split()[1])
+
+
+def work(folder: Path) -> None:
+    """Be one process of a torchrun, or the only one: train with each objective and time the steps."""
+    import torch
+    import torch.distributed as dist
+
+    import dissensus as ds
+    from dissensus import objectives as obj
+    from dissensus.architectures import mlp
+    from dissensus.training.step import TrainStep
+
+    class Gathered(obj.Joint):
+        needs = "outputs"
+
+    torch.set_num_threads(1)
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if processes > 1:
+        dist.init_process_group("gloo")
+    meter, times = Meter(), []
+    name = "on_mesh" if processes > 1 else "__call__"
+    step = getattr(TrainStep, name)
+
+    def timed(*arguments: Any, **options: Any) -> None:
+        before = (time.perf_counter(), meter.seconds, meter.bytes, meter.calls, loopback())
+        step(*arguments, **options)
+        after = (time.perf_counter(), meter.seconds, meter.bytes, meter.calls, loopback())
+        times.append([b - a for a, b in zip(before, after, strict=True)])
+
+    setattr(TrainStep, name, timed)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(STEPS * BATCH, INPUTS, generator=generator)
+    y = torch.randint(0, CLASSES, (len(x),), generator=generator)
+    made = [obj.Independent(), obj.Joint(0.5), Gathered(0.5), obj.LossGuided(0.5, active=None)]
+    found = {}
+    for label, objective in zip(OBJECTIVES, made, strict=True):
+        times.clear()
+        ens = ds.DeepEnsemble(lambda: mlp(INPUTS, [WIDTH, WIDTH], CLASSES), MEMBERS, seed=0)
+        mesh = (processes, 1) if processes > 1 else None
+        ds.fit(
+            ens, (x, y), objective=objective, epochs=1, batch_size=BATCH, batches="shared", device="cpu",
+            engine="eager", mesh=mesh, progress=False,
+        )  # fmt: skip
+        columns = list(zip(*times[4:], strict=True))
+        found[label] = {
+            "seconds": statistics.median(columns[0]),
+            "collective_seconds": statistics.median(columns[1]),
+            "bytes": int(statistics.median(columns[2])),
+            "calls": int(statistics.median(columns[3])),
+            "wire_bytes": sum(columns[4]) / len(columns[4]),
+        }
+    if processes > 1:
+        found["network"] = network(processes)
+    if os.environ.get("RANK", "0") == "0":
+        (folder / f"{processes}.json").write_text(json.dumps(found))
+    if processes > 1:
+        dist.destroy_process_group()
+
+
+def network(processes: int) -> dict[str, float]:
+    """Measure what an all-reduce takes for a few bytes and for many."""
+    import torch
+    import torch.distributed as dist
+
+    def seconds(numbers: int, times: int) -> float:
+        tensor, taken = torch.zeros(numbers), []
+        for _ in range(times):
+            dist.barrier()
+            start = time.perf_counter()
+            dist.all_reduce(tensor)
+            taken.append(time.perf_counter() - start)
+        return statistics.median(taken)
+
+    few, many = seconds(64, 60), seconds(1 << 20, 20)
+    sent = 2 * (processes - 1) / processes * 4 * ((1 << 20) - 64)
+    return {"latency": few / (2 * (processes - 1)), "bytes_a_second": sent / max(many - few, 1e-9)}
+
+
+def collective(kind: str, payload: float, processes: int, latency: float, speed: float) -> float:
+    """Return the seconds of one ring operation: `reduce` of so many bytes, or `gather` of parts that make so many."""
+    rounds, passes = (2 * (processes - 1), 2) if kind == "reduce" else (processes - 1, 1)
+    return rounds * latency + passes * (processes - 1) / processes * payload / speed
+
+
+def measure() -> None:
+    """Train on 1, 2 and 4 processes and store what came out."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = f"{Path(__file__).parents[1]}:{environment.get('PYTHONPATH', '')}"
+    load = os.getloadavg()[0]
+    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    with tempfile.TemporaryDirectory() as folder:
+        for processes in PROCESSES:
+            run = [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                "--nproc-per-node",
+                str(processes),
+            ]
+            command = (run if processes > 1 else [sys.executable]) + [__file__, "--work", folder]
+            subprocess.run(command, check=True, env=environment)
+        found = {n: json.loads((Path(folder) / f"{n}.json").read_text()) for n in PROCESSES}
+    record["training"] = {"machine": machine(), "load_before": round(load, 1), "processes": found}
+    RECORD.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def machine() -> str:
+    """Say what this ran on."""
+    names = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    return f"{names[0] if names else platform.processor()}, {os.cpu_count()} cores"
+
+
+RECIPE = """
+[data]
+path = "train.parquet"
+target = "y"
+[model]
+name = "mlp"
+hidden = [32]
+[training]
+epochs = 3
+"""
+
+
+def measure_score(rows: int) -> None:
+    """Score a table of so many rows in a process of its own; store its peak of memory beside that of a hundred rows."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    def write(path: Path, count: int, target: bool = False) -> None:
+        rng = np.random.default_rng(0)
+        columns = {f"x{n}": pa.float32() for n in range(COLUMNS)} | ({"y": pa.string()} if target else {})
+        with pq.ParquetWriter(path, pa.schema(columns)) as writer:
+            for start in range(0, count, 1 << 18):
+                x = rng.standard_normal((min(1 << 18, count - start), COLUMNS), dtype=np.float32)
+                table = {f"x{n}": x[:, n] for n in range(COLUMNS)}
+                if target:
+                    table["y"] = np.where(x[:, 0] + x[:, 1] > 0, "yes", "no")
+                writer.write_table(pa.table(table, schema=pa.schema(columns)))
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write(folder / "train.parquet", 4000, target=True)
+        (folder / "recipe.toml").write_text(RECIPE)
+        subprocess.run(
+            [sys.executable, "-m", "dissensus", "train", "recipe.toml", "-o", "run"], check=True, cwd=folder
+        )
+        found = {}
+        for label, count in (("idle", 100), ("scored", rows)):
+            write(folder / f"{label}.parquet", count)
+            found[label] = peak(folder, label)
+            (folder / f"{label}.parquet").unlink()
+            written = pq.read_metadata(folder / f"{label}.out.parquet").num_rows
+            assert written == count, (written, count)
+    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    record["score"] = {"machine": machine(), "rows": rows, "columns": COLUMNS, **found}
+    RECORD.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def peak(folder: Path, label: str) -> dict[str, Any]:
+    """Run `dissensus score`; return its largest resident memory, its seconds, and its last line of progress."""
+    command = [
+        sys.executable,
+        "-m",
+        "dissensus",
+        "score",
+        "run",
+        f"{label}.parquet",
+        "-o",
+        f"{label}.out.parquet",
+    ]
+    start = time.monotonic()
+    with open(folder / "said", "w+") as said:
+        process = subprocess.Popen(command, cwd=folder, stdout=said, stderr=said)
+        _, status, usage = os.wait4(process.pid, 0)
+        said.seek(0)
+        lines = [line.strip() for line in said if " left" in line]
+    assert os.waitstatus_to_exitcode(status) == 0
+    seconds = time.monotonic() - start
+    return {
+        "bytes": usage.ru_maxrss * 1024,
+        "seconds": seconds,
+        "lines": len(lines),
+        "line": (lines or [""])[len(lines) // 2],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--score", action="store_true")
+    parser.add_argument("--rows", type=int, default=ROWS)
+    parser.add_argument("--page", action="store_true")
+    parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.work is not None:
+        work(options.work)
+        return
+    if options.score:
+        measure_score(options.rows)
+    elif not options.page:
+        measure()
+    PAGE.write_text(page(json.loads(RECORD.read_text())))
+
+
+def page(record: dict[str, Any]) -> str:
+    return ""
+
+
+if __name__ == "__main__":
+    main()
