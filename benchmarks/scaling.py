@@ -7,6 +7,7 @@ python benchmarks/scaling.py --page     # the page again, from the record
 
 import argparse
 import json
+import math
 import os
 import platform
 import re
@@ -22,7 +23,7 @@ from typing import Any
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 RECORD, PAGE = RESULTS / "scaling.json", RESULTS / "scaling.md"
 PROCESSES = (1, 2, 4)
-MEMBERS, BATCH, INPUTS, WIDTH, CLASSES, STEPS = 8, 256, 256, 512, 100, 24
+MEMBERS, BATCH, INPUTS, WIDTH, CLASSES, STEPS = 8, 128, 256, 512, 100, 20
 OBJECTIVES = ("Independent", "Joint", "Joint, outputs gathered", "LossGuided, all active")
 COLUMNS, ROWS = 20, 10_000_000
 
@@ -159,7 +160,12 @@ def measure() -> None:
             command = (run if processes > 1 else [sys.executable]) + [__file__, "--work", folder]
             subprocess.run(command, check=True, env=environment)
         found = {n: json.loads((Path(folder) / f"{n}.json").read_text()) for n in PROCESSES}
-    record["training"] = {"machine": machine(), "load_before": round(load, 1), "processes": found}
+    record["training"] = {
+        "machine": machine(),
+        "cores": os.cpu_count(),
+        "load_before": round(load, 1),
+        "processes": found,
+    }
     RECORD.write_text(json.dumps(record, indent=1) + "\n")
 
 
@@ -245,6 +251,162 @@ def peak(folder: Path, label: str) -> dict[str, Any]:
     }
 
 
+# What the model of a cluster assumes: rounds of a ring between machines take so long, and links carry so much.
+ASSUMED_LATENCY, ASSUMED_SPEED = 10e-6, 25e9
+GPUS = (8, 16, 32, 64, 128, 256, 512)
+CLUSTER_BATCH, CLUSTER_CLASSES = 128, 1000
+
+
+def sent(objective: str, members: int, batch: int, classes: int) -> list[tuple[str, int]]:
+    """Return the collective operations of a step on a mesh of members, and the bytes of each one's result.
+
+    `Joint` reduces the largest and the sum of the label's probability, and the mean error; the general rule gathers all outputs.
+    """
+    if objective == "Independent":
+        return []
+    if objective == "Joint":
+        return [("reduce", 4 * batch), ("reduce", 4 * batch), ("reduce", 4)]
+    return [("gather", 4 * members * batch * classes)]
+
+
+def predicted(objective: str, processes: int, training: dict[str, Any]) -> float:
+    """Return a step's seconds by the model: the members of a process, then its collective operations."""
+    alone, cores = training["processes"]["1"][objective]["seconds"], training["cores"]
+    found = training["processes"][str(processes)]["network"]
+    compute = alone / processes * max(1.0, processes / cores)
+    operations = sent(objective, MEMBERS, BATCH, CLASSES)
+    return compute + sum(
+        collective(kind, payload, processes, found["latency"], found["bytes_a_second"])
+        for kind, payload in operations
+    )
+
+
+def page(record: dict[str, Any]) -> str:
+    """Return docs/results/scaling.md."""
+    training = record["training"]
+    lines = [
+        "# Scaling: processes, bytes and memory",
+        "",
+        "Written by `python benchmarks/scaling.py` from `docs/results/scaling.json`; see [Beyond one process](../distributed.md) for how to use it.",
+        "",
+        "## Several processes on one machine",
+        "",
+        f"{MEMBERS} MLPs ({INPUTS} inputs, two layers of {WIDTH}, {CLASSES} classes), batches of {BATCH}, AdamW, members spread; median of "
+        f"{STEPS - 4} steps in one run, one thread a process, gloo. Machine: {training['machine']}, shared with other work (load "
+        f"{training['load_before']} before), so times are rough; with {training['cores']} cores, four processes cannot be faster than two. "
+        "*Model*: the step of one process, divided, plus each collective operation as a ring: rounds x latency + bytes / speed, both measured "
+        "by an all-reduce of 256 bytes and one of 4 MB on the same processes.",
+        "",
+        "| objective | processes | ms a step | speed-up | in collectives, ms | model, ms | measured / model |",
+        "|---|---|---|---|---|---|---|",
+        *_steps(training),
+        "",
+        "Latency and speed found: "
+        + "; ".join(
+            f"{n} processes {1e6 * training['processes'][n]['network']['latency']:.0f} µs a round, "
+            f"{training['processes'][n]['network']['bytes_a_second'] / 1e9:.2f} GB/s"
+            for n in training["processes"]
+            if n != "1"
+        )
+        + ". Time in collectives holds waiting for the slowest process.",
+        "",
+        "## Bytes a step",
+        "",
+        "Counted at the calls, for one process: the result that it gets. Beside it what a ring sends for that, and what the loopback interface saw "
+        "divided by the processes (other traffic of the machine included).",
+        "",
+        "| objective | processes | operations | bytes of results | a ring sends | seen on the interface |",
+        "|---|---|---|---|---|---|",
+        *_bytes(training),
+        "",
+        "`Joint` needs means over members only: the probability of the label, which is reduced, instead of all members' outputs. `Independent` "
+        "exchanges nothing in a step.",
+        "",
+        "## A model of 8 to 512 GPUs",
+        "",
+        f"**Not measured.** One member a GPU, batches of {CLUSTER_BATCH}, {CLUSTER_CLASSES} classes, a ring of {1e6 * ASSUMED_LATENCY:.0f} µs a "
+        f"round and {ASSUMED_SPEED / 1e9:.0f} GB/s a link (assumed; a 200 Gb/s network), bytes as above. Trees, which libraries use for small "
+        "messages, have log2 as many rounds. The last column is what the gather costs where `Joint` is trained by the general rule.",
+        "",
+        "| GPUs = members | `Joint`: bytes sent | ms, ring | ms, tree | all outputs: bytes sent | ms, ring |",
+        "|---|---|---|---|---|---|",
+        *_cluster(),
+        "",
+        "So what is small stays small: latency is all that `Joint` pays, and the gather of outputs grows with the members. Beyond the step, every check "
+        "hands all weights and moments to every process (12 bytes a parameter and member with AdamW): check seldom where members are many.",
+        "",
+        *_score(record.get("score")),
+    ]
+    return "\n".join(lines)
+
+
+def _steps(training: dict[str, Any]) -> list[str]:
+    rows = []
+    for objective in OBJECTIVES:
+        alone = training["processes"]["1"][objective]["seconds"]
+        rows.append(f"| {objective} | 1 | {1e3 * alone:.0f} | 1 | | | |")
+        for processes in PROCESSES[1:]:
+            found, model = (
+                training["processes"][str(processes)][objective],
+                predicted(objective, processes, training),
+            )
+            rows.append(
+                f"| {objective} | {processes} | {1e3 * found['seconds']:.0f} | {alone / found['seconds']:.2f} | "
+                f"{1e3 * found['collective_seconds']:.1f} | {1e3 * model:.0f} | {found['seconds'] / model:.2f} |"
+            )
+    return rows
+
+
+def _bytes(training: dict[str, Any]) -> list[str]:
+    rows = []
+    for objective in OBJECTIVES:
+        for processes in PROCESSES[1:]:
+            found = training["processes"][str(processes)][objective]
+            operations = sent(objective, MEMBERS, BATCH, CLASSES)
+            assert found["bytes"] == sum(payload for _, payload in operations), (objective, found["bytes"])
+            ring = sum(_on_the_wire(kind, payload, processes) for kind, payload in operations)
+            seen = found["wire_bytes"] / processes
+            rows.append(
+                f"| {objective} | {processes} | {found['calls']} | {found['bytes']:,} | {ring:,.0f} | {seen:,.0f} |"
+            )
+    return rows
+
+
+def _on_the_wire(kind: str, payload: float, processes: int) -> float:
+    return (2 if kind == "reduce" else 1) * (processes - 1) / processes * payload
+
+
+def _cluster() -> list[str]:
+    rows = []
+    for gpus in GPUS:
+        joint = sent("Joint", gpus, CLUSTER_BATCH, CLUSTER_CLASSES)
+        everything = sent("outputs", gpus, CLUSTER_BATCH, CLUSTER_CLASSES)
+        few, all_of_it = (
+            sum(_on_the_wire(*one, gpus) for one in operations) for operations in (joint, everything)
+        )
+        ring, gather = (
+            1e3 * sum(collective(*one, gpus, ASSUMED_LATENCY, ASSUMED_SPEED) for one in operations)
+            for operations in (joint, everything)
+        )
+        tree = 1e3 * len(joint) * 2 * math.log2(gpus) * ASSUMED_LATENCY
+        rows.append(f"| {gpus} | {few:,.0f} | {ring:.2f} | {tree:.2f} | {all_of_it:,.0f} | {gather:.2f} |")
+    return rows
+
+
+def _score(found: dict[str, Any] | None) -> list[str]:
+    if found is None:
+        return []
+    more = (found["scored"]["bytes"] - found["idle"]["bytes"]) / 1e9
+    return [
+        "## Memory of `dissensus score`",
+        "",
+        f"{found['rows']:,} rows of {found['columns']} columns, one parquet file, five MLPs with the alarm, on {found['machine']} (shared): "
+        f"**{more:.2f} GB** of resident memory at the peak above the same command with a hundred rows ({found['idle']['bytes'] / 1e9:.2f} GB), "
+        f"{found['scored']['seconds']:.0f} s. A line every ten seconds says how far it is, such as `{found['scored']['line']}`.",
+        "",
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -262,10 +424,6 @@ def main() -> None:
     elif not options.page:
         measure()
     PAGE.write_text(page(json.loads(RECORD.read_text())))
-
-
-def page(record: dict[str, Any]) -> str:
-    return ""
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What each process of a torchrun does in the tests of meshes: trains, and the first one writes what came out."""
 
 import json
+import logging
 import os
 import sys
 import time
@@ -80,6 +81,11 @@ def seen_of(ens, run):
     }
 
 
+SAID = []  # what was logged
+logging.getLogger("dissensus").setLevel(logging.INFO)
+logging.getLogger("dissensus").addFilter(lambda record: SAID.append(record.getMessage()))
+
+
 class Traffic:
     """Counts the numbers that a process hands to collective operations."""
 
@@ -104,6 +110,7 @@ class Traffic:
 def part_of_case(objective, mesh, settings, traffic):
     """Train on the mesh; return what came out, or what was said instead."""
     before = dict(traffic.numbers)
+    SAID.clear()
     try:
         found = seen_of(*train(objective, tuple(mesh), **settings))
     except ValueError as refusal:
@@ -112,6 +119,7 @@ def part_of_case(objective, mesh, settings, traffic):
     traffic.numbers, spent = before, traffic.numbers
     dist.all_gather_object(everybody, json.dumps(found))
     found["alike"] = len(set(everybody)) == 1
+    found["said"] = list(SAID)
     found["numbers"] = {name: spent[name] - before[name] for name in spent}
     return found
 

@@ -630,7 +630,65 @@ def test_a_sweep_trains_every_arm_once_and_is_compared_on_a_page(home, tmp_path)
     assert "lr=0.005-seed=0" in (tmp_path / "page.html").read_text()
 
 
-@pytest.mark.parametrize("sweep", ["repeats = 0", "lr = [1, 2]", '"training.lr" = 3'])
+@pytest.mark.slow
+def test_a_search_tries_as_many_arms_as_asked_and_finishes_those_left(home, tmp_path):
+    pytest.importorskip("optuna", reason="searches need optuna")
+    from dissensus.recipes import sweeps
+
+    text = RECIPE.replace('path = "images.npz"', f'path = "{home / "images.npz"}"').replace("lr = 5e-3\n", "")
+    table = '"training.lr" = {low = 1e-4, high = 1e-1, log = true}\n"model.hidden" = [[8], [16]]'
+    (tmp_path / "s.toml").write_text(f"{text}\n[sweep]\n{table}\ntrials = 2\n")
+    out = tmp_path / "arms"
+    # What a killed process left: an arm that it was about to train.
+    left = sweeps._study(out).ask()
+    settings = sweeps.settings_of(sweeps.sweep_of(tmp_path / "s.toml"))
+    lr, hidden = (sweeps._suggested(left, key, values) for key, values in settings.items())
+    said = run("train", tmp_path / "s.toml", "-o", out, "--jobs", 2).output
+    assert said.count("done, validation loss") == 2
+    assert f"lr={lr}-hidden=_{hidden[1:-1]}_" in said
+    study = sweeps._study(out)
+    arms = sweeps.arms_in(out)
+    assert len(arms) == 2
+    assert study.best_value == min(map(sweeps._validation_loss, arms))
+    assert "done" not in run("train", tmp_path / "s.toml", "-o", out).output
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of Ray itself
+def test_ray_scores_files_and_trains_arms_as_this_process_does(home, table, tmp_path):
+    ray = pytest.importorskip("ray", reason="Ray is not installed")
+    frame = pd.read_csv(table / "customers.csv")
+    (tmp_path / "in").mkdir()
+    for number in range(3):
+        frame[number * 20 : number * 20 + 20].to_parquet(tmp_path / "in" / f"{number}.parquet")
+    pattern = tmp_path / "in" / "*.parquet"
+    run("score", table / "run", pattern, "-o", tmp_path / "here")
+    (tmp_path / "there").mkdir()
+    shutil.copy(tmp_path / "here" / "1.parquet", tmp_path / "there")
+    text = RECIPE.replace('path = "images.npz"', f'path = "{home / "images.npz"}"').replace(
+        "epochs = 4", "epochs = 1"
+    )
+    (tmp_path / "s.toml").write_text(text + '\n[sweep]\n"training.lr" = [1e-3]\nrepeats = 2\n')
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        result = run("score", table / "run", pattern, "-o", tmp_path / "there", "--ray")
+        assert result.stderr.count("is there already") == 1
+        assert "2 of 2 files, 0:00 left" in result.stderr
+        out = run("train", tmp_path / "s.toml", "-o", tmp_path / "arms", "--ray").output
+        assert sorted(out.splitlines()[:2]) == [f"lr=0.001-seed={seed}: done" for seed in (0, 1)]
+        bad = invoke("score", tmp_path / "nothing", pattern, "-o", tmp_path / "other", "--ray")
+        assert bad.exit_code == 2
+    finally:
+        ray.shutdown()
+    for number in range(3):
+        one, other = (pd.read_parquet(tmp_path / where / f"{number}.parquet") for where in ("here", "there"))
+        pd.testing.assert_frame_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "sweep",
+    ["repeats = 0", "trials = 0", "lr = [1, 2]", '"training.lr" = 3', '"training.lr" = {low = 1, high = 2}'],
+)
 def test_what_is_no_sweep_is_said(home, tmp_path, sweep):
     (tmp_path / "s.toml").write_text(RECIPE + f"\n[sweep]\n{sweep}\n")
     result = invoke("train", tmp_path / "s.toml", "-o", tmp_path / "arms")

@@ -134,6 +134,12 @@ def test_these_cases_do_what_their_names_say():
     assert "colluding" in seen["watches"]["history"]
 
 
+def test_that_steps_run_eagerly_is_said_once(found):
+    (line,) = found["asked for an engine"]["said"]
+    assert line.startswith("training runs eagerly: on a mesh")
+    assert found["five"]["said"] == []
+
+
 def test_member_j_depends_on_seed_and_j_whoever_runs_it(found):
     five, four = found["five"]["weights"], alone("independent")["weights"]
     assert {name: rows[:4] for name, rows in five.items()} == four

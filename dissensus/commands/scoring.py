@@ -145,6 +145,8 @@ def _score_with_ray(make: "partial[Scorer]", files: Sequence[tuple[str, Path]]) 
 
     if not files:
         return 0
+    run, device, allow_import, *others = make.args
+    load_trained(run, "cpu", allow_import)  # says here, and not in a cluster, what is wrong with it
     ray = started_ray()
     from ray.util import ActorPool
 
@@ -153,8 +155,7 @@ def _score_with_ray(make: "partial[Scorer]", files: Sequence[tuple[str, Path]]) 
     # One CPU stays free: where actors take all, what else Ray starts waits for ever, without a word.
     count = min(len(files), max(1, cpus - 1), gpus or cpus)
     actor = ray.remote(num_cpus=1, num_gpus=1 if gpus else 0)(Scorer)
-    run, *others = make.args
-    pool = ActorPool([actor.remote(run.absolute(), *others) for _ in range(count)])
+    pool = ActorPool([actor.remote(run.absolute(), device, allow_import, *others) for _ in range(count)])
     absolute = [(os.path.abspath(source), target.absolute()) for source, target in files]
     begun, bad = time.monotonic(), 0
     scored = pool.map(lambda one, pair: one.score.remote(*pair), absolute)
