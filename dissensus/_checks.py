@@ -7,57 +7,11 @@ the device once. Where a bad value sits is searched for only after one was found
 import warnings
 from collections.abc import Callable
 from functools import reduce
-from math import isfinite
-from operator import index
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-
-
-def whole_number(name: str, value: Any, least: int | None = None, *, tail: str = "") -> int:
-    """Return a whole number of any origin (NumPy's, a tensor of one) as Python's own, or say what is wrong with it.
-
-    Example:
-        >>> whole_number("epochs", 2.5, 1)
-        Traceback (most recent call last):
-        ValueError: `epochs` must be a whole number of at least 1; got 2.5.
-    """
-    wanted = f"`{name}` must be a whole number" + ("" if least is None else f" of at least {least}") + tail
-    try:
-        number = index(value)
-    except TypeError:
-        raise ValueError(f"{wanted}; got {value!r}.") from None
-    if isinstance(value, bool) or (least is not None and number < least):
-        raise ValueError(f"{wanted}; got {value!r}.")
-    return number
-
-
-def real_number(name: str, value: Any, *, least: float = 0.0, above: bool = False) -> float:
-    """Return a finite number of any origin as Python's own, at least (or above) a bound, or say what is wrong with it.
-
-    Example:
-        >>> real_number("lr", float("nan"))
-        Traceback (most recent call last):
-        ValueError: `lr` must be a number of at least 0; got nan.
-    """
-    try:
-        number = float("nan") if isinstance(value, str | bytes | bool) else float(value)
-    except (TypeError, ValueError, RuntimeError):
-        number = float("nan")
-    if not isfinite(number) or number < least or (above and number == least):
-        raise ValueError(
-            f"`{name}` must be a number {'above' if above else 'of at least'} {least:g}; got {value!r}."
-        )
-    return number
-
-
-def real_numbers(name: str, value: Any) -> float | list[float]:
-    """Return one number of at least 0, or a list of them, one a member."""
-    if isinstance(value, list | tuple) or (isinstance(value, np.ndarray | Tensor) and value.ndim == 1):
-        return [real_number(f"{name}[{place}]", one) for place, one in enumerate(value)]
-    return real_number(name, value)
 
 
 def check_member_logits(logits: Tensor, weights: Tensor | None = None, stacklevel: int = 4) -> None:
@@ -281,21 +235,6 @@ def explained(read: Callable[[Any], Tensor], network: nn.Module) -> Callable[[An
             ) from problem
 
     return reading
-
-
-def device_named(device: str | torch.device) -> torch.device:
-    """Return the device that was asked for, `"auto"` being a GPU if there is one."""
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        target = torch.device(device)
-    except (RuntimeError, TypeError):
-        raise ValueError(f"`device` must be 'auto', 'cpu', 'cuda' or 'cuda:N'; got {device!r}.") from None
-    if target.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            "device='cuda' was asked for and this machine has no CUDA device. Use device='auto'."
-        )
-    return target
 
 
 def can_be_read(values: Tensor) -> bool:

@@ -9,7 +9,7 @@ import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import wraps
-from math import isnan
+from math import isfinite, isnan
 from operator import index
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -61,6 +61,50 @@ def checked(public: Public) -> Public:
     return call  # type: ignore[return-value]
 
 
+def whole_number(name: str, value: Any, least: int | None = None, *, tail: str = "") -> int:
+    """Return a whole number of any origin (NumPy's, a tensor of one) as Python's own, or say what is wrong with it.
+
+    Example:
+        >>> whole_number("epochs", 2.5, 1)
+        Traceback (most recent call last):
+        ValueError: `epochs` must be a whole number of at least 1; got 2.5.
+    """
+    wanted = f"`{name}` must be a whole number" + ("" if least is None else f" of at least {least}") + tail
+    try:
+        number = index(value)
+    except TypeError:
+        raise ValueError(f"{wanted}; got {value!r}.") from None
+    if isinstance(value, bool) or (least is not None and number < least):
+        raise ValueError(f"{wanted}; got {value!r}.")
+    return number
+
+
+def real_number(name: str, value: Any, *, least: float = 0.0, above: bool = False) -> float:
+    """Return a finite number of any origin as Python's own, at least (or above) a bound, or say what is wrong with it.
+
+    Example:
+        >>> real_number("lr", float("nan"))
+        Traceback (most recent call last):
+        ValueError: `lr` must be a number of at least 0; got nan.
+    """
+    try:
+        number = float("nan") if isinstance(value, str | bytes | bool) else float(value)
+    except (TypeError, ValueError, RuntimeError):
+        number = float("nan")
+    if not isfinite(number) or number < least or (above and number == least):
+        raise ValueError(
+            f"`{name}` must be a number {'above' if above else 'of at least'} {least:g}; got {value!r}."
+        )
+    return number
+
+
+def real_numbers(name: str, value: Any) -> float | list[float]:
+    """Return one number of at least 0, or a list of them, one a member."""
+    if isinstance(value, list | tuple) or (_is_array(value) and value.ndim == 1):
+        return [real_number(f"{name}[{place}]", one) for place, one in enumerate(value)]
+    return real_number(name, value)
+
+
 def _hints(public: Callable[..., Any]) -> dict[str, Any]:
     """Return annotations; names that only a type checker imports are looked up in torch, and else stand for anything."""
     torch, names = sys.modules.get("torch"), dict[str, Any]()
@@ -98,33 +142,35 @@ def _shown(value: Any) -> str:
 def _wanted(annotation: Any) -> Wanted:
     """Return what reads values for an annotation, and its words."""
     origin, parts = get_origin(annotation), get_args(annotation)
-    kind = getattr(
-        annotation, "array_type", origin or annotation
-    )  # jaxtyping's shapes have the type they are of
+    # jaxtyping's shapes have the type they are of
+    kind = getattr(annotation, "array_type", origin or annotation)
     if origin in (Union, types.UnionType):
         return _any_of([_wanted(part) for part in parts])
     if origin is Literal:
-        return lambda value: value if isinstance(value, str) and value in parts else _OTHER, _listed(
-            map(repr, parts)
-        )
+        return _among(parts)
     if kind in (Sequence, Iterable, Collection, list, tuple) and parts:
         return _several(parts, kind in (Iterable, Collection))
-    if kind in _KINDS:
-        return _KINDS[kind]
+    return _KINDS[kind] if kind in _KINDS else _instance(kind)
+
+
+def _among(words: Collection[Any]) -> Wanted:
+    return lambda value: value if isinstance(value, str) and value in words else _OTHER, _listed(
+        map(repr, words)
+    )
+
+
+def _instance(kind: Any) -> Wanted:
+    """Read objects of a class; of protocols and data, which comes in many forms, anything."""
     torch = sys.modules.get("torch")
     if torch and kind is torch.Tensor:
-        return (
-            lambda value: value if _is_tensor(value) and _is_usable(value) else _OTHER,
-            _TENSOR,
-        )
+        return lambda value: value if _is_tensor(value) and _is_usable(value) else _OTHER, _TENSOR
     if torch and kind is torch.nn.Module:
         return _of(kind), "an nn.Module (a network)"
     data = (torch.utils.data.Dataset, torch.utils.data.DataLoader) if torch else ()
     if not isinstance(kind, type) or kind in data or getattr(kind, "_is_protocol", False):
         return _ANYTHING
-    return _of(kind), getattr(
-        kind, "_in_words", f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
-    )
+    article = "an" if kind.__name__[0] in "AEIOU" else "a"
+    return _of(kind), getattr(kind, "_in_words", f"{article} {kind.__name__}")
 
 
 def _any_of(wanted: list[Wanted]) -> Wanted:
@@ -148,14 +194,15 @@ def _several(parts: tuple[Any, ...], unordered: bool) -> Wanted:
     length = len(parts) if len(parts) > 1 and parts[-1] is not ... else None
 
     def several(value: Any) -> Any:
-        if isinstance(value, np.ndarray) or _is_tensor(value):
-            usable = value.dtype.kind in "biuf" if isinstance(value, np.ndarray) else _is_usable(value)
-            return value if usable and value.ndim == 1 and length in (None, len(value)) else _OTHER
-        if isinstance(value, list | tuple | set):  # not what can be gone through once only
+        if isinstance(value, str | bytes) or (isinstance(value, set) and not unordered):
+            return _OTHER
+        if _is_array(value):
+            fits = _holds_numbers(value) and value.ndim == 1 and length in (None, len(value))
+        elif isinstance(value, list | tuple | set):
             fits = length in (None, len(value)) and all(read(one) is not _OTHER for one in value)
-            return value if fits and (unordered or not isinstance(value, set)) else _OTHER
-        kinds = Iterable if unordered else Sequence
-        return value if isinstance(value, kinds) and not isinstance(value, str | bytes) else _OTHER
+        else:  # may be gone through once only
+            fits = isinstance(value, Iterable if unordered else Sequence)
+        return value if fits else _OTHER
 
     of = (f" of {length}" if length else "") + ("" if words == "anything" else f", each {words}")
     return several, f"a list or tuple{of}"
@@ -191,6 +238,14 @@ def _array(value: Any) -> Any:
         return value if value.dtype.kind in "biuf" else _OTHER
     column = hasattr(value, "__array__") and not isinstance(value, type) and not _is_tensor(value)
     return value if column or isinstance(value, list | tuple) else _OTHER
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray) or _is_tensor(value)
+
+
+def _holds_numbers(array: Any) -> bool:
+    return array.dtype.kind in "biuf" if isinstance(array, np.ndarray) else _is_usable(array)
 
 
 def _is_tensor(value: Any) -> bool:

@@ -9,8 +9,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from dissensus._checks import check_labels, check_member_logits, compute_dtype, explained, whole_number
-from dissensus._signatures import checked
+from dissensus._checks import check_labels, check_member_logits, compute_dtype, explained
+from dissensus._signatures import checked, whole_number
 from dissensus.data.sources import Pairs, device_of, pair_batches
 from dissensus.data.trees import Output, call, pick
 from dissensus.members import HeadEnsemble, Members

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dissensus._checks import device_named, explained
+from dissensus._checks import explained
 from dissensus._signatures import checked
 from dissensus.data.augment import Augmentation
 from dissensus.data.features import FEATURES, TARGETS, CachedFeatures, Facts, content_of, wrapped
 from dissensus.data.fingerprints import attributes_of, described, network_digest
-from dissensus.data.sources import Arrays, Inputs, Pairs, Source, device_of, source_of
+from dissensus.data.sources import Arrays, Inputs, Pairs, Source, device_named, device_of, source_of
 from dissensus.data.trees import Batch, Output, Tree, call, pick
 from dissensus.members import HeadEnsemble, Members
 from dissensus.members.members import evaluation_mode

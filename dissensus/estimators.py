@@ -21,9 +21,9 @@ from sklearn.utils.validation import (
 from torch import Tensor
 
 from dissensus._beliefs import Family, data_variance
-from dissensus._checks import device_named
 from dissensus.architectures import mlp
 from dissensus.conformal import Alarm, DriftMonitor, intervals, p_values
+from dissensus.data.sources import device_named
 from dissensus.data.tables import TableEncoder, columns_of
 from dissensus.members import Anchored, Members
 from dissensus.objectives import Objective, mean_and_scale

@@ -6,18 +6,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dissensus._checks import (
-    as_weights,
-    check_logits_shape,
-    check_member_logits,
-    check_weights,
-    device_named,
-    explained,
-    whole_number,
-)
+from dissensus._checks import as_weights, check_logits_shape, check_member_logits, check_weights, explained
 from dissensus._machine import inputs_under
-from dissensus._signatures import checked
-from dissensus.data.sources import Inputs, device_of, input_batches, num_batches
+from dissensus._signatures import checked, whole_number
+from dissensus.data.sources import Inputs, device_named, device_of, input_batches, num_batches
 from dissensus.data.trees import Batch, Tree, join_rows
 from dissensus.engines.graphs import Captured
 from dissensus.members import Members

@@ -12,11 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dissensus import metrics
-from dissensus._checks import device_named
 from dissensus._signatures import checked
 from dissensus.caching import cache_features
 from dissensus.data.features import CachedFeatures, as_real
-from dissensus.data.sources import Array, Pairs, check_labels_fit, device_of
+from dissensus.data.sources import Array, Pairs, check_labels_fit, device_named, device_of
 from dissensus.members import DeepEnsemble, HeadEnsemble, Members
 from dissensus.members.stacking import tensors_of
 from dissensus.randomness import derive, permutation

@@ -188,6 +188,21 @@ Pairs: TypeAlias = tuple[Any, Array] | tuple[Any, Array, Array] | list[Any] | Da
 Triple: TypeAlias = tuple[Batch, Tensor, Tensor | None]
 
 
+def device_named(device: str | torch.device) -> torch.device:
+    """Return the device that was asked for, `"auto"` being a GPU if there is one."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        target = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"`device` must be 'auto', 'cpu', 'cuda' or 'cuda:N'; got {device!r}.") from None
+    if target.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            "device='cuda' was asked for and this machine has no CUDA device. Use device='auto'."
+        )
+    return target
+
+
 def device_of(module: torch.nn.Module) -> torch.device:
     """Return where a module's tensors are; the CPU if it has none."""
     first = next(chain(module.parameters(), module.buffers()), None)

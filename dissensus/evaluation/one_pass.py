@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dissensus import metrics
-from dissensus._checks import as_weights, device_named, whole_number
-from dissensus._signatures import checked
-from dissensus.data.sources import Inputs, Pairs, device_of
+from dissensus._checks import as_weights
+from dissensus._signatures import checked, whole_number
+from dissensus.data.sources import Inputs, Pairs, device_named, device_of
 from dissensus.data.suites import LoadedSuite
 from dissensus.evaluation.classification import Classification, score_names
 from dissensus.evaluation.corrupting import Corruptor, corruptor_of

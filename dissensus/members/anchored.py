@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from dissensus._checks import whole_number
+from dissensus._signatures import whole_number
 from dissensus.data.sources import Array, as_tensor, device_of
 from dissensus.data.trees import Output, Tree
 from dissensus.members.deep_ensemble import DeepEnsemble

@@ -10,8 +10,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from dissensus._checks import real_number
-from dissensus._signatures import checked
+from dissensus._signatures import checked, real_number
 from dissensus.data.trees import Batch, Output
 from dissensus.members.members import Keys, Members, View, keys_of
 from dissensus.members.shared import SharedMembers

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import Module
 from torch.utils._pytree import tree_leaves, tree_map
 
-from dissensus._checks import whole_number
+from dissensus._signatures import whole_number
 from dissensus.construction import describe
 from dissensus.data.features import CachedFeatures
 from dissensus.data.trees import WHOLE, Batch, Output, WholeOutput, expand_rows, inputs_of

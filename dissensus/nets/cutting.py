@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from dissensus._checks import whole_number
-from dissensus._signatures import checked
+from dissensus._signatures import checked, whole_number
 
 Reset = Callable[[nn.Module], None]
 

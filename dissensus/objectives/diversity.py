@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dissensus._checks import check_weights, compute_dtype, whole_number
-from dissensus._signatures import checked
+from dissensus._checks import check_weights, compute_dtype
+from dissensus._signatures import checked, whole_number
 from dissensus.objectives.losses import (
     EVENT_LOSSES,
     Loss,

@@ -8,8 +8,7 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from dissensus._checks import real_number
-from dissensus._signatures import checked
+from dissensus._signatures import checked, real_number
 from dissensus.data.trees import Tree
 from dissensus.members import View
 from dissensus.objectives.likelihoods import (
@@ -266,10 +265,13 @@ class Independent(OutputObjective):
     needs = "nothing"
 
     def __post_init__(self) -> None:
-        kind = likelihood_of(self.loss).kind
+        likelihood = likelihood_of(self.loss)
+        kind = likelihood.kind
         if not 0.0 <= self.label_smoothing < 1.0:
             raise ValueError(f"`label_smoothing` must be in [0, 1); got {self.label_smoothing}.")
-        check_class_weights(self.class_weights, likelihood_of(self.loss))
+        check_class_weights(self.class_weights, likelihood)
+        meant = replace(likelihood, class_axis=self.class_axis, ignore_index=self.ignore_index)
+        self.__dict__["_likelihood"] = meant
         if kind == "labels" and not self.over_classes:
             return
         if kind != "classes" and (self.label_smoothing or self.over_classes):
@@ -280,7 +282,8 @@ class Independent(OutputObjective):
     @property
     def likelihood(self) -> Likelihood:
         """What outputs mean."""
-        return replace(likelihood_of(self.loss), class_axis=self.class_axis, ignore_index=self.ignore_index)
+        meant: Likelihood = self.__dict__["_likelihood"]
+        return meant
 
     def on_outputs(self, outputs: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Return the sum of the members' mean losses, and each one's."""

@@ -12,9 +12,8 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from dissensus._checks import device_named, whole_number
 from dissensus._machine import threads_for
-from dissensus._signatures import checked
+from dissensus._signatures import checked, whole_number
 from dissensus.data.augment import Augmentation
 from dissensus.data.features import CachedFeatures
 from dissensus.data.sources import (
@@ -26,6 +25,7 @@ from dissensus.data.sources import (
     check_labels_fit,
     check_pair,
     check_weights,
+    device_named,
     device_of,
     weighted_batches,
 )

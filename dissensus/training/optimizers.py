@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dissensus._checks import whole_number
-from dissensus._signatures import checked
+from dissensus._signatures import checked, whole_number
 from dissensus.engines.row_updates import runs_as_kernel, update_by_adam
 from dissensus.members import Members
 from dissensus.randomness import Noise, derive

@@ -9,8 +9,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from dissensus._checks import real_number, whole_number
-from dissensus._signatures import checked
+from dissensus._signatures import checked, real_number, whole_number
 
 
 class Schedule(ABC):

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from dissensus._checks import real_number, real_numbers, whole_number
 from dissensus._files import only_writer
+from dissensus._signatures import real_number, real_numbers, whole_number
 from dissensus.data.augment import Augmentation
 from dissensus.members import Members
 from dissensus.objectives import Objective
