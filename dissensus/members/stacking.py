@@ -52,18 +52,7 @@ def twin(net: nn.Module) -> nn.Module:
 def check_nets(nets: Sequence[nn.Module]) -> None:
     """Refuse what cannot be members: no modules, modules without shapes, and modules that share parameters."""
     for index, net in enumerate(nets):
-        if not isinstance(net, nn.Module):
-            raise ValueError(f"Each member must be an nn.Module; member {index} is a {type(net).__name__}.")
-        if any(type(tensor).__name__ == "DTensor" for tensor in tensors_of(net).values()):
-            raise ValueError(
-                f"Member {index} is sharded over processes (FSDP), and an ensemble keeps whole members. Spread members with `mesh`; "
-                "train those that exceed a device one by one, and gather each before DeepEnsemble.from_members."
-            )
-        lazy = [n for n, t in tensors_of(net).items() if torch.nn.parameter.is_lazy(t)]
-        if lazy:
-            raise ValueError(
-                f"Parameter {lazy[0]!r} of member {index} has no shape yet. Run a batch through the network before handing it over."
-            )
+        _check_net(index, net)
     seen: dict[int, tuple[int, str]] = {}
     for index, net in enumerate(nets):
         for name, parameter in net.named_parameters():
@@ -76,6 +65,21 @@ def check_nets(nets: Sequence[nn.Module]) -> None:
                 )
     if len({id(net) for net in nets}) < len(nets):
         raise ValueError("The factory returned the same object twice. Make a new network in every call.")
+
+
+def _check_net(index: int, net: object) -> None:
+    if not isinstance(net, nn.Module):
+        raise ValueError(f"Each member must be an nn.Module; member {index} is a {type(net).__name__}.")
+    if any(type(tensor).__name__ == "DTensor" for tensor in tensors_of(net).values()):
+        raise ValueError(
+            f"Member {index} is sharded over processes (FSDP), and an ensemble keeps whole members. Spread members with `mesh`; "
+            "train those that exceed a device one by one, and gather each before DeepEnsemble.from_members."
+        )
+    lazy = [n for n, t in tensors_of(net).items() if torch.nn.parameter.is_lazy(t)]
+    if lazy:
+        raise ValueError(
+            f"Parameter {lazy[0]!r} of member {index} has no shape yet. Run a batch through the network before handing it over."
+        )
 
 
 def can_stack(nets: Sequence[nn.Module]) -> bool:

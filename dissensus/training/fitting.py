@@ -77,29 +77,32 @@ def feed_of(
     if isinstance(data, CachedFeatures):
         return _feature_feed(members, data, objective, size, batches, last_batch, seed, device)
     arrays = arrays_of(data)
-    if arrays is None:
-        if batches == "own":
-            raise ValueError(
-                "A Dataset or DataLoader gives shared batches. For batches='own' hand over tensors or arrays."
-            )
-        if isinstance(data, DataLoader):
-            if batch_size is not None:
-                raise ValueError("A DataLoader has its own batch size; leave `batch_size` out.")
-            loaded = LoaderFeed(data, seed, device, accumulate)
-            with seeded(0):
-                x, y, _ = next(iter(weighted_batches(data, 1)))
-            return loaded, (x[:2], y)
-        assert isinstance(data, Dataset)
-        if isinstance(data, IterableDataset):
-            raise ValueError(
-                "An IterableDataset has no length and no order to shuffle. Hand over a DataLoader around one that has a length."
-            )
-        feed = DatasetFeed(data, size, seed, device, last_batch == "drop", workers)
-        with seeded(0):
-            x, y, _ = next(iter(weighted_batches(data, 2)))
-        return feed, (x, y)
-    rows, y, weights = arrays
-    return _array_feed(members, rows, y, weights, objective, size, batches, last_batch, workers, seed, device)
+    if arrays is not None:
+        rows, y, weights = arrays
+        return _array_feed(
+            members, rows, y, weights, objective, size, batches, last_batch, workers, seed, device
+        )
+    if batches == "own":
+        raise ValueError(
+            "A Dataset or DataLoader gives shared batches. For batches='own' hand over tensors or arrays."
+        )
+    if isinstance(data, DataLoader):
+        if batch_size is not None:
+            raise ValueError("A DataLoader has its own batch size; leave `batch_size` out.")
+        return LoaderFeed(data, seed, device, accumulate), _first_of(data, 1)
+    assert isinstance(data, Dataset)
+    if isinstance(data, IterableDataset):
+        raise ValueError(
+            "An IterableDataset has no length and no order to shuffle. Hand over a DataLoader around one that has a length."
+        )
+    return DatasetFeed(data, size, seed, device, last_batch == "drop", workers), _first_of(data, 2)
+
+
+def _first_of(data: Pairs, batch_size: int) -> tuple[Batch, Tensor]:
+    """Return two examples, with the targets of the batch they are of."""
+    with seeded(0):
+        x, y, _ = next(iter(weighted_batches(data, batch_size)))
+    return x[:2], y
 
 
 def _array_feed(

@@ -120,18 +120,24 @@ def pack(members: Members) -> list[Block]:
             name: members.get_parameter(name) for name in names if members.get_parameter(name).requires_grad
         }
         stacked = rows is not None and members.stacked
-        count = len(rows) if stacked and rows is not None else 1
-        for chosen in _groups(trainable, count):
-            shapes = tuple(p.shape[1:] if stacked else p.shape for p in chosen.values())
-            columns = [_columns_of(p, count, shape) for p, shape in zip(chosen.values(), shapes, strict=True)]
-            padding = columns[0].new_zeros(count, -sum(c.shape[1] for c in columns) % ALIGNMENT)
-            flat = torch.cat([*columns, padding], dim=1).contiguous()
-            block = Block(tuple(chosen), shapes, stacked, None if rows is None else tuple(rows), flat)
+        for chosen in _groups(trainable, len(rows) if stacked and rows is not None else 1):
+            block = _packed(chosen, rows, stacked)
             blocks.append(block)
             attach(members, block)
     if not blocks:
         raise ValueError("There is nothing to train: no parameter of the ensemble requires a gradient.")
     return blocks
+
+
+def _packed(parameters: Mapping[str, nn.Parameter], rows: Sequence[int] | None, stacked: bool) -> Block:
+    """Return parameters of one dtype as a block of so many rows."""
+    values = list(parameters.values())
+    count = len(values[0]) if stacked else 1
+    shapes = tuple(p.shape[1:] if stacked else p.shape for p in values)
+    columns = [_columns_of(p, count, shape) for p, shape in zip(values, shapes, strict=True)]
+    padding = columns[0].new_zeros(count, -sum(c.shape[1] for c in columns) % ALIGNMENT)
+    flat = torch.cat([*columns, padding], dim=1).contiguous()
+    return Block(tuple(parameters), shapes, stacked, None if rows is None else tuple(rows), flat)
 
 
 def attach(members: nn.Module, block: Block) -> None:

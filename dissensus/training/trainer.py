@@ -620,13 +620,6 @@ class Trainer:
         assert self.folder is not None
         if not self.writes:
             return
-        if tensors is None:
-            # Nothing goes on from a run that has ended: its weights are enough.
-            tensors = self.state.saved(without=("optimizer", "averages") if final else ())
-            if isinstance(self.step.optimizer, SeparateOptimizers) and not final:
-                tensors = {**tensors, **{f"separate.{k}": v for k, v in self.step.optimizer.state().items()}}
-            if self.good is not None:
-                tensors = {**tensors, **{f"good.{name}": tensor for name, tensor in self.good.items()}}
         facts = {
             "settings": self.identity,
             "architecture": self.architecture,
@@ -645,7 +638,16 @@ class Trainer:
             "history": self.result.history.rows,
             "torch": torch.__version__,
         }
-        self.folder.save(kind, self.result.step, tensors, facts, final)
+        self.folder.save(kind, self.result.step, tensors or self._tensors(final), facts, final)
+
+    def _tensors(self, final: bool) -> dict[str, Tensor]:
+        """Return what a run goes on from; nothing goes on from one that has ended, whose weights are enough."""
+        tensors = self.state.saved(without=("optimizer", "averages") if final else ())
+        if isinstance(self.step.optimizer, SeparateOptimizers) and not final:
+            tensors |= {f"separate.{name}": tensor for name, tensor in self.step.optimizer.state().items()}
+        if self.good is not None:
+            tensors |= {f"good.{name}": tensor for name, tensor in self.good.items()}
+        return tensors
 
     def _stored(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         assert self.folder is not None

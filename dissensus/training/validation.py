@@ -150,44 +150,44 @@ def validate(
     place = device_of(members)
     sums: dict[str, Tensor] = {}
     total = 0.0
-
-    def add(name: str, values: Tensor, weights: Tensor | None) -> None:
-        sums[name] = (
-            sums.get(name, torch.zeros(()))
-            + (values if weights is None else weights * values).sum(-1).double().cpu()
-        )
-
     with evaluation_mode(members):
         for x, y, weights in batches:
             x, y = x.to(place), y.to(place)
             weights = None if weights is None else weights.to(place).double()
             outputs, y, weights = likelihood.rows(members(x), y, weights)
             total += outputs.shape[1] if weights is None else float(weights.sum())
-            add("validation_loss", likelihood.losses(outputs, y), weights)
-            add("ensemble_loss", likelihood.mixture(outputs, y), weights)
-            if collusion is not None:
-                own, together = collusion.errors(outputs, y)
-                add("validation_member_error", own, weights)
-                add("validation_ensemble_error", together, weights)
-                add("validation_diversity", own - together, weights)
-            if likelihood.kind == "classes":
-                labels = y.argmax(-1) if y.is_floating_point() else y
-                add("validation_accuracy", outputs.argmax(-1) == labels, weights)
-                add("ensemble_accuracy", likelihood.pooled(outputs).argmax(-1) == labels, weights)
-            elif likelihood.kind == "labels":
-                # The share of labels that are answered rightly.
-                add("validation_accuracy", ((outputs > 0) == (y > 0.5)).double().mean(-1), weights)
-                add(
-                    "ensemble_accuracy",
-                    ((likelihood.pooled(outputs) > 0.5) == (y > 0.5)).double().mean(-1),
-                    weights,
-                )
+            for name, values in _measured(likelihood, outputs, y, collusion).items():
+                counted = (values if weights is None else weights * values).sum(-1).double().cpu()
+                sums[name] = sums.get(name, torch.zeros(())) + counted
     means = {name: value / total for name, value in sums.items()}
     return (
         # Where several members are one trained network's, its value is their mean.
         {name: v.reshape(members.num_trained, -1).mean(1).tolist() for name, v in means.items() if v.ndim},
         {name: float(value) for name, value in means.items() if not value.ndim},
     )
+
+
+def _measured(
+    likelihood: Likelihood, outputs: Tensor, y: Tensor, collusion: CollusionWatch | None
+) -> dict[str, Tensor]:
+    """Return what is measured of each example: by members `(members, batch)`, by the ensemble `(batch,)`."""
+    found = {
+        "validation_loss": likelihood.losses(outputs, y),
+        "ensemble_loss": likelihood.mixture(outputs, y),
+    }
+    if collusion is not None:
+        own, together = collusion.errors(outputs, y)
+        found["validation_member_error"], found["validation_ensemble_error"] = own, together
+        found["validation_diversity"] = own - together
+    if likelihood.kind == "classes":
+        labels = y.argmax(-1) if y.is_floating_point() else y
+        found["validation_accuracy"] = outputs.argmax(-1) == labels
+        found["ensemble_accuracy"] = likelihood.pooled(outputs).argmax(-1) == labels
+    elif likelihood.kind == "labels":
+        # The share of labels that are answered rightly.
+        found["validation_accuracy"] = ((outputs > 0) == (y > 0.5)).double().mean(-1)
+        found["ensemble_accuracy"] = ((likelihood.pooled(outputs) > 0.5) == (y > 0.5)).double().mean(-1)
+    return found
 
 
 @dataclass
