@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections import OrderedDict
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -189,8 +190,11 @@ def _load_tensors(members: Members, folder: Path, config: dict[str, Any]) -> Non
     for name, tensor in tensors.items():
         if name in own and own[name].shape == tensor.shape and own[name].dtype != tensor.dtype:
             _retype(members, name, tensor.dtype)
+    given = OrderedDict(tensors)
+    # Layers may ask in which version of them tensors were written: the present one.
+    given._metadata = own._metadata  # type: ignore[attr-defined]
     try:
-        members.load_state_dict(tensors)
+        members.load_state_dict(given)
     except RuntimeError as problem:
         raise ValueError(
             f"The networks that were made are not those of {folder}: {str(problem).splitlines()[1].strip()} "

@@ -1,9 +1,10 @@
-"""An ensemble in training code of your own: a plain PyTorch loop, the Trainer of transformers, metrics of torchmetrics.
+"""An ensemble in code of other people: a plain PyTorch loop, Trainer, Lightning, torchmetrics, pytorch-ood, OpenOOD's arrays.
 
 The loop gives the curve of `ds.fit` for the same batches: the sum of the members' losses trains each member as it would alone.
 Run: python examples/own_training.py
 """
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -86,6 +87,43 @@ def with_torchmetrics(ens: nn.Module) -> float:
     x, y = data()
     metric = MulticlassCalibrationError(3, n_bins=15)
     return float(metric(ds.predict(ens, x).softmax(-1).mean(0), y))
+
+
+def with_lightning(ens: nn.Module, epochs: int = 3) -> None:
+    """Train inside Lightning."""
+    import lightning
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ens = ens
+
+        def training_step(self, batch: list[Tensor], index: int) -> Tensor:
+            x, y = batch
+            return sum(F.cross_entropy(member, y) for member in self.ens(x))
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    trainer = lightning.Trainer(
+        max_epochs=epochs, accelerator="cpu", logger=False, enable_checkpointing=False
+    )
+    trainer.fit(Module(), DataLoader(TensorDataset(*data()), batch_size=16))
+
+
+def with_pytorch_ood(ens: nn.Module, x: Tensor) -> Tensor:
+    """Return a detector of pytorch-ood for each member, averaged, as a score: `(batch,)`, higher for what is unknown."""
+    from pytorch_ood.detector import EnergyBased
+
+    return torch.stack([EnergyBased(ens.member(j).eval())(x) for j in range(ens.num_members)]).mean(0)
+
+
+def for_openood(ens: nn.Module, known: tuple[Tensor, Tensor], unknown: Tensor) -> tuple[np.ndarray, ...]:
+    """Return what OpenOOD's metrics take: confidence (higher = known), label (-1 = unknown), and prediction."""
+    x, y = torch.cat([known[0], unknown]), torch.cat([known[1], torch.full((len(unknown),), -1)])
+    logits = ds.predict(ens, x)
+    prediction = logits.softmax(-1).mean(0).argmax(-1)
+    return tuple(t.numpy() for t in (-ds.scores.mutual_information(logits), y, prediction))
 
 
 class Detector:

@@ -3,6 +3,8 @@
 `python tests/models_table.py` writes docs/models-table.md; tests/test_models_table.py holds it.
 """
 
+import importlib.util
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -173,8 +175,25 @@ REFUSED = {
 }
 
 
+CONVOLVING = {
+    "ResNet": {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic"},
+    "RegNet": {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "groups_width": 8},
+    "ConvNext": {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2},
+    "ConvNextV2": {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2},
+    "MobileNetV2": {"depth_multiplier": 0.25},
+    "PvtV2": {
+        "image_size": 32,
+        "hidden_sizes": [8, 8, 8, 8],
+        "depths": [1, 1, 1, 1],
+        "num_attention_heads": [1, 1, 1, 1],
+        "mlp_ratios": [1, 1, 1, 1],
+    },
+}
+
+
 def transformers_models():
     """Return tiny random models of transformers by name; empty where the package is missing."""
+    declare_torchvision()
     try:
         import transformers as hf
     except ImportError:
@@ -273,6 +292,10 @@ def transformers_models():
             },
             images(),
         ),
+        **{
+            f"{name}ForImageClassification": (name, convolving | {"num_labels": 3}, images(32))
+            for name, convolving in CONVOLVING.items()
+        },
         "SegformerForSemanticSegmentation": (
             "Segformer",
             {
@@ -304,34 +327,101 @@ def _maker(make, config, options):
     return lambda: make(config(**options))
 
 
+_DECLARED = []
+
+
+def declare_torchvision():
+    """Have torchvision import where its compiled operators do not load, as a GPU's wheel beside a CPU's torch: their names are enough."""
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or "torchvision" in sys.modules or _DECLARED:
+        return
+    folder = Path(spec.origin).parent
+    try:
+        torch.ops.load_library(next(folder.glob("_C*.so")))
+    except Exception:
+        library = torch.library.Library("torchvision", "DEF")
+        registered = "".join(
+            (folder / f"_{part}_registrations.py").read_text() for part in ("meta", "autograd")
+        )
+        for name in set(
+            re.findall(r'(?:torchvision::|register_meta\("|ops\.torchvision\.)(\w+)', registered)
+        ):
+            library.define(f"{name}(Tensor given) -> Tensor")
+        # Definitions go when the library does.
+        _DECLARED.append(library)
+
+
+def torchvision_models():
+    """Return random models of torchvision; empty where it is missing."""
+    declare_torchvision()
+    try:
+        from torchvision import models
+    except ImportError:
+        return {}
+    tiny = {
+        "SimpleViT": lambda: models.VisionTransformer(32, 16, 1, 2, 8, 16, num_classes=3),
+        "SwinTransformer": lambda: models.SwinTransformer([4, 4], 8, [2], [2], [2, 2], num_classes=3),
+        "ResNet, bottlenecks": lambda: models.ResNet(models.resnet.Bottleneck, [1, 1, 1, 1], num_classes=3),
+        "DenseNet": lambda: models.DenseNet(4, (1, 1), 8, num_classes=3),
+        "ConvNeXt": lambda: models.ConvNeXt([models.convnext.CNBlockConfig(8, None, 2)], num_classes=3),
+    }
+    names = ("resnet18", "mobilenet_v3_small", "shufflenet_v2_x0_5", "squeezenet1_1", "mnasnet0_5")
+    whole = {name: (lambda name=name: getattr(models, name)(num_classes=3)) for name in names}
+    segment = {
+        "lraspp_mobilenet_v3_large": lambda: models.segmentation.lraspp_mobilenet_v3_large(
+            num_classes=3, weights_backbone=None
+        )
+    }
+    maps = (images(32)[0], (images(32)[0].mean(1) > 0).long())
+    return {
+        **{f"torchvision {name}": (make, images(32), None) for name, make in (tiny | whole).items()},
+        **{f"torchvision {name}": (make, maps, "out") for name, make in segment.items()},
+    }
+
+
 def timm_models():
-    """Return small random models of timm; empty where it cannot be imported, as without torchvision's operators."""
+    """Return small random models of timm; empty where it is missing."""
+    declare_torchvision()
     try:
         import timm
-    except Exception:
+    except ImportError:
         return {}
-    names = (
-        "resnet10t",
-        "mobilenetv3_small_050",
-        "efficientnet_lite0",
-        "convnext_atto",
-        "regnetx_002",
-        "vit_tiny_patch16_224",
-    )
-    options = {"vit_tiny_patch16_224": {"img_size": 32}}
+    small = {"embed_dim": 8, "depth": 1, "num_heads": 2}
+    cases = {
+        "resnet10t": {},
+        "mobilenetv3_small_050": {},
+        "efficientnet_lite0": {},
+        "convnext_atto": {"depths": (1, 1, 1, 1), "dims": (8, 8, 8, 8)},
+        "regnetx_002": {},
+        "ghostnet_050": {},
+        "vit_tiny_patch16_224": {"img_size": 32, **small},
+        "deit_tiny_distilled_patch16_224": {"img_size": 32, **small},
+        "beit_base_patch16_224": {"img_size": 32, **small},
+        "mixer_s32_224": {"img_size": 32},
+        "swin_tiny_patch4_window7_224": {
+            "img_size": 32,
+            "window_size": 4,
+            "embed_dim": 8,
+            "depths": (1, 1),
+            "num_heads": (2, 2),
+        },
+        "poolformer_s12": {"layers": (1, 1, 1, 1), "embed_dims": (8, 8, 8, 8)},
+        "edgenext_xx_small": {},
+        "resmlp_12_224": {"img_size": 32},
+    }
     return {
-        f"timm {name}": (
-            (lambda name=name: timm.create_model(name, num_classes=3, **options.get(name, {}))),
-            images(32),
-            None,
-        )
-        for name in names
+        f"timm {name}": (_timm(timm, name, options), images(32), None)
+        for name, options in cases.items()
         if timm.is_model(name)
     }
 
 
+def _timm(timm, name, options):
+    return lambda: timm.create_model(name, num_classes=3, **options)
+
+
 def all_models():
-    return {**TORCH, **transformers_models(), **timm_models()}
+    return {**TORCH, **transformers_models(), **timm_models(), **torchvision_models()}
 
 
 def try_out(make, data, output):

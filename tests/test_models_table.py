@@ -1,7 +1,19 @@
 """Models that people have train, answer and are saved as ensembles, or are refused in a sentence; the docs list them."""
 
+import re
+
 import pytest
-from models_table import PAGE, REFUSED, TORCH, timm_models, transformers_models, try_out
+from markdown_blocks import ROOT, run_blocks
+from models_table import (
+    PAGE,
+    REFUSED,
+    TORCH,
+    declare_torchvision,
+    timm_models,
+    torchvision_models,
+    transformers_models,
+    try_out,
+)
 
 import dissensus as ds
 
@@ -17,11 +29,12 @@ def test_a_model_trains_answers_and_is_saved(name):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("models", [transformers_models, timm_models], ids=["transformers", "timm"])
-def test_models_of_other_packages(models):
-    found = models()
+@pytest.mark.parametrize("package", ["transformers", "timm", "torchvision"])
+def test_models_of_other_packages(package):
+    models = {"transformers": transformers_models, "timm": timm_models, "torchvision": torchvision_models}
+    found = models[package]()
     if not found:
-        pytest.skip("the package, or what it needs, is not installed")
+        pytest.skip(f"{package} is not installed")
     failed = {}
     for name, case in found.items():
         try:
@@ -29,6 +42,18 @@ def test_models_of_other_packages(models):
         except Exception as problem:
             failed[name] = str(problem)[:200]
     assert failed == {}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("package", ["timm", "torchvision"])
+def test_documented_examples_with_other_packages(package):
+    declare_torchvision()
+    pytest.importorskip(package)
+    text = (ROOT / "docs" / "huggingface.md").read_text(encoding="utf-8")
+    blocks = re.findall(rf"^```python needs {package}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert blocks
+    run_blocks("docs/huggingface.md", blocks)
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -31,6 +31,33 @@ def test_a_score_is_a_detector():
     torch.testing.assert_close(found, ds.scores.mutual_information(ds.predict(ens, x)))
 
 
+def test_arrays_for_openood_give_the_same_auroc():
+    """By its own rule: unknown inputs are those with label -1, told apart by less confidence."""
+    ens, (x, y) = ds.DeepEnsemble(example.make_net, 3), example.data()
+    confidence, label, prediction = example.for_openood(ens, (x, y), 3 * x[:40])
+    assert confidence.shape == label.shape == prediction.shape == (136,)
+    pairs = confidence[label == -1][:, None] - confidence[label != -1][None]
+    auroc = ((pairs < 0) + 0.5 * (pairs == 0)).mean()
+    found = [ds.scores.mutual_information(ds.predict(ens, part)) for part in (3 * x[:40], x)]
+    assert auroc == pytest.approx(float(ds.metrics.auroc(*found)), abs=1e-6)
+
+
+@pytest.mark.slow
+def test_inside_lightning():
+    pytest.importorskip("lightning")
+    ens, (x, y) = ds.DeepEnsemble(example.make_net, 3), example.data()
+    before = torch.nn.functional.cross_entropy(ds.predict(ens, x)[0], y)
+    example.with_lightning(ens)
+    assert torch.nn.functional.cross_entropy(ds.predict(ens, x)[0], y) < before
+
+
+@pytest.mark.slow
+def test_detectors_of_pytorch_ood_are_scores():
+    pytest.importorskip("pytorch_ood")
+    ens, (x, _) = ds.DeepEnsemble(example.make_net, 3), example.data()
+    torch.testing.assert_close(example.with_pytorch_ood(ens, x), ds.scores.mean_energy(ds.predict(ens, x)))
+
+
 @pytest.mark.slow
 def test_inside_the_trainer_of_transformers_and_torchmetrics(tmp_path):
     pytest.importorskip("torchmetrics")

@@ -97,7 +97,7 @@ class Classification:
 
     def statistics(self, kind: Kind, name: str, columns: Columns) -> list[Statistic]:
         """Return the numbers of one set that need no other."""
-        parts: list[Statistic] = [_means(kind, name, name, self._averaged(columns))]
+        parts: list[Statistic] = [_means(kind, name, name, self.averaged(columns))]
         parts.append(_scores_means(kind, name, name, self.score_names, columns))
         if kind == "ood":
             return parts
@@ -138,7 +138,7 @@ class Classification:
             values.append(torch.from_numpy(of_corrupted + of_clean - auroc).float())
             numbers.append(Number("auroc", name, kind, auroc, score, severity))
         parts: list[Statistic] = [
-            _means(kind, name, ID, self._averaged(columns), severity),
+            _means(kind, name, ID, self.averaged(columns), severity),
             _scores_means(kind, name, ID, self.score_names, columns, severity),
             Means(numbers, ID, torch.stack(values)),
             CalibrationError.of(ece, ID, columns["confidence"], columns["correct"]),
@@ -156,7 +156,7 @@ class Classification:
             ),
         )
 
-    def _averaged(self, columns: Columns) -> dict[str, Tensor]:
+    def averaged(self, columns: Columns) -> dict[str, Tensor]:
         """Return values per input whose means are metrics, by the metric's name."""
         values = {}
         if "correct" in columns:

@@ -109,17 +109,19 @@ class Means:
         set: The set that is resampled.
         values: What is averaged, `(numbers, inputs)`, float32.
         root: Whether the numbers are roots of the means.
+        sizes: How much each input counts, `(inputs,)`, where values are sums over so much of it; None where inputs count alike.
     """
 
     numbers: Sequence[Number]
     set: str
     values: Tensor
     root: bool = False
+    sizes: Tensor | None = None
 
     def resampled(self, draws: Mapping[str, Tensor]) -> Tensor:
         """Return weighted means, `(numbers, resamples)`."""
         counts = draws[self.set]
-        means = self.values @ counts / len(counts)
+        means = self.values @ counts / (len(counts) if self.sizes is None else self.sizes @ counts)
         return means.sqrt() if self.root else means
 
 

@@ -19,6 +19,7 @@ from dissensus.data.sources import Inputs, Pairs, device_named, device_of
 from dissensus.data.suites import LoadedSuite
 from dissensus.evaluation.classification import Classification, score_names
 from dissensus.evaluation.corrupting import Corruptor, corruptor_of
+from dissensus.evaluation.dense import Dense, Over, Positions
 from dissensus.evaluation.estimates import Statistic, average, detection, replicates_of, with_intervals
 from dissensus.evaluation.inputs import (
     NamedSet,
@@ -80,6 +81,10 @@ def evaluate(
     weights: MemberWeights | NDArray[Any] | Sequence[float] | None = None,
     transform: Callable[[Tensor], Tensor] | None = None,
     class_names: Sequence[str] | None = None,
+    over: Over = "mean",
+    class_axis: int | None = None,
+    ignore_index: int = -100,
+    class_weights: Sequence[float] | None = None,
     batch_size: int = 1024,
     bootstrap: int = 1000,
     seed: int = 0,
@@ -124,6 +129,11 @@ def evaluate(
             uint8 images.
         class_names: Names of the classes in the order of the outputs, for the report. Labels that files give as names
             are numbered by it; by default by the names that `id_data` holds.
+        over: Of outputs with positions (pixels, tokens): one score an input is the `"mean"` or the `"max"` of its positions' scores,
+            or the share of positions above a number, given here. Metrics are those of positions; intervals resample inputs.
+        class_axis: Of outputs with positions: the axis of the classes in `(members, batch, ...)`; found by the labels' shape.
+        ignore_index: Label of positions that do not count.
+        class_weights: How much a position counts by its true class.
         batch_size: How many inputs go through the members at once.
         bootstrap: Number of resamples; 0 for no intervals.
         seed: Decides resamples and corruptions.
@@ -163,11 +173,15 @@ def evaluate(
     corruptor = corruptor_of(corruptions, severities, seed, corruption_folder, frost_folder)
     if device is not None:
         members.to(device_named(device))
-    reader = Reader(members, task, transform, batch_size, device_of(members), names)
+    positions = Positions(
+        over, class_axis, ignore_index, None if class_weights is None else tuple(class_weights)
+    )
+    reader = Reader(members, task, transform, batch_size, device_of(members), names, positions)
     reader.check(sets)
     with evaluation_mode(members):
         samples = _read_once(reader, sets, corruptor)
     assert reader.shape is not None
+    task = reader.task
     numbers, replicates = _numbers(task, samples, checked, bootstrap, seed)
     density = task.task == "density"
     num_outputs = reader.shape[1] // (1 + density)
@@ -277,7 +291,10 @@ def _corrupted_numbers(task: Task, known: Sample, count: int, seed: int) -> tupl
     statistics: list[Statistic] = []
     points: list[Number] = []
     for (name, severity), columns in known.corrupted.items():
-        assert isinstance(task, Classification)
+        if not isinstance(task, Classification):
+            raise ValueError(
+                "`corruptions` are measured for one class an image; these outputs have positions. Leave them out."
+            )
         parts, without = task.corrupted(name, severity, columns, known.columns)
         statistics += parts
         points += without
@@ -313,8 +330,8 @@ def _stacked(found: Sequence[tuple[Number, NDArray[np.float32]]], count: int) ->
 
 
 def _examples(task: Task, samples: Sequence[Sample], num_outputs: int) -> tuple[Examples, ...]:
-    """Return the inputs of each set that the ensemble is least certain about; none where each has several targets."""
-    if task.task != "classification" and num_outputs > 1:
+    """Return the inputs of each set that the ensemble is least certain about; none where each has several predictions."""
+    if isinstance(task, Dense) or (task.task != "classification" and num_outputs > 1):
         return ()
     shown = [name for name in task.score_names if name in _SHOWN] or [task.score_names[0]]
     found = []

@@ -24,6 +24,7 @@ from dissensus.diagnostics import Finding, diagnose
 from dissensus.engines.graphs import Captured
 from dissensus.evaluation.classification import Classification, Columns
 from dissensus.evaluation.corrupting import Cell, Corruptor
+from dissensus.evaluation.dense import Dense, Positions
 from dissensus.evaluation.inputs import NamedSet, value_range
 from dissensus.evaluation.regression import Regression
 from dissensus.evaluation.results import ID, Disputed, Kind
@@ -45,13 +46,14 @@ class OutputSample:
     def __init__(self, largest: int = _LARGEST) -> None:
         self.largest = largest
         self._parts: list[tuple[Tensor, Tensor, Tensor]] = []
-        self._rows = 0
+        self._rows = self.seen = 0
 
     def add(self, outputs: Tensor, targets: Tensor, start: int) -> None:
         """Take in a batch whose first row has this number in the set."""
         index = torch.arange(start, start + outputs.shape[1])
         self._parts.append((index, outputs.detach(), targets.to(outputs.device)))
         self._rows += len(index)
+        self.seen += len(index)
         # Twice as many may pile up, so that not every batch sorts them.
         if self._rows > 2 * self._limit(outputs):
             self._parts = [self._chosen()]
@@ -113,6 +115,11 @@ class Gallery:
         for most in (True, False):
             self._best[most] = self._merged(most, images, batch)
 
+    def add_maps(self, images: Tensor, dispute: Tensor, maps: Tensor) -> None:
+        """Take in a batch of images with a map of dispute over each, `(batch, height, width)`: both are shown, side by side."""
+        nobody = torch.full_like(dispute, -1, dtype=torch.int64)
+        self.add(_with_maps(images, maps), dispute, nobody[:0, None].expand(0, len(images)), nobody, None)
+
     def _merged(self, most: bool, images: Tensor, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         best = _first(batch["dispute"], most)
         new = {name: values[best] for name, values in batch.items()} | {"image": images[best]}
@@ -143,6 +150,16 @@ def shows_images(raw: Tensor) -> bool:
     return numbers and raw.ndim == 4 and raw.shape[1] in (1, 3) and min(raw.shape[2:]) > 1
 
 
+def _with_maps(images: Tensor, maps: Tensor) -> Tensor:
+    """Return pictures, 0 to 1, of each image, and beside it the same in grey with its map in red over it, the largest value full."""
+    values = torch.stack([_scaled(image) for image in images]).expand(-1, 3, -1, -1)
+    red = F.interpolate(maps[:, None].float(), values.shape[2:], mode="nearest")
+    red = red / red.amax((1, 2, 3), keepdim=True).clamp_min(1e-12)
+    over = (values.mean(1, keepdim=True) * (1 - red)).expand(-1, 3, -1, -1).clone()
+    over[:, :1] += red
+    return torch.cat([values, over], dim=3)
+
+
 def _item(name: str, most: bool, kept: dict[str, Tensor]) -> Disputed:
     picture = _picture(kept["image"])
     channels, height, width = picture.shape
@@ -161,11 +178,8 @@ def _item(name: str, most: bool, kept: dict[str, Tensor]) -> Disputed:
 
 
 def _picture(image: Tensor) -> Tensor:
-    """Return an image as uint8; values beyond 0 to 1 (normalised inputs) are stretched to its own range."""
-    values = image.float() / 255 if image.dtype == torch.uint8 else image.float()
-    low, high = values.aminmax()
-    if float(low) < 0 or float(high) > 1:
-        values = (values - low) / (high - low).clamp_min(1e-12)
+    """Return an image as uint8."""
+    values = _scaled(image)
     shrink = _LARGEST_SIDE / max(values.shape[1:])
     if shrink < 1:
         size = [max(1, round(side * shrink)) for side in values.shape[1:]]
@@ -173,9 +187,17 @@ def _picture(image: Tensor) -> Tensor:
     return (255 * values).round().to(torch.uint8)
 
 
-Task: TypeAlias = Classification | Regression
+def _scaled(image: Tensor) -> Tensor:
+    """Return an image with values from 0 to 1; those beyond (normalised inputs) are stretched to its own range."""
+    values = image.float() / 255 if image.dtype == torch.uint8 else image.float()
+    low, high = values.aminmax()
+    outside = (low < 0) | (high > 1)
+    return torch.where(outside, (values - low) / (high - low).clamp_min(1e-12), values)
+
+
+Task: TypeAlias = Classification | Regression | Dense
 # Needed of a batch for the gallery, and not kept.
-_OF_A_BATCH = ("votes", "dispute")
+_OF_A_BATCH = ("votes", "dispute", "map")
 
 
 @dataclass(frozen=True)
@@ -221,6 +243,7 @@ class Reader:
         batch_size: How many inputs go through the members at once.
         place: Device of the ensemble.
         class_names: Names of the classes, one an output; empty where none were given.
+        positions: How outputs with positions are read.
         shape: Members and outputs that the first batch had; every other must have them too.
         known: Outputs of the known inputs, for the diagnosis of the members.
     """
@@ -231,6 +254,7 @@ class Reader:
     batch_size: int
     place: torch.device
     class_names: tuple[str, ...] = ()
+    positions: Positions = field(default_factory=Positions)
     shape: tuple[int, int] | None = field(default=None, init=False)
     known: OutputSample = field(default_factory=OutputSample, init=False)
     _programs: dict[bool, "_Program"] = field(default_factory=dict, init=False)
@@ -297,6 +321,8 @@ class Reader:
         if self.shape is None:
             with _named(name, raw):
                 outputs = program.run(raw)
+            if outputs.ndim > 3 and not isinstance(self.task, Dense):
+                self.task = program.task = Dense.of(self.task, self.positions, outputs, targets)
             self._check_batch(outputs, y, len(raw), name, start)
             usable, columns = program.read(outputs, targets)
         else:
@@ -312,7 +338,13 @@ class Reader:
                 # The program's next run overwrites what it returned.
                 outputs, columns = outputs.clone(), {key: values.clone() for key, values in columns.items()}
         if y is not None and name == ID:
-            self.known.add(outputs, y, start)
+            if isinstance(self.task, Dense):
+                rows, truth, counts = self.task.flat(outputs, targets)
+                assert truth is not None
+                counted = counts.flatten()
+                self.known.add(rows[:, counted], truth[counted], self.known.seen)
+            else:
+                self.known.add(outputs, y, start)
         # Asked last: on a GPU the answer waits for all that was queued.
         if not bool(usable.all()):
             member, row = _first_unusable(usable)
@@ -328,10 +360,14 @@ class Reader:
             self.task.check_targets(y, outputs, name, start)
 
     def _check_shape(self, outputs: Tensor, size: int, name: str) -> None:
-        if self.shape is None:
+        dense = isinstance(self.task, Dense)
+        if self.shape is None or dense:
             self.task.check(outputs)
-            self.shape = (len(outputs), outputs.shape[-1])
+        if self.shape is None:
+            self.shape = (len(outputs), self.task.num_outputs(outputs) if dense else outputs.shape[-1])
             self._check_class_names(self.task.num_outputs(outputs))
+        if dense:
+            return
         wanted = (self.shape[0], size, self.shape[1])
         if tuple(outputs.shape) != wanted:
             raise ValueError(
@@ -347,9 +383,14 @@ class Reader:
             )
 
     def _show(self, gallery: Gallery, raw: Batch, columns: Columns, y: Tensor | None) -> None:
-        if isinstance(raw, Tensor) and "dispute" in columns and shows_images(raw):
-            labels = None if y is None else y.to(self.place)
-            gallery.add(raw, columns["dispute"], columns["votes"], columns["predicted"], labels)
+        if not isinstance(raw, Tensor) or "dispute" not in columns or not shows_images(raw):
+            return
+        if "map" in columns:
+            if columns["map"].ndim == 3:
+                gallery.add_maps(raw, columns["dispute"], columns["map"].movedim(-1, 0))
+            return
+        labels = None if y is None else y.to(self.place)
+        gallery.add(raw, columns["dispute"], columns["votes"], columns["predicted"], labels)
 
 
 class _Kept:
@@ -394,7 +435,7 @@ class _Program:
 
     def read(self, outputs: Tensor, targets: Tensor | None) -> tuple[Tensor, Columns]:
         """Return which outputs are finite, `(members, batch)`, and the columns."""
-        return outputs.isfinite().all(-1), self.task.columns(outputs, targets)
+        return outputs.isfinite().flatten(2).all(-1), self.task.columns(outputs, targets)
 
     def _whole(self, raw: Batch, targets: Tensor | None) -> tuple[Tensor, Tensor, Columns]:
         outputs = self.run(raw)

@@ -17,6 +17,7 @@ TITLES = {
     "brier": "Brier",
     "ece": "ECE",
     "smooth_ece": "smooth ECE",
+    "mean_iou": "mean IoU",
     "confidence": "confidence",
     "disagreement": "disagreement",
     "auroc": "AUROC",
@@ -42,7 +43,7 @@ TITLES = {
     "jensen_shannon": "Jensen-Shannon",
 }
 _PREDICTION_METRICS = {
-    "classification": ("accuracy", "member_accuracy", "nll", "brier", "ece", "smooth_ece"),
+    "classification": ("accuracy", "member_accuracy", "mean_iou", "nll", "brier", "ece", "smooth_ece"),
     "density": (
         "rmse",
         "mixture_nll",

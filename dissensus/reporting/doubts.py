@@ -252,7 +252,8 @@ def disputed_inputs(runs: Runs, score: str) -> Section | None:
         Text(
             "Inputs that members disagree about most, and least (by mutual information). Under each stand what it is, what "
             "the ensemble says (bold), and how many members vote for what. Disputed inputs are often ambiguous, mislabelled or unlike "
-            "the training data; unknown inputs that nobody disputes are the dangerous ones."
+            "the training data; unknown inputs that nobody disputes are the dangerous ones. Where outputs have positions, the map stands "
+            "beside the picture: red where members disagree, each map on its own scale."
         ),
         *pictures,
     )

@@ -207,7 +207,9 @@ def votes_sheet(items: Sequence[Disputed], class_names: Sequence[str]) -> "Figur
 
 
 def votes_lines(item: Disputed, class_names: Sequence[str]) -> list[str]:
-    """Return the lines under a picture: what it is, the ensemble's answer, and the votes."""
+    """Return the lines under a picture: what it is, the ensemble's answer, and the votes; of maps, how disputed it is."""
+    if not item.votes:
+        return [f"disputed {item.dispute:.2g}"]
     votes = Counter(_name(vote, class_names) for vote in item.votes)
     counted = [f"{name} \N{MULTIPLICATION SIGN}{number}" for name, number in votes.most_common(4)]
     truth = "unknown" if item.label is None else _name(item.label, class_names)

@@ -93,7 +93,8 @@ def headlines(runs: Runs, score: str) -> list[Headline]:
             for run in runs[:8]
         ]
     (run,) = runs
-    shown = {"classification": ("accuracy", "smooth_ece"), "density": ("rmse", "coverage_90")}
+    gap = "mean_iou" if _is_dense(run) else "smooth_ece"
+    shown = {"classification": ("accuracy", gap), "density": ("rmse", "coverage_90")}
     found = [
         Headline(
             title_with_unit(metric, run.target), _value(run.number(metric), run), _between(run, metric)[2:]
@@ -123,13 +124,22 @@ def _between(run: Evaluation, metric: str) -> str:
     return f", {' to '.join(_value(end, run) for end in ends)}"
 
 
+def _is_dense(run: Evaluation) -> bool:
+    """Whether metrics are those of positions (pixels, tokens), of which there is no smooth error: it would need them all at once."""
+    return any(number.metric == "mean_iou" for number in run.numbers)
+
+
 def _sentence(run: Evaluation, score: str, *, several: bool) -> str:
     who = "A single network" if run.num_members == 1 else f"An ensemble of {run.num_members} members"
     who += f" ({run.name})" if several else ""
     size = _size(run)
     if run.task == "classification":
-        accuracy, gap = (_percent(run.number(metric).value) for metric in ("accuracy", "smooth_ece"))
-        text = f"{who} is right on {accuracy} of {size} known inputs, and its confidence is off by {gap} on average"
+        dense = _is_dense(run)
+        accuracy, gap = (
+            _percent(run.number(m).value) for m in ("accuracy", "ece" if dense else "smooth_ece")
+        )
+        what = f"positions of {size} known inputs" if dense else f"{size} known inputs"
+        text = f"{who} is right on {accuracy} of {what}, and its confidence is off by {gap} on average"
     else:
         what = f"{run.target} of {size}" if run.target else str(size)
         text = f"{who} predicts {what} known inputs with an error (RMSE) of {short(run.number('rmse').value)}"

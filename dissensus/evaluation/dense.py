@@ -1,0 +1,302 @@
+"""Outputs with positions (pixels, tokens) -> columns, one value per input: sums over its positions, and scores pooled over them.
+
+Metrics are those of the positions, each an example of its own, but only their sums for each input are kept: memory grows with inputs, not
+with pixels. Intervals resample inputs, since the positions of one are not independent.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from dissensus.evaluation.classification import Classification, Columns
+from dissensus.evaluation.estimates import Means, Statistic
+from dissensus.evaluation.regression import Regression
+from dissensus.evaluation.results import Kind, Number, Reliability
+from dissensus.objectives.likelihoods import class_axis_of
+from dissensus.scores import over_positions
+
+_BINS = 15
+# One score an input: the mean or the largest of its positions, or the share of those above a number.
+Over = Literal["mean", "max"] | float
+
+
+@dataclass(frozen=True)
+class Positions:
+    """How outputs with positions are read.
+
+    Attributes:
+        over: How scores of positions become one score an input.
+        class_axis: Axis of the classes in `(members, batch, ...)`; None to find it by the targets' shape.
+        ignore_index: Label of positions that do not count.
+        class_weights: How much a position counts by its true class.
+    """
+
+    over: Over = "mean"
+    class_axis: int | None = None
+    ignore_index: int = -100
+    class_weights: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.over not in ("mean", "max") and (
+            isinstance(self.over, bool) or not isinstance(self.over, int | float)
+        ):
+            raise ValueError(
+                f"`over` must be 'mean', 'max' or a number, above which positions are counted; got {self.over!r}."
+            )
+
+
+@dataclass(frozen=True)
+class Dense:
+    """How dense outputs are read: as `inner` reads one position.
+
+    Attributes:
+        inner: What a position's outputs are.
+        positions: How positions are read.
+        axis: Axis of the classes; 0 for point predictions, which have none.
+        size: Number of classes; 1 for point predictions.
+    """
+
+    inner: Classification | Regression
+    positions: Positions
+    axis: int
+    size: int
+
+    @classmethod
+    def of(
+        cls, inner: Classification | Regression, positions: Positions, outputs: Tensor, targets: Tensor | None
+    ) -> "Dense":
+        """Find the class axis by the first batch."""
+        if inner.task == "density":
+            raise ValueError(
+                f"`evaluate` reads maps of class logits and of point predictions; the loss is {inner.loss!r}. Take `ds.predict` and "
+                "scores of its means and scales."
+            )
+        if inner.task == "points":
+            return cls(inner, positions, 0, 1)
+        # The known inputs come first, and have labels.
+        assert targets is not None
+        axis = class_axis_of(outputs, targets, positions.class_axis)
+        if positions.class_weights is not None and len(positions.class_weights) != outputs.shape[axis]:
+            raise ValueError(
+                f"`class_weights` must be one number for each of {outputs.shape[axis]} classes; got {len(positions.class_weights)}."
+            )
+        return cls(inner, positions, axis, outputs.shape[axis])
+
+    @property
+    def task(self) -> Literal["classification", "density", "points"]:
+        """That of a position."""
+        return self.inner.task
+
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        """The scores to compute."""
+        return self.inner.score_names
+
+    def check(self, outputs: Tensor) -> None:
+        """Refuse outputs of other classes than before; their positions may differ, as those of padded batches do."""
+        if outputs.ndim <= 3 or (self.axis and outputs.shape[self.axis] != self.size):
+            raise ValueError(
+                f"Outputs must have {self.size} classes at axis {self.axis} and positions beside them, as before; got "
+                f"{tuple(outputs.shape)}."
+            )
+
+    def num_outputs(self, outputs: Tensor) -> int:
+        """Return the number of classes, or 1."""
+        return self.size
+
+    def check_targets(self, targets: Tensor, outputs: Tensor, name: str, start: int) -> None:
+        """Refuse labels that are no classes, or targets that are not finite; `start` is the number of the batch's first row."""
+        if not self.axis:
+            if not bool(targets.isfinite().all()):
+                raise ValueError(f"Targets of set {name!r} must be finite; some from row {start} on are not.")
+            return
+        counted = targets[targets != self.positions.ignore_index]
+        if targets.is_floating_point() or (
+            len(counted) and (int(counted.min()) < 0 or int(counted.max()) >= self.size)
+        ):
+            raise ValueError(
+                f"Labels of set {name!r} must be class indices from 0 to {self.size - 1}, or {self.positions.ignore_index} where one "
+                f"does not count; got {targets.dtype} from {targets.min().item()} to {targets.max().item()}."
+            )
+
+    def flat(self, outputs: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Return outputs and targets of positions as rows, `(members, batch * positions, outputs)`, and which count, `(batch, ...)`."""
+        if not self.axis:
+            counts = torch.ones(outputs.shape[1:], dtype=torch.bool, device=outputs.device)
+            truth = None if targets is None else targets.reshape(outputs.shape[1:]).flatten()[:, None]
+            return outputs.flatten(1)[..., None], truth, counts
+        last = outputs.movedim(self.axis, -1)
+        rows = last.flatten(1, -2)
+        if targets is None:
+            return rows, None, torch.ones(last.shape[1:-1], dtype=torch.bool, device=outputs.device)
+        if targets.shape != last.shape[1:-1]:
+            raise ValueError(
+                f"Labels of outputs with positions must be shaped {tuple(last.shape[1:-1])}, as the outputs without their classes; got "
+                f"{tuple(targets.shape)}."
+            )
+        counts = targets != self.positions.ignore_index
+        return rows, torch.where(counts, targets.long(), 0).flatten(), counts
+
+    def columns(self, outputs: Tensor, targets: Tensor | None) -> Columns:
+        """Return all that numbers need of a batch; the last axis of each column is the batch."""
+        rows, truth, counts = self.flat(outputs, targets)
+        inner = self.inner.columns(rows, truth)
+        per_input = counts.flatten(1)
+        batch, (weights, classes) = len(per_input), (per_input.double(), self.positions.class_weights)
+        if classes is not None and truth is not None:
+            weights = weights * torch.tensor(classes, dtype=torch.float64, device=rows.device)[truth].reshape(
+                batch, -1
+            )
+
+        def summed(values: Tensor) -> Tensor:
+            values = values.double().unflatten(-1, (batch, -1))
+            return torch.where(per_input, values, 0.0).mul(weights).sum(-1)
+
+        pooled = [self._pooled(score.reshape(counts.shape), counts) for score in inner["scores"]]
+        columns = {"scores": torch.stack(pooled), "size": weights.sum(-1)}
+        if isinstance(self.inner, Classification):
+            columns |= {
+                f"sum {metric}": summed(values) for metric, values in self.inner.averaged(inner).items()
+            }
+            if "dispute" in inner:
+                columns["dispute"] = over_positions(inner["dispute"].reshape(counts.shape), counts=counts)
+                columns["map"] = inner["dispute"].reshape(counts.shape).movedim(0, -1)
+            if truth is not None:
+                columns |= self._labelled(inner, truth, per_input, weights)
+                columns["member_sums"] = summed(inner["member_correct"])
+        elif truth is not None:
+            columns |= {f"sum {metric}": summed(inner[metric]) for metric in ("mse", "mae")}
+            columns["member_sums"] = summed(inner["member_mse"])
+        return columns
+
+    def _pooled(self, score: Tensor, counts: Tensor) -> Tensor:
+        over = self.positions.over
+        if isinstance(over, str):
+            return over_positions(score, over, counts=counts)
+        return over_positions(score, "share", limit=float(over), counts=counts)
+
+    def _labelled(self, inner: Columns, truth: Tensor, counts: Tensor, weights: Tensor) -> Columns:
+        """Return sums of confidence, correctness and weight in bins, `(3, bins, batch)`, and how classes overlap, `(2, classes, batch)`."""
+        batch = len(counts)
+        confidence = inner["confidence"].reshape(batch, -1)
+        edges = (torch.arange(1, _BINS, dtype=torch.float64) / _BINS).to(confidence)
+        place = torch.bucketize(confidence, edges)
+        values = torch.stack(
+            [confidence.double(), inner["correct"].reshape(batch, -1).double(), torch.ones_like(weights)]
+        )
+        bins = weights.new_zeros(3, batch, _BINS).scatter_add_(2, place.expand(3, -1, -1), values * weights)
+        one = counts.double()
+        labels, said = truth.reshape(batch, -1), inner["predicted"].reshape(batch, -1)
+        empty = one.new_zeros(batch, self.size)
+        both = empty.scatter_add(1, labels, one * (labels == said))
+        union = empty.scatter_add(1, labels, one).scatter_add(1, said, one) - both
+        return {"bins": bins.movedim(1, -1), "overlap": torch.stack([both, union]).movedim(1, -1)}
+
+    def statistics(self, kind: Kind, name: str, columns: Columns) -> list[Statistic]:
+        """Return the numbers of one set that need no other."""
+        scores = Means(
+            [
+                Number("mean", name, kind, float(own.double().mean()), score)
+                for score, own in zip(self.score_names, columns["scores"], strict=True)
+            ],
+            name,
+            columns["scores"].float(),
+        )
+        size = columns["size"]
+        total = float(size.sum()) or 1.0
+        found: list[Statistic] = [scores]
+        if isinstance(self.inner, Regression):
+            if kind != "ood":
+                found += self._errors(kind, name, columns, total)
+            return found
+        sums = {key.removeprefix("sum "): values for key, values in columns.items() if key.startswith("sum ")}
+        averages = [Number(metric, name, kind, float(own.sum()) / total) for metric, own in sums.items()]
+        found.append(Means(averages, name, torch.stack(list(sums.values())).float(), sizes=size.float()))
+        if kind == "ood":
+            return found
+        members = columns["member_sums"]
+        own = [
+            Number("accuracy", name, kind, float(value) / total, member=place)
+            for place, value in enumerate(members.sum(-1))
+        ]
+        found.append(Means(own, name, members.float(), sizes=size.float()))
+        gaps = columns["bins"][0] - columns["bins"][1]
+        ece = float(gaps.sum(-1).abs().sum()) / total
+        found.append(_Gaps([Number("ece", name, kind, ece)], name, gaps.float(), size.float()))
+        overlap = columns["overlap"]
+        iou = float(_mean_iou(overlap.sum(-1, keepdim=True)))
+        found.append(_Overlap([Number("mean_iou", name, kind, iou)], name, overlap.float()))
+        return found
+
+    def _errors(self, kind: Kind, name: str, columns: Columns, total: float) -> list[Statistic]:
+        size, squares, absolute = columns["size"].float(), columns["sum mse"], columns["sum mae"]
+        values = torch.cat([squares[None], columns["member_sums"]])
+        roots = [
+            Number("rmse", name, kind, sqrt(float(value) / total), member=place - 1 if place else None)
+            for place, value in enumerate(values.sum(-1))
+        ]
+        mae = Number("mae", name, kind, float(absolute.sum()) / total)
+        return [
+            Means([mae], name, absolute[None].float(), sizes=size),
+            Means(roots, name, values.float(), root=True, sizes=size),
+        ]
+
+    def reliability(self, name: str, columns: Columns) -> Reliability | None:
+        """Return confidence against accuracy of a labelled set's positions."""
+        if "bins" not in columns:
+            return None
+        confidence, correct, weight = columns["bins"].sum(-1)
+        kept = weight > 0
+        edges = torch.arange(_BINS + 1, dtype=torch.float64) / _BINS
+        return Reliability(
+            name,
+            *(
+                tuple(values[kept].tolist())
+                for values in (
+                    confidence / weight,
+                    correct / weight,
+                    weight / weight.sum(),
+                    edges[:-1],
+                    edges[1:],
+                )
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class _Gaps:
+    """Expected calibration error of positions, from sums of confidence less correctness in bins, `(bins, inputs)`."""
+
+    numbers: Sequence[Number]
+    set: str
+    gaps: Tensor
+    sizes: Tensor
+
+    def resampled(self, draws: Mapping[str, Tensor]) -> Tensor:
+        """Return the error on resamples, `(1, resamples)`."""
+        counts = draws[self.set]
+        return (self.gaps @ counts).abs().sum(0, keepdim=True) / (self.sizes @ counts)
+
+
+@dataclass(frozen=True)
+class _Overlap:
+    """Mean over classes of intersection over union, from counts of both, `(2, classes, inputs)`."""
+
+    numbers: Sequence[Number]
+    set: str
+    overlap: Tensor
+
+    def resampled(self, draws: Mapping[str, Tensor]) -> Tensor:
+        """Return it on resamples, `(1, resamples)`."""
+        return _mean_iou(self.overlap @ draws[self.set])[None]
+
+
+def _mean_iou(overlap: Tensor) -> Tensor:
+    """Return the mean over classes that occur, `(columns,)`, of `(2, classes, columns)` counts."""
+    both, union = overlap
+    occurs = union > 0
+    return torch.where(occurs, both / union.clamp_min(1e-12), 0.0).sum(0) / occurs.sum(0).clamp_min(1)
