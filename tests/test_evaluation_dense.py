@@ -191,7 +191,7 @@ def test_the_page_shows_maps_over_images(tmp_path):
     ("change", "words"),
     [
         ({"id_data": (images()[0], images()[1][:, :4])}, "must have one axis of classes"),
-        ({"over": "median"}, "`over` must be 'mean', 'max' or a number"),
+        ({"over": "median"}, "`over` must be 'mean'"),
         ({"class_weights": (1.0, 2.0)}, "one number for each of 3 classes"),
         ({"id_data": (images()[0], images()[1].clamp_min(0) + 2)}, "must be class indices from 0 to 2"),
         ({"loss": "gaussian_nll"}, "maps of class logits and of point predictions"),

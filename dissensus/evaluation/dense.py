@@ -40,14 +40,6 @@ class Positions:
     ignore_index: int = -100
     class_weights: tuple[float, ...] | None = None
 
-    def __post_init__(self) -> None:
-        if self.over not in ("mean", "max") and (
-            isinstance(self.over, bool) or not isinstance(self.over, int | float)
-        ):
-            raise ValueError(
-                f"`over` must be 'mean', 'max' or a number, above which positions are counted; got {self.over!r}."
-            )
-
 
 @dataclass(frozen=True)
 class Dense:
