@@ -441,6 +441,11 @@ def try_out(make, data, output):
     return "vectorised" if ens.execution_reason is None else f"in a loop: {ens.execution_reason}"
 
 
+def _plainly(how):
+    """Return how members ran without the names of a package's layers."""
+    return re.sub(r"buffer '[^']*'", "a buffer", how).replace("|", "/")
+
+
 def write_page(rows):
     """Write the table of the documentation."""
     lines = [
@@ -451,7 +456,7 @@ def write_page(rows):
         "",
         "| model | fit | predict | save and load | members run |",
         "|---|---|---|---|---|",
-        *(f"| {name} | yes | yes | yes | {how.replace('|', '/')} |" for name, how in rows.items()),
+        *(f"| {name} | yes | yes | yes | {_plainly(how)} |" for name, how in rows.items()),
         "",
         "Refused in a sentence:",
         "",
