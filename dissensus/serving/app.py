@@ -21,7 +21,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse
 from dissensus import __version__
 from dissensus.serving import schema
 from dissensus.serving.batching import QueueFull
-from dissensus.serving.model import Arrays, BadInput, with_limit
+from dissensus.serving.model import Arrays, BadInput, has_booleans, with_limit
 from dissensus.serving.service import Service, Settings
 from dissensus.serving.watching import Watched
 
@@ -288,6 +288,8 @@ def _shaped(tensor: dict[str, Any], name: str) -> Any:
         found = np.asarray(data)
     except (ValueError, OverflowError):
         raise BadInput(f'"data" of {name!r} must be numbers, flat or nested as its shape.') from None
+    if found.dtype.kind != "b" and has_booleans(data):
+        raise BadInput(f'"data" of {name!r} must be all numbers, or all true and false.')
     if found.size != math.prod(shape) or found.ndim not in (1, len(shape)):
         raise BadInput(
             f'"data" of {name!r} must have {math.prod(shape)} numbers, as its shape says; got {found.size}.'

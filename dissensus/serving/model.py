@@ -70,7 +70,7 @@ class Field:
             array = np.asarray(values)
         except (ValueError, OverflowError):
             raise BadInput(f"{wanted}; not all of these rows have one shape.") from None
-        if array.dtype.kind not in self.kinds:
+        if array.dtype.kind not in self.kinds or ("b" not in self.kinds and has_booleans(values)):
             raise BadInput(f"{wanted}; it must hold {'numbers' if self.floats else 'whole numbers'} only.")
         if not _fits(array.shape[1:], self.shape) or not array.ndim:
             raise BadInput(f"{wanted}; got an array shaped {list(array.shape)}.")
@@ -99,6 +99,14 @@ class Field:
         if array.dtype.kind != "b" and array.size and (array.min() < limits[0] or array.max() > limits[1]):
             raise BadInput(f"{self.name!r} must hold whole numbers from {limits[0]} to {limits[1]}.")
         return array.astype(self.dtype)
+
+
+def has_booleans(values: Any) -> bool:
+    """Whether lists hold true or false, which beside numbers numpy would read as 1 and 0."""
+    if not isinstance(values, list):
+        return False
+    kinds = set(map(type, values))
+    return bool in kinds or (list in kinds and any(map(has_booleans, values)))
 
 
 def _fits(given: Sequence[int], wanted: Sequence[int | None]) -> bool:
