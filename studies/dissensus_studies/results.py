@@ -115,8 +115,8 @@ def pages(records: Path = RECORDS, templates: Path = TEMPLATES) -> dict[str, str
             claim for claim in claims if claim["table"].startswith(f"{Path(name).stem}/") and "claim" in claim
         ]
         found[name] = folded(text, verdicts(own), FIGURES[Path(name).stem])
-    measured = read_records(records / "tabular.jsonl")
-    tables = folded(write_report(measured), f"{standing(measured)}\n\n{RANKS_FIGURE}")
+    measured, trials = (read_records(records / f"{name}.jsonl") for name in ("tabular", "tabular-defaults"))
+    tables = folded(write_report(measured, trials), f"{standing(measured)}\n\n{RANKS_FIGURE}")
     return {**found, "claims.md": claims_page(claims), "tabular.md": tables}
 
 

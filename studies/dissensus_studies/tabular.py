@@ -28,7 +28,7 @@ from sklearn.ensemble import (
     RandomForestClassifier,
     RandomForestRegressor,
 )
-from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process import GaussianProcessClassifier, GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 
@@ -38,7 +38,6 @@ from dissensus.data.tables import columns_of
 from dissensus.estimators import EnsembleClassifier, EnsembleRegressor, Features
 from dissensus_studies.tabular_page import (
     LEAST_PROBABILITY,
-    NOT_RANKED,
     OURS,
     TEST_ROWS,
     TRAINING_ROWS,
@@ -254,28 +253,29 @@ class Encoded:
         return intervals(*self.held_out, self.moments(x), COVERAGE)
 
 
-def _gaussian_process() -> GaussianProcessRegressor:
-    kernel = ConstantKernel(1.0) * RBF(3.0, (0.1, 100)) + WhiteKernel(0.1, (1e-4, 10))
-    return GaussianProcessRegressor(kernel, random_state=0)
+def _gaussian_process(classes: bool) -> GaussianProcessClassifier | GaussianProcessRegressor:
+    kernel = ConstantKernel(1.0) * RBF(3.0, (0.1, 100))
+    if classes:
+        return GaussianProcessClassifier(kernel, random_state=0)
+    return GaussianProcessRegressor(kernel + WhiteKernel(0.1, (1e-4, 10)), random_state=0)
 
 
 CLASSIFIERS: Mapping[str, Callable[[int], Any]] = MappingProxyType(
     {
         OURS: lambda seed: EnsembleClassifier(random_state=seed),
-        "without pieces": lambda seed: EnsembleClassifier(bins=0, random_state=seed),
         "random forest": lambda seed: Encoded(RandomForestClassifier(random_state=seed)),
         "boosting": lambda seed: Encoded(HistGradientBoostingClassifier(random_state=seed)),
         "one MLP": lambda seed: Encoded(MLPClassifier(early_stopping=True, max_iter=500, random_state=seed)),
+        "Gaussian process": lambda seed: Encoded(_gaussian_process(classes=True)),
     }
 )
 REGRESSORS: Mapping[str, Callable[[int], Any]] = MappingProxyType(
     {
         OURS: lambda seed: EnsembleRegressor(random_state=seed),
-        "without pieces": lambda seed: EnsembleRegressor(bins=0, random_state=seed),
         "random forest": lambda seed: Encoded(RandomForestRegressor(random_state=seed)),
         "boosting": lambda seed: Encoded(HistGradientBoostingRegressor(random_state=seed)),
         "one MLP": lambda seed: Encoded(MLPRegressor(early_stopping=True, max_iter=500, random_state=seed)),
-        "Gaussian process": lambda seed: Encoded(_gaussian_process()),
+        "Gaussian process": lambda seed: Encoded(_gaussian_process(classes=False)),
     }
 )
 
@@ -361,32 +361,34 @@ def measure_all(
             table = TABLES[name](data or Path(), seed + repeat)
             parts = split(table, seed + repeat)
             for method, make in (CLASSIFIERS if table.classes else REGRESSORS).items():
-                if (name, repeat, method) in done or (method in NOT_RANKED and repeat):
+                if (name, repeat, method) in done:
                     continue
-                found = measure(make(seed + repeat), parts)
-                line: Record = {"study": "tabular", "table": name, "arm": [method]}
-                line |= {
-                    "task": "classes" if table.classes else "numbers",
-                    "repeat": repeat,
-                    "seed": seed + repeat,
-                    "seeds": 1,
-                }
-                line |= {
-                    "setting": f"{len(parts.train.y)} training rows, {table.x.shape[1]} columns"
-                } | _circumstances()
-                line |= {"seconds": found.pop("seconds"), "source": "run", "numbers": found}
-                known.append(flat(line))
-                with records.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(line) + "\n")
+                known.append(noted(records, name, method, repeat, seed + repeat, parts, make(seed + repeat)))
     return known
 
 
-def _circumstances() -> Record:
-    return {
+def noted(path: Path, table: str, arm: str, repeat: int, seed: int, parts: Split, model: Any) -> Record:
+    """Measure a method, add the line to the file, and return it flat."""
+    found = measure(model, parts)
+    line: Record = {
+        "study": "tabular",
+        "table": table,
+        "arm": [arm],
+        "task": "classes" if parts.train.classes else "numbers",
+        "repeat": repeat,
+        "seed": seed,
+        "seeds": 1,
+        "setting": f"{len(parts.train.y)} training rows, {parts.train.x.shape[1]} columns",
         "date": date.today().isoformat(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} thread",
         "versions": {name: version(name) for name in ("torch", "scikit-learn", "numpy")},
+        "seconds": found.pop("seconds"),
+        "source": "run",
+        "numbers": found,
     }
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+    return flat(line)
 
 
 def run(

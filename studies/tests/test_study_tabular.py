@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dissensus_studies import tabular
+from dissensus_studies import tabular, tabular_defaults, tabular_page
 
 
 @pytest.mark.parametrize("name", tabular.WITHOUT_DATA)
@@ -41,3 +41,30 @@ def test_regressors_get_a_scale_from_rows_they_were_not_trained_on():
     assert 0.75 < found["covered"] <= 1
     # A normal distribution of this error has this NLL at its best.
     assert found["nll"] > 0.5 * np.log(2 * np.pi * found["error"] ** 2)
+
+
+def test_changes_are_compared_table_by_table():
+    trials = [
+        {"method": method, "table": table, "seed": seed, "nll": nll, "seconds": seconds}
+        for method, nlls, seconds in (("{}", (1.0, 2.0, 5.0), 2.0), ("a", (1.5, 1.5, 5.3), 3.0))
+        for (table, seed), nll in zip((("x", 0), ("x", 1), ("y", 0)), nlls, strict=True)
+    ]
+    (name, mean, error, ratio) = tabular_page.compared(trials)[1]
+    # Table x changes by (0.5 - 0.5) / 2 = 0, table y by 0.3.
+    assert (name, ratio) == ("a", 1.5)
+    np.testing.assert_allclose((mean, error), (0.15, 0.15))
+
+
+def test_the_defaults_are_those_that_were_taken():
+    taken = {**tabular_defaults.BASE, **tabular_defaults.CHANGES[-1]}
+    for estimator in (tabular.EnsembleClassifier(), tabular.EnsembleRegressor()):
+        assert {name: estimator.get_params()[name] for name in taken} == taken
+
+
+@pytest.mark.parametrize("name", tabular_defaults.TABLES)
+def test_tables_that_defaults_were_chosen_on_are_made_by_their_seed(name):
+    first, again, other = (tabular_defaults.TABLES[name](seed) for seed in (0, 0, 1))
+    assert first.x.equals(again.x)
+    np.testing.assert_array_equal(first.y, again.y)
+    assert not first.x.equals(other.x)
+    assert first.classes == ("classes" in name or name in ("quantiles", "ten squares"))
