@@ -1,12 +1,17 @@
 """The demo's page in a real browser: it renders, fits a phone, follows light and dark, and reports no error."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
+import threading
 from html import unescape
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from markdown_blocks import ROOT
 from matplotlib.image import imread
 
 from dissensus import demo
@@ -106,6 +111,44 @@ def follows_scheme(folder, page, height):
         pixels = imread(picture)[..., :3]
         assert low <= pixels[5, 5].min() <= pixels[5, 5].max() <= high
         assert pixels.min() < 0.2 < 0.8 < pixels.max()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_on_the_site_and_it_loads_nothing_from_elsewhere(scheme, tmp_path):
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="axe-playwright-python is an extra"
+    )
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is an extra")
+    for extra in ("material", "mkdocstrings", "latex2mathml"):
+        pytest.importorskip(extra, reason="the site needs the docs extra")
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
+
+    class Files(SimpleHTTPRequestHandler):
+        def __init__(self, *given):
+            super().__init__(*given, directory=str(tmp_path))
+
+        def log_message(self, *said):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Files)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    base, asked = f"http://127.0.0.1:{server.server_port}/", []
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        for width in (1280, 375):
+            view = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+            view.on("request", lambda request: asked.append(request.url))
+            for page in ("", "results/claims/", "scores/", "choosing/", "journeys/student/", "api/saving/"):
+                view.goto(base + page)
+                assert view.evaluate("document.documentElement.scrollWidth") <= width, page
+                found = axe.Axe().run(view).response["violations"]
+                assert [(one["id"], one["nodes"][0]["html"][:200]) for one in found] == [], page
+        browser.close()
+    server.shutdown()
+    server.server_close()
+    assert [url for url in asked if not url.startswith((base, "data:", "blob:"))] == []
 
 
 def test_the_page_follows_light_and_dark(page, tmp_path):
