@@ -189,7 +189,11 @@ def test_a_guide_shows_one_screen_and_folds_the_rest(page):
     assert text.count("<details") == text.count("<summary>")
 
 
-@pytest.mark.parametrize("page", sorted((DOCS / "results").glob("*.md")), ids=lambda p: p.stem)
+# What benchmarks write for one machine has no claims to judge.
+RESULTS = [page for page in sorted((DOCS / "results").glob("*.md")) if page.stem != "scaling"]
+
+
+@pytest.mark.parametrize("page", RESULTS, ids=lambda p: p.stem)
 def test_a_page_of_results_opens_with_a_table_and_a_figure(page):
     top = page.read_text(encoding="utf-8").split("<summary>How it was done")[0]
     shown = unfolded(top.split("\n## ")[0] if page.stem != "claims" else top)
