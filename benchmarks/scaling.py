@@ -234,6 +234,8 @@ def peak(folder: Path, label: str) -> dict[str, Any]:
         f"{label}.parquet",
         "-o",
         f"{label}.out.parquet",
+        "--batch-size",
+        "8192",
     ]
     start = time.monotonic()
     with open(folder / "said", "w+") as said:
@@ -293,7 +295,7 @@ def page(record: dict[str, Any]) -> str:
         "",
         f"{MEMBERS} MLPs ({INPUTS} inputs, two layers of {WIDTH}, {CLASSES} classes), batches of {BATCH}, AdamW, members spread; median of "
         f"{STEPS - 4} steps in one run, one thread a process, gloo. Machine: {training['machine']}, shared with other work (load "
-        f"{training['load_before']} before), so times are rough; with {training['cores']} cores, four processes cannot be faster than two. "
+        f"{training['load_before']} before), so times are rough; with {training['cores']} cores, four processes cannot be faster than two on an idle machine; on a busy one more processes get a larger share of it. "
         "*Model*: the step of one process, divided, plus each collective operation as a ring: rounds x latency + bytes / speed, both measured "
         "by an all-reduce of 256 bytes and one of 4 MB on the same processes.",
         "",
@@ -400,7 +402,7 @@ def _score(found: dict[str, Any] | None) -> list[str]:
     return [
         "## Memory of `dissensus score`",
         "",
-        f"{found['rows']:,} rows of {found['columns']} columns, one parquet file, five MLPs with the alarm, on {found['machine']} (shared): "
+        f"{found['rows']:,} rows of {found['columns']} columns, one parquet file, five MLPs with the alarm, batches of 8192, on {found['machine']} (shared): "
         f"**{more:.2f} GB** of resident memory at the peak above the same command with a hundred rows ({found['idle']['bytes'] / 1e9:.2f} GB), "
         f"{found['scored']['seconds']:.0f} s. A line every ten seconds says how far it is, such as `{found['scored']['line']}`.",
         "",

@@ -211,3 +211,24 @@ def test_tables_are_tables():
     with pytest.raises(ValueError, match="no column 'z'"):
         TableEncoder.fit({"u": [1.5, 2]}, drop=["z"])
     assert LeftOut("u", "why").features == ()
+
+
+def test_a_parquet_file_is_not_kept_while_it_is_read(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    from pyarrow import parquet
+
+    from dissensus.data.frames import table_parts
+
+    rows = 1 << 16
+    column = pyarrow.array(np.random.default_rng(0).normal(size=rows))
+    table = pyarrow.table({"a": column, "b": column})
+    with parquet.ParquetWriter(tmp_path / "t.parquet", table.schema) as writer:
+        for _ in range(12):
+            writer.write_table(table)
+    before, most, count = pyarrow.total_allocated_bytes(), 0, 0
+    for _, frame, _ in table_parts(tmp_path / "t.parquet", (), rows // 4):
+        count += len(frame)
+        most = max(most, pyarrow.total_allocated_bytes() - before)
+    assert count == 12 * rows
+    # Of twelve groups; with buffers for what was read it was seventeen of them.
+    assert most < 6 * table.nbytes

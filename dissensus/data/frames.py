@@ -128,7 +128,8 @@ def _parquet_parts(pandas: Any, path: Path, texts: Sequence[str], rows: int) -> 
     try:
         from pyarrow import parquet
 
-        file = parquet.ParquetFile(path)
+        # Buffered ahead, all that was read would stay in memory.
+        file = parquet.ParquetFile(path, pre_buffer=False)
     except ImportError:
         raise ModuleNotFoundError(
             f"Reading {path.name} needs pyarrow, which this environment lacks. Install with: pip install 'dissensus[data]'"
