@@ -289,7 +289,20 @@ def page(record: dict[str, Any]) -> str:
     lines = [
         "# Scaling: processes, bytes and memory",
         "",
-        "Written by `python benchmarks/scaling.py` from `docs/results/scaling.json`; see [Beyond one process](../distributed.md) for how to use it.",
+        "What several processes gain, what a step sends, and what memory scoring takes; see [Beyond one process](../distributed.md).",
+        "",
+        "| aim | measured | |",
+        "|---|---|---|",
+        *_aims(record),
+        "",
+        f"![Speed-up of 1, 2 and 4 processes on {training['cores']} cores of a busy machine, a line for each objective](scaling.svg)",
+        "",
+        '<details markdown="1">',
+        "<summary>How it was done</summary>",
+        "",
+        "`python benchmarks/scaling.py` measures and writes `docs/results/scaling.json` and this page; `--score` does so for scoring.",
+        "",
+        "</details>",
         "",
         "## Several processes on one machine",
         "",
@@ -340,6 +353,60 @@ def page(record: dict[str, Any]) -> str:
         *_score(record.get("score")),
     ]
     return "\n".join(lines)
+
+
+def _aims(record: dict[str, Any]) -> list[str]:
+    """Return the rows of the table that the page opens with."""
+    found, score = record["training"]["processes"], record["score"]
+    faster = {
+        name: [found["1"][name]["seconds"] / found[n][name]["seconds"] for n in ("2", "4")]
+        for name in OBJECTIVES
+    }
+    ratios = [
+        found[str(n)][name]["seconds"] / predicted(name, n, record["training"])
+        for name in OBJECTIVES
+        for n in (2, 4)
+    ]
+    gathered, means = (found["4"][name]["bytes"] for name in ("Joint, outputs gathered", "Joint"))
+    more = (score["scored"]["bytes"] - score["idle"]["bytes"]) / 1e9
+    rows = [
+        (
+            "members spread over 2 and 4 processes",
+            "; ".join(f"{n} {a:.1f} x, {b:.1f} x" for n, (a, b) in faster.items()),
+            "",
+        ),
+        (
+            "a model of the network, checked with 2 and 4",
+            f"measured / model {min(ratios):.2f} to {max(ratios):.2f}",
+            "busy machine",
+        ),
+        ("`Joint` sends means, not outputs", f"{means:,} bytes a step instead of {gathered:,}", "reached"),
+        (
+            f"{score['rows']:,} rows scored within 1 GB above the idle process",
+            f"{more:.2f} GB",
+            "reached" if more < 1 and score["rows"] >= ROWS else "open",
+        ),
+    ]
+    return [f"| {' | '.join(row)} |" for row in rows]
+
+
+def figure(training: dict[str, Any]) -> str:
+    """Return the speed-ups as an SVG."""
+    found, colours = training["processes"], ("#4477aa", "#cc6677", "#228833", "#aa7700")
+    lines = []
+    for place, (name, colour) in enumerate(zip(OBJECTIVES, colours, strict=True)):
+        faster = [found["1"][name]["seconds"] / found[str(n)][name]["seconds"] for n in PROCESSES]
+        points = " ".join(
+            f"{60 + 100 * (n - 1)},{220 - 45 * (f - 1):.1f}" for n, f in zip(PROCESSES, faster, strict=True)
+        )
+        lines.append(f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{points}"/>')
+        lines.append(f'<text x="400" y="{60 + 24 * place}" fill="{colour}">{name}</text>')
+    for n in PROCESSES:
+        lines.append(f'<text x="{60 + 100 * (n - 1)}" y="245" text-anchor="middle" fill="#808080">{n}</text>')
+        lines.append(f'<text x="45" y="{224 - 45 * (n - 1)}" text-anchor="end" fill="#808080">{n} x</text>')
+    lines.append('<text x="210" y="268" text-anchor="middle" fill="#808080">processes</text>')
+    head = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 600 280" font-family="sans-serif" font-size="14">'
+    return "\n".join([head, *lines, "</svg>", ""])
 
 
 def _steps(training: dict[str, Any]) -> list[str]:
@@ -425,7 +492,9 @@ def main() -> None:
         measure_score(options.rows)
     elif not options.page:
         measure()
-    PAGE.write_text(page(json.loads(RECORD.read_text())))
+    record = json.loads(RECORD.read_text())
+    PAGE.write_text(page(record))
+    PAGE.with_suffix(".svg").write_text(figure(record["training"]))
 
 
 if __name__ == "__main__":
