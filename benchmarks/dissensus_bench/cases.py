@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+import dissensus as ds
 from dissensus.architectures import resnet18
 from dissensus.data import augment
 from dissensus_bench.cached_heads import FIFTIETH, IMAGENET, guided_heads
@@ -65,6 +66,46 @@ def small_mlps(options: Options) -> list[Result]:
         problem = mlp_problem(members, widths, batch, steps, turn, options.device)
         results.append(training_result("small-mlps", what, problem, engines, options.repeats))
     return results
+
+
+class TwoInputs(nn.Module):
+    """A network of two inputs, `left` and `right`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.out = nn.Linear(6, 32), nn.Linear(4, 32), nn.Linear(32, 1)
+
+    def forward(self, left: Tensor, right: Tensor) -> dict[str, Tensor]:
+        """Return a dictionary, as models of others do."""
+        return {"prediction": self.out(torch.relu(self.left(left) + self.right(right)))}
+
+
+class OneInput(TwoInputs):
+    """The same network of one tensor."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        """Return the prediction."""
+        return super().forward(x[:, :6], x[:, 6:])["prediction"]
+
+
+def two_inputs(options: Options) -> list[Result]:
+    """Trees cost what tensors do: the same network, its two inputs given as one tensor and as a dictionary."""
+    engines = options.engines or (("captured", "compiled") if options.cuda else ("eager", "captured"))
+    steps = 1000 if options.cuda else 40 if options.quick else 200
+    problem = replace(mlp_problem(20, (10, 32, 1), 64, steps, 1, options.device), make=OneInput)
+    tree = {"left": problem.x[:, :6].contiguous(), "right": problem.x[:, 6:].contiguous()}
+    sides, ratios = {}, {}
+    for engine in engines:
+        nobody = Stopwatch({}, problem.device)
+        one = time_fit(problem, engine, nobody, repeats=options.repeats)
+        members = ds.DeepEnsemble(TwoInputs, problem.members, output="prediction")
+        two = time_fit(
+            problem, engine, nobody, repeats=options.repeats, members=members, data=(tree, problem.y)
+        )
+        sides |= {f"one tensor, {engine}": one, f"two inputs, {engine}": two}
+        ratios[f"two inputs against one tensor, {engine}"] = one["ms"] / two["ms"]
+    what = f"{problem.members} networks of two inputs, batch {problem.batch}, Adam"
+    return [{"case": "two-inputs", "what": what, "sides": sides, "ratios": ratios, "missing": {}}]
 
 
 def training_result(
@@ -298,10 +339,11 @@ CASES: Mapping[str, Case] = {
     "inference": Case("predictions with all scores against bare forward passes", inference),
     "masksembles": Case("a ResNet-18 with masks beside the plain one and its members", masksembles),
     "scaling": Case("cost against members, batch and width", scaling),
+    "two-inputs": Case("one network on one tensor and on two inputs", two_inputs),
 }
 
 # What a quick run leaves out unless it is asked for by name.
-_LONG = ("ldr-imagenet-size", "resnet", "masksembles")
+_LONG = ("ldr-imagenet-size", "resnet", "masksembles", "two-inputs")
 
 
 def default_cases(quick: bool) -> list[str]:

@@ -72,7 +72,7 @@ def time_fit(
     repeats: int = 5,
     concurrent: int | None = None,
     members: ds.Members | None = None,
-    data: ds.CachedFeatures | None = None,
+    data: Any = None,
     objective: obj.Objective | None = None,
 ) -> dict[str, Any]:
     """Train by `ds.fit`, and between its epochs give the rivals a turn.

@@ -22,11 +22,12 @@ from dissensus.members.stacking import (
     PROBE_MEMBERS,
     PROBE_ROWS,
     Loan,
+    RulesOfVmap,
     Shell,
-    WholeBatchNorm,
     can_stack,
     check_nets,
     copy_in_order,
+    has_padding,
     join,
     runs_otherwise,
     stack,
@@ -139,6 +140,7 @@ class DeepEnsemble(Members):
         self.nets: nn.ModuleList | None = None
         # Twins: what a factory returns may be somebody's network, which must stay as it is.
         nets = [key_dropout(twin(net)) for net in nets]
+        self._pads = any(map(has_padding, nets))
         self._drops = any(isinstance(module, KeyedDropout) for net in nets for module in net.modules())
         if can_stack(nets):
             self._not_one_program = why_not_one_program(nets)
@@ -308,7 +310,8 @@ class DeepEnsemble(Members):
                 call(lambda *parts, **named: functional_call(net, one, parts, named), batch), self.picks
             )
 
-        with _quiet_vmap(), WholeBatchNorm() if torch.is_autocast_enabled(x.device.type) else nullcontext():
+        mended = self._pads or torch.is_autocast_enabled(x.device.type)
+        with _quiet_vmap(), RulesOfVmap() if mended else nullcontext():
             outputs: Tensor = vmap(run_one, in_dims=(0, 0 if own else None), randomness="error")(stacked, x)
         if self._drops:
             rewind_dropout(net)

@@ -389,23 +389,34 @@ def why_not_vectorised(
 def trains_wrongly_under_vmap(net: nn.Module) -> str | None:
     """Name a layer whose gradient torch gets wrong under vmap, whatever a probe's few rows show; None if there is none.
 
-    A row of an embedding that is not to be trained (`padding_idx`) is left alone for the first member only.
+    A row of an embedding that is not to be trained (`padding_idx`) is left alone for the first member only. `RulesOfVmap` mends that
+    of `nn.Embedding`.
     """
     for name, module in net.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.padding_idx is not None:
+        if isinstance(module, nn.EmbeddingBag) and module.padding_idx is not None:
             return f"vmap trains the padding row of the embedding {name!r}"
     return None
 
 
-class WholeBatchNorm(TorchFunctionMode):
-    """Has BatchNorm compute in the precision of its statistics.
+def has_padding(net: nn.Module) -> bool:
+    """Whether an embedding in it has a row that is not to be trained."""
+    return any(isinstance(m, nn.Embedding) and m.padding_idx is not None for m in net.modules())
 
-    Under autocast its inputs have fewer digits than its statistics, and torch's rules for vmap make kernels that want both alike.
+
+class RulesOfVmap(TorchFunctionMode):
+    """Mends what torch's rules for vmap get wrong.
+
+    BatchNorm computes in the precision of its statistics: under autocast its inputs have fewer digits, and the rules make kernels that
+    want both alike. No gradient reaches the padding row of an embedding: the rules leave it out for the first member only.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.batch_norm and len(args) > 1 and args[1] is not None:
             args = (args[0].to(args[1].dtype), *args[1:])
+        # A function hands what follows its tensors on by name.
+        if func is F.embedding and kwargs and (padding := kwargs.get("padding_idx")) is not None:
+            rows: Tensor = func(*args, **kwargs | {"padding_idx": None})
+            return torch.where((args[0] == padding)[..., None], rows.detach(), rows)
         return func(*args, **(kwargs or {}))
 
 
