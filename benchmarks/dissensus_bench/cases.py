@@ -94,7 +94,8 @@ def two_inputs(options: Options) -> list[Result]:
     steps = 1000 if options.cuda else 40 if options.quick else 200
     problem = replace(mlp_problem(20, (10, 32, 1), 64, steps, 1, options.device), make=OneInput)
     tree = {"left": problem.x[:, :6].contiguous(), "right": problem.x[:, 6:].contiguous()}
-    sides, ratios = {}, {}
+    sides: dict[str, dict[str, Any]] = {}
+    ratios: dict[str, float] = {}
     for engine in engines:
         nobody = Stopwatch({}, problem.device)
         one = time_fit(problem, engine, nobody, repeats=options.repeats)
