@@ -60,7 +60,8 @@ def check_logits_shape(logits: Tensor) -> None:
     if logits.shape[-1] < 2:
         raise ValueError(
             f"`logits` must have at least two classes; got shape {tuple(logits.shape)}. "
-            "For a binary model with one output z, pass `torch.cat([torch.zeros_like(z), z], -1)`."
+            "For a binary model with one output z, pass `torch.cat([torch.zeros_like(z), z], -1)`; for regression see "
+            "`scores.REGRESSION_SCORES`, and loss='mse' where a function takes it."
         )
 
 

@@ -1,6 +1,7 @@
 """From an ensemble and inputs to member outputs, and from member outputs to the moments of their mixture."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from dissensus._checks import as_weights, check_logits_shape, check_member_logits, check_weights, explained
 from dissensus._machine import inputs_under
 from dissensus._signatures import checked, whole_number
+from dissensus.data.files import Loaded, as_data
 from dissensus.data.sources import Inputs, device_named, device_of, input_batches, num_batches
 from dissensus.data.trees import Batch, Tree, join_rows
 from dissensus.engines.graphs import Captured
@@ -26,7 +28,7 @@ _LOOKED_AT = 8
 @checked
 def predict(
     members: Members,
-    x: Inputs,
+    x: Inputs | str | Path | Loaded,
     *,
     batch_size: int = 1024,
     memory_limit: int | None = None,
@@ -40,8 +42,8 @@ def predict(
     Args:
         members: The ensemble; it is left in the mode (training or evaluation) in which it came.
         x: Inputs as a tensor, an array, or several of them as the networks take them (a tuple, a dictionary, a dataclass); a
-            Dataset or a DataLoader (targets in them are passed over); or the features of `cache_features`, which go to the
-            heads of a HeadEnsemble.
+            path, or what `dissensus.data.files.load` returned, a Dataset or a DataLoader (targets in them are passed over); or
+            the features of `cache_features`, which go to the heads of a HeadEnsemble.
         batch_size: How many inputs go through the members at once.
         memory_limit: Bytes that a pass may allocate beside the ensemble itself: batches are made smaller until they fit.
         device: Where to run; by default where the ensemble is. The ensemble moves there and stays.
@@ -61,13 +63,14 @@ def predict(
         members.to(device_named(device))
     if outputs not in ("scored", "all"):
         raise ValueError(f"`outputs` must be 'scored' or 'all'; got {outputs!r}.")
-    home = x.device if isinstance(x, Tensor) else torch.device("cpu")
-    reader = explained(members.reader(x), members)
-    run = Captured(reader, members, f"{outputs} outputs", num_batches(x, batch_size))
+    given: Inputs = as_data(x, "x", targets=False)
+    home = given.device if isinstance(given, Tensor) else torch.device("cpu")
+    reader = explained(members.reader(given), members)
+    run = Captured(reader, members, f"{outputs} outputs", num_batches(given, batch_size))
     # Seeded: loaders, and members that draw even in evaluation, would move the global generators.
     with evaluation_mode(members), seeded(0), members.returning_all(outputs == "all"):
         found = [
-            _kept(_of_rows(run(b), b), home) for b in _batches(members, x, run, batch_size, memory_limit)
+            _kept(_of_rows(run(b), b), home) for b in _batches(members, given, run, batch_size, memory_limit)
         ]
     if not found:
         raise ValueError("There is nothing to predict: `x` gives no batch.")
@@ -78,7 +81,7 @@ def predict(
 @checked
 def predict_scores(
     members: Members,
-    x: Inputs,
+    x: Inputs | str | Path | Loaded,
     names: Iterable[str] | None = None,
     *,
     weights: MemberWeights | Sequence[float] | None = None,
@@ -119,8 +122,9 @@ def predict_scores(
     shares = as_weights(weights, members.num_members)
     if device is not None:
         members.to(device_named(device))
-    home = x.device if isinstance(x, Tensor) else torch.device("cpu")
-    reader = explained(members.reader(x), members)
+    given: Inputs = as_data(x, "x", targets=False)
+    home = given.device if isinstance(given, Tensor) else torch.device("cpu")
+    reader = explained(members.reader(given), members)
 
     def work(batch: Batch) -> tuple[Tensor, Tensor]:
         outputs = reader(batch)
@@ -131,10 +135,10 @@ def predict_scores(
         scores = torch.stack(list(all_scores(Beliefs.unchecked(outputs, shares), chosen).values()))
         return scores.unflatten(1, shape), outputs[:, :_LOOKED_AT]
 
-    run = Captured(work, members, f"scores {chosen}", num_batches(x, batch_size))
+    run = Captured(work, members, f"scores {chosen}", num_batches(given, batch_size))
     parts: list[Tensor] = []
     with evaluation_mode(members), seeded(0):
-        for batch in _batches(members, x, run, batch_size, memory_limit):
+        for batch in _batches(members, given, run, batch_size, memory_limit):
             found, outputs = run(batch)
             if not parts:
                 check_member_logits(outputs)

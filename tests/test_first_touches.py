@@ -10,6 +10,7 @@ from torch import nn
 
 import dissensus as ds
 from dissensus import metrics, objectives
+from dissensus.data.files import load
 from dissensus.training import schedules
 from dissensus.training.history import Progress
 
@@ -219,3 +220,52 @@ def test_progress_into_a_log_is_a_line_an_epoch():
     assert [line.split("  ")[0] for line in lines] == ["epoch 1/2", "epoch 2/2"]
     assert "\r" not in log.getvalue()
     assert "\x1b" not in log.getvalue()
+
+
+def test_tables_go_from_a_file_into_fit_and_predict(tmp_path):
+    table = np.random.default_rng(0).normal(size=(60, 3))
+    rows = ["a,b,c,y", *(",".join(map(str, [*row, 2 * row[0]])) for row in table)]
+    (tmp_path / "table.csv").write_text("\n".join(rows))
+    loaded = load(tmp_path / "table.csv", target="y")
+    ens = ds.DeepEnsemble(lambda: nn.Linear(3, 1), num_members=2)
+    run = ds.fit(ens, loaded, validation=loaded, epochs=2, device="cpu")
+    assert ds.predict(ens, loaded).shape == (2, 60, 1)
+    with pytest.raises(ValueError, match=r"`data` must have targets.*load\(path, target=...\)"):
+        ds.fit(ens, tmp_path / "table.csv")
+    np.savez(tmp_path / "arrays.npz", x=table, y=2 * table[:, 0])
+    other = ds.DeepEnsemble(lambda: nn.Linear(3, 1), num_members=2)
+    again = ds.fit(
+        other, tmp_path / "arrays.npz", validation=str(tmp_path / "arrays.npz"), epochs=2, device="cpu"
+    )
+    assert again.history["loss"] == pytest.approx(run.history["loss"], rel=1e-5)
+    torch.testing.assert_close(ds.predict(other, tmp_path / "arrays.npz"), ds.predict(ens, loaded))
+
+
+def test_real_targets_mean_regression_where_they_cannot_mean_anything_else():
+    x, y = torch.randn(40, 3), torch.randn(40)
+    ens, told = (ds.DeepEnsemble(lambda: nn.Linear(3, 1), num_members=2) for _ in range(2))
+    ds.fit(ens, (x, y), epochs=2, device="cpu")
+    ds.fit(told, (x, y), epochs=2, objective=objectives.Independent("mse"), device="cpu")
+    torch.testing.assert_close(ds.predict(ens, x), ds.predict(told, x), rtol=0, atol=0)
+    assert ds.evaluate(ens, (x, y), bootstrap=0).loss == "mse"
+    assert ds.evaluate(linear(), (X, Y), bootstrap=0).loss == "cross_entropy"
+    # Shares of classes stay shares of classes.
+    shares = torch.rand(40, 2).softmax(-1)
+    soft, by_name = (ds.DeepEnsemble(lambda: nn.Linear(3, 2), num_members=2) for _ in range(2))
+    ds.fit(soft, (x, shares), epochs=1, device="cpu")
+    ds.fit(by_name, (x, shares), epochs=1, objective=objectives.Independent(), device="cpu")
+    torch.testing.assert_close(ds.predict(soft, x), ds.predict(by_name, x), rtol=0, atol=0)
+    with pytest.raises(ValueError, match=r"scores.REGRESSION_SCORES"):
+        ds.predict_scores(ens, x)
+
+
+def test_images_may_be_rectangles(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    for number, (wide, high) in enumerate([(40, 20), (30, 30)]):
+        folder = tmp_path / "pictures" / f"class {number}"
+        folder.mkdir(parents=True)
+        image.new("RGB", (wide, high), (number, 200, 0)).save(folder / "a.png")
+    assert load(tmp_path / "pictures", size=(16, 24)).x.shape == (2, 3, 16, 24)
+    assert load(tmp_path / "pictures", size=16).x.shape == (2, 3, 16, 16)
+    with pytest.raises(ValueError, match=r"or \[height, width\]; got \(16,\)"):
+        load(tmp_path / "pictures", size=(16,))

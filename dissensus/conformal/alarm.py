@@ -345,6 +345,7 @@ def inputs_of(held_out: Any) -> Any:
 def _loss_of(members: "Members", held_out: Any, score: str) -> str:
     """Return how outputs are read: float targets mean regression, with one output a target, or a mean and a rho."""
     from dissensus.data.sources import input_batches
+    from dissensus.objectives.likelihoods import regression_loss
     from dissensus.predictions import predict
 
     targets = _first_targets(held_out)
@@ -353,11 +354,8 @@ def _loss_of(members: "Members", held_out: Any, score: str) -> str:
         return CLASSES
     first = next(input_batches(inputs_of(held_out), 2))[:2]
     outputs = predict(members, first).shape[-1]
-    wanted = 1 if targets is None or targets.ndim == 1 else targets.shape[-1]
-    if outputs == 1 or (targets is not None and outputs == wanted):
-        return "mse"
-    if outputs == 2 * wanted and targets is not None:
-        return "gaussian_nll"
+    if (told := "mse" if outputs == 1 else regression_loss(outputs, targets)) is not None:
+        return told
     raise ValueError(
         f"How {outputs} outputs a member are to be read cannot be told from the held-out data: pass (inputs, targets), or say "
         "loss='mse', 'gaussian_nll' or 'laplace_nll'."

@@ -19,9 +19,11 @@ from dissensus.data.images import (
     IMAGE_ENDINGS,
     Layout,
     Pictures,
+    Size,
     as_images,
     decode,
     find_pictures,
+    height_and_width,
     is_packed,
     match_images,
     open_picture,
@@ -86,7 +88,7 @@ class Options:
     Attributes:
         inputs: Name of the inputs in an .npz file, of the image column in parquet, or in a data set's items.
         split: Which part of an .npz file: "test" reads x_test and y_test.
-        size: Height and width to give images: scaled until they cover it, then cropped in the middle.
+        size: Height and width to give images, one number for squares or a pair: scaled until they cover it, then cropped in the middle.
         layout: Where an array of images has its channels, where its shape does not tell.
         drop: Columns of a table to leave out.
         keep: Columns of a table to read although they look like numbers of rows, or never change.
@@ -100,7 +102,7 @@ class Options:
 
     inputs: str | None = None
     split: str | None = None
-    size: int | None = None
+    size: Size | None = None
     layout: Layout = "auto"
     drop: Sequence[str] = ()
     keep: Sequence[str] = ()
@@ -189,7 +191,11 @@ def _pick_array(
     if found is not None or (what == "target" and (named is None or not strict)):
         return found
     splits = _splits(keys, usual)
-    hint = f"Set split to one of {', '.join(splits)}." if splits and split is None else f"Name the {what}."
+    hint = (
+        f"Read one part of it, such as {path.name}#{splits[0]}."
+        if splits and split is None
+        else f"Name the {what}."
+    )
     raise ValueError(
         f"{path.name} holds {', '.join(keys)}; none of them is called {' or '.join(wanted[:6])}. {hint}"
     )
@@ -379,6 +385,18 @@ def load(source: str | Path | Any, target: str | None = None, **options: Any) ->
     return _sized(_reader(path)(path, target, chosen), chosen.size)
 
 
+def as_data(data: Any, name: str, *, targets: bool = True) -> Any:
+    """Return the tensors that a path or what `load` returned holds, a pair unless targets are not wanted; all else as it came."""
+    loaded = load(data) if isinstance(data, str | Path) else data
+    if not isinstance(loaded, Loaded):
+        return data
+    if targets and loaded.y is None:
+        raise ValueError(
+            f"`{name}` must have targets; its data has none. Pass `dissensus.data.files.load(path, target=...)`."
+        )
+    return (loaded.x, loaded.y) if targets else loaded.x
+
+
 def _find(source: str | Path, options: Options) -> tuple[Path, Options]:
     """Return the path, and the split that may follow it after a `#`."""
     path = Path(source).expanduser()
@@ -405,9 +423,9 @@ def _reader(path: Path) -> Callable[[Path, str | None, Options], Loaded]:
     return readers[path.suffix.lower()]
 
 
-def _sized(loaded: Loaded, size: int | None) -> Loaded:
+def _sized(loaded: Loaded, size: Size | None) -> Loaded:
     if loaded.x.ndim == 4 and len(loaded.x) and size is not None:
-        x, notes = match_images(loaded.x, loaded.x.shape[1], size, size)
+        x, notes = match_images(loaded.x, loaded.x.shape[1], *height_and_width(size))
         return replace(loaded, x=x, notes=(*loaded.notes, *notes))
     if len(loaded.x) == 0:
         raise ValueError("The data is empty: it has no rows.")
@@ -557,7 +575,7 @@ def _check_no_target(target: str | None, options: Options, name: str) -> None:
         raise ValueError(f"The classes of images are in {name} itself; leave target = {target!r} out.")
 
 
-def _load_pictures(pictures: Pictures, root: Path, size: int | None) -> Loaded:
+def _load_pictures(pictures: Pictures, root: Path, size: Size | None) -> Loaded:
     names = tuple(str(path.relative_to(root)) for path in pictures.paths)
     loaded = Loaded(
         decode([partial(open_picture, path) for path in pictures.paths], names, size), names=names

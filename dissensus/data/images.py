@@ -12,7 +12,7 @@ from io import BytesIO
 from itertools import chain
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Layout = Literal["auto", "channels_first", "channels_last"]
+Size: TypeAlias = int | Sequence[int]  # of squares, or height and width
 
 IMAGE_ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 
@@ -173,7 +174,7 @@ def open_picture(source: Path | bytes) -> Any:
     return picture
 
 
-def decode(openers: Sequence[Callable[[], Any]], names: Sequence[str], size: int | None) -> Tensor:
+def decode(openers: Sequence[Callable[[], Any]], names: Sequence[str], size: Size | None) -> Tensor:
     """Decode images into one uint8 tensor, `(images, channels, height, width)`.
 
     Args:
@@ -204,8 +205,20 @@ def decode(openers: Sequence[Callable[[], Any]], names: Sequence[str], size: int
     return torch.from_numpy(np.ascontiguousarray(kept.transpose(0, 3, 1, 2)))
 
 
-def _pixels(picture: Any, name: str, size: int | None) -> np.ndarray:
-    """Return `(height, width, 3)` of one picture, resized and cropped to a square where a size is given."""
+def height_and_width(size: Any) -> tuple[int, int]:
+    """Return a size that is one number, of a square, or two."""
+    both = (size, size) if isinstance(size, int) else tuple(size) if isinstance(size, list | tuple) else ()
+    if len(both) != 2 or not all(
+        isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in both
+    ):
+        raise ValueError(
+            f"`size` of images must be a whole number of at least 1, or [height, width]; got {size!r}."
+        )
+    return both[0], both[1]
+
+
+def _pixels(picture: Any, name: str, size: Size | None) -> np.ndarray:
+    """Return `(height, width, 3)` of one picture, resized and cropped where a size is given."""
     if picture.mode.startswith(_DEEP_MODES):
         raise ValueError(
             f"Images must have 8 bits a channel; {name} has mode {picture.mode}. Convert it to 8 bits, or hand over arrays."
@@ -213,20 +226,19 @@ def _pixels(picture: Any, name: str, size: int | None) -> np.ndarray:
     if picture.mode == "P" and "transparency" in picture.info:
         picture = picture.convert("RGBA")
     picture = picture.convert("RGB")
-    if size is not None and picture.size != (size, size):
-        picture = _cropped(picture, size)
+    if size is not None and picture.size != (both := height_and_width(size))[::-1]:
+        picture = _cropped(picture, *both)
     return np.asarray(picture)
 
 
-def _cropped(picture: Any, size: int) -> Any:
+def _cropped(picture: Any, height: int, width: int) -> Any:
     from PIL import Image
 
-    width, height = picture.size
-    scale = size / min(width, height)
-    wide, high = max(size, round(width * scale)), max(size, round(height * scale))
-    left, top = (wide - size) // 2, (high - size) // 2
+    scale = max(width / picture.width, height / picture.height)
+    wide, high = max(width, round(picture.width * scale)), max(height, round(picture.height * scale))
+    left, top = (wide - width) // 2, (high - height) // 2
     large = picture.resize((wide, high), Image.Resampling.BILINEAR)
-    return large.crop((left, top, left + size, top + size))
+    return large.crop((left, top, left + width, top + height))
 
 
 def describe_shape(shape: Sequence[int]) -> str:

@@ -15,8 +15,9 @@ from torch import Tensor
 from dissensus import metrics
 from dissensus._checks import as_weights
 from dissensus._signatures import checked, whole_number
-from dissensus.data.sources import Inputs, Pairs, device_named, device_of
+from dissensus.data.sources import Inputs, Pairs, arrays_of, device_named, device_of
 from dissensus.data.suites import LoadedSuite
+from dissensus.data.trees import Tree
 from dissensus.evaluation.classification import Classification, score_names
 from dissensus.evaluation.corrupting import Corruptor, corruptor_of
 from dissensus.evaluation.dense import Dense, Over, Positions
@@ -44,7 +45,8 @@ from dissensus.evaluation.results import (
 from dissensus.evaluation.streaming import Reader, Sample, Task
 from dissensus.members import Members
 from dissensus.members.members import as_members, evaluation_mode
-from dissensus.objectives.likelihoods import likelihood_of
+from dissensus.objectives.likelihoods import likelihood_of, regression_loss
+from dissensus.predictions import predict
 from dissensus.types import MemberWeights
 
 log = logging.getLogger("dissensus")
@@ -77,7 +79,7 @@ def evaluate(
     frost_folder: Path | str | None = None,
     groups: Mapping[str, Iterable[str]] | None = None,
     scores: Iterable[str] | None = None,
-    loss: str = "cross_entropy",
+    loss: str = "auto",
     weights: MemberWeights | NDArray[Any] | Sequence[float] | None = None,
     transform: Callable[[Tensor], Tensor] | None = None,
     class_names: Sequence[str] | None = None,
@@ -123,7 +125,8 @@ def evaluate(
         scores: Names of `scores.SCORES` (for regression, of `scores.REGRESSION_SCORES`). By default all, but from 50
             members on without `jensen_shannon`, and for one member without those that measure disagreement.
         loss: How outputs are read: "cross_entropy" for logits, "gaussian_nll" or "laplace_nll" for likelihood heads
-            (mean, rho), "mse" or "mae" for point predictions.
+            (mean, rho), "mse" or "mae" for point predictions. By default float targets in tensors or arrays tell regression,
+            "mse" with one output a target or "gaussian_nll" with two, and all else is "cross_entropy".
         weights: Member weights with sum 1, as a tensor, an array or a list; equal if None.
         transform: From a raw batch, on the ensemble's device, to what the members take, such as a normalisation of
             uint8 images.
@@ -161,18 +164,20 @@ def evaluate(
             "%d resamples are too few for 95 %% intervals; take 1000, or 0 for no intervals", bootstrap
         )
     shares = as_weights(weights, members.num_members)
-    task = _task(loss, scores, shares, members.num_members)
     if isinstance(ood, LoadedSuite):
         groups, ood = (ood.grouped if groups is None else groups), ood.sets
     sets, names = named_sets(id_data, shifted, ood, class_names)
+    if device is not None:
+        members.to(device_named(device))
+    if loss == "auto":
+        loss = _told_loss(members, sets[0], transform)
+    task = _task(loss, scores, shares, members.num_members)
     checked = checked_groups(groups, sets)
     if corruptions is not None and task.task != "classification":
         raise ValueError(
             "`corruptions` are for classifiers of images; got a regression loss. Leave them out."
         )
     corruptor = corruptor_of(corruptions, severities, seed, corruption_folder, frost_folder)
-    if device is not None:
-        members.to(device_named(device))
     positions = Positions(
         over, class_axis, ignore_index, None if class_weights is None else tuple(class_weights)
     )
@@ -228,6 +233,17 @@ def _read_once(reader: Reader, sets: Sequence[NamedSet], corruptor: Corruptor) -
 
 # With fewer, an end of a 95 % interval is one resample.
 FEW_RESAMPLES = 40
+
+
+def _told_loss(members: Members, known: NamedSet, transform: Callable[[Tensor], Tensor] | None) -> str:
+    """Return how outputs are read: as class logits, unless targets, given as an array, are real numbers."""
+    arrays = arrays_of(known.data)
+    if arrays is None or not arrays[1].is_floating_point() or not len(arrays[1]):
+        return "cross_entropy"
+    x = arrays[0][:2]
+    given = x.value() if isinstance(x, Tree) else x
+    outputs = predict(members, given if transform is None else transform(given)).shape[-1]
+    return regression_loss(outputs, arrays[1]) or "cross_entropy"
 
 
 def _task(loss: str, scores: Iterable[str] | None, weights: Tensor | None, num_members: int) -> Task:

@@ -185,6 +185,14 @@ class Likelihood:
         return self.per_example(outputs.flatten(0, 1), given.flatten(0, 1)).unflatten(0, outputs.shape[:2])
 
 
+def regression_loss(outputs: int, targets: Tensor | None) -> str | None:
+    """Return the loss that float targets tell, with one output a target or a mean and a rho; None where they tell none."""
+    if targets is None or not targets.is_floating_point():
+        return None
+    wanted = 1 if targets.ndim == 1 else targets.shape[-1]
+    return "mse" if outputs in (1, wanted) else "gaussian_nll" if outputs == 2 * wanted else None
+
+
 def class_axis_of(outputs: Tensor, targets: Tensor, class_axis: int | None) -> int:
     """Return the axis of `(members, batch, ...)` outputs without which they are shaped as the targets `(batch, ...)`.
 

@@ -104,7 +104,7 @@ class Preprocessing:
             inputs=self.inputs,
             layout=self.layout,
             columns=self.columns,
-            size=self.shape[1] if len(self.shape) == 3 and self.shape[1] == self.shape[2] else None,
+            size=self.shape[1:] if len(self.shape) == 3 else None,
             strict=False,
         )
         if len(self.shape) == 3 and loaded.x.ndim == 4:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dissensus.data.files import Loaded, Missing, load
 from dissensus.data.fingerprints import row_hashes
-from dissensus.data.images import Layout, match_images
+from dissensus.data.images import Layout, height_and_width, match_images
 from dissensus.data.tables import TableEncoder
 from dissensus.data.toy import BUILT_IN
 from dissensus.randomness import derive, mix
@@ -24,7 +24,7 @@ def read_source(source: str | Path, target: str | None = None, **options: Any) -
     size = options.get("size")
     if size is None or loaded.x.ndim != 4:
         return loaded
-    x, notes = match_images(loaded.x, loaded.x.shape[1], size, size)
+    x, notes = match_images(loaded.x, loaded.x.shape[1], *height_and_width(size))
     return replace(loaded, x=x, notes=(*loaded.notes, *notes))
 
 
@@ -86,7 +86,7 @@ class DataSettings:
         standardise: Give every feature, or every channel of images, mean 0 and variance 1.
         standardise_target: Do the same to regression targets; predictions come back in the units of the data.
         inputs: Name of the inputs, where a file has several arrays or columns of images.
-        size: Height and width to give images.
+        size: Height and width to give images: one number for squares, or [height, width].
         layout: Where arrays of images have their channels: "auto", "channels_first" or "channels_last".
         drop: Columns of a table to leave out.
         keep: Columns of a table to read although they look like numbers of rows, or never change.
@@ -105,7 +105,7 @@ class DataSettings:
     standardise: bool = True
     standardise_target: bool = True
     inputs: str | None = None
-    size: int | None = None
+    size: int | list[int] | None = None
     layout: Layout = "auto"
     drop: Sequence[str] = ()
     keep: Sequence[str] = ()
@@ -119,8 +119,8 @@ class DataSettings:
                 raise ValueError(f"{name} in [data] must be a share from 0 to 1, or a file; got {share}.")
         if sum(shares.values()) >= 1:
             raise ValueError(f"{', '.join(shares)} in [data] take all rows; nothing is left to train on.")
-        if self.size is not None and self.size < 1:
-            raise ValueError(f"size in [data] must be at least 1; got {self.size}.")
+        if self.size is not None:
+            height_and_width(self.size)
 
     def resolved(self, folder: Path) -> "DataSettings":
         """Return the settings with paths that do not depend on where they are read from."""

@@ -12,10 +12,12 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from dissensus._checks import explained
 from dissensus._machine import threads_for
 from dissensus._signatures import checked, whole_number
 from dissensus.data.augment import Augmentation
 from dissensus.data.features import CachedFeatures
+from dissensus.data.files import Loaded, as_data
 from dissensus.data.sources import (
     Pairs,
     Rows,
@@ -34,7 +36,7 @@ from dissensus.engines.watching import look_at
 from dissensus.members import Members
 from dissensus.members.members import as_members, evaluation_mode
 from dissensus.objectives import Independent, Likelihood, Objective
-from dissensus.objectives.likelihoods import as_columns, class_axis_of
+from dissensus.objectives.likelihoods import as_columns, class_axis_of, regression_loss
 from dissensus.objectives.objective import Batches
 from dissensus.randomness import derive, seeded
 from dissensus.training.engines import EngineName
@@ -58,7 +60,7 @@ from dissensus.training.validation import CollusionWatch
 
 def feed_of(
     members: Members,
-    data: Pairs,
+    data: Pairs | str | Path | Loaded,
     objective: Objective,
     batch_size: int | None,
     batches: Batches | None,
@@ -381,7 +383,7 @@ def fit(
     workers: int = 0,
     augment: Augmentation | None = None,
     unlabelled: Any = None,
-    validation: Pairs | None = None,
+    validation: Pairs | str | Path | Loaded | None = None,
     watch_collusion: bool = False,
     check_every: Literal["epoch"] | int = "epoch",
     select: str | None = None,
@@ -406,12 +408,14 @@ def fit(
     Args:
         members: The ensemble; it is trained in place and stays on `device`.
         data: A pair (inputs, targets) of tensors or arrays, which move to the device whole where they fit and are fed from
-            the host, in the same order, where they do not (memory maps are not read into memory); a map-style Dataset; a
+            the host, in the same order, where they do not (memory maps are not read into memory); a path, or what
+            `dissensus.data.files.load` returned; a map-style Dataset; a
             DataLoader, whose batches (in its own order) all members share; or features of `cache_features`, on which a
             HeadEnsemble trains its heads. Inputs may be several tensors, as the networks take them: a tuple for `net(a, b)`, a
             dictionary for `net(a=..., b=...)`. A third part are weights of the examples: a batch's loss is then
             sum(w · loss) / sum(w).
-        objective: What to minimise; `Independent()` by default. See `dissensus.objectives`.
+        objective: What to minimise; by default `Independent()`, and `Independent("mse")` where targets are real numbers, as many as the
+            network's outputs. See `dissensus.objectives`.
         epochs: How often the data is gone through.
         batch_size: Examples a step (128 by default); not together with a DataLoader, which has its own.
         optimizer: `"sgd"`, `"adam"`, `"adamw"`, a torch optimizer class, or a function that makes a torch optimizer from
@@ -474,7 +478,12 @@ def fit(
         (8, ['epoch', 'step', 'member', 'loss'])
     """
     members = as_members(members)
-    objective = Independent() if objective is None else objective
+    if isinstance(data, str | Path | Loaded):
+        data = as_data(data, "data")
+    held: Pairs | None = (
+        as_data(validation, "validation") if isinstance(validation, str | Path | Loaded) else validation
+    )
+    objective = _objective_of(members, data) if objective is None else objective
     if not isinstance(objective, Objective):
         raise ValueError(
             "`objective` must be an objective of dissensus.objectives, such as Independent('mse'); got "
@@ -521,7 +530,7 @@ def fit(
     whole, members = members, members.reader(data)
     if members is not whole:
         settings = replace(settings, callback=_with_whole(whole, callback))
-    if validation is not None and whole.reader(validation) is not members:
+    if held is not None and whole.reader(held) is not members:
         raise ValueError(
             "Training and validation data must both be inputs of the backbone, or both its cached features. Cache the other "
             "one too."
@@ -544,9 +553,7 @@ def fit(
     check_smallest_batch(members, feed.smallest, settings.accumulate, sample[0])
     objective = _prepared(objective, feed, sample[0])
     streams = _streams_of(objective, unlabelled, sample[0], target)
-    held_out = (
-        None if validation is None else list_batches(validation, members, objective.likelihood, outputs)
-    )
+    held_out = None if held is None else list_batches(held, members, objective.likelihood, outputs)
     watch = (
         CollusionWatch.of(members, data, objective, outputs.shape[2:].numel()) if watch_collusion else None
     )
@@ -557,6 +564,21 @@ def fit(
     whole.catch_up()
     whole.after_training(data)
     return run
+
+
+def _objective_of(members: Members, data: Any) -> Objective:
+    """Return the objective where none is given: squared errors where float targets cannot be anything else."""
+    arrays = None if isinstance(data, CachedFeatures) else arrays_of(data)
+    if arrays is None or not arrays[1].is_floating_point() or not len(arrays[1]):
+        return Independent()
+    y, x = arrays[1], arrays[0][:2]
+    shares = (
+        y.ndim > 1 and y.shape[-1] > 1 and bool(((y[:2].sum(-1) - 1).abs() < 1e-3).all())
+    )  # class probabilities
+    with evaluation_mode(members), seeded(0):
+        outputs = explained(members, members)(x.to(device_of(members)))
+    fits = isinstance(outputs, Tensor) and regression_loss(outputs.shape[-1], y) == "mse"
+    return Independent("mse") if fits and not shares else Independent()
 
 
 def _threads_of(members: Members, x: Batch, batch_size: int) -> AbstractContextManager[None]:
