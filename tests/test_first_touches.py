@@ -1,6 +1,7 @@
 """What people touch first: ensembles that say what they are, wrong calls that are refused in a sentence, logs that can be read."""
 
 import io
+import os
 import warnings
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import nn
 import dissensus as ds
 from dissensus import metrics, objectives
 from dissensus.data.files import load
+from dissensus.recipes.choices import member_factory
 from dissensus.training import schedules
 from dissensus.training.history import Progress
 
@@ -223,6 +225,7 @@ def test_progress_into_a_log_is_a_line_an_epoch():
 
 
 def test_tables_go_from_a_file_into_fit_and_predict(tmp_path):
+    pytest.importorskip("pandas")
     table = np.random.default_rng(0).normal(size=(60, 3))
     rows = ["a,b,c,y", *(",".join(map(str, [*row, 2 * row[0]])) for row in table)]
     (tmp_path / "table.csv").write_text("\n".join(rows))
@@ -269,3 +272,28 @@ def test_images_may_be_rectangles(tmp_path):
     assert load(tmp_path / "pictures", size=16).x.shape == (2, 3, 16, 16)
     with pytest.raises(ValueError, match=r"or \[height, width\]; got \(16,\)"):
         load(tmp_path / "pictures", size=(16,))
+
+
+def test_pipes_are_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.csv")
+    with pytest.raises(ValueError, match="is no file or folder but a pipe"):
+        load(tmp_path / "pipe.csv", target="y")
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (
+            "def make(inputs, outputs):\n    return nn.Linear(inputs, outputs)",
+            r"NameError.* \(line 2 of typo_\d+.py\)",
+        ),
+        ("def make(inputs, outputs:", "cannot be imported: SyntaxError"),
+    ],
+)
+def test_a_typo_in_a_network_of_ones_own_is_told_with_its_line(tmp_path, code, words):
+    """The module lies beside the recipe, not in the working folder."""
+    module = f"typo_{abs(hash(code)) % 10**6}"
+    (tmp_path / f"{module}.py").write_text(code)
+    model = {"name": f"{module}:make", "folder": str(tmp_path)}
+    with pytest.raises(ValueError, match=words):
+        member_factory(model, (3,), 2, allow_import=True)()

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dissensus.data.frames import label_indices, read_table, target_of
+from dissensus.data.frames import check_not_a_pipe, label_indices, read_table, target_of
 from dissensus.data.images import (
     IMAGE_ENDINGS,
     Layout,
@@ -405,6 +405,7 @@ def _find(source: str | Path, options: Options) -> tuple[Path, Options]:
         return Path(before), replace(options, split=split)
     if not path.exists():
         raise ValueError(f"There is no file or folder {path}.")
+    check_not_a_pipe(path)
     return path, options
 
 

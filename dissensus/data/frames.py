@@ -15,6 +15,7 @@ from dissensus.data.tables import columns_of, number_of, texts_of
 
 def read_table(path: Path) -> tuple[Any, tuple[str, ...]]:
     """Read a CSV or parquet file as a pandas DataFrame with text column names; also return what was assumed."""
+    check_not_a_pipe(path)
     pandas = import_pandas(path)
     notes: tuple[str, ...] = ()
     if path.is_dir() or path.suffix == ".parquet":
@@ -25,6 +26,14 @@ def read_table(path: Path) -> tuple[Any, tuple[str, ...]]:
     if frame.empty:
         raise ValueError(f"{path} holds no rows.")
     return frame, notes
+
+
+def check_not_a_pipe(path: Path) -> None:
+    """Refuse what is no file: to open a pipe waits until somebody writes into it."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise ValueError(
+            f"{path} is no file or folder but a pipe or a device. Write what it gives into a file first."
+        )
 
 
 def unique_names(names: Sequence[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from pathlib import Path
@@ -245,10 +246,22 @@ def member_factory(
     flatten = "inputs" in takes and len(shape) > 1
 
     def make_member() -> nn.Module:
-        net = make(**options)
+        try:
+            net = make(**options)
+        except Exception as problem:
+            raise ValueError(f"The network {name} of [model] cannot be made: {_where(problem)}.") from problem
         return nn.Sequential(nn.Flatten(), net) if flatten else net
 
     return make_member
+
+
+def _where(problem: Exception) -> str:
+    """Return an error in words, with the line of the user's file that it came from."""
+    if isinstance(problem, ModuleNotFoundError | ValueError):
+        return str(problem).removesuffix(".")
+    last = traceback.extract_tb(problem.__traceback__)[-1]
+    place = "" if isinstance(problem, SyntaxError) else f" (line {last.lineno} of {Path(last.filename).name})"
+    return f"{type(problem).__name__}: {problem}{place}"
 
 
 def check_import(name: str, allow_import: bool) -> None:
@@ -267,8 +280,10 @@ def _import_factory(name: str, folder: str) -> Callable[..., nn.Module]:
     sys.path[:0] = [folder, str(Path.cwd())]
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as problem:
-        raise ValueError(f"The module {module_name} of [model] cannot be imported: {problem}.") from None
+    except Exception as problem:  # whatever a module of the user's does
+        raise ValueError(
+            f"The module {module_name} of [model] cannot be imported: {_where(problem)}."
+        ) from problem
     finally:
         sys.path[:] = before
     make = getattr(module, attribute, None)
