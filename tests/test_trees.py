@@ -208,6 +208,11 @@ def test_padded_batches_of_differing_length_train_as_eagerly(engine, programs, c
     assert torch.equal(ds.predict(again, sentences()), ends[1])
 
 
+def test_rows_of_different_lengths_are_refused_in_one_sentence():
+    with pytest.raises(ValueError, match=r"its rows have different shapes\. Pad them"):
+        ds.predict(ds.DeepEnsemble(lambda: nn.Linear(3, 2), 2), [torch.randn(3), torch.randn(4)])
+
+
 def test_token_outputs_of_differing_length_are_refused_in_one_sentence():
     class Each(Tokens):
         def forward(self, input_ids, attention_mask):

@@ -40,7 +40,12 @@ def as_tensor(array: Any, name: str) -> Tensor:
                 f"`{name}` must be a dense tensor; got {kind}. Use `{name}.to_dense()`, or load the values."
             )
         return array
-    values = np.asarray(array)
+    try:
+        values = np.asarray(array)
+    except ValueError:
+        raise ValueError(
+            f"`{name}` must be one array; its rows have different shapes. Pad them to one, or give a DataLoader that pads each batch."
+        ) from None
     if not values.flags.writeable:
         values = values.copy()
     if values.dtype.kind in "US":
