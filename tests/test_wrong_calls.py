@@ -1,6 +1,7 @@
 """Wrong calls at every public name: how many refusals are sentences. `python -m attacks --long` makes all of them."""
 
 import inspect
+import json
 import sys
 from pathlib import Path
 
@@ -102,3 +103,12 @@ def test_checking_costs_little_beside_the_smallest_operation():
     finally:
         sys.setprofile(None)
     assert steps < 20
+
+
+def test_the_page_on_reliability_has_the_figures_of_the_record():
+    docs = Path(__file__).parents[1] / "docs"
+    page = " ".join((docs / "reliability.md").read_text(encoding="utf-8").split())
+    record = json.loads((docs / "attacks.json").read_text(encoding="utf-8"))
+    assert record["broken"] == 0
+    for counts in record["figures"].values():
+        assert ", ".join(f"{what} {count}" for what, count in counts.items()) in page
