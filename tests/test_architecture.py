@@ -116,13 +116,13 @@ def complexity(function: ast.AST) -> int:
 
 def test_functions_are_simple():
     found = {
-        f"{path.relative_to(PACKAGE)} {node.name}": complexity(node)
+        f"{path.relative_to(PACKAGE)}:{node.lineno} {node.name}": complexity(node)
         for path in PACKAGE.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.FunctionDef)
     }
     assert {name: number for name, number in found.items() if number > 15} == {}
-    assert sum(number > 10 for number in found.values()) <= 119
+    assert sum(number > 10 for number in found.values()) <= 125
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
