@@ -145,6 +145,7 @@ def test_inputs_can_be_searched_and_sorted(page):
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["page", "pair"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 375])
