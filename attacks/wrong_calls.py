@@ -135,7 +135,14 @@ def special_values(folder: Path) -> dict[str, dict[str, Any]]:
         "p_values": {"calibration": tensor(9)}, "two_sample": {"reference": tensor(9), "batch": tensor(8), "permutations": 9},
         "from_members": {"nets": lambda: [network(), network()]}, "Martingale.update": {"p": 0.5},
         "all_scores": {"names": ["bma"]},
+        "save": {"folder": lambda: folder / "saved"}, "load": {"folder": lambda: saved(folder / "to load"), "make_member": lambda: lambda: ensemble().member(0)},
     }  # fmt: skip
+
+
+def saved(folder: Path) -> Path:
+    """Return a folder that holds a small ensemble."""
+    ds.save(ensemble(), folder)
+    return folder
 
 
 def evaluation() -> ds.Evaluation:
