@@ -82,8 +82,13 @@ def seen_of(ens, run):
 
 
 SAID = []  # what was logged
-logging.getLogger("dissensus").setLevel(logging.INFO)
-logging.getLogger("dissensus").addFilter(lambda record: SAID.append(record.getMessage()))
+
+
+class Listener(logging.Handler):
+    """Keeps what was logged."""
+
+    def emit(self, record):
+        SAID.append(record.getMessage())
 
 
 class Traffic:
@@ -169,4 +174,6 @@ def main():
 
 
 if __name__ == "__main__":
+    logging.getLogger("dissensus").setLevel(logging.INFO)
+    logging.getLogger("dissensus").addHandler(Listener())
     main()

@@ -101,7 +101,12 @@ def test_every_public_module_has_an_api_page():
 @pytest.mark.parametrize("path", SHOWN)
 def test_what_an_api_page_shows_exists(path):
     parent, _, name = path.rpartition(".")
-    assert module_at(path) is not None or hasattr(module_at(parent), name)
+    if module_at(path) is None:
+        try:
+            assert hasattr(importlib.import_module(parent), name)
+        except ModuleNotFoundError as missing:
+            assert not missing.name.startswith("dissensus")
+            pytest.skip(f"{missing.name} is not installed")
 
 
 def test_the_navigation_has_every_page_and_no_other():
