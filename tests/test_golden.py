@@ -124,7 +124,10 @@ def machine() -> list[str]:
     """Return what decides rounding: the processor, its instructions in use, torch."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    model = next((line.partition(":")[2].strip() for line in lines if "model name" in line), "")
+    # Virtual machines shorten the name to that of a whole family.
+    words = ("model name", "cpu family", "model\t", "stepping")
+    found = [line.partition(":")[2].strip() for word in words for line in lines if line.startswith(word)]
+    model = " ".join(dict.fromkeys(found))
     limits = [os.environ.get("ONEDNN_MAX_CPU_ISA", ""), torch.backends.cpu.get_cpu_capability()]
     return [model or platform.processor(), *limits, torch.__version__]
 
@@ -155,10 +158,10 @@ def test_a_run_is_what_it_was(case, stored):
 
 
 def numbers(value, path=""):
-    """Yield every number of a saved result with its place, but for curves; times are another each time."""
+    """Yield every number of a saved result with its place, but for curves and single inputs; times are another each time."""
     if isinstance(value, dict):
         for key, inner in value.items():
-            if key not in ("rocs", "histograms") and "seconds" not in key:
+            if key not in ("rocs", "histograms", "examples") and "seconds" not in key:
                 yield from numbers(inner, f"{path}/{key}")
     elif isinstance(value, list):
         for index, inner in enumerate(value):
