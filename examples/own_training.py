@@ -89,9 +89,12 @@ def with_torchmetrics(ens: nn.Module) -> float:
     return float(metric(ds.predict(ens, x).softmax(-1).mean(0), y))
 
 
-def with_lightning(ens: nn.Module, epochs: int = 3) -> None:
-    """Train inside Lightning."""
-    import lightning
+def with_lightning(ens: nn.Module, loader: DataLoader, epochs: int, lr: float) -> None:
+    """Train inside Lightning, whichever of its two packages is installed."""
+    try:
+        import lightning
+    except ImportError:
+        import pytorch_lightning as lightning
 
     class Module(lightning.LightningModule):
         def __init__(self) -> None:
@@ -103,12 +106,16 @@ def with_lightning(ens: nn.Module, epochs: int = 3) -> None:
             return sum(F.cross_entropy(member, y) for member in self.ens(x))
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), lr=0.1)
+            return torch.optim.SGD(self.parameters(), lr=lr)
 
     trainer = lightning.Trainer(
-        max_epochs=epochs, accelerator="cpu", logger=False, enable_checkpointing=False
+        max_epochs=epochs,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
     )
-    trainer.fit(Module(), DataLoader(TensorDataset(*data()), batch_size=16))
+    trainer.fit(Module(), loader)
 
 
 def with_pytorch_ood(ens: nn.Module, x: Tensor) -> Tensor:

@@ -113,6 +113,17 @@ def test_batch_norm_in_bf16_trains_eagerly_on_a_gpu():
     assert run.step == 9
 
 
+@pytest.mark.gpu
+def test_a_resnet50_of_timm_trains_eagerly_in_bf16_on_a_gpu():
+    timm = pytest.importorskip("timm")
+    ens = ds.DeepEnsemble(lambda: timm.create_model("resnet50", num_classes=10), 3)
+    data = (torch.randn(16, 3, 64, 64), torch.arange(16) % 10)
+    run = ds.fit(ens, data, epochs=1, batch_size=8, precision="bf16", engine="eager", device="cuda")
+    assert run.step == 2
+    assert all(torch.isfinite(torch.tensor(row["loss"])) for row in run.history.rows)
+    assert ds.predict(ens, data[0]).isfinite().all()
+
+
 @pytest.mark.parametrize("why", ["it was decided so in another sitting", None])
 def test_a_resumed_run_goes_by_what_was_decided(tmp_path, why):
     settings = {"batch_size": 20, "engine": "eager", "checkpoint_dir": tmp_path, "epochs": 2}

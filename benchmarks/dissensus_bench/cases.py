@@ -15,6 +15,7 @@ import dissensus as ds
 from dissensus.architectures import resnet18
 from dissensus.data import augment
 from dissensus_bench.cached_heads import FIFTIETH, IMAGENET, guided_heads
+from dissensus_bench.encoders import encoder_problems
 from dissensus_bench.inference import compare_inference
 from dissensus_bench.masked import masked_inference, masked_training
 from dissensus_bench.peers import join_peers
@@ -109,12 +110,29 @@ def two_inputs(options: Options) -> list[Result]:
     return [{"case": "two-inputs", "what": what, "sides": sides, "ratios": ratios, "missing": {}}]
 
 
+def transformers(options: Options) -> list[Result]:
+    """Five encoders of tokens (ids and mask in, a dictionary out) and five of images, beside a loop over them."""
+    engines = options.engines or (("captured", "compiled") if options.cuda else ("eager", "captured"))
+    jobs = encoder_problems(options.device, options.quick)
+    return [
+        training_result("transformers", what, problem, engines, 3 if options.quick else 5, alone=True)
+        for what, problem in jobs.items()
+    ]
+
+
 def training_result(
-    case: str, what: str, problem: Problem, engines: Sequence[str], repeats: int, peers: bool = True
+    case: str,
+    what: str,
+    problem: Problem,
+    engines: Sequence[str],
+    repeats: int,
+    peers: bool = True,
+    alone: bool = False,
 ) -> Result:
-    """Train beside the loop, the program stacked by hand and whoever else is installed."""
-    rivals, missing = join_peers(problem) if peers else ({}, {})
-    rivals = {LOOP: plain_loop(problem), STACKED: stacked_by_hand(problem), **rivals}
+    """Train beside the loop; unless it is to stand alone, also beside the program stacked by hand and who else is installed."""
+    rivals, missing = join_peers(problem) if peers and not alone else ({}, {})
+    by_hand = {} if alone else {STACKED: stacked_by_hand(problem)}
+    rivals = {LOOP: plain_loop(problem), **by_hand, **rivals}
     sides, ratios = compare(problem, engines, rivals, repeats=repeats)
     return {"case": case, "what": what, "sides": sides, "ratios": ratios, "missing": missing}
 
@@ -341,10 +359,11 @@ CASES: Mapping[str, Case] = {
     "masksembles": Case("a ResNet-18 with masks beside the plain one and its members", masksembles),
     "scaling": Case("cost against members, batch and width", scaling),
     "two-inputs": Case("one network on one tensor and on two inputs", two_inputs),
+    "transformers": Case("five BERT-shaped networks and five vision transformers", transformers),
 }
 
 # What a quick run leaves out unless it is asked for by name.
-_LONG = ("ldr-imagenet-size", "resnet", "masksembles", "two-inputs")
+_LONG = ("ldr-imagenet-size", "resnet", "masksembles", "two-inputs", "transformers")
 
 
 def default_cases(quick: bool) -> list[str]:

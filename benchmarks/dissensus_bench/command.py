@@ -17,7 +17,8 @@ def bench(
         str | None,
         typer.Option(
             metavar="NAMES",
-            help="small-mlps, heads, ldr-imagenet-size, resnet, inference, masksembles, scaling, with commas.",
+            help="small-mlps, heads, ldr-imagenet-size, resnet, inference, masksembles, scaling, two-inputs,"
+            " transformers, with commas.",
             show_default="all",
         ),
     ] = None,

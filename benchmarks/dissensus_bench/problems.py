@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
 
 from dissensus.data.augment import Augmentation
 
@@ -26,7 +27,7 @@ class Problem:
     Attributes:
         members: Networks in the ensemble.
         make: Makes one of them.
-        x: Inputs, on the device that is measured.
+        x: Inputs, on the device that is measured: a tensor, or a dictionary of tensors, the arguments of the networks.
         y: Targets, beside them.
         batch: Examples a step and member.
         turn_steps: Steps that slower rivals take in one turn; `ds.fit` takes an epoch in its turn.
@@ -38,11 +39,12 @@ class Problem:
         augment: Augmentation of inputs.
         picked: Train only so many members a step, drawn anew each time, on a batch that they share.
         widths: Sizes of the layers, where the networks are MLPs with ReLU between linear layers.
+        output: Key of what is scored, where the networks return dictionaries.
     """
 
     members: int
     make: Callable[[], nn.Module]
-    x: Tensor
+    x: Any
     y: Tensor
     batch: int
     turn_steps: int
@@ -54,24 +56,38 @@ class Problem:
     augment: Augmentation | None = None
     picked: int | None = None
     widths: tuple[int, ...] | None = None
+    output: str | None = None
 
     @property
     def device(self) -> torch.device:
         """Where the data is, and so where everything runs."""
-        return self.x.device
+        return self.y.device
 
     @property
     def layout(self) -> torch.memory_format:
         """How images lie in memory where convolutions run fastest."""
-        return torch.channels_last if self.x.ndim == 4 and self.x.is_cuda else torch.preserve_format
+        images = isinstance(self.x, Tensor) and self.x.ndim == 4
+        return torch.channels_last if images and self.y.is_cuda else torch.preserve_format
 
     def new_nets(self) -> list[nn.Module]:
         """Make every member as a module of its own."""
         return [self.make().to(self.device, memory_format=self.layout) for _ in range(self.members)]  # type: ignore[call-overload]
 
+    def rows(self, picked: Tensor) -> tuple[Any, Tensor]:
+        """Return the inputs and targets of some rows."""
+        return tree_map(lambda part: part[picked], self.x), self.y[picked]
+
+    def outputs(self, net: nn.Module, x: Any) -> Tensor:
+        """Call a network as its inputs ask for, and return what is scored."""
+        if isinstance(x, Tensor):
+            found = net(x.contiguous(memory_format=self.layout))
+        else:
+            found = net(**x)
+        return found if self.output is None else found[self.output]
+
     def torch_optimizer(self, parameters: Iterable[Tensor]) -> Optimizer:
         """Make the usual torch optimizer; a fused one where that is what people use, on a GPU."""
-        options = {"lr": self.lr, **self.options} | ({"fused": True} if self.x.is_cuda else {})
+        options = {"lr": self.lr, **self.options} | ({"fused": True} if self.y.is_cuda else {})
         return _OPTIMIZERS[self.optimizer](parameters, **options)
 
     def mean_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:

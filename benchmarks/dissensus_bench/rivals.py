@@ -36,12 +36,12 @@ def plain_loop(problem: Problem) -> Turn:
         for step in range(problem.turn_steps):
             for index in _trained(problem):
                 rows = drawn[index % len(drawn), step]
-                x, y = problem.x[rows], problem.y[rows]
+                x, y = problem.rows(rows)
                 if problem.augment is not None:
                     x, y = problem.augment(x, y, Noise(clock.add_(1)))
                 optimizers[index].zero_grad()
                 with torch.autocast(problem.device.type, torch.bfloat16, enabled=problem.bf16):
-                    loss = problem.mean_loss(nets[index](x.contiguous(memory_format=problem.layout)), y)
+                    loss = problem.mean_loss(problem.outputs(nets[index], x), y)
                 loss.backward()
                 optimizers[index].step()
 
@@ -51,7 +51,7 @@ def plain_loop(problem: Problem) -> Turn:
 def _draw(problem: Problem, members: int) -> Tensor:
     """Return the rows of the data that each member sees in each step of a turn."""
     shape = (members, problem.turn_steps, problem.batch)
-    return torch.randint(len(problem.x), shape, device=problem.device)
+    return torch.randint(len(problem.y), shape, device=problem.device)
 
 
 def _trained(problem: Problem) -> Sequence[int]:

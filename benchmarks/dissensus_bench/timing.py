@@ -111,7 +111,7 @@ def time_fit(
     options = dict(problem.options)
     start = time.perf_counter()
     run = ds.fit(
-        ds.DeepEnsemble(problem.make, problem.members) if members is None else members,
+        ds.DeepEnsemble(problem.make, problem.members, output=problem.output) if members is None else members,
         (problem.x, problem.y) if data is None else data,
         objective=objective,
         epochs=repeats + 1,
@@ -132,7 +132,7 @@ def time_fit(
     epochs = [ended - began for (_, began), (ended, _) in itertools.pairwise(stamps)]
     steps = run.step / (repeats + 1)
     timed["ms"] = min(epochs) / steps * 1e3
-    if problem.x.is_cuda:
+    if problem.y.is_cuda:
         timed["peak_GB"] = memory.peak() / 1e9
     return timed
 

@@ -11,6 +11,7 @@ from bench_records import result
 from dissensus_bench import cases, masked, peers, timing
 from dissensus_bench.cached_heads import STRENGTH, Size, _guided_loss, cost_rows, guided_heads
 from dissensus_bench.cases import CASES, LOOP, STACKED, Options, heads_results, resnet_result, training_result
+from dissensus_bench.encoders import encoder_problems
 from dissensus_bench.inference import BARE, PREDICT, SCORED, compare_inference
 from dissensus_bench.masked import ENSEMBLE, MEMBERS, PLAIN, SPLIT, masked_inference, masked_training
 from dissensus_bench.problems import Problem, mlp, mlp_problem
@@ -230,6 +231,27 @@ def test_every_case_puts_its_jobs_together(monkeypatch, name, quick):
         check_result(entry)
         assert entry["case"] == name
     assert len({entry["what"] for entry in entries}) == len(entries)
+
+
+def test_transformers_are_trained_beside_a_loop_over_them():
+    """Of a text only what the mask shows counts, and both sides learn from the same tree."""
+    (what, problem), (_, images) = encoder_problems("cpu", quick=True).items()
+    assert "BERT" in what
+    torch.manual_seed(0)
+    net = problem.make()
+    x, y = problem.rows(torch.arange(16))
+    noise = torch.randint_like(x["input_ids"], 200)
+    changed = x | {"input_ids": torch.where(x["attention_mask"] == 1, x["input_ids"], noise)}
+    assert not torch.equal(changed["input_ids"], x["input_ids"])
+    torch.testing.assert_close(problem.outputs(net, changed), problem.outputs(net, x))
+    few = replace(problem, members=1, make=lambda: net, turn_steps=60, lr=1e-2)
+    before = problem.mean_loss(problem.outputs(net, x), y).item()
+    plain_loop(few).run()
+    assert problem.mean_loss(problem.outputs(net, x), y).item() < 0.5 * before
+    assert images.outputs(images.make(), images.x[:2]).shape == (2, 10)
+    entry = training_result("transformers", what, problem, ("eager",), repeats=1, alone=True)
+    check_result(entry)
+    assert set(entry["sides"]) == {"ds.fit, eager", LOOP}
 
 
 def test_guided_heads_are_measured_at_every_number_of_heads(capsys):
