@@ -145,29 +145,31 @@ def lose_one():
     return {}
 
 
-def groups():
-    """Yield after joining a group of two processes, of the four that torchrun started, and then of all: starting them takes longest."""
+def groups(backend):
+    """Yield after joining a group of two processes, of those that torchrun started, and then of all: starting them takes longest."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world)
-    for size in (2, world):
+    for size in sorted({min(2, world), world}):
         if rank < size:
             own = dist.PrefixStore(str(size), store)
-            dist.init_process_group("gloo", store=own, rank=rank, world_size=size)
+            dist.init_process_group(backend, store=own, rank=rank, world_size=size)
             yield
             if size < world:
                 dist.destroy_process_group()
 
 
 def main():
-    """Run the cases that were asked for."""
+    """Run the cases that were asked for; four processes then lose one."""
     torch.set_num_threads(1)
-    cases, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
+    cases, folder, backend = json.loads(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    if backend == "nccl":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     traffic, found = Traffic(), {}
-    for _ in groups():
+    for _ in groups(backend):
         for name, objective, mesh, settings in cases:
             if dist.get_world_size() == mesh[0] * mesh[1]:
                 found[name] = part_of_case(objective, mesh, settings, traffic)
-    rank, found["lost"] = dist.get_rank(), lose_one()
+    rank, found["lost"] = dist.get_rank(), lose_one() if dist.get_world_size() == 4 else {}
     (folder / f"{rank}.json").write_text(json.dumps(found if rank == 0 else found["lost"]))
     # Without a farewell, which would wait for the process that is gone.
     os._exit(0)

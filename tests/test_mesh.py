@@ -59,6 +59,13 @@ def torchrun(processes, *arguments, **options):
     return subprocess.Popen([*command, str(processes), *map(str, arguments)], env=environment, **options)
 
 
+def results_of(cases, folder, processes, backend="gloo"):
+    """Return what the first process saw of the cases."""
+    process = torchrun(processes, HERE / "mesh_case.py", json.dumps(cases), folder, backend)
+    assert process.wait(timeout=280) == 0
+    return json.loads((folder / "0.json").read_text())
+
+
 def name_of(objective, mesh):
     return f"{objective} on {mesh[0]} x {mesh[1]}"
 
@@ -69,9 +76,7 @@ def found(tmp_path_factory):
     cases = [(name_of(*case), *case, {}) for case in SPREAD + CUT]
     cases += [(name, *case[:3]) for name, case in (OTHERS | REFUSED).items()]
     folder = tmp_path_factory.mktemp("mesh")
-    process = torchrun(4, HERE / "mesh_case.py", json.dumps(cases), folder)
-    assert process.wait(timeout=280) == 0
-    results = json.loads((folder / "0.json").read_text())
+    results = results_of(cases, folder, 4)
     results["lost"] = [results["lost"]] + [
         json.loads((folder / f"{rank}.json").read_text()) for rank in (1, 2)
     ]
@@ -171,6 +176,49 @@ def test_a_mesh_needs_a_process_group():
         train("joint", (2, 1))
     with pytest.raises(ValueError, match="list or tuple of 2"):
         train("joint", (2,))
+
+
+# On one GPU, gloo's processes share it; NCCL wants one for each.
+ON_GPU = [("independent", {}), ("joint", {}), ("joint, gathered", {}), ("joint", {"norm": "batch"})]
+two_gpus = pytest.mark.skipif(
+    torch.cuda.device_count() < 2,
+    reason=f"NCCL wants a GPU for each of two processes; this machine has {torch.cuda.device_count()}",
+)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("backend", "mesh"),
+    [
+        ("nccl", (1, 1)),
+        ("gloo", (2, 1)),
+        ("gloo", (1, 2)),
+        pytest.param("nccl", (2, 1), marks=two_gpus),
+        pytest.param("nccl", (1, 2), marks=two_gpus),
+    ],
+)
+def test_on_gpus_a_mesh_trains_what_one_process_trains(tmp_path, backend, mesh):
+    cases = {}
+    for objective, settings in ON_GPU:
+        # Parts of a batch are normalised together.
+        here = settings | ({"norm": "sync"} if mesh[1] > 1 and settings else {}) | {"device": "cuda"}
+        cases[f"{objective} {settings}"] = (objective, mesh, here)
+    seen = results_of([(name, *case) for name, case in cases.items()], tmp_path, mesh[0] * mesh[1], backend)
+    for objective, settings in ON_GPU:
+        result = seen[f"{objective} {settings}"]
+        assert result.get("alike"), result
+        expected = alone(objective, json.dumps(settings | {"device": "cuda"}))
+        assert difference(result, expected) < (1e-4 if settings else 1e-5)
+
+
+@pytest.mark.gpu
+def test_the_command_trains_under_nccl(tmp_path):
+    recipe(tmp_path, epochs=10)
+    done = torchrun(1, "-m", "dissensus", "train", "recipe.toml", "-o", "run", "--mesh", "1x1", cwd=tmp_path)
+    assert done.wait(timeout=280) == 0
+    from dissensus.recipes import load_run
+
+    assert load_run(tmp_path / "run").ensemble.num_members == 4
 
 
 RECIPE = """
