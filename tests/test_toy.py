@@ -22,25 +22,6 @@ def test_the_likelihood_of_the_true_cubic_is_the_floor_that_facts_give():
     assert nll == pytest.approx(2.39325, abs=5e-6)
 
 
-def test_member_seeds_and_scales_are_the_practicals_print_out_exactly():
-    assert toy.practical_scales() == (
-        (672, 7888, 3587, 1379, 5820, 19048),
-        (
-            0.05341477341995916,
-            0.12899350046504218,
-            0.06450740460784611,
-            0.1859958185502153,
-            0.021813948079358225,
-            0.17893712367557665,
-        ),
-    )
-
-
-def test_asking_for_more_members_leaves_earlier_scales_as_they_were():
-    assert toy.practical_scales(20).scales[:6] == toy.practical_scales(6).scales
-    assert len(set(toy.practical_scales(20).scales)) == 20
-
-
 def test_spiral_angles_of_seed_0_are_the_practicals_print_out_exactly():
     angles = toy.spiral_angles()
     assert list(zip(angles.min(1).tolist(), angles.max(1).tolist(), strict=True)) == [
@@ -60,7 +41,7 @@ def test_spiral_points_lie_at_their_angles_and_radii():
     assert y.dtype == np.int64
 
 
-@pytest.mark.parametrize("draw", [toy.cubic, toy.spirals, toy.spiral_angles, toy.practical_scales])
+@pytest.mark.parametrize("draw", [toy.cubic, toy.spirals, toy.spiral_angles])
 def test_the_global_generator_is_left_as_found(draw):
     before = np.random.get_state()  # noqa: NPY002
     draw()
@@ -82,7 +63,6 @@ def test_seeds_decide_the_draw(draw):
         (lambda: toy.cubic(num_points=0), "num_points"),
         (lambda: toy.spirals(points_per_class=0), "points_per_class"),
         (lambda: toy.spirals(num_classes=0), "num_classes"),
-        (lambda: toy.practical_scales(0), "num_members"),
     ],
 )
 def test_an_empty_set_is_refused(draw, name):

@@ -6,7 +6,7 @@ every machine and in every version. numpy's global generator is neither read nor
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -20,13 +20,6 @@ Floats: TypeAlias = NDArray[np.float64]
 Integers: TypeAlias = NDArray[np.int64]
 
 CUBIC_SEED = 173
-
-
-class MemberScales(NamedTuple):
-    """The seed drawn for each member and the scale of its initial parameters drawn under that seed."""
-
-    seeds: tuple[int, ...]
-    scales: tuple[float, ...]
 
 
 def cubic(
@@ -53,38 +46,9 @@ def cubic(
         ((40, 1), [-3.2539, -35.7691])
     """
     _check_counts(num_points=num_points)
-    return _draw_cubic(np.random.RandomState(seed), num_points, low, high, noise)
-
-
-def practical_scales(num_members: int = 6, num_points: int = 40, seed: int = CUBIC_SEED) -> MemberScales:
-    r"""Return the scales of the initial parameters of the practical's regression members.
-
-    $$s_j = 100 + \lfloor 10^4\,|z_j|\rfloor,\qquad \text{scale}_j = |u_j|,\ u_j \sim \mathcal N(0, 0.1^2)$$
-
-    The stream goes on where `cubic` left it and gives the standard normal $z_1$. Each seed $s_j$ starts a new
-    stream, which gives $u_j$ and then the next member's $z$.
-
-    Args:
-        num_members: How many members; the first six are those of the practical.
-        num_points: How many points `cubic` drew from the stream before.
-        seed: Seed of that stream.
-
-    Returns:
-        Seeds and scales. Reading: member j's weights and biases start as its scale times normal draws.
-
-    Example:
-        >>> practical_scales(2)
-        MemberScales(seeds=(672, 7888), scales=(0.05341477341995916, 0.12899350046504218))
-    """
-    _check_counts(num_members=num_members, num_points=num_points)
     stream = np.random.RandomState(seed)
-    _draw_cubic(stream, num_points, 0.0, 1.0, 1.0)
-    seeds, scales = [], []
-    for _ in range(num_members):
-        seeds.append(100 + abs(int(stream.normal(0, 1) * 10_000)))
-        stream = np.random.RandomState(seeds[-1])
-        scales.append(abs(float(stream.normal(0, 0.1))))
-    return MemberScales(tuple(seeds), tuple(scales))
+    x = stream.uniform(low, high, (num_points, 1))
+    return x, x[:, 0] ** 3 + stream.normal(0, noise, num_points)
 
 
 def spirals(
@@ -145,13 +109,6 @@ def spiral_angles(
         wobble = stream.randn(points_per_class) * noise * (radius + 1)
         arms.append(np.linspace(8 * j, 8 * (j + 1), points_per_class) + wobble)
     return np.stack(arms)
-
-
-def _draw_cubic(
-    stream: np.random.RandomState, num_points: int, low: float, high: float, noise: float
-) -> tuple[Floats, Floats]:
-    x = stream.uniform(low, high, (num_points, 1))
-    return x, x[:, 0] ** 3 + stream.normal(0, noise, num_points)
 
 
 def _radii(points_per_class: int) -> Floats:

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dissensus.data.adaptation import ADAPTATION, UNUSABLE, Labelled, Task, Tasks, load_tasks
 from dissensus.data.images import match_images
 from dissensus.data.toy import digits
 from dissensus.html import Section, Table, Text
+from dissensus_studies.adaptation import ADAPTATION, UNUSABLE, Labelled, Task, Tasks, load_tasks
 from dissensus_studies.anchoring_arms import (
     ANCHORS,
     CORRUPTIONS,
@@ -84,7 +84,7 @@ def run(
         quick: Four small networks for a few epochs.
         seed: Of the first repeat; others follow it.
         data: Folder with an image set (see `image_sets.load_images`) and labelled sets to adapt to (see
-            `data.adaptation.load_tasks`); digits that come along without one.
+            `adaptation.load_tasks`); digits that come along without one.
         epochs: Epochs instead of 200.
         minutes: Begin no arm after this time.
         limit: Train on so many images, and take at most as many of each other set.

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from dissensus.architectures import resnet18, wide_resnet
-from dissensus.data.adaptation import Task
 from dissensus.data.corruptions import EXTRA, STANDARD
 from dissensus.members import Anchored, DeepEnsemble, Members
 from dissensus.objectives import HardDelta, Independent, MaskedUniform, Objective
 from dissensus.probing import linear_probe
 from dissensus.training.schedules import MultiStep
+from dissensus_studies.adaptation import Task
 from dissensus_studies.arm_log import Arm, Record
 from dissensus_studies.image_arms import fit_images, measure, summary_line, training_record
 from dissensus_studies.image_sets import ImageSets

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from dissensus.data.adaptation import Tasks
 from dissensus.html import Picture, Section, Table, Text
+from dissensus_studies.adaptation import Tasks
 from dissensus_studies.anchoring_arms import (
     ANCHORS,
     SCORES,

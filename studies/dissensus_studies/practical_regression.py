@@ -18,6 +18,7 @@ from dissensus.html import Section, Table, Text
 from dissensus.training import Run
 from dissensus_studies.claims import claims_table
 from dissensus_studies.outputs import Outputs, print_table
+from dissensus_studies.practical_scales import practical_scales
 from dissensus_studies.regression_arms import (
     ARMS,
     COUNTS,
@@ -193,7 +194,7 @@ def _repeat(num_repeats: int, seed: int) -> Results:
 
 
 def _members_table(losses: list[float]) -> Table:
-    seeds, scales = toy.practical_scales(len(losses))
+    seeds, scales = practical_scales(len(losses))
     rows = [(member, *values) for member, values in enumerate(zip(seeds, scales, losses, strict=True))]
     return Table(
         ("member", "seed", "scale", "final NLL, nats"), rows, "The Gaussian nets without adversarial training"

@@ -16,6 +16,7 @@ from dissensus.predictions import Family, mixture, predict
 from dissensus.randomness import derive
 from dissensus.training import Run, fit
 from dissensus_studies.networks import fit_own_sets, scaled_mlp
+from dissensus_studies.practical_scales import practical_scales
 from dissensus_studies.repeats import Summary
 
 SIZES = (1, 10, 6, 30, 2)
@@ -64,7 +65,7 @@ ARMS = tuple(Arm(family, adversarial) for family in ("gaussian", "laplace") for 
 
 def train_practical(arm: Arm, num_members: int = PRACTICAL_MEMBERS, seed: int = 0, steps: int = STEPS) -> Run:
     """Train the practical's ensemble: its data, its scales, one full batch a step."""
-    scales = toy.practical_scales(num_members).scales
+    scales = practical_scales(num_members).scales
     nets = [scaled_mlp(SIZES, scale, seed, "practical", member) for member, scale in enumerate(scales)]
     return fit(
         DeepEnsemble.from_members(nets, seed),
@@ -88,7 +89,7 @@ def headline(num_seeds: int) -> list[dict[str, float]]:
     At this learning rate a run is chaotic: rounding decides it after some hundred steps, so that one seed gives other numbers on
     another machine or engine, and only the distribution over seeds can be compared.
     """
-    scales = toy.practical_scales(PRACTICAL_MEMBERS).scales
+    scales = practical_scales(PRACTICAL_MEMBERS).scales
     nets = [
         scaled_mlp(SIZES, scale, seed, "practical", m)
         for seed in range(num_seeds)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from anchoring_records import judged, record
 from dissensus_studies import STUDIES, anchoring, anchoring_arms, anchoring_imagenet
+from dissensus_studies.adaptation import Labelled, Task, Tasks
 from dissensus_studies.anchoring import published_tables
 from dissensus_studies.anchoring_arms import AnchorSetting, build, settings_of, without_head
 from dissensus_studies.anchoring_claims import anchoring_claims
@@ -29,7 +30,6 @@ from torch import nn
 
 import dissensus as ds
 from dissensus.architectures import resnet18
-from dissensus.data.adaptation import Labelled, Task, Tasks
 from dissensus.data.suites import SUITES
 
 

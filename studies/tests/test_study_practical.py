@@ -19,6 +19,7 @@ from dissensus_studies import (
 )
 from dissensus_studies.claims import Claim
 from dissensus_studies.networks import fit_own_sets, scaled_mlp
+from dissensus_studies.practical_scales import practical_scales
 from dissensus_studies.repeats import Comparison, Summary
 from torch import nn
 from torch.distributions import Categorical, Laplace, MixtureSameFamily, Normal
@@ -202,7 +203,7 @@ def test_the_practicals_mixture_is_less_sure_where_there_are_no_data(practical):
 def test_the_practicals_members_start_from_its_scales():
     run = regression_arms.train_practical(regression_arms.ARMS[0], steps=1)
     # One step of Adam moves every parameter by at most the learning rate.
-    for member, scale in enumerate(toy.practical_scales().scales):
+    for member, scale in enumerate(practical_scales().scales):
         parameters = torch.cat([p.flatten() for p in run.members.member(member).parameters()])
         start = torch.cat(
             [
@@ -294,3 +295,22 @@ def test_the_classification_study_writes_its_page(tmp_path, monkeypatch, capsys)
     results = check_outputs(tmp_path, page)
     assert set(results["arms"]) == {arm.name for arm in spiral_arms.ARMS}
     assert "usual loss" in capsys.readouterr().out
+
+
+def test_member_seeds_and_scales_are_the_practicals_print_out_exactly():
+    assert practical_scales() == (
+        (672, 7888, 3587, 1379, 5820, 19048),
+        (
+            0.05341477341995916,
+            0.12899350046504218,
+            0.06450740460784611,
+            0.1859958185502153,
+            0.021813948079358225,
+            0.17893712367557665,
+        ),
+    )
+
+
+def test_asking_for_more_members_leaves_earlier_scales_as_they_were():
+    assert practical_scales(20).scales[:6] == practical_scales(6).scales
+    assert len(set(practical_scales(20).scales)) == 20

@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
+from dissensus_studies.adaptation import load_tasks
 from PIL import Image
-
-from dissensus.data.adaptation import load_tasks
 
 
 def pictures(folder, count=4):

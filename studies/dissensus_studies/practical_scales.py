@@ -1,0 +1,45 @@
+"""Initial scales of the practical's regression members, as its generator drew them."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from dissensus.data.toy import CUBIC_SEED
+
+
+class MemberScales(NamedTuple):
+    """The seed drawn for each member and the scale of its initial parameters drawn under that seed."""
+
+    seeds: tuple[int, ...]
+    scales: tuple[float, ...]
+
+
+def practical_scales(num_members: int = 6, num_points: int = 40, seed: int = CUBIC_SEED) -> MemberScales:
+    r"""Return the scales of the initial parameters of the practical's regression members.
+
+    $$s_j = 100 + \lfloor 10^4\,|z_j|\rfloor,\qquad \text{scale}_j = |u_j|,\ u_j \sim \mathcal N(0, 0.1^2)$$
+
+    The stream goes on where `cubic` left it and gives the standard normal $z_1$. Each seed $s_j$ starts a new
+    stream, which gives $u_j$ and then the next member's $z$.
+
+    Args:
+        num_members: How many members; the first six are those of the practical.
+        num_points: How many points `cubic` drew from the stream before.
+        seed: Seed of that stream.
+
+    Returns:
+        Seeds and scales. Reading: member j's weights and biases start as its scale times normal draws.
+
+    Example:
+        >>> practical_scales(2)
+        MemberScales(seeds=(672, 7888), scales=(0.05341477341995916, 0.12899350046504218))
+    """
+    stream = np.random.RandomState(seed)
+    stream.uniform(size=num_points)
+    stream.normal(size=num_points)
+    seeds, scales = [], []
+    for _ in range(num_members):
+        seeds.append(100 + abs(int(stream.normal(0, 1) * 10_000)))
+        stream = np.random.RandomState(seeds[-1])
+        scales.append(abs(float(stream.normal(0, 0.1))))
+    return MemberScales(tuple(seeds), tuple(scales))
