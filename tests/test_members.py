@@ -1,4 +1,5 @@
 import copy
+import warnings
 
 import pytest
 import torch
@@ -363,3 +364,32 @@ def test_a_network_that_a_factory_returns_stays_as_it_is():
     for name, tensor in net.state_dict().items():
         assert torch.equal(tensor, before[name])
     assert net(x).shape == ens(x)[0].shape
+
+
+class AsOnAGPU(nn.LSTM):
+    """Warns as torch does on a GPU, where weights are not in one piece."""
+
+    def forward(self, *given):
+        warnings.warn("RNN module weights are not part of single contiguous chunk of memory.", stacklevel=1)
+        return super().forward(*given)
+
+
+class WarningNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn = AsOnAGPU(4, 6, batch_first=True)
+        self.drop, self.out = nn.Dropout(0.1), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.out(self.drop(self.rnn(x[:, None])[0][:, -1]))
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: ds.DeepEnsemble(WarningNet, 2), lambda: ds.MCDropout(WarningNet(), 2)]
+)
+def test_weights_that_are_slices_are_no_news(make):
+    ens, inputs = make(), torch.randn(20, 4)
+    ds.fit(ens, (inputs, torch.arange(20) % 3), epochs=1, device="cpu")
+    ds.predict(ens, inputs)
+    with pytest.warns(UserWarning, match="RNN module"):  # of the user's own network it still is
+        ens.member(0)(inputs)

@@ -4,7 +4,6 @@ Evaluation passes become one graph for each shape; on a CPU, and where a functio
 """
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, Literal, TypeVar
@@ -75,14 +74,13 @@ def for_each_member(function: Callable[[int], None], count: int) -> None:
 
 
 log = logging.getLogger("dissensus")
-# A pass counts as waiting for the host when starting it takes this share of the whole.
-_LAUNCHING = 0.7
-# A capture takes as long as some four passes and repays within so many; where nobody knows how many come, it waits for half.
-_REPAYS = 8
+# A capture takes as long as some four passes, and a replay about a third of a pass that waits for the host: it repays within so many.
+# Where the device is busy it gains and costs little. Where nobody knows how many passes come, it waits for half of them.
+_REPAYS = 6
 
-# What is known of a function on certain shapes. It was run once: ensembles find out in their first pass how they run best, and
-# look at values for it. It was watched, and can be captured. Its passes wait for the host, so a capture gains; or they do not.
-Known = Literal["met", "watched", "gains", "busy"]
+# What is known of a function on certain shapes: it was run once (ensembles find out in their first pass how they run best, and
+# look at values for it), or whether it can be captured.
+Known = Literal["met", "can", "cannot"]
 _KNOWN: WeakKeyDictionary[Module, dict[tuple[Any, ...], Known]] = WeakKeyDictionary()
 
 
@@ -91,13 +89,13 @@ class Captured(Generic[Result]):
 
     What it returns is valid until the next call: copy what must stay. The function must give the same operations for the
     same shapes. Its second call with a shape is watched, to see that it neither reads values on the host nor draws random
-    numbers; its third is timed: a capture gains nothing where the device is busy anyway.
+    numbers.
 
     Args:
-        function: Takes tensors on one device (or trees of them, or None), returns tensors in lists, tuples or dictionaries.
+        function: Takes a batch and further tensors (or trees of them, or None), returns tensors in lists, tuples or dictionaries.
         owner: An ensemble whose passes these are. What was found is remembered with it, so that the next function of the
-            same name is neither watched nor timed for these shapes. Programs are not: they would keep the memory that they
-            ran in, and see nothing of what changes in the ensemble but its weights.
+            same name is not watched for these shapes. Programs are not: they would keep the memory that they ran in, and see
+            nothing of what changes in the ensemble but its weights.
         name: What the function does with the owner.
         passes: How many calls there will be; None if nobody knows.
     """
@@ -117,10 +115,9 @@ class Captured(Generic[Result]):
 
     def __call__(self, *given: Any) -> Result:
         """Run the function, or the program it has become."""
-        leaves, spec = tree_flatten(given)
-        first = next(tensor for tensor in leaves if tensor is not None)
-        if not _on_gpu(first) or self.why_not is not None or torch.is_grad_enabled():
+        if self.why_not is not None or not _on_gpu(given[0]) or torch.is_grad_enabled():
             return self.function(*given)
+        leaves, spec = tree_flatten(given)
         kind = (
             torch.is_autocast_enabled("cuda"),
             str(spec),
@@ -140,9 +137,7 @@ class Captured(Generic[Result]):
             self._known[self.name, kind] = "met"
         elif known == "met":
             return self._watched(kind, function, tensors)
-        elif known == "watched":
-            return self._timed(kind, function, tensors)
-        if known != "gains" or not self._repays(number):
+        if known != "can" or not self._repays(number):
             return function(*tensors)
         try:
             self._graphs[kind] = _Graph(function, tensors)
@@ -164,31 +159,18 @@ class Captured(Generic[Result]):
     ) -> Result:
         with _Watch() as watch:  # type: ignore[no-untyped-call]
             result = function(*tensors)
-        self._known[self.name, kind] = "watched"
+        self._known[self.name, kind] = "can"
         if watch.found is not None or not watch.computes:
             self._give_up(kind, watch.found or "there is nothing to compute")
         return result
 
-    def _timed(
-        self, kind: tuple[Any, ...], function: Callable[..., Result], tensors: tuple[Tensor | None, ...]
-    ) -> Result:
-        """Run, and find out whether the device waits for the host."""
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        result = function(*tensors)
-        started = time.perf_counter() - start
-        torch.cuda.synchronize()
-        launching = started > _LAUNCHING * (time.perf_counter() - start)
-        self._known[self.name, kind] = "gains" if launching else "busy"
-        return result
-
     def _give_up(self, kind: tuple[Any, ...], reason: str) -> None:
-        self.why_not, self._known[self.name, kind] = reason, "busy"
+        self.why_not, self._known[self.name, kind] = reason, "cannot"
         log.info("predictions run uncaptured: %s", reason)
 
 
-def _on_gpu(tensor: Tensor) -> bool:
-    return tensor.is_cuda
+def _on_gpu(batch: Any) -> bool:
+    return bool(batch.is_cuda)
 
 
 class _Graph(Generic[Result]):

@@ -29,6 +29,8 @@ from dissensus.members.stacking import (
     copy_in_order,
     has_padding,
     join,
+    quiet_weights,
+    recurs,
     runs_otherwise,
     stack,
     tensors_of,
@@ -140,7 +142,7 @@ class DeepEnsemble(Members):
         self.nets: nn.ModuleList | None = None
         # Twins: what a factory returns may be somebody's network, which must stay as it is.
         nets = [key_dropout(twin(net)) for net in nets]
-        self._pads = any(map(has_padding, nets))
+        self._pads, self._recurs = any(map(has_padding, nets)), any(map(recurs, nets))
         self._drops = any(isinstance(module, KeyedDropout) for net in nets for module in net.modules())
         if can_stack(nets):
             self._not_one_program = why_not_one_program(nets)
@@ -179,14 +181,8 @@ class DeepEnsemble(Members):
     def shell(self, index: int) -> Shell:
         """Return a copy of one member's module without tensors."""
         self._shells[index].release()
+        self._follow_modes([index])
         return copy.deepcopy(self._shells[index])
-
-    def train(self, mode: bool = True) -> "DeepEnsemble":
-        """Set training or evaluation mode for every member."""
-        super().train(mode)
-        for shell in getattr(self, "_shells", ()):
-            shell.net.train(mode)
-        return self
 
     def run(
         self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys
@@ -344,7 +340,8 @@ class DeepEnsemble(Members):
             shell.collect(row)
             rewind_dropout(shell.net)
 
-        for_each_member(run, len(members))
+        with quiet_weights(self._recurs):
+            for_each_member(run, len(members))
         return join(outputs)
 
     def _run_settled(self, tensors: Mapping[str, Tensor], x: Any, keys: Keys, block: int) -> Tensor:
@@ -365,7 +362,8 @@ class DeepEnsemble(Members):
             outputs[index] = pick(call(loan.shells[index].net, x), self.picks)
             loan.shells[index].collect(loan.rows[index])
 
-        for_each_member(run, self.num_members)
+        with quiet_weights(self._recurs):
+            for_each_member(run, self.num_members)
         return join(outputs)
 
     def _follow_modes(self, members: Sequence[int]) -> None:

@@ -13,7 +13,7 @@ from dissensus.data import trees
 from dissensus.data.trees import Batch, Output, Tree, WholeOutput, pick, repeat_rows
 from dissensus.engines.watching import kept_as_is, look_at
 from dissensus.members.members import Keys, Members, View
-from dissensus.members.stacking import PROBE_ROWS, keep_weights_apart, tensors_of
+from dissensus.members.stacking import PROBE_ROWS, keep_weights_apart, quiet_weights, recurs, tensors_of
 from dissensus.nets.dropout import dropout_keys, key_dropout, rewind_dropout
 from dissensus.randomness import seeded
 
@@ -85,6 +85,7 @@ class SharedMembers(Members):
         self.training = net.training
         for module in self.net.modules():
             keep_weights_apart(module)
+        self._recurs = recurs(self.net)
         self._per_row = [module for module in self.net.modules() if isinstance(module, PerRow)]
 
     def run(
@@ -127,7 +128,7 @@ class SharedMembers(Members):
         own |= dropout_keys(self.net, lambda: keys()[0])
         for layer in self._per_row:
             layer.rows = owners
-        with layers_as_written():
+        with layers_as_written(), quiet_weights(self._recurs):
             outputs = call(self.net, own, fastest_layout(x), self.picks)
         rewind_dropout(self.net)
         return outputs

@@ -2,7 +2,9 @@
 
 import copy
 import types
-from collections.abc import Callable, Collection, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -211,6 +213,26 @@ def _nothing() -> None:
     """Stand in for a method that must not run."""
 
 
+def quiet_weights(recurs: bool) -> AbstractContextManager[None]:
+    """Return a block in which networks, that recur or not, run on slices of weights without a word of torch's.
+
+    On a GPU it says of a recurrent layer that its weights do not lie in one piece.
+    """
+    return _without_word_of_pieces() if recurs else nullcontext()
+
+
+@contextmanager
+def _without_word_of_pieces() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous", UserWarning)
+        yield
+
+
+def recurs(net: nn.Module) -> bool:
+    """Whether a network has recurrent layers of torch's."""
+    return any(isinstance(module, nn.RNNBase) for module in net.modules())
+
+
 class Shell:
     """One member's own module without tensors of its own: it is lent a row of the stacked ones for each pass."""
 
@@ -272,7 +294,9 @@ class Shell:
             del module.__dict__[name]
             setattr(module, name, made[source])
         for module in twin.net.modules():
-            module.__dict__.pop("flatten_parameters", None)
+            if isinstance(module, nn.RNNBase):
+                module.__dict__.pop("flatten_parameters")
+                module.flatten_parameters()
         copies = {source: row[source].detach().clone() for _, _, source in twin._buffers}
         for module, name, source in twin._buffers:
             module._buffers[name] = copies[source]
