@@ -41,8 +41,12 @@ NORMS = {"none": lambda _: nn.Identity(), "batch": nn.BatchNorm1d, "sync": nn.Sy
 NORMS["sharded"] = NORMS["none"]
 
 
-def train(objective, mesh, *, members=4, norm="none", plateau=False, **settings):
-    """Train four members for 24 steps of AdamW."""
+class Stopped(ValueError):
+    """Training that was broken off."""
+
+
+def train(objective, mesh, *, members=4, norm="none", plateau=False, stop=None, rmsprop=False, **settings):
+    """Train four members for 24 steps of AdamW, or break off after so many epochs."""
 
     def net():
         # A bias before BatchNorm has no gradient of its own, only rounding.
@@ -55,6 +59,15 @@ def train(objective, mesh, *, members=4, norm="none", plateau=False, **settings)
     given = {"epochs": 6, "batch_size": 12, "lr": 1e-2, "engine": "eager", "device": "cpu"} | settings
     if plateau:
         given["schedule"] = ds.schedules.Plateau(patience=1)
+    if rmsprop:
+        given["optimizer"] = torch.optim.RMSprop
+    if stop is not None:
+
+        def callback(run):
+            if run.epoch == stop:
+                raise Stopped(f"in epoch {stop}")
+
+        given["callback"] = callback
     held_out = (x[:20], y[:20])
     run = ds.fit(ens, (x, y), objective=OBJECTIVES[objective](), mesh=mesh, validation=held_out, **given)
     return ens, run

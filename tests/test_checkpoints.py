@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from training_helpers import net, norm_net, weights, x, y
@@ -174,26 +175,78 @@ def test_checkpoints_of_an_earlier_version_are_refused(tmp_path):
     (tmp_path / "last.json").write_text('{"format": 1, "checkpoints": []}')
     with pytest.raises(CheckpointError, match="earlier version"):
         trained(tmp_path, resume=True)
+    (tmp_path / "last.json").unlink()
+    save_file({"a": torch.ones(2)}, tmp_path / "last-000000004.safetensors", {"sha256": "0" * 64})
+    with pytest.raises(CheckpointError, match="earlier version"):
+        trained(tmp_path, resume=True)
+    with pytest.raises(ValueError, match="already holds a run"):
+        trained(tmp_path)
+
+
+def test_blocks_without_their_json_are_no_checkpoint_and_go_when_there_is_one(tmp_path):
+    save_file({"a": torch.ones(2)}, tmp_path / "last-000000004-1-of-2.safetensors")
+    run = trained(tmp_path, resume=True)
+    assert run.step > 4
+    assert not list(tmp_path.glob("*of-2*"))
 
 
 def test_every_flipped_bit_of_a_checkpoint_is_noticed_or_harmless(tmp_path):
     folder = CheckpointFolder(tmp_path)
     tensors = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(3), "c": torch.ones(0)}
     folder.save("last", 1, tensors, {"history": [1.5, "two"]})
-    (path,) = tmp_path.glob("*.safetensors")
-    whole = path.read_bytes()
-    for place in range(len(whole)):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :])
-        try:
-            found, facts, _ = folder.load()
-        except CheckpointError:
-            continue
-        assert facts == {"history": [1.5, "two"]}
-        assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
-    for end in range(0, len(whole), 7):
-        path.write_bytes(whole[:end])
-        with pytest.raises(CheckpointError, match="digest"):
-            folder.load()
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".safetensors"]
+    for path in tmp_path.iterdir():
+        whole = path.read_bytes()
+        for place in range(len(whole)):
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :])
+            try:
+                found, facts, _ = folder.load()
+            except CheckpointError:
+                continue
+            assert facts == {"history": [1.5, "two"]}
+            assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+        for end in range(0, len(whole), 7):
+            path.write_bytes(whole[:end])
+            with pytest.raises(CheckpointError, match="digest"):
+                folder.load()
+        path.write_bytes(whole)
+
+
+class Spread:
+    """A mesh of processes along members, one of them."""
+
+    data_rank = 0
+
+    def __init__(self, rank, digests):
+        self.member_rank, self.members, self.digests = rank, len(digests), digests
+
+    def collect(self, digest):
+        self.digests[self.member_rank] = digest
+        return self.digests
+
+
+def test_a_checkpoint_of_blocks_is_there_when_all_of_them_are(tmp_path):
+    folder, rows = CheckpointFolder(tmp_path), torch.arange(12.0).reshape(4, 3)
+
+    def save(step, ranks):
+        digests = [None, None]
+        for rank in ranks:
+            own = {"rows": rows[2 * rank : 2 * rank + 2] + step}
+            own |= {"index": torch.tensor(step)} if rank == 0 else {}
+            folder.save("last", step, own, {"step": step}, mesh=Spread(rank, digests))
+
+    for step in (1, 2, 3):
+        save(step, (1, 0))
+    save(4, (1,))  # died before the first process wrote
+    tensors, facts, problem = folder.load()
+    assert torch.equal(tensors["rows"], rows + 3)
+    assert tensors["index"] == facts["step"] == 3
+    assert problem is None
+    damage_flip(tmp_path / "last-000000003-1-of-2.safetensors")
+    tensors, facts, problem = folder.load()
+    assert torch.equal(tensors["rows"], rows + 2)
+    assert "last-000000003-1-of-2.safetensors" in problem
+    assert not list(tmp_path.glob("last-000000001*"))
 
 
 def test_one_process_at_a_time_trains_into_a_folder(tmp_path):

@@ -53,6 +53,15 @@ REFUSED = {
 }
 
 
+# Written on one mesh and broken off, then gone on with on another, or by one process.
+RESUMED = {
+    "two, then four": ("joint, gathered", (2, 1), (4, 1), {"select": "ensemble_loss"}),
+    "two parts, then four": ("independent", (1, 2), (4, 1), {}),
+    "four, then one": ("independent", (4, 1), None, {"norm": "batch", "members": 5}),
+    "other optimizer": ("independent", (2, 1), None, {"rmsprop": True, "members": 5}),
+}
+
+
 def torchrun(processes, *arguments, **options):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{HERE}:{HERE.parent}"}
@@ -76,10 +85,16 @@ def found(tmp_path_factory):
     cases = [(name_of(*case), *case, {}) for case in SPREAD + CUT]
     cases += [(name, *case[:3]) for name, case in (OTHERS | REFUSED).items()]
     folder = tmp_path_factory.mktemp("mesh")
+    for name, (objective, first, then, settings) in RESUMED.items():
+        kept = settings | {"checkpoint_dir": str(folder / name)}
+        cases.append((f"{name}, broken off", objective, first, kept | {"stop": 4}))
+        if then is not None:
+            cases.append((name, objective, then, kept | {"resume": True}))
     results = results_of(cases, folder, 4)
     results["lost"] = [results["lost"]] + [
         json.loads((folder / f"{rank}.json").read_text()) for rank in (1, 2)
     ]
+    results["folder"] = folder
     return results
 
 
@@ -153,6 +168,24 @@ def test_member_j_depends_on_seed_and_j_whoever_runs_it(found):
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_spread_is_refused(found, name):
     assert REFUSED[name][-1] in found[name]["refused"]
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_run_goes_on_on_another_mesh_or_without_one(found, name):
+    objective, first, then, settings = RESUMED[name]
+    folder = found["folder"] / name
+    assert found[f"{name}, broken off"]["refused"] == "in epoch 4"
+    if then is None:
+        blocks = {path.name for path in folder.glob("last-000000012*.safetensors")}
+        assert blocks == {f"last-000000012-{place}-of-{first[0]}.safetensors" for place in range(first[0])}
+        result = seen_of(*train(objective, None, checkpoint_dir=folder, resume=True, **settings))
+    else:
+        result = found[name]
+        assert result["alike"]
+    expected = alone(objective, json.dumps(settings))
+    # Bit for bit, but for sums in another order: of parts of a batch, and of BatchNorm over fewer members at a time.
+    assert difference(result, expected) <= (5e-7 if first[1] > 1 or "norm" in settings else 0)
+    assert result["best_step"] == expected["best_step"]
 
 
 def test_joint_training_exchanges_means_and_not_all_outputs(found):

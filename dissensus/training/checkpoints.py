@@ -1,8 +1,8 @@
-"""Checkpoints: one file each, which says itself whether it is whole and of which run; a kill at any moment loses nothing."""
+"""Checkpoints: blocks of tensors and the JSON that names them, which is written last; a kill at any moment loses nothing."""
 
 import hashlib
 import json
-import struct
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +17,10 @@ from dissensus.objectives import Objective
 from dissensus.training.feeds import Feed
 
 if TYPE_CHECKING:
+    from dissensus.training.mesh import Mesh
     from dissensus.training.trainer import Settings
 
-FORMAT = 2
+FORMAT = 3
 
 
 class CheckpointError(ValueError):
@@ -27,10 +28,12 @@ class CheckpointError(ValueError):
 
 
 class CheckpointFolder:
-    """A run's folder of checkpoints, `KIND-STEP.safetensors`: the newest of a kind, and the one before it.
+    """A run's folder of checkpoints: the newest of a kind, and the one before it.
 
-    A file holds tensors, everything else as JSON, and the digest of both. It appears in one step; where the newest is damaged,
-    the one before it is used.
+    Tensors lie in `KIND-STEP.safetensors`; where members are spread over processes, each writes those of its own,
+    `KIND-STEP-0-of-4.safetensors`. `KIND-STEP.json` names these blocks with their digests and holds everything else. It
+    appears in one step when all blocks are there, and is the checkpoint; where the newest or a block of it is damaged, the
+    one before it is used.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -38,7 +41,7 @@ class CheckpointFolder:
 
     def exists(self, kind: str = "last") -> bool:
         """Whether there is a checkpoint of this kind, whole or not."""
-        return bool(self._paths(kind)) or self._old(kind).exists()
+        return bool(self._paths(kind)) or self._old(kind)
 
     def save(
         self,
@@ -47,19 +50,33 @@ class CheckpointFolder:
         tensors: Mapping[str, Tensor],
         facts: Mapping[str, Any],
         final: bool = False,
+        mesh: "Mesh | None" = None,
     ) -> None:
-        """Write a checkpoint; the one before it stays until the next. After the final one a copy of it stays instead."""
+        """Write a checkpoint; the one before it stays until the next. After the final one a copy of it stays instead.
+
+        On a mesh every process calls this with the tensors of its own block.
+        """
         from safetensors.torch import save
 
+        if mesh is not None and mesh.data_rank > 0:
+            return
         self.folder.mkdir(parents=True, exist_ok=True)
-        values = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        told = json.dumps({"format": FORMAT, "facts": dict(facts)})
-        values[_FACTS] = torch.frombuffer(bytearray(told.encode()), dtype=torch.uint8)
-        data = save(values, {"sha256": _digest(values)})
-        for name in ("", "-copy") if final else ("",):
-            replace_file(self.folder / f"{kind}-{step:09d}{name}.safetensors", data)
-        for old in self._paths(kind)[2:]:
-            old.unlink(missing_ok=True)
+        data = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+        names = [f"{kind}-{step:09d}{copy}" for copy in (("", "-copy") if final else ("",))]
+        rank, count = (0, 1) if mesh is None else (mesh.member_rank, mesh.members)
+        for name in names:
+            replace_file(self.folder / _block(name, rank, count), data)
+        digest = hashlib.sha256(data).hexdigest()
+        digests = [digest] if mesh is None else mesh.collect(digest)
+        if rank > 0:
+            return
+        for name in names:
+            blocks = {_block(name, place, count): each for place, each in enumerate(digests)}
+            body = {"format": FORMAT, "blocks": blocks, "facts": dict(facts)}
+            replace_file(
+                self.folder / f"{name}.json", json.dumps({"sha256": _digest(body), "checkpoint": body})
+            )
+        self._clear(kind, names[0])
 
     def load(self, kind: str = "last") -> tuple[dict[str, Tensor], dict[str, Any], str | None]:
         """Return tensors and facts of the newest checkpoint that is whole, and what was wrong with newer ones."""
@@ -70,7 +87,7 @@ class CheckpointFolder:
                 return tensors, facts, " ".join(problems) or None
             except CheckpointError as problem:
                 problems.append(str(problem))
-        if self._old(kind).exists():
+        if self._old(kind):
             problems.append(
                 "It was written by an earlier version of dissensus, whose checkpoints this one does not read."
             )
@@ -80,46 +97,66 @@ class CheckpointFolder:
         )
 
     def _paths(self, kind: str) -> list[Path]:
-        """Return the files of a kind, the newest first."""
-        return sorted(self.folder.glob(f"{kind}-*.safetensors"), reverse=True)
+        """Return the checkpoints of a kind, the newest first."""
+        return sorted(self.folder.glob(f"{kind}-*.json"), reverse=True)
 
-    def _old(self, kind: str) -> Path:
-        return self.folder / f"{kind}.json"
+    def _clear(self, kind: str, newest: str) -> None:
+        """Remove all but two checkpoints, and blocks that belong to none; another process may write the next ones already."""
+        kept = [path.stem for path in self._paths(kind)[:2]]
+        for old in self._paths(kind)[2:]:
+            old.unlink(missing_ok=True)
+        for block in self.folder.glob(f"{kind}-*.safetensors"):
+            name = re.sub(r"-\d+-of-\d+$", "", block.stem)
+            if name not in kept and name < newest:
+                block.unlink(missing_ok=True)
+
+    def _old(self, kind: str) -> bool:
+        """Whether there is a checkpoint of an earlier format: a list of them, or one file with its digest in the header."""
+        return (self.folder / f"{kind}.json").exists() or any(
+            _begins_with_digest(path) for path in self.folder.glob(f"{kind}-*.safetensors")
+        )
 
 
-# Facts lie among the tensors as bytes: metadata of safetensors is limited in size, a history is not.
-_FACTS = "__facts__"
+def _block(name: str, place: int, count: int) -> str:
+    return f"{name}{'' if count == 1 else f'-{place}-of-{count}'}.safetensors"
 
 
-def _digest(values: Mapping[str, Tensor]) -> str:
-    """Return the hash of the tensors' names, types, shapes and bytes."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(values.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
-        # Copied: one value in memory that is aligned for many has a stride that no view of bytes takes.
-        in_order = tensor.new_empty(tensor.numel()).copy_(tensor.reshape(-1))
-        digest.update(in_order.view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+def _begins_with_digest(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(64)[8:].startswith(b'{"__metadata__":{"sha256"')
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body).encode()).hexdigest()
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    from safetensors import SafetensorError
     from safetensors.torch import load
 
-    data = path.read_bytes()
+    changed = "is truncated or was changed: its digest is not the recorded one."
     try:
-        values = load(data)
-        (length,) = struct.unpack("<Q", data[:8])
-        metadata = json.loads(data[8 : 8 + length])["__metadata__"]
-        whole = metadata["sha256"] == _digest(values)
-    except (SafetensorError, ValueError, KeyError, TypeError, struct.error):
+        told = json.loads(path.read_bytes())
+        body = told["checkpoint"]
+        whole = told["sha256"] == _digest(body)
+    except (ValueError, KeyError, TypeError):
         whole = False
     if not whole:
-        raise CheckpointError(f"{path} is truncated or was changed: its digest is not the recorded one.")
-    told = json.loads(values.pop(_FACTS).numpy().tobytes())
-    if told["format"] != FORMAT:
-        raise CheckpointError(f"{path} has format {told['format']}; this version reads {FORMAT}.")
-    return values, told["facts"]
+        raise CheckpointError(f"{path} {changed}")
+    if body["format"] != FORMAT:
+        raise CheckpointError(f"{path} has format {body['format']}; this version reads {FORMAT}.")
+    found: dict[str, list[Tensor]] = {}
+    for name, digest in body["blocks"].items():
+        block = path.parent / name
+        if not block.exists():
+            raise CheckpointError(f"{block} is missing.")
+        data = block.read_bytes()
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise CheckpointError(f"{block} {changed}")
+        for key, tensor in load(data).items():
+            found.setdefault(key, []).append(tensor)
+    # What several blocks hold are rows of their members; what belongs to all is in the first one only.
+    tensors = {key: torch.cat(parts) if len(parts) > 1 else parts[0] for key, parts in found.items()}
+    return tensors, body["facts"]
 
 
 def architecture(members: Members) -> dict[str, str]:

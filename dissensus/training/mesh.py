@@ -2,14 +2,15 @@
 
 The rule, for every objective that sees outputs only: each process runs its own members on its own part of the batch; the outputs, without
 their graph, are gathered; every process judges all of them and takes its part of the outputs' gradient; gradients of parameters are
-summed over the data axis. A process trains its members and no others. Before anybody looks at the state (checks, checkpoints, the end) the
-processes hand each other what they trained, so that all decide alike, and a checkpoint is that of a run in one process.
+summed over the data axis. A process trains its members and no others. Before a check, and at the end, the processes hand each other the
+weights they trained, so that all decide alike. Into a checkpoint each writes its own members, as a block of their rows.
 """
 
+import logging
 import os
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
 from threading import Event, Thread
@@ -19,14 +20,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dissensus.objectives import Objective
+from dissensus.objectives import Objective, Step
 from dissensus.objectives.objective import OutputObjective
-from dissensus.training.step import Engine, TrainState, TrainStep
+from dissensus.training.step import TrainState, TrainStep
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from dissensus.members import Members
+
+log = logging.getLogger("dissensus")
 
 
 @dataclass(frozen=True)
@@ -103,19 +106,38 @@ class Mesh:
             dist.all_reduce(gradient, group=self.group("data"))
         return gradient
 
-    def share(self, tensor: Tensor, count: int) -> None:
-        """Give every process all members' rows of a tensor, in place."""
+    def share(self, tensors: "Mapping[str, Tensor]", members: "Members") -> None:
+        """Give every process all members' rows of what a state holds, in place."""
         group = self.group("members")
-        for rank in range(self.members):
-            rows = self.rows(count, rank)
-            part = tensor[rows].contiguous()
-            dist.broadcast(part, src=dist.get_global_rank(group, rank), group=group)
-            tensor[rows] = part
+        for name, tensor in tensors.items():
+            for rank in range(self.members if _by_member(name, tensor, members) else 0):
+                rows = self.rows(members.num_trained, rank)
+                part = tensor[rows].contiguous()
+                dist.broadcast(part, src=dist.get_global_rank(group, rank), group=group)
+                tensor[rows] = part
+
+    def block(self, tensors: "Mapping[str, Tensor]", members: "Members") -> dict[str, Tensor]:
+        """Return this process's part of a checkpoint: its members' rows, and in the first part what belongs to all."""
+        rows = self.rows(members.num_trained)
+        found = {}
+        for name, tensor in tensors.items():
+            if name.startswith("separate."):  # an optimizer's own state, by block and member
+                if rows.start <= int(name.split(".")[2]) < rows.stop:
+                    found[name] = tensor
+            elif _by_member(name.removeprefix("good."), tensor, members):
+                found[name] = tensor[rows]
+            elif self.member_rank == 0:
+                found[name] = tensor
+        return found
+
+    def collect(self, digest: str) -> list[str]:
+        """Return the digests of all processes along members, once all have one."""
+        own = torch.tensor([*bytes.fromhex(digest)], dtype=torch.uint8, device=self._mesh.device_type)
+        return [bytes(part.tolist()).hex() for part in _all_gather(own, self.group("members"), self.members)]
 
     def wait(self) -> None:
         """Wait until all processes are here."""
-        with named_failures():
-            dist.barrier()
+        dist.barrier()
 
     def group(self, axis: str) -> Any:
         """Return the processes along an axis, "members" or "data", that this one works with."""
@@ -152,6 +174,11 @@ class _Total(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient, None
+
+
+def _by_member(name: str, tensor: Tensor, members: "Members") -> bool:
+    """Whether the first axis of what a state holds under this name is the member."""
+    return tensor.ndim > 0 and name.removeprefix("buffers.") not in members.shared_buffers
 
 
 def _padded(tensor: Tensor, axis: int, length: int) -> Tensor:
@@ -211,34 +238,106 @@ def check_mesh(mesh: Mesh, members: "Members", objective: Objective, picks: bool
         )
 
 
-class MeshEngine(Engine):
-    """Takes the steps of this process's members on its part of each batch."""
+@dataclass
+class MeshStep(TrainStep):
+    """A step of which this process takes its part: its members, on its part of the batch, beside the outputs of all others."""
 
-    name = "eager"
+    mesh: Mesh = field(kw_only=True)
 
-    def __init__(self, train_step: TrainStep, mesh: Mesh) -> None:
-        self.train_step, self.mesh = train_step, mesh
-        for norm in train_step.members.parts():
-            if isinstance(norm, nn.SyncBatchNorm) and norm.process_group is None:
-                norm.process_group = mesh.group("data")
+    def __post_init__(self) -> None:
+        for norm in _own_norms(self.members):
+            norm.process_group = self.mesh.group("data")
 
-    def take(self, state: TrainState, size: int, limit: int) -> int:
-        """Take one step."""
-        with named_failures():
-            self.train_step.on_mesh(state, size, self.mesh)
-        return 1
+    def __call__(self, state: TrainState, size: int, *, advance: bool = True) -> None:
+        """Take one step on a batch of `size` examples; without `advance` the step's number stays as it is."""
+        step, x, y, picked = self._begin(state, size)
+        rows = self._own_rows(state, picked)
+        outputs, leaves = self._forward(state, step, x, rows, size)
+        judged = self.exchange(outputs, size)
+        gradient = self._judged(state, step, y, picked, judged, size)
+        gradients = torch.autograd.grad(outputs, leaves, gradient, materialize_grads=True)
+        with torch.no_grad():
+            self._descend(state, tuple(map(self.mesh.sum_over_data, gradients)), rows)
+            if advance:
+                state.index.add_(1)
+                state.data["position"].add_(1)
 
-    def share(self, state: TrainState) -> None:
-        """Give every process what the others trained."""
-        members = self.train_step.members
-        with named_failures():
-            for name, tensor in state.saved(without=("index", "plateau")).items():
-                if tensor.ndim and name.removeprefix("buffers.") not in members.shared_buffers:
-                    self.mesh.share(tensor, members.num_trained)
+    def _own_rows(self, state: TrainState, picked: Tensor | None) -> Tensor:
+        if picked is not None:  # not along members, which would have to be spread anew each step
+            return picked
+        mine = self.mesh.rows(self.members.num_trained)
+        return torch.arange(mine.start, mine.stop, device=state.index.device)
+
+    def _forward(
+        self, state: TrainState, step: Step, x: Any, rows: Tensor, size: int
+    ) -> tuple[Tensor, list[Tensor]]:
+        leaves, part = self._leaves(state, rows), self.mesh.part(size)
+        view = self._view(state, leaves, rows, step, self.mesh.data_rank if self.mesh.data > 1 else None)
+        with self._precision(x.device):
+            outputs = view.each(x[rows][:, part]) if step.own else view(x[part])
+        with torch.no_grad():
+            self.members.put_rows(state.buffers, rows, view.buffers)
+        return outputs, leaves
+
+    @property
+    def compares(self) -> bool:
+        """Whether every process judges the outputs of all members, rather than of its own."""
+        assert isinstance(self.objective, OutputObjective)
+        return self.mesh.members == 1 or self.objective.needs == "outputs"
+
+    def exchange(self, outputs: Tensor, size: int) -> Tensor:
+        """Return the outputs that this process judges, for the whole batch."""
+        judged = self.mesh.whole_batch(outputs.detach(), size)
+        if not self.compares or self.mesh.members == 1:
+            return judged
+        return self.mesh.all_members(judged, self.members.num_trained)
+
+    def _judged(
+        self, state: TrainState, step: Step, y: Tensor, picked: Tensor | None, judged: Tensor, size: int
+    ) -> Tensor:
+        """Log the parts of the objective on outputs that were exchanged; return its gradient with respect to this process's own."""
+        assert isinstance(self.objective, OutputObjective)
+        mine, logged = self.mesh.rows(self.members.num_trained), picked
+        if not self.compares:
+            step = replace(step, others=self.mesh.others(self.members.num_trained))
+            logged = self._own_rows(state, picked)
+            if step.own:
+                y, step.weights = y[mine], None if step.weights is None else step.weights[mine]
+        judged = judged.detach().requires_grad_()
+        with self._precision(judged.device):
+            loss, parts = self.objective.on_outputs(judged, y, step)
+        (gradient,) = torch.autograd.grad(loss, judged)
+        with torch.no_grad():
+            self._log(state, parts, logged)
+        part = self.mesh.part(size)
+        return gradient[mine, part] if self.compares and self.mesh.members > 1 else gradient[:, part]
+
+
+def _own_norms(members: "Members") -> list[nn.SyncBatchNorm]:
+    """Return the layers that normalise over processes and were not told over which."""
+    return [m for m in members.parts() if isinstance(m, nn.SyncBatchNorm) and m.process_group is None]
 
 
 @contextmanager
-def named_failures() -> "Iterator[None]":
+def training_on(mesh: Mesh, members: "Members") -> "Iterator[None]":
+    """Train as one of a mesh's processes: the first one speaks, and one that is lost is named by the others."""
+    norms, first = _own_norms(members), mesh.first
+
+    def speaks(record: logging.LogRecord) -> bool:
+        return first
+
+    log.addFilter(speaks)
+    try:
+        with _answering(), _named_failures():
+            yield
+    finally:
+        log.removeFilter(speaks)
+        for norm in norms:
+            norm.process_group = None
+
+
+@contextmanager
+def _named_failures() -> "Iterator[None]":
     """Say which process no longer answers where a collective operation fails."""
     try:
         yield
@@ -266,7 +365,7 @@ def _lost() -> str:
 
 
 @contextmanager
-def answering(mesh: Mesh | None) -> "Iterator[None]":
+def _answering() -> "Iterator[None]":
     """Answer, in a thread, who asks in the store: this process may wait in a collective operation meanwhile."""
     over = Event()
 
@@ -277,9 +376,7 @@ def answering(mesh: Mesh | None) -> "Iterator[None]":
                     store.set(f"dissensus/here/{rank}", "")
                     return
 
-    thread = Thread(target=lambda: answer(_store(), dist.get_rank()), daemon=True)
-    if mesh is not None:
-        thread.start()
+    Thread(target=lambda: answer(_store(), dist.get_rank()), daemon=True).start()
     try:
         yield
     finally:

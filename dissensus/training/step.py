@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,9 +18,6 @@ from dissensus.objectives.objective import OutputObjective
 from dissensus.randomness import derive, fold
 from dissensus.training.feeds import Feed, stream_batch
 from dissensus.training.optimizers import AnyOptimizer, Block, aligned_rows, computed_once
-
-if TYPE_CHECKING:
-    from dissensus.training.mesh import Mesh
 
 # How one member's part is taken: without its axis (what its network sees), as one row, or the whole, which members share.
 Rows = Literal["member", "row", "shared"]
@@ -337,37 +334,6 @@ class TrainStep:
         gradients = torch.autograd.grad(outputs, leaves, output_gradient, allow_unused=True)
         with torch.no_grad():
             self._descend(state, gradients, None)
-
-    def on_mesh(self, state: TrainState, size: int, mesh: "Mesh") -> None:
-        """Take this process's part of a step: its members, on its part of the batch, beside the outputs of all others."""
-        assert isinstance(self.objective, OutputObjective)
-        step, x, y, picked = self._begin(state, size)
-        count = self.members.num_trained if picked is None else len(picked)
-        mine, part = mesh.rows(count), mesh.part(size)
-        rows = torch.arange(mine.start, mine.stop, device=state.index.device) if picked is None else picked
-        leaves = self._leaves(state, rows)
-        view = self._view(state, leaves, rows, step, mesh.data_rank if mesh.data > 1 else None)
-        with self._precision(x.device):
-            outputs = view.each(x[rows][:, part]) if step.own else view(x[part])
-            judged = mesh.whole_batch(outputs.detach(), size)
-            everybody = mesh.members == 1 or self.objective.needs == "outputs"
-            if everybody:
-                judged = mesh.all_members(judged, count)
-            else:
-                step = replace(step, others=mesh.others(count))
-                if step.own:
-                    y, step.weights = y[rows], None if step.weights is None else step.weights[rows]
-            loss, parts = self.objective.on_outputs(judged.requires_grad_(), y, step)
-        (gradient,) = torch.autograd.grad(loss, judged)
-        own = gradient[mine, part] if everybody else gradient[:, part]
-        gradients = torch.autograd.grad(outputs, leaves, own, allow_unused=True)
-        with torch.no_grad():
-            self.members.put_rows(state.buffers, rows, view.buffers)
-            summed = tuple(None if g is None else mesh.sum_over_data(g) for g in gradients)
-            self._descend(state, summed, rows)
-            self._log(state, parts, picked if everybody else rows)
-            state.index.add_(1)
-            state.data["position"].add_(1)
 
     def _begin(self, state: TrainState, size: int) -> tuple[Step, Any, Tensor, Tensor | None]:
         """Return the step, its batch, and the members it trains."""

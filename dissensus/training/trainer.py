@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ from dissensus.training.checkpoints import (
 from dissensus.training.engines import EngineName, check_engine, choose_engine
 from dissensus.training.feeds import Feed
 from dissensus.training.history import History, Progress, mean_of
-from dissensus.training.mesh import MeshEngine, answering, check_mesh
+from dissensus.training.mesh import Mesh, MeshStep, check_mesh, training_on
 from dissensus.training.optimizers import (
     Factory,
     SeparateOptimizers,
@@ -41,11 +41,8 @@ from dissensus.training.optimizers import (
     pack,
 )
 from dissensus.training.schedules import AnySchedule, Plateau, factor_table
-from dissensus.training.step import Eager, Engine, TrainState, TrainStep
+from dissensus.training.step import PARTS, Eager, Engine, TrainState, TrainStep
 from dissensus.training.validation import NOT_SHOWN, CollusionWatch, Validation, Watch, validate
-
-if TYPE_CHECKING:
-    from dissensus.training.mesh import Mesh
 
 
 class DivergedError(RuntimeError):
@@ -108,7 +105,7 @@ class Settings:
     seed: int
     engine: EngineName
     concurrent_members: int | None
-    mesh: "Mesh | None"
+    mesh: Mesh | None
     checkpoint_dir: str | Path | None
     checkpoint_every: int
     resume: bool
@@ -252,9 +249,10 @@ class Trainer:
     def run(self) -> Run:
         """Train to the end; leave the ensemble with the last weights, or the best if a column was selected."""
         alone = nullcontext() if self.folder is None or not self.writes else only_writer(self.folder.folder)
-        mesh = nullcontext() if self.settings.mesh is None else answering(self.settings.mesh)
+        mesh = self.settings.mesh
+        beside = nullcontext() if mesh is None else training_on(mesh, self.members)
         # Networks may draw from global generators.
-        with alone, mesh, seeded(derive(self.settings.seed, "run")):
+        with alone, beside, seeded(derive(self.settings.seed, "run")):
             return self._run()
 
     def _run(self) -> Run:
@@ -309,7 +307,8 @@ class Trainer:
         except Exception:
             detach(members, blocks)
             raise
-        self.step = TrainStep(
+        kind = TrainStep if settings.mesh is None else partial(MeshStep, mesh=settings.mesh)
+        self.step = kind(
             members,
             self.objective,
             blocks,
@@ -394,9 +393,9 @@ class Trainer:
     def _engine(self, size: int) -> Engine:
         settings, asked = self.settings, self.result.engine or self.settings.engine
         if settings.mesh is not None:
-            if not self.result.engine and self.writes and settings.engine != "eager":
+            if not self.result.engine and settings.engine != "eager":
                 log.info("training runs eagerly: on a mesh, outputs are exchanged in the middle of a step")
-            return MeshEngine(self.step, settings.mesh)
+            return Eager(self.step)
         if asked == "eager" and settings.concurrent_members is None:
             return Eager(self.step)
         left = self.total_steps - self.result.step
@@ -461,9 +460,11 @@ class Trainer:
 
     def _share(self) -> None:
         """Have what other processes trained, where several train together."""
-        if isinstance(self.engine, MeshEngine) and self.shared_step < self.result.step:
+        mesh = self.settings.mesh
+        if mesh is not None and self.shared_step < self.result.step:
             self.shared_step = self.result.step
-            self.engine.share(self.state)
+            # What the optimizer keeps is each process's own affair.
+            mesh.share(self.state.saved(without=("optimizer", "index", "plateau")), self.members)
 
     def _read_sums(self) -> tuple[dict[str, list[float]], dict[str, float]]:
         per_member: dict[str, list[float]] = {}
@@ -525,6 +526,9 @@ class Trainer:
             raise DivergedError(
                 "Going on without a member needs sgd, adam or adamw; other optimizers keep all they have."
             )
+        if self.settings.mesh is not None:  # those that are left are spread anew
+            others = tuple(part for part in PARTS if part != "optimizer")
+            self.settings.mesh.share(self.state.saved(without=others), self.members)
         old_state, old_blocks = replace(self.state, data=dict(self.data)), self.step.blocks
         self.members.keep_members(keep)
         self.feed.keep_members(keep)
@@ -618,8 +622,9 @@ class Trainer:
 
     def _save(self, kind: str, tensors: Mapping[str, Tensor] | None = None, final: bool = False) -> None:
         assert self.folder is not None
-        if not self.writes:
-            return
+        mesh, tensors = self.settings.mesh, tensors or self._tensors(final)
+        if mesh is not None:
+            tensors = mesh.block(tensors, self.members)
         facts = {
             "settings": self.identity,
             "architecture": self.architecture,
@@ -638,7 +643,7 @@ class Trainer:
             "history": self.result.history.rows,
             "torch": torch.__version__,
         }
-        self.folder.save(kind, self.result.step, tensors or self._tensors(final), facts, final)
+        self.folder.save(kind, self.result.step, tensors, facts, final, mesh)
 
     def _tensors(self, final: bool) -> dict[str, Tensor]:
         """Return what a run goes on from; nothing goes on from one that has ended, whose weights are enough."""
