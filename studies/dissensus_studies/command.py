@@ -61,6 +61,22 @@ def study(
             metavar="NAME", help="Another setting of the study, such as imagenet.", show_default=False
         ),
     ] = None,
+    backbone: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="A pretrained network: a function of an importable module that returns two networks, images to features and "
+            "features to logits.",
+            show_default=False,
+        ),
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(min=0, help="Train each part for about so many seconds.", show_default=False),
+    ] = None,
+    repeats: Annotated[
+        int | None, typer.Option(min=1, help="Run so many seeds instead of the study's.", show_default=False)
+    ] = None,
 ) -> None:
     """Run an experiment by name, or list the experiments there are.
 
@@ -82,6 +98,9 @@ def study(
         "arms": None if arms is None else [part.strip() for part in arms.split(",")],
         "known": known,
         "setting": setting,
+        "backbone": backbone,
+        "seconds": seconds,
+        "repeats": repeats,
     }
     options = {option: value for option, value in further.items() if value is not None}
     page = STUDIES[name].run(output or Path("runs") / name, quick=quick, seed=seed, data=data, **options)

@@ -60,6 +60,7 @@ def run(
     arms: Sequence[str] | None = None,
     known: str | None = None,
     setting: str | None = None,
+    backbone: str | None = None,
 ) -> Path:
     """Run the study; see `dissensus_studies.Study.run`.
 
@@ -73,8 +74,27 @@ def run(
         limit: Train on so many images, and take at most as many of each other set.
         arms: Run only arms whose names fit; see `arm_log.chosen`. "nets", "heads" and "spurious" are the three parts.
         known: Which image set of the folder.
-        setting: "imagenet" for the document's own experiment.
+        setting: "imagenet" for the document's own experiment, "pretrained" for heads on a network that was trained elsewhere.
+        backbone: That network, `"module:function"`; see `diversification_pretrained.Features`.
     """
+    if setting == "pretrained":
+        from dissensus_studies.diversification_pretrained import run_pretrained
+
+        return run_pretrained(
+            output,
+            data=data,
+            backbone=backbone,
+            known=known,
+            seed=seed,
+            epochs=epochs,
+            minutes=minutes,
+            limit=limit,
+            arms=arms,
+        )
+    if backbone is not None:
+        raise ValueError(
+            "`backbone` is for setting='pretrained'; the other settings train or load their own."
+        )
     if setting == "imagenet":
         from dissensus_studies.diversification_imagenet import run_imagenet
 
@@ -83,7 +103,7 @@ def run(
             output, data=folder, epochs=epochs, minutes=minutes, limit=limit, arms=arms, seed=seed
         )
     if setting is not None:
-        raise ValueError(f"`setting` must be 'imagenet' or left out; got {setting!r}.")
+        raise ValueError(f"`setting` must be 'imagenet' or 'pretrained', or left out; got {setting!r}.")
     quick = quick or data is None
     sets = load_images(data, quick=quick, known=known, limit=limit)
     outputs = Outputs(output)

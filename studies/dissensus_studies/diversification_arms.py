@@ -161,7 +161,7 @@ def objective_of(
         return obj.Disagree(
             sources[setting.source], regulariser=setting.method, strength=setting.strength, active=active
         )
-    return obj.Independent()
+    return obj.Joint(setting.strength) if setting.method == "joint" else obj.Independent()
 
 
 def _falling(strength: float, progress: Tensor) -> Tensor:

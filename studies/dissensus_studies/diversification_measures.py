@@ -176,8 +176,12 @@ def _gaps(names: Sequence[str], own: Ranks, other: Ranks) -> dict[str, Interval]
     return dict(zip(names, own.minus(other).differences(), strict=True))
 
 
-def quality_record(judged: Judged) -> Record:
+def quality_record(judged: Judged, diagnosed: bool = True) -> Record:
     """Return accuracy, calibration and diversity from members' logits.
+
+    Args:
+        judged: The logits.
+        diagnosed: Whether to look for collusion, which takes longest.
 
     Returns:
         `"test"`: metrics of averaged probabilities as `[value, low, high]`; `"members"`: accuracies; `"unique"` and `"pds"`: mean
@@ -204,7 +208,7 @@ def quality_record(judged: Judged) -> Record:
         "unique": {name: _mean_unique(found) for name, found in _all_sets(judged)},
         "pds": {name: _mean_pds(found) for name, found in _all_sets(judged)},
         "accuracy": accuracies(judged),
-        "finding": collusion_record(logits[:, :DIAGNOSED], labels[:DIAGNOSED]),
+        "finding": collusion_record(logits[:, :DIAGNOSED], labels[:DIAGNOSED]) if diagnosed else {},
     }
 
 

@@ -8,6 +8,8 @@ STRENGTHS = (0.0, 0.1, 0.5, 1.0, 5.0, 10.0)
 GUARDS = ("share=1", "share=0.5", "cap", "held-out loss", "held-out accuracy", "falling")
 REPEATS = 3
 
+_WITH_STRENGTH = ("ldr", "a2d", "divdis", "two-stage", "joint")
+
 Kind = Literal["nets", "backbone", "heads", "spurious"]
 
 
@@ -17,7 +19,7 @@ class Setting:
 
     Attributes:
         kind: "nets" trained from scratch, "heads" on a frozen backbone, nets on the "spurious" set; or the "backbone" itself.
-        method: "single", "deep", "diverse" (hyperparameters), "ldr" (loss-guided), "a2d" or "divdis" on other images, "two-stage";
+        method: "single", "deep", "diverse" (hyperparameters), "ldr" (loss-guided), "a2d" or "divdis" on other images, "two-stage", "joint";
             "masksembles", "dropout" or "batch" for nets.
         num_members: Members.
         strength: Weight of the disagreement.
@@ -51,7 +53,7 @@ class Setting:
             >>> Setting("heads", "ldr", strength=0.5, active=2, guard="none", backbone="half").row
             'ldr=0.5 none A=2 M=5'
         """
-        strength = f"={self.strength:g}" if self.method in ("ldr", "a2d", "divdis", "two-stage") else ""
+        strength = f"={self.strength:g}" if self.method in _WITH_STRENGTH else ""
         parts = [
             f"{self.method}{strength}",
             self.guard if self.method == "ldr" else "",

@@ -162,7 +162,7 @@ def load_images(
                 "out for the digits that come along."
             )
         return _bundled(limit, validation)
-    folder = _folder(Path(data))
+    folder = image_folder(Path(data))
     known = _known(folder, known)
     train, test, notes = _read_known(folder, known, None if limit is None else limit + min(limit, validation))
     held_out = min(validation, len(train.x) // 5 if limit is None else len(train.x) // 2)
@@ -219,7 +219,8 @@ def _moments(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return tuple(means), tuple(stds)
 
 
-def _folder(data: Path) -> Path:
+def image_folder(data: Path) -> Path:
+    """Return the folder itself, or `images/` in it: where files of images are."""
     for folder in (data / "images", data):
         if folder.is_dir() and any(folder.glob("*.npz")):
             return folder

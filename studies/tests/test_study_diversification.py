@@ -218,5 +218,5 @@ def test_strength_makes_answers_differ_and_members_useless_while_the_ensemble_ho
 
 
 def test_a_setting_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="'imagenet' or left out"):
+    with pytest.raises(ValueError, match="'imagenet' or 'pretrained'"):
         study.run(tmp_path, setting="mnist")
