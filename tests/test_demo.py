@@ -1,31 +1,14 @@
-"""The demo: its data, its measurements against closed forms, and the whole of it, small."""
+"""The demo: its data, and the whole of it, small."""
 
 import contextlib
 import io
-from math import log
 
 import pytest
 import torch
 
 from dissensus import demo
-from dissensus.demo import answers as demo_answers
-from dissensus.demo.answers import (
-    CORRUPTIONS,
-    KNOWN,
-    NEW,
-    Answers,
-    Digits,
-    Images,
-    detection,
-    load,
-    make_member,
-    quality,
-    uncertainty,
-)
-from dissensus.demo.page import uncertainty_histograms
-from dissensus.html import cell_text
-from dissensus.members import DeepEnsemble
-from dissensus.training import Run
+from dissensus.demo import CORRUPTIONS, KNOWN, NEW, load
+from dissensus.evaluation.tables import short
 
 
 @pytest.fixture(scope="module")
@@ -34,27 +17,28 @@ def digits():
 
 
 def test_every_image_is_used_once_and_new_digits_never_in_training(digits):
-    assert len(digits.train.x) + len(digits.test.x) + len(digits.unknown[NEW].x) == 1797
-    assert set(digits.train.y.tolist()) == set(digits.test.y.tolist()) == set(range(KNOWN))
-    assert set(digits.unknown[NEW].y.tolist()) == set(range(KNOWN, 10))
-    learned = {image.numpy().tobytes() for image in digits.train.x}
-    tested = {image.numpy().tobytes() for image in digits.test.x}
+    (train, learned_digits), (test, tested_digits), (new, new_digits) = digits.train, digits.test, digits.new
+    assert len(train) + len(test) + len(new) == 1797
+    assert set(learned_digits.tolist()) == set(tested_digits.tolist()) == set(range(KNOWN))
+    assert set(new_digits.tolist()) == set(range(KNOWN, 10))
+    learned = {image.numpy().tobytes() for image in train}
+    tested = {image.numpy().tobytes() for image in test}
     assert not learned & tested
 
 
 def test_the_seed_decides_split_and_corruptions(digits):
     again, other = load(seed=0), load(seed=1)
-    for name, images in digits.unknown.items():
-        assert torch.equal(images.x, again.unknown[name].x)
-        assert name == NEW or not torch.equal(images.x, other.unknown[name].x)
-    assert not torch.equal(digits.train.x, other.train.x)
+    for name, (images, _) in digits.corrupted.items():
+        assert torch.equal(images, again.corrupted[name][0])
+        assert not torch.equal(images, other.corrupted[name][0])
+    assert not torch.equal(digits.train[0], other.train[0])
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_corruptions_change_every_image_stay_in_range_and_leave_their_input_alone(name, digits):
-    images = digits.test.x.clone()
+    images = digits.test[0].clone()
     changed = CORRUPTIONS[name](images, torch.Generator().manual_seed(0))
-    assert torch.equal(images, digits.test.x)
+    assert torch.equal(images, digits.test[0])
     assert changed.shape == images.shape
     assert changed.min() >= 0
     assert changed.max() <= 1
@@ -75,56 +59,6 @@ def test_cover_hides_four_by_four_pixels():
     assert ((covered == 0.5).sum((1, 2, 3)) == 16).all()
 
 
-def sure_of(classes):
-    """Logits `(members, batch, KNOWN)` of members that are sure of these classes, `(members, batch)`."""
-    return 100.0 * torch.nn.functional.one_hot(torch.as_tensor(classes), KNOWN)
-
-
-@pytest.fixture
-def ideal():
-    """Three members, sure and right about seven known digits, each sure of another class on unknown ones."""
-    labels = torch.arange(KNOWN)
-    new = Images(torch.zeros(2, 1, 8, 8), torch.tensor([7, 9]))
-    corrupted = Images(torch.zeros(2, 1, 8, 8), torch.tensor([0, 1]))
-    known = Images(torch.zeros(KNOWN, 1, 8, 8), labels)
-    unknown = {NEW: new, **dict.fromkeys(CORRUPTIONS, corrupted)}
-    split = sure_of([[0, 1], [1, 2], [2, 3]])
-    return Answers(
-        Digits(known, known, unknown),
-        Run(DeepEnsemble(make_member, num_members=3)),
-        sure_of([labels.tolist()] * 3),
-        dict.fromkeys(unknown, split),
-    )
-
-
-def test_sure_and_right_members_are_perfect(ideal):
-    for row in quality(ideal).values():
-        assert row == pytest.approx({"accuracy": 1, "NLL": 0, "Brier": 0, "ECE": 0}, abs=1e-6)
-
-
-def test_members_sure_of_three_classes_share_log_3_nats_of_knowledge_uncertainty(ideal):
-    rows = uncertainty(ideal)
-    assert rows["known digits"] == pytest.approx(
-        {"accuracy": 1, "total": 0, "data": 0, "knowledge": 0}, abs=1e-5
-    )
-    assert rows[NEW].pop("accuracy") is None
-    assert rows[NEW] == pytest.approx({"total": log(3), "data": 0, "knowledge": log(3)}, abs=1e-5)
-
-
-def test_scores_of_the_ensemble_separate_what_no_single_member_can(ideal):
-    rows = detection(ideal)
-    alone = rows.pop("one member's entropy")
-    assert set(alone.values()) == {0.5}
-    assert rows.pop("data uncertainty")[NEW] == 0.5
-    assert {value for row in rows.values() for value in row.values()} == {1.0}
-
-
-def test_histograms_count_every_digit_once():
-    figure = uncertainty_histograms({"known": torch.tensor([0.0, 1e-9, 0.3]), "new": torch.rand(50)}, "total")
-    shares = [patch.get_data().values.sum() for patch in figure.axes[0].patches]
-    assert shares == pytest.approx([1.0] * 4)
-
-
 @pytest.fixture(scope="module")
 def small_demo(tmp_path_factory):
     printed = io.StringIO()
@@ -137,36 +71,50 @@ def small_demo(tmp_path_factory):
 
 def test_the_demo_reads_known_digits_and_its_ensemble_beats_its_members(small_demo):
     result, _ = small_demo
-    assert result.quality["ensemble"]["accuracy"] >= 0.95
-    for metric in ("NLL", "Brier"):
-        # Jensen: never worse than the mean of its members.
-        assert result.quality["ensemble"][metric] <= result.quality["one member"][metric]
+    accuracy = result.evaluation.number("accuracy").value
+    assert accuracy >= max(0.95, result.evaluation.number("member_accuracy").value)
 
 
 def test_the_demo_is_less_certain_about_unknown_digits(small_demo):
-    result, _ = small_demo
-    rows = dict(result.uncertainty)
-    known = rows.pop("known digits")
-    assert list(rows) == [NEW, *CORRUPTIONS]
-    for row in rows.values():
-        assert row["knowledge"] > 2 * known["knowledge"]
-        assert row["total"] > 2 * known["total"]
-        assert row["total"] == pytest.approx(row["data"] + row["knowledge"], abs=1e-4)
-    assert result.detection["total uncertainty"][NEW] > 0.9
-    assert result.detection["knowledge uncertainty"]["all"] > 0.8
+    found = small_demo[0].evaluation
+    kinds = ("total_entropy", "expected_entropy", "mutual_information")
+    known = [found.number("mean", score=kind).value for kind in kinds]
+    for name in (NEW, *CORRUPTIONS):
+        total, data, knowledge = (found.number("mean", name, score=kind).value for kind in kinds)
+        assert total > 2 * known[0]
+        assert knowledge > 2 * known[2]
+        assert total == pytest.approx(data + knowledge, abs=1e-4)
+    assert found.number("auroc", NEW, score="total_entropy").value > 0.9
+    assert min(found.number("auroc", name, score="mutual_information").value for name in CORRUPTIONS) > 0.7
 
 
-def test_the_demo_prints_and_writes_all_its_numbers(small_demo):
+def test_the_demo_prints_and_writes_its_numbers(small_demo):
     result, printed = small_demo
-    page = result.page.read_text(encoding="utf-8")
-    for rows in (result.quality, result.uncertainty, result.detection):
-        for row in rows.values():
-            for value in row.values():
-                assert cell_text(value) in printed
-                assert f">{cell_text(value)}<" in page
+    found, page = result.evaluation, result.page.read_text(encoding="utf-8")
+    for score in found.score_names:
+        value = short(found.number("auroc", NEW, score=score).value)
+        assert value in printed
+        assert value in page
+    for name in CORRUPTIONS:
+        assert short(found.number("accuracy", name).value) in printed
+        assert short(found.number("mean", name, score="mutual_information").value) in printed
+    assert max(map(len, printed.splitlines()[:-1])) <= 120
     assert str(result.page) in printed
     assert result.page.name == "report.html"
-    assert page.count("<svg ") == page.count('role="img"') == 14
+
+
+def test_the_page_is_the_report_after_data_and_training(small_demo):
+    page = small_demo[0].page.read_text(encoding="utf-8")
+    titles = [
+        "What the ensemble is shown",
+        "Training",
+        "Main numbers",
+        "Telling known from unknown",
+        "Disputed inputs",
+    ]
+    assert all(f">{title}</h2>" in page for title in titles)
+    assert page.index(titles[1]) < page.index(titles[2])
+    assert page.count("<svg ") == page.count('role="img"') > 20
 
 
 @pytest.mark.parametrize("missing", ["sklearn", "matplotlib"])
@@ -182,7 +130,7 @@ def test_one_member_is_refused(tmp_path):
 
 
 def test_a_folder_that_cannot_be_made_is_noticed_before_training(tmp_path, monkeypatch):
-    monkeypatch.setattr(demo_answers, "fit", lambda *_, **__: pytest.fail("training began"))
+    monkeypatch.setattr(demo, "fit", lambda *_, **__: pytest.fail("training began"))
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         demo.run(tmp_path / "file" / "report")

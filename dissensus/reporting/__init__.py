@@ -6,8 +6,7 @@ from pathlib import Path
 
 from dissensus._signatures import checked
 from dissensus.evaluation import Evaluation
-from dissensus.html import write_page
-from dissensus.reporting.sections import all_sections, headlines, lead, remarks, subtitle, title_of_page
+from dissensus.reporting.sections import title_of_page, write_report
 
 __all__ = ["report"]
 
@@ -63,16 +62,7 @@ def report(
         raise ValueError(
             f"A page shows evaluations of one task; got {', '.join(tasks)}. Write one page for each."
         )
-    chosen = _main_score(runs, score)
-    return write_page(
-        path,
-        title or title_of_page(runs),
-        all_sections(runs, chosen),
-        lead(runs, chosen),
-        subtitle=subtitle(runs),
-        headlines=headlines(runs, chosen),
-        remarks=remarks(runs),
-    )
+    return write_report(path, title or title_of_page(runs), runs, _main_score(runs, score))
 
 
 def _named_apart(runs: Sequence[Evaluation]) -> list[Evaluation]:

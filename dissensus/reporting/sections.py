@@ -1,17 +1,17 @@
-"""Evaluations in, all sections of the report out; a section without data is left out."""
+"""Evaluations in, the page of the report out: its head, and every section that there is data for."""
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import date
-from itertools import chain
+from pathlib import Path
 
 import torch
 
 from dissensus.evaluation import Evaluation, Number
 from dissensus.evaluation.results import ID
 from dissensus.evaluation.tables import short, title_of, title_with_unit
-from dissensus.html import Headline, Section, Text
+from dissensus.html import Headline, Section, Text, write_page
 from dissensus.reporting.alarm import alarm
 from dissensus.reporting.diagnosis import collusion
 from dissensus.reporting.doubts import (
@@ -35,24 +35,64 @@ from dissensus.reporting.quality import (
 )
 
 
-def all_sections(runs: Runs, score: str) -> list[Section]:
-    """Return every section that there is data for."""
-    makers: list[Callable[[Runs, str], Section | None]] = [
-        main_numbers,
-        differences,
-        calibration,
-        detection,
-        under_corruption,
-        decomposition,
-        alarm,
-        members,
-        collusion,
-        disputed_inputs,
-        single_inputs,
-        trade_offs,
-        _settings,
+def settings(runs: Runs, score: str) -> Section:
+    """How the page was made: what decides the numbers on it, run by run."""
+    entries: dict[str, Callable[[Evaluation], object]] = {
+        "members": lambda run: run.num_members,
+        "weights": lambda run: ", ".join(f"{weight:.3g}" for weight in run.weights) or "equal",
+        "loss": lambda run: run.loss,
+        "outputs": lambda run: run.num_outputs,
+        "resamples": lambda run: run.bootstrap,
+        "seed": lambda run: run.seed,
+    }
+    rows = [[name, *(str(read(run)) for run in runs)] for name, read in entries.items()]
+    sizes = [{part.name: str(part.size) for part in run.sets} for run in runs]
+    rows += [
+        [f"inputs of {name}", *(own.get(name, "–") for own in sizes)]
+        for name in dict.fromkeys(name for own in sizes for name in own)
     ]
-    return [section for maker in makers if (section := maker(runs, score)) is not None]
+    versions = f"Python {platform.python_version()} and PyTorch {torch.__version__}"
+    return Section(
+        "How this page was made",
+        Text(
+            f"By dissensus, with {versions}. Every input was predicted once; the seed decides resamples and corruptions."
+        ),
+        as_table((["setting", *(run.name for run in runs)], rows), "Settings"),
+    )
+
+
+SECTIONS: tuple[Callable[[Runs, str], Section | None], ...] = (
+    main_numbers,
+    differences,
+    calibration,
+    detection,
+    under_corruption,
+    decomposition,
+    alarm,
+    members,
+    collusion,
+    disputed_inputs,
+    single_inputs,
+    trade_offs,
+    settings,
+)
+
+
+def write_report(
+    path: Path | str, title: str, runs: Runs, score: str, *, first: Sequence[Section] = ()
+) -> Path:
+    """Write the page: sections of the caller's, then every section that there is data for."""
+    found = [section for make in SECTIONS if (section := make(runs, score)) is not None]
+    several = len(runs) > 1
+    return write_page(
+        path,
+        title,
+        [*first, *found],
+        " ".join(_sentence(run, score, several=several) for run in runs),
+        subtitle=_subtitle(runs),
+        headlines=_headlines(runs, score),
+        remarks=[f"{run.name}: {remark}" if several else remark for run in runs for remark in run.remarks],
+    )
 
 
 def title_of_page(runs: Runs) -> str:
@@ -64,7 +104,7 @@ def title_of_page(runs: Runs) -> str:
     return what if first.data else f"{first.name} on {_size(first)} known inputs"
 
 
-def subtitle(runs: Runs) -> str:
+def _subtitle(runs: Runs) -> str:
     """Return when the runs were measured, and on how much."""
     dates = sorted({run.date for run in runs if run.date})
     days = [f"{(day := date.fromisoformat(text)).day} {day:%B %Y}" for text in (dates[:1] + dates[1:][-1:])]
@@ -73,18 +113,7 @@ def subtitle(runs: Runs) -> str:
     return " · ".join([*([" to ".join(days)] if days else []), names, f"inputs: {', '.join(sizes)}"])
 
 
-def remarks(runs: Runs) -> list[str]:
-    """Return what to keep in mind when reading."""
-    several = len(runs) > 1
-    return [f"{run.name}: {remark}" if several else remark for run in runs for remark in run.remarks]
-
-
-def lead(runs: Runs, score: str) -> str:
-    """Return the main finding of each run in a sentence."""
-    return " ".join(_sentence(run, score, several=len(runs) > 1) for run in runs)
-
-
-def headlines(runs: Runs, score: str) -> list[Headline]:
+def _headlines(runs: Runs, score: str) -> list[Headline]:
     """Return the numbers that a page begins with: quality, and how well the default and the best score do."""
     if len(runs) > 1:
         metric = "accuracy" if runs[0].task == "classification" else "rmse"
@@ -166,29 +195,3 @@ def _size(run: Evaluation) -> int:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f}\N{NO-BREAK SPACE}%"
-
-
-def _settings(runs: Runs, score: str) -> Section:
-    columns = ["setting", *(run.name for run in runs)]
-    rows: list[list[object]] = [
-        ["members", *(run.num_members for run in runs)],
-        [
-            "weights",
-            *(", ".join(f"{w:.3g}" for w in run.weights) or "equal" for run in runs),
-        ],
-        ["loss", *(run.loss for run in runs)],
-        ["outputs", *(run.num_outputs for run in runs)],
-        ["resamples", *(run.bootstrap for run in runs)],
-        ["seed", *(run.seed for run in runs)],
-    ]
-    sizes = [{part.name: part.size for part in run.sets} for run in runs]
-    for name in dict.fromkeys(chain(*sizes)):
-        rows.append([f"inputs of {name}", *(size.get(name, "–") for size in sizes)])
-    versions = f"Python {platform.python_version()} and PyTorch {torch.__version__}"
-    return Section(
-        "How this page was made",
-        Text(
-            f"By dissensus, with {versions}. Every input was predicted once; the seed decides resamples and corruptions."
-        ),
-        as_table((columns, [list(map(str, row)) for row in rows]), "Settings"),
-    )
