@@ -1,25 +1,24 @@
 """Evaluations in, sections on when and why an ensemble is unsure out."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import sqrt
 from statistics import fmean
 
-from dissensus.evaluation import Evaluation, Histogram, Number
+from dissensus.evaluation import Disputed, Evaluation, Histogram, Number
 from dissensus.evaluation.results import ALL_CORRUPTIONS, ID, Examples
 from dissensus.evaluation.tables import (
     corruption_table,
     detection_sets,
     detection_table,
-    find,
     metrics_table,
     severities,
     short,
     title_of,
 )
-from dissensus.html import Block, Picture, Section, Table, Text
+from dissensus.html import Picture, Section, Table, Text
 from dissensus.reporting import figures
-from dissensus.reporting.quality import Runs, as_table, best_of, value_of
+from dissensus.reporting.quality import Runs, as_table, best_cells
 
 # What curves show beside the chosen score, where it was computed.
 _SHOWN_SCORES = ("total_entropy", "mutual_information", "predictive_diversity", "mean_energy")
@@ -33,21 +32,7 @@ def detection(runs: Runs, score: str) -> Section | None:
     """How well scores tell unknown from known inputs: tables, histograms and ROC curves."""
     if not any(detection_sets(run) for run in runs):
         return None
-    blocks: list[Block] = []
-    for run in runs:
-        of_run = f" of {run.name}" if len(runs) > 1 else ""
-        table = as_table(
-            detection_table(run), f"AUROC{of_run}: how well each score tells each set from known inputs"
-        )
-        columns = range(1, len(table.columns))
-        cells = {
-            column: {row: value_of(str(cells[column])) for row, cells in enumerate(table.rows)}
-            for column in columns
-        }
-        best = [(row, column) for column in columns for row in best_of(cells[column], large=True)]
-        main = {run.score_names.index(name) for name in (score, best_score(run)) if name in run.score_names}
-        blocks.append(replace(table, best=best, main=main))
-        blocks.append(as_table(metrics_table(run, score), f"Other metrics{of_run}, by {title_of(score)}"))
+    tables = [table for run in runs for table in _detection_tables(run, score, _of(run, runs))]
     return Section(
         "Telling known from unknown",
         Text(
@@ -59,10 +44,26 @@ def detection(runs: Runs, score: str) -> Section | None:
             "In the histograms, the less known and unknown inputs overlap, the better. A ROC curve shows every "
             "threshold: the closer to the upper left corner, the better.",
         ),
-        *blocks,
+        *tables,
         *_histograms(runs, score),
         *_rocs(runs, score),
     )
+
+
+def _of(run: Evaluation, runs: Runs) -> str:
+    """Return whose a table is, where a page has several runs."""
+    return f" of {run.name}" if len(runs) > 1 else ""
+
+
+def _detection_tables(run: Evaluation, score: str, of_run: str) -> list[Table]:
+    told = as_table(
+        detection_table(run), f"AUROC{of_run}: how well each score tells each set from known inputs"
+    )
+    rows, columns = range(len(told.rows)), range(1, len(told.columns))
+    best = [cell for column in columns for cell in best_cells(told, rows, column, large=True)]
+    main = {run.score_names.index(name) for name in (score, best_score(run)) if name in run.score_names}
+    others = as_table(metrics_table(run, score), f"Other metrics{of_run}, by {title_of(score)}")
+    return [replace(told, best=best, main=main), others]
 
 
 def told_apart(run: Evaluation) -> list[str]:
@@ -92,28 +93,24 @@ def _shown_scores(runs: Runs, score: str) -> list[str]:
 
 
 def _histograms(runs: Runs, score: str) -> Iterable[Picture]:
-    for name in _shown_scores(runs, score)[: 2 if len(runs) > 1 else None]:
-        by_run = {
-            run.name: [_in_units(part) for part in run.histograms if part.score == name] for run in runs
-        }
+    several = len(runs) > 1
+    for name in _shown_scores(runs, score)[: 2 if several else None]:
+        by_run = {run.name: _histograms_of(run, name) for run in runs}
         axis = figures.common_axis([part for parts in by_run.values() for part in parts])
-        label = title_of(name)
-        if name.endswith("_variance"):
-            label = _deviation(name, runs[0].target)
-        for run in runs:
-            parts = by_run[run.name]
-            sets = ", ".join(part.set for part in parts)
+        label = _deviation(name, runs[0].target) if name.endswith("_variance") else title_of(name)
+        for run, parts in by_run.items():
             yield Picture(
-                figures.score_histogram(parts, label, run.name if len(runs) > 1 else "", axis),
-                f"Histograms of {title_of(name)} of {run.name} on {sets}.",
+                figures.score_histogram(parts, label, run if several else "", axis),
+                f"Histograms of {title_of(name)} of {run} on {', '.join(part.set for part in parts)}.",
             )
 
 
-def _in_units(part: Histogram) -> Histogram:
-    """Return a histogram of variances as one of standard deviations, which are in units of the target."""
-    if not part.score.endswith("_variance"):
-        return part
-    return replace(part, edges=tuple(sqrt(max(0.0, edge)) for edge in part.edges))
+def _histograms_of(run: Evaluation, score: str) -> list[Histogram]:
+    """Return a score's histograms; those of variances as ones of standard deviations, which are in units of the target."""
+    parts = [part for part in run.histograms if part.score == score]
+    if not score.endswith("_variance"):
+        return parts
+    return [replace(part, edges=tuple(sqrt(max(0.0, edge)) for edge in part.edges)) for part in parts]
 
 
 def _deviation(score: str, target: str) -> str:
@@ -177,23 +174,11 @@ def _listed(lines: dict[str, dict[int, Number]]) -> str:
 
 def decomposition(runs: Runs, score: str) -> Section | None:
     """Data and knowledge uncertainty of every set."""
-    parts = _PARTS.get(runs[0].task)
-    shown = [run for run in runs if parts is not None and set(parts) <= set(run.score_names)]
-    if parts is None or not shown:
+    parts = _PARTS.get(runs[0].task, ())
+    shown = [run for run in runs if parts and set(parts) <= set(run.score_names)]
+    if not shown:
         return None
     classes = runs[0].task == "classification"
-    pictures = []
-    for run in shown:
-        rows = _parts_of_sets(run, parts)
-        if not classes:
-            rows = {name: _as_deviations(own) for name, own in rows.items()}
-        listed = "; ".join(
-            f"{name}: data {short(p['data'])}, knowledge {short(p['knowledge'])}" for name, p in rows.items()
-        )
-        title = run.name if len(runs) > 1 else ""
-        unit = "nats" if classes else f"standard deviation, {run.target or 'in units of the target'}"
-        figure = figures.uncertainty_bars(rows, unit, title)
-        pictures.append(Picture(figure, f"Data and knowledge uncertainty of {run.name}. {listed}."))
     return Section(
         "How uncertain it is, and why",
         Text(
@@ -202,11 +187,30 @@ def decomposition(runs: Runs, score: str) -> Section | None:
             "should be small on known inputs and larger on unknown ones."
             + ("" if classes else _HOW_BARS_SPLIT)
         ),
-        *pictures,
+        *(_uncertainty_bars(run, parts, classes, run.name if len(runs) > 1 else "") for run in shown),
     )
 
 
 _HOW_BARS_SPLIT = " A bar is as long as the standard deviation of a prediction, root of the mean variance, and is split as the variance is."
+
+
+def _uncertainty_bars(run: Evaluation, parts: Sequence[str], classes: bool, title: str) -> Picture:
+    places: list[tuple[str, str, int | None]] = [(part.name, part.name, None) for part in run.sets]
+    places += [(f"corrupted, severity {level}", ALL_CORRUPTIONS, level) for level in severities(run)]
+    rows = {
+        label: {
+            kind: run.number("mean", name, score=part, severity=level).value
+            for kind, part in zip(("data", "knowledge"), parts, strict=True)
+        }
+        for label, name, level in places
+    }
+    rows = rows if classes else {name: _as_deviations(own) for name, own in rows.items()}
+    listed = "; ".join(
+        f"{name}: data {short(p['data'])}, knowledge {short(p['knowledge'])}" for name, p in rows.items()
+    )
+    unit = "nats" if classes else f"standard deviation, {run.target or 'in units of the target'}"
+    figure = figures.uncertainty_bars(rows, unit, title)
+    return Picture(figure, f"Data and knowledge uncertainty of {run.name}. {listed}.")
 
 
 def _as_deviations(parts: dict[str, float]) -> dict[str, float]:
@@ -215,38 +219,16 @@ def _as_deviations(parts: dict[str, float]) -> dict[str, float]:
     return {name: value / sqrt(total) if total > 0 else 0.0 for name, value in parts.items()}
 
 
-def _parts_of_sets(run: Evaluation, parts: tuple[str, str]) -> dict[str, dict[str, float]]:
-    places: list[tuple[str, str, int | None]] = [(part.name, part.name, None) for part in run.sets]
-    places += [(f"corrupted, severity {level}", ALL_CORRUPTIONS, level) for level in severities(run)]
-    rows = {}
-    for label, name, level in places:
-        found = [find(run, "mean", name, part, level) for part in parts]
-        rows[label] = {
-            kind: number.value for kind, number in zip(("data", "knowledge"), found, strict=True) if number
-        }
-    return rows
-
-
 def disputed_inputs(runs: Runs, score: str) -> Section | None:
     """Pictures that members disagree about most and least, with their votes."""
-    pictures = []
+    shown: dict[tuple[str, str, bool], list[Disputed]] = {}
     for run in runs:
-        for name in dict.fromkeys(item.set for item in run.gallery):
-            for most in (True, False):
-                items = [item for item in run.gallery if (item.set, item.most) == (name, most)]
-                caption = f"{'Most' if most else 'Least'} disputed of {name}" + (
-                    f", {run.name}" if len(runs) > 1 else ""
-                )
-                read = "; ".join(", ".join(figures.votes_lines(item, run.class_names)) for item in items)
-                pictures.append(
-                    Picture(
-                        figures.votes_sheet(items, run.class_names),
-                        f"{caption}. Input by input: {read}.",
-                        caption,
-                    )
-                )
-    if not pictures:
+        for item in run.gallery:
+            shown.setdefault((run.name, item.set, item.most), []).append(item)
+    if not shown:
         return None
+    names = {run.name: run.class_names for run in runs}
+    several = len(runs) > 1
     return Section(
         "Disputed inputs",
         Text(
@@ -255,8 +237,20 @@ def disputed_inputs(runs: Runs, score: str) -> Section | None:
             "the training data; unknown inputs that nobody disputes are the dangerous ones. Where outputs have positions, the map stands "
             "beside the picture: red where members disagree, each map on its own scale."
         ),
-        *pictures,
+        *(
+            _votes(
+                items,
+                names[run],
+                f"{'Most' if most else 'Least'} disputed of {part}" + (f", {run}" if several else ""),
+            )
+            for (run, part, most), items in shown.items()
+        ),
     )
+
+
+def _votes(items: Sequence[Disputed], class_names: Sequence[str], caption: str) -> Picture:
+    read = "; ".join(", ".join(figures.votes_lines(item, class_names)) for item in items)
+    return Picture(figures.votes_sheet(items, class_names), f"{caption}. Input by input: {read}.", caption)
 
 
 def single_inputs(runs: Runs, score: str) -> Section | None:
@@ -264,14 +258,7 @@ def single_inputs(runs: Runs, score: str) -> Section | None:
     if not any(run.examples for run in runs):
         return None
     limit = 300 if len(runs) == 1 else 100
-    blocks: list[Block] = []
-    for run in runs:
-        if run.examples:
-            of_run = f" of {run.name}" if len(runs) > 1 else ""
-            most = max(len(part.index[:limit]) for part in run.examples)
-            caption = f"The {most} least certain inputs{of_run} of each set"
-            rows = [row for part in run.examples for row in _example_rows(run, part, limit)]
-            blocks.append(Table(_example_columns(run), rows, caption, search=True))
+    blocks = [_examples(run, limit, _of(run, runs)) for run in runs if run.examples]
     return Section(
         "Input by input",
         Text(
@@ -282,35 +269,39 @@ def single_inputs(runs: Runs, score: str) -> Section | None:
     )
 
 
-def _example_columns(run: Evaluation) -> list[str]:
+def _examples(run: Evaluation, limit: int, of_run: str) -> Table:
+    most = max(len(part.index[:limit]) for part in run.examples)
     names = list(run.examples[0].scores)
     if run.task == "classification":
-        return ["set", "input", "predicted", "truth", "right", "confidence", *map(title_of, names)]
-    what = run.target or "target"
-    return [
-        "set",
-        "input",
-        f"predicted {what}",
-        f"true {what}",
-        "error",
-        *(_deviation(name, "") for name in names),
+        head = ["predicted", "truth", "right", "confidence", *map(title_of, names)]
+        answer = _class_answer
+    else:
+        what = run.target or "target"
+        head = [f"predicted {what}", f"true {what}", "error", *(_deviation(name, "") for name in names)]
+        answer = _value_answer
+    rows = [
+        [part.set, index, *answer(run, part, place)]
+        for part in run.examples
+        for place, index in enumerate(part.index[:limit])
     ]
+    caption = f"The {most} least certain inputs{of_run} of each set"
+    return Table(["set", "input", *head], rows, caption, search=True)
 
 
-def _example_rows(run: Evaluation, part: Examples, limit: int) -> Iterable[list[object]]:
-    classes = run.task == "classification"
-    for place, index in enumerate(part.index[:limit]):
-        own = [values[place] for values in part.scores.values()]
-        predicted = part.predicted[place]
-        truth = part.truth[place] if part.truth else None
-        if classes:
-            right = None if truth is None else predicted == truth
-            names = [None if value is None else _class_name(run, int(value)) for value in (predicted, truth)]
-            yield [part.set, index, *names, right, f"{part.confidence[place]:.3f}", *map(short, own)]
-        else:
-            error = None if truth is None else short(predicted - truth)
-            shown = [short(predicted), None if truth is None else short(truth), error]
-            yield [part.set, index, *shown, *(short(sqrt(max(0.0, value))) for value in own)]
+def _class_answer(run: Evaluation, part: Examples, place: int) -> list[object]:
+    predicted, truth = part.predicted[place], part.truth[place] if part.truth else None
+    right = None if truth is None else predicted == truth
+    names = [None if value is None else _class_name(run, int(value)) for value in (predicted, truth)]
+    own = (short(values[place]) for values in part.scores.values())
+    return [*names, right, f"{part.confidence[place]:.3f}", *own]
+
+
+def _value_answer(run: Evaluation, part: Examples, place: int) -> list[object]:
+    predicted = part.predicted[place]
+    truth = part.truth[place] if part.truth else None
+    error = [None, None] if truth is None else [short(truth), short(predicted - truth)]
+    deviations = (short(sqrt(max(0.0, values[place]))) for values in part.scores.values())
+    return [short(predicted), *error, *deviations]
 
 
 def _class_name(run: Evaluation, index: int) -> str:

@@ -42,23 +42,23 @@ def reliability_diagram(curve: Reliability, name: str) -> "Figure":
     return figure
 
 
+def _square(title: str, diagonal: str, xlabel: str, ylabel: str) -> tuple["Figure", "Axes"]:
+    """Return a figure of two shares, and its diagonal named."""
+    figure, (ax,) = panels(width=4.4, height=3.8)
+    ax.plot([0, 1], [0, 1], color=NOTE_COLOUR, linestyle="--", linewidth=1, label=diagonal)
+    ax.set(title=title, xlabel=xlabel, ylabel=ylabel, xlim=(0, 1), ylim=(0, 1))
+    return figure, ax
+
+
 def coverage_diagram(curves: Mapping[str, Reliability], title: str) -> "Figure":
     """Draw the probability that intervals claim against the share of targets inside, run by run."""
-    figure, (ax,) = panels(width=4.4, height=3.8)
-    ax.plot([0, 1], [0, 1], color=NOTE_COLOUR, linestyle="--", linewidth=1, label="calibrated")
+    figure, ax = _square(title, "calibrated", "probability of the interval", "share of targets inside")
     for place, (name, curve) in enumerate(curves.items()):
         (line,) = ax.plot(
             curve.claimed, curve.observed, marker="o", markersize=4, label=name, clip_on=False, **style(place)
         )
         pairs = zip(curve.claimed, curve.observed, strict=True)
         hover(line, [f"{name}: claimed {c:.2f}, inside {o:.2f}" for c, o in pairs])
-    ax.set(
-        title=title,
-        xlabel="probability of the interval",
-        ylabel="share of targets inside",
-        xlim=(0, 1),
-        ylim=(0, 1),
-    )
     ax.legend(frameon=False, fontsize="small")
     return figure
 
@@ -100,17 +100,10 @@ def score_histogram(histograms: Sequence[Histogram], xlabel: str, title: str, ax
 
 def roc_diagram(curves: Mapping[str, Roc], title: str) -> "Figure":
     """Draw ROC curves, one for each label."""
-    figure, (ax,) = panels(width=4.4, height=3.8)
-    ax.plot([0, 1], [0, 1], color=NOTE_COLOUR, linestyle="--", linewidth=1, label="chance")
+    figure, ax = _square(title, "chance", "known inputs flagged", "unknown inputs flagged")
     for place, (label, curve) in enumerate(curves.items()):
         ax.plot(curve.fpr, curve.tpr, linewidth=1.6, label=label, **style(place))
-    ax.set(
-        title=title,
-        xlabel="known inputs flagged",
-        ylabel="unknown inputs flagged",
-        xlim=(0, 1),
-        ylim=(0, 1.01),
-    )
+    ax.set(ylim=(0, 1.01))
     ax.legend(frameon=False, fontsize="small", loc="lower right")
     return figure
 
@@ -119,17 +112,17 @@ def severity_curves(curves: Mapping[str, Mapping[int, Number]], ylabel: str) -> 
     """Draw a metric against the severity of corruptions, with its intervals; 0 is the clean set."""
     figure, (ax,) = panels(width=4.4, height=3.3)
     for place, (label, numbers) in enumerate(curves.items()):
-        levels = sorted(numbers)
-        look = style(place)
-        values = [numbers[level].value for level in levels]
+        levels, look = sorted(numbers), style(place)
+        values, low, high = (
+            [getattr(numbers[level], end) for level in levels] for end in ("value", "low", "high")
+        )
         (line,) = ax.plot(levels, values, marker="o", markersize=4, label=label, **look)
         pairs = zip(levels, values, strict=True)
         hover(line, [f"{label}, severity {level}: {value:.3f}" for level, value in pairs])
-        if all(number.low is not None for number in numbers.values()):
-            low, high = ([getattr(numbers[level], end) for level in levels] for end in ("low", "high"))
+        if None not in low:
             ax.fill_between(levels, low, high, color=look["color"], alpha=0.18, linewidth=0)
     ax.set(xlabel="severity (0 is clean)", ylabel=ylabel)
-    ax.set_xticks(sorted({level for numbers in curves.values() for level in numbers}))
+    ax.set_xticks(sorted(set().union(*curves.values())))
     if len(curves) > 1:
         ax.legend(frameon=False, fontsize="small")
     return figure

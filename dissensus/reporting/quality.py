@@ -1,9 +1,9 @@
 """Evaluations in, sections on how good predictions, confidences and members are out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from dissensus.evaluation import Evaluation
+from dissensus.evaluation import Evaluation, Reliability
 from dissensus.evaluation.comparison import named_pairs
 from dissensus.evaluation.results import ALL_CORRUPTIONS, ID
 from dissensus.evaluation.tables import (
@@ -19,8 +19,6 @@ from dissensus.html import Picture, Section, Table, Text
 from dissensus.reporting import figures
 
 Runs = Sequence[Evaluation]
-
-_MEMBER_METRIC = {"classification": "accuracy", "density": "rmse", "points": "rmse"}
 
 
 def main_numbers(runs: Runs, score: str) -> Section:
@@ -47,30 +45,26 @@ _LARGE_IS_GOOD = (title_of("accuracy"), title_of("member_accuracy"))
 
 def _best_runs(table: Table) -> list[tuple[int, int]]:
     """Return the best cells of each set: rows of one set, in the second column, compete."""
-    found = []
-    for name in dict.fromkeys(str(row[1]) for row in table.rows):
-        rows = [number for number, row in enumerate(table.rows) if row[1] == name]
-        for column, title in enumerate(table.columns[2:], start=2):
-            if title == title_of("coverage_90"):
-                continue  # neither large nor small is good
-            values = {row: value_of(str(table.rows[row][column])) for row in rows}
-            found += [(row, column) for row in best_of(values, large=title in _LARGE_IS_GOOD)]
-    return found
+    by_set: dict[object, list[int]] = {}
+    for number, row in enumerate(table.rows):
+        by_set.setdefault(row[1], []).append(number)
+    return [
+        cell
+        for rows in by_set.values()
+        for column, title in enumerate(table.columns[2:], start=2)
+        if title != title_of("coverage_90")  # neither large nor small is good
+        for cell in best_cells(table, rows, column, large=title in _LARGE_IS_GOOD)
+    ]
 
 
-def value_of(cell: str) -> float | None:
-    """Return the number that a cell begins with; None of a dash."""
-    text = cell.split("[")[0].replace("\u202f", "").strip()
-    return None if text == "–" else float(text)
-
-
-def best_of(values: Mapping[int, float | None], *, large: bool) -> list[int]:
-    """Return the keys of the best values, as printed; none where all are equal or one is alone."""
-    present = {key: value for key, value in values.items() if value is not None}
-    if len(set(present.values())) < 2:
+def best_cells(table: Table, rows: Iterable[int], column: int, *, large: bool) -> list[tuple[int, int]]:
+    """Return the best cells of a column among some rows, as printed; none where all are equal or one is alone."""
+    texts = {row: str(table.rows[row][column]).split("[")[0].replace("\u202f", "").strip() for row in rows}
+    values = {row: float(text) for row, text in texts.items() if text != "–"}
+    if len(set(values.values())) < 2:
         return []
-    best = (max if large else min)(present.values())
-    return [key for key, value in present.items() if value == best]
+    best = (max if large else min)(values.values())
+    return [(row, column) for row, value in values.items() if value == best]
 
 
 def _brackets(runs: Runs) -> str:
@@ -84,6 +78,7 @@ def differences(runs: Runs, score: str) -> Section | None:
     pairs, refused = named_pairs(runs)
     if not pairs and not refused:
         return None
+    tables = [as_table(comparison_table(pair, score), f"{pair.second} less {pair.first}") for pair in pairs]
     reading = (
         "Runs saw the same inputs, so that differences are more certain than the numbers themselves. A run is "
         "clearly better where the interval of the difference leaves out zero. Other training seeds are another "
@@ -92,18 +87,16 @@ def differences(runs: Runs, score: str) -> Section | None:
     return Section(
         "Differences between runs",
         *([Text(reading)] if pairs else []),
-        *(_differences(comparison_table(pair, score), f"{pair.second} less {pair.first}") for pair in pairs),
+        # Clear differences stand out.
+        *(
+            replace(table, main=[number for number, row in enumerate(table.rows) if row[-1] != "–"])
+            for table in tables
+        ),
         *(
             Text(f"{name} is not compared with {runs[0].name}, input by input. {reason}")
             for name, reason in refused.items()
         ),
     )
-
-
-def _differences(cells: Cells, caption: str) -> Table:
-    """Return differences as a table in which clear ones stand out."""
-    table = as_table(cells, caption)
-    return replace(table, main=[number for number, row in enumerate(table.rows) if row[-1] != "–"])
 
 
 def calibration(runs: Runs, score: str) -> Section | None:
@@ -122,10 +115,7 @@ def calibration(runs: Runs, score: str) -> Section | None:
         *(
             Picture(
                 figures.reliability_diagram(curve, run.name),
-                f"Confidence against accuracy of {run.name} on {curve.set}: "
-                + "; ".join(
-                    f"{c:.2f} to {a:.2f}" for c, a in zip(curve.claimed, curve.observed, strict=True)
-                ),
+                f"Confidence against accuracy of {run.name} on {curve.set}: {_listed(curve, '; ')}",
             )
             for run in runs
             for curve in run.reliability
@@ -133,53 +123,47 @@ def calibration(runs: Runs, score: str) -> Section | None:
     )
 
 
+def _listed(curve: Reliability, between: str) -> str:
+    """Return what was claimed and what came true as text."""
+    return between.join(f"{c:.2f} to {o:.2f}" for c, o in zip(curve.claimed, curve.observed, strict=True))
+
+
 def _coverage(runs: Runs) -> Section:
-    names = list(dict.fromkeys(curve.set for run in runs for curve in run.reliability))
-    pictures = []
-    for name in names:
-        curves = {run.name: curve for run in runs for curve in run.reliability if curve.set == name}
-        listed = "; ".join(
-            f"{run}: "
-            + ", ".join(f"{c:.2f} to {o:.2f}" for c, o in zip(curve.claimed, curve.observed, strict=True))
-            for run, curve in curves.items()
-        )
-        pictures.append(
-            Picture(
-                figures.coverage_diagram(curves, name),
-                f"Claimed against observed coverage on {name}. {listed}.",
-            )
-        )
+    by_set: dict[str, dict[str, Reliability]] = {}
+    for run in runs:
+        for curve in run.reliability:
+            by_set.setdefault(curve.set, {})[run.name] = curve
     return Section(
         "Can its intervals be believed?",
         Text(
             "An interval that claims some probability should hold that share of the targets: on the dashed line it does, "
             "below it intervals are too narrow (overconfident), above it too wide."
         ),
-        *pictures,
+        *(
+            Picture(
+                figures.coverage_diagram(curves, name),
+                f"Claimed against observed coverage on {name}. "
+                + "; ".join(f"{run}: {_listed(curve, ', ')}" for run, curve in curves.items())
+                + ".",
+            )
+            for name, curves in by_set.items()
+        ),
     )
 
 
 def members(runs: Runs, score: str) -> Section | None:
     """Each member's accuracy or error beside the ensemble's."""
-    several = [run for run in runs if run.num_members > 1]
-    if not several:
+    metric = "accuracy" if runs[0].task == "classification" else "rmse"
+    pictures = [
+        _member_dots(run, part.name, metric, f"{run.name}, {part.name}" if len(runs) > 1 else part.name)
+        for run in runs
+        if run.num_members > 1
+        for part in run.sets
+        if part.kind != "ood"
+    ]
+    if not pictures:
         return None
-    metric = _MEMBER_METRIC[runs[0].task]
-    pictures = []
-    for run in several:
-        for name in [part.name for part in run.sets if part.kind != "ood"]:
-            own = [n for n in run.numbers if (n.metric, n.set) == (metric, name) and n.member is not None]
-            ensemble = run.number(metric, name)
-            title = f"{run.name}, {name}" if len(runs) > 1 else name
-            listed = ", ".join(short(number.value) for number in own)
-            pictures.append(
-                Picture(
-                    figures.member_dots(own, ensemble, title_with_unit(metric, run.target), title),
-                    f"{title_of(metric)} on {title}: members {listed}; ensemble {short(ensemble.value)}.",
-                )
-            )
-    side = "above" if metric == "accuracy" else "below"
-    unit = "" if metric == "accuracy" else " Errors are in units of the target."
+    side, unit = ("above", "") if metric == "accuracy" else ("below", " Errors are in units of the target.")
     return Section(
         "Members and ensemble",
         Text(
@@ -191,19 +175,23 @@ def members(runs: Runs, score: str) -> Section | None:
     )
 
 
+def _member_dots(run: Evaluation, name: str, metric: str, title: str) -> Picture:
+    own = [n for n in run.numbers if (n.metric, n.set) == (metric, name) and n.member is not None]
+    ensemble = run.number(metric, name)
+    listed = ", ".join(short(number.value) for number in own)
+    return Picture(
+        figures.member_dots(own, ensemble, title_with_unit(metric, run.target), title),
+        f"{title_of(metric)} on {title}: members {listed}; ensemble {short(ensemble.value)}.",
+    )
+
+
 def trade_offs(runs: Runs, score: str) -> Section | None:
     """Numbers that should all be large, run by run, on a radar."""
-    if runs[0].task != "classification":
+    found = {run.name: _good_numbers(run, score) for run in runs}
+    shared = [axis for axis in found[runs[0].name] if all(axis in own for own in found.values())]
+    if runs[0].task != "classification" or len(shared) < 3:
         return None
-    values = {run.name: _good_numbers(run, score) for run in runs}
-    shared = [axis for axis in values[runs[0].name] if all(axis in own for own in values.values())]
-    if len(shared) < 3:
-        return None
-    values = {name: {axis: own[axis] for axis in shared} for name, own in values.items()}
-    read = "; ".join(
-        f"{name}: " + ", ".join(f"{' '.join(axis.split())} {value:.3f}" for axis, value in own.items())
-        for name, own in values.items()
-    )
+    values = {name: {axis: own[axis] for axis in shared} for name, own in found.items()}
     return Section(
         "Trade-offs",
         Text(
@@ -211,29 +199,33 @@ def trade_offs(runs: Runs, score: str) -> Section | None:
             f"{figures.radar_floor(values):.1f} in the middle and ends at 1. Further out is better; a run that gains on one side "
             "often gives up another. Compare axis by axis: the area means nothing."
         ),
-        Picture(figures.radar(values), f"Radar of trade-offs. {read}."),
+        Picture(figures.radar(values), f"Radar of trade-offs. {_in_words(values)}."),
+    )
+
+
+def _in_words(values: Mapping[str, Mapping[str, float]]) -> str:
+    return "; ".join(
+        f"{name}: " + ", ".join(f"{' '.join(axis.split())} {value:.3f}" for axis, value in own.items())
+        for name, own in values.items()
     )
 
 
 def _good_numbers(run: Evaluation, score: str) -> dict[str, float]:
     """Return numbers in [0, 1] that should be large, by the name of their axis."""
+    told = list(run.groups) or [part.name for part in run.sets if part.kind == "ood"]
     found = {
         "accuracy": find(run, "accuracy"),
         "corruption\naccuracy": find(run, "accuracy", ALL_CORRUPTIONS),
         "1 −\nsmooth ECE": find(run, "smooth_ece"),
         "1 − smooth ECE\n(corrupted)": find(run, "smooth_ece", ALL_CORRUPTIONS),
+        **{f"AUROC\n{name}": find(run, "auroc", name, score) for name in told[:6]},
+        "AUROC\ncorruptions": find(run, "auroc", ALL_CORRUPTIONS, score),
     }
-    values = {
-        name: 1 - number.value if name.startswith("1") else number.value
-        for name, number in found.items()
-        if number
+    return {
+        axis: 1 - number.value if axis.startswith("1") else number.value
+        for axis, number in found.items()
+        if number is not None
     }
-    told = list(run.groups) or [part.name for part in run.sets if part.kind == "ood"]
-    for name in told[:6]:
-        number = find(run, "auroc", name, score)
-        values |= {f"AUROC\n{name}": number.value} if number else {}
-    number = find(run, "auroc", ALL_CORRUPTIONS, score)
-    return values | ({"AUROC\ncorruptions": number.value} if number else {})
 
 
 def as_table(cells: Cells, caption: str) -> Table:

@@ -4,6 +4,7 @@ import platform
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import date
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -37,20 +38,8 @@ from dissensus.reporting.quality import (
 
 def settings(runs: Runs, score: str) -> Section:
     """How the page was made: what decides the numbers on it, run by run."""
-    entries: dict[str, Callable[[Evaluation], object]] = {
-        "members": lambda run: run.num_members,
-        "weights": lambda run: ", ".join(f"{weight:.3g}" for weight in run.weights) or "equal",
-        "loss": lambda run: run.loss,
-        "outputs": lambda run: run.num_outputs,
-        "resamples": lambda run: run.bootstrap,
-        "seed": lambda run: run.seed,
-    }
-    rows = [[name, *(str(read(run)) for run in runs)] for name, read in entries.items()]
-    sizes = [{part.name: str(part.size) for part in run.sets} for run in runs]
-    rows += [
-        [f"inputs of {name}", *(own.get(name, "–") for own in sizes)]
-        for name in dict.fromkeys(name for own in sizes for name in own)
-    ]
+    own = [_settings_of(run) for run in runs]
+    rows = [[name, *(one.get(name, "–") for one in own)] for name in dict.fromkeys(chain(*own))]
     versions = f"Python {platform.python_version()} and PyTorch {torch.__version__}"
     return Section(
         "How this page was made",
@@ -59,6 +48,18 @@ def settings(runs: Runs, score: str) -> Section:
         ),
         as_table((["setting", *(run.name for run in runs)], rows), "Settings"),
     )
+
+
+def _settings_of(run: Evaluation) -> dict[str, str]:
+    return {
+        "members": str(run.num_members),
+        "weights": ", ".join(f"{weight:.3g}" for weight in run.weights) or "equal",
+        "loss": run.loss,
+        "outputs": str(run.num_outputs),
+        "resamples": str(run.bootstrap),
+        "seed": str(run.seed),
+        **{f"inputs of {part.name}": str(part.size) for part in run.sets},
+    }
 
 
 SECTIONS: tuple[Callable[[Runs, str], Section | None], ...] = (
@@ -159,25 +160,14 @@ def _is_dense(run: Evaluation) -> bool:
 
 
 def _sentence(run: Evaluation, score: str, *, several: bool) -> str:
+    """Return the main finding of a run."""
     who = "A single network" if run.num_members == 1 else f"An ensemble of {run.num_members} members"
     who += f" ({run.name})" if several else ""
-    size = _size(run)
-    if run.task == "classification":
-        dense = _is_dense(run)
-        accuracy, gap = (
-            _percent(run.number(m).value) for m in ("accuracy", "ece" if dense else "smooth_ece")
-        )
-        what = f"positions of {size} known inputs" if dense else f"{size} known inputs"
-        text = f"{who} is right on {accuracy} of {what}, and its confidence is off by {gap} on average"
-    else:
-        what = f"{run.target} of {size}" if run.target else str(size)
-        text = f"{who} predicts {what} known inputs with an error (RMSE) of {short(run.number('rmse').value)}"
+    text = f"{who} {_quality(run)}"
     told = [f"{run.number('auroc', name, score=score).value:.3f} ({name})" for name in told_apart(run)]
     if not told:
         return text + "."
-    text = (
-        f"{text}; by {title_of(score)} it tells unknown inputs from known ones with AUROC {', '.join(told)}."
-    )
+    text += f"; by {title_of(score)} it tells unknown inputs from known ones with AUROC {', '.join(told)}."
     if several:
         return text
     best = best_score(run)
@@ -186,6 +176,19 @@ def _sentence(run: Evaluation, score: str, *, several: bool) -> str:
     return (
         f"{text} The best of {len(run.score_names)} scores on these very inputs, so by a choice that flatters it, is "
         f"{title_of(best)}: {mean_auroc(run, best):.3f} against {mean_auroc(run, score):.3f} on average."
+    )
+
+
+def _quality(run: Evaluation) -> str:
+    """Return how good a run's predictions on known inputs are."""
+    size = _size(run)
+    if run.task != "classification":
+        what = f"{run.target} of {size}" if run.target else str(size)
+        return f"predicts {what} known inputs with an error (RMSE) of {short(run.number('rmse').value)}"
+    what, gap = ("positions of ", "ece") if _is_dense(run) else ("", "smooth_ece")
+    accuracy, off = (_percent(run.number(metric).value) for metric in ("accuracy", gap))
+    return (
+        f"is right on {accuracy} of {what}{size} known inputs, and its confidence is off by {off} on average"
     )
 
 
