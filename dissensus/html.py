@@ -13,7 +13,6 @@ from html import escape
 from importlib.resources import files
 from io import StringIO
 from itertools import count, groupby
-from math import isfinite, isnan
 from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -251,22 +250,12 @@ def cell_text(value: object) -> str:
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, Real) and not isinstance(value, Integral):
-        return _significant(float(value))
-    return str(value)
-
-
-def _significant(value: float) -> str:
-    if not isfinite(value):
-        return "nan" if isnan(value) else ("∞" if value > 0 else "-∞")
-    if 1e4 <= abs(value) < 1e9:
-        return grouped(value)
-    return f"{value:#.4g}".removesuffix(".")
-
-
-def grouped(value: float) -> str:
-    """Return a number without decimals, its thousands apart: thirty thousand four hundred as 30 400."""
-    return f"{value:,.0f}".replace(",", GROUP)
+    if not isinstance(value, Real) or isinstance(value, Integral):
+        return str(value)
+    number = float(value)
+    if 1e4 <= abs(number) < 1e9:
+        return f"{number:,.0f}".replace(",", GROUP)
+    return f"{number:#.4g}".removesuffix(".").replace("inf", "∞")
 
 
 def _page(title: str, top: str, sections: Sequence[Section]) -> str:
@@ -330,30 +319,21 @@ def _blocks(blocks: Sequence[Block], figure_numbers: Iterator[int]) -> Iterator[
 def _block(block: Block, figure_numbers: Iterator[int]) -> str:
     match block:
         case Text():
-            return _text(block)
+            return "".join(f"<p>{escape(paragraph)}</p>\n" for paragraph in block.paragraphs)
         case Table():
             return _table(block)
         case Picture():
             return _picture(block, next(figure_numbers))
 
 
-def _text(text: Text) -> str:
-    return "".join(f"<p>{escape(paragraph)}</p>\n" for paragraph in text.paragraphs)
-
-
 def _table(table: Table) -> str:
-    numeric = [_is_numeric([row[place] for row in table.rows]) for place in range(len(table.columns))]
-    classes = [' class="number"' if yes else "" for yes in numeric]
+    columns = [[row[place] for row in table.rows] for place in range(len(table.columns))]
+    classes = [' class="number"' if _is_numeric(values) else "" for values in columns]
     head = "".join(
         f'<th scope="col"{kind}>{escape(name)}</th>'
         for name, kind in zip(table.columns, classes, strict=True)
     )
-    best = [{column for at, column in table.best if at == number} for number in range(len(table.rows))]
-    main = [' class="main"' if number in table.main else "" for number in range(len(table.rows))]
-    rows = "".join(
-        f"<tr{kind}>{_cells(row, classes, marked)}</tr>\n"
-        for row, kind, marked in zip(table.rows, main, best, strict=True)
-    )
+    rows = "".join(_row(table, number, classes) for number in range(len(table.rows)))
     caption = f"<caption><span>{escape(table.caption)}</span></caption>\n" if table.caption else ""
     label = escape(table.caption or "Table: " + ", ".join(table.columns))
     # Focusable, so that it can be scrolled without a mouse.
@@ -364,14 +344,18 @@ def _table(table: Table) -> str:
     )
 
 
-def _cells(row: Sequence[object], classes: Sequence[str], marked: Collection[int]) -> str:
-    """Return one row's cells; a first cell with text is the row's heading."""
+def _row(table: Table, number: int, classes: Sequence[str]) -> str:
+    """Return one row; a first cell with text is the row's heading."""
+    row = table.rows[number]
     texts = [escape(cell_text(value)) for value in row]
-    texts = [f"<strong>{text}</strong>" if place in marked else text for place, text in enumerate(texts)]
+    for place in range(len(texts)):
+        if (number, place) in table.best:
+            texts[place] = f"<strong>{texts[place]}</strong>"
     cells = [f"<td{kind}>{text}</td>" for text, kind in zip(texts, classes, strict=True)]
     if row and isinstance(row[0], str):
         cells[0] = f'<th scope="row">{texts[0]}</th>'
-    return "".join(cells)
+    main = ' class="main"' if number in table.main else ""
+    return f"<tr{main}>{''.join(cells)}</tr>\n"
 
 
 def _is_numeric(values: Sequence[object]) -> bool:

@@ -285,7 +285,7 @@ def test_history_gives_errors_over_training():
         ({"loss": "mean"}, "`loss` must be"),
         ({"average": "votes"}, "`average` must be"),
         ({"drop_per": "batch"}, "`drop_per` must be"),
-        ({"repeats": 0}, "`repeats` at least 1"),
+        ({"repeats": 0}, "`repeats` must be a whole number of at least 1"),
         ({"weights": torch.tensor([0.5, 0.6])}, "sum to 1"),
         ({"drop_fractions": (1.5,)}, "between 0 and 1"),
     ],

@@ -20,6 +20,7 @@ from evaluation_cases import (
 
 from dissensus.evaluation import Disputed, Histogram, Number, evaluate
 from dissensus.predictions import predict
+from dissensus.html import Table
 from dissensus.reporting import figures, quality, report
 from dissensus.scores import total_entropy
 
@@ -341,10 +342,14 @@ def test_a_page_begins_with_the_default_score_and_the_best_one(plain, tmp_path):
 
 
 def test_the_best_run_of_a_set_is_bold_and_equal_ones_are_not():
-    assert quality.best_of({0: 0.5, 1: None, 2: 0.75}, large=True) == [2]
-    assert quality.best_of({0: 0.5, 1: 0.5, 2: 0.75}, large=False) == [0, 1]
-    assert quality.best_of({0: 0.5, 1: 0.5}, large=True) == []
-    assert quality.value_of("57\u202f500 [50\u202f040, 64\u202f840]") == 57500
+    def best(*cells, large):
+        table = Table(["value"], [[cell] for cell in cells])
+        return [row for row, _ in quality.best_cells(table, range(len(cells)), 0, large=large)]
+
+    assert best("0.500", "–", "0.750 [0.7, 0.8]", large=True) == [2]
+    assert best("0.500", "0.500", "0.750", large=False) == [0, 1]
+    assert best("0.500", "0.500", large=True) == []
+    assert best("57\u202f500 [50\u202f040, 64\u202f840]", "6000", large=True) == [0]
 
 
 def test_errors_are_in_the_units_of_the_target_with_its_name(tmp_path):

@@ -1,6 +1,7 @@
 """Member outputs in; metrics of what is left of the ensemble when members are dropped at random out."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import floor
 from typing import Literal
 
@@ -68,30 +69,31 @@ def drop_curves(
     generator = torch.Generator().manual_seed(seed)
     outputs, targets = _affordable(outputs, targets, len(counts) * repeats, generator)
     pool, metrics = _pool_and_metrics(outputs, targets, loss, average)
-    full = {name: float(metric(pool(weights)).mean()) for name, metric in metrics.items()}
-    found: dict[str, list[Tensor]] = {name: [] for name in metrics}
-    for count in counts:
-        runs: dict[str, list[float]] = {name: [] for name in metrics}
-        for _ in range(repeats):
-            pooled = pool(_kept(outputs, count, weights, per, generator))
-            for name, metric in metrics.items():
-                runs[name].append(float(metric(pooled).mean()))
-        for name, values in runs.items():
-            found[name].append(torch.tensor(values, dtype=torch.float64))
+
+    def measured(weights: Tensor | None) -> dict[str, float]:
+        pooled = pool(weights)
+        return {name: float(metric(pooled).mean()) for name, metric in metrics.items()}
+
+    full = measured(weights)
+    runs = [
+        [measured(_kept(outputs, count, weights, per, generator)) for _ in range(repeats)] for count in counts
+    ]
     exact = _exact(outputs, targets, counts, full["error"]) if loss == "mse" and weights is None else ()
-    curves = tuple(
-        DropCurve(
-            name,
-            tuple(counts.values()),
-            tuple(counts),
-            full[name],
-            tuple(float(values.mean()) for values in found[name]),
-            tuple(float(values.std(correction=0)) for values in found[name]),
-            exact if name == "error" else (),
+    curves = []
+    for name in metrics:
+        found = torch.tensor([[run[name] for run in of_count] for of_count in runs], dtype=torch.float64)
+        curves.append(
+            DropCurve(
+                name,
+                tuple(counts.values()),
+                tuple(counts),
+                full[name],
+                tuple(found.mean(1).tolist()),
+                tuple(found.std(1, correction=0).tolist()),
+                exact if name == "error" else (),
+            )
         )
-        for name in metrics
-    )
-    return curves, outputs.shape[1]
+    return tuple(curves), outputs.shape[1]
 
 
 def _affordable(
@@ -131,27 +133,28 @@ def _pool_and_metrics(
 ) -> tuple[Pool, dict[str, Metric]]:
     """How outputs become one prediction, given weights `(members, batch)`; and metrics of it, per example or of the set."""
     if loss == "zero_one":
-        labels = targets.argmax(-1) if targets.is_floating_point() else targets
-        ballots = F.one_hot(majority_vote(outputs, None)[0], outputs.shape[-1]).to(outputs)
-        # Counts that tie by chance of rounding go to the lowest class, as in the loss.
-        wrong = lambda tally: (tally.mul(1e6).round().argmax(-1) != labels).to(outputs)  # noqa: E731
-        return lambda weights: weighted_mean(ballots, weights), {"error": wrong}
+        return _vote_pool_and_metrics(outputs, targets)
     if loss in CLASS_LOSSES:
         return _class_pool(outputs, average), _class_metrics(outputs, targets, str(loss))
-
-    def mean(weights: Tensor | None) -> Tensor:
-        return weighted_mean(outputs, weights)
-
-    def error(pooled: Tensor) -> Tensor:
-        return errors(pooled[None], targets, loss, "scores")[1]
-
     if loss in ("sigmoid", "poisson") and average == "probs":
         # The loss of a mixture is not one of a pooled score: the weights go into the loss itself.
         return (lambda weights: errors(outputs, targets, loss, average, weights)[1]), {"error": lambda v: v}
+    metrics: dict[str, Metric] = {"error": lambda pooled: errors(pooled[None], targets, loss, "scores")[1]}
     if loss == "mse":
         truth = like_outputs(targets, outputs)
-        return mean, {"error": error, "mae": lambda pooled: (pooled - truth).abs()}
-    return mean, {"error": error}
+        metrics["mae"] = lambda pooled: (pooled - truth).abs()
+    return partial(weighted_mean, outputs), metrics
+
+
+def _vote_pool_and_metrics(outputs: Tensor, targets: Tensor) -> tuple[Pool, dict[str, Metric]]:
+    labels = targets.argmax(-1) if targets.is_floating_point() else targets
+    ballots = F.one_hot(majority_vote(outputs, None)[0], outputs.shape[-1]).to(outputs)
+
+    def wrong(tally: Tensor) -> Tensor:
+        # Counts that tie by chance of rounding go to the lowest class, as in the loss.
+        return (tally.mul(1e6).round().argmax(-1) != labels).to(outputs)
+
+    return partial(weighted_mean, ballots), {"error": wrong}
 
 
 def _class_pool(outputs: Tensor, average: str) -> Pool:

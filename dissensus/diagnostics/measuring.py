@@ -3,17 +3,16 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
-from math import isfinite, isinf
+from math import isfinite, isinf, nan
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import Module
 
 from dissensus._checks import check_labels, check_weights
-from dissensus._signatures import checked
+from dissensus._signatures import checked, whole_number
 from dissensus.diagnostics.drops import drop_curves
 from dissensus.diagnostics.findings import Check, DropCurve, Finding, Pair
 from dissensus.metrics import diversity_bounds, pair_diversity
@@ -72,9 +71,8 @@ def read_predictions(path: Path | str) -> Predictions:
         raise ValueError(
             f"Predictions are read from {', '.join(readers)}; got {source.name!r}. For a run, give its folder."
         )
-    held_out = _pair(*readers[source.suffix](source), source)
-    training = _read_training(source) if source.suffix == ".npz" else None
-    return Predictions(*held_out, None if training is None else _pair(*training, source))
+    held_out, *training = [_pair(*found, source) for found in readers[source.suffix](source)]
+    return Predictions(*held_out, *training)
 
 
 def _pair(outputs: Any, targets: Any, source: Path) -> tuple[Tensor, Tensor]:
@@ -98,42 +96,33 @@ def _numbers(values: Any, name: str, source: Path) -> Tensor:
     return torch.from_numpy(np.array(array, dtype=np.float64 if real else np.int64, order="C"))
 
 
-def _read_npz(source: Path) -> tuple[Any, Any]:
+def _read_npz(source: Path) -> list[tuple[Any, Any]]:
     with np.load(source, allow_pickle=False) as arrays:
-        outputs, targets = (_first(arrays.files, names, source) for names in (OUTPUT_NAMES, TARGET_NAMES))
-        return arrays[outputs], arrays[targets]
-
-
-def _read_training(source: Path) -> tuple[Any, Any] | None:
-    with np.load(source, allow_pickle=False) as arrays:
-        there = [name for name in TRAINING_NAMES if name in arrays.files]
+        names = [tuple(_first(arrays.files, names, source) for names in (OUTPUT_NAMES, TARGET_NAMES))]
+        there = tuple(name for name in TRAINING_NAMES if name in arrays.files)
         if len(there) == 1:
             raise ValueError(
                 f"{source.name} has {there[0]} alone; give {' and '.join(TRAINING_NAMES)}, or neither."
             )
-        return (arrays[there[0]], arrays[there[1]]) if there else None
+        return [(arrays[pair[0]], arrays[pair[1]]) for pair in [*names, there] if pair]
 
 
-def _read_table(source: Path) -> tuple[Any, Any]:
+def _read_table(source: Path) -> list[tuple[Any, Any]]:
     import pandas as pd
 
     frame = pd.read_parquet(source) if source.suffix == ".parquet" else pd.read_csv(source)
-    columns = {
-        tuple(match.groups()): name for name in frame.columns if (match := _COLUMN.fullmatch(str(name)))
-    }
-    members = sorted({int(member) for member, _ in columns})
-    outputs = sorted({int(output) for _, output in columns if output is not None})
+    matches = [match for name in frame.columns if (match := _COLUMN.fullmatch(str(name)))]
     # One output a member has no second number.
-    seconds: list[str | None] = [*map(str, outputs)] or [None]
-    wanted = [(str(member), second) for member in members for second in seconds]
-    if not columns or set(wanted) != set(columns):
+    found = sorted((int(match[1]), int(match[2] or -1), match[0]) for match in matches)
+    members, outputs = {member for member, *_ in found}, {output for _, output, _ in found}
+    if not found or len(found) != len(members) * len(outputs) or (-1 in outputs and len(outputs) > 1):
         raise ValueError(
             f"{source.name} must have columns output_0_0, output_0_1, ... (member, then class), or output_0, output_1, ... "
             f"(member), without gaps; it has {', '.join(map(str, frame.columns[:8]))}."
         )
-    values = np.stack([frame[columns[key]].to_numpy() for key in wanted])
+    values = np.stack([frame[name].to_numpy() for *_, name in found])
     shaped = values.reshape(len(members), -1, len(frame)).transpose(0, 2, 1)
-    return shaped, frame[_first(list(frame.columns), TARGET_NAMES, source)].to_numpy()
+    return [(shaped, frame[_first(list(frame.columns), TARGET_NAMES, source)].to_numpy())]
 
 
 def _first(found: list[str], names: tuple[str, ...], source: Path) -> str:
@@ -199,14 +188,17 @@ def diagnose(
     References:
         Jeffares et al., 2023, sections 6.1 and 6.2, <https://arxiv.org/abs/2301.11323>.
     """
-    _check(outputs, targets, loss, average, repeats, drop_per)
+    _check(outputs, targets, loss, repeats)
     values = wide(outputs)
     targets = targets.detach().to(values.device)
     if weights is not None:
         check_weights(weights, len(values))
         weights = weights.detach().to(values)
     measures = measure(values, targets, loss, average, weights)
-    trained = None if training is None else _on_training_data(training, loss, average, weights)
+    trained = None
+    if training is not None:
+        seen = wide(training[0])
+        trained = measure(seen, training[1].detach().to(seen.device), loss, average, weights)
     checks, watched = _checks(history)
     curves, examples = drop_curves(
         values,
@@ -245,19 +237,10 @@ def diagnose(
     )
 
 
-def _check(outputs: Tensor, targets: Tensor, loss: Loss, average: str, repeats: int, drop_per: str) -> None:
-    for name, values in (("outputs", outputs), ("targets", targets)):
-        if not isinstance(values, Tensor):
-            advice = "Pass ds.predict(ens, x)." if isinstance(values, Module) else "Use torch.as_tensor."
-            raise ValueError(f"`{name}` must be a torch tensor; got {type(values).__name__}. {advice}")
+def _check(outputs: Tensor, targets: Tensor, loss: Loss, repeats: int) -> None:
     if not callable(loss) and loss not in LOSSES:
         raise ValueError(f"`loss` must be a callable or one of {', '.join(LOSSES)}; got {loss!r}.")
-    if average not in ("probs", "scores"):
-        raise ValueError(f"`average` must be 'probs' or 'scores'; got {average!r}.")
-    if drop_per not in ("example", "set") or repeats < 1:
-        raise ValueError(
-            f"`drop_per` must be 'example' or 'set' and `repeats` at least 1; got {drop_per!r} and {repeats}."
-        )
+    whole_number("repeats", repeats, 1)
     if outputs.ndim < 2 or outputs.shape[1] == 0:
         raise ValueError(
             f"`outputs` must be shaped (members, batch, ...) with an example or more; got {tuple(outputs.shape)}."
@@ -269,14 +252,6 @@ def _check(outputs: Tensor, targets: Tensor, loss: Loss, average: str, repeats: 
         raise ValueError(
             f"`outputs` must be finite; example {bad[1]} of member {bad[0]} is not. Leave it out, or train it again."
         )
-
-
-def _on_training_data(
-    training: tuple[Tensor, Tensor], loss: Loss, average: str, weights: Tensor | None
-) -> Measures:
-    outputs, targets = training
-    values = wide(outputs)
-    return measure(values, targets.detach().to(values.device), loss, average, weights)
 
 
 def _codependence(curves: Sequence[DropCurve], measures: Measures) -> float:
@@ -336,47 +311,41 @@ def _pairs(outputs: Tensor, targets: Tensor) -> tuple[Pair, ...]:
     count = len(votes)
     chosen = torch.linspace(0, count - 1, min(count, _MEMBERS_IN_PAIRS)).round().long().tolist()
     pairs = []
-    for first, second in combinations(chosen, 2):
-        worse, better = sorted((first, second), key=lambda member: accuracies[member])
+    for pair in combinations(chosen, 2):
+        worse, better = sorted(pair, key=accuracies.__getitem__)
+        own, other = accuracies[worse], accuracies[better]
         # The bounds are of members that are right more often than chance, and not always.
-        if accuracies[worse] < 1 / classes or accuracies[worse] == 1:
-            continue
-        bounds = diversity_bounds(accuracies[worse], accuracies[better], classes)
-        diversity = pair_diversity(votes[worse], votes[better], labels, accuracy_of="a")
-        pairs.append(
-            Pair(
-                (worse, better),
-                accuracies[worse],
-                accuracies[better],
-                diversity,
-                bounds.lower,
-                bounds.upper,
-            )
-        )
+        if 1 / classes <= own < 1:
+            bounds = diversity_bounds(own, other, classes)
+            diversity = pair_diversity(votes[worse], votes[better], labels, accuracy_of="a")
+            pairs.append(Pair((worse, better), own, other, diversity, bounds.lower, bounds.upper))
     return tuple(pairs)
 
 
 def _checks(history: Iterable[Mapping[str, Any]] | None) -> tuple[tuple[Check, ...], tuple[str, ...]]:
     """Errors over training, and the signs that the last check of a watched run found."""
-    rows: dict[int, Mapping[str, Any]] = {}
-    for row in history or ():
-        if isfinite(float(row.get("train_ensemble_error", "nan") or "nan")):
-            rows[int(row["step"])] = row
-    if history is not None and not rows:
+    if history is None:
+        return (), ()
+    rows = {int(row["step"]): row for row in history if isfinite(_cell(row, "train_ensemble_error"))}
+    if not rows:
         raise ValueError(
             "`history` must hold the columns train_member_error and train_ensemble_error; it does not. "
             "Train with fit(..., watch_collusion=True), or leave it out."
         )
-    names = ("train_member_error", "train_ensemble_error")
-    held_out = ("validation_member_error", "validation_ensemble_error")
-    checks = tuple(
-        Check(
-            int(row["epoch"]),
-            step,
-            *(float(row[name]) for name in names),
-            *(float(row.get(name, "nan") or "nan") for name in held_out),
-        )
-        for step, row in sorted(rows.items())
+    errors = (
+        "train_member_error",
+        "train_ensemble_error",
+        "validation_member_error",
+        "validation_ensemble_error",
     )
-    last = rows[max(rows)] if rows else {}
-    return checks, ("watched",) if float(last.get("colluding", 0) or 0) else ()
+    checks = [
+        Check(int(rows[step]["epoch"]), step, *(_cell(rows[step], name) for name in errors))
+        for step in sorted(rows)
+    ]
+    return tuple(checks), ("watched",) if _cell(rows[max(rows)], "colluding") > 0 else ()
+
+
+def _cell(row: Mapping[str, Any], name: str) -> float:
+    """Return a number of a history's row, which files hold as text; NaN where it has none."""
+    value = row.get(name)
+    return nan if value in (None, "") else float(value)

@@ -23,7 +23,6 @@ from dissensus.metrics._inputs import (
     class_indices,
     confidences_and_correct,
     floats,
-    one_of,
     probabilities_and_labels,
 )
 
@@ -194,12 +193,15 @@ def top_confidences(probs: Array, labels: Array) -> tuple[Tensor, Tensor]:
 
 
 def _curve(confidence: Tensor, correct: Tensor, bins: int, binning: Binning) -> ReliabilityCurve:
-    one_of(binning, "binning", ("width", "mass"))
     if bins < 1:
         raise ValueError(f"`bins` must be at least 1; got {bins}.")
     # On the CPU, where bin sums are taken in a fixed order.
     confidence, correct = confidence.cpu(), correct.cpu()
-    inner = _width_edges(confidence, bins) if binning == "width" else _mass_edges(confidence, bins)
+    if binning == "width":
+        inner = (torch.arange(1, bins, dtype=torch.float64) / bins).to(confidence.dtype)
+    else:
+        last_of_bin = -(-len(confidence) * np.arange(1, bins) // bins) - 1
+        inner = torch.from_numpy(np.unique(np.sort(confidence.numpy())[last_of_bin]))
     position = torch.bucketize(confidence, inner)
     num_bins = len(inner) + 1
     count = torch.bincount(position, minlength=num_bins).double()
@@ -214,16 +216,6 @@ def _curve(confidence: Tensor, correct: Tensor, bins: int, binning: Binning) -> 
         lower=edges[:-1][used],
         upper=edges[1:][used],
     )
-
-
-def _width_edges(confidence: Tensor, bins: int) -> Tensor:
-    return (torch.arange(1, bins, dtype=torch.float64) / bins).to(confidence.dtype)
-
-
-def _mass_edges(confidence: Tensor, bins: int) -> Tensor:
-    size = len(confidence)
-    last_of_bin = -(-size * np.arange(1, bins) // bins) - 1
-    return torch.from_numpy(np.unique(np.sort(confidence.numpy())[last_of_bin]))
 
 
 Vector: TypeAlias = NDArray[np.float64]
@@ -380,6 +372,7 @@ LOWEST, HIGHEST = 1e-2, 1e2
 CHUNK_VALUES = 2**22
 
 
+@checked
 @dataclass(frozen=True)
 class Temperature:
     """Temperatures fitted by `fit_temperature`.
@@ -395,7 +388,6 @@ class Temperature:
     of: Literal["members", "pool"]
 
     def __post_init__(self) -> None:
-        one_of(self.of, "of", ("members", "pool"))
         if self.value.ndim != 1 or (self.of == "pool" and len(self.value) != 1):
             raise ValueError(
                 "`value` must hold one temperature for each member, or one for the pool, on one axis; got shape "
@@ -462,7 +454,6 @@ def fit_temperature(logits: Array, labels: Array, of: Literal["members", "pool"]
         Guo et al., 2017, <https://arxiv.org/abs/1706.04599>; Rahaman and Thiery, 2021,
         <https://arxiv.org/abs/2007.08792>.
     """
-    one_of(of, "of", ("members", "pool"))
     outputs = floats(logits, "logits")
     check_member_logits(outputs, stacklevel=4)
     truth = class_indices(labels, "labels", *outputs.shape[1:]).to(outputs.device)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dissensus._signatures import checked
-from dissensus.metrics._inputs import Array, one_of, scores_pair
+from dissensus.metrics._inputs import Array, scores_pair
 
 Positive = Literal["ood", "id"]
 
@@ -171,7 +171,6 @@ def roc_curve(ood_scores: Array, id_scores: Array, points: int = 1000) -> RocCur
 
 def _oriented(ood_scores: Array, id_scores: Array, positive: Positive) -> tuple[Tensor, Tensor]:
     """Scores of the positive set and of the other, higher = more likely positive."""
-    one_of(positive, "positive", ("ood", "id"))
     ood, known = scores_pair(ood_scores, id_scores)
     return (ood, known) if positive == "ood" else (-known, -ood)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dissensus._signatures import checked
-from dissensus.metrics._inputs import Array, as_tensor, indices, one_of
+from dissensus.metrics._inputs import Array, as_tensor, indices
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,6 @@ def pair_diversity(
         Durasov et al., 2021, <https://arxiv.org/abs/2012.08334>, eq. 7; Fort et al., 2019,
         <https://arxiv.org/abs/1912.02757>.
     """
-    one_of(accuracy_of, "accuracy_of", ("pair", "a", "b"))
     first = indices(predictions_a, "predictions_a")
     second = indices(predictions_b, "predictions_b", len(first)).to(first.device)
     truth = indices(labels, "labels", len(first)).to(first.device)

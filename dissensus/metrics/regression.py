@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dissensus._signatures import checked
-from dissensus.metrics._inputs import Array, floats, one_of, same_shape
+from dissensus.metrics._inputs import Array, floats, same_shape
 
 
 @checked
@@ -270,7 +270,6 @@ def central_interval(
         >>> round(upper.item(), 4)
         1.96
     """
-    one_of(family, "family", ("gaussian", "laplace"))
     if not 0 < level < 1:
         raise ValueError(f"`level` must lie strictly between 0 and 1; got {level}.")
     centre = floats(mean, "mean")

@@ -1,7 +1,7 @@
 """Scores and outcomes -> the risk left when the least certain inputs are handed to someone else."""
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -90,15 +90,11 @@ def _risks(scores: Array, correct: Array) -> Vector:
     """Expected error rate of the k most certain inputs, for k = 1 … batch."""
     uncertain = vector(scores, "scores").cpu().numpy()
     wrong = ~outcomes(correct, "correct", len(uncertain)).cpu().numpy()
-    ranked, errors = _running_errors(uncertain, wrong)
+    order = np.argsort(uncertain)
+    ranked, errors = uncertain[order], np.cumsum(wrong[order], dtype=np.float64)
     kept = np.arange(1, len(ranked) + 1)
     last_of_tie = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))
     if len(last_of_tie) < len(ranked):
         # In a random order the expected number of errors grows linearly through a tie.
         errors = np.interp(kept, np.append(0, kept[last_of_tie]), np.append(0.0, errors[last_of_tie]))
     return np.divide(errors, kept, out=errors)
-
-
-def _running_errors(uncertain: NDArray[Any], wrong: NDArray[np.bool_]) -> tuple[NDArray[Any], Vector]:
-    order = np.argsort(uncertain)
-    return uncertain[order], np.cumsum(wrong[order], dtype=np.float64)

@@ -130,17 +130,18 @@ def training_curves(
     """
     if column not in history.columns:
         raise ValueError(f"`column` must be one of {', '.join(history.columns)}; got {column!r}.")
-    rows = [row for row in history if column in row]
-    members = sorted({int(row["member"]) for row in rows})
-    lines = [[(row["step"], row[column]) for row in rows if row["member"] == member] for member in members]
-    if any(line != lines[0] for line in lines):
-        for line in lines:
+    lines: dict[int, list[tuple[int, float]]] = {}
+    for row in history:
+        if column in row:
+            lines.setdefault(int(row["member"]), []).append((int(row["step"]), row[column]))
+    own = list(lines.values())
+    if own.count(own[0]) < len(own):
+        for line in own:
             ax.plot(*zip(*line, strict=True), color=colour, linewidth=0.7, alpha=0.45)
-    steps = sorted({int(row["step"]) for row in rows})
-    ax.plot(
-        steps, history.by_epoch(column), color=colour, linewidth=1.8, label=label or column.replace("_", " ")
-    )
-    ax.set(xlabel="step", ylabel=column.replace("_", " "))
+    steps = sorted({step for line in own for step, _ in line})
+    name = column.replace("_", " ")
+    ax.plot(steps, history.by_epoch(column), color=colour, linewidth=1.8, label=label or name)
+    ax.set(xlabel="step", ylabel=name)
 
 
 def member_count_curves(
