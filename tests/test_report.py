@@ -19,8 +19,8 @@ from evaluation_cases import (
 )
 
 from dissensus.evaluation import Disputed, Histogram, Number, evaluate
-from dissensus.predictions import predict
 from dissensus.html import Table
+from dissensus.predictions import predict
 from dissensus.reporting import figures, quality, report
 from dissensus.scores import total_entropy
 
