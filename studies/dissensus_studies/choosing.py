@@ -35,7 +35,14 @@ from dissensus.objectives import Adversarial, Disagree, Independent, Joint, Loss
 from dissensus.predictions import predict
 from dissensus.randomness import derive, seeded
 from dissensus_studies.arm_log import Arm, Arms, Record, run_arms
-from dissensus_studies.image_arms import fit_images, measure, on_pixels, summary_line, training_record
+from dissensus_studies.image_arms import (
+    as_in_training,
+    fit_images,
+    measure,
+    on_pixels,
+    summary_line,
+    training_record,
+)
 from dissensus_studies.image_pages import over_seeds, sets_section
 from dissensus_studies.image_sets import Images, ImageSets, load_images
 from dissensus_studies.masksembles_arms import DROPOUT, small_network, with_dropout
@@ -298,10 +305,12 @@ def _heads(
 def _cost(members: Members, sets: ImageSets, transform: Callable[[Tensor], Tensor] | None) -> Record:
     """Return seconds to predict the test images, and bytes: at most in use on a GPU, of parameters on a CPU."""
     x = sets.test.x if transform is None else transform(sets.test.x)
-    predict(members, x[:64])
-    start = time.monotonic()
-    predict(members, x)
-    seconds = time.monotonic() - start
+    with as_in_training():
+        # The first pass captures.
+        predict(members, x)
+        start = time.monotonic()
+        predict(members, x)
+        seconds = time.monotonic() - start
     parameters = sum(each.numel() * each.element_size() for each in members.parameters())
     peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else parameters
     return {

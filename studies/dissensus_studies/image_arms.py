@@ -220,7 +220,7 @@ def measure(
         **options,
     }
     scores = None if scores is None else list(scores)
-    with _as_in_training():
+    with as_in_training():
         result = evaluate(members, sets.test, dict(sets.ood), groups=sets.ood_groups, scores=scores, **common)
     record: Record = {
         "test": _metrics(result.numbers, "id"),
@@ -234,7 +234,7 @@ def measure(
     if corruptions is not None:
         few = (sets.test.x[:corrupted_images], sets.test.y[:corrupted_images])
         chosen = scores or ["bma"]
-        with _as_in_training():
+        with as_in_training():
             corrupted = evaluate(
                 members, few, corruptions=corruptions, severities=list(severities), scores=chosen, **common
             )
@@ -267,14 +267,14 @@ def save_outputs(
     The file has `test` (members, images, classes) and `labels`.
     """
     prepare = transform or _as_it_is
-    with _as_in_training():
+    with as_in_training():
         test = predict(members, prepare(sets.test.x), batch_size=batch_size).float().cpu()
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(path, labels=sets.test.y.numpy(), test=test.numpy().astype(np.float16))
     return test
 
 
-def _as_in_training() -> AbstractContextManager[Any]:
+def as_in_training() -> AbstractContextManager[Any]:
     """Return the precision of `fit_images`."""
     return torch.autocast("cuda", torch.bfloat16) if torch.cuda.is_available() else nullcontext()
 
