@@ -12,13 +12,14 @@ from typing import Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from dissensus._checks import check_features, check_labels, compute_dtype
 from dissensus.types import Float, Labels, Scores
 
 Features: TypeAlias = Float[Tensor, "batch features"]
 
+_NEIGHBOURS = 5  # training rows that `RowDistance` looks at
 _ROWS = 1024  # inputs looked at together
 _BANK_ROWS = 16384  # training rows they are compared with together: 64 MiB of similarities in float32
 
@@ -178,6 +179,38 @@ class KNearestNeighbours:
             neighbour = neighbour.gather(1, kept)
         # From the difference, not as sqrt(2 - 2 similarity), which has three digits for close neighbours.
         return (rows - self.bank[neighbour[:, -1]]).norm(dim=-1)
+
+
+class RowDistance(nn.Module):
+    r"""How far rows of a table are from the training rows: the root of the mean squared distance to the nearest five.
+
+    Members that learned a table extrapolate, and agree with each other where they do: far outside the training rows they may be
+    sure of one answer. Distances grow there. It is a score of inputs, which `ds.Alarm.calibrate` takes as `score`.
+
+    Args:
+        bank: Standardised training rows, `(rows, features)`.
+
+    Example:
+        >>> distance = RowDistance(torch.zeros(9, 4))
+        >>> distance(torch.tensor([[0.0, 0.0, 0.0, 0.0], [3.0, 0.0, 4.0, 0.0]])).tolist()
+        [0.0, 5.0]
+    """
+
+    __name__ = "distance"
+    of_inputs = True
+    bank: Tensor
+
+    def __init__(self, bank: Features) -> None:
+        super().__init__()
+        self.register_buffer("bank", bank.float())
+
+    def forward(self, features: Features) -> Scores:
+        """Return the distance of each row, `(batch,)`. Reading: in standard deviations of the columns; higher is stranger."""
+        # In double precision the products lose no digits that matter, and no table of differences is needed.
+        rows, bank = features.double(), self.bank.to(features.device).double()
+        squares = rows.square().sum(1, keepdim=True) - 2 * rows @ bank.T + bank.square().sum(1)
+        nearest = squares.topk(min(_NEIGHBOURS, len(bank)), largest=False).values
+        return nearest.mean(1).clamp_min(0).sqrt().float()
 
 
 DETECTORS: Mapping[str, Callable[..., Detector]] = MappingProxyType(

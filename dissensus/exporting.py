@@ -170,14 +170,14 @@ class _Graph(nn.Module):
             self.loop.half()
 
     def forward(self, x: Any, limit: Tensor | None = None) -> dict[str, Tensor]:
-        x = self.preprocess(x)
+        seen = x = self.preprocess(x)
         if self.in_half:
             x = tree_map(lambda leaf: leaf.half() if leaf.is_floating_point() else leaf, x)
-        return self.read(self.loop(x).float(), limit)
+        return self.read(seen, self.loop(x).float(), limit)
 
-    def read(self, outputs: Tensor, limit: Tensor | None) -> dict[str, Tensor]:
-        """Return what the file gives, from member outputs."""
-        found: dict[str, Tensor] = self.reader(outputs, limit)
+    def read(self, x: Any, outputs: Tensor, limit: Tensor | None) -> dict[str, Tensor]:
+        """Return what the file gives, from what members see and their outputs."""
+        found: dict[str, Tensor] = self.reader(x, outputs, limit)
         # Runtimes give empty batches wrong shapes; the first row of nothing makes them fail instead.
         found["prediction"] = found["prediction"] + torch.zeros_like(found["total"])[0]
         if self.member_outputs:
@@ -205,12 +205,15 @@ class _Reader(nn.Module):
         self.classes = self.likelihood.kind == "classes"
         if self.classes and single:
             raise ValueError("Classes need two outputs or more, and these members have one. Give loss='mse'.")
-        self.score = _default_score(self.classes, len(outputs)) if alarm is None else alarm.scorer.score
+        self.score: Any = _default_score(self.classes, len(outputs)) if alarm is None else alarm.scorer.score
+        self.of_inputs = alarm is not None and alarm.scorer.of_inputs
         tables = () if alarm is None else alarm.calibration.values()
         self.ranks = nn.ModuleList(_Ranks(torch.from_numpy(table)) for table in tables)
 
-    def forward(self, outputs: Tensor, limit: Tensor | None) -> dict[str, Tensor]:
+    def forward(self, x: Any, outputs: Tensor, limit: Tensor | None) -> dict[str, Tensor]:
         found = self._of_classes(outputs) if self.classes else self._of_values(outputs)
+        if not isinstance(self.score, str):
+            found["score"] = self.score(x if self.of_inputs else outputs)
         if limit is not None:
             # Of an alarm by classes the largest p-value: an input is strange if it is strange in every class.
             found["p_value"] = torch.stack([rank(found["score"]) for rank in self.ranks]).amax(0)
@@ -224,7 +227,7 @@ class _Reader(nn.Module):
             "total": SCORES["total_entropy"](beliefs),
             "data": SCORES["expected_entropy"](beliefs),
             "knowledge": SCORES["mutual_information"](beliefs),
-            "score": SCORES[self.score](beliefs) if isinstance(self.score, str) else self.score(logits),
+            **({"score": SCORES[self.score](beliefs)} if isinstance(self.score, str) else {}),
         }
 
     def _of_values(self, outputs: Tensor) -> dict[str, Tensor]:
@@ -232,9 +235,10 @@ class _Reader(nn.Module):
         spread = scale.square() * (2.0 if self.likelihood.name == "laplace_nll" else 1.0)
         data, knowledge = spread.mean(0).mean(-1), deviations(mean, None).square().mean(0).mean(-1)
         found = {"total": data + knowledge, "data": data, "knowledge": knowledge}
-        score = self.score(outputs) if callable(self.score) else found[self.score.removesuffix("_variance")]
-        # A copy: one tensor under two names would be one output.
-        return {"prediction": mean.mean(0), **found, "score": score.clone()}
+        if isinstance(self.score, str):
+            # A copy: one tensor under two names would be one output.
+            found["score"] = found[self.score.removesuffix("_variance")].clone()
+        return {"prediction": mean.mean(0), **found}
 
     def _mean_and_scale(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         if self.likelihood.kind == "density":
@@ -357,7 +361,8 @@ def _compare(
     error, correlation = 0.0, 1.0
     for size in _CHECKED_ROWS:
         rows = _rows(example, min(size, max(_CHECKED_VALUES // values, 8)))
-        own = graph.read(predict(members, graph.preprocess(rows)).float(), limit)
+        x = graph.preprocess(rows)
+        own = graph.read(x, predict(members, x).float(), limit)
         wanted = {name: value.numpy() for name, value in own.items()}
         try:
             found = run(rows)

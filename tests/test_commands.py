@@ -222,6 +222,26 @@ class TestScoreTables:
         ]
         assert whole["set"].fillna("").tolist() == named
 
+    def test_rows_far_outside_ring_and_ordinary_ones_do_as_often_as_they_may(self, tmp_path):
+        save_customers(tmp_path, rows=600)
+        text = RECIPE.replace("images.npz", "customers.csv")
+        text = text.replace("test = 0.4", 'test = 0.4\ncalibration = 0.3\ntarget = "churn"\ndrop = ["code"]')
+        (tmp_path / "r.toml").write_text(text + "\n[alarm]\nfalse_alarms = 0.05\n")
+        run("train", tmp_path / "r.toml", "-o", tmp_path / "run")
+        loaded = load_run(tmp_path / "run")
+        ordinary = loaded.recipe.load_sets().test.table
+        pd.DataFrame(ordinary).to_csv(tmp_path / "in.csv", index=False)
+        pd.DataFrame(ordinary).assign(age=400).to_csv(tmp_path / "far.csv", index=False)
+        shares = {}
+        for name in ("in", "far"):
+            run("score", tmp_path / "run", tmp_path / f"{name}.csv", "-o", tmp_path / f"{name}.parquet")
+            scored = pd.read_parquet(tmp_path / f"{name}.parquet")
+            assert scored["distance"].gt(0).all()
+            shares[name] = scored["flag"].mean()
+        assert shares["far"] == 1.0
+        # The allowed rate and four times its scatter, over calibration and test rows.
+        assert shares["in"] < 0.05 + 4 * (0.05 * 0.95 * (1 / 180 + 1 / 240)) ** 0.5
+
     def test_bad_rows_are_listed_and_the_others_written(self, table, tmp_path, monkeypatch):
         monkeypatch.setattr("dissensus.recipes.scoring._ROWS", 50)
         frame = pd.read_csv(table / "customers.csv", dtype=str)
@@ -590,6 +610,11 @@ class TestChangedFiles:
         result = invoke("evaluate", folder / "run")
         assert result.exit_code == 2
         assert "has changed since training" in result.stderr
+        assert "--data" in result.stderr
+        # Which export has not.
+        told = invoke("export", folder / "run").stderr
+        assert "Restore the file." in told
+        assert "--data" not in told
 
 
 def test_a_run_that_was_too_short_is_told_so(home, tmp_path):

@@ -86,6 +86,7 @@ class TestRuns:
         assert "Next: dissensus serve" in said
 
         from dissensus.recipes import load_run
+        from dissensus.recipes.alarms import load_calibration
         from dissensus.serving.model import Model
 
         loaded = load_run(folder)
@@ -103,13 +104,17 @@ class TestRuns:
         assert (facts["target"], facts["units"]) == ("outcome", "nats")
         assert facts["standardised"]["mean"] == list(loaded.preprocessing.mean)
         # The alarm is the run's own, at its own rate unless another is asked for.
-        alarm = ds.Alarm.load(folder / "alarm.json", loaded.ensemble)
+        alarm = load_calibration(folder, loaded).alarm
         assert facts["false_alarms"] == alarm.false_alarms == 0.2
         np.testing.assert_allclose(
             [a["p_value"] for a in answers],
             alarm.p_values(loaded.preprocessing(torch.from_numpy(encoded))),
             atol=0.03,
         )
+        # Of a table it ranks by the distance to training rows: a row far outside rings, whatever members say of it.
+        assert facts["score"] == "distance"
+        far = [{**row, "age": 400} for row in rows]
+        assert all(answer["flag"] for answer in model.answers(model.run(model.read_rows(far)), None, False))
         run("export", folder, "--false-alarms", "0.5", "-o", tmp_path / "half.onnx")
         assert Model(tmp_path / "half.onnx").limit == 0.5
 

@@ -61,7 +61,7 @@ def known_data(run: "LoadedRun", folder: Path, data: str | None) -> tuple["Loade
 
     if data is not None:
         return run.preprocessing.read(data), None
-    known = rows_of_run(run, folder, "test")
+    known = rows_of_run(run, folder, "test", "Restore the file, or name other data with --data.")
     if known is None:
         raise ValueError(
             "The recipe held no rows out to test on. Name test data with --data, or train with test = 0.2 under [data]."

@@ -39,7 +39,7 @@ class Scorer:
 
     Attributes:
         score: A name of `scores.SCORES` or `scores.REGRESSION_SCORES`, or a function from member outputs
-            `(members, batch, ...)` to `(batch,)`.
+            `(members, batch, ...)` to `(batch,)`; from inputs where it says so by `of_inputs`, as `detectors.RowDistance`.
         loss: How outputs are read, as in `ds.evaluate`: "cross_entropy" for logits, "mse" for points, "gaussian_nll" …
     """
 
@@ -51,10 +51,16 @@ class Scorer:
         from dissensus.predictions import predict, predict_scores
 
         if not isinstance(self.score, str):
-            return vector(self.score(predict(members, x)), "the score's answer")
+            parts = map(self.score, x.split(1024) if self.of_inputs else [predict(members, x)])
+            return np.concatenate([vector(part, "the score's answer") for part in parts])
         if self.loss == CLASSES:
             return vector(predict_scores(members, x, [self.score])[self.score], self.score)
         return vector(_variance(predict(members, x), self.score, self.loss), self.score)
+
+    @property
+    def of_inputs(self) -> bool:
+        """Whether the score looks at inputs, and not at what members say of them."""
+        return bool(getattr(self.score, "of_inputs", False))
 
     @property
     def name(self) -> str:

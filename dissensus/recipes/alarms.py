@@ -4,14 +4,17 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dissensus._files import read_state, write_state
 from dissensus.conformal import Alarm, DriftMonitor, intervals
+from dissensus.conformal.alarm import Score
+from dissensus.detectors import RowDistance
 from dissensus.evaluation.results import ID, AlarmCheck, floats
 from dissensus.objectives import mean_and_scale
 from dissensus.predictions import mixture, predict
@@ -22,8 +25,14 @@ from dissensus.scores import REGRESSION_SCORES, SCORES
 ALARM = "alarm.json"
 COVERAGE = "coverage.json"
 DRIFT = "drift.json"
+BANK = "bank.safetensors"
 _FORMAT = "dissensus coverage 1"
 _SHOWN = 1000
+# Training rows that distances are measured to.
+_BANK_ROWS = 4096
+
+
+Rows = TypeVar("Rows", Tensor, np.ndarray)
 
 
 @dataclass(frozen=True)
@@ -31,7 +40,8 @@ class AlarmSettings:
     """The table `[alarm]` of a recipe.
 
     Attributes:
-        score: Which score raises the alarm; "auto" is `mutual_information`, for regression `knowledge_variance`.
+        score: Which score raises the alarm; "auto" is the distance to the training rows of a table, and else
+            `mutual_information`, for regression `knowledge_variance`.
         false_alarms: How often ordinary inputs may raise it.
         coverage: How often prediction sets and intervals are to hold the truth.
     """
@@ -109,12 +119,17 @@ def calibrate_run(run: LoadedRun, sets: Sets, settings: AlarmSettings, folder: P
     classes = run.preprocessing.classes is not None
     x = run.preprocessing(held_out.x)
     y = run.preprocessing.targets(held_out) if classes else held_out.y.float().reshape(len(held_out), -1)
+    score: Score = settings.score
+    (folder / BANK).unlink(missing_ok=True)
+    if score == "auto" and run.preprocessing.columns is not None and run.preprocessing.mean is not None:
+        score = RowDistance(run.preprocessing(_some(sets.train.x, _BANK_ROWS)))
+        save_file({"bank": score.bank}, folder / BANK)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         alarm = Alarm.calibrate(
             run.ensemble,
             (x, y),
-            score=settings.score,
+            score=score,
             false_alarms=settings.false_alarms,
             loss="cross_entropy" if classes else run.recipe.likelihood.name,
         )
@@ -141,8 +156,12 @@ def load_calibration(folder: Path, run: LoadedRun) -> Calibration | None:
         return None
     state = read_state(folder / COVERAGE, _FORMAT)
     misses = tuple(tuple(own) for own in state["misses"])
-    monitor = DriftMonitor.load(folder / DRIFT, run.ensemble) if (folder / DRIFT).exists() else None
-    return Calibration(Alarm.load(folder / ALARM, run.ensemble), monitor, misses, state["coverage"])
+    score = RowDistance(load_file(folder / BANK)["bank"]) if (folder / BANK).exists() else None
+    alarm = Alarm.load(folder / ALARM, run.ensemble, score=score)
+    monitor = None
+    if (folder / DRIFT).exists():
+        monitor = DriftMonitor.load(folder / DRIFT, run.ensemble, score=score)
+    return Calibration(alarm, monitor, misses, state["coverage"])
 
 
 def check_alarm(
@@ -171,16 +190,16 @@ def check_alarm(
         false_alarms=alarm.false_alarms,
         calibrated_on=len(alarm.calibration[None]),
         flagged={name: float((own <= alarm.false_alarms).mean()) for name, own in p_values.items()},
-        p_values={name: floats(np.sort(_some(own))) for name, own in p_values.items()},
+        p_values={name: floats(np.sort(_some(own, _SHOWN))) for name, own in p_values.items()},
         coverage=calibration.coverage,
         covered=float(inside.double().mean()),
-        drift=floats(_some(drift)),
+        drift=floats(_some(drift, _SHOWN)),
     )
 
 
-def _some(values: np.ndarray) -> np.ndarray:
-    """Return at most as many values as a picture can show, spread evenly."""
-    return values[np.linspace(0, len(values) - 1, min(len(values), _SHOWN)).round().astype(int)]
+def _some(values: Rows, most: int) -> Rows:
+    """Return at most so many values, spread evenly."""
+    return values[np.linspace(0, len(values) - 1, min(len(values), most)).round().astype(int)]
 
 
 def _misses(run: LoadedRun, x: Tensor, y: Tensor) -> Tensor:
@@ -202,31 +221,37 @@ def moments_of(run: LoadedRun, outputs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def calibrated_columns(
-    run: LoadedRun, calibration: Calibration, outputs: Tensor, scores: Mapping[str, Tensor]
+    run: LoadedRun, calibration: Calibration, x: Tensor, outputs: Tensor, scores: Mapping[str, Tensor]
 ) -> dict[str, Any]:
     """Return p-value, flag, and prediction set or interval of each input; the drift monitor sees them in this order.
 
     Args:
         run: The run.
         calibration: What it knows about held-out rows.
+        x: Inputs as members see them.
         outputs: Member outputs, `(members, batch, ...)`.
         scores: Scores of these by name, `(batch,)` or `(batch, targets)`.
     """
-    score = scores[calibration.alarm.scorer.name].cpu()
-    score = score if score.ndim == 1 else score.mean(-1)
+    scorer = calibration.alarm.scorer
+    columns: dict[str, Any] = {}
+    if scorer.of_inputs:
+        score = columns[scorer.name] = scorer(run.ensemble, x)
+    else:
+        own = scores[scorer.name].cpu()
+        score = (own if own.ndim == 1 else own.mean(-1)).numpy()
     p = calibration.alarm.p_values_of(score)
     if calibration.monitor is not None:
         calibration.monitor.update_scores(score)
-    columns: dict[str, Any] = {"p_value": p, "flag": p <= calibration.alarm.false_alarms}
+    columns |= {"p_value": p, "flag": p <= calibration.alarm.false_alarms}
     reach = calibration.reach
     if run.preprocessing.classes is not None:
         inside = 1 - outputs.softmax(-1).mean(0).double() <= reach[0]
         return columns | {"set": _named(inside, run.preprocessing.classes)}
     mean, deviation = moments_of(run, outputs)
-    for target, own in enumerate(reach):
+    for target, limit in enumerate(reach):
         ending = "" if len(reach) == 1 else f"_{target}"
-        columns[f"low{ending}"] = (mean - own * deviation)[:, target].cpu().numpy()
-        columns[f"high{ending}"] = (mean + own * deviation)[:, target].cpu().numpy()
+        columns[f"low{ending}"] = (mean - limit * deviation)[:, target].cpu().numpy()
+        columns[f"high{ending}"] = (mean + limit * deviation)[:, target].cpu().numpy()
     return columns
 
 

@@ -100,13 +100,14 @@ def save_ensemble(
     CheckpointFolder(folder).save(ENSEMBLE, step, {**ensemble.state_dict(), **rows}, facts)
 
 
-def rows_of_run(run: LoadedRun, folder: Path, part: str) -> Loaded | None:
+def rows_of_run(run: LoadedRun, folder: Path, part: str, advice: str = "Restore the file.") -> Loaded | None:
     """Read again the rows that a run trained on or held out, whatever else has come into its file since.
 
     Args:
         run: What `load_run` returned.
         folder: The run's folder, which holds a digest of every row.
         part: "train", "validation", "calibration" or "test".
+        advice: What to do where the file lacks some of them.
 
     Returns:
         The rows, in the order that they had; None where the run held none out. A file that lacks some of them is refused.
@@ -122,7 +123,7 @@ def rows_of_run(run: LoadedRun, folder: Path, part: str) -> Loaded | None:
     if rows is None:
         raise ValueError(
             f"{run.recipe.data.path} has changed since training: some of the {len(digests)} rows of the run's {part} part are no "
-            "longer in it. Restore the file, or name other data with --data."
+            f"longer in it. {advice}"
         )
     return whole.rows(rows)
 

@@ -202,14 +202,15 @@ def predicted_columns(
     Columns are `prediction`; `confidence` for classes or `std` for regression; every score; `p_value`, `flag`, and `set` or
     `low` and `high` with a calibration. With several targets, columns of each end in its number.
     """
+    prepared = (run.preprocessing(part) for part in x.split(batch_size))
     parts = [
-        _of_outputs(run, predict(run.ensemble, run.preprocessing(part), batch_size=batch_size), calibration)
-        for part in x.split(batch_size)
+        _of_outputs(run, part, predict(run.ensemble, part, batch_size=batch_size), calibration)
+        for part in prepared
     ]
     return {name: np.concatenate([np.asarray(part[name]) for part in parts]) for name in parts[0]}
 
 
-def _of_outputs(run: LoadedRun, outputs: Tensor, calibration: Calibration | None) -> Table:
+def _of_outputs(run: LoadedRun, x: Tensor, outputs: Tensor, calibration: Calibration | None) -> Table:
     classes = run.preprocessing.classes
     if classes is not None:
         scores = all_scores(outputs)
@@ -219,7 +220,9 @@ def _of_outputs(run: LoadedRun, outputs: Tensor, calibration: Calibration | None
     else:
         mean, scores = _variances(run, outputs)
         columns = _by_target({"prediction": mean.mean(0), "std": scores["total_variance"].sqrt(), **scores})
-    return columns if calibration is None else columns | calibrated_columns(run, calibration, outputs, scores)
+    return (
+        columns if calibration is None else columns | calibrated_columns(run, calibration, x, outputs, scores)
+    )
 
 
 def _variances(run: LoadedRun, outputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
