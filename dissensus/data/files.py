@@ -4,9 +4,8 @@ import re
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -31,7 +30,7 @@ from dissensus.data.images import (
     unpack,
 )
 from dissensus.data.sources import as_tensor
-from dissensus.data.tables import TableEncoder
+from dissensus.data.tables import TableEncoder, shown
 
 __all__ = ["TABLE_ENDINGS", "TAR_ENDINGS", "Loaded", "Options", "load"]
 
@@ -123,30 +122,30 @@ def check_options(options: Options, useful: frozenset[str], name: str) -> None:
 
 
 _ARRAY_OPTIONS = frozenset({"size", "layout"})
+_UNREADABLE = (ValueError, OSError, EOFError, zipfile.BadZipFile)
 
 
-def load_npz(path: Path, target: str | None, options: Options) -> Loaded:
+def _load_npz(path: Path, target: str | None, options: Options) -> Loaded:
     """Read inputs and targets of an archive of arrays."""
     check_options(options, _ARRAY_OPTIONS | {"inputs", "split"}, path.name)
     with open(path, "rb") as file:
         arrays = _numpy(file, path)
         if not isinstance(arrays, np.lib.npyio.NpzFile):
             raise ValueError(f"{path} is not an .npz archive, whatever its name says.")
-        wanted = _pick_array(
-            arrays.files, target, TARGET_NAMES, options.split, path, "target", options.strict
-        )
+        targets = _find_array(arrays.files, target, TARGET_NAMES, options)
+        if targets is None and target is not None and options.strict:
+            raise _no_array(arrays.files, target, TARGET_NAMES, options, f"{path.name}", "target")
         x = _inputs(arrays, options, path)
-        y = None if wanted is None else _read_array(arrays, wanted, path)
-    return with_targets(Loaded(x), y, f"{wanted} of {path.name}")
+        y = None if targets is None else _read_array(arrays, targets, path)
+    return with_targets(Loaded(x), y, f"{targets} of {path.name}")
 
 
 def _inputs(arrays: Any, options: Options, path: Path) -> Tensor:
     if options.inputs is None and is_packed(arrays.files):
         return torch.from_numpy(unpack(arrays, path.name))
-    inputs = _pick_array(
-        arrays.files, options.inputs, INPUT_NAMES, options.split, path, "inputs", options.strict
-    )
-    assert inputs is not None
+    inputs = _find_array(arrays.files, options.inputs, INPUT_NAMES, options)
+    if inputs is None:
+        raise _no_array(arrays.files, options.inputs, INPUT_NAMES, options, path.name, "inputs")
     return as_inputs(_read_array(arrays, inputs, path), options.layout, f"{inputs} of {path.name}")
 
 
@@ -158,71 +157,64 @@ def _open(path: Path) -> Any:
 def _numpy(file: BinaryIO, path: Path) -> Any:
     try:
         return np.load(file, allow_pickle=False)
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as problem:
+    except _UNREADABLE as problem:
         raise ValueError(f"{path} cannot be read as arrays: {problem}") from None
 
 
 def _read_array(arrays: Any, key: str, path: Path) -> np.ndarray:
     try:
         return arrays[key]
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as problem:
-        reason = (
-            "it holds Python objects, which are not read" if "allow_pickle" in str(problem) else str(problem)
-        )
+    except _UNREADABLE as problem:
+        objects = "allow_pickle" in str(problem)
+        reason = "it holds Python objects, which are not read" if objects else str(problem)
         raise ValueError(f"Array {key!r} of {path} cannot be read: {reason}.") from None
 
 
-def _pick_array(
-    keys: Sequence[str],
-    named: str | None,
-    usual: Sequence[str],
-    split: str | None,
-    path: Path,
-    what: str,
-    strict: bool,
-) -> str | None:
-    """Return the key of the inputs or targets; None where there are no targets."""
-    own = () if named is None else (named,)
-    bases = own if own and strict else (*own, *usual)
-    spellings = ("{0}",) if split is None else ("{0}_{1}", "{1}_{0}", "{0}")
-    wanted = [spelling.format(base, split) for base in bases for spelling in spellings]
+def _find_array(keys: Sequence[str], named: str | None, usual: Sequence[str], options: Options) -> str | None:
+    """Return the key of the array that was named, or is called as such arrays usually are; None where there is none."""
     by_name = {key.lower(): key for key in keys}
-    found = next(filter(None, map(by_name.get, map(str.lower, wanted))), None)
-    if found is not None or (what == "target" and (named is None or not strict)):
-        return found
-    splits = _splits(keys, usual)
-    hint = (
-        f"Read one part of it, such as {path.name}#{splits[0]}."
-        if splits and split is None
-        else f"Name the {what}."
+    found = first_of(map(str.lower, _spellings(named, usual, options)), by_name)
+    return None if found is None else by_name[found]
+
+
+def _spellings(named: str | None, usual: Sequence[str], options: Options) -> list[str]:
+    bases = usual if named is None else (named,) if options.strict else (named, *usual)
+    forms = ("{0}",) if options.split is None else ("{0}_{1}", "{1}_{0}", "{0}")
+    return [form.format(base, options.split) for base in bases for form in forms]
+
+
+def _no_array(
+    keys: Sequence[str], named: str | None, usual: Sequence[str], options: Options, name: str, what: str
+) -> ValueError:
+    called = " or ".join(_spellings(named, usual, options)[:6])
+    # Parts that keys such as x_test or test_images speak of.
+    parts = [(key.rpartition("_")[::2], key.partition("_")[::-2]) for key in keys if "_" in key]
+    splits = sorted({split for pair in parts for base, split in pair if base.lower() in usual})
+    one = f"Read one part of it, such as {name}#{splits[0]}." if splits and options.split is None else ""
+    return ValueError(
+        f"{name} holds {', '.join(keys)}; none of them is called {called}. {one or f'Name the {what}.'}"
     )
-    raise ValueError(
-        f"{path.name} holds {', '.join(keys)}; none of them is called {' or '.join(wanted[:6])}. {hint}"
-    )
 
 
-def _splits(keys: Sequence[str], usual: Sequence[str]) -> list[str]:
-    """Return the splits that keys such as x_test or test_images speak of."""
-    parts = [(key.rsplit("_", 1), key.split("_", 1)) for key in keys if "_" in key]
-    after = {split for (base, split), _ in parts if base.lower() in usual}
-    before = {split for _, (split, base) in parts if base.lower() in usual}
-    return sorted(after | before)
+def first_of(names: Iterable[str], there: Container[str]) -> str | None:
+    """Return the first of some names that is there; None where none is."""
+    return next((name for name in names if name in there), None)
 
 
-def load_npy(path: Path, target: str | None, options: Options) -> Loaded:
+def _load_npy(path: Path, target: str | None, options: Options) -> Loaded:
     """Read an array of inputs, and another of targets beside it."""
     check_options(options, _ARRAY_OPTIONS, path.name)
     loaded = Loaded(as_inputs(_open(path), options.layout, path.name))
     if target is None:
         return loaded
     beside = path.parent / target
-    if not beside.exists():
-        if not options.strict:
-            return loaded
-        raise ValueError(
-            f"The target of an .npy file is the name of another one beside it; there is no {beside}."
-        )
-    return with_targets(loaded, _open(beside), beside.name)
+    if beside.exists():
+        return with_targets(loaded, _open(beside), beside.name)
+    if not options.strict:
+        return loaded
+    raise ValueError(
+        f"The target of an .npy file is the name of another one beside it; there is no {beside}."
+    )
 
 
 def as_inputs(array: np.ndarray, layout: Layout, name: str) -> Tensor:
@@ -251,26 +243,15 @@ def with_targets(loaded: Loaded, y: Any, name: str) -> Loaded:
             f"There must be one target for each of {len(loaded.x)} inputs; {name} is shaped {array.shape}."
         )
     if array.dtype.kind in "USb":
-        text = array.astype(str).tolist()
-        indices, classes = label_indices(text)
+        indices, classes = label_indices(array.astype(str).tolist())
         return replace(loaded, y=indices, classes=classes)
     if array.dtype.kind not in "uif":
         raise ValueError(f"Targets must be numbers or text; {name} holds {array.dtype}.")
-    return replace(
-        loaded, y=torch.from_numpy(array.astype(np.float32 if array.dtype.kind == "f" else np.int64))
-    )
+    wide = array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
+    return replace(loaded, y=torch.from_numpy(wide))
 
 
-@dataclass
-class _Items:
-    """What is collected from a data set's items."""
-
-    pictures: list[Any] = field(default_factory=list)
-    arrays: list[Tensor] = field(default_factory=list)
-    labels: list[Any] = field(default_factory=list)
-
-
-def load_items(source: Any, target: str | None, options: Options) -> Loaded:
+def _load_items(source: Any, target: str | None, options: Options) -> Loaded:
     """Read all items, `(image, label)` or `{"image": ..., "label": ...}`, of an object that has a length."""
     name = type(source).__name__
     if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
@@ -278,41 +259,42 @@ def load_items(source: Any, target: str | None, options: Options) -> Loaded:
     check_options(options, _ARRAY_OPTIONS | {"inputs"}, name)
     if len(source) == 0:
         raise ValueError(f"{name} is empty.")
-    items = _Items()
-    for index in range(len(source)):
-        image, label = _split_item(source[index], options.inputs, target, name)
-        (items.pictures if hasattr(image, "convert") else items.arrays).append(image)
-        items.labels.append(label)
-    if items.pictures and items.arrays:
-        raise ValueError(f"Some items of {name} are pictures and some are arrays. Give all of them one kind.")
-    loaded = Loaded(_stack_items(items, options, name))
-    if any(label is None for label in items.labels):
+    items = (source[index] for index in range(len(source)))
+    images, labels = zip(*(_split_item(item, options.inputs, target, name) for item in items), strict=True)
+    loaded = Loaded(_stack_items(images, options, name))
+    if any(label is None for label in labels):
         return loaded
     found = with_targets(
-        loaded, [label.item() if hasattr(label, "item") else label for label in items.labels], name
+        loaded, [label.item() if hasattr(label, "item") else label for label in labels], name
     )
-    return found if found.classes is not None else _named_classes(found, source, target)
+    classes = _class_names(source, target)
+    assert found.y is not None
+    if found.classes is None and set(found.y.flatten().tolist()) <= set(range(len(classes))):
+        return replace(found, classes=classes)
+    return found
 
 
 def _split_item(item: Any, inputs: str | None, target: str | None, name: str) -> tuple[Any, Any]:
     if isinstance(item, Mapping):
-        keys = [key for key in ((inputs,) if inputs else INPUT_NAMES) if key in item]
-        if not keys:
+        key = first_of((inputs,) if inputs else INPUT_NAMES, item)
+        if key is None:
             raise ValueError(
                 f"Items of {name} hold {', '.join(map(str, item))}; name the one that is the input."
             )
-        wanted = [key for key in ((target,) if target else TARGET_NAMES) if key in item]
-        return item[keys[0]], item[wanted[0]] if wanted else None
+        return item[key], item.get(first_of((target,) if target else TARGET_NAMES, item))
     if isinstance(item, tuple | list):
         return item[0], item[1] if len(item) > 1 else None
     return item, None
 
 
-def _stack_items(items: _Items, options: Options, name: str) -> Tensor:
-    names = [f"item {index} of {name}" for index in range(len(items.labels))]
-    if items.pictures:
-        return decode([partial(_same, picture) for picture in items.pictures], names, options.size)
-    arrays = [np.asarray(array) for array in items.arrays]
+def _stack_items(images: Sequence[Any], options: Options, name: str) -> Tensor:
+    names = [f"item {index} of {name}" for index in range(len(images))]
+    pictures = [hasattr(image, "convert") for image in images]
+    if all(pictures):
+        return decode(images, names, options.size)
+    if any(pictures):
+        raise ValueError(f"Some items of {name} are pictures and some are arrays. Give all of them one kind.")
+    arrays = [np.asarray(image) for image in images]
     different = next((i for i, array in enumerate(arrays) if array.shape != arrays[0].shape), None)
     if different is not None:
         raise ValueError(
@@ -322,21 +304,14 @@ def _stack_items(items: _Items, options: Options, name: str) -> Tensor:
     return as_inputs(stacked[:, None] if stacked.ndim == 1 else stacked, options.layout, name)
 
 
-def _same(picture: Any) -> Any:
-    return picture
-
-
-def _named_classes(loaded: Loaded, source: Any, target: str | None) -> Loaded:
-    """Add the class names that a data set object of torchvision or Hugging Face knows."""
+def _class_names(source: Any, target: str | None) -> tuple[str, ...]:
+    """Return the class names that a data set object of torchvision or Hugging Face knows."""
     names = getattr(source, "classes", None)
     features = getattr(source, "features", None)
     if names is None and isinstance(features, Mapping):
-        key = next((k for k in ((target,) if target else TARGET_NAMES) if k in features), None)
+        key = first_of((target,) if target else TARGET_NAMES, features)
         names = getattr(features.get(key), "names", None)
-    y = loaded.y
-    if not names or y is None or y.is_floating_point() or int(y.min()) < 0 or int(y.max()) >= len(names):
-        return loaded
-    return replace(loaded, classes=tuple(map(str, names)))
+    return tuple(map(str, names or ()))
 
 
 TABLE_ENDINGS = (".csv", ".tsv", ".parquet")
@@ -380,7 +355,7 @@ def load(source: str | Path | Any, target: str | None = None, **options: Any) ->
     """
     chosen = Options(**options)
     if not isinstance(source, str | Path):
-        return _sized(load_items(source, target, chosen), chosen.size)
+        return _sized(_load_items(source, target, chosen), chosen.size)
     path, chosen = _find(source, chosen)
     return _sized(_reader(path)(path, target, chosen), chosen.size)
 
@@ -412,16 +387,14 @@ def _find(source: str | Path, options: Options) -> tuple[Path, Options]:
 def _reader(path: Path) -> Callable[[Path, str | None, Options], Loaded]:
     if path.is_dir():
         return _load_folder
-    readers = {".npz": load_npz, ".npy": load_npy, ".txt": _load_list}
-    readers |= dict.fromkeys(TABLE_ENDINGS, _load_table)
-    if path.name.lower().endswith(TAR_ENDINGS):
-        return _load_tar
-    if path.suffix.lower() not in readers:
-        known = ", ".join((*readers, *TAR_ENDINGS))
+    readers = {".npz": _load_npz, ".npy": _load_npy, ".txt": _load_list}
+    readers |= dict.fromkeys(TABLE_ENDINGS, _load_table) | dict.fromkeys(TAR_ENDINGS, _load_tar)
+    ending = next((ending for ending in readers if path.name.lower().endswith(ending)), None)
+    if ending is None:
         raise ValueError(
-            f"{path} is of no known kind: files that end in {known} and folders of images can be read."
+            f"{path} is of no known kind: files that end in {', '.join(readers)} and folders of images can be read."
         )
-    return readers[path.suffix.lower()]
+    return readers[ending]
 
 
 def _sized(loaded: Loaded, size: Size | None) -> Loaded:
@@ -439,12 +412,7 @@ def _load_table(path: Path, target: str | None, options: Options) -> Loaded:
     if images is not None:
         return _load_image_column(frame, images, target, options, path)
     check_options(options, _TABLE_OPTIONS, path.name)
-    if target is not None and target not in frame.columns:
-        if options.strict:
-            raise ValueError(
-                f"{path.name} has no column {target!r}; its columns are {', '.join(frame.columns)}."
-            )
-        target = None
+    target = _target_column(frame, target, options, path)
     try:
         loaded = _read_frame(frame, target, options)
     except ValueError as problem:
@@ -452,21 +420,27 @@ def _load_table(path: Path, target: str | None, options: Options) -> Loaded:
     return replace(loaded, notes=(*notes, *loaded.notes))
 
 
+def _target_column(frame: Any, target: str | None, options: Options, path: Path) -> str | None:
+    if target is None or target in frame.columns:
+        return target
+    if options.strict:
+        raise ValueError(f"{path.name} has no column {target!r}; its columns are {', '.join(frame.columns)}.")
+    return None
+
+
 def _read_frame(frame: Any, target: str | None, options: Options) -> Loaded:
     y, classes = None, None
     notes: tuple[str, ...] = ()
     if target is not None:
         y, classes, lacking = target_of(frame, target)
-        if lacking.any():
-            frame, notes = _without_rows(frame, lacking, "no target", options)
+        frame, notes = _without_rows(frame, lacking, "no target", options)
     inputs = frame if target is None else frame.drop(columns=target)
     columns = options.columns or _learn(inputs, None if target is None else frame[target], target, options)
     if options.columns is None and options.missing != "impute":
         lacking = np.any([np.zeros(len(frame), bool), *columns.missing(inputs).values()], axis=0)
-        if lacking.any():
-            inputs, dropped = _without_rows(inputs, lacking, "missing values", options)
-            columns, notes = columns.refit(inputs, slice(None)), (*notes, *dropped)
-            y = None if y is None else y[torch.from_numpy(~lacking)]
+        inputs, dropped = _without_rows(inputs, lacking, "missing values", options)
+        columns, notes = columns.refit(inputs, slice(None)), (*notes, *dropped)
+        y = None if y is None else y[torch.from_numpy(~lacking)]
     x = torch.from_numpy(columns.transform(inputs))
     seen = () if options.columns is None else tuple(_filled_in(columns, inputs))
     return Loaded(x, y, classes, columns=columns, table=inputs, notes=(*notes, *seen))
@@ -487,6 +461,8 @@ def _without_rows(
 ) -> tuple[Any, tuple[str, ...]]:
     """Leave out rows that lack something, or refuse them."""
     count, rows = int(lacking.sum()), len(frame)
+    if count == 0:
+        return frame, ()
     if options.missing == "error":
         raise ValueError(
             f"{count} of {rows} rows have {what}; the first is row {int(lacking.argmax())}. Fill them in, or set "
@@ -500,8 +476,7 @@ def _without_rows(
 def _filled_in(columns: TableEncoder, inputs: Any) -> Iterator[str]:
     """Say what a table holds that the training rows did not."""
     for name, texts in columns.unseen(inputs).items():
-        shown = ", ".join(map(repr, texts[:3])) + (", ..." if len(texts) > 3 else "")
-        yield f"column {name!r} holds values that training never saw ({shown}), which are read as none of its own"
+        yield f"column {name!r} holds values that training never saw ({shown(texts)}), which are read as none of its own"
     marked = {column.name for column in columns.columns if getattr(column, "indicator", False)}
     for name, missing in columns.missing(inputs).items():
         if missing.any() and name not in marked:
@@ -510,27 +485,20 @@ def _filled_in(columns: TableEncoder, inputs: Any) -> Iterator[str]:
 
 def _image_column(frame: Any, named: str | None) -> str | None:
     """Return the column that holds encoded images, as Hugging Face writes them; None where there is none."""
-    for column in frame.columns if named is None else [named]:
-        if (
-            column in frame.columns
-            and isinstance(frame[column].iloc[0], Mapping)
-            and "bytes" in frame[column].iloc[0]
-        ):
+    first = frame.iloc[0]
+    for column in frame.columns if named is None else {named} & set(frame.columns):
+        if isinstance(first[column], Mapping) and "bytes" in first[column]:
             return str(column)
     return None
 
 
 def _load_image_column(frame: Any, column: str, target: str | None, options: Options, path: Path) -> Loaded:
     check_options(options, _IMAGE_OPTIONS | {"inputs"}, path.name)
-    openers = [partial(open_picture, cell["bytes"]) for cell in frame[column]]
     names = [f"row {row} of {path.name}" for row in range(len(frame))]
-    loaded = Loaded(decode(openers, names, options.size))
-    if target is None or (target not in frame.columns and not options.strict):
-        target = next((name for name in TARGET_NAMES if name in frame.columns), None)
+    loaded = Loaded(decode((open_picture(cell["bytes"]) for cell in frame[column]), names, options.size))
+    target = _target_column(frame, target, options, path) or first_of(TARGET_NAMES, frame.columns)
     if target is None:
         return loaded
-    if target not in frame.columns:
-        raise ValueError(f"{path.name} has no column {target!r}; its columns are {', '.join(frame.columns)}.")
     y, classes, lacking = target_of(frame, target)
     if lacking.any():
         raise ValueError(
@@ -542,21 +510,18 @@ def _load_image_column(frame: Any, column: str, target: str | None, options: Opt
 def _load_folder(path: Path, target: str | None, options: Options) -> Loaded:
     if any(path.glob("*.parquet")) and not any(p.is_dir() for p in path.iterdir()):
         return _load_table(path, target, options)
-    check_options(options, _IMAGE_OPTIONS, path.name)
-    _check_no_target(target, options, f"the folder {path.name}")
+    _check_images(target, options, f"the folder {path.name}")
     return _load_pictures(find_pictures(path), path, options.size)
 
 
 def _load_list(path: Path, target: str | None, options: Options) -> Loaded:
-    check_options(options, _IMAGE_OPTIONS | {"root"}, path.name)
-    _check_no_target(target, options, path.name)
+    _check_images(target, options, path.name, {"root"})
     root = path.parent if options.root is None else Path(options.root)
     return _load_pictures(read_list(path, root), root, options.size)
 
 
 def _load_tar(path: Path, target: str | None, options: Options) -> Loaded:
-    check_options(options, _IMAGE_OPTIONS, path.name)
-    _check_no_target(target, options, path.name)
+    _check_images(target, options, path.name)
     found: dict[str, bytes] = {}
     try:
         with tarfile.open(path) as archive:
@@ -567,20 +532,20 @@ def _load_tar(path: Path, target: str | None, options: Options) -> Loaded:
     except (tarfile.TarError, EOFError, zlib.error) as problem:
         raise ValueError(f"{path} cannot be read as an archive: {problem}. Fetch it again.") from None
     names = tuple(sorted(found))
-    openers = [partial(open_picture, found[name]) for name in names]
-    return Loaded(decode(openers, names, options.size), names=names)
+    return Loaded(decode((open_picture(found[name]) for name in names), names, options.size), names=names)
 
 
-def _check_no_target(target: str | None, options: Options, name: str) -> None:
+def _check_images(
+    target: str | None, options: Options, name: str, useful: frozenset[str] | set[str] = frozenset()
+) -> None:
+    check_options(options, _IMAGE_OPTIONS | useful, name)
     if target is not None and options.strict:
         raise ValueError(f"The classes of images are in {name} itself; leave target = {target!r} out.")
 
 
 def _load_pictures(pictures: Pictures, root: Path, size: Size | None) -> Loaded:
     names = tuple(str(path.relative_to(root)) for path in pictures.paths)
-    loaded = Loaded(
-        decode([partial(open_picture, path) for path in pictures.paths], names, size), names=names
-    )
+    loaded = Loaded(decode(map(open_picture, pictures.paths), names, size), names=names)
     if pictures.labels is None:
         return loaded
     y, classes = label_indices(pictures.labels)

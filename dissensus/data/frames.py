@@ -3,6 +3,7 @@
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ def read_table(path: Path) -> tuple[Any, tuple[str, ...]]:
     pandas = import_pandas(path)
     notes: tuple[str, ...] = ()
     if path.is_dir() or path.suffix == ".parquet":
-        frame = _read_parquet(pandas, path)
+        with _reading_parquet(path):
+            frame = pandas.read_parquet(path)
     else:
         frame, notes = _read_csv(pandas, path)
     frame.columns = unique_names([str(name) for name in frame.columns])
@@ -62,9 +64,11 @@ def import_pandas(path: Path) -> Any:
     return pandas
 
 
-def _read_parquet(pandas: Any, path: Path) -> Any:
+@contextmanager
+def _reading_parquet(path: Path) -> Iterator[None]:
+    """Say in one sentence why a parquet file cannot be read."""
     try:
-        return pandas.read_parquet(path)
+        yield
     except ImportError:
         raise ModuleNotFoundError(
             f"Reading {path.name} needs pyarrow, which this environment lacks. Install with: pip install 'dissensus[data]'"
@@ -134,17 +138,11 @@ def _csv_parts(pandas: Any, path: Path, texts: Sequence[str], rows: int) -> Iter
 
 
 def _parquet_parts(pandas: Any, path: Path, texts: Sequence[str], rows: int) -> Iterator[tuple[Any, float]]:
-    try:
+    with _reading_parquet(path):
         from pyarrow import parquet
 
         # Buffered ahead, all that was read would stay in memory.
         file = parquet.ParquetFile(path, pre_buffer=False)
-    except ImportError:
-        raise ModuleNotFoundError(
-            f"Reading {path.name} needs pyarrow, which this environment lacks. Install with: pip install 'dissensus[data]'"
-        ) from None
-    except (ValueError, OSError) as problem:
-        raise ValueError(f"{path} cannot be read as parquet: {str(problem).splitlines()[0]}") from None
     with file:
         done = 0
         for batch in file.iter_batches(rows):
@@ -161,14 +159,13 @@ def target_of(frame: Any, target: str) -> tuple[Tensor, tuple[str, ...] | None, 
     texts = texts_of(values) if values.dtype.kind not in "iub" else list(map(str, values.tolist()))
     missing = np.array([text is None for text in texts])
     known = [text for text in texts if text is not None]
-    numbers = [] if values.dtype.kind == "b" else [number_of(text) for text in known]
-    if not known or values.dtype.kind == "b" or any(number is None for number in numbers):
+    numbers = [None] if values.dtype.kind == "b" else list(map(number_of, known))
+    if not known or None in numbers:
         return (*label_indices(known), missing)
-    if values.dtype.kind == "f" and not missing.any():
-        return torch.from_numpy(values.astype(np.float32)), None, missing
     array = np.array(numbers, dtype=np.float64)
-    # Numbers that pandas made floats of only because some were missing.
-    whole = np.equal(np.floor(array), array).all()
+    # Numbers that pandas made floats of only because some were missing are whole ones.
+    floats = values.dtype.kind == "f" and not missing.any()
+    whole = not floats and np.equal(np.floor(array), array).all()
     return torch.from_numpy(array.astype(np.int64 if whole else np.float32)), None, missing
 
 

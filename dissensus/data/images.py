@@ -6,10 +6,9 @@ height x width), predicted pixel by pixel from the neighbours to the left, above
 """
 
 import lzma
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -110,11 +109,16 @@ def _match_channels(x: Tensor, channels: int) -> tuple[Tensor, str]:
 
 def _cover(x: Tensor, height: int, width: int) -> Tensor:
     """Scale images until they cover the frame, then cut the middle out."""
-    scale = max(height / x.shape[2], width / x.shape[3])
-    size = (max(height, round(x.shape[2] * scale)), max(width, round(x.shape[3] * scale)))
+    size, top, left = _covering(x.shape[2], x.shape[3], height, width)
     large = F.interpolate(x.float(), size=size, mode="bilinear", antialias=True)
-    top, left = (size[0] - height) // 2, (size[1] - width) // 2
     return _as_dtype(large[:, :, top : top + height, left : left + width], x.dtype)
+
+
+def _covering(high: int, wide: int, height: int, width: int) -> tuple[tuple[int, int], int, int]:
+    """Return the smallest size that covers a frame, and where the frame begins in its middle."""
+    scale = max(height / high, width / wide)
+    size = max(height, round(high * scale)), max(width, round(wide * scale))
+    return size, (size[0] - height) // 2, (size[1] - width) // 2
 
 
 def _as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -123,22 +127,22 @@ def _as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def find_pictures(folder: Path) -> Pictures:
     """Find the image files of a folder: one class for each subfolder, or none where they lie in it directly."""
-    subfolders = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-    by_class = {sub.name: files for sub in subfolders if (files := _image_files(sub.rglob("*")))}
-    flat = _image_files(folder.iterdir())
-    if flat and by_class:
+    there = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    labelled = [(path, sub.name) for sub in there if sub.is_dir() for path in _image_files(sub.rglob("*"))]
+    flat = _image_files(there)
+    if flat and labelled:
         raise ValueError(
-            f"{folder} holds both images and subfolders with images ({', '.join(list(by_class)[:3])}, ...). "
+            f"{folder} holds both images and subfolders with images ({labelled[0][1]}, ...). "
             "Put every image into the subfolder of its class, or all into one folder."
-        )
-    if not flat and not by_class:
-        raise ValueError(
-            f"{folder} holds no images. Files that end in {', '.join(sorted(IMAGE_ENDINGS))} are looked for."
         )
     if flat:
         return Pictures(tuple(flat), None)
-    names = (name for name, files in by_class.items() for _ in files)
-    return Pictures(tuple(chain.from_iterable(by_class.values())), tuple(names))
+    if not labelled:
+        raise ValueError(
+            f"{folder} holds no images. Files that end in {', '.join(sorted(IMAGE_ENDINGS))} are looked for."
+        )
+    paths, names = zip(*labelled, strict=True)
+    return Pictures(paths, names)
 
 
 def _image_files(paths: Iterable[Path]) -> list[Path]:
@@ -147,18 +151,18 @@ def _image_files(paths: Iterable[Path]) -> list[Path]:
 
 def read_list(path: Path, root: Path) -> Pictures:
     """Read a list of image files: on every line a path, relative to `root`, and after a space its label."""
-    lines = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+    lines = list(filter(None, map(str.strip, path.read_text().splitlines())))
     if not lines:
         raise ValueError(f"{path} lists no images. Write one line for each: a path, a space, a label.")
-    pairs = [line.rpartition(" ") if " " in line else (line, "", "") for line in lines]
-    paths = tuple(root / name for name, _, _ in pairs)
+    parts = [line.rsplit(" ", 1) for line in lines]
+    paths = tuple(root / part[0] for part in parts)
     missing = [p for p in paths if not p.is_file()]
     if missing:
         raise ValueError(
             f"{len(missing)} of the {len(paths)} images that {path.name} lists are not there; the first is {missing[0]}."
         )
-    labels = tuple(label for _, _, label in pairs)
-    return Pictures(paths, labels if all(labels) else None)
+    labels = tuple(part[1] for part in parts if len(part) == 2)
+    return Pictures(paths, labels if len(labels) == len(paths) else None)
 
 
 def open_picture(source: Path | bytes) -> Any:
@@ -174,33 +178,31 @@ def open_picture(source: Path | bytes) -> Any:
     return picture
 
 
-def decode(openers: Sequence[Callable[[], Any]], names: Sequence[str], size: Size | None) -> Tensor:
+def decode(pictures: Iterable[Any], names: Sequence[str], size: Size | None) -> Tensor:
     """Decode images into one uint8 tensor, `(images, channels, height, width)`.
 
     Args:
-        openers: Functions that return a Pillow image each.
+        pictures: Pillow images; they are gone through once, so they may be opened one after another.
         names: What to call each image in messages.
         size: Height and width to give every image; None where all have one size already.
 
     Returns:
         One channel where all images are grey, three otherwise.
     """
-    pixels: np.ndarray | None = None
-    grey = True
-    for index, (opener, name) in enumerate(zip(openers, names, strict=True)):
-        picture = opener()
+    if not names:
+        raise ValueError("There are no images to decode.")
+    pixels, grey = np.empty((0, 0, 0, 3), dtype=np.uint8), True
+    for index, (picture, name) in enumerate(zip(pictures, names, strict=True)):
         grey = grey and picture.mode in _GREY_MODES
         values = _pixels(picture, name, size)
-        if pixels is None:
-            pixels = np.empty((len(openers), *values.shape), dtype=np.uint8)
+        if index == 0:
+            pixels = np.empty((len(names), *values.shape), dtype=np.uint8)
         if values.shape != pixels.shape[1:]:
             raise ValueError(
                 f"Images must have one size; {name} is {values.shape[1]} x {values.shape[0]} pixels and {names[0]} "
                 f"{pixels.shape[2]} x {pixels.shape[1]}. Set size to give all of them one."
             )
         pixels[index] = values
-    if pixels is None:
-        raise ValueError("There are no images to decode.")
     kept = pixels[..., :1] if grey else pixels
     return torch.from_numpy(np.ascontiguousarray(kept.transpose(0, 3, 1, 2)))
 
@@ -234,9 +236,7 @@ def _pixels(picture: Any, name: str, size: Size | None) -> np.ndarray:
 def _cropped(picture: Any, height: int, width: int) -> Any:
     from PIL import Image
 
-    scale = max(width / picture.width, height / picture.height)
-    wide, high = max(width, round(picture.width * scale)), max(height, round(picture.height * scale))
-    left, top = (wide - width) // 2, (high - height) // 2
+    (high, wide), top, left = _covering(picture.height, picture.width, height, width)
     large = picture.resize((wide, high), Image.Resampling.BILINEAR)
     return large.crop((left, top, left + width, top + height))
 

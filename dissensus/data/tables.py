@@ -5,9 +5,10 @@ Nothing here needs torch, and encoding a mapping of plain lists needs no pandas 
 
 import math
 import re
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
@@ -17,24 +18,26 @@ MOST_LEVELS = 100
 """A text column keeps as many of its values, the most frequent ones; the others are read as none of them."""
 
 MISSING = frozenset(
-    (
+    [
         "",
-        "?",
-        "NA",
-        "N/A",
-        "n/a",
-        "#N/A",
-        "#NA",
-        "<NA>",
-        "NaN",
-        "nan",
-        "-NaN",
-        "-nan",
-        "NULL",
-        "null",
-        "None",
-        "NaT",
-    )
+        *[
+            "?",
+            "NA",
+            "N/A",
+            "n/a",
+            "#N/A",
+            "#NA",
+            "<NA>",
+            "NaN",
+            "nan",
+            "-NaN",
+            "-nan",
+            "NULL",
+            "null",
+            "None",
+            "NaT",
+        ],
+    ]
 )
 """Texts that stand for a missing value, in whatever kind of file."""
 
@@ -72,18 +75,25 @@ def columns_of(table: Any) -> dict[str, np.ndarray]:
 
 def _plain(values: Any) -> np.ndarray:
     """Return a column as numbers, booleans, times or objects of numpy."""
-    if hasattr(values, "isna"):  # of pandas, whose own types know more kinds of missing values
-        missing = values.isna().to_numpy()
-        kind = values.dtype.kind if not hasattr(values, "cat") else "O"
-        if kind == "M":
-            return (values.dt.tz_convert(None) if getattr(values.dt, "tz", None) else values).to_numpy()
-        if kind in "iuf" or (kind == "b" and not missing.any()):
-            return values.to_numpy() if not missing.any() else values.to_numpy(np.float64, na_value=np.nan)
-        array = values.to_numpy(object).copy()
-        array[missing] = None
-        return array
+    if hasattr(values, "isna"):
+        return _of_pandas(values)
     array = values.to_numpy() if hasattr(values, "to_numpy") else _array(values)
     return array if array.dtype.kind in "biufM" else array.astype(object)
+
+
+def _of_pandas(values: Any) -> np.ndarray:
+    """Return a column of pandas, whose own types know more kinds of missing values."""
+    missing = values.isna().to_numpy()
+    kind = values.dtype.kind if not hasattr(values, "cat") else "O"
+    if kind == "M":
+        return (values.dt.tz_convert(None) if getattr(values.dt, "tz", None) else values).to_numpy()
+    if kind in "iufb" and not missing.any():
+        return values.to_numpy()
+    if kind in "iuf":
+        return values.to_numpy(np.float64, na_value=np.nan)
+    array = values.to_numpy(object).copy()
+    array[missing] = None
+    return array
 
 
 def _array(values: Any) -> np.ndarray:
@@ -98,7 +108,10 @@ def _array(values: Any) -> np.ndarray:
 def texts_of(values: np.ndarray) -> list[str | None]:
     """Return each value as text without blanks around it; None where it is missing."""
     if values.dtype.kind == "f":
-        return [None if value != value else _short(value) for value in values.tolist()]
+        whole = (
+            int(value) if value.is_integer() and abs(value) < 1e15 else value for value in values.tolist()
+        )
+        return [None if value != value else repr(value) for value in whole]
     if values.dtype.kind == "M":
         return [
             None if value == "NaT" else value for value in values.astype("datetime64[s]").astype(str).tolist()
@@ -111,10 +124,6 @@ def _text(value: Any) -> str | None:
         return None
     text = str(value).strip()
     return None if text in MISSING else text
-
-
-def _short(value: float) -> str:
-    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
 
 
 def number_of(text: str) -> float | None:
@@ -132,25 +141,85 @@ def number_of(text: str) -> float | None:
 
 
 @dataclass(frozen=True)
-class Number:
-    """A column of numbers, or of true and false.
+class _Readable:
+    """A column that becomes features.
 
     Attributes:
         name: Its name.
-        fill: What stands for a missing value: the median of the training rows.
         indicator: Whether a further feature says where values are missing: they were in the training rows.
-        boolean: Whether it holds true and false, which become 1 and 0.
-        empty: Words that stand for a missing value in this column, beside the usual ones.
         note: What is worth knowing about it.
     """
 
-    kind: ClassVar[str] = "number"
     name: str
+    indicator: bool = field(default=False, kw_only=True)
+    note: str = field(default="", kw_only=True)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the features that the column becomes."""
+        return (*self._own_features, f"{self.name} missing") if self.indicator else self._own_features
+
+    @property
+    @abstractmethod
+    def _own_features(self) -> tuple[str, ...]: ...
+
+    @abstractmethod
+    def codes(self, values: np.ndarray, problems: Problems) -> np.ndarray:
+        """Return a number for each value, `(rows,)`, NaN where it is missing; rows that cannot be read are added to the problems."""
+
+    def missing(self, values: np.ndarray) -> np.ndarray:
+        """Return where values are missing, `(rows,)`."""
+        problems: Problems = {}
+        missing = np.isnan(self.codes(values, problems))
+        missing[list(problems)] = False
+        return missing
+
+
+@dataclass(frozen=True)
+class _Numeric(_Readable):
+    """A column whose codes are quantities.
+
+    Attributes:
+        fill: What stands for a missing value: the median of the training rows.
+    """
+
     fill: float = math.nan
-    indicator: bool = False
+
+    def learn(self, values: np.ndarray) -> "Column":
+        """Return the column with what training rows tell about it."""
+        codes = self.codes(values, {})
+        known = codes[~np.isnan(codes)]
+        if not len(known):
+            return LeftOut(self.name, "it is empty")
+        indicator = len(known) < len(codes)
+        return replace(self, fill=float(np.median(known)), indicator=indicator, **self._learned(known))  # type: ignore[return-value]
+
+    def _learned(self, known: np.ndarray) -> dict[str, Any]:
+        return {}
+
+    def encode(self, values: np.ndarray, problems: Problems) -> np.ndarray:
+        """Return the features, `(rows, features)`; rows that cannot be read are added to the problems."""
+        codes = self.codes(values, problems)
+        missing = np.isnan(codes)
+        features = self._made_of(np.where(missing, self.fill, codes))
+        return np.stack([*features, missing] if self.indicator else features, 1)
+
+    def _made_of(self, codes: np.ndarray) -> list[np.ndarray]:
+        return [codes]
+
+
+@dataclass(frozen=True)
+class Number(_Numeric):
+    """A column of numbers, or of true and false.
+
+    Attributes:
+        boolean: Whether it holds true and false, which become 1 and 0.
+        empty: Words that stand for a missing value in this column, beside the usual ones.
+    """
+
+    kind: ClassVar[str] = "number"
     boolean: bool = False
     empty: tuple[str, ...] = ()
-    note: str = ""
 
     @property
     def read_as(self) -> str:
@@ -158,21 +227,8 @@ class Number:
         return "true or false" if self.boolean else "number"
 
     @property
-    def features(self) -> tuple[str, ...]:
-        """Names of the features that the column becomes."""
-        return (self.name, f"{self.name} missing") if self.indicator else (self.name,)
-
-    def learn(self, values: np.ndarray) -> "Column":
-        """Return the column with what training rows tell about it."""
-        numbers = self._numbers(values, {})
-        known = numbers[np.isfinite(numbers)]
-        if not len(known):
-            return LeftOut(self.name, "it is empty")
-        return replace(self, fill=float(np.median(known)), indicator=bool(np.isnan(numbers).any()))
-
-    def missing(self, values: np.ndarray) -> np.ndarray:
-        """Return where values are missing, `(rows,)`."""
-        return np.isnan(self._numbers(values, {}))
+    def _own_features(self) -> tuple[str, ...]:
+        return (self.name,)
 
     def codes(self, values: np.ndarray, problems: Problems) -> np.ndarray:
         """Return the numbers, `(rows,)`, NaN where they are missing; rows that cannot be read are added to the problems."""
@@ -183,13 +239,6 @@ class Number:
                 row, f"column {self.name!r} must hold finite numbers; it holds {numbers[row]:g} there"
             )
         return np.where(too_large, np.nan, numbers)
-
-    def encode(self, values: np.ndarray, problems: Problems) -> np.ndarray:
-        """Return the features, `(rows, features)`; rows that cannot be read are added to the problems."""
-        numbers = self.codes(values, problems)
-        missing = np.isnan(numbers)
-        filled = np.where(missing, self.fill, numbers)
-        return np.stack([filled, missing], 1) if self.indicator else filled[:, None]
 
     def _numbers(self, values: np.ndarray, problems: Problems) -> np.ndarray:
         if values.dtype.kind in "biuf":
@@ -210,23 +259,17 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Category:
+class Category(_Readable):
     """A column of words: one 0/1 feature for each value of the training rows; all are 0 for a value that they did not have.
 
     Attributes:
-        name: Its name.
         levels: Its values, in order.
-        indicator: Whether a further feature says where values are missing: they were in the training rows.
         rarer: How many further values the training rows had, too rare to be levels.
-        note: What is worth knowing about it.
     """
 
     kind: ClassVar[str] = "category"
-    name: str
     levels: tuple[str, ...] = ()
-    indicator: bool = False
     rarer: int = 0
-    note: str = ""
 
     @property
     def read_as(self) -> str:
@@ -234,10 +277,8 @@ class Category:
         return f"category of {len(self.levels)}" + (f", {self.rarer} rarer ones" if self.rarer else "")
 
     @property
-    def features(self) -> tuple[str, ...]:
-        """Names of the features that the column becomes."""
-        features = tuple(f"{self.name}={level}" for level in self.levels)
-        return (*features, f"{self.name} missing") if self.indicator else features
+    def _own_features(self) -> tuple[str, ...]:
+        return tuple(f"{self.name}={level}" for level in self.levels)
 
     def learn(self, values: np.ndarray) -> "Column":
         """Return the column with what training rows tell about it."""
@@ -250,78 +291,42 @@ class Category:
             self, levels=tuple(sorted(often)), indicator=None in texts, rarer=len(counts) - len(often)
         )
 
-    def places(self, values: np.ndarray) -> np.ndarray:
-        """Return the place of each value among the levels; -1 for others, the number of levels for missing values."""
-        place: dict[str | None, int] = {level: number for number, level in enumerate(self.levels)}
-        place[None] = len(self.levels)
-        return np.array([place.get(text, -1) for text in texts_of(values)], dtype=np.int64)
-
-    def missing(self, values: np.ndarray) -> np.ndarray:
-        """Return where values are missing, `(rows,)`."""
-        return self.places(values) == len(self.levels)
-
     def codes(self, values: np.ndarray, problems: Problems) -> np.ndarray:
         """Return the place of each value among the levels, `(rows,)`; -1 for others, NaN for missing values."""
-        places = self.places(values)
-        return np.where(places == len(self.levels), np.nan, places)
+        place: dict[str | None, float] = {level: number for number, level in enumerate(self.levels)}
+        place[None] = math.nan
+        return np.array([place.get(text, -1) for text in texts_of(values)], dtype=np.float64)
 
     def encode(self, values: np.ndarray, problems: Problems) -> np.ndarray:
         """Return the features, `(rows, features)`; every row can be read."""
-        return self.places(values)[:, None] == np.arange(len(self.features))
+        places = np.nan_to_num(self.codes(values, problems), nan=len(self.levels))
+        return places[:, None] == np.arange(len(self.features))
 
 
 @dataclass(frozen=True)
-class Date:
+class Date(_Numeric):
     """A column of dates or times: days since the first of the training rows, and where in the year, week and day they lie.
 
     Attributes:
-        name: Its name.
-        origin: The first date of the training rows, in days since 1970.
-        fill: What stands for a missing value, in days since 1970: the median of the training rows.
+        origin: The first date of the training rows, in days since 1970, as is `fill`.
         parts: Which of "year", "week" and "day" differ in the training rows; each becomes a sine and a cosine.
         form: How texts are read: "ISO", or a format of `datetime.strptime`.
-        indicator: Whether a further feature says where values are missing: they were in the training rows.
-        note: What is worth knowing about it.
     """
 
     kind: ClassVar[str] = "date"
-    name: str
+    read_as: ClassVar[str] = "date"
     origin: float = 0.0
-    fill: float = math.nan
     parts: tuple[str, ...] = ()
     form: str = "ISO"
-    indicator: bool = False
-    note: str = ""
 
     @property
-    def read_as(self) -> str:
-        """What the column is, in a word."""
-        return "date"
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        """Names of the features that the column becomes."""
+    def _own_features(self) -> tuple[str, ...]:
         waves = (f"{self.name} {wave} of {part}" for part in self.parts for wave in ("sine", "cosine"))
-        return (f"{self.name} days", *waves, *([f"{self.name} missing"] if self.indicator else []))
+        return (f"{self.name} days", *waves)
 
-    def learn(self, values: np.ndarray) -> "Column":
-        """Return the column with what training rows tell about it."""
-        days = _days(values, self.form)
-        known = days[~np.isnan(days)]
-        if not len(known):
-            return LeftOut(self.name, "it is empty")
+    def _learned(self, known: np.ndarray) -> dict[str, Any]:
         parts = tuple(part for part in PERIODS if np.ptp(_phase(known, part)) > 1e-9)
-        return replace(
-            self,
-            origin=float(known.min()),
-            fill=float(np.median(known)),
-            parts=parts,
-            indicator=len(known) < len(days),
-        )
-
-    def missing(self, values: np.ndarray) -> np.ndarray:
-        """Return where values are missing, `(rows,)`."""
-        return np.isnan(_days(values, self.form))
+        return {"origin": float(known.min()), "parts": parts}
 
     def codes(self, values: np.ndarray, problems: Problems) -> np.ndarray:
         """Return days since 1970, `(rows,)`, NaN where they are missing; rows that cannot be read are added to the problems."""
@@ -335,16 +340,9 @@ class Date:
             )
         return days
 
-    def encode(self, values: np.ndarray, problems: Problems) -> np.ndarray:
-        """Return the features, `(rows, features)`; rows that cannot be read are added to the problems."""
-        days = self.codes(values, problems)
-        missing = np.isnan(days)
-        days = np.where(missing, self.fill, days)
-        features = [days - self.origin]
-        for part in self.parts:
-            angle = 2 * np.pi * _phase(days, part)
-            features += [np.sin(angle), np.cos(angle)]
-        return np.stack([*features, missing] if self.indicator else features, 1)
+    def _made_of(self, codes: np.ndarray) -> list[np.ndarray]:
+        angles = [2 * np.pi * _phase(codes, part) for part in self.parts]
+        return [codes - self.origin, *(wave(angle) for angle in angles for wave in (np.sin, np.cos))]
 
 
 def _days(values: np.ndarray, form: str) -> np.ndarray:
@@ -440,22 +438,16 @@ class TableEncoder:
         for name in (*drop, *keep):
             _check_column(name, found)
         wanted = None if target is None else _plain(target)
-        learned: dict[str, Column] = {}
-        for name, values in found.items():
-            why = "as asked" if name in drop else "" if name in keep else _why_left_out(name, values, wanted)
-            column = LeftOut(name, why) if why else _decide(name, values, _giveaway(values, wanted))
-            learned[name] = column.learn(values)
-        if not any(column.features for column in learned.values()):
+        learned = {name: _learn(name, values, wanted, drop, keep) for name, values in found.items()}
+        if not cls(tuple(learned.values())).features:
             # What numbers the rows is read after all where there is nothing else.
-            learned |= {
-                n: _decide(n, found[n], "").learn(found[n])
-                for n, c in learned.items()
-                if c.note.startswith("numbers rows")
-            }
-        if not any(column.features for column in learned.values()):
-            told = "; ".join(f"{column.name!r}: {column.note}" for column in learned.values())
+            numbering = [name for name, column in learned.items() if column.note.startswith("numbers rows")]
+            learned |= {name: _decide(name, found[name], "").learn(found[name]) for name in numbering}
+        encoder = cls(tuple(learned.values()))
+        if not encoder.features:
+            told = "; ".join(f"{column.name!r}: {column.note}" for column in encoder.columns)
             raise ValueError(f"There is no column left for features ({told}).")
-        return cls(tuple(learned.values()))
+        return encoder
 
     def refit(self, table: Any, rows: Any) -> "TableEncoder":
         """Return the same reading with what is filled in and which categories there are learned from some rows only.
@@ -468,26 +460,33 @@ class TableEncoder:
         return TableEncoder(tuple(column.learn(found[column.name][rows]) for column in self.columns))
 
     @property
+    def _readable(self) -> list["Number | Category | Date"]:
+        return [column for column in self.columns if not isinstance(column, LeftOut)]
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Columns that are read, in order."""
-        return tuple(column.name for column in self.columns if column.features)
+        return tuple(column.name for column in self._readable)
 
     @property
     def features(self) -> tuple[str, ...]:
         """Names of the features, in order."""
         return tuple(feature for column in self.columns for feature in column.features)
 
+    def _read(self, table: Any) -> dict[str, np.ndarray]:
+        found = columns_of(table)
+        for name in self.names:
+            _check_column(name, found)
+        return found
+
     def encode(self, table: Any, dtype: Any = np.float32) -> tuple[np.ndarray, Problems]:
         """Return the features of a table, `(rows, features)`, and the rows that cannot be read with the reason for each."""
-        found = columns_of(table)
+        found = self._read(table)
         problems: Problems = {}
         rows = len(next(iter(found.values()), ()))
         features = np.empty((rows, len(self.features)), dtype)
         start = 0
-        for column in self.columns:
-            if isinstance(column, LeftOut):
-                continue
-            _check_column(column.name, found)
+        for column in self._readable:
             end = start + len(column.features)
             features[:, start:end] = column.encode(found[column.name], problems)
             start = end
@@ -499,13 +498,10 @@ class TableEncoder:
         Numbers are as they are, words are their place among the levels (-1 for others), dates are days since 1970, missing
         values are NaN: what an exported file takes, which makes features of them itself.
         """
-        found = columns_of(table)
+        found = self._read(table)
         problems: Problems = {}
-        read = [column for column in self.columns if not isinstance(column, LeftOut)]
-        for column in read:
-            _check_column(column.name, found)
-        codes = [column.codes(found[column.name], problems) for column in read]
-        return np.stack(codes, 1).astype(np.float64), dict(sorted(problems.items()))
+        codes = [column.codes(found[column.name], problems) for column in self._readable]
+        return np.stack(codes, 1), dict(sorted(problems.items()))
 
     def transform(self, table: Any, dtype: Any = np.float32) -> np.ndarray:
         """Return the features of a table, `(rows, features)`; refuse rows that cannot be read."""
@@ -519,7 +515,7 @@ class TableEncoder:
     def missing(self, table: Any) -> dict[str, np.ndarray]:
         """Return, for each column that is read, where its values are missing."""
         found = columns_of(table)
-        return {c.name: c.missing(found[c.name]) for c in self.columns if not isinstance(c, LeftOut)}
+        return {column.name: column.missing(found[column.name]) for column in self._readable}
 
     def unseen(self, table: Any) -> dict[str, tuple[str, ...]]:
         """Return, for each column of words, values that the training rows did not have."""
@@ -535,15 +531,10 @@ class TableEncoder:
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Return name, reading and remark of each column."""
+        filled = ["missing values filled in" if getattr(c, "indicator", False) else "" for c in self.columns]
         return [
-            (
-                column.name,
-                column.read_as,
-                ", ".join(
-                    filter(None, ["missing values filled in" if _marks_missing(column) else "", column.note])
-                ),
-            )
-            for column in self.columns
+            (column.name, column.read_as, ", ".join(filter(None, [remark, column.note])))
+            for column, remark in zip(self.columns, filled, strict=True)
         ]
 
     def explain(self) -> str:
@@ -568,13 +559,19 @@ def _from_json(values: Mapping[str, Any]) -> Column:
     return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()})
 
 
-def _marks_missing(column: Column) -> bool:
-    return getattr(column, "indicator", False)
-
-
 def _check_column(name: str, found: Mapping[str, Any]) -> None:
     if name not in found:
         raise ValueError(f"The table has no column {name!r}; its columns are {', '.join(found)}.")
+
+
+def _learn(
+    name: str, values: np.ndarray, target: np.ndarray | None, drop: Sequence[str], keep: Sequence[str]
+) -> Column:
+    """Decide what a column is, if it should be a feature at all, and learn what reading it takes."""
+    if name in drop:
+        return LeftOut(name, "as asked")
+    why = "" if name in keep else _why_left_out(name, values, target)
+    return LeftOut(name, why) if why else _decide(name, values, _giveaway(values, target)).learn(values)
 
 
 def _decide(name: str, values: np.ndarray, note: str) -> Column:
@@ -584,19 +581,24 @@ def _decide(name: str, values: np.ndarray, note: str) -> Column:
     if values.dtype.kind == "M":
         return Date(name, note=note)
     counts = Counter(text for text in texts_of(values) if text is not None)
-    return _decide_text(name, counts, note) or Category(name, note=note)
+    return _numbers(name, counts, note) or _dates(name, counts, note) or Category(name, note=note)
 
 
-def _decide_text(name: str, counts: Counter[str], note: str) -> Column | None:
-    """Return the numbers or dates that texts say; None where they are words."""
+def _numbers(name: str, counts: Counter[str], note: str) -> Number | None:
+    """Return the column that texts are which say numbers, or true and false; None where they do not."""
     if {text.lower() for text in counts} <= {"true", "false"}:
         return Number(name, boolean=True, note=note)
     words = sorted(text for text in counts if number_of(text) is None)
     # A few words among many different numbers stand for missing values.
     few = sum(counts[word] for word in words) <= counts.total() / 10 and len(counts) - len(words) > _SURELY
-    if few or not words:
-        said = f"{_shown(words)} read as missing" if words else ""
-        return Number(name, empty=tuple(words), note=_both(said, note))
+    if words and not few:
+        return None
+    said = f"{shown(words)} read as missing" if words else ""
+    return Number(name, empty=tuple(words), note=_both(said, note))
+
+
+def _dates(name: str, counts: Counter[str], note: str) -> Date | None:
+    """Return the column that texts are which say dates; None where they do not."""
     for form in _DATE_FORMATS:
         if _are_days(counts, form):
             unsure = form == "%d/%m/%Y" and _are_days(counts, "%m/%d/%Y")
@@ -612,7 +614,8 @@ def _both(one: str, other: str) -> str:
     return "; ".join(filter(None, [one, other]))
 
 
-def _shown(texts: Sequence[str]) -> str:
+def shown(texts: Sequence[str]) -> str:
+    """Return the first of some texts, for a message."""
     return ", ".join(map(repr, texts[:3])) + (", ..." if len(texts) > 3 else "")
 
 

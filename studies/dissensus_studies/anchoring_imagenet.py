@@ -116,8 +116,8 @@ class FolderImages(Dataset[tuple[Tensor, int]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         path = self.paths[index]
-        opener = partial(_random_crop, path, self.size) if self.training else partial(open_picture, path)
-        pixels = decode([opener], [str(path)], self.size)[0].expand(3, -1, -1)
+        picture = _random_crop(path, self.size) if self.training else open_picture(path)
+        pixels = decode([picture], [str(path)], self.size)[0].expand(3, -1, -1)
         if self.training and torch.rand(()) < 0.5:
             pixels = pixels.flip(-1)
         return normalise(pixels[None])[0], self.labels[index]
@@ -183,7 +183,7 @@ def _spread(count: int, limit: int | None) -> list[int]:
 
 
 def _pixels(paths: Sequence[Path], size: int) -> Tensor:
-    x = decode([partial(open_picture, path) for path in paths], [str(path) for path in paths], size)
+    x = decode(map(open_picture, paths), [str(path) for path in paths], size)
     return x.expand(-1, 3, -1, -1).contiguous()
 
 
