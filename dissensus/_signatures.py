@@ -9,7 +9,7 @@ import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import wraps
-from math import isfinite, isnan
+from math import inf, isnan
 from operator import index
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -79,8 +79,10 @@ def whole_number(name: str, value: Any, least: int | None = None, *, tail: str =
     return number
 
 
-def real_number(name: str, value: Any, *, least: float = 0.0, above: bool = False) -> float:
-    """Return a finite number of any origin as Python's own, at least (or above) a bound, or say what is wrong with it.
+def real_number(
+    name: str, value: Any, *, least: float = 0.0, above: bool = False, below: float = inf
+) -> float:
+    """Return a finite number of any origin as Python's own, at least (or above) a bound and below another, or say what is wrong.
 
     Example:
         >>> real_number("lr", float("nan"))
@@ -91,10 +93,10 @@ def real_number(name: str, value: Any, *, least: float = 0.0, above: bool = Fals
         number = float("nan") if isinstance(value, str | bytes | bool) else float(value)
     except (TypeError, ValueError, RuntimeError):
         number = float("nan")
-    if not isfinite(number) or number < least or (above and number == least):
-        raise ValueError(
-            f"`{name}` must be a number {'above' if above else 'of at least'} {least:g}; got {value!r}."
-        )
+    if not least <= number < below or (above and number == least):
+        most = "" if below == inf else f" and below {below:g}"
+        bounds = f"{'above' if above else 'of at least'} {least:g}{most}"
+        raise ValueError(f"`{name}` must be a number {bounds}; got {value!r}.")
     return number
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -109,7 +109,7 @@ def export(
         example = tree_map(lambda leaf: torch.as_tensor(leaf).cpu(), plain(example))
     except (TypeError, RuntimeError, ValueError):
         example = None
-    _check(members, path, precision, example)
+    _check(path, precision, example)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.stem}.tmp{path.suffix}")
     with evaluation_mode(members):
@@ -125,16 +125,9 @@ def export(
     return Exported(path, path.stat().st_size, error, correlation)
 
 
-def _check(members: Members, path: Path, precision: str, example: Any) -> None:
-    if not isinstance(members, Members):
-        raise ValueError(
-            f"`members` must be an ensemble, such as a DeepEnsemble; got {type(members).__name__}. Wrap networks with "
-            "`ds.DeepEnsemble.from_members([net, ...])`."
-        )
+def _check(path: Path, precision: str, example: Any) -> None:
     if path.suffix not in (".onnx", ".pt2"):
         raise ValueError(f"Files are written as .onnx or .pt2; got {path.name!r}.")
-    if precision not in get_args(Precision):
-        raise ValueError(f"`precision` must be one of {', '.join(get_args(Precision))}; got {precision!r}.")
     if precision == "int8" and path.suffix == ".pt2":
         raise ValueError("8-bit weights are written to .onnx files only; choose that, or precision='fp16'.")
     leaves = tree_flatten(example)[0]

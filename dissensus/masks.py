@@ -11,7 +11,6 @@ cancels, so `scale` matters only through `ones`: `solve` finds the `ones` whose 
 import math
 from dataclasses import dataclass
 from functools import cache
-from numbers import Integral
 from typing import TypeAlias
 
 import numpy as np
@@ -313,5 +312,3 @@ def _check(**settings: int | float) -> None:
     for name, value in settings.items():
         if not value >= 1:
             raise ValueError(f"`{name}` must be at least 1; got {value}. Take {name}=1 or more.")
-        if name != "scale" and not isinstance(value, Integral):
-            raise ValueError(f"`{name}` must be a whole number; got {value}. Take {name}={round(value)}.")

@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
-from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -12,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dissensus import metrics
-from dissensus._signatures import checked
+from dissensus._signatures import checked, real_number, whole_number
 from dissensus.caching import cache_features
 from dissensus.data.features import CachedFeatures, as_real
 from dissensus.data.sources import Array, Pairs, check_labels_fit, device_named, device_of
@@ -122,10 +121,10 @@ def linear_probe(
         >>> probe.accuracy > 0.9, len(probe.curve)
         (True, 7)
     """
-    if isinstance(strengths, Tensor | np.ndarray):
-        strengths = strengths.tolist()
-    _check(method, strengths, validation_share)
-    _check_counts(max_steps=max_steps, epochs=epochs, batch_size=batch_size)
+    strengths = _checked(strengths)
+    real_number("validation_share", validation_share, above=True, below=1.0)
+    for name, count in {"max_steps": max_steps, "epochs": epochs, "batch_size": batch_size}.items():
+        whole_number(name, count, 1)
     net = _one_network(backbone)
     place = device_of(net) if device is None else device_named(device)
     (x, y), (x_test, y_test) = (_features(net, data, batch_size, place) for data in (train, test))
@@ -165,6 +164,17 @@ def linear_probe(
     )
 
 
+def _checked(strengths: Sequence[float] | Array) -> list[float]:
+    listed = np.asarray(strengths).tolist()
+    if not isinstance(listed, list) or not all(
+        isinstance(each, int | float) and 0 < each < inf for each in listed or [0]
+    ):
+        raise ValueError(
+            f"`strengths` must be finite positive numbers, at least one; got {strengths!r}. For one alone write [1.0]."
+        )
+    return listed
+
+
 def _one_network(backbone: nn.Module | None) -> nn.Module:
     if isinstance(backbone, HeadEnsemble):
         return backbone.backbone
@@ -174,24 +184,6 @@ def _one_network(backbone: nn.Module | None) -> nn.Module:
             "backbone, _ = ds.cut(ens.member(0), 1)."
         )
     return backbone or nn.Identity()
-
-
-def _check(method: str, strengths: Any, share: float) -> None:
-    if method not in ("lbfgs", "sgd"):
-        raise ValueError(f"`method` must be 'lbfgs' or 'sgd'; got {method!r}.")
-    listed = isinstance(strengths, Sequence) and not isinstance(strengths, str) and len(strengths) > 0
-    if not listed or not all(isinstance(each, Real) and 0 < float(each) < inf for each in strengths):
-        raise ValueError(
-            f"`strengths` must be finite positive numbers, at least one; got {strengths!r}. For one alone write [1.0]."
-        )
-    if not isinstance(share, Real) or not 0 < share < 1:
-        raise ValueError(f"`validation_share` must be a number between 0 and 1; got {share!r}.")
-
-
-def _check_counts(**counts: int) -> None:
-    for name, count in counts.items():
-        if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
-            raise ValueError(f"`{name}` must be a whole number, at least 1; got {count!r}.")
 
 
 def _check_width(x: Tensor, like: Tensor, name: str) -> None:

@@ -52,10 +52,6 @@ def save(members: Members, folder: str | Path) -> None:
     """
     from safetensors.torch import save as as_bytes
 
-    if not isinstance(members, Members):
-        raise ValueError(
-            f"`members` must be an ensemble, such as a DeepEnsemble; got {type(members).__name__}."
-        )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     # Copies: parameters that are tied share their memory.

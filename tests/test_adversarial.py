@@ -138,8 +138,8 @@ def test_norm_penalty_adds_each_members_unsquared_norm():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: obj.Adversarial(obj.Independent(), epsilon=-1.0), "negative"),
-        (lambda: obj.VirtualAdversarial(obj.Independent(), xi=0.0), "positive"),
+        (lambda: obj.Adversarial(obj.Independent(), epsilon=-1.0), "of at least 0"),
+        (lambda: obj.VirtualAdversarial(obj.Independent(), xi=0.0), "above 0"),
         (lambda: obj.Adversarial(obj.NormPenalty(obj.Independent(), 1.0)), "objective on outputs"),
     ],
 )

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dissensus import objectives as obj
-from dissensus.objectives.disagreement import mean_over_pairs, oriented
+from dissensus.objectives.disagreement import mean_over_pairs
 from dissensus.objectives.loss_guided import weights_from_losses
 
 
@@ -185,7 +185,6 @@ def test_inverse_probability_weights_are_in_proportion_to_it_with_the_same_mean(
     ("make", "message"),
     [
         (lambda: obj.a2d_from_logits(torch.zeros(2, 3), torch.zeros(2, 3), "third"), "orientation"),
-        (lambda: oriented(obj.PAIR_TERMS["kl"], "random"), "orientation"),
         (lambda: obj.LossGuided(regulariser="kll"), "jensen_shannon"),
         (lambda: obj.divdis(torch.zeros(1, 2, 3)), "two members"),
     ],

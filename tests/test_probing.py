@@ -152,7 +152,7 @@ def test_the_global_generators_are_left_alone():
         ({"strengths": "a"}, "`strengths` must be a list or tuple"),
         ({"strengths": [1.0, "a"]}, "`strengths` must be finite positive numbers"),
         ({"strengths": [float("nan")]}, "`strengths` must be finite positive numbers"),
-        ({"validation_share": 1.0}, "between 0 and 1"),
+        ({"validation_share": 1.0}, "above 0 and below 1"),
         ({"validation_share": "a"}, "must be a number; got 'a'"),
         ({"max_steps": 0}, "max_steps"),
         ({"max_steps": 2.5}, "`max_steps` must be a whole number"),

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dissensus._files import read_state, write_state
-from dissensus._signatures import checked
+from dissensus._signatures import checked, whole_number
 from dissensus.conformal.ranks import (
     Floats,
     Values,
@@ -19,7 +19,6 @@ from dissensus.conformal.ranks import (
     p_values_among,
     vector,
     warn_of_few,
-    whole,
 )
 
 if TYPE_CHECKING:
@@ -303,7 +302,7 @@ def _chosen(
         raise ValueError(
             f"Choosing a score takes {2 * _SHARE_TO_CHOOSE} held-out inputs or more; got {total}. Name a score instead."
         )
-    order = np.random.default_rng(whole(seed, "seed", 0)).permutation(total)
+    order = np.random.default_rng(whole_number("seed", seed, 0)).permutation(total)
     choosing, kept = np.split(order, [total // _SHARE_TO_CHOOSE])
     aurocs = {name: float(auroc(strange[name], own[choosing])) for name, own in known.items()}
     best = max(candidates, key=lambda one: aurocs[one.name])
@@ -326,8 +325,6 @@ def scorer_of(members: "Members", held_out: Any, score: Score, loss: str) -> Sco
 
     as_members(members, "ens")
     if not isinstance(score, str):
-        if not callable(score):
-            raise ValueError(f"`score` must be a name or a function of member outputs; got {score!r}.")
         return Scorer(score, loss)
     if score != "auto" and score not in SCORES and score not in REGRESSION_SCORES:
         raise ValueError(

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dissensus._signatures import checked
+from dissensus._signatures import checked, real_number
 from dissensus.conformal.ranks import (
     Floats,
     Values,
@@ -77,11 +77,7 @@ def sets(
         raise ValueError(
             f"`y_cal` must be classes from 0 to {held_out.shape[1] - 1}; got {y.min()} to {y.max()}."
         )
-    if method not in ("lac", "aps", "raps"):
-        raise ValueError(f"`method` must be 'lac', 'aps' or 'raps'; got {method!r}.")
-    if penalty < 0:
-        raise ValueError(f"`penalty` must be 0 or more; got {penalty}.")
-    slope = penalty if method == "raps" else 0.0
+    slope = real_number("penalty", penalty) if method == "raps" else 0.0
     of_true = _class_scores(held_out, method, slope, free_ranks)[np.arange(len(y)), y]
     limits = (
         np.array([_limit(of_true[y == c], level, f"class {c}") for c in range(held_out.shape[1])])
@@ -137,10 +133,8 @@ def intervals(
         if min(second.min(), new_second.min()) <= 0:
             raise ValueError("Standard deviations must be positive; got 0 or less. Pass (mean, sd).")
         scores = np.abs(y - first) / second
-    elif method == "cqr":
-        scores = np.maximum(first - y, y - second)
     else:
-        raise ValueError(f"`method` must be 'normalised' or 'cqr'; got {method!r}.")
+        scores = np.maximum(first - y, y - second)
     reach = _limits_by_group(scores, level, groups_cal, groups, len(new_first))
     if method == "normalised":
         ends = new_first - reach * new_second, new_first + reach * new_second
@@ -202,10 +196,6 @@ def _probabilities(values: Values, name: str) -> NDArray[np.float64]:
     return found
 
 
-def _two(values: Any, name: str, size: int | None = None) -> tuple[Floats, Floats]:
-    if not isinstance(values, tuple | list) or len(values) != 2:
-        raise ValueError(
-            f"`{name}` must be a pair of arrays, (mean, sd) or (low, high); got {type(values).__name__}."
-        )
+def _two(values: tuple[Values, Values], name: str, size: int | None = None) -> tuple[Floats, Floats]:
     first = vector(values[0], name, size)
     return first, vector(values[1], name, len(first))

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dissensus._files import read_state, write_state
-from dissensus._signatures import checked
+from dissensus._signatures import checked, whole_number
 from dissensus.conformal.alarm import Score, Scorer, inputs_of, scorer_of
-from dissensus.conformal.ranks import Floats, Values, array, vector, whole
+from dissensus.conformal.ranks import Floats, Values, array, vector
 
 if TYPE_CHECKING:
     from dissensus.members import Members
@@ -201,9 +201,9 @@ class DriftMonitor:
         found = vector(scores, "scores")
         if len(found) < 3:
             raise ValueError(f"A monitor takes 3 held-out inputs or more; got {len(found)}. Hold out more.")
-        if not 2 <= whole(bins, "bins", 2) <= 256:
+        if not 2 <= whole_number("bins", bins, 2) <= 256:
             raise ValueError(f"`bins` must lie in 2..256; got {bins}.")
-        order = np.random.default_rng(whole(seed, "seed", 0)).permutation(len(found))
+        order = np.random.default_rng(whole_number("seed", seed, 0)).permutation(len(found))
         for_edges, history = np.split(found[order], [len(found) // 3])
         edges = np.unique(np.quantile(for_edges, np.arange(1, bins) / bins, method="inverted_cdf"))
         counts = np.bincount(np.searchsorted(edges, history), minlength=len(edges) + 1)
@@ -321,12 +321,12 @@ def two_sample(reference: Values, batch: Values, *, permutations: int = 999, see
     first, second = vector(reference, "reference"), vector(batch, "batch")
     values, groups = np.unique(np.concatenate([first, second]), return_inverse=True)
     member = np.arange(len(groups)) >= len(first)
-    rng = np.random.default_rng(whole(seed, "seed", 0))
+    rng = np.random.default_rng(whole_number("seed", seed, 0))
     found = _distance(groups, member, len(values))
     # Distances are differences of fractions: equal ones may differ by rounding.
     others = [
         _distance(groups, rng.permutation(member), len(values))
-        for _ in range(whole(permutations, "permutations", 1))
+        for _ in range(whole_number("permutations", permutations, 1))
     ]
     return float((1 + np.sum(np.asarray(others) >= found - 1e-12)) / (permutations + 1))
 

@@ -92,22 +92,11 @@ def labels_of(values: Any, name: str, size: int) -> NDArray[Any]:
     return found
 
 
-def fraction(value: Any, name: str) -> float:
+def fraction(value: float, name: str) -> float:
     """Return a number between 0 and 1, both excluded."""
-    try:
-        found = float(value)
-    except (TypeError, ValueError):
-        found = float("nan")
-    if not 0 < found < 1:
+    if not 0 < value < 1:
         raise ValueError(f"`{name}` must lie between 0 and 1, both excluded; got {value!r}.")
-    return found
-
-
-def whole(value: Any, name: str, least: int) -> int:
-    """Return a whole number that is not too small."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise ValueError(f"`{name}` must be a whole number of at least {least}; got {value!r}.")
-    return int(value)
+    return value
 
 
 def warn_of_few(num: int, rate: float, who: str, effect: str) -> None:

@@ -7,24 +7,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from dissensus._signatures import checked
+from dissensus._signatures import checked, real_number, whole_number
 from dissensus.data.trees import Tree, describe, named_leaves
 from dissensus.members import View
 from dissensus.objectives.objective import Objective, OutputObjective, Parts, Step, Wrapper
 from dissensus.randomness import Noise
-
-
-@dataclass(frozen=True)
-class _OutputWrapper(Wrapper):
-    """A wrapper that judges outputs of inputs it changed itself."""
-
-    inner: OutputObjective
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.inner, OutputObjective):
-            raise ValueError(
-                f"{type(self).__name__} wraps an objective on outputs, such as Independent(); got {type(self.inner).__name__}."
-            )
 
 
 @checked
@@ -42,7 +29,7 @@ def fast_gradient_sign(x: Tensor, gradient: Tensor | None, epsilon: Tensor | flo
 
 @checked
 @dataclass(frozen=True)
-class Adversarial(_OutputWrapper):
+class Adversarial(Wrapper):
     r"""Train on each batch and on its fast-gradient-sign copy, half and half.
 
     $$\tfrac12\,\ell(x) + \tfrac12\,\ell(x'),\qquad x' = x + \epsilon\,\mathrm{sign}(\nabla_x \ell(x))$$
@@ -61,15 +48,14 @@ class Adversarial(_OutputWrapper):
         <https://arxiv.org/abs/1612.01474>.
     """
 
+    inner: OutputObjective
     epsilon: float = 0.01
     of_range: bool = False
     ranges: Any = None
     part: str | int | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.epsilon < 0:
-            raise ValueError(f"`epsilon` must not be negative; got {self.epsilon}.")
+        real_number("epsilon", self.epsilon)
 
     def prepare(self, x: Any) -> Objective:
         """Measure the inputs' ranges where they are wanted."""
@@ -162,15 +148,9 @@ class VirtualAdversarial(Wrapper):
     streams: ClassVar[tuple[str, ...]] = ("unlabelled",)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.inner, Objective):
-            raise ValueError(
-                f"VirtualAdversarial wraps an objective, such as Independent(); got {type(self.inner).__name__}."
-            )
-        if min(self.epsilon, self.xi) <= 0 or self.iterations < 1:
-            raise ValueError(
-                "`epsilon` and `xi` must be positive and `iterations` at least 1; "
-                f"got {self.epsilon}, {self.xi} and {self.iterations}."
-            )
+        real_number("epsilon", self.epsilon, above=True)
+        real_number("xi", self.xi, above=True)
+        whole_number("iterations", self.iterations, 1)
 
     def __call__(self, members: View, x: Any, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Return the inner loss plus the weighted smoothness, and both."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from dissensus._signatures import checked
+from dissensus._signatures import checked, real_number
 from dissensus.data.features import CachedFeatures, content_of, wrapped
 from dissensus.data.sources import Array, Inputs, all_inputs, as_tensor
 from dissensus.data.trees import join_rows
@@ -37,7 +37,7 @@ from dissensus.objectives.loss_guided import (
     drawn_scale,
 )
 from dissensus.objectives.losses import class_labels
-from dissensus.objectives.objective import BatchNorm, Objective, Parts, Step, check_batch_norm
+from dissensus.objectives.objective import BatchNorm, Objective, Parts, Step
 from dissensus.types import Correct
 
 
@@ -92,11 +92,9 @@ class Disagree(Objective):
         check_class_weights(self.class_weights, self.likelihood)
         check_strength(self.strength)
         check_active(self.active)
-        check_batch_norm(self.batch_norm)
-        if not 0.0 <= self.label_smoothing < 1.0:
-            raise ValueError(f"`label_smoothing` must be in [0, 1); got {self.label_smoothing}.")
+        real_number("label_smoothing", self.label_smoothing, below=1.0)
         if self.regulariser != "divdis":
-            oriented(pair_term(self.regulariser), self.orientation)
+            pair_term(self.regulariser)
         if self.sequential and (self.active is not None or self.regulariser == "divdis"):
             raise ValueError(
                 "sequential=True trains one member at a time against pairs with the earlier ones. "

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from itertools import combinations
 from math import log
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -146,8 +146,6 @@ def pair_term(regulariser: str | PairTerm) -> PairTerm:
 
 def oriented(term: PairTerm, orientation: Orientation) -> PairTerm:
     """Return the term with its arguments as they are, exchanged, or both ways summed."""
-    if orientation not in get_args(Orientation):
-        raise ValueError(f"`orientation` must be 'first', 'second' or 'both'; got {orientation!r}.")
     if orientation == "first":
         return term
     if orientation == "second":

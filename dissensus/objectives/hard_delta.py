@@ -3,14 +3,12 @@
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from math import isfinite
-from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from dissensus._signatures import checked
+from dissensus._signatures import checked, real_number, whole_number
 from dissensus.members import View
 from dissensus.members.members import Keys
 from dissensus.objectives.adversarial import VirtualAdversarial
@@ -23,7 +21,6 @@ from dissensus.objectives.objective import (
     Parts,
     Step,
     Wrapper,
-    check_batch_norm,
 )
 from dissensus.randomness import Noise, seeded
 
@@ -203,6 +200,7 @@ _WITH_FACTOR = ("low_rank", "full")
 _DRAWS, _DRAWS_OF_A_BATCH = 1000, 8
 
 
+@checked
 @dataclass(frozen=True)
 class HardDelta(Wrapper):
     r"""Ask that an anchored network says nothing of residuals t from the tails of their law, under a masked reference.
@@ -257,16 +255,6 @@ class HardDelta(Wrapper):
     measured: Tensor | None = None
 
     def __post_init__(self) -> None:
-        _check_inner(self)
-        check_batch_norm(self.batch_norm)
-        choices = {
-            "law": (self.law, get_args(Law)),
-            "tails": (self.tails, get_args(Tails)),
-            "statistics": (self.statistics, get_args(Statistics)),
-        }
-        for name, (value, allowed) in choices.items():
-            if value not in allowed:
-                raise ValueError(f"`{name}` must be {' or '.join(map(repr, allowed))}; got {value!r}.")
         if self.inner.likelihood.kind != "classes":
             raise ValueError(
                 f"HardDelta asks for uniform class probabilities; the loss is {self.inner.likelihood.name!r}. Use it for "
@@ -286,21 +274,12 @@ class HardDelta(Wrapper):
                 f"law={self.law!r} with tails='real' is measured on each batch: what the network makes of residuals changes with its "
                 "weights, and no candidate is drawn. Leave `statistics` out, or draw candidates with tails='drawn'."
             )
-        self._check_numbers()
-
-    def _check_numbers(self) -> None:
-        counts = {"draws": self.draws, "rank": self.rank, "samples": self.samples}
-        for name, count in counts.items():
-            if count is None and name != "rank":
-                continue
-            if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
-                raise ValueError(f"`{name}` must be a whole number, at least 1; got {count!r}.")
-        if not isinstance(self.weight, Real) or not isfinite(self.weight) or self.weight < 0:
-            raise ValueError(f"`weight` must be a finite number that is not negative; got {self.weight!r}.")
-        if not isinstance(self.radius, Real) or not isfinite(self.radius) or self.radius <= 0:
-            raise ValueError(f"`radius` must be a finite, positive number; got {self.radius!r}.")
-        if not isinstance(self.warm_up, Real) or not 0.0 <= self.warm_up < 1.0:
-            raise ValueError(f"`warm_up` is a share of the run, a number in [0, 1); got {self.warm_up!r}.")
+        for name in ("draws", "rank", "samples"):
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name), 1)
+        real_number("weight", self.weight)
+        real_number("radius", self.radius, above=True)
+        real_number("warm_up", self.warm_up, below=1.0)
 
     @property
     def least_likely_of(self) -> int:
@@ -401,6 +380,7 @@ class HardDelta(Wrapper):
         return _masked(members, anchored, run, residuals)
 
 
+@checked
 @dataclass(frozen=True)
 class MaskedUniform(Wrapper):
     """Give the uniform target to examples whose reference is masked: of the residual alone nothing should be said.
@@ -413,10 +393,9 @@ class MaskedUniform(Wrapper):
             `NormPenalty`, `VirtualAdversarial` and `HardDelta` go around it.
     """
 
-    inner: OutputObjective
+    inner: Objective
 
     def __post_init__(self) -> None:
-        _check_inner(self)
         name = type(self.inner).__name__
         if isinstance(self.inner, _AROUND):
             raise ValueError(
@@ -444,6 +423,7 @@ class MaskedUniform(Wrapper):
         masked = anchored.masked(members.pass_keys(), outputs.shape[1])
         classes = outputs.shape[-1]
         targets = torch.where(masked[..., None], 1 / classes, class_targets(y, classes))
+        assert isinstance(self.inner, OutputObjective)
         return self.inner.on_outputs_of(members, outputs, targets, step)
 
 
@@ -457,15 +437,7 @@ def uniform_where_masked(objective: Objective) -> Objective:
         return objective
     if isinstance(objective, _AROUND):
         return replace(objective, inner=uniform_where_masked(objective.inner))
-    return MaskedUniform(objective)  # type: ignore[arg-type]  # refuses what it cannot wrap
-
-
-def _check_inner(objective: Wrapper) -> None:
-    if not isinstance(objective.inner, Objective):
-        raise ValueError(
-            f"`inner` must be an objective, such as Independent(); got {objective.inner!r:.60}. Write "
-            f"{type(objective).__name__}(Independent())."
-        )
+    return MaskedUniform(objective)  # refuses what it cannot wrap
 
 
 def _anchored(members: View, objective: Objective) -> "Anchored":

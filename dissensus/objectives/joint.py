@@ -3,14 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
-from numbers import Real
 from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dissensus._signatures import checked
+from dissensus._signatures import checked, real_number
 from dissensus.objectives.likelihoods import (
     IGNORED,
     Likelihood,
@@ -87,8 +86,6 @@ UNBOUNDED = (
 
 def check_beta(beta: float, allow_unbounded: bool = False, name: str = "beta") -> None:
     """Refuse a share of joint training below 0, and above 1 unless the caller insists."""
-    if not isinstance(beta, Real):
-        raise ValueError(f"`{name}` must be a number in [0, 1], or a schedule; got {beta!r}.")
     # Written so that NaN, for which every comparison is false, is refused too.
     if not beta >= 0:
         raise ValueError(f"`{name}` must lie in [0, 1]; got {beta:g}. Use 0 for independent training.")
@@ -157,12 +154,7 @@ class Joint(OutputObjective):
         if not callable(self.loss) and self.loss not in LOSSES:
             raise ValueError(f"`loss` must be one of {', '.join(LOSSES)} or a function; got {self.loss!r}.")
         check_class_weights(self.class_weights, likelihood_of(self.loss))
-        if self.average not in ("probs", "scores"):
-            raise ValueError(f"`average` must be 'probs' or 'scores'; got {self.average!r}.")
-        if not 0.0 <= self.member_dropout < 1.0:
-            raise ValueError(f"`member_dropout` must be in [0, 1); got {self.member_dropout}.")
-        if self.dropout_per not in ("batch", "example"):
-            raise ValueError(f"`dropout_per` must be 'batch' or 'example'; got {self.dropout_per!r}.")
+        real_number("member_dropout", self.member_dropout, below=1.0)
         if self.weights is not None and (min(self.weights) < 0 or abs(sum(self.weights) - 1) > 1e-6):
             raise ValueError(f"`weights` must be non-negative and sum to 1; got {self.weights}.")
 

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -25,14 +25,6 @@ from dissensus.randomness import Noise, fold
 Parts = dict[str, Tensor]
 Batches = Literal["own", "shared"]
 BatchNorm = Literal["eval", "mix", "train"]
-
-
-def check_batch_norm(batch_norm: str) -> None:
-    """Refuse what is no way to normalise a second batch."""
-    if batch_norm not in get_args(BatchNorm):
-        raise ValueError(
-            f"`batch_norm` must be {' or '.join(map(repr, get_args(BatchNorm)))}; got {batch_norm!r}."
-        )
 
 
 @dataclass
@@ -266,15 +258,12 @@ class Independent(OutputObjective):
 
     def __post_init__(self) -> None:
         likelihood = likelihood_of(self.loss)
-        kind = likelihood.kind
-        if not 0.0 <= self.label_smoothing < 1.0:
-            raise ValueError(f"`label_smoothing` must be in [0, 1); got {self.label_smoothing}.")
+        real_number("label_smoothing", self.label_smoothing, below=1.0)
         check_class_weights(self.class_weights, likelihood)
         meant = replace(likelihood, class_axis=self.class_axis, ignore_index=self.ignore_index)
         self.__dict__["_likelihood"] = meant
-        if kind == "labels" and not self.over_classes:
-            return
-        if kind != "classes" and (self.label_smoothing or self.over_classes):
+        smoothed = likelihood.kind not in ("classes", "labels") and self.label_smoothing
+        if smoothed or (likelihood.kind != "classes" and self.over_classes):
             raise ValueError(
                 f"`label_smoothing` and `over_classes` are for class labels; the loss is {self.loss!r}."
             )
