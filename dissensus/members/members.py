@@ -336,7 +336,9 @@ class Members(nn.Module, ABC):
         if not self.separate:
             return
         for name, tensor in new.items():
-            tensors[name].index_copy_(0, rows, tensor)
+            # Keys stay as they are; writing them back would cost each step two kernels on a GPU.
+            if name.rpartition(".")[2] != "member_keys":
+                tensors[name].index_copy_(0, rows, tensor)
 
     def sums_by_member(self, values: Mapping[str, Tensor], view: "View") -> Tensor:
         """Return the sum of values that are shaped like a view's trained parameters, one for each of its members."""

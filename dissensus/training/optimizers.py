@@ -355,8 +355,9 @@ class RowOptimizer:
             count.add_(1)
         else:
             # Rows differ from each other. Adding at an index, which allows for repeats, takes ten kernels on a GPU.
-            count.index_copy_(0, rows, count.index_select(0, rows) + 1)
-            count, lr, decay = (t.index_select(0, rows) for t in (count, lr, decay))
+            now = count.index_select(0, rows) + 1
+            count.index_copy_(0, rows, now)
+            count, lr, decay = now, lr.index_select(0, rows), decay.index_select(0, rows)
         rates = (lr * factor)[:, None]
         decays = decay[:, None] if self.decays else None
         if "column_lr" in tensors:
