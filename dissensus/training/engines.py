@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -238,7 +238,7 @@ def single_member_step(train_step: TrainStep) -> TrainStep:
 log = logging.getLogger("dissensus")
 
 EngineName = Literal["auto", "eager", "captured", "compiled"]
-ENGINES = ("auto", "eager", "captured", "compiled")
+ENGINES = get_args(EngineName)
 
 
 class Recorded(Engine):
@@ -404,9 +404,7 @@ COMPILE_GAIN = 1.6
 
 
 def check_engine(name: str, traceable: bool) -> None:
-    """Refuse an engine that there is not, or that the optimizer cannot run with."""
-    if name not in ENGINES:
-        raise ValueError(f"`engine` must be one of {', '.join(ENGINES)}; got {name!r}.")
+    """Refuse an engine that the optimizer cannot run with."""
     if not traceable:
         raise ValueError(
             f"engine={name!r} needs sgd, adam or adamw; other optimizers run with engine='eager'."
@@ -422,22 +420,23 @@ def choose_engine(
     concurrent: int | None = None,
 ) -> Engine:
     """Return the engine asked for (other than the eager one), or by a rule the one that will finish `steps` steps soonest."""
-    if name == "auto" and concurrent is None and (steps < TRACE_STEPS or not train_step.optimizer.traceable):
+    free = name == "auto" and concurrent is None
+    if free and (steps < TRACE_STEPS or not train_step.optimizer.traceable):
         return Eager(train_step)
-    if concurrent is not None:
+    if concurrent:
         _prepare_by_member(train_step, state, size)
     engine = Recorded(train_step, concurrent)
     try:
         plan = engine.prepare(state, size).plan
     except NotTraceableError as problem:
         reason = _random_members(train_step) or problem
-        if name in ("captured", "compiled") or concurrent is not None:
+        if not free:
             raise ValueError(f"The step cannot be traced: {reason}. Use engine='eager'.") from problem
         log.info("training runs eagerly: the step cannot be traced (%s)", reason)
         return Eager(train_step)
-    if name == "compiled" or (name == "auto" and compiling_pays(plan, steps)):
-        return engine.compile(state, size)
-    return engine
+    if name == "auto":
+        name = "compiled" if compiling_pays(plan, steps) else "captured"
+    return engine.compile(state, size) if name == "compiled" else engine
 
 
 def compiling_pays(plan: Plan, steps: int) -> bool:

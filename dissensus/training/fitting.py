@@ -54,50 +54,80 @@ from dissensus.training.feeds import (
 from dissensus.training.mesh import mesh_of
 from dissensus.training.optimizers import Factory
 from dissensus.training.schedules import AnySchedule
-from dissensus.training.trainer import Run, Settings, Trainer, one_of
+from dissensus.training.trainer import Run, Settings, Trainer
 from dissensus.training.validation import CollusionWatch
 
 
-def feed_of(
-    members: Members,
-    data: Pairs | str | Path | Loaded,
-    objective: Objective,
-    batch_size: int | None,
-    batches: Batches | None,
-    last_batch: str,
-    workers: int,
-    seed: int,
-    device: torch.device,
-    accumulate: int = 1,
-) -> tuple[Feed, tuple[Batch, Tensor]]:
-    """Return where batches come from, each of `accumulate` of the size asked for, and a few examples."""
-    if batches == "own" and objective.batches == "shared":
-        raise ValueError(
-            f"{type(objective).__name__} compares members, so they must share batches. Leave `batches` out."
+@dataclass(frozen=True)
+class _Wishes:
+    """How training data is to be gone through; see `fit`."""
+
+    members: Members
+    objective: Objective
+    batch_size: int | None
+    batches: Batches | None
+    last_batch: str
+    workers: int
+    seed: int
+    device: torch.device
+    accumulate: int
+
+    def __post_init__(self) -> None:
+        if self.batch_size is not None:
+            whole_number("batch_size", self.batch_size, 1)
+        whole_number("workers", self.workers, 0)
+
+    @property
+    def size(self) -> int:
+        """Examples a step: `accumulate` batches of the size asked for."""
+        return (self.batch_size or 128) * self.accumulate
+
+    @property
+    def drop(self) -> bool:
+        """Whether a smaller last batch is left out."""
+        return self.last_batch == "drop"
+
+    def order(self, count: int, wish: Batches) -> tuple[Tensor, bool]:
+        """Return the keys of the orders in which so many examples come, and whether each member has one of its own."""
+        if self.drop and count < self.size:
+            raise ValueError(
+                f"last_batch='drop' leaves nothing of {count} examples in batches of {self.size}. Make `batch_size` smaller."
+            )
+        own = (self.batches or wish) == "own" and self.members.own_batches
+        ids = self.members.member_ids
+        labels = [derive(self.seed, "order", m) for m in ids] if own else derive(self.seed, "order")
+        return torch.tensor(labels, dtype=torch.int64, device=self.device), own
+
+    def only_shared(self, reason: str) -> None:
+        """Refuse batches of members' own, for this reason."""
+        if self.batches == "own":
+            raise ValueError(reason)
+
+
+def _feed_of(data: Pairs, wishes: _Wishes) -> tuple[Feed, tuple[Any, Tensor]]:
+    """Return where batches come from, and a few examples."""
+    if wishes.objective.batches == "shared":
+        wishes.only_shared(
+            f"{type(wishes.objective).__name__} compares members, so they must share batches. Leave `batches` out."
         )
-    size = (batch_size or 128) * accumulate
     if isinstance(data, CachedFeatures):
-        return _feature_feed(members, data, objective, size, batches, last_batch, seed, device)
-    arrays = arrays_of(data)
-    if arrays is not None:
-        rows, y, weights = arrays
-        return _array_feed(
-            members, rows, y, weights, objective, size, batches, last_batch, workers, seed, device
-        )
-    if batches == "own":
-        raise ValueError(
-            "A Dataset or DataLoader gives shared batches. For batches='own' hand over tensors or arrays."
-        )
+        return _feature_feed(data, wishes)
+    if (arrays := arrays_of(data)) is not None:
+        return _array_feed(*arrays, wishes)
+    wishes.only_shared(
+        "A Dataset or DataLoader gives shared batches. For batches='own' hand over tensors or arrays."
+    )
     if isinstance(data, DataLoader):
-        if batch_size is not None:
+        if wishes.batch_size is not None:
             raise ValueError("A DataLoader has its own batch size; leave `batch_size` out.")
-        return LoaderFeed(data, seed, device, accumulate), _first_of(data, 1)
+        return LoaderFeed(data, wishes.seed, wishes.device, wishes.accumulate), _first_of(data, 1)
     assert isinstance(data, Dataset)
     if isinstance(data, IterableDataset):
         raise ValueError(
             "An IterableDataset has no length and no order to shuffle. Hand over a DataLoader around one that has a length."
         )
-    return DatasetFeed(data, size, seed, device, last_batch == "drop", workers), _first_of(data, 2)
+    feed = DatasetFeed(data, wishes.size, wishes.seed, wishes.device, wishes.drop, wishes.workers)
+    return feed, _first_of(data, 2)
 
 
 def _first_of(data: Pairs, batch_size: int) -> tuple[Batch, Tensor]:
@@ -108,73 +138,38 @@ def _first_of(data: Pairs, batch_size: int) -> tuple[Batch, Tensor]:
 
 
 def _array_feed(
-    members: Members,
-    x: Rows,
-    y: Tensor,
-    weights: Tensor | None,
-    objective: Objective,
-    size: int,
-    batches: Batches | None,
-    last_batch: str,
-    workers: int,
-    seed: int,
-    device: torch.device,
+    x: Rows, y: Tensor, weights: Tensor | None, wishes: _Wishes
 ) -> tuple[Feed, tuple[Any, Tensor]]:
     """Return batches of arrays, from the device if they fit there."""
     check_pair(x, y, "training")
     check_weights(weights, len(x), "training")
     weights = None if weights is None else weights.float()
+    objective, device = wishes.objective, wishes.device
     y = _targets(x, y, objective.likelihood)
-    wish: Batches = "shared" if members.prefers_shared_batches else objective.batches
-    own = (batches or wish) == "own" and members.own_batches
-    _check_drop(last_batch, len(x), size)
-    keys = _order_keys(members, own, seed, device)
-    drop = last_batch == "drop"
+    keys, own = wishes.order(len(x), "shared" if wishes.members.prefers_shared_batches else objective.batches)
     # An objective that measures all inputs first has them read into memory, where that is the device's.
     needs_all = device.type == "cpu" and objective.prepare(x[:2]) is not objective
     if lives_on(x, device) or needs_all:
         there = None if weights is None else weights.to(device)
-        return ArrayFeed((x.to(device), y.to(device), there), size, keys, own, drop), (x[:2], y)
-    return HostFeed((x, y, weights), size, keys, own, drop, workers or 2), (x[:2], y)
+        feed = ArrayFeed((x.to(device), y.to(device), there), wishes.size, keys, own, wishes.drop)
+        return feed, (x[:2], y)
+    threads = wishes.workers or 2
+    return HostFeed((x, y, weights), wishes.size, keys, own, wishes.drop, threads), (x[:2], y)
 
 
-def _feature_feed(
-    members: Members,
-    data: CachedFeatures,
-    objective: Objective,
-    size: int,
-    batches: Batches | None,
-    last_batch: str,
-    seed: int,
-    device: torch.device,
-) -> tuple[Feed, tuple[Batch, Tensor]]:
+def _feature_feed(data: CachedFeatures, wishes: _Wishes) -> tuple[Feed, tuple[Batch, Tensor]]:
     """Return batches of features, from the device if they fit there."""
     if data.targets is None:
         raise ValueError("These features have no targets to train on. Cache them from data that has labels.")
-    x, y = data.rows(0, 2), _targets(data.rows(0, 2), data.targets, objective.likelihood)
-    _check_drop(last_batch, data.num_examples, size)
-    drop = last_batch == "drop"
+    x, device = data.rows(0, 2), wishes.device
+    y = _targets(x, data.targets, wishes.objective.likelihood)
+    keys, own = wishes.order(data.num_examples, wishes.objective.batches)
     if fits(data, device):
-        own = (batches or objective.batches) == "own" and members.own_batches
-        keys = _order_keys(members, own, seed, device)
-        return FeatureFeed(data, y.to(device), size, keys, own, drop), (x, y)
-    if batches == "own":
-        raise ValueError(
-            "Features that are streamed from their file come in shared batches. For batches='own' raise their `resident_limit`."
-        )
-    return MappedFeed(data, y, size, seed, device, drop), (x, y)
-
-
-def _order_keys(members: Members, own: bool, seed: int, device: torch.device) -> Tensor:
-    labels = [derive(seed, "order", m) for m in members.member_ids] if own else derive(seed, "order")
-    return torch.tensor(labels, dtype=torch.int64, device=device)
-
-
-def _check_drop(last_batch: str, count: int, size: int) -> None:
-    if last_batch == "drop" and count < size:
-        raise ValueError(
-            f"last_batch='drop' leaves nothing of {count} examples in batches of {size}. Make `batch_size` smaller."
-        )
+        return FeatureFeed(data, y.to(device), wishes.size, keys, own, wishes.drop), (x, y)
+    wishes.only_shared(
+        "Features that are streamed from their file come in shared batches. For batches='own' raise their `resident_limit`."
+    )
+    return MappedFeed(data, y, wishes.size, wishes.seed, device, wishes.drop), (x, y)
 
 
 def _targets(x: Rows, y: Tensor, likelihood: Likelihood) -> Tensor:
@@ -244,29 +239,34 @@ def check_smallest_batch(members: Members, smallest: int | None, accumulate: int
 
 def check_targets(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str = "training") -> None:
     """Refuse targets that do not fit the members' outputs."""
-    if likelihood.kind == "own":
-        few = min(len(y), outputs.shape[1])
-        likelihood.losses(outputs[:, :few], y[:few].to(outputs.device))
+    plain, dense = _TARGET_CHECKS[likelihood.kind]
+    if outputs.ndim > 3 and dense is not None:
+        dense(outputs, y, likelihood, name)
         return
-    if likelihood.kind == "labels" or (likelihood.kind == "points" and outputs.ndim > 3):
-        _check_alike(outputs, y, likelihood, name)
-        return
-    if likelihood.kind == "classes" and outputs.ndim > 3:
-        _check_positions(outputs, y, likelihood, name)
-        return
-    if outputs.ndim != 3:
+    if outputs.ndim != 3 and plain in (_check_classes, _check_columns):
         raise ValueError(
             f"A member must give (batch, outputs); got (members, batch, ...) = {tuple(outputs.shape)}. "
             "Keep one output axis, also for a single output; flatten further ones."
         )
-    if likelihood.kind == "classes":
-        check_labels_fit(y, outputs.shape[-1], name)
-        _check_probabilities(y, name)
-        return
-    width = outputs.shape[-1] // 2 if likelihood.kind == "density" else outputs.shape[-1]
+    plain(outputs, y, likelihood, name)
+
+
+def _check_own(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str) -> None:
+    """Call a user's own loss on a few targets."""
+    few = min(len(y), outputs.shape[1])
+    likelihood.losses(outputs[:, :few], y[:few].to(outputs.device))
+
+
+def _check_classes(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str) -> None:
+    check_labels_fit(y, outputs.shape[-1], name)
+    _check_probabilities(y, name)
+
+
+def _check_columns(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str) -> None:
+    """Refuse regression targets of another number than the outputs are for: one each, or a mean and a rho."""
     given = as_columns(y).shape[-1]
-    if given != width or (likelihood.kind == "density" and outputs.shape[-1] % 2):
-        wanted = 2 * given if likelihood.kind == "density" else given
+    wanted = 2 * given if likelihood.kind == "density" else given
+    if outputs.shape[-1] != wanted:
         raise ValueError(
             f"{likelihood.name} of {given} targets wants members with {wanted} outputs; they have {outputs.shape[-1]}."
         )
@@ -321,8 +321,21 @@ def _check_probabilities(y: Tensor, name: str) -> None:
         )
 
 
-def list_batches(validation: Pairs, members: Members, likelihood: Likelihood, outputs: Tensor) -> Any:
-    """Return validation batches that can be gone through again and again."""
+# How targets are checked, by what outputs are: plain ones, (members, batch, outputs), and those with positions, where they can have any.
+_TargetCheck = Callable[[Tensor, Tensor, Likelihood, str], None]
+_TARGET_CHECKS: Mapping[str, tuple[_TargetCheck, _TargetCheck | None]] = {
+    "own": (_check_own, None),
+    "labels": (_check_alike, None),
+    "points": (_check_columns, _check_alike),
+    "classes": (_check_classes, _check_positions),
+    "density": (_check_columns, None),
+}
+
+
+def list_batches(validation: Pairs | None, members: Members, likelihood: Likelihood, outputs: Tensor) -> Any:
+    """Return validation batches, if there are any, that can be gone through again and again."""
+    if validation is None:
+        return None
     arrays = arrays_of(validation)
     if arrays is None:
         return _Again(validation)
@@ -477,25 +490,8 @@ def fit(
         >>> len(run.history), run.history.columns[:4]
         (8, ['epoch', 'step', 'member', 'loss'])
     """
-    members = as_members(members)
-    if isinstance(data, str | Path | Loaded):
-        data = as_data(data, "data")
-    held: Pairs | None = (
-        as_data(validation, "validation") if isinstance(validation, str | Path | Loaded) else validation
-    )
-    objective = _objective_of(members, data) if objective is None else objective
-    if not isinstance(objective, Objective):
-        raise ValueError(
-            "`objective` must be an objective of dissensus.objectives, such as Independent('mse'); got "
-            f"{objective!r:.80}."
-        )
-    objective = members.adapt(objective)
-    together = None if mesh is None else mesh_of(mesh)
-    one_of("precision", precision, ("fp32", "bf16"))
-    one_of("last_batch", last_batch, ("keep", "drop"))
-    one_of("batches", batches, (None, "own", "shared"))
-    if batch_size is not None:
-        batch_size = whole_number("batch_size", batch_size, 1)
+    members, data, held = as_members(members), _loaded(data, "data"), _loaded(validation, "validation")
+    objective = members.adapt(_objective_of(members, data) if objective is None else objective)
     settings = Settings(
         epochs=epochs,
         optimizer=optimizer,
@@ -516,7 +512,7 @@ def fit(
         seed=seed,
         engine=engine,
         concurrent_members=concurrent_members,
-        mesh=together,
+        mesh=None if mesh is None else mesh_of(mesh),
         checkpoint_dir=checkpoint_dir,
         checkpoint_every=checkpoint_every,
         resume=resume,
@@ -524,7 +520,6 @@ def fit(
         progress=progress,
         callback=callback,
     )
-    workers = whole_number("workers", workers, 0)
     target = device_named(device)
     members.to(target)
     whole, members = members, members.reader(data)
@@ -537,9 +532,8 @@ def fit(
         )
     for name, side in (*objective.side_data().items(), ("unlabelled", unlabelled)):
         whole.check_beside(data, side, name)
-    feed, sample = feed_of(
+    wishes = _Wishes(
         members,
-        data,
         objective,
         batch_size,
         batches,
@@ -549,11 +543,12 @@ def fit(
         target,
         settings.accumulate,
     )
+    feed, sample = _feed_of(data, wishes)
     outputs = check_outputs(members, *sample, objective.likelihood)
     check_smallest_batch(members, feed.smallest, settings.accumulate, sample[0])
     objective = _prepared(objective, feed, sample[0])
     streams = _streams_of(objective, unlabelled, sample[0], target)
-    held_out = None if held is None else list_batches(held, members, objective.likelihood, outputs)
+    held_out = list_batches(held, members, objective.likelihood, outputs)
     watch = (
         CollusionWatch.of(members, data, objective, outputs.shape[2:].numel()) if watch_collusion else None
     )
@@ -564,6 +559,11 @@ def fit(
     whole.catch_up()
     whole.after_training(data)
     return run
+
+
+def _loaded(data: Any, name: str) -> Any:
+    """Return the tensors of a path, or of what was loaded from one; all else as it came."""
+    return as_data(data, name) if isinstance(data, str | Path | Loaded) else data
 
 
 def _objective_of(members: Members, data: Any) -> Objective:

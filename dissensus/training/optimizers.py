@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import prod
 from typing import Any, ClassVar
@@ -65,6 +65,10 @@ class Block:
     def padding(self) -> int:
         """Number of columns at the end that belong to no parameter."""
         return -sum(self.sizes) % ALIGNMENT
+
+    def rows_of(self, members: Collection[int]) -> list[int]:
+        """Return the rows of these members, by their places in the ensemble."""
+        return [row for row, member in enumerate(self.members or ()) if member in members]
 
     def unpack(self, flat: Tensor) -> dict[str, Tensor]:
         """Return the parameters as views of `flat`, which may hold fewer rows than the block."""
@@ -156,20 +160,20 @@ def detach(members: nn.Module, blocks: Sequence[Block]) -> None:
 
 def check_attached(members: nn.Module, blocks: Sequence[Block]) -> None:
     """Refuse to go on where somebody froze, unfroze or replaced parameters in the middle of a run, which would not notice."""
-    home = {name: block.flat for block in blocks for name in block.names}
+    home = {name: block.flat.untyped_storage().data_ptr() for block in blocks for name in block.names}
     found = dict(members.named_parameters())
+    if gone := [name for name in home if name not in found]:
+        raise ValueError(
+            f"A callback removed {gone[0]!r}, which is being trained. Do so between two calls of `fit`."
+        )
     for name, parameter in found.items():
         if parameter.requires_grad != (name in home):
             what = "unfroze" if parameter.requires_grad else "froze"
             raise ValueError(
                 f"A callback {what} {name!r}; which parameters train is decided when `fit` begins. Call `fit` once for each stage."
             )
-        if name in home and parameter.untyped_storage().data_ptr() != home[name].untyped_storage().data_ptr():
+        if home.get(name, 0) not in (0, parameter.untyped_storage().data_ptr()):
             raise ValueError(f"A callback replaced the tensor of {name!r}. Change it in place, with `copy_`.")
-    if gone := [name for name in home if name not in found]:
-        raise ValueError(
-            f"A callback removed {gone[0]!r}, which is being trained. Do so between two calls of `fit`."
-        )
 
 
 Slots = Mapping[str, Tensor]
@@ -385,10 +389,6 @@ class SeparateOptimizers:
         self.columns: list[dict[str, Tensor]] = [{} for _ in blocks]
         self._parameters = [[_leaves(block, row) for row in range(len(block.flat))] for block in blocks]
         self._optimizers = [[factory(_plain_names(row)) for row in rows] for rows in self._parameters]
-        for made in (one for row in self._optimizers for one in row if not isinstance(one, Optimizer)):
-            raise ValueError(
-                f"`optimizer` must make a torch optimizer of the parameters; it returned {type(made).__name__}."
-            )
         self._base_lr = [[[g["lr"] for g in opt.param_groups] for opt in row] for row in self._optimizers]
 
     def state(self) -> dict[str, Tensor]:
@@ -433,12 +433,8 @@ class SeparateOptimizers:
 
 def _leaves(block: Block, row: int) -> dict[str, nn.Parameter]:
     """Return one row's parameters as leaves that share the block's memory."""
-    return {name: nn.Parameter(view.detach()) for name, view in _one_row(block, row).items()}
-
-
-def _one_row(block: Block, row: int) -> dict[str, Tensor]:
     views = block.unpack(block.flat[row : row + 1])
-    return {name: view[0] for name, view in views.items()} if block.stacked else views
+    return {name: nn.Parameter((v[0] if block.stacked else v).detach()) for name, v in views.items()}
 
 
 def _plain_names(parameters: Mapping[str, nn.Parameter]) -> list[tuple[str, nn.Parameter]]:
@@ -478,6 +474,10 @@ def make_optimizer(
         return RowOptimizer(rule, blocks, rates, decays, [None] * len(blocks))
     factory = _factory_of(optimizer, lr, weight_decay, options)
     trial = factory(_plain_names(_leaves(blocks[0], 0)))
+    if not isinstance(trial, Optimizer):
+        raise ValueError(
+            f"`optimizer` must make a torch optimizer of the parameters; it returned {type(trial).__name__}."
+        )
     if isinstance(trial, torch.optim.LBFGS):
         raise ValueError(
             "LBFGS calls the loss several times a step, which `fit` does not do. Choose another optimizer."
@@ -527,18 +527,18 @@ def _factory_of(
 
 def _row_rule(optimizer: Optimizer) -> Rule | None:
     """Return the row-wise rule that is this torch optimizer, None if there is none."""
-    kind = TORCH_RULES.get(type(optimizer))
-    if kind is None:
+    rules = [_rule_of(type(optimizer), group) for group in optimizer.param_groups]
+    return rules[0] if all(rule == rules[0] for rule in rules) else None
+
+
+def _rule_of(optimizer: type[Optimizer], group: Mapping[str, Any]) -> Rule | None:
+    """Return the row-wise rule of one group of parameters."""
+    kind = TORCH_RULES.get(optimizer)
+    if kind is None or group.get("amsgrad") or group.get("maximize"):
         return None
-    if kind is Adam and any(group.get("decoupled_weight_decay") for group in optimizer.param_groups):
+    if kind is Adam and group.get("decoupled_weight_decay"):
         kind = AdamW
-    settings = [
-        {f.name: group[f.name] for f in fields(kind)} | {k: group.get(k) for k in ("amsgrad", "maximize")}
-        for group in optimizer.param_groups
-    ]
-    if any(s != settings[0] for s in settings) or settings[0]["amsgrad"] or settings[0]["maximize"]:
-        return None
-    return kind(**{f.name: settings[0][f.name] for f in fields(kind)})
+    return kind(**{f.name: group[f.name] for f in fields(kind)})
 
 
 def _columns(factory: Factory, block: Block) -> tuple[Tensor, Tensor]:

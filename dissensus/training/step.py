@@ -131,14 +131,12 @@ class TrainState:
         self.plateau.copy_(old.plateau)
         self.data["position"].copy_(old.data["position"])
         self.data.update({name: tensor for name, tensor in old.data.items() if name.startswith("batch.")})
+        rows = list(keep)
         for logged, kept in ((old.sums, self.sums), (old.seen, self.seen)):
-            kept.update({n: aligned_rows(t[list(keep)]) if t.ndim else t for n, t in logged.items()})
-        left = [
-            i for i, b in enumerate(blocks) if b.stacked or (b.members is not None and b.members[0] in keep)
-        ]
+            kept.update({name: _of_rows(tensor, rows) for name, tensor in logged.items()})
+        left = [(place, rows) for place, block in enumerate(blocks) if (rows := block.rows_of(keep))]
         for now, before in ((self.optimizer, old.optimizer), (self.averages, old.averages)):
-            for slots, place in zip(now, left, strict=False):
-                rows = list(keep) if blocks[place].stacked else [0]
+            for slots, (place, rows) in zip(now, left, strict=False):
                 for name, tensor in slots.items():
                     tensor.copy_(before[place][name][rows])
 
@@ -153,6 +151,10 @@ class TrainState:
 
 
 PARTS: dict[str, Part] = {part.name: part.type.__metadata__[0] for part in fields(TrainState)}  # type: ignore[union-attr]
+
+
+def _of_rows(tensor: Tensor, rows: list[int]) -> Tensor:
+    return aligned_rows(tensor[rows]) if tensor.ndim else tensor
 
 
 def _walk(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -408,23 +410,21 @@ class TrainStep:
         )
 
     def _descend(self, state: TrainState, gradients: tuple[Tensor | None, ...], rows: Tensor | None) -> None:
+        """Have the optimizer take its step on every block of parameters."""
         factor = state.factors.index_select(0, state.index.reshape(1)) * state.plateau
-        for index, (block, gradient) in enumerate(
-            zip(self.blocks, self._clipped(gradients, rows), strict=True)
-        ):
+        for index, gradient in enumerate(self._clipped(gradients, rows)):
+            block, values = self.blocks[index], state.parameters[index]
             block_rows = rows if block.stacked else None
-            if block.members is not None and not block.stacked:
-                # A network of its own, which the step did not reach or did not pick.
-                if gradient is None or (rows is not None and block.members[0] not in rows.tolist()):
-                    continue
-            elif gradient is None:
+            if _stays(block, gradient, rows):
+                continue
+            if gradient is None:
                 # As for a parameter without a gradient beside others in a row: decay and momentum go on.
                 count = len(block.flat) if block_rows is None else len(block_rows)
                 gradient = block.flat.new_zeros(()).expand(count, block.flat.shape[1])
             tensors = {**state.optimizer[index], **state.columns[index]}
-            self.optimizer.update(tensors, index, state.parameters[index], gradient, factor, block_rows)
+            self.optimizer.update(tensors, index, values, gradient, factor, block_rows)
             if self.ema is not None:
-                _average(state.averages[index], state.parameters[index], self.ema, block_rows)
+                _average(state.averages[index], values, self.ema, block_rows)
 
     def _clipped(
         self, gradients: tuple[Tensor | None, ...], rows: Tensor | None
@@ -434,22 +434,25 @@ class TrainStep:
             gradients = tuple(
                 None if gradient is None else gradient.clamp(-limit, limit) for gradient in gradients
             )
-        if self.clip_norm is None:
-            return gradients
+        return gradients if self.clip_norm is None else self._within_norm(self.clip_norm, gradients, rows)
+
+    def _within_norm(
+        self, limit: float, gradients: tuple[Tensor | None, ...], rows: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        """Scale each member's gradient down to the largest norm allowed."""
         count = self.members.num_trained if rows is None or not self.blocks[0].stacked else len(rows)
         squares = torch.zeros(count, dtype=torch.float32, device=self.blocks[0].flat.device)
-        places = []
-        for block, gradient in zip(self.blocks, gradients, strict=True):
-            assert block.members is not None
-            place = (
-                torch.arange(count, device=squares.device)
-                if block.stacked
-                else torch.tensor(block.members, device=squares.device)
-            )
-            places.append(place)
+        # Whose norm each row of a block is part of.
+        places = [
+            torch.arange(count, device=squares.device)
+            if block.stacked
+            else torch.tensor(block.members, device=squares.device)
+            for block in self.blocks
+        ]
+        for place, gradient in zip(places, gradients, strict=True):
             if gradient is not None:
                 squares = squares.index_add(0, place, gradient.float().square().sum(1))
-        scale = (self.clip_norm / (squares.sqrt() + 1e-6)).clamp(max=1.0)
+        scale = (limit / (squares.sqrt() + 1e-6)).clamp(max=1.0)
         return tuple(
             None if gradient is None else gradient * scale[place][:, None].to(gradient.dtype)
             for gradient, place in zip(gradients, places, strict=True)
@@ -497,6 +500,13 @@ def _average(average: Mapping[str, Tensor], values: Tensor, decay: float, rows: 
     else:
         mean.index_copy_(0, rows, new)
         count.index_copy_(0, rows, steps)
+
+
+def _stays(block: Block, gradient: Tensor | None, rows: Tensor | None) -> bool:
+    """Whether a block is a network of its own that the step did not reach, or did not pick."""
+    if block.members is None or block.stacked:
+        return False
+    return gradient is None or (rows is not None and block.members[0] not in rows.tolist())
 
 
 def _leaf(flat: Tensor, block: Block, rows: Tensor | None) -> Tensor:

@@ -49,10 +49,11 @@ class DivergedError(RuntimeError):
     """A member's loss is no longer a finite number."""
 
 
-def one_of(name: str, value: object, allowed: Sequence[object]) -> None:
-    """Refuse what is none of these."""
-    if value not in allowed:
-        raise ValueError(f"`{name}` must be {' or '.join(map(repr, allowed))}; got {value!r}.")
+def _refuse(*reasons: tuple[object, str]) -> None:
+    """Raise the sentence of the first reason that is true."""
+    for wrong, sentence in reasons:
+        if wrong:
+            raise ValueError(sentence)
 
 
 def _epoch_or_steps(name: str, value: Any) -> Literal["epoch"] | int:
@@ -119,19 +120,31 @@ class Settings:
             value = getattr(self, name)
             if value is not None or name not in _MAY_BE_NONE:
                 object.__setattr__(self, name, check(name, value))
-        one_of("on_divergence", self.on_divergence, ("stop", "drop"))
         if self.select is None and (self.per_member or self.patience is not None):
             object.__setattr__(self, "select", "validation_loss" if self.per_member else "ensemble_loss")
-        if self.mesh is not None and self.concurrent_members is not None:
-            raise ValueError("`concurrent_members` is for one process. Leave it out, or leave `mesh` out.")
-        if self.checkpoint_dir == "":
-            raise ValueError(
-                "`checkpoint_dir` must be a folder's path; got ''. Pass None for no checkpoints."
-            )
-        if self.resume and self.checkpoint_dir is None:
-            raise ValueError(
-                "resume=True goes on from a folder, and there is none: pass `checkpoint_dir` too."
-            )
+        self._check_together()
+
+    def _check_together(self) -> None:
+        """Refuse settings that do not go together."""
+        alone = self.per_member or self.ema or self.accumulate > 1
+        _refuse(
+            (
+                self.mesh is not None and self.concurrent_members is not None,
+                "`concurrent_members` is for one process. Leave it out, or leave `mesh` out.",
+            ),
+            (
+                self.mesh is not None and alone,
+                "`mesh` goes without `accumulate`, `ema` and `per_member`. Train in one process, or leave them out.",
+            ),
+            (
+                self.checkpoint_dir == "",
+                "`checkpoint_dir` must be a folder's path; got ''. Pass None for no checkpoints.",
+            ),
+            (
+                self.resume and self.checkpoint_dir is None,
+                "resume=True goes on from a folder, and there is none: pass `checkpoint_dir` too.",
+            ),
+        )
 
 
 @dataclass
@@ -209,41 +222,41 @@ class Trainer:
 
     def _check_settings(self) -> None:
         """Refuse settings that this ensemble, objective or data cannot be trained with."""
-        settings = self.settings
-        apart = self.members.separate and not self.objective.couples
-        if settings.on_divergence == "drop" and not apart:
-            raise ValueError(
+        settings, separate = self.settings, self.members.separate
+        apart, drops = separate and not self.objective.couples, settings.on_divergence == "drop"
+        _refuse(
+            (
+                drops and not apart,
                 "on_divergence='drop' needs members that own their parameters and an objective that does not couple them; "
-                "otherwise one member's divergence is every member's. Use on_divergence='stop'."
-            )
-        if settings.clip_norm is not None and not self.members.separate:
-            raise ValueError(
-                "`clip_norm` clips members one by one, and these share their parameters. Leave it out."
-            )
-        if settings.per_member and (not apart or settings.on_divergence == "drop"):
-            raise ValueError(
+                "otherwise one member's divergence is every member's. Use on_divergence='stop'.",
+            ),
+            (
+                settings.clip_norm is not None and not separate,
+                "`clip_norm` clips members one by one, and these share their parameters. Leave it out.",
+            ),
+            (
+                settings.per_member and (drops or not apart),
                 "per_member=True needs members that own their parameters, an objective that does not couple them and on_divergence='stop'; "
-                "otherwise what one does after its best moment is not its own affair. Leave it out."
-            )
-        if settings.mesh is not None and (settings.per_member or settings.ema or settings.accumulate > 1):
-            raise ValueError(
-                "`mesh` goes without `accumulate`, `ema` and `per_member`. Train in one process, or leave them out."
-            )
+                "otherwise what one does after its best moment is not its own affair. Leave it out.",
+            ),
+        )
         self._check_selection()
 
     def _check_selection(self) -> None:
-        select, plateau = self.settings.select, isinstance(self.settings.schedule, Plateau)
-        if self.validation is None and (select is not None or plateau):
-            raise ValueError(
-                "Selecting, stopping early and reducing the rate on a plateau look at validation data; give `validation=`."
-            )
-        measured = ["loss"]
-        if self.objective.likelihood.kind in ("classes", "labels"):
-            measured.append("accuracy")
-        of_whom = ["validation"] if self.settings.per_member else ["ensemble", "validation"]
+        settings, plateau = self.settings, isinstance(self.settings.schedule, Plateau)
+        _refuse(
+            (
+                self.validation is None and (settings.select is not None or plateau),
+                "Selecting, stopping early and reducing the rate on a plateau look at validation data; give `validation=`.",
+            ),
+        )
+        measured = (
+            ["loss", "accuracy"] if self.objective.likelihood.kind in ("classes", "labels") else ["loss"]
+        )
+        of_whom = ["validation"] if settings.per_member else ["ensemble", "validation"]
         columns = [f"{whose}_{what}" for what in measured for whose in of_whom]
-        if select is not None and select not in columns:
-            raise ValueError(f"`select` must be one of {', '.join(columns)}; got {select!r}.")
+        if settings.select is not None and settings.select not in columns:
+            raise ValueError(f"`select` must be one of {', '.join(columns)}; got {settings.select!r}.")
 
     @torch.enable_grad()
     def run(self) -> Run:
@@ -348,15 +361,18 @@ class Trainer:
                 self.members.after_epoch(result.epoch, epochs)
                 if self.settings.check_every == "epoch":
                     self._check(progress)
-            last = result.stopped_early or result.epoch == epochs
-            if last and self.checked_step < result.step:
-                self._check(progress)
-            if last:
-                self._swap_averages()
-            if self.folder is not None and (last or result.epoch % self.settings.checkpoint_every == 0):
-                self._share()
-                self._handle_divergence()
-                self._save("last", final=last)
+            self._end_epoch(progress, last=result.stopped_early or result.epoch == epochs)
+
+    def _end_epoch(self, progress: Progress, last: bool) -> None:
+        """After the last epoch have a last check and the averages; write a checkpoint where one is due."""
+        if last and self.checked_step < self.result.step:
+            self._check(progress)
+        if last:
+            self._swap_averages()
+        if self.folder is not None and (last or self.result.epoch % self.settings.checkpoint_every == 0):
+            self._share()
+            self._handle_divergence()
+            self._save("last", final=last)
 
     def _go_through_data(self, progress: Progress) -> None:
         """Take the steps of one epoch that are left, until patience runs out."""
@@ -431,18 +447,7 @@ class Trainer:
         whole["seconds"] = self.result.seconds
         self._swap_averages()
         self._leave_stopped()
-        if self.validation is not None:
-            seen_members, seen_whole = validate(
-                self.members, self.validation, self.objective.likelihood, self.collusion
-            )
-            per_member |= seen_members
-            whole |= seen_whole
-        if self.collusion is not None:
-            found, warning = self.collusion.check(self.members, self.result.history)
-            whole |= found
-            if warning:
-                log.warning("step %d: %s", self.result.step, warning)
-                progress.note(f"step {self.result.step}: {warning}")
+        self._look_from_outside(per_member, whole, progress)
         head = {"epoch": -(-self.result.step // self.feed.steps_per_epoch), "step": self.result.step}
         self.result.history.add(head, self.members.member_ids, per_member, whole)
         if self.folder is not None and self.writes:
@@ -457,6 +462,23 @@ class Trainer:
                 self.members.train()
             check_attached(self.members, self.step.blocks)
         self.clock = time.monotonic()
+
+    def _look_from_outside(
+        self, per_member: dict[str, list[float]], whole: dict[str, float], progress: Progress
+    ) -> None:
+        """Add what validation data and the watch for collusion say of the members."""
+        if self.validation is not None:
+            seen_members, seen_whole = validate(
+                self.members, self.validation, self.objective.likelihood, self.collusion
+            )
+            per_member |= seen_members
+            whole |= seen_whole
+        if self.collusion is not None:
+            found, warning = self.collusion.check(self.members, self.result.history)
+            whole |= found
+            if warning:
+                log.warning("step %d: %s", self.result.step, warning)
+                progress.note(f"step {self.result.step}: {warning}")
 
     def _share(self) -> None:
         """Have what other processes trained, where several train together."""
@@ -594,9 +616,7 @@ class Trainer:
             assert self.good is not None
             self._copy_member(place, self.good, self.state.weights())
             for index, block in enumerate(self.step.blocks):
-                assert block.members is not None
-                if place in block.members:
-                    row = block.members.index(place)
+                for row in block.rows_of([place]):
                     self.state.optimizer[index]["lr"][row] = 0.0
                     if self.state.averages:
                         self.state.averages[index]["mean"][row] = block.flat[row]
@@ -606,10 +626,8 @@ class Trainer:
         for name, tensor in target.items():
             part, _, rest = name.partition(".")
             if part == "parameters":
-                block = self.step.blocks[int(rest)]
-                if block.members is not None and place in block.members:
-                    row = block.members.index(place)
-                    tensor[row] = source[name][row]
+                rows = self.step.blocks[int(rest)].rows_of([place])
+                tensor[rows] = source[name][rows]
             elif not self.members.stacked:
                 if rest.startswith(f"nets.{place}."):
                     tensor.copy_(source[name])
@@ -683,32 +701,29 @@ class Trainer:
         return tensors, facts
 
     def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        parts: dict[str, dict[str, Tensor]] = {"separate": {}, "good": {}, "": {}}
-        for name, tensor in tensors.items():
-            part, _, rest = name.partition(".")
-            known = part if part in parts else ""
-            parts[known][rest if known else name] = tensor
-        if (stranger := self.state.load(parts[""])) is not None:
+        """Go on from what `_tensors` and `_save` wrote."""
+        separate, good = _taken_out(tensors, "separate."), _taken_out(tensors, "good.")
+        if (stranger := self.state.load(tensors)) is not None:
             raise CheckpointError(
                 f"The checkpoint in {self.settings.checkpoint_dir} was written by another version of dissensus, which laid "
                 f"tensors out differently ({stranger}). Begin again in another folder, or go on with that version."
             )
         self.data["position"].fill_(facts["step"] % self.feed.steps_per_epoch)
         if isinstance(self.step.optimizer, SeparateOptimizers):
-            self.step.optimizer.load(parts["separate"])
-        self.good = {name: t.to(self.state.index.device) for name, t in parts["good"].items()} or None
+            self.step.optimizer.load(separate)
+        self.good = {name: t.to(self.state.index.device) for name, t in good.items()} or None
         result = self.result
         result.history = History(facts["history"])
         self.checked_step = max((int(row["step"]) for row in facts["history"]), default=0)
-        result.epoch, result.step, result.engine = facts["epoch"], facts["step"], facts["engine"]
-        result.seconds, result.stopped_early, result.dropped = (
-            facts["seconds"],
-            facts["stopped_early"],
-            facts["dropped"],
-        )
+        for name in ("epoch", "step", "engine", "seconds", "stopped_early", "dropped"):
+            setattr(result, name, facts[name])
         self.members.decide_as(facts.get("decisions", {}))
         self.shapes = facts.get("shapes", [""])
         self.watch, self.plateau = Watch(**facts["watch"]), Watch(**facts["plateau"])
-        if self.watches:
-            self.watches = [Watch(**watch) for watch in facts["watches"]]
+        self.watches = [Watch(**watch) for watch in facts["watches"]] if self.watches else []
         result.best, result.best_step = (self.watch.best, self.watch.best_step) if self.good else (None, None)
+
+
+def _taken_out(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Remove what has names with this prefix; return it without."""
+    return {name.removeprefix(prefix): tensors.pop(name) for name in list(tensors) if name.startswith(prefix)}

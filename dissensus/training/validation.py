@@ -157,14 +157,17 @@ def validate(
             outputs, y, weights = likelihood.rows(members(x), y, weights)
             total += outputs.shape[1] if weights is None else float(weights.sum())
             for name, values in _measured(likelihood, outputs, y, collusion).items():
-                counted = (values if weights is None else weights * values).sum(-1).double().cpu()
-                sums[name] = sums.get(name, torch.zeros(())) + counted
+                sums[name] = sums.get(name, torch.zeros(())) + _sum(values, weights).double().cpu()
     means = {name: value / total for name, value in sums.items()}
     return (
         # Where several members are one trained network's, its value is their mean.
         {name: v.reshape(members.num_trained, -1).mean(1).tolist() for name, v in means.items() if v.ndim},
         {name: float(value) for name, value in means.items() if not value.ndim},
     )
+
+
+def _sum(values: Tensor, weights: Tensor | None) -> Tensor:
+    return (values if weights is None else weights * values).sum(-1)
 
 
 def _measured(
