@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -137,6 +138,11 @@ def _check(path: Path, precision: str, example: Any) -> None:
         raise ValueError(
             f"Whether {precision} keeps the order of scores is seen on at least {_ROWS_TO_RANK} inputs; `example` has "
             f"{len(leaves[0])}. Give more, such as held-out ones."
+        )
+    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
+    if missing and path.suffix == ".onnx":
+        raise ModuleNotFoundError(
+            f"Writing {path.name} needs {missing[0]}, which this environment lacks. Install with: pip install 'dissensus[export]'"
         )
 
 

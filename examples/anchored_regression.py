@@ -1,6 +1,6 @@
 """Draws what an anchored network does not know: 32 points, 30 references, and how far their answers spread.
 
-Run `python examples/anchored_regression.py` to write docs/images/anchored_regression.svg and .png; `--smoke` trains for a
+Run `python examples/anchored_regression.py` to write docs/images/anchored_regression.svg; `--smoke` trains for a
 few epochs and writes to a temporary folder. Needs matplotlib.
 """
 
@@ -34,12 +34,14 @@ def draw(ens: ds.Anchored, x: Tensor, y: Tensor) -> Figure:
     outputs = ds.predict(ens, grid)[..., 0]
     mean, deviation = outputs.mean(0), outputs.std(0)
     figure, (left, right) = plots.panels(2, width=4.6, height=3.2)
-    plots.bands(grid, mean, deviation, left, points=(x, y), levels=(2.0,), label="mean over references")
+    plots.bands(grid, mean, deviation, left, points=(x, y), levels=(2.0,))
     left.set(xlabel="x", ylabel="y")
-    left.legend(frameon=False, fontsize="small")
+    left.set_title("Mean over 30 references, and two standard deviations", fontsize=10, loc="left")
     right.plot(grid[:, 0], deviation, color=plots.COLOURS[0])
     right.plot(x[:, 0], torch.zeros(len(x)), "|", color=plots.COLOURS[1])
-    right.set(xlabel="x", ylabel="standard deviation over references")
+    right.annotate("the 32 points", (0, 0), (0, 0.012), color=plots.COLOURS[1], fontsize=9, ha="center")
+    right.set(xlabel="x", ylabel="standard deviation")
+    right.set_title("The spread grows away from the points", fontsize=10, loc="left")
     return figure
 
 
@@ -67,7 +69,8 @@ def main() -> None:
         device="cpu",
     )
     spread = [float(ds.predict(ens, torch.tensor([[place]])).std()) for place in (1.0, 2.0, 4.0)]
-    plots.save(draw(ens, x, y), folder / "anchored_regression")
+    _, raster = plots.save(draw(ens, x, y), folder / "anchored_regression")
+    raster.unlink()
     print(
         "standard deviation over references at x = 1, 2 and 4:", ", ".join(f"{value:.3f}" for value in spread)
     )

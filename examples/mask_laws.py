@@ -8,17 +8,15 @@ import argparse
 import tempfile
 from pathlib import Path
 
-import matplotlib as mpl
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
 from dissensus import masks as mk
+from dissensus import plots
 
 ONES = 32
 SCALES = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0)
 CURVE = np.linspace(1.0, 6.0, 101)
-COLOURS = ("#0072b2", "#d55e00", "#009e73")
 
 
 def simulated_widths(scale: float, num_masks: int, draws: int) -> np.ndarray:
@@ -36,29 +34,35 @@ def simulated_overlap(scale: float, num_masks: int, draws: int) -> float:
 
 def draw_widths(axes: Axes, draws: int) -> None:
     """Lines: expected width; dots and bars: mean and standard deviation of simulated widths."""
-    for num_masks, colour in zip((8, 4, 2), COLOURS, strict=True):
-        axes.plot(CURVE, [mk.expected_width(ONES, s, num_masks) for s in CURVE], color=colour, lw=1.5)
+    for num_masks, colour in zip((8, 4, 2), plots.COLOURS, strict=False):
+        expected = [mk.expected_width(ONES, s, num_masks) for s in CURVE]
+        axes.plot(CURVE, expected, color=colour, lw=1.5)
         widths = [simulated_widths(s, num_masks, draws) for s in SCALES]
         means, deviations = [w.mean() for w in widths], [w.std() for w in widths]
-        axes.errorbar(SCALES, means, deviations, fmt="o", ms=4, color=colour, label=f"{num_masks} masks")
-    axes.set(
-        xlabel="scale", ylabel="width after trimming", title=f"Width, {ONES} ones a mask", ylim=(0, None)
-    )
-    axes.legend(frameon=False, title="lines: expected\ndots: simulated ± sd", alignment="left")
+        axes.errorbar(SCALES, means, deviations, fmt="o", ms=4, color=colour)
+        axes.annotate(f"{num_masks} masks", (6.15, expected[-1]), color=colour, fontsize=9, va="center")
+    axes.set(xlabel="scale", ylabel="width after trimming", ylim=(0, None), xlim=(0.8, 7.2))
+    axes.set_title(f"Width of a layer, {ONES} ones a mask", fontsize=10, loc="left")
+    note = "lines: expected\ndots: simulated ± sd"
+    axes.text(0.03, 0.97, note, transform=axes.transAxes, fontsize=9, va="top", color=plots.NOTE_COLOUR)
 
 
 def draw_overlap(axes: Axes, draws: int) -> None:
-    """Lines: the approximation and the exact mean for few ones; dots: masks of `generate`."""
-    axes.plot(CURVE, [mk.expected_iou(s) for s in CURVE], color="black", lw=1.5, label="1 / (2 scale − 1)")
+    """Lines: the approximation and the exact mean for few ones; marks: masks of `generate`."""
+    axes.plot(CURVE, [mk.expected_iou(s) for s in CURVE], color="black", lw=1.5)
     quarters = np.arange(1.0, 6.01, 0.25)  # four ones times these are whole numbers of slots
     exact = [mk.expected_iou(s, ones=4) for s in quarters]
-    axes.plot(quarters, exact, "--", color="grey", lw=1.2, label="exact, 4 ones a mask")
-    for num_masks, colour, marker in zip((8, 4, 2), COLOURS, "so^", strict=True):
+    axes.plot(quarters, exact, "--", color=plots.NOTE_COLOUR, lw=1.2)
+    for num_masks, colour, marker in zip((8, 4, 2), plots.COLOURS, "so^", strict=False):
         values = [simulated_overlap(s, num_masks, draws) for s in SCALES]
-        label = f"generated, {num_masks} masks"
-        axes.plot(SCALES, values, marker, color=colour, ms=4.5, mfc="none", label=label)
-    axes.set(xlabel="scale", ylabel="intersection over union", title="Overlap of two masks", ylim=(0, 1.03))
-    axes.legend(frameon=False)
+        axes.plot(SCALES, values, marker, color=colour, ms=4.5, mfc="none")
+        height = 0.72 - 0.07 * "so^".index(marker)
+        axes.plot([3.6], [height], marker, color=colour, ms=4.5, mfc="none")
+        axes.text(3.75, height, f"generated, {num_masks} masks", color=colour, fontsize=9, va="center")
+    axes.annotate("1 / (2 scale − 1)", (1.7, mk.expected_iou(1.7)), (2.1, 0.5), fontsize=9)
+    axes.text(4.2, 0.21, "exact, 4 ones a mask", fontsize=9, color=plots.NOTE_COLOUR)
+    axes.set(xlabel="scale", ylabel="intersection over union", ylim=(0, 1.03))
+    axes.set_title("Overlap of two masks", fontsize=10, loc="left")
 
 
 def main() -> None:
@@ -69,13 +73,11 @@ def main() -> None:
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp()) if options.smoke else options.folder
     folder.mkdir(parents=True, exist_ok=True)
-    style = {"axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "masks", "font.size": 9}
-    with mpl.rc_context(style):
-        figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-        draw_widths(left, draws=20 if options.smoke else 2000)
-        draw_overlap(right, draws=2 if options.smoke else 100)
-        figure.savefig(folder / "mask_laws.svg", metadata={"Date": None})
-        plt.close(figure)
+    figure, (left, right) = plots.panels(2)
+    draw_widths(left, draws=20 if options.smoke else 2000)
+    draw_overlap(right, draws=2 if options.smoke else 100)
+    _, raster = plots.save(figure, folder / "mask_laws")
+    raster.unlink()
     print(f"wrote {folder.name}/mask_laws.svg")
 
 

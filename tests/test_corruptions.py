@@ -233,7 +233,7 @@ def test_official_files_are_read_severity_by_severity(tmp_path):
 
 
 def test_the_user_page_lists_every_corruption_with_the_parameters_in_force():
-    lines = (Path(__file__).parents[1] / "docs" / "corruptions.md").read_text().splitlines()
+    lines = (Path(__file__).parents[1] / "docs" / "corruption-table.md").read_text().splitlines()
     for name, corruption in CORRUPTIONS.items():
         (line,) = (line for line in lines if line.startswith(f"| `{name}` | {corruption.about} |"))
         values = [f"{value:g}" for row in corruption.parameters.cifar for value in row]

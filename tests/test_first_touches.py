@@ -297,3 +297,11 @@ def test_a_typo_in_a_network_of_ones_own_is_told_with_its_line(tmp_path, code, w
     model = {"name": f"{module}:make", "folder": str(tmp_path)}
     with pytest.raises(ValueError, match=words):
         member_factory(model, (3,), 2, allow_import=True)()
+
+
+def test_what_exporting_needs_is_said_in_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr("dissensus.exporting.find_spec", lambda name: None)
+    with pytest.raises(
+        ModuleNotFoundError, match=r"model\.onnx needs onnx, .*pip install 'dissensus\[export\]'"
+    ):
+        ds.export(linear(), tmp_path / "model.onnx", example=X)
