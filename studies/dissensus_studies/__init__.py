@@ -67,19 +67,19 @@ STUDIES: Mapping[str, Study] = MappingProxyType(
             Study(
                 "practical-regression",
                 "a noisy cubic: what adversarial training, an ensemble and more members change",
-                "dissensus_studies.practical_regression",
+                "dissensus_studies.deep_ensembles.regression",
                 reads_data=False,
             ),
             Study(
                 "practical-classification",
                 "spirals: where an ensemble is sure, where it is not, and where its members differ",
-                "dissensus_studies.practical_classification",
+                "dissensus_studies.deep_ensembles.spirals",
                 reads_data=False,
             ),
             Study(
                 "uci-deep-ensembles",
                 "tabular regression: one net against a mixture of five, each also trained adversarially",
-                "dissensus_studies.uci_deep_ensembles",
+                "dissensus_studies.deep_ensembles.uci",
             ),
             Study(
                 "tabular",
@@ -94,13 +94,13 @@ STUDIES: Mapping[str, Study] = MappingProxyType(
             Study(
                 "collusion-theory",
                 "joint training drawn: what beta means, where it must end, why collusion goes unnoticed",
-                "dissensus_studies.collusion_theory",
+                "dissensus_studies.collusion.theory",
                 reads_data=False,
             ),
             Study(
                 "collusion-uci",
                 "tabular regression between independent and joint training: diversity, bias, codependence",
-                "dissensus_studies.collusion_uci",
+                "dissensus_studies.collusion.uci",
             ),
             Study(
                 "anchoring",
@@ -110,7 +110,7 @@ STUDIES: Mapping[str, Study] = MappingProxyType(
             Study(
                 "collusion-images",
                 "image classifiers between independent and joint training: accuracy, diversity, gaps",
-                "dissensus_studies.collusion_images",
+                "dissensus_studies.collusion.images",
             ),
             Study(
                 "diversification",

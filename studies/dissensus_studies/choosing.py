@@ -45,7 +45,7 @@ from dissensus_studies.image_arms import (
 )
 from dissensus_studies.image_pages import over_seeds, sets_section
 from dissensus_studies.image_sets import Images, ImageSets, load_images
-from dissensus_studies.masksembles_arms import DROPOUT, small_network, with_dropout
+from dissensus_studies.masksembles.arms import DROPOUT, small_network, with_dropout
 from dissensus_studies.outputs import Outputs, print_table
 
 if TYPE_CHECKING:

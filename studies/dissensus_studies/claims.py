@@ -31,16 +31,11 @@ class Claim:
             'reproduced for A only'
         """
         measured = "; ".join(f"{name} {compared}" for name, compared in cases.items())
-        held = [name for name, compared in cases.items() if compared.verdict == expected]
-        if len(held) == len(cases):
-            verdict = "reproduced"
-        elif held:
-            verdict = f"reproduced for {', '.join(held)} only"
-        elif all(compared.verdict == "unresolved" for compared in cases.values()):
-            verdict = "unresolved"
-        else:
-            verdict = "not reproduced"
-        return cls(statement, measured, verdict)
+        holds = {
+            name: None if compared.verdict == "unresolved" else compared.verdict == expected
+            for name, compared in cases.items()
+        }
+        return cls(statement, measured, over_cases(holds))
 
     @classmethod
     def checked(cls, statement: str, measured: str, holds: bool, *, noise: bool = False) -> "Claim":
@@ -52,6 +47,21 @@ class Claim:
     def as_json(self) -> dict[str, str]:
         """Return everything, for a results file."""
         return {"statement": self.statement, "measured": self.measured, "verdict": self.verdict}
+
+
+def over_cases(holds: Mapping[str, bool | None]) -> str:
+    """Return the verdict on a claim that holds in some cases, not in others, or (None) cannot be told.
+
+    Example:
+        >>> over_cases({"A": True, "B": None}), over_cases({"A": False, "B": None}), over_cases({"A": None})
+        ('reproduced for A only', 'not reproduced', 'unresolved')
+    """
+    held = [name for name, yes in holds.items() if yes]
+    if len(held) == len(holds):
+        return "reproduced"
+    if held:
+        return f"reproduced for {', '.join(held)} only"
+    return "unresolved" if all(yes is None for yes in holds.values()) else "not reproduced"
 
 
 def claims_table(claims: list[Claim], caption: str = "") -> Table:

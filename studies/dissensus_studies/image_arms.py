@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -176,6 +176,25 @@ def training_record(run: Run) -> Record:
             if name != "member"
         },
     }
+
+
+def record_of(setting: Any, run: Run) -> Record:
+    """Return what every record has besides numbers: the setting (a dataclass), the training and the device."""
+    return {
+        "setting": asdict(setting),
+        "training": training_record(run),
+        "device": device_name(),
+    }
+
+
+def device_name() -> str:
+    """Return what records are made on."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU"
+
+
+def file_name(name: str) -> str:
+    """Return the name of an arm as that of a file."""
+    return name.replace(" ", "_").replace("=", "")
 
 
 def measure(

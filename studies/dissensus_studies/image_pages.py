@@ -32,6 +32,20 @@ def with_interval(value: Sequence[float | None] | None) -> str | None:
     )
 
 
+def marked(index: int) -> dict[str, Any]:
+    """Return colour and marker of the line or points of this number."""
+    return {"color": plots.COLOURS[index % len(plots.COLOURS)], "marker": "osD^vP*X"[index % 8]}
+
+
+def auroc_columns(records: Mapping[str, Record], score: str) -> dict[str, Callable[[Record], object]]:
+    """Return a column with the AUROC of a score for each unknown set that some arm has."""
+
+    def column(part: str) -> Callable[[Record], object]:
+        return lambda record: with_interval(record["auroc"].get(part, {}).get(score))
+
+    return {part: column(part) for record in records.values() for part in record["auroc"]}
+
+
 def arms_table(
     records: Mapping[str, Record], columns: Mapping[str, Callable[[Record], object]], caption: str = ""
 ) -> Table:

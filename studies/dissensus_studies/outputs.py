@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dissensus import plots
-from dissensus.html import Picture, Section, cell_text, write_page
+from dissensus.html import Picture, Section, Table, cell_text, write_page
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -44,6 +44,10 @@ class Outputs:
         text = json.dumps({**values, "measured_on": measured_on}, indent=1, default=_as_json)
         (self.folder / "results.json").write_text(text + "\n", encoding="utf-8")
 
+    def markdown(self, tables: Sequence[Table]) -> None:
+        """Write tables as `tables.md`."""
+        (self.folder / "tables.md").write_text("\n".join(map(as_markdown, tables)), encoding="utf-8")
+
     def page(self, title: str, lead: str) -> Path:
         """Write the page; return its path."""
         return write_page(self.folder / "report.html", title, self.sections, lead)
@@ -56,6 +60,14 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
     for row in cells:
         first, *others = zip(row, widths, strict=True)
         print("  ".join([first[0].ljust(first[1]), *(text.rjust(width) for text, width in others)]))
+
+
+def as_markdown(table: Table) -> str:
+    """Return a table as Markdown, its caption above it."""
+    rows = (table.columns, ["---"] * len(table.columns), *table.rows)
+    lines = ["| " + " | ".join("" if cell is None else str(cell) for cell in row) + " |" for row in rows]
+    head = [f"**{table.caption}**", ""] if table.caption else []
+    return "\n".join([*head, *lines, ""])
 
 
 def _as_json(value: Any) -> Any:

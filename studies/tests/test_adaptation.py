@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from dissensus_studies.adaptation import load_tasks
+from dissensus_studies.anchoring.adaptation import load_tasks
 from PIL import Image
 
 

@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 import torch
 from anchoring_records import judged, record
-from dissensus_studies import STUDIES, anchoring, anchoring_arms, anchoring_imagenet
-from dissensus_studies.adaptation import Labelled, Task, Tasks
+from dissensus_studies import STUDIES, anchoring
+from dissensus_studies.anchoring import arms as anchoring_arms
+from dissensus_studies.anchoring import imagenet as anchoring_imagenet
 from dissensus_studies.anchoring import published_tables
-from dissensus_studies.anchoring_arms import AnchorSetting, build, settings_of, without_head
-from dissensus_studies.anchoring_claims import anchoring_claims
-from dissensus_studies.anchoring_figures import (
+from dissensus_studies.anchoring.adaptation import Labelled, Task, Tasks
+from dissensus_studies.anchoring.arms import AnchorSetting, build, settings_of, without_head
+from dissensus_studies.anchoring.claims import anchoring_claims
+from dissensus_studies.anchoring.figures import (
     QUALITIES,
     alpha_figure,
     improvements,
@@ -20,11 +22,14 @@ from dissensus_studies.anchoring_figures import (
     radar_figure,
     tail_figure,
 )
-from dissensus_studies.anchoring_qualities import CLEAN, same_sets
-from dissensus_studies.anchoring_sections import tasks_table
-from dissensus_studies.anchoring_tables import OOD_CIFAR10, as_markdown, auroc_of, beside, by_severity
+from dissensus_studies.anchoring.qualities import CLEAN, same_sets
+from dissensus_studies.anchoring.sections import tasks_table
+from dissensus_studies.anchoring.tables import PUBLISHED, auroc_of, beside, by_severity
 from dissensus_studies.arm_log import Arms
 from dissensus_studies.image_sets import load_images
+from dissensus_studies.image_study import Options
+from dissensus_studies.outputs import as_markdown
+from folder_cases import write_folder
 from PIL import Image
 from torch import nn
 
@@ -40,7 +45,7 @@ class TestArms:
 
     def test_the_document_s_rows_come_first(self):
         rows = [setting.row for setting in settings_of(quick=False, seed=0)[:5]]
-        assert sorted(rows) == sorted(row for _, row in OOD_CIFAR10.rows)
+        assert sorted(rows) == sorted(row for _, row in PUBLISHED["ood cifar10"].rows)
 
     def test_settings_decide_the_kind_of_network(self):
         sets = load_images(None, limit=20)
@@ -83,7 +88,7 @@ class TestArms:
 class TestTables:
     def test_ours_stands_beside_the_document_s(self):
         table = beside(
-            OOD_CIFAR10,
+            PUBLISHED["ood cifar10"],
             {("resnet18", "plain"): [record(auroc=0.8), record(auroc=0.9)]},
             auroc_of("mean_energy"),
         )
@@ -125,7 +130,7 @@ class TestTables:
         assert remarks["pets"] == ("none", "not found")
 
     def test_markdown_has_a_line_for_each_row(self):
-        text = as_markdown(beside(OOD_CIFAR10, {}, auroc_of("mean_energy")))
+        text = as_markdown(beside(PUBLISHED["ood cifar10"], {}, auroc_of("mean_energy")))
         assert text.count("| resnet18 |") == 5
 
 
@@ -329,18 +334,7 @@ def test_another_setting_is_refused(tmp_path):
 class TestImageNet:
     @pytest.fixture
     def folder(self, tmp_path):
-        generator = np.random.default_rng(0)
-        for part, count in (("train", 6), ("val", 4)):
-            for number, name in enumerate(("cat", "dog", "eel")):
-                (tmp_path / part / name).mkdir(parents=True)
-                for place in range(count):
-                    pixels = generator.integers(0, 120, (48, 56, 3)) + 45 * number
-                    Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / part / name / f"{place}.png")
-        (tmp_path / "ood" / "ninco").mkdir(parents=True)
-        for place in range(5):
-            pixels = generator.integers(0, 255, (40, 40, 3)).astype(np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "ood" / "ninco" / f"{place}.png")
-        return tmp_path
+        return write_folder(tmp_path / "data", train=6, val=4, ninco=5)
 
     def test_it_runs_to_the_end_on_a_folder(self, folder, tmp_path, monkeypatch):
         monkeypatch.setattr(anchoring_imagenet, "STANDARD", ("contrast",))
@@ -353,7 +347,7 @@ class TestImageNet:
             {"optimizer": "sgd", "lr": 0.01, "batch_size": 6},
         )
         output = tmp_path / "output"
-        anchoring_imagenet.run_imagenet(output, data=folder, size=32, architectures=[small])
+        anchoring_imagenet.run_imagenet(Options(output, data=folder), 32, [small])
         arms = json.loads((output / "results.json").read_text())["arms"]
         assert list(arms) == ["resnet18 plain", "resnet18 anchored", "resnet18 alpha=0.1"]
         for found in arms.values():
@@ -376,7 +370,7 @@ class TestImageNet:
             torch.testing.assert_close(ens(x), expected.expand(2, 2, 5), rtol=1e-3, atol=1e-3)
 
     def test_crops_in_training_are_random_and_in_judging_are_not(self, folder):
-        images, sets = anchoring_imagenet.read_folder(folder, 32)
+        images, sets = anchoring_imagenet.read_sets(folder, 32)
         assert not torch.equal(images[0][0], images[0][0])
         assert images[0][0].shape == (3, 32, 32)
         assert sets.test.x.shape == (12, 3, 32, 32)
@@ -384,7 +378,7 @@ class TestImageNet:
         assert set(sets.missing) == {"lsun_crop", "lsun_resize", "isun", "textures", "places"}
 
     def test_references_are_of_all_classes_and_in_no_order(self, folder):
-        images, _ = anchoring_imagenet.read_folder(folder, 32)
+        images, _ = anchoring_imagenet.read_sets(folder, 32)
         references = anchoring_imagenet.references_of(images, seed=0, count=9)
         assert references.shape == (9, 3, 32, 32)
         brightness = references.mean((1, 2, 3))

@@ -2,8 +2,8 @@
 
 import pytest
 from anchoring_records import record
-from dissensus_studies.anchoring_arms import AnchorSetting
-from dissensus_studies.anchoring_sections import alpha_sections, tail_sections
+from dissensus_studies.anchoring.arms import AnchorSetting
+from dissensus_studies.anchoring.sections import alpha_sections, tail_sections
 from dissensus_studies.outputs import Outputs
 
 from dissensus.html import Picture, Text

@@ -5,11 +5,13 @@ import sys
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
-from dissensus_studies import collusion_imagenet as imagenet
-from dissensus_studies import collusion_images as study
+from dissensus_studies.collusion import imagenet
+from dissensus_studies.collusion import images as study
+from dissensus_studies.image_study import Options
+from folder_cases import write_folder
+from torch import nn
 
 CLASSES, SIZE = 3, 64
 
@@ -23,17 +25,8 @@ def vision():
 
 @pytest.fixture
 def folder(tmp_path):
-    """Three classes of small noisy pictures that their brightness tells apart, 24 to train on and 9 to validate."""
-    image = pytest.importorskip("PIL.Image", reason="pillow, which writes the pictures, is not installed")
-    rng = np.random.default_rng(0)
-    for part, count in (("train", 8), ("val", 3)):
-        for label in range(CLASSES):
-            place = tmp_path / "data" / part / f"class{label}"
-            place.mkdir(parents=True)
-            for number in range(count):
-                pixels = rng.integers(0, 80, (40, 48, 3)) + 80 * label
-                image.fromarray(pixels.astype(np.uint8)).save(place / f"{number}.png")
-    return tmp_path / "data"
+    """Three classes of pictures, 24 to train on and 9 to validate."""
+    return write_folder(tmp_path / "data")
 
 
 def small(name, num_members=2):
@@ -69,25 +62,36 @@ def test_a_network_that_nobody_has_is_refused(vision):
         imagenet.network("no_such_network", CLASSES)
 
 
-def test_images_are_cropped_and_classes_counted(vision, folder):
-    images = imagenet.read_folder(folder, SIZE)
-    assert (len(images.train), len(images.validation), images.num_classes) == (24, 9, CLASSES)
-    x, y = images.train[23]
+def test_images_are_cropped_and_classes_counted(folder):
+    train, validation, classes = imagenet.read_folder(folder, SIZE)
+    assert (len(train), len(validation), len(classes)) == (24, 9, CLASSES)
+    x, y = train[23]
     assert (tuple(x.shape), x.dtype, y) == ((3, SIZE, SIZE), torch.float32, 2)
-    few = imagenet.read_folder(folder, SIZE, limit=6)
-    assert sorted({few.train[place][1] for place in range(6)}) == [0, 1, 2]
-    (folder / "val" / "class0").rename(folder / "val" / "other")
-    with pytest.raises(ValueError, match="same classes"):
+    assert sorted(set(train.spread(6).labels)) == [0, 1, 2]
+    (folder / "val" / "cat").rename(folder / "val" / "other")
+    with pytest.raises(ValueError, match="classes that train/ lacks"):
         imagenet.read_folder(folder, SIZE)
 
 
-def test_the_table_runs_end_to_end_and_goes_on(vision, folder, tmp_path, capsys):
+@pytest.fixture
+def tiny(monkeypatch):
+    """Networks of the table stand for small ones, so that no torchvision is needed; timm's are missing."""
+
+    def network(name, classes):
+        if name.startswith("mobilevit"):
+            raise RuntimeError("timm is not installed: pip install timm.")
+        return nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, classes))
+
+    monkeypatch.setattr(imagenet, "network", network)
+
+
+def test_the_table_runs_end_to_end_and_goes_on(tiny, folder, tmp_path, capsys):
     rows = [small("shufflenet_v2_x0_5"), small("squeezenet1_1")]
-    output = tmp_path / "out"
-    imagenet.run_imagenet(output, data=folder, epochs=1, rows=rows, arms=["shufflenet"])
-    page = imagenet.run_imagenet(output, data=folder, epochs=1, rows=rows)
+    asked = Options(tmp_path / "out", data=folder, epochs=1)
+    imagenet.run_imagenet(replace(asked, arms=["shufflenet"]), rows)
+    page = imagenet.run_imagenet(asked, rows)
     assert "2 of 4 arms were done before" in capsys.readouterr().out
-    results = json.loads((output / "results.json").read_text(encoding="utf-8"))
+    results = json.loads((asked.output / "results.json").read_text(encoding="utf-8"))
     assert set(results["arms"]) == {f"{row.name} M=2 beta={beta}" for row in rows for beta in (0, 1)}
     assert results["not_run"] == {}
     for record in results["arms"].values():
@@ -96,23 +100,27 @@ def test_the_table_runs_end_to_end_and_goes_on(vision, folder, tmp_path, capsys)
     text = page.read_text(encoding="utf-8")
     for document in ("61.00 / 81.94", "53.41 / 74.88", "56.25 / 78.65", "42.69 / 65.24"):
         assert document in text
-    assert (output / "imagenet_squeezenet1_1.svg").is_file()
+    assert (asked.output / "imagenet_squeezenet1_1.svg").is_file()
 
 
-def test_a_row_whose_library_is_missing_is_named_and_the_others_run(vision, folder, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "timm", None)
+def test_a_row_whose_library_is_missing_is_named_and_the_others_run(tiny, folder, tmp_path):
     rows = [small("mobilevit_xs"), small("shufflenet_v2_x0_5")]
-    page = imagenet.run_imagenet(tmp_path / "out", data=folder, epochs=1, rows=rows)
+    page = imagenet.run_imagenet(Options(tmp_path / "out", data=folder, epochs=1), rows)
     results = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))
     assert len(results["arms"]) == len(results["not_run"]) == 2
     assert "pip install timm" in results["not_run"]["mobilevit_xs M=2 beta=0"]
     assert "Not run" in page.read_text(encoding="utf-8")
 
 
-def test_the_command_reaches_the_setting(vision, folder, tmp_path, monkeypatch):
-    small_table = partial(imagenet.run_imagenet, rows=[small("shufflenet_v2_x0_5")])
-    monkeypatch.setattr(imagenet, "run_imagenet", small_table)
-    page = study.run(
-        tmp_path / "out", setting="imagenet", data=folder, epochs=1, limit=12, arms=["shufflenet"]
-    )
+def test_a_network_whose_library_is_missing_is_no_reason_to_end_the_study(vision, monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(RuntimeError, match="pip install timm"):
+        imagenet.network("mobilevit_xs", CLASSES)
+
+
+def test_the_command_reaches_the_setting(tiny, folder, tmp_path, monkeypatch):
+    row = small("shufflenet_v2_x0_5")
+    table = partial(imagenet.run_imagenet, rows=[row])
+    again = replace(study.run.__self__, imagenet=table).run
+    page = again(tmp_path / "out", setting="imagenet", data=folder, epochs=1, limit=12, arms=["shufflenet"])
     assert "shufflenet_v2_x0_5" in page.read_text(encoding="utf-8")

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from dissensus_studies import STUDIES, arm_log
-from dissensus_studies import collusion_image_arms as arms
-from dissensus_studies import collusion_images as study
-from dissensus_studies.collusion_image_arms import BETAS, JointSetting, joint_numbers, settings_of
-from dissensus_studies.collusion_image_claims import Estimate, image_claims
-from dissensus_studies.collusion_image_figures import final_gap
+from dissensus_studies.collusion import image_arms as arms
+from dissensus_studies.collusion import images as study
+from dissensus_studies.collusion.image_arms import BETAS, JointSetting, joint_numbers, settings_of
+from dissensus_studies.collusion.image_claims import estimate, image_claims
+from dissensus_studies.collusion.image_figures import final_gap
 from image_cases import write_images
 from torch import nn
 
@@ -47,7 +47,7 @@ def test_converted_rates_take_the_steps_of_the_document():
     ensemble = ds.DeepEnsemble(lambda: nn.Linear(4, 3), num_members, seed=0)
     plain = nn.ModuleList(ensemble.member(j) for j in range(num_members))
     setting = JointSetting("resnet18", num_members, beta=0.4)
-    chosen = arms._training(setting, epochs=5, quick=False)
+    chosen = arms.training_of(setting, epochs=5, quick=False)
     ds.fit(
         ensemble,
         (x, y),
@@ -69,14 +69,14 @@ def test_converted_rates_take_the_steps_of_the_document():
 
 
 def test_sweeps_select_on_validation_and_gap_arms_watch_the_test_images():
-    sweep = arms._training(JointSetting(), None, False)
+    sweep = arms.training_of(JointSetting(), None, False)
     assert (sweep["epochs"], sweep["select"], sweep["lr"]) == (80, "ensemble_loss", pytest.approx(0.02))
     assert sweep["schedule"].milestones == (30, 50, 70)
-    gap = arms._training(JointSetting(experiment="gap"), None, False)
+    gap = arms.training_of(JointSetting(experiment="gap"), None, False)
     assert (gap["epochs"], gap["watch"], gap["all_train"], gap["optimizer"]) == (100, "test", True, "adam")
     assert "select" not in gap
-    assert arms._training(JointSetting(experiment="gap"), 8, False)["epochs"] == 10
-    assert arms._training(JointSetting("cnn"), None, False)["patience"] == 5
+    assert arms.training_of(JointSetting(experiment="gap"), 8, False)["epochs"] == 10
+    assert arms.training_of(JointSetting("cnn"), None, False)["patience"] == 5
 
 
 @pytest.mark.parametrize("average", ["probs", "scores"])
@@ -133,7 +133,7 @@ def test_a_difference_within_two_standard_errors_is_unresolved():
     beside = image_claims({"vgg M=5": near, "cnn M=5": clear}, {}, {})[0].verdict
     assert beside == "reproduced for cnn M=5; unresolved for vgg M=5"
     several = [fake(0.0, value, 0.2, 0.1) for value in (0.94, 0.95, 0.96)]
-    assert Estimate.of(several, "accuracy").error == pytest.approx(0.01 / np.sqrt(3))
+    assert estimate(several, "accuracy").error == pytest.approx(0.01 / np.sqrt(3))
 
 
 def test_the_gap_is_that_of_the_last_epochs():
@@ -165,9 +165,9 @@ def test_the_study_runs_stops_and_goes_on(folder, tmp_path, capsys, monkeypatch)
     assert len(lines) == 4
     assert all("accuracy" in line and line.endswith(" s") for line in lines)
     trained = []
-    original = arms._train_and_measure
+    original = arms.train_and_measure
     monkeypatch.setattr(
-        arms, "_train_and_measure", lambda setting, *a: trained.append(setting.name) or original(setting, *a)
+        arms, "train_and_measure", lambda setting, *a: trained.append(setting.name) or original(setting, *a)
     )
     page = STUDIES["collusion-images"].run(output, data=folder, **QUICK)
     assert trained == [
@@ -191,8 +191,8 @@ def test_the_study_runs_stops_and_goes_on(folder, tmp_path, capsys, monkeypatch)
     assert (output / "collusion_gap_cnn_m5.svg").is_file()
 
 
-def made_up(setting, sets, folder, training):
-    """A record as `_train_and_measure` gives it, without training: joint training is worse in every way."""
+def made_up(setting, work):
+    """A record as `train_and_measure` gives it, without training: joint training is worse in every way."""
     worse = setting.beta**4 * (1 - 0.5 * setting.member_dropout) + 0.01 * setting.seed
     accuracy, member, error = 0.95 - 0.1 * worse, 0.94 - 0.3 * worse, 0.2 + 0.3 * worse
     interval = {
@@ -230,7 +230,7 @@ def made_up(setting, sets, folder, training):
 
 
 def test_a_complete_study_has_every_figure_of_the_document(folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(arms, "_train_and_measure", made_up)
+    monkeypatch.setattr(arms, "train_and_measure", made_up)
     monkeypatch.setattr(arm_log.gc, "collect", lambda: 0)
     output = tmp_path / "out"
     text = study.run(output, data=folder).read_text(encoding="utf-8")
@@ -274,7 +274,7 @@ def test_records_without_a_diagnosis_are_shown_all_the_same(folder, tmp_path, mo
         del record["diagnosis"]
         return record
 
-    monkeypatch.setattr(arms, "_train_and_measure", older)
+    monkeypatch.setattr(arms, "train_and_measure", older)
     page = study.run(tmp_path / "out", data=folder, arms=["cnn M=5 beta=1 seed=0", "cnn M=5 beta=0 seed=0"])
     assert "class share" not in page.read_text(encoding="utf-8")
 

@@ -4,18 +4,20 @@ import itertools
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from dissensus_studies import STUDIES, collusion_protocol, collusion_theory, collusion_uci
-from dissensus_studies import collusion_data as data
-from dissensus_studies import collusion_measures as measures
-from dissensus_studies.collusion_claims import uci_claims
-from dissensus_studies.collusion_figures import by_set
-from dissensus_studies.collusion_protocol import SEARCH_SPACE, Settings, Store, measure_all
-from dissensus_studies.collusion_training import Configuration, GroupedJoint, train
+from dissensus_studies import STUDIES
+from dissensus_studies.collusion import theory, uci, uci_protocol
+from dissensus_studies.collusion import uci_data as data
+from dissensus_studies.collusion import uci_training as measures
+from dissensus_studies.collusion.uci_claims import uci_claims
+from dissensus_studies.collusion.uci_figures import by_set
+from dissensus_studies.collusion.uci_protocol import SEARCH_SPACE, Settings, Store, measure_all
+from dissensus_studies.collusion.uci_training import Configuration, GroupedJoint, train
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -185,7 +187,7 @@ def test_joint_training_explodes_in_diversity_and_a_fifth_of_the_members_is_miss
 def test_the_expected_increase_is_the_mean_over_all_choices_of_members(share):
     torch.manual_seed(1)
     outputs, targets = torch.randn(5, 6).double(), torch.randn(6).double()
-    left = 5 - measures.num_dropped(5, share)
+    left = 5 - int(5 * share)
     errors = [
         (outputs[list(kept)].mean(0) - targets).square().mean()
         for kept in itertools.combinations(range(5), left)
@@ -225,18 +227,16 @@ def test_the_search_finds_a_better_configuration_than_its_first_ones():
             + configuration.layers
         )
 
-    best, tried = collusion_protocol.search(evaluate, 20, seed=0)
+    best, tried = uci_protocol.search(evaluate, 20, seed=0)
     assert len(tried) == 20
     assert evaluate(best) == min(trial["value"] for trial in tried)
-    assert evaluate(best) < min(trial["value"] for trial in tried[: collusion_protocol.STARTUP_TRIALS])
+    assert evaluate(best) < min(trial["value"] for trial in tried[: uci_protocol.STARTUP_TRIALS])
     assert all(trial[name] in choices for trial in tried for name, choices in SEARCH_SPACE.items())
-    assert (
-        collusion_protocol.search(evaluate, 7, seed=1)[1] == collusion_protocol.search(evaluate, 7, seed=1)[1]
-    )
+    assert uci_protocol.search(evaluate, 7, seed=1)[1] == uci_protocol.search(evaluate, 7, seed=1)[1]
 
 
 def test_without_optuna_the_study_says_how_to_get_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(collusion_protocol, "find_spec", lambda name: None)
+    monkeypatch.setattr(uci_protocol, "find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'dissensus\[studies\]'"):
         STUDIES["collusion-uci"].run(tmp_path, quick=True)
 
@@ -249,7 +249,7 @@ def fake_run(job):
         "set": job.name,
         "run": job.run,
         "settings": job.settings.as_json(),
-        "configuration": SMALL.as_json(),
+        "configuration": asdict(SMALL),
         "betas": betas,
         "search_seconds": 1.0,
         "retrain_seconds": 1.0,
@@ -266,7 +266,7 @@ def test_a_study_that_was_ended_goes_on_where_it_was(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return fake_run(job)
 
-    monkeypatch.setattr(collusion_protocol, "measure_run", ends_at_the_fourth)
+    monkeypatch.setattr(uci_protocol, "measure_run", ends_at_the_fourth)
     store = Store(tmp_path, Settings())
     with pytest.raises(KeyboardInterrupt):
         measure_all(problems, 3, Settings(), store)
@@ -293,10 +293,8 @@ def test_no_run_begins_after_the_time_though_others_are_measured_side_by_side(tm
         time.sleep(0.2)
         return {"set": job.name, "run": job.run, "search_seconds": 0.0, "retrain_seconds": 0.0}
 
-    monkeypatch.setattr(collusion_protocol, "measure_run", measured)
-    monkeypatch.setattr(
-        collusion_protocol, "ProcessPoolExecutor", lambda workers, *_: ThreadPoolExecutor(workers)
-    )
+    monkeypatch.setattr(uci_protocol, "measure_run", measured)
+    monkeypatch.setattr(uci_protocol, "ProcessPoolExecutor", lambda workers, *_: ThreadPoolExecutor(workers))
     settings = Settings()
     options = {"workers": 2, "minutes": 0.1 / 60}
     found = measure_all({"one": make_problem()}, 6, settings, Store(tmp_path, settings), **options)
@@ -307,7 +305,7 @@ def test_runs_measured_here_use_one_thread_and_give_the_others_back(tmp_path, mo
     before, seen = torch.get_num_threads(), []
     done = {"set": "made", "run": 0, "search_seconds": 0.0, "retrain_seconds": 0.0}
     monkeypatch.setattr(
-        collusion_protocol,
+        uci_protocol,
         "measure_run",
         lambda job: seen.append(torch.get_num_threads()) or {**done, "run": job.run},
     )
@@ -369,8 +367,7 @@ def test_runs_that_do_not_collude_reproduce_only_that_diversity_is_low():
 
 def test_the_quick_study_needs_no_data_and_writes_everything(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    short = Settings(trials=2, most_epochs=3)
-    monkeypatch.setattr(collusion_uci, "quick_version", lambda settings: short)
+    monkeypatch.setattr(uci, "QUICK", {"trials": 2, "most_epochs": 3})
     page = STUDIES["collusion-uci"].run(tmp_path / "out", quick=True, runs=2)
     names = {path.name for path in page.parent.iterdir()}
     figures = {
@@ -388,11 +385,10 @@ def test_the_quick_study_needs_no_data_and_writes_everything(tmp_path, monkeypat
     assert "diabetes" in capsys.readouterr().out
 
 
-def test_tables_are_csv_where_pandas_is_missing(tmp_path):
-    path = collusion_uci._save_csv(
-        tmp_path / "results.csv", [{"set": "a", "mse": 0.5}, {"set": "b", "mse": 1.0}]
-    )
-    assert path.read_text() == "set,mse\na,0.5\nb,1.0\n"
+def test_tables_are_csv_where_pyarrow_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setattr(uci, "find_spec", lambda name: None)
+    path = uci._save_table(tmp_path, [{"set": "a", "run": 0, "configuration": {}, "betas": [{"mse": 0.5}]}])
+    assert path.read_text() == "set,run,mse\na,0,0.5\n"
 
 
 def test_a_folder_without_tables_is_refused_in_one_sentence(tmp_path):
@@ -416,9 +412,9 @@ def test_the_theory_page_has_the_shares_of_the_theorem(tmp_path, capsys):
 
 
 def test_shifting_members_apart_leaves_the_ensembles_error_and_adds_to_diversity_what_the_offsets_say():
-    before, after = collusion_theory._errors_at(0.0), collusion_theory._errors_at(3.0)
+    before, after = theory._errors_at(0.0), theory._errors_at(3.0)
     assert after[1] == pytest.approx(before[1], abs=1e-12)
-    _, members, _ = collusion_theory.collude(0.0)
+    _, members, _ = theory.collude(0.0)
     offsets = torch.tensor([3.0, -3.0, 0.0]).double()
     deviation = (members - members.mean(0)).mean(1)
     added = (offsets.square().mean() + 2 * (offsets * deviation).mean()).item()
@@ -447,7 +443,7 @@ def test_on_a_real_set_members_collude_at_one_and_not_before():
     problem = data.load_problem("bioconcentration", data.find_sources(SHARED)["bioconcentration"])
     split = data.split_problem(problem, "document", 0)
     configuration = Configuration(0.005, 32, 0.0, 10, 20, 2)
-    rows = collusion_protocol.measure_betas(split, configuration, Settings(betas=(0.0, 0.8, 1.0)), seed=0)
+    rows = uci_protocol.measure_betas(split, configuration, Settings(betas=(0.0, 0.8, 1.0)), seed=0)
     apart, nearly, joint = (row["diversity"] for row in rows)
     assert joint > 5 * nearly > 5 * apart
     assert all(row["mse"] < 0.6 for row in rows)

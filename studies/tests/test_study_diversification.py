@@ -7,11 +7,11 @@ import pytest
 import torch
 from dissensus_studies import STUDIES
 from dissensus_studies import diversification as study
-from dissensus_studies.diversification_data import Material
-from dissensus_studies.diversification_figures import baseline_bars, example_scores
-from dissensus_studies.diversification_measures import Judged, quality_record
-from dissensus_studies.diversification_reading import Found
-from dissensus_studies.diversification_settings import Setting, settings_of
+from dissensus_studies.diversification.data import Material
+from dissensus_studies.diversification.figures import baseline_bars, example_scores
+from dissensus_studies.diversification.measures import Judged, quality_record
+from dissensus_studies.diversification.reading import Found
+from dissensus_studies.diversification.settings import Setting, settings_of
 from dissensus_studies.image_sets import load_images
 from diversification_records import fake, fake_backbone, fake_spurious
 from torch import nn

@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from dissensus_studies.diversification_claims import diversification_claims
-from dissensus_studies.diversification_reading import Estimate, Found
-from dissensus_studies.diversification_settings import Setting
+from dissensus_studies.diversification.claims import diversification_claims
+from dissensus_studies.diversification.reading import Found
+from dissensus_studies.diversification.settings import Setting
+from dissensus_studies.intervals import Estimate
 from diversification_records import fake
 
 

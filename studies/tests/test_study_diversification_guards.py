@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from dissensus_studies.diversification_guards import (
+from dissensus_studies.diversification.guards import (
     best_gain,
     bonferroni,
     gains,
@@ -12,8 +12,8 @@ from dissensus_studies.diversification_guards import (
     member_loss,
     members_text,
 )
-from dissensus_studies.diversification_reading import Found
-from dissensus_studies.diversification_settings import Setting
+from dissensus_studies.diversification.reading import Found
+from dissensus_studies.diversification.settings import Setting
 from diversification_records import fake
 
 DEEP = Setting("heads", backbone="half")

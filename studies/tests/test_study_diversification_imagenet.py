@@ -1,15 +1,16 @@
 """The document's own experiment, on a tiny folder of ImageNet's layout with an untrained backbone."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from backbone_cases import Block
 from dissensus_studies import diversification as study
-from dissensus_studies.diversification_configurations import CONFIGURATIONS, released_cosine
-from dissensus_studies.diversification_folders import Backbone, read_folders
-from dissensus_studies.diversification_imagenet import look, run_imagenet
+from dissensus_studies.diversification.configurations import CONFIGURATIONS, released_cosine
+from dissensus_studies.diversification.imagenet import Backbone, look, read_folders, run_imagenet
+from dissensus_studies.image_study import Options
 from PIL import Image
 from torch import nn
 
@@ -60,16 +61,11 @@ def folder(tmp_path):
 
 
 def test_the_document_s_experiment_runs_on_a_tiny_folder(folder, tmp_path):
-    options = {
-        "data": folder,
-        "epochs": 2,
-        "size": 32,
-        "backbone": Backbone(vit, "blocks.1.norm2"),
-        "corruptions": ("contrast", "gaussian_noise"),
-    }
     output = tmp_path / "out"
-    run_imagenet(output, arms=["ldr semantic"], **options)
-    page = run_imagenet(output, **options)
+    asked = Options(output, data=folder, epochs=2)
+    further = (32, Backbone(vit, "blocks.1.norm2"), ("contrast", "gaussian_noise"))
+    run_imagenet(replace(asked, arms=["ldr semantic"]), *further)
+    page = run_imagenet(asked, *further)
     results = json.loads((output / "results.json").read_text(encoding="utf-8"))
     assert list(results["arms"]) == [each.name for each in CONFIGURATIONS]
     record = results["arms"]["ldr covariate"]

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from dissensus_studies.diversification_judging import disputed
-from dissensus_studies.diversification_measures import (
+from dissensus_studies.diversification.measures import (
     Judged,
     Scored,
     detection_record,
+    disputed,
     gains_over,
     quality_record,
 )

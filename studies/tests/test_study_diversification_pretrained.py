@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from dissensus_studies import STUDIES
-from dissensus_studies.diversification_pretrained import (
+from dissensus_studies.diversification.pretrained import (
     Features,
     independent_arms,
     numbers,

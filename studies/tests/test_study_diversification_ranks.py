@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from dissensus_studies.diversification_ranks import Ranks
+from dissensus_studies.diversification.ranks import Ranks
 
 from dissensus import metrics
 

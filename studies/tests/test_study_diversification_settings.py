@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from dissensus_studies.diversification_arms import head_epochs, make_head, objective_of
-from dissensus_studies.diversification_data import Material, of_first_classes
-from dissensus_studies.diversification_reading import label
-from dissensus_studies.diversification_settings import Setting, settings_of
+from dissensus_studies.diversification.arms import head_epochs, make_head, objective_of
+from dissensus_studies.diversification.data import Material, of_first_classes
+from dissensus_studies.diversification.reading import label
+from dissensus_studies.diversification.settings import Setting, settings_of
 from dissensus_studies.image_sets import load_images
 from torch import nn
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from dissensus_studies.diversification_spurious import group_record, spurious_sets
+from dissensus_studies.diversification.spurious import group_record, spurious_sets
 from dissensus_studies.image_sets import load_images
 from torch import nn
 

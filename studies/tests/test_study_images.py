@@ -348,7 +348,7 @@ class TestPages:
 
 
 def test_an_option_that_a_study_does_not_have_is_refused(tmp_path):
-    study = Study("uci-deep-ensembles", "", "dissensus_studies.uci_deep_ensembles")
+    study = Study("uci-deep-ensembles", "", "dissensus_studies.deep_ensembles.uci")
     with pytest.raises(ValueError, match="has no option minutes"):
         study.run(tmp_path, minutes=3)
 

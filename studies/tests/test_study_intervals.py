@@ -5,12 +5,12 @@ import re
 
 import pytest
 import torch
-from dissensus_studies.diversification_imagenet import Looked
-from dissensus_studies.diversification_measures import Judged, Scored, detection_record, quality_record
-from dissensus_studies.diversification_ranks import Ranks
-from dissensus_studies.diversification_reading import Estimate, Share, aggregated, auroc, estimate, pds_minus
-from dissensus_studies.diversification_spurious import group_record
-from dissensus_studies.intervals import NORMAL_95, mean_interval, share_ends, share_interval
+from dissensus_studies.diversification.imagenet import Looked
+from dissensus_studies.diversification.measures import Judged, Scored, detection_record, quality_record
+from dissensus_studies.diversification.ranks import Ranks
+from dissensus_studies.diversification.reading import Share, aggregated, auroc, estimate, pds_minus
+from dissensus_studies.diversification.spurious import group_record
+from dissensus_studies.intervals import NORMAL_95, Estimate, mean_interval, share_ends, share_interval
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -4,23 +4,22 @@ import json
 
 import pytest
 import torch
-from dissensus_studies import STUDIES, masksembles_imagenet
+from dissensus_studies import STUDIES, masksembles
 from dissensus_studies.arm_log import Arms
-from dissensus_studies.collusion_imagenet import Folder
+from dissensus_studies.image_study import Options
 from dissensus_studies.masksembles import in_order, mask_claims, scale_families
-from dissensus_studies.masksembles_arms import (
+from dissensus_studies.masksembles.arms import (
     DROPOUT,
     MaskSetting,
-    calibration_numbers,
+    ensemble_numbers,
     make_members,
-    pair_numbers,
     settings_of,
     small_network,
     with_dropout,
 )
-from dissensus_studies.masksembles_figures import laws, simulate
+from dissensus_studies.masksembles.figures import laws, simulate
+from folder_cases import write_folder
 from torch import nn
-from torch.utils.data import TensorDataset
 
 import dissensus as ds
 from dissensus.architectures import resnet18
@@ -91,7 +90,7 @@ class TestArms:
     def test_pairs_have_the_diversity_of_the_metric(self):
         logits = torch.randn(4, 200, 5, generator=torch.Generator().manual_seed(0))
         labels = torch.randint(0, 5, (200,), generator=torch.Generator().manual_seed(1))
-        numbers = pair_numbers(logits, labels)
+        numbers = ensemble_numbers(logits, labels)
         assert [pair["members"] for pair in numbers["pairs"]] == [
             [0, 1],
             [0, 2],
@@ -106,7 +105,7 @@ class TestArms:
     def test_calibration_is_that_of_the_mean_prediction(self):
         logits = 3 * torch.randn(4, 300, 5, generator=torch.Generator().manual_seed(0)).double()
         labels = torch.randint(0, 5, (300,), generator=torch.Generator().manual_seed(1))
-        numbers = calibration_numbers(logits, labels)
+        numbers = ensemble_numbers(logits, labels)
         assert numbers["ece"] == pytest.approx(float(ds.metrics.ece(logits.softmax(-1).mean(0), labels, 15)))
         assert sum(numbers["curve"]["weight"]) == pytest.approx(1.0, abs=1e-5)
         assert numbers["member_ece"] > numbers["ece"]
@@ -191,18 +190,10 @@ def test_families_are_shown_in_the_order_of_their_scales():
 
 
 def test_the_imagenet_setting_draws_calibration_of_a_folder(tmp_path, monkeypatch):
-    generator = torch.Generator().manual_seed(0)
-    y = torch.arange(40) % 4
-    x = torch.randn(40, 3, 16, 16, generator=generator) + y[:, None, None, None]
-    images = Folder(TensorDataset(x, y), TensorDataset(x[:20], y[:20]), 4)
-    monkeypatch.setattr(masksembles_imagenet, "read_folder", lambda folder, size, limit: images)
-    monkeypatch.setattr(masksembles_imagenet, "network", lambda name, classes: resnet18(classes, width=8))
-    for part in ("train", "val"):
-        (tmp_path / "data" / part).mkdir(parents=True)
-    page = STUDIES["masksembles"].run(
-        tmp_path / "out", data=tmp_path / "data", setting="imagenet", epochs=1, arms=["deep", "masks S=3"]
-    )
-    assert page.exists()
+    write_folder(tmp_path / "data")
+    monkeypatch.setattr(masksembles, "network", lambda name, classes: resnet18(classes, width=8))
+    options = Options(tmp_path / "out", data=tmp_path / "data", epochs=1, arms=["deep", "masks S=3"])
+    assert masksembles.run_imagenet(options, size=16).exists()
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert set(results["arms"]) == {"deep ensemble seed=0", "masks S=3 seed=0"}
     assert (tmp_path / "out" / "masksembles_imagenet.svg").exists()

@@ -90,7 +90,7 @@ def test_the_floor_of_the_calibration_error_is_that_of_one_bin_where_all_are_equ
 
 
 def test_bounds_of_a_pair_hold_copies_and_independent_members_between_them():
-    from dissensus_studies.masksembles_figures import pair_bounds
+    from dissensus_studies.masksembles.figures import pair_bounds
 
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(0, 10, (200_000,), generator=generator)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from dissensus_studies import STUDIES
-from dissensus_studies import uci_deep_ensembles as uci
+from dissensus_studies.deep_ensembles import uci
 
 from dissensus import metrics
 

@@ -1,0 +1,207 @@
+"""Study `anchoring`: what references, masked or not, do to a network's calibration, robustness, detection and adaptation.
+
+Plain, anchored and masked networks on one image set: accuracy on clean and corrupted images, smooth ECE, AUROC for unknown images,
+linear probes on other labelled sets; and hard-delta mining at a masking probability of 1/4. With `setting="imagenet"`, the document's
+tables 10 and 11 on a folder of ImageNet's layout.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+from dissensus.data.images import match_images
+from dissensus.data.toy import digits
+from dissensus.html import Section, Table, Text
+from dissensus_studies.anchoring.adaptation import ADAPTATION, UNUSABLE, Labelled, Task, Tasks, load_tasks
+from dissensus_studies.anchoring.arms import (
+    ANCHORS,
+    CORRUPTIONS,
+    EPOCHS,
+    QUICK_CORRUPTIONS,
+    SCORES,
+    SHORT,
+    arms_of,
+)
+from dissensus_studies.anchoring.claims import anchoring_claims
+from dissensus_studies.anchoring.imagenet import run_imagenet
+from dissensus_studies.anchoring.qualities import (
+    CALIBRATION_NOISE,
+    DETECTION_NOISE,
+    ROBUSTNESS_NOISE,
+    SINGLE_RUN_NOISE,
+    corrupted,
+    mean_adaptation,
+    mean_auroc,
+    same_sets,
+)
+from dissensus_studies.anchoring.sections import (
+    alpha_sections,
+    arms_tables,
+    by_row,
+    tail_sections,
+    task_section,
+    tasks_table,
+)
+from dissensus_studies.anchoring.tables import (
+    PUBLISHED,
+    Rows,
+    adaptation,
+    auroc_of,
+    beside,
+    by_severity,
+    under_corruption,
+)
+from dissensus_studies.arm_log import Arms, print_now
+from dissensus_studies.claims import claims_table
+from dissensus_studies.image_sets import SHAPE
+from dissensus_studies.image_study import ImageStudy, Page, Work
+from dissensus_studies.outputs import Outputs
+
+_JUDGED = (
+    "A difference counts beyond two standard errors, over runs or over the images judged (from the 95 % intervals; binomial for "
+    f"linear probes), whichever is larger; between single runs, but for clean accuracy, {SINGLE_RUN_NOISE} is the least "
+    f"({ROBUSTNESS_NOISE} for accuracy under corruption, {CALIBRATION_NOISE} for smooth ECE, {DETECTION_NOISE} for AUROC), by which "
+    "runs differed on CIFAR-10. AUROC is that of the "
+    f"score {SCORES[0]} with one reference, averaged over the unknown sets that were there; adaptation is averaged over the labelled "
+    "sets that were there."
+)
+_BESIDE = (
+    f"AUROC of the score {SCORES[0]} with one reference, the first training image; the document does not say which score it "
+    "uses. Corruptions are our own, in the manner of CIFAR-10-C: accuracies and errors are close to, and not the same as, those on "
+    "the published files. Empty cells: sets that were not there."
+)
+
+
+def page(work: Work, found: Arms) -> Page:
+    """Return what the study makes of its records."""
+    tasks: Tasks = work.material
+    found = with_test_sizes(found, tasks)
+    same, notes = same_sets(found.done)
+    compared = replace(found, done=same)
+    records = by_row(compared)
+    claims = anchoring_claims(records)
+    published = published_tables(work.sets.name, by_row(found))
+    severities = [
+        by_severity(records, "accuracy", "Accuracy under corruption, mean over corruptions and runs"),
+        by_severity(records, "smooth_ece", "Smooth ECE under corruption, mean over corruptions and runs"),
+    ]
+
+    def sections(outputs: Outputs) -> list[Section]:
+        return [
+            *alpha_sections(outputs, records),
+            *tail_sections(outputs, records),
+            Section("The document's tables beside ours", Text(_BESIDE), *published),
+            Section("Under corruption, by severity", *severities),
+            Section("All arms", *([Text(*notes)] if notes else []), *arms_tables(found, compared)),
+            task_section(tasks, found),
+        ]
+
+    rows = [
+        [
+            name,
+            record["test"]["accuracy"][0],
+            corrupted(record, "accuracy"),
+            corrupted(record, "smooth_ece"),
+            mean_auroc(record),
+            mean_adaptation(record),
+        ]
+        for name, record in same.items()
+    ]
+    return Page(
+        claims,
+        _JUDGED,
+        sections,
+        (("arm", "accuracy", "corrupted", "smooth ECE", "AUROC", "adaptation"), rows),
+        _remarks(work),
+        {
+            "arms": found.done,
+            "tasks": {name: list(task.notes) for name, task in tasks.found.items()},
+            "tasks_missing": dict(tasks.missing),
+        },
+        {"score": SCORES[0], "anchors": [1, ANCHORS]},
+        [claims_table(claims), *published, *severities, tasks_table(tasks, found)],
+    )
+
+
+def with_test_sizes(found: Arms, tasks: Tasks) -> Arms:
+    """Return arms whose linear probes tell on how many images they were judged, which older records do not.
+
+    Arms of one study have the same settings, so they were judged on as many images as are there now.
+    """
+    done = {}
+    for arm, record in found.done.items():
+        adapted = {
+            name: {"images": len(tasks.found[name].test.x), **each} if name in tasks.found else each
+            for name, each in record["adaptation"].items()
+        }
+        done[arm] = {**record, "adaptation": adapted}
+    return replace(found, done=done)
+
+
+def published_tables(known: str, records: Rows) -> list[Table]:
+    """Return the document's tables about this image set beside ours; tables without published numbers where it has none."""
+    main = {row: found for row, found in records.items() if "tail=" not in row[1]}
+    data = "cifar100" if known == "cifar100" else "cifar10"
+    ood, calibration = PUBLISHED[f"ood {data}"], PUBLISHED[f"calibration {data}"]
+    if known != data:
+        ood = replace(ood, title="AUROC in per cent", columns={}, rows={})
+        calibration = replace(calibration, title="Smooth ECE under corruption", rows={})
+    accuracy, error = PUBLISHED["adaptation accuracy"], PUBLISHED["adaptation ece"]
+    if known != "cifar100":
+        accuracy = replace(accuracy, title="Accuracy in per cent of linear probes", columns={}, rows={})
+        error = replace(error, title="ECE of linear probes", columns={}, rows={})
+    return [
+        beside(ood, main, auroc_of(SCORES[0])),
+        beside(calibration, main, under_corruption("smooth_ece")),
+        beside(accuracy, main, adaptation("accuracy", 100.0)),
+        beside(error, main, adaptation("ece")),
+    ]
+
+
+def tasks_of(work: Work) -> Tasks:
+    """Return the sets to adapt to; say which they are before any time is spent on training, and why others are not among them."""
+    tasks = _read_tasks(work.data, work.sets.name, work.limit or (1000 if work.quick else None))
+    print_now(f"sets to adapt to: {', '.join(tasks.found) or 'none'}")
+    absent = [name for name, reason in tasks.missing.items() if not reason.startswith(UNUSABLE)]
+    if absent:
+        print_now(f"not there: {', '.join(absent)}")
+    for name, reason in tasks.missing.items():
+        if name not in absent:
+            print_now(f"{name} {reason}")
+    return tasks
+
+
+def _read_tasks(data: Path | None, known: str, few: int | None) -> Tasks:
+    if data is not None:
+        inner = data / "images"
+        folder = inner if inner.is_dir() and any(inner.glob("*.npz")) else data
+        return load_tasks(folder, SHAPE, without=(known,), limit=few)
+    loaded = digits()
+    assert loaded.y is not None
+    x, _ = match_images(loaded.x, *SHAPE)
+    halves = [Labelled(x[start::2][:few], loaded.y[start::2][:few]) for start in (0, 1)]
+    task = Task(halves[0], halves[1], ("all ten digits",))
+    return Tasks({"digits": task}, {each.name: "no folder was given" for each in ADAPTATION.sets})
+
+
+def _remarks(work: Work) -> list[str]:
+    """Say in what the run differs from the document's."""
+    epochs, names = work.epochs or EPOCHS, QUICK_CORRUPTIONS if work.quick else CORRUPTIONS
+    shorter = work.quick or epochs != EPOCHS
+    cycle = f"Runs of fewer than {SHORT} epochs use a one-cycle schedule, the same for every arm."
+    return [
+        *([f"Shorter than the document's {EPOCHS} epochs."] if shorter else []),
+        *([cycle] if work.quick or epochs < SHORT else []),
+        f"{len(names)} corruptions of a part of the test images; references are all training images without augmentation; answers are "
+        f"given with the first of them, and in a further column with the first {ANCHORS}.",
+    ]
+
+
+run = ImageStudy(
+    "Masked anchoring",
+    "A network that sees every input through a reference, and sometimes without it: what does that change on clean, corrupted, "
+    "unknown and new images?",
+    arms_of,
+    page,
+    run_imagenet,
+    prepare=tasks_of,
+).run

@@ -1,0 +1,1 @@
+"""Studies of joint training and learner collusion: theory, tables, images."""

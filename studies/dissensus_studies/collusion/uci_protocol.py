@@ -1,0 +1,285 @@
+"""The protocol of the collusion study: search, retrain for every beta, measure; each run stored as it ends."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import islice
+from multiprocessing import get_context, parent_process
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import torch
+
+from dissensus._machine import one_thread
+from dissensus.randomness import derive
+from dissensus_studies.collusion.uci_data import Preparation, Problem, Split, split_problem
+from dissensus_studies.collusion.uci_training import MOST_EPOCHS, Configuration, measure, spread, train
+
+BETAS = tuple(tenth / 10 for tenth in range(11))
+
+SEARCH_SPACE: Mapping[str, tuple[float, ...]] = {
+    "lr": (0.001, 0.005, 0.01),
+    "batch_size": (16, 32, 64),
+    "weight_decay": (0.0, 0.001, 0.01),
+    "num_members": (5, 10, 15, 20),
+    "hidden": (10, 20, 30),
+    "layers": (1, 2, 3),
+}
+# The first configurations are drawn at random; the others where a Gaussian process expects an improvement.
+STARTUP_TRIALS = 5
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides the numbers of a run.
+
+    Attributes:
+        preparation: How features are prepared.
+        trials: Configurations tried in each run's search.
+        search_beta: The beta with which they are tried.
+        betas: Those that the best configuration is trained with.
+        most_epochs: Where training ends that has not stopped by itself.
+        seed: Decides splits, weights, batches and the search.
+        on_validation_too: Train the chosen configuration on training and validation rows, for the epochs found without the latter.
+    """
+
+    preparation: Preparation = "document"
+    trials: int = 20
+    search_beta: float = 0.5
+    betas: tuple[float, ...] = BETAS
+    most_epochs: int = MOST_EPOCHS
+    seed: int = 0
+    on_validation_too: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything as JSON gives it back: tuples become lists."""
+        settings: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return settings
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run on one set."""
+
+    name: str
+    run: int
+    problem: Problem
+    settings: Settings
+
+
+Found = dict[str, Any]
+
+
+def search(
+    evaluate: Callable[[Configuration], float], trials: int, seed: int
+) -> tuple[Configuration, list[Found]]:
+    """Look for the configuration with the lowest value by Bayesian optimisation.
+
+    Args:
+        evaluate: Gives the value of a configuration.
+        trials: How many are tried.
+        seed: Decides which.
+
+    Returns:
+        The best configuration, and every trial with its value.
+    """
+    optuna = import_optuna()
+    tried: list[Found] = []
+
+    def objective(trial: Any) -> float:
+        # Places in the space, not values: the process then knows their order.
+        places = {
+            name: trial.suggest_int(name, 0, len(choices) - 1) for name, choices in SEARCH_SPACE.items()
+        }
+        configuration = Configuration(**{name: SEARCH_SPACE[name][place] for name, place in places.items()})
+        value = evaluate(configuration)
+        tried.append({**asdict(configuration), "value": value})
+        return value
+
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        sampler = optuna.samplers.GPSampler(seed=seed & 0xFFFFFFFF, n_startup_trials=STARTUP_TRIALS)
+        optuna.create_study(sampler=sampler).optimize(objective, n_trials=trials)
+    finally:
+        optuna.logging.set_verbosity(before)
+    best = min(tried, key=lambda trial: trial["value"])
+    return Configuration(**{name: best[name] for name in SEARCH_SPACE}), tried
+
+
+def import_optuna() -> Any:
+    """Return the library that searches, or say how to get it."""
+    # The Gaussian process behind its search needs scipy.
+    if any(find_spec(name) is None for name in ("optuna", "scipy")):
+        raise ModuleNotFoundError(
+            "The search for configurations is optuna's, which this environment lacks. Install with: pip install 'dissensus[studies]'"
+        )
+    return import_module("optuna")
+
+
+def measure_run(job: Job) -> Found:
+    """Search, retrain and measure one run; return everything that is kept of it."""
+    settings = job.settings
+    key = derive(settings.seed, job.name, job.run)
+    split = split_problem(job.problem, settings.preparation, key, "split")
+    # Processor time: with one thread it is what a run would take on a core of its own.
+    start = time.process_time()
+
+    def evaluate(configuration: Configuration) -> float:
+        tried = train(
+            split, configuration, [settings.search_beta], seed=key, most_epochs=settings.most_epochs
+        )
+        return float(tried.validation_errors[0])
+
+    configuration, tried = search(evaluate, settings.trials, derive(key, "search"))
+    middle = time.process_time()
+    rows = measure_betas(split, configuration, settings, seed=key)
+    return {
+        "set": job.name,
+        "run": job.run,
+        "settings": settings.as_json(),
+        "configuration": asdict(configuration),
+        "trials": tried,
+        "betas": rows,
+        "search_seconds": middle - start,
+        "retrain_seconds": time.process_time() - middle,
+    }
+
+
+def measure_betas(split: Split, configuration: Configuration, settings: Settings, seed: int) -> list[Found]:
+    """Train one configuration for every beta and measure each ensemble on the test rows."""
+    trained = train(
+        split,
+        configuration,
+        settings.betas,
+        seed=seed,
+        most_epochs=settings.most_epochs,
+        on_validation_too=settings.on_validation_too,
+    )
+    train_y, test_y = split.y[:, 0], split.test_y[:, 0]
+    return [
+        {
+            "beta": beta,
+            **measure(trained.test_outputs[place], test_y, seed=seed),
+            "train_mse": float((trained.train_outputs[place].mean(0) - train_y).square().mean()),
+            "train_diversity": spread(trained.train_outputs[place]),
+            "validation_mse": float(trained.validation_errors[place]),
+            "epochs": int(trained.epochs[place]),
+        }
+        for place, beta in enumerate(settings.betas)
+    ]
+
+
+@dataclass(frozen=True)
+class Store:
+    """A folder with one file for each run that has ended, so that a study that was ended goes on where it was."""
+
+    folder: Path
+    settings: Settings
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def path(self, name: str, run: int) -> Path:
+        """Return where a run's results are."""
+        return self.folder / f"{name}-{run:02d}.json"
+
+    def load(self, name: str, run: int) -> Found | None:
+        """Return a run's results, None if it has not ended yet."""
+        path = self.path(name, run)
+        if not path.is_file():
+            return None
+        found: Found = json.loads(path.read_text(encoding="utf-8"))
+        if found["settings"] != self.settings.as_json():
+            raise ValueError(
+                f"{path} was made with other settings ({found['settings']}). Choose another output folder, or remove it."
+            )
+        return found
+
+    def save(self, found: Found) -> None:
+        """Write a run's results, in one step."""
+        path = self.path(found["set"], found["run"])
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+
+
+def measure_all(
+    problems: Mapping[str, Problem],
+    num_runs: int,
+    settings: Settings,
+    store: Store,
+    *,
+    workers: int = 1,
+    minutes: float | None = None,
+) -> list[Found]:
+    """Measure every run of every set that is not stored yet; return all that have ended, set by set.
+
+    Args:
+        problems: The sets by name.
+        num_runs: Runs of each.
+        settings: What decides the numbers.
+        store: Where runs go as they end.
+        workers: Processes that measure runs side by side; one measures them here.
+        minutes: Begin no run after this time.
+    """
+    wanted = [(name, run) for run in range(num_runs) for name in problems]
+    found = {key: result for key in wanted if (result := store.load(*key)) is not None}
+    jobs = [Job(*key, problems[key[0]], settings) for key in wanted if key not in found]
+    deadline = float("inf") if minutes is None else time.monotonic() + 60 * minutes
+    for result in _results(jobs, workers, deadline):
+        store.save(result)
+        found[result["set"], result["run"]] = result
+        seconds = result["search_seconds"] + result["retrain_seconds"]
+        line = f"{len(found)} of {len(wanted)}: {result['set']}, run {result['run'] + 1}, {seconds:.0f} s"
+        print(line, file=sys.stderr, flush=True)
+    order = list(problems)
+    return sorted(found.values(), key=lambda result: (order.index(result["set"]), result["run"]))
+
+
+def _results(jobs: Sequence[Job], workers: int, deadline: float) -> Iterator[Found]:
+    """Give each run's results as it ends."""
+    if workers <= 1 or len(jobs) <= 1:
+        for job in jobs:
+            if time.monotonic() > deadline:
+                return
+            # Networks this small gain nothing from a second thread.
+            with one_thread():
+                result = measure_run(job)
+            yield result
+        return
+    # Not forked: a child would inherit torch's threads in whatever state they are.
+    with ProcessPoolExecutor(workers, get_context("spawn"), _prepare_worker) as pool:
+        waiting = iter(jobs)
+        # As many as there are processes: a job that waits inside the pool can no longer be called back.
+        running = {pool.submit(measure_run, job) for job in islice(waiting, workers)}
+        try:
+            while running:
+                ended, running = wait(running, return_when=FIRST_COMPLETED)
+                more = [] if time.monotonic() > deadline else list(islice(waiting, len(ended)))
+                running |= {pool.submit(measure_run, job) for job in more}
+                for future in ended:
+                    yield future.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _prepare_worker() -> None:
+    torch.set_num_threads(1)
+    # A pool's processes otherwise outlive a study that is killed.
+    Thread(target=_end_with_the_study, daemon=True).start()
+
+
+def _end_with_the_study() -> None:
+    study = parent_process()
+    assert study is not None
+    study.join()
+    os._exit(1)

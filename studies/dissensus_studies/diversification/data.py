@@ -1,0 +1,210 @@
+"""What the arms of `diversification` share: corrupted images, images to disagree on, frozen backbones and their features."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from dissensus.architectures import resnet18
+from dissensus.caching import cache_features
+from dissensus.data.corruptions import STANDARD, corrupt
+from dissensus.data.features import CachedFeatures
+from dissensus.members import DeepEnsemble
+from dissensus.training.engines import EngineName
+from dissensus_studies.anchoring.arms import without_head
+from dissensus_studies.arm_log import Record
+from dissensus_studies.diversification.measures import Judged
+from dissensus_studies.image_arms import augmentation, fit_images, on_pixels, training_record
+from dissensus_studies.image_sets import Images, ImageSets
+from dissensus_studies.masksembles.arms import small_network
+
+QUICK_CORRUPTIONS = ("gaussian_noise", "defocus_blur", "elastic_transform")
+SEVERITIES = (1, 5)
+CORRUPTED_IMAGES, QUICK_CORRUPTED = 1000, 100
+# Unknown sets whose first half methods disagree on, by preference; the others are for judging only.
+SOURCES = ("isun", "tiny_imagenet", "scenes", "textures", "photographs")
+PASSES = 4
+EPOCHS, QUICK_EPOCHS = 30, 8
+# The document's; a small set takes more.
+HEAD_EPOCHS, QUICK_HEAD_EPOCHS = 10, 15
+RATE, BATCH, QUICK_BATCH = 0.2, 128, 64
+UNUSED = "not trained with"
+
+
+@dataclass(frozen=True)
+class Features:
+    """A frozen backbone and what it says of everything.
+
+    Attributes:
+        backbone: The network up to its last layer.
+        train: Features of the training images, of several augmented passes.
+        validation: Features and labels of the held-out images.
+        judged: Features of what ensembles are judged by.
+        sources: Features of images to disagree on.
+    """
+
+    backbone: nn.Module
+    train: CachedFeatures
+    validation: tuple[Tensor, Tensor]
+    judged: Judged
+    sources: tuple[Tensor, ...]
+
+    @property
+    def width(self) -> int:
+        """Numbers an image."""
+        return int(self.validation[0].shape[1])
+
+
+class Material:
+    """Everything that more than one arm needs, made when it is first asked for.
+
+    Args:
+        sets: The images.
+        folder: Where trained backbones are kept, so that a study that goes on need not train them again.
+        epochs: Of networks trained from scratch; heads train for at most the document's ten.
+        quick: A small network, few corruptions.
+        seed: Of the backbones.
+    """
+
+    def __init__(
+        self, sets: ImageSets, folder: Path, *, epochs: int | None = None, quick: bool = False, seed: int = 0
+    ) -> None:
+        self.sets, self.folder, self.quick, self.seed = sets, folder, quick, seed
+        self.epochs = epochs or (QUICK_EPOCHS if quick else EPOCHS)
+        self.head_epochs = min(epochs or EPOCHS, QUICK_HEAD_EPOCHS if quick else HEAD_EPOCHS)
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.backbone_records: dict[str, Record] = {}
+        self._features: dict[str, Features] = {}
+
+    def network(self, classes: int | None = None) -> nn.Module:
+        """Make an untrained network that takes uint8 images."""
+        make = small_network if self.quick else resnet18
+        return on_pixels(make(classes or self.sets.num_classes), self.sets)
+
+    @property
+    def training(self) -> dict[str, object]:
+        """How networks are trained from scratch: SGD in one cycle."""
+        return {
+            "epochs": self.epochs,
+            "lr": 0.1 if self.quick else RATE,
+            "batch_size": QUICK_BATCH if self.quick else BATCH,
+            "last_batch": "drop" if len(self.sets.train.x) >= 2 * BATCH else "keep",
+            "engine": self.engine,
+        }
+
+    @property
+    def engine(self) -> EngineName:
+        """How steps are executed: in a run that has to be quick, compiling does not pay."""
+        return "captured" if self.quick else "auto"
+
+    @property
+    def references(self) -> Path:
+        """Folder of what ensembles are compared with, apart for every length of training and number of images."""
+        return self.folder / "references" / f"{self.epochs}-{len(self.sets.train.x)}"
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """Return which unknown sets are disagreed on, at most two."""
+        found = [name for name in SOURCES if name in self.sets.ood] or list(self.sets.ood)[-1:]
+        return tuple(found[:2])
+
+    @cached_property
+    def source_images(self) -> tuple[Tensor, ...]:
+        """The first half of each source; the second half is judged by. With one source, both are it."""
+        found = [self.sets.ood[name] for name in self.source_names]
+        halves = [x[: len(x) // 2] for x in found]
+        return tuple(halves) if len(halves) != 1 else (halves[0], halves[0])
+
+    @cached_property
+    def images(self) -> Judged:
+        """Images that ensembles are judged by, on the device."""
+        sets = self.sets
+        ood = {
+            name: (x[len(x) // 2 :] if name in self.source_names else x).to(self.device)
+            for name, x in sets.ood.items()
+        }
+        few = sets.test.x[: QUICK_CORRUPTED if self.quick else CORRUPTED_IMAGES].to(self.device)
+        corrupted = {
+            f"C-{level}": {name: corrupt(few, name, level, self.seed) for name in self.corruptions}
+            for level in SEVERITIES
+        }
+        unused = [name for name in ood if name not in self.source_names]
+        groups = {**sets.ood_groups, UNUSED: unused}
+        return Judged(sets.test.x.to(self.device), sets.test.y.to(self.device), ood, corrupted, groups)
+
+    @property
+    def corruptions(self) -> Sequence[str]:
+        """Names of the corruptions."""
+        return QUICK_CORRUPTIONS if self.quick else STANDARD
+
+    def features(self, backbone: str) -> Features:
+        """Return the features of a backbone trained on "half" of the classes or the "whole" training set."""
+        if backbone not in self._features:
+            self._features[backbone] = self._make_features(backbone)
+        return self._features[backbone]
+
+    def _make_features(self, kind: str) -> Features:
+        backbone = self._train_backbone(kind)
+        sets = self.sets
+        change = augmentation(sets)
+        train = cache_features(
+            backbone, sets.train, passes=PASSES, augment=change, seed=self.seed, device=self.device
+        )
+        assert isinstance(train.features, Tensor)
+        train = replace(train, features=train.features.to(self.device))
+        return Features(
+            backbone,
+            train,
+            (self._of(backbone, sets.validation.x), sets.validation.y.to(self.device)),
+            self.images.map(partial(self._of, backbone), outputs=0),
+            tuple(self._of(backbone, x) for x in self.source_images),
+        )
+
+    def _of(self, backbone: nn.Module, x: Tensor) -> Tensor:
+        features = cache_features(backbone, x, batch_size=1024, device=self.device).features
+        assert isinstance(features, Tensor)
+        return features.to(self.device)
+
+    def _train_backbone(self, kind: str) -> nn.Module:
+        classes = self.sets.num_classes if kind == "whole" else max(2, -(-self.sets.num_classes // 2))
+        sets = of_first_classes(self.sets, classes)
+        ensemble = DeepEnsemble(lambda: self.network(classes), 1, self.seed)
+        run = fit_images(
+            ensemble,
+            sets,
+            watch="nothing",
+            seed=self.seed,
+            checkpoint_dir=self.folder
+            / "backbones"
+            / f"{kind}-{self.epochs}-{len(sets.train.x)}-{self.seed}",
+            checkpoint_every=self.epochs,
+            resume=True,
+            **self.training,  # type: ignore[arg-type]
+        )
+        self.backbone_records[kind] = {
+            "training": training_record(run),
+            "classes": classes,
+            "images": len(sets.train.x),
+        }
+        return without_head(ensemble.member(0))
+
+
+def of_first_classes(sets: ImageSets, classes: int) -> ImageSets:
+    """Return the sets with training and validation images of the first classes only."""
+
+    def part(images: Images) -> Images:
+        kept = images.y < classes
+        return Images(images.x[kept], images.y[kept])
+
+    if classes >= sets.num_classes:
+        return sets
+    return replace(
+        sets,
+        train=part(sets.train),
+        validation=part(sets.validation),
+        test=part(sets.test),
+        num_classes=classes,
+    )

@@ -1,0 +1,381 @@
+"""Heads on a network that was pretrained elsewhere: `dissensus study diversification --setting pretrained --backbone MODULE:FUNCTION`.
+
+The document's regime: a backbone that knows far more than the training set, frozen, and small heads on its features. CIFAR-100 with its
+hundred classes is the main task; the guard of loss-guided disagreement is also looked at with ten classes (the images of ten superclasses)
+and with as many as the backbone itself was trained for (its own answers are the labels).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
+from importlib import import_module
+from math import ceil, isnan
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dissensus import objectives as obj
+from dissensus.architectures import mlp
+from dissensus.caching import cache_features
+from dissensus.html import Section, Table, Text
+from dissensus.members import DeepEnsemble
+from dissensus.predictions import predict
+from dissensus.training import Run, fit
+from dissensus_studies.arm_log import Arm, Arms, Record, run_arms
+from dissensus_studies.choosing import reserved
+from dissensus_studies.diversification.arms import UNSURE_SHARE, objective_of
+from dissensus_studies.diversification.measures import Judged, Scored, quality_record
+from dissensus_studies.diversification.settings import Setting, ldr
+from dissensus_studies.image_pages import over_seeds, sets_section
+from dissensus_studies.image_sets import ImageSets, image_folder, load_images
+from dissensus_studies.image_study import Options
+from dissensus_studies.noise import ece_floor
+from dissensus_studies.outputs import Outputs, print_table
+from dissensus_studies.repeats import Summary
+
+BATCH, RATE, DECAY, EPOCHS, HIDDEN = 256, 1e-3, 0.01, 10, 256
+STRENGTHS, REPEATS = (0.1, 0.5, 1.0, 5.0), 3
+# Superclasses of the task with ten classes.
+FEW = 10
+# Scores that the tables show; the record has all of them.
+SHOWN = {"BMA": "bma", "PDS": "predictive_diversity", "MI": "mutual_information", "energy": "mean_energy"}
+FORMS = ("none", "share")
+
+
+@dataclass(frozen=True)
+class Task:
+    """Labelled features, and what heads on them are judged by.
+
+    Attributes:
+        train: Features and labels to train on.
+        judged: Features and labels of test images; features of unknown ones where detection is looked at.
+        num_classes: Outputs of a head.
+        source: Features of images to disagree on.
+    """
+
+    train: tuple[Tensor, Tensor]
+    judged: Judged
+    num_classes: int
+    source: Tensor
+
+
+class Features:
+    """Features of all images, made when they are first asked for.
+
+    Args:
+        sets: The images; those to disagree on are taken away.
+        elsewhere: Images to disagree on.
+        backbone: `"module:function"`; the function returns two modules: uint8 images to features, and features to its own logits.
+        coarse: Superclass of each class.
+    """
+
+    def __init__(self, sets: ImageSets, elsewhere: Tensor, backbone: str, coarse: Tensor) -> None:
+        self.sets, self.elsewhere, self.name, self.coarse = sets, elsewhere, backbone, coarse
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    @cached_property
+    def parts(self) -> tuple[nn.Module, nn.Module]:
+        """The backbone up to its features, and its own last layer."""
+        module, _, function = self.name.partition(":")
+        try:
+            body, head = getattr(import_module(module), function)()
+        except (ImportError, AttributeError, TypeError, ValueError) as problem:
+            raise ValueError(
+                f"`backbone` must be module:function, a function that returns two networks, images to features and features to logits; "
+                f"{self.name!r} gave {type(problem).__name__}: {problem}"
+            ) from problem
+        return body.eval().to(self.device), head.eval().to(self.device)
+
+    @cached_property
+    def tasks(self) -> dict[int, Task]:
+        """The tasks by what they are called after: 10, the classes of the set, and those of the backbone."""
+        body, head = self.parts
+        sets, coarse = self.sets, self.coarse
+        train, labels = self._of(body, sets.all_train.x), sets.all_train.y.to(self.device)
+        known = Judged(self._of(body, sets.test.x), sets.test.y.to(self.device), {}, {})
+        source = self._of(body, self.elsewhere)
+        unknown = {name: self._of(body, x) for name, x in sets.ood.items()}
+        groups = coarse.to(self.device)[labels], coarse.to(self.device)[known.labels]
+        few, few_test = (group < FEW for group in groups)
+        with torch.no_grad():
+            own, own_test = (head(x).argmax(-1) for x in (train, known.test))
+        outputs = int(head(known.test[:2]).shape[-1])
+        return {
+            FEW: Task(
+                (train[few], groups[0][few]),
+                Judged(known.test[few_test], groups[1][few_test], {}, {}),
+                FEW,
+                source,
+            ),
+            outputs: Task((train, own), replace(known, labels=own_test), outputs, source),
+            len(coarse): Task(
+                (train, labels),
+                replace(known, ood=unknown, groups=sets.ood_groups),
+                len(coarse),
+                source,
+            ),
+        }
+
+    def _of(self, body: nn.Module, x: Tensor) -> Tensor:
+        features = cache_features(body, x, batch_size=500, device=self.device).features
+        assert isinstance(features, Tensor)
+        return features.to(self.device)
+
+
+def settings_of(classes: int, backbone_classes: int, seed: int) -> Iterator[Setting]:
+    """Return the ensembles in order of importance: all methods, the guard by number of classes, other sizes."""
+
+    def base(number: int, repeat: int) -> Setting:
+        return Setting("heads", backbone=f"pretrained C={number}", seed=seed + repeat)
+
+    repeats = range(REPEATS)
+    for repeat in repeats:
+        yield from _methods(base(classes, repeat), STRENGTHS)
+    for number in (FEW, backbone_classes):
+        for repeat in repeats:
+            yield base(number, repeat)
+            yield from ldr(replace(base(number, repeat), active=2), (0.5, 5.0), FORMS)
+    for size, strengths in ((2, (0.5, 5.0)), (10, (0.5, 5.0)), (50, (0.5,))):
+        for repeat in repeats:
+            sized = replace(base(classes, repeat), num_members=size)
+            found = _methods(sized, strengths)
+            # All pairs of fifty members are 1225.
+            yield from (each for each in found if size < 50 or each.method in ("deep", "ldr"))
+    for size, strengths in ((2, (0.1, 1.0)), (10, (0.1, 1.0)), (50, (5.0,))):
+        for repeat in repeats:
+            yield from ldr(
+                replace(base(classes, repeat), num_members=size, active=2 if size > 2 else 0),
+                strengths,
+                FORMS,
+            )
+
+
+def _methods(base: Setting, strengths: Sequence[float]) -> Iterator[Setting]:
+    pair = replace(base, active=2 if base.num_members > 2 else 0)
+    yield base
+    yield from ldr(pair, strengths, FORMS)
+    yield replace(base, method="a2d", strength=0.1)
+    yield replace(base, method="divdis", strength=1.0)
+    yield replace(pair, method="two-stage", strength=0.5)
+    yield replace(base, method="joint", strength=0.4)
+
+
+def run_pretrained(options: Options, backbone: str | None) -> Path:
+    """Run it; see `diversification.run`."""
+    if options.data is None or backbone is None:
+        raise ValueError(
+            "The pretrained setting needs a folder with CIFAR-100 and a network: name them with `data` and `backbone`."
+        )
+    coarse = superclasses(options.data)
+    read = load_images(options.data, known=options.known or "cifar100", limit=options.limit)
+    sets, elsewhere = reserved(read)
+    features = Features(sets, elsewhere, backbone, coarse)
+    _, head = features.parts
+    outputs = int([each for each in head.modules() if isinstance(each, nn.Linear)][-1].out_features)
+    # Now, so that it is not taken for the time of the first arm.
+    assert features.tasks
+    identity = sets.identity(epochs=options.epochs, limit=options.limit, quick=False)
+    done = run_arms(
+        [
+            Arm(
+                each.name,
+                partial(_work, each, features, options.epochs or EPOCHS),
+                f"{each.family} M={each.num_members} A={each.active}",
+            )
+            for each in settings_of(len(coarse), outputs, options.seed)
+        ],
+        options.output,
+        settings=identity | {"backbone": backbone},
+        minutes=options.minutes,
+        only=options.arms,
+    )
+    if not done.done:
+        raise ValueError("No arm was finished: there is nothing to show. Give more minutes, or fewer epochs.")
+    return _report(Outputs(options.output), done, sets)
+
+
+def superclasses(data: Path) -> Tensor:
+    """Return the superclass of each class of CIFAR-100, from the labels `y` and `y_coarse` of its test file."""
+    path = image_folder(data) / "cifar100_test.npz"
+    if not path.is_file():
+        raise ValueError(
+            f"The pretrained setting trains on CIFAR-100; there is no {path.name} in {path.parent}."
+        )
+    with np.load(path, allow_pickle=False) as arrays:
+        if "y_coarse" not in arrays.files:
+            raise ValueError(f"{path.name} must hold the superclasses, y_coarse, beside the classes, y.")
+        fine, coarse = (torch.from_numpy(arrays[name].astype(np.int64)) for name in ("y", "y_coarse"))
+    found = torch.zeros(int(fine.max()) + 1, dtype=torch.int64)
+    found[fine] = coarse
+    return found
+
+
+def _work(setting: Setting, features: Features, epochs: int) -> Record:
+    task = features.tasks[int(setting.backbone.rpartition("=")[2])]
+    members = DeepEnsemble(
+        partial(make_head, task.train[0].shape[1], task.num_classes), setting.num_members, setting.seed
+    )
+    run, extra = _train(members, setting, task, epochs)
+    logits = task.judged.map(partial(predict, members, batch_size=4096))
+    record: Record = _rounded(quality_record(logits, diagnosed=False)) | extra
+    confidence = logits.test.float().softmax(-1).mean(0).amax(-1)
+    record["test"]["ece_floor"] = round(ece_floor(confidence.cpu().numpy()), 5)
+    record["auroc"] = _detection(logits) if logits.ood else {}
+    record |= {
+        "training": {
+            "epochs": run.epoch,
+            "steps": run.step,
+            "seconds": round(run.seconds, 3),
+            "engine": run.engine,
+        },
+        "setting": asdict(setting),
+        "family": setting.family,
+        "row": setting.row,
+    }
+    record["line"] = (
+        f"accuracy {record['test']['accuracy']:.4f}, members {min(record['members']):.4f}-{max(record['members']):.4f}, "
+        f"nll {record['test']['nll']:.4f}, {run.step} steps in {run.seconds:.1f} s ({run.engine})"
+    )
+    return record
+
+
+def make_head(width: int, classes: int) -> nn.Module:
+    """Make a head with one hidden layer."""
+    return mlp(width, [HIDDEN], classes, activation=nn.GELU)
+
+
+def _train(members: DeepEnsemble, setting: Setting, task: Task, epochs: int) -> tuple[Run, Record]:
+    """Train heads as the document does: AdamW, ten epochs, so many more where two are drawn that each takes as many steps."""
+    x, y = task.train
+    options: dict[str, Any] = {
+        "lr": RATE,
+        "weight_decay": DECAY,
+        "optimizer": "adamw",
+        "schedule": "cosine",
+        "batch_size": min(BATCH, max(16, len(x) // 32)),
+        "last_batch": "drop",
+        "seed": setting.seed,
+        "progress": False,
+    }
+    length = ceil(epochs * setting.num_members / setting.active) if setting.active else epochs
+    if setting.method != "two-stage":
+        return fit(
+            members, (x, y), objective=objective_of(setting, (task.source,)), epochs=length, **options
+        ), {}
+    alone = DeepEnsemble.from_members([members.member(0)])
+    fit(alone, (x, y), epochs=epochs, **options)
+    logits = predict(alone, x)[0]
+    threshold = float(torch.quantile(logits.softmax(-1).amax(-1).float(), UNSURE_SHARE))
+    rest, objective = obj.two_stage(
+        x, y, logits, threshold, strength=setting.strength, active=setting.active or None
+    )
+    return fit(members, rest, objective=objective, epochs=length, **options), {
+        "threshold": round(threshold, 5)
+    }
+
+
+def _detection(logits: Judged) -> dict[str, dict[str, float]]:
+    found = Scored.of(logits).detected(logits.groups)
+    return {
+        part: {name: round(value, 4) for name, value in zip(found.names, ranks.auroc.tolist(), strict=True)}
+        for part, ranks in found.parts.items()
+    }
+
+
+def _rounded(record: Record) -> Record:
+    """Keep the values of a record, without their intervals over images: there are several seeds."""
+
+    def value(entry: Any) -> Any:
+        return round(entry[0], 5) if isinstance(entry, list) else {k: value(v) for k, v in entry.items()}
+
+    return {key: entry if key == "members" else value(entry) for key, entry in record.items() if entry}
+
+
+def numbers(record: Record, independent: Mapping[str, Record]) -> dict[str, float]:
+    """Return what is compared of an arm.
+
+    Args:
+        record: The arm.
+        independent: Independent heads of the same task, number and seed, by `reference`.
+    """
+    test, members = record["test"], record["members"]
+    plain = independent.get(reference(record["setting"]))
+    found = {
+        "accuracy": test["accuracy"],
+        "worst member": min(members),
+        "worst member − independent": min(members) - min(plain["members"]) if plain else float("nan"),
+        "NLL": test["nll"],
+        "ECE": test["ece"],
+        "ECE floor": test["ece_floor"],
+        "different answers": record["unique"]["test"],
+    }
+    for group in ("near", "far"):
+        for word, score in SHOWN.items():
+            if score in record["auroc"].get(group, {}):
+                found[f"{group} {word}"] = record["auroc"][group][score]
+    return found
+
+
+def reference(setting: Mapping[str, Any]) -> str:
+    """Name what an arm shares with the independent heads that it is compared with."""
+    return f"{setting['backbone']} M={setting['num_members']} seed={setting['seed']}"
+
+
+def independent_arms(records: Sequence[Record]) -> dict[str, Record]:
+    """Return the arms of independent heads by `reference`."""
+    return {
+        reference(record["setting"]): record for record in records if record["setting"]["method"] == "deep"
+    }
+
+
+def _report(outputs: Outputs, done: Arms, sets: ImageSets) -> Path:
+    records = list(done.done.values())
+    plain = independent_arms(records)
+    families = dict.fromkeys(record["family"] for record in records)
+    for family in families:
+        own = [record for record in records if record["family"] == family]
+        names = list(numbers(own[0], plain))
+        pairs = [(record["row"], record) for record in own]
+        table = {name: over_seeds(pairs, partial(_number, name=name, plain=plain)) for name in names}
+        rows = [
+            (row, *(_text(table[name][row]) for name in names)) for row in dict.fromkeys(r for r, _ in pairs)
+        ]
+        outputs.sections.append(Section(family, Table(("ensemble", *names), rows, "Over seeds.")))
+    outputs.sections += [
+        Section(
+            "How it was done",
+            Text(
+                f"Heads of one hidden layer, {HIDDEN} wide, trained by AdamW at {RATE:g} for {EPOCHS} epochs in batches of {BATCH} unless "
+                "said otherwise; where two of M are drawn a step, for M/2 times as many. Labels of the last task are the backbone's own "
+                f"answers. A2D and DivDis disagree on images that no arm is judged by. Mean seconds an arm: "
+                f"{fmean(record['arm_seconds'] for record in records):.1f}."
+            ),
+        ),
+        sets_section(sets, done),
+    ]
+    outputs.results({"arms": done.done, "not_run": done.not_run, "sets": sets.describe()})
+    print_table(
+        ("arm", "accuracy", "worst member", "NLL"),
+        [
+            (name, each["test"]["accuracy"], min(each["members"]), each["test"]["nll"])
+            for name, each in done.done.items()
+        ],
+    )
+    return outputs.page(
+        "Heads on a pretrained backbone",
+        "What disagreement gives and costs where the backbone knows more than the task.",
+    )
+
+
+def _text(summary: Summary) -> str | None:
+    if isnan(summary.mean):
+        return None
+    return f"{summary.mean:.4f}" if len(summary.values) == 1 else str(summary)
+
+
+def _number(record: Record, name: str, plain: Mapping[str, Record]) -> float:
+    return numbers(record, plain).get(name, float("nan"))

@@ -1,0 +1,251 @@
+"""Which ensembles the study `diversification` trains, what they are called, and in which order."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+STRENGTHS = (0.0, 0.1, 0.5, 1.0, 5.0, 10.0)
+GUARDS = ("share=1", "share=0.5", "cap", "held-out loss", "held-out accuracy", "falling")
+REPEATS = 3
+
+_WITH_STRENGTH = ("ldr", "a2d", "divdis", "two-stage", "joint")
+
+Kind = Literal["nets", "backbone", "heads", "spurious"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One ensemble of the study.
+
+    Attributes:
+        kind: "nets" trained from scratch, "heads" on a frozen backbone, nets on the "spurious" set; or the "backbone" itself.
+        method: "single", "deep", "diverse" (hyperparameters), "ldr" (loss-guided), "a2d" or "divdis" on other images, "two-stage", "joint";
+            "masksembles", "dropout" or "batch" for nets.
+        num_members: Members.
+        strength: Weight of the disagreement.
+        guard: What holds loss-guided disagreement back; "none" is the published form, "inverse probability" that form with
+            weights of the other kind.
+        active: Members drawn for a step; 0 for all.
+        layers: Of each head.
+        backbone: Whether the backbone was trained on "half" of the classes or on the "whole" training set.
+        source: Which other images a method disagrees on: 0 or 1.
+        fixed: Whether heads train for the same epochs whatever their number; otherwise so that each takes as many steps as alone.
+        seed: Of the run.
+    """
+
+    kind: Kind
+    method: str = "deep"
+    num_members: int = 5
+    strength: float = 0.0
+    guard: str = "share"
+    active: int = 0
+    layers: int = 2
+    backbone: str = ""
+    source: int = 0
+    fixed: bool = False
+    seed: int = 0
+
+    @property
+    def row(self) -> str:
+        """What it is but for its kind, backbone and seed.
+
+        Example:
+            >>> Setting("heads", "ldr", strength=0.5, active=2, guard="none", backbone="half").row
+            'ldr=0.5 none A=2 M=5'
+        """
+        strength = f"={self.strength:g}" if self.method in _WITH_STRENGTH else ""
+        parts = [
+            f"{self.method}{strength}",
+            self.guard if self.method == "ldr" else "",
+            f"source={self.source + 1}" if self.method in ("a2d", "divdis") and self.source else "",
+            f"A={self.active}" if self.active else "",
+            f"layers={self.layers}" if self.layers != 2 else "",
+            "fixed" if self.fixed else "",
+            f"M={self.num_members}" if self.method != "single" else "",
+        ]
+        return " ".join(filter(None, parts))
+
+    @property
+    def name(self) -> str:
+        """Name of the arm."""
+        first = f"{self.kind} {self.backbone}".strip()
+        return (
+            f"{first} seed={self.seed}" if self.kind == "backbone" else f"{first} {self.row} seed={self.seed}"
+        )
+
+    @property
+    def family(self) -> str:
+        """Its kind and backbone."""
+        return f"{self.kind} {self.backbone}".strip()
+
+    @property
+    def plain(self) -> "Setting":
+        """The deep ensemble that it is compared with."""
+        return Setting(
+            self.kind,
+            num_members=max(self.num_members, 2),
+            layers=self.layers,
+            backbone=self.backbone,
+            seed=self.seed,
+        )
+
+    @property
+    def reference(self) -> str:
+        """Name of the deep ensemble that it is compared with."""
+        return self.plain.name
+
+
+def settings_of(quick: bool, seed: int) -> list[Setting]:
+    """Return all ensembles in order of importance, each once."""
+    return list(dict.fromkeys(_quick(seed) if quick else _full(seed)))
+
+
+def ldr(base: Setting, strengths: Iterable[float], guards: Iterable[str]) -> Iterator[Setting]:
+    """Vary strength and guard of loss-guided disagreement."""
+    guards = list(guards)
+    for strength in strengths:
+        # Without disagreement there is nothing to hold back.
+        for guard in guards if strength else ["none"]:
+            yield replace(base, method="ldr", strength=strength, guard=guard)
+
+
+def _full(seed: int) -> Iterator[Setting]:
+    """All of it; a run that stops early has the tables that matter most."""
+    nets = Setting("nets", seed=seed)
+    half = Setting("heads", backbone="half", seed=seed)
+    yield nets
+    yield from ldr(nets, [0.5], ["share", "none"])
+    yield Setting("backbone", "single", 1, backbone="half", seed=seed)
+    yield from _main_heads(half)
+    yield from _head_strengths(half)
+    yield from _ablations(half)
+    yield from _sizes(half)
+    yield from _stochastic(half)
+    yield from _spurious(seed)
+    yield from _main_nets(nets)
+    for repeat in range(1, REPEATS):
+        yield from _main_heads(replace(half, seed=seed + repeat))
+        yield from _head_strengths(replace(half, seed=seed + repeat))
+        yield from _spurious(seed + repeat)
+    whole = replace(half, backbone="whole")
+    yield Setting("backbone", "single", 1, backbone="whole", seed=seed)
+    yield from _main_heads(whole)
+    yield from _head_strengths(whole)
+    yield from _more_nets(nets)
+    yield from _head_guards(half, 5.0)
+    yield from _outside(half, 1.0)
+    for size in (2, 10, 50):
+        yield from _head_strengths(replace(half, num_members=size))
+    for repeat in range(1, REPEATS):
+        yield from _head_guards(replace(half, seed=seed + repeat), 5.0)
+        yield from _main_heads(replace(whole, seed=seed + repeat))
+        yield from _head_strengths(replace(whole, seed=seed + repeat))
+
+
+def _main_nets(nets: Setting) -> Iterator[Setting]:
+    """Tables 1 to 3 and figure 4 for networks from scratch, guards and strengths."""
+    yield replace(nets, method="single", num_members=1)
+    yield replace(nets, method="diverse")
+    yield from (replace(nets, method=m, strength=s) for m, s in (("a2d", 0.1), ("divdis", 1.0)))
+    yield from ldr(nets, [0.5], ["cap", "falling"])
+    yield from ldr(nets, [0.1, 1.0, 5.0], ["share"])
+    yield from (replace(nets, method=method) for method in ("masksembles", "dropout", "batch"))
+    yield from ldr(nets, [0.5], ["held-out loss", "held-out accuracy"])
+
+
+def _more_nets(nets: Setting) -> Iterator[Setting]:
+    """Repeats, and the rest of figure 5 for networks from scratch."""
+    for repeat in range(1, REPEATS):
+        yield replace(nets, seed=nets.seed + repeat)
+        yield from ldr(replace(nets, seed=nets.seed + repeat), [0.5], ["share", "none"])
+    yield from ldr(nets, [0.1, 1.0, 5.0], ["none"])
+    for size in (2, 10):
+        yield replace(nets, num_members=size)
+        yield from ldr(replace(nets, num_members=size), [0.5], ["share", "none"])
+
+
+def _quick(seed: int) -> Iterator[Setting]:
+    nets = Setting("nets", seed=seed)
+    half = Setting("heads", backbone="half", seed=seed)
+    yield nets
+    yield from ldr(nets, [0.5], ["share", "none"])
+    yield Setting("backbone", "single", 1, backbone="half", seed=seed)
+    yield half
+    pair = replace(half, active=2)
+    yield from ldr(pair, [0.0, 0.1, 0.5, 5.0], ["none", "share"])
+    yield from ldr(pair, [0.5], ["cap", "held-out loss"])
+    yield replace(half, method="diverse")
+    yield from (replace(half, method=m, strength=s) for m, s in (("a2d", 0.1), ("divdis", 1.0)))
+    yield from ldr(replace(half, active=5), [0.5], ["none"])
+    for size in (2, 10):
+        yield replace(half, num_members=size)
+        yield from ldr(replace(pair, num_members=size), [0.5], ["none"])
+    yield from (each for each in _spurious(seed) if each.method != "divdis" and each.strength < 1)
+
+
+def _main_heads(base: Setting) -> Iterator[Setting]:
+    """Tables 1, 2, 3 and 6, and what guards do at the usual strength."""
+    yield base
+    yield from ldr(replace(base, active=2), [0.5, 0.0], ["none", "share"])
+    yield replace(base, method="single", num_members=1)
+    yield replace(base, method="diverse")
+    yield from (replace(base, method=m, strength=s) for m, s in (("a2d", 0.1), ("divdis", 1.0)))
+    yield from _head_guards(base, 0.5)
+
+
+def _head_strengths(base: Setting) -> Iterator[Setting]:
+    """Figure 5's sweep over strengths, published and guarded."""
+    yield base
+    yield from ldr(replace(base, active=2), STRENGTHS, ["none", "share"])
+
+
+def _sizes(base: Setting) -> Iterator[Setting]:
+    """Figure 5's sweep over members, and table 3's fifty of them."""
+    for size in (2, 10, 50):
+        sized = replace(base, num_members=size)
+        yield sized
+        yield from ldr(replace(sized, active=2), [0.5, 0.0] if size == 50 else [0.5], ["none", "share"])
+    yield replace(base, num_members=50, method="diverse")
+
+
+def _head_guards(base: Setting, strength: float) -> Iterator[Setting]:
+    """Other ways to hold disagreement back."""
+    yield from ldr(replace(base, active=2), [strength], GUARDS)
+
+
+def _outside(base: Setting, strength: float) -> Iterator[Setting]:
+    """Tables 2, 3 and 9: earlier methods, on either of two sets of other images."""
+    for method, factor in (("a2d", 1.0), ("divdis", 10.0)):
+        outside = replace(base, method=method, strength=strength * factor)
+        yield from (replace(outside, source=source) for source in (0, 1))
+
+
+def _ablations(base: Setting) -> Iterator[Setting]:
+    """Tables 4, 5, 7 and 9: layers, examples chosen beforehand, other images to disagree on; and the other weights."""
+    pair = replace(base, active=2)
+    for layers in (1, 3):
+        yield replace(base, layers=layers)
+        yield from ldr(replace(pair, layers=layers), [0.5], ["none", "share"])
+    yield replace(pair, method="two-stage", strength=0.5)
+    yield from _outside(base, 0.1)
+    yield from ldr(pair, [0.5], ["inverse probability"])
+
+
+def _stochastic(base: Setting) -> Iterator[Setting]:
+    """Table 10: how many members a step draws."""
+    for size, counts in ((5, (3, 4, 5)), (50, (5, 10))):
+        for active in counts:
+            yield from ldr(replace(base, num_members=size, active=active), [0.5], ["none"])
+    yield from ldr(replace(base, num_members=50, active=2, fixed=True), [0.0, 0.5], ["none"])
+
+
+# Of A2D and DivDis; the document gives none.
+_WEIGHTS = (("a2d", 0.1), ("a2d", 1.0), ("divdis", 1.0), ("divdis", 10.0))
+
+
+def _spurious(seed: int) -> Iterator[Setting]:
+    """Table 8: four members, all of them in every step."""
+    base = Setting("spurious", num_members=4, seed=seed)
+    yield base
+    yield from ldr(base, [0.5], ["none", "share"])
+    yield from (replace(base, method=m, strength=s) for m, s in _WEIGHTS)

@@ -1,0 +1,171 @@
+"""Objects on backgrounds that give the answer away in training and not in testing, made from the real images, and the arms on it.
+
+As in Waterbirds: two classes of objects, two kinds of backgrounds, which go together in 95 % of the training images and in half of the
+validation and test images. Objects are known images made smaller; backgrounds are scenes, cool (blue) ones and warm ones.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from dissensus import metrics
+from dissensus.aggregation import mean_logits, oracle_selection
+from dissensus.members import DeepEnsemble
+from dissensus.predictions import predict
+from dissensus.randomness import derive, permutation
+from dissensus_studies.arm_log import Record
+from dissensus_studies.diversification.arms import objective_of
+from dissensus_studies.diversification.data import Material
+from dissensus_studies.diversification.settings import Setting
+from dissensus_studies.image_arms import fit_images, training_record
+from dissensus_studies.image_sets import Images, ImageSets
+from dissensus_studies.intervals import share_ends
+
+# As many images as Waterbirds has, in whole hundreds.
+TRAIN, VALIDATION, TEST = 4800, 1200, 5800
+ALIGNED = 0.95
+OBJECT_SIZE = 20
+BACKGROUNDS = ("scenes", "photographs", "isun", "tiny_imagenet")
+# Classes of CIFAR-10 that are animals; elsewhere the upper half of the classes.
+ANIMALS = (2, 3, 4, 5, 6, 7)
+# The small set is gone through more often.
+EPOCHS_FACTOR = 2
+
+
+@dataclass(frozen=True)
+class SpuriousSets:
+    """Images whose background goes with the class in training.
+
+    Attributes:
+        sets: Training, validation and test images of two classes.
+        validation_groups: Group of each validation image: twice the class plus the background.
+        test_groups: Group of each test image.
+        backgrounds: Which unknown set the backgrounds are from.
+    """
+
+    sets: ImageSets
+    validation_groups: Tensor
+    test_groups: Tensor
+    backgrounds: str
+
+
+def spurious_sets(sets: ImageSets, seed: int = 0) -> SpuriousSets:
+    """Paste known images onto backgrounds of unknown ones.
+
+    Example:
+        >>> from dissensus_studies.image_sets import load_images
+        >>> made = spurious_sets(load_images(None, limit=300))
+        >>> made.sets.num_classes, made.sets.train.x.shape[1:], made.test_groups.unique().tolist()
+        (2, torch.Size([3, 32, 32]), [0, 1, 2, 3])
+    """
+    source = next((name for name in BACKGROUNDS if name in sets.ood), None)
+    if source is None:
+        raise ValueError(
+            "The spurious set takes its backgrounds from scenes or photographs, and none of "
+            f"{', '.join(BACKGROUNDS)} is there. Leave these arms out with `arms`."
+        )
+    cool, warm = _by_hue(sets.ood[source])
+    made = []
+    for place, (images, count, aligned) in enumerate(
+        ((sets.train, TRAIN, ALIGNED), (sets.validation, VALIDATION, 0.5), (sets.test, TEST, 0.5))
+    ):
+        objects = Images(images.x[:count], _binary(sets, images.y[:count]))
+        # No background is in two parts.
+        made.append(
+            _pasted(objects, (warm[place::3], cool[place::3]), aligned, derive(seed, "spurious", place))
+        )
+    (train, _), (validation, validation_groups), (test, test_groups) = made
+    combined = replace(
+        sets, name=f"{sets.name} on {source}", train=train, validation=validation, test=test, num_classes=2
+    )
+    return SpuriousSets(combined, validation_groups, test_groups, source)
+
+
+def _binary(sets: ImageSets, y: Tensor) -> Tensor:
+    if sets.name == "cifar10" and sets.num_classes == 10:
+        return torch.isin(y, torch.tensor(ANIMALS)).long()
+    return (y >= sets.num_classes // 2).long()
+
+
+def _by_hue(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the third of the images with most blue beside red, and the third with least, each in its old order."""
+    means = x.float().mean((2, 3))
+    order = (means[:, 2] - means[:, 0]).argsort(descending=True, stable=True)
+    third = max(1, len(x) // 3)
+    return x[order[:third].sort().values], x[order[-third:].sort().values]
+
+
+def _pasted(
+    objects: Images, backgrounds: tuple[Tensor, Tensor], aligned: float, key: int
+) -> tuple[Images, Tensor]:
+    """Put each object on a background of its class's kind in a share of the cases, else of the other kind."""
+    count = len(objects.x)
+    order = permutation(torch.tensor(derive(key, "aligned")), count)
+    goes_with = torch.zeros(count, dtype=torch.bool)
+    goes_with[order[: round(aligned * count)]] = True
+    kinds = torch.where(goes_with, objects.y, 1 - objects.y)
+    draws = permutation(torch.tensor(derive(key, "backgrounds")), count)
+    x = torch.stack(
+        [
+            backgrounds[kind][draw % len(backgrounds[kind])]
+            for kind, draw in zip(kinds.tolist(), draws, strict=True)
+        ]
+    )
+    small = interpolate(objects.x.float(), size=(OBJECT_SIZE, OBJECT_SIZE), mode="area")
+    start = (x.shape[-1] - OBJECT_SIZE) // 2
+    inside = slice(start, start + OBJECT_SIZE)
+    x[:, :, inside, inside] = small.round().to(torch.uint8)
+    return Images(x, objects.y), 2 * objects.y + kinds
+
+
+def spurious_record(setting: Setting, material: Material) -> Record:
+    """Train four networks on the spurious set; return what they are worth on the worst group."""
+    made = spurious_sets(material.sets, material.seed)
+    sets = made.sets
+    members = DeepEnsemble(lambda: material.network(2), setting.num_members, setting.seed)
+    chosen = {**material.training, "seed": setting.seed, "epochs": EPOCHS_FACTOR * material.epochs}
+    # The others' data to disagree on are the validation images, whose backgrounds do not go with the class.
+    objective = objective_of(setting, (sets.validation.x, sets.validation.x))
+    run = fit_images(members, sets, objective, watch="nothing", **chosen)  # type: ignore[arg-type]
+    logits = predict(members, sets.test.x.to(material.device)).float().cpu()
+    record: Record = {
+        "training": training_record(run),
+        "images": [len(part.x) for part in (sets.train, sets.validation, sets.test)],
+        "backgrounds": made.backgrounds,
+        **group_record(logits, sets.test.y, made.test_groups),
+    }
+    record["line"] = (
+        f"worst group {record['worst_group']['ensemble'][0]:.4f}, best member {record['worst_group']['oracle'][0]:.4f}, "
+        f"accuracy {record['group_accuracy']['ensemble']:.4f}, {run.epoch} epochs in {run.seconds:.1f} s"
+    )
+    return record
+
+
+def group_record(logits: Tensor, labels: Tensor, groups: Tensor) -> Record:
+    """Return worst-group accuracy of the ensemble (mean logits), of the best member by hindsight, and of the members on average."""
+    found = metrics.group_accuracies(mean_logits(logits), labels, groups)
+    members = [metrics.group_accuracies(member.softmax(-1), labels, groups) for member in logits]
+    worst = [min(each.values()) for each in members]
+    best = max(members, key=lambda each: min(each.values()))
+    sizes = {int(group): int((groups == group).sum()) for group in groups.unique()}
+    return {
+        "groups": {"ensemble": found, "members": members, "sizes": sizes},
+        "worst_group": {
+            "ensemble": _worst(found, sizes),
+            "oracle": _worst(best, sizes),
+            "mean member": [sum(worst) / len(worst), None, None],
+        },
+        "group_accuracy": {
+            "ensemble": float((mean_logits(logits).argmax(-1) == labels).double().mean()),
+            "oracle": oracle_selection(logits, labels).accuracy,
+        },
+    }
+
+
+def _worst(found: dict[int, float], sizes: dict[int, int]) -> list[float]:
+    """Return the lowest accuracy with its 95 % interval over the images of that group."""
+    group = min(found, key=lambda each: found[each])
+    value = found[group]
+    return [round(v, 6) for v in (value, *share_ends(value, 0.0, sizes[group]))]

@@ -1,0 +1,160 @@
+"""What every image study is: options in; arms run and kept, `results.json`, figures and a page out.
+
+A study gives its arms and what it makes of their records (`Page`); a setting of its own for a folder of ImageNet's layout is run
+by `imagenet.run_folder`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from dissensus.html import Section, Table
+from dissensus_studies.arm_log import Arm, Arms, run_arms
+from dissensus_studies.claims import Claim, claims_table
+from dissensus_studies.image_pages import sets_section
+from dissensus_studies.image_sets import ImageSets, imagenet_folder, load_images
+from dissensus_studies.outputs import Outputs, print_table
+
+
+@dataclass(frozen=True)
+class Options:
+    """What an image study is asked for; see `ImageStudy.run`."""
+
+    output: Path
+    quick: bool = False
+    seed: int = 0
+    data: Path | None = None
+    epochs: int | None = None
+    minutes: float | None = None
+    limit: int | None = None
+    arms: Sequence[str] | None = None
+    known: str | None = None
+
+
+@dataclass(frozen=True)
+class Work(Options):
+    """The same with the images, and what else a study prepares: what arms are made of."""
+
+    sets: ImageSets = field(kw_only=True)
+    material: Any = None
+
+    @property
+    def identity(self) -> dict[str, object]:
+        """The settings under which arms are the same arms."""
+        return self.sets.identity(epochs=self.epochs, limit=self.limit, quick=self.quick)
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a study makes of its records.
+
+    Attributes:
+        claims: Of the document.
+        judged: How claims were judged.
+        sections: Draws figures; returns the sections between the claims and what the study ran on.
+        screen: Columns and rows of the table on the screen.
+        remarks: In what the run differs from the document's.
+        results: Further parts of `results.json`.
+        settings: Further settings there.
+        tables: What `tables.md` has, if anything.
+    """
+
+    claims: Sequence[Claim]
+    judged: str
+    sections: Callable[[Outputs], Sequence[Section]]
+    screen: tuple[Sequence[str], Sequence[Sequence[object]]]
+    remarks: Sequence[str] = ()
+    results: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    tables: Sequence[Table] = ()
+
+
+@dataclass(frozen=True)
+class ImageStudy:
+    """An image study.
+
+    Attributes:
+        title: Of its page.
+        lead: What the page opens with.
+        arms: Its arms, in order of importance.
+        page: What it makes of what was done.
+        imagenet: Its setting for a folder of ImageNet's layout.
+        prepare: Makes the material of its arms.
+        do: Does the arms; `run_arms` unless a study does it another way.
+    """
+
+    title: str
+    lead: str
+    arms: Callable[[Work], Sequence[Arm]]
+    page: Callable[[Work, Arms], Page]
+    imagenet: Callable[[Options], Path]
+    prepare: Callable[[Work], Any] = lambda work: None
+    do: Callable[..., Arms] = run_arms
+
+    def run(
+        self,
+        output: Path,
+        *,
+        quick: bool = False,
+        seed: int = 0,
+        data: Path | None = None,
+        epochs: int | None = None,
+        minutes: float | None = None,
+        limit: int | None = None,
+        arms: Sequence[str] | None = None,
+        known: str | None = None,
+        setting: str | None = None,
+    ) -> Path:
+        """Run the study; return the path of its page.
+
+        Args:
+            output: Folder for the results. A study that was interrupted goes on from what `arms.jsonl` there has.
+            quick: Few epochs of a small network.
+            seed: Of the first repeat; others follow it.
+            data: Folder with an image set (see `image_sets.load_images`); digits that come along, in the quick form, without one.
+            epochs: Epochs instead of the study's own.
+            minutes: Begin no arm after this time.
+            limit: Train on so many images, and take at most as many of each other set.
+            arms: Run only arms whose names fit; see `arm_log.chosen`.
+            known: Which image set of the folder.
+            setting: "imagenet" for the study's setting on a folder of ImageNet's layout.
+        """
+        if setting == "imagenet":
+            folder = imagenet_folder(data, known=known, quick=quick)
+            return self.imagenet(Options(output, False, seed, folder, epochs, minutes, limit, arms))
+        if setting is not None:
+            raise ValueError(f"`setting` must be 'imagenet' or left out; got {setting!r}.")
+        quick = quick or data is None
+        sets = load_images(data, quick=quick, known=known, limit=limit)
+        work = Work(output, quick, seed, data, epochs, minutes, limit, arms, known, sets=sets)
+        work = replace(work, material=self.prepare(work))
+        found = self.do(self.arms(work), output, settings=work.identity, minutes=minutes, only=arms)
+        if not found.done:
+            raise ValueError(
+                "No arm was finished: there is nothing to show. Give more minutes, or fewer epochs."
+            )
+        return self._report(work, found, self.page(work, found))
+
+    def _report(self, work: Work, found: Arms, page: Page) -> Path:
+        outputs = Outputs(work.output)
+        if page.tables:
+            outputs.markdown(page.tables)
+        # Before anything is drawn: a figure that fails must not cost the numbers.
+        outputs.results(
+            {
+                "arms": found.done,
+                "not_run": found.not_run,
+                "claims": page.claims,
+                **page.results,
+                "sets": work.sets.describe(),
+                "settings": {**work.identity, "seed": work.seed, **page.settings},
+            }
+        )
+        print_table(*page.screen)
+        outputs.sections += [
+            Section("What the document says", claims_table(list(page.claims), page.judged)),
+            *page.sections(outputs),
+            sets_section(work.sets, found, page.remarks),
+        ]
+        return outputs.page(self.title, self.lead)
