@@ -141,7 +141,7 @@ class TestNames:
             {"objective": {"name": "adversarial", "inner": {"los": 1}}},
             r"'los' in \[objective\.inner\]; did you mean 'loss'",
         ),
-        ({"objective": {"name": "adversarial", "epsilon": -1}}, "must not be negative"),
+        ({"objective": {"name": "adversarial", "epsilon": -1}}, "must be a number of at least 0"),
         ({"objective": {"loss": "crossentropy"}}, "cross_entropy"),
         ({"augment": {"flip": True}}, "horizontal_flip"),
         ({"augment": {"horizontal_flip": 3}}, "true, false or a table"),
@@ -207,7 +207,7 @@ def test_the_docs_name_everything_a_recipe_can():
 class TestRows:
     @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.floats(0, 0.4), st.floats(0, 0.4))
     def test_parts_are_disjoint_whole_and_balanced(self, labels, first, second):
-        parts = split_rows(len(labels), [str(label) for label in labels], [first, second], seed=1)
+        parts = split_rows([str(label) for label in labels], [first, second], seed=1)
         assert sorted(torch.cat(parts).tolist()) == list(range(len(labels)))
         for label in set(labels):
             rows = {i for i, other in enumerate(labels) if other == label}

@@ -1,7 +1,7 @@
 """`diagnose`: member outputs and targets, or a file of them, in; a `Finding` out."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import combinations
 from math import isfinite, isinf, nan
 from pathlib import Path
@@ -111,18 +111,26 @@ def _read_table(source: Path) -> list[tuple[Any, Any]]:
     import pandas as pd
 
     frame = pd.read_parquet(source) if source.suffix == ".parquet" else pd.read_csv(source)
-    matches = [match for name in frame.columns if (match := _COLUMN.fullmatch(str(name)))]
-    # One output a member has no second number.
-    found = sorted((int(match[1]), int(match[2] or -1), match[0]) for match in matches)
-    members, outputs = {member for member, *_ in found}, {output for _, output, _ in found}
-    if not found or len(found) != len(members) * len(outputs) or (-1 in outputs and len(outputs) > 1):
+    columns = {
+        (int(match[1]), int(match[2] or -1)): match[0]
+        for name in frame.columns
+        if (match := _COLUMN.fullmatch(str(name)))
+    }
+    members = {member for member, _ in columns}
+    if not columns or not _is_grid(columns, len(members)):
         raise ValueError(
             f"{source.name} must have columns output_0_0, output_0_1, ... (member, then class), or output_0, output_1, ... "
             f"(member), without gaps; it has {', '.join(map(str, frame.columns[:8]))}."
         )
-    values = np.stack([frame[name].to_numpy() for *_, name in found])
+    values = np.stack([frame[columns[place]].to_numpy() for place in sorted(columns)])
     shaped = values.reshape(len(members), -1, len(frame)).transpose(0, 2, 1)
     return [(shaped, frame[_first(list(frame.columns), TARGET_NAMES, source)].to_numpy())]
+
+
+def _is_grid(places: Collection[tuple[int, int]], num_members: int) -> bool:
+    """Whether all members have the same outputs; one output a member has no number, and is -1."""
+    outputs = {output for _, output in places}
+    return len(places) == num_members * len(outputs) and (len(outputs) == 1 or -1 not in outputs)
 
 
 def _first(found: list[str], names: tuple[str, ...], source: Path) -> str:

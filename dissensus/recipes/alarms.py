@@ -119,11 +119,7 @@ def calibrate_run(run: LoadedRun, sets: Sets, settings: AlarmSettings, folder: P
     classes = run.preprocessing.classes is not None
     x = run.preprocessing(held_out.x)
     y = run.preprocessing.targets(held_out) if classes else held_out.y.float().reshape(len(held_out), -1)
-    score: Score = settings.score
-    (folder / BANK).unlink(missing_ok=True)
-    if score == "auto" and run.preprocessing.columns is not None and run.preprocessing.mean is not None:
-        score = RowDistance(run.preprocessing(_some(sets.train.x, _BANK_ROWS)))
-        save_file({"bank": score.bank}, folder / BANK)
+    score = _score(run, sets, settings, folder)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         alarm = Alarm.calibrate(
@@ -148,6 +144,17 @@ def calibrate_run(run: LoadedRun, sets: Sets, settings: AlarmSettings, folder: P
             "calibration = 0.1 under [data] keeps rows for it alone."
         )
     return notes
+
+
+def _score(run: LoadedRun, sets: Sets, settings: AlarmSettings, folder: Path) -> Score:
+    """Return the score that the alarm ranks; where that is the distance to training rows, these go into the folder."""
+    (folder / BANK).unlink(missing_ok=True)
+    table = run.preprocessing.columns is not None and run.preprocessing.mean is not None
+    if settings.score != "auto" or not table:
+        return settings.score
+    distance = RowDistance(run.preprocessing(_some(sets.train.x, _BANK_ROWS)))
+    save_file({"bank": distance.bank}, folder / BANK)
+    return distance
 
 
 def load_calibration(folder: Path, run: LoadedRun) -> Calibration | None:

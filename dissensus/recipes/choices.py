@@ -70,26 +70,33 @@ def resolve_objective(table: Mapping[str, Any], where: str = "[objective]") -> d
     """Return the settings of an objective with defaults filled in, the inner one's too."""
     name = table.get("name", "independent")
     make = choose(OBJECTIVES, name, where)
-    given = {key: value for key, value in table.items() if key not in ("name", "inner")}
-    loss_is_open = "loss" in parameters(make) and given.get("loss", AUTO) == AUTO
-    if loss_is_open:
-        given.pop("loss", None)
-    wraps = "inner" in _all_parameters(make)
-    if "inner" in table and not wraps:
-        raise ValueError(f"{name} in {where} wraps no other objective; leave inner out.")
-    if wraps:
-        _point_inwards(name, make, given, where)
+    is_open = "loss" in parameters(make) and table.get("loss", AUTO) == AUTO
+    apart = ("name", "inner", "loss") if is_open else ("name", "inner")
+    given = {key: value for key, value in table.items() if key not in apart}
+    inner = _resolve_inner(name, make, table, where)
     resolved = {"name": name, **checked(make, given, where, without=("inner",))}
-    if loss_is_open:
-        resolved["loss"] = AUTO
-    if wraps:
-        inner = table.get("inner", {})
-        if not isinstance(inner, Mapping):
+    return resolved | ({"loss": AUTO} if is_open else {}) | inner
+
+
+def _resolve_inner(
+    name: str, make: Callable[..., Any], table: Mapping[str, Any], where: str
+) -> dict[str, Any]:
+    """Return the settings of the objective that another wraps, under its key; nothing where it wraps none."""
+    if "inner" not in _all_parameters(make):
+        if "inner" in table:
+            raise ValueError(f"{name} in {where} wraps no other objective; leave inner out.")
+        return {}
+    for key in table.keys() - parameters(make).keys() - {"name", "inner"}:
+        if key in parameters(Independent):
             raise ValueError(
-                f"inner in {where} must be a table such as {{ name = 'independent' }}; got {inner!r}."
+                f"{key} in {where} belongs to the objective that {name} wraps; write it under {where[:-1]}.inner]."
             )
-        resolved["inner"] = resolve_objective(inner, f"{where[:-1]}.inner]")
-    return resolved
+    inner = table.get("inner", {})
+    if not isinstance(inner, Mapping):
+        raise ValueError(
+            f"inner in {where} must be a table such as {{ name = 'independent' }}; got {inner!r}."
+        )
+    return {"inner": resolve_objective(inner, f"{where[:-1]}.inner]")}
 
 
 def with_loss(resolved: Mapping[str, Any], regression: bool) -> dict[str, Any]:
@@ -111,16 +118,6 @@ def has_open_loss(resolved: Mapping[str, Any]) -> bool:
 
 def _all_parameters(make: Callable[..., Any]) -> set[str]:
     return set(getattr(make, "__dataclass_fields__", ()))
-
-
-def _point_inwards(name: str, make: Callable[..., Any], given: Mapping[str, Any], where: str) -> None:
-    """Say so where a setting of the inner objective was given to the one around it."""
-    known = parameters(make)
-    for key in given:
-        if key not in known and key in parameters(Independent):
-            raise ValueError(
-                f"{key} in {where} belongs to the objective that {name} wraps; write it under {where[:-1]}.inner]."
-            )
 
 
 def build_objective(resolved: Mapping[str, Any]) -> Objective:
@@ -205,16 +202,15 @@ def resolve_model(table: Mapping[str, Any], folder: Path = Path()) -> dict[str, 
         return {"folder": str(folder.absolute()), **table}
     make = choose(ARCHITECTURES, name, "[model]")
     given = {key: value for key, value in table.items() if key not in ("name", "activation")}
-    resolved = {"name": name, **checked(make, given, "[model]", without=_not_given(make, given))}
+    # Sizes that the data decides, unless the recipe gives them.
+    resolved = {
+        "name": name,
+        **checked(make, given, "[model]", without=[n for n in _FROM_DATA if n not in given]),
+    }
     if "activation" in table:
         choose(ACTIVATIONS, table["activation"], "[model]")
         resolved["activation"] = table["activation"]
     return resolved
-
-
-def _not_given(make: Callable[..., Any], given: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of sizes that the data decides, unless the recipe gives them."""
-    return tuple(name for name in _FROM_DATA if name in parameters(make) and name not in given)
 
 
 def member_factory(
@@ -235,14 +231,7 @@ def member_factory(
     if "activation" in options and ":" not in name:
         options["activation"] = ACTIVATIONS[options["activation"]]
     takes = parameters(make)
-    if "channels" in takes and len(shape) != 3:
-        raise ValueError(f"The network {name} is for images; this data has {describe_shape(shape)}. Use mlp.")
-    sizes = {"inputs": prod(shape), "channels": shape[0], "outputs": outputs, "classes": outputs}
-    for key in _FROM_DATA:
-        if key in takes and options.setdefault(key, sizes[key]) != sizes[key]:
-            raise ValueError(
-                f"{key} in [model] is {options[key]}, but the data asks for {sizes[key]}. Leave it out."
-            )
+    options |= _sizes(name, options, takes, shape, outputs)
     flatten = "inputs" in takes and len(shape) > 1
 
     def make_member() -> nn.Module:
@@ -253,6 +242,20 @@ def member_factory(
         return nn.Sequential(nn.Flatten(), net) if flatten else net
 
     return make_member
+
+
+def _sizes(
+    name: str, given: Mapping[str, Any], takes: Mapping[str, Any], shape: Sequence[int], outputs: int
+) -> dict[str, int]:
+    """Return the sizes that a network takes and the data decides."""
+    if "channels" in takes and len(shape) != 3:
+        raise ValueError(f"The network {name} is for images; this data has {describe_shape(shape)}. Use mlp.")
+    sizes = {"inputs": prod(shape), "channels": shape[0], "outputs": outputs, "classes": outputs}
+    sizes = {key: size for key, size in sizes.items() if key in takes}
+    for key, size in sizes.items():
+        if given.get(key, size) != size:
+            raise ValueError(f"{key} in [model] is {given[key]}, but the data asks for {size}. Leave it out.")
+    return sizes
 
 
 def _where(problem: Exception) -> str:

@@ -23,7 +23,7 @@ def diagnose_run(
     folder: Path,
     held_out: tuple[Tensor, Tensor],
     *,
-    average: str | None = None,
+    average: Any = None,
     drop_per: Any = "example",
     seed: int = 0,
     batch_size: int = 1024,
@@ -40,13 +40,14 @@ def diagnose_run(
         batch_size: How many inputs go through the members at once.
     """
     classes = run.preprocessing.classes is not None
+    weights = _setting(run.recipe.objective, "weights")
     history = [row for row in _rows(folder / "history.csv") if row.get("train_ensemble_error")]
     return diagnose(
         _outputs(run, held_out[0], batch_size),
         held_out[1],
         run.recipe.likelihood.name if classes else "mse",
-        _average(average or _setting(run.recipe.objective, "average")),
-        _weights(run.recipe.objective),
+        average or _setting(run.recipe.objective, "average") or "probs",
+        None if weights is None else torch.tensor(weights, dtype=torch.float64),
         training=_training(run, folder, batch_size),
         history=history or None,
         drop_per=drop_per,
@@ -58,7 +59,7 @@ def diagnose_predictions(
     path: Path,
     *,
     loss: str | None = None,
-    average: str | None = None,
+    average: Any = None,
     drop_per: Any = "example",
     seed: int = 0,
 ) -> Finding:
@@ -68,21 +69,11 @@ def diagnose_predictions(
         found.outputs,
         found.targets,
         loss or found.loss,
-        _average(average),
+        average or "probs",
         training=found.training,
         drop_per=drop_per,
         seed=seed,
     )
-
-
-def _average(given: str | None) -> Any:
-    return given or "probs"
-
-
-def _weights(objective: Any) -> Tensor | None:
-    """Return the weights with which an objective averages members."""
-    weights = _setting(objective, "weights")
-    return None if weights is None else torch.tensor(weights, dtype=torch.float64)
 
 
 def _outputs(run: LoadedRun, x: Tensor, batch_size: int) -> Tensor:

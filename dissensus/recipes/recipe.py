@@ -40,6 +40,7 @@ _NOT_TRAINING = (
     *("checkpoint_dir", "resume", "callback", "progress", "workers"),
 )
 _NOT_OPTIONS = ("make_member", "num_members", "seed", "shape")
+_HOMES = {"seed": "ensemble", "members": "ensemble", "epochs": "training", "loss": "objective"}
 # As many as a small network needs to learn a small table.
 _STEPS = 2000
 # Settings that change how fast or where a run goes, not what comes out.
@@ -106,7 +107,7 @@ class Recipe:
         training = dict(tables.get("training", {}))
         schedule = resolve_schedule(training.pop("schedule", "constant"))
         recipe = cls(
-            data=_data(tables["data"]).resolved(Path(folder)),
+            data=DataSettings(**checked(DataSettings, tables["data"], "[data]")).resolved(Path(folder)),
             model=resolve_model(tables["model"], Path(folder)),
             ensemble=_resolve_ensemble(tables.get("ensemble", {})),
             objective=resolve_objective(tables.get("objective", {})),
@@ -246,7 +247,11 @@ class Recipe:
                 resume=resume,
                 progress=progress,
                 mesh=mesh,
-                **self._arguments_of_fit(),
+                **{
+                    **self.training,
+                    "optimizer": build_optimizer(self.training["optimizer"]),
+                    "schedule": build_schedule(self.training["schedule"]),
+                },
             )
             if writes:
                 save_ensemble(folder, ensemble, preprocessing, outputs, run.step, digests_of(sets))
@@ -254,13 +259,6 @@ class Recipe:
                 for note in calibrate_run(trained, sets, self.alarm, folder):
                     log.warning("%s", note)
         return run
-
-    def _arguments_of_fit(self) -> dict[str, Any]:
-        built = {
-            "optimizer": build_optimizer(self.training["optimizer"]),
-            "schedule": build_schedule(self.training["schedule"]),
-        }
-        return {**self.training, **built}
 
     def _check_same(self, stored: "Recipe", folder: Path) -> None:
         """Refuse to go on with a run of another recipe."""
@@ -296,19 +294,10 @@ def _check_tables(tables: Mapping[str, Any], known: Sequence[str]) -> None:
         if name not in tables:
             raise ValueError(f"A recipe needs the table [{name}].")
     # A seed or a size written into the wrong table is a common slip, and no close match would be found for it.
-    for name, home in {
-        "seed": "ensemble",
-        "members": "ensemble",
-        "epochs": "training",
-        "loss": "objective",
-    }.items():
+    for name, home in _HOMES.items():
         for table in tables:
             if name in tables[table] and table != home and (name, table) != ("seed", "data"):
                 raise ValueError(f"{name!r} stands in [{table}]; it belongs into [{home}].")
-
-
-def _data(table: Mapping[str, Any]) -> DataSettings:
-    return DataSettings(**checked(DataSettings, table, "[data]"))
 
 
 def _resolve_ensemble(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -318,12 +307,8 @@ def _resolve_ensemble(table: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("members", "seed"):
         if type(head[name]) is not int or (name == "members" and head[name] < 1):
             raise ValueError(f"{name} in [ensemble] must be a whole number; got {head[name]!r}.")
-    return {
-        "kind": head["kind"],
-        "members": head["members"],
-        "seed": head["seed"],
-        **checked(kind, options, "[ensemble]", without=_NOT_OPTIONS),
-    }
+    own = {name: head[name] for name in ("kind", "members", "seed")}
+    return own | checked(kind, options, "[ensemble]", without=_NOT_OPTIONS)
 
 
 def _resolve_training(table: Mapping[str, Any]) -> dict[str, Any]:

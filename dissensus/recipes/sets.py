@@ -133,20 +133,13 @@ class DataSettings:
 
     def read(self, source: str, columns: TableEncoder | None = None) -> Loaded:
         """Read a file as the settings say, a table's columns as those of another where they are given."""
-        given: dict[str, Any] = (
-            {"columns": columns}
-            if columns is not None
-            else {
-                "drop": self.drop or None,
-                "keep": self.keep or None,
-                "missing": None if self.missing == "impute" else self.missing,
-            }
-        )
-        given |= {
-            "inputs": self.inputs,
-            "size": self.size,
-            "layout": None if self.layout == "auto" else self.layout,
-        }
+        given: dict[str, Any] = {"inputs": self.inputs, "size": self.size}
+        given["layout"] = None if self.layout == "auto" else self.layout
+        if columns is not None:
+            given["columns"] = columns
+        else:
+            given |= {"drop": self.drop or None, "keep": self.keep or None}
+            given["missing"] = None if self.missing == "impute" else self.missing
         return read_source(source, self.target, **given)
 
 
@@ -182,21 +175,21 @@ def load_sets(settings: DataSettings, classification: bool | None = None) -> Set
         settings: The table `[data]`.
         classification: Whether targets are classes; by default that follows from them.
     """
-    whole = _with_targets(settings)
+    whole = settings.read(settings.path)
+    if whole.y is None:
+        raise ValueError(f"The data of {settings.path} has no targets. Name them with target under [data].")
     classification = not is_regression(whole) if classification is None else classification
     if not classification:
         _check_regression(whole, settings)
-    names = label_names(whole) if classification else []
-    unknown = _left_out(names, settings.leave_out)
-    kept = [row for row in range(len(whole)) if row not in unknown]
-    labels = [names[row] for row in kept] if classification else None
-    classes = None if labels is None else _classes_of(labels)
+    names = label_names(whole) if classification else ["all"] * len(whole)
+    known, unknown = _left_out(names, settings.leave_out)
+    labels = [names[row] for row in known.tolist()]
+    classes = _classes_of(labels) if classification else None
     wanted = [getattr(settings, name) for name in _HELD_OUT]
     shares = [0.0 if isinstance(value, str) else value for value in wanted]
-    index = torch.tensor(kept, dtype=torch.int64)
-    train, *others = (index[rows] for rows in split_rows(len(kept), labels, shares, settings.seed))
+    train, *others = (known[rows] for rows in split_rows(labels, shares, settings.seed))
     if len(train) == 0:
-        raise ValueError(f"Nothing is left to train on of {len(kept)} rows. Hold out less.")
+        raise ValueError(f"Nothing is left to train on of {len(known)} rows. Hold out less.")
     whole = whole.learned_from(train)
 
     def part(value: float | str, rows: Tensor) -> Loaded | None:
@@ -204,16 +197,8 @@ def load_sets(settings: DataSettings, classification: bool | None = None) -> Set
             return without_left_out(settings.read(value, whole.columns), settings.leave_out)
         return whole.rows(rows) if len(rows) else None
 
-    validation, test, calibration = map(part, wanted, others)
-    left_out = whole.rows(torch.tensor(sorted(unknown))) if unknown else None
+    validation, test, calibration, left_out = map(part, [*wanted, 0.0], [*others, unknown])
     return Sets(whole.rows(train), validation, test, calibration, left_out, classes)
-
-
-def _with_targets(settings: DataSettings) -> Loaded:
-    whole = settings.read(settings.path)
-    if whole.y is None:
-        raise ValueError(f"The data of {settings.path} has no targets. Name them with target under [data].")
-    return whole
 
 
 def is_regression(loaded: Loaded) -> bool:
@@ -229,9 +214,8 @@ def _check_regression(whole: Loaded, settings: DataSettings) -> None:
     if settings.leave_out:
         raise ValueError("leave_out in [data] names classes; this run is a regression.")
     if whole.classes is not None:
-        shown = ", ".join(whole.classes[:5]) + (", ..." if len(whole.classes) > 5 else "")
         raise ValueError(
-            f"The loss is one for numbers, but the target {settings.target or ''} holds the classes {shown}. Set "
+            f"The loss is one for numbers, but the target {settings.target or ''} holds the classes {listed(whole.classes, 5)}. Set "
             "loss = 'cross_entropy' under [objective], or name another target under [data]."
         )
 
@@ -250,16 +234,16 @@ def _classes_of(labels: Sequence[str]) -> tuple[str, ...]:
     return classes
 
 
-def _left_out(labels: Sequence[str], names: Sequence[str | int]) -> set[int]:
-    """Return the rows of classes that training is not to see."""
+def _left_out(labels: Sequence[str], names: Sequence[str | int]) -> tuple[Tensor, Tensor]:
+    """Return the rows of classes that training is to see, and of those that it is not."""
     wanted = {str(name) for name in names}
-    unknown = sorted(wanted - set(labels))
-    if unknown:
+    if lacking := sorted(wanted - set(labels)):
         raise ValueError(
-            f"leave_out in [data] names the class {unknown[0]!r}, which the data does not hold; it holds "
+            f"leave_out in [data] names the class {lacking[0]!r}, which the data does not hold; it holds "
             f"{listed(_sorted_names(labels))}."
         )
-    return {row for row, label in enumerate(labels) if label in wanted}
+    apart = torch.tensor([label in wanted for label in labels])
+    return (~apart).nonzero().flatten(), apart.nonzero().flatten()
 
 
 def without_left_out(other: Loaded, names: Sequence[str | int]) -> Loaded:
@@ -308,18 +292,18 @@ def _sorted_names(labels: Sequence[str]) -> tuple[str, ...]:
         return tuple(sorted(names))
 
 
-def split_rows(count: int, labels: Sequence[str] | None, shares: Sequence[float], seed: int) -> list[Tensor]:
+def split_rows(labels: Sequence[str], shares: Sequence[float], seed: int) -> list[Tensor]:
     """Split rows at random: what is left, then one part for each share. Each class is split in the same proportion.
 
     Example:
-        >>> [len(part) for part in split_rows(100, None, [0.1, 0.2], seed=0)]
+        >>> [len(part) for part in split_rows(["all"] * 100, [0.1, 0.2], seed=0)]
         [70, 10, 20]
     """
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(derive(seed, "held-out rows")))
-    names = ["all"] * count if labels is None else list(labels)
+    generator = torch.Generator().manual_seed(derive(seed, "held-out rows"))
+    order = torch.randperm(len(labels), generator=generator)
     by_class: dict[str, list[int]] = {}
     for row in order.tolist():
-        by_class.setdefault(names[row], []).append(row)
+        by_class.setdefault(labels[row], []).append(row)
     parts: list[list[int]] = [[] for _ in range(len(shares) + 1)]
     for rows in by_class.values():
         start = 0

@@ -6,10 +6,13 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from functools import partial
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 _PLAIN = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+_PLURALS = {"a number": "numbers", "a whole number": "whole numbers", "text": "texts"}
+_OTHER = object()
 
 
 def check_names(given: Iterable[str], known: Iterable[str], where: str) -> None:
@@ -22,20 +25,20 @@ def check_names(given: Iterable[str], known: Iterable[str], where: str) -> None:
     """
     known = list(known)
     for name in given:
-        if name in known:
-            continue
-        close = get_close_matches(name, known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(known))}."
-        raise ValueError(f"unknown key {name!r} in {where}; {hint}")
+        if name not in known:
+            raise ValueError(f"unknown key {name!r} in {where}; {_meant(name, known)}")
 
 
 def choose(table: Mapping[str, Any], name: Any, where: str) -> Any:
     """Return a table's entry, or say which there are."""
     if name not in table:
-        close = get_close_matches(str(name), list(table), n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(table))}."
-        raise ValueError(f"unknown name {name!r} in {where}; {hint}")
+        raise ValueError(f"unknown name {name!r} in {where}; {_meant(str(name), list(table))}")
     return table[name]
+
+
+def _meant(name: str, known: Sequence[str]) -> str:
+    close = get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(known))}."
 
 
 def parameters(make: Callable[..., Any], without: Sequence[str] = ()) -> dict[str, inspect.Parameter]:
@@ -47,16 +50,8 @@ def parameters(make: Callable[..., Any], without: Sequence[str] = ()) -> dict[st
         for name, parameter in inspect.signature(make).parameters.items()
         if name not in without
         and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        and _describe(hints.get(name, Any))
+        and _wanted(hints.get(name, Any))[1]
     }
-
-
-def check_values(given: Mapping[str, Any], known: Mapping[str, inspect.Parameter], where: str) -> None:
-    """Refuse values of a wrong type, and say what is wanted."""
-    for name, value in given.items():
-        hint = known[name].annotation
-        if not _fits(value, hint):
-            raise ValueError(f"{name} in {where} must be {_describe(hint)}; got {value!r}.")
 
 
 def checked(
@@ -65,63 +60,68 @@ def checked(
     """Return arguments for a function, with its defaults filled in; names, types and what must be there are checked."""
     known = parameters(make, without)
     check_names(given, known, where)
-    check_values(given, known, where)
+    chosen = {}
+    for name, parameter in known.items():
+        read, words = _wanted(parameter.annotation)
+        if name in given:
+            chosen[name] = read(given[name])
+            if chosen[name] is _OTHER:
+                raise ValueError(f"{name} in {where} must be {words}; got {given[name]!r}.")
+        elif parameter.default is not None and read(parameter.default) is not _OTHER:
+            chosen[name] = read(parameter.default)
     lacking = [n for n, p in known.items() if p.default is p.empty and n not in given]
     if lacking:
         raise ValueError(f"{where} needs {' and '.join(lacking)}.")
-    defaults = {
-        n: p.default for n, p in known.items() if p.default is not None and _fits(p.default, p.annotation)
-    }
-    chosen = {**defaults, **given}
-    return {name: _as_hinted(chosen[name], known[name].annotation) for name in known if name in chosen}
+    return chosen
 
 
-def _as_hinted(value: Any, hint: Any) -> Any:
-    """Return a whole number as a float, and a list as a tuple, where such is wanted."""
-    if get_origin(hint) in (Union, UnionType):
-        hint = next(part for part in get_args(hint) if _fits(value, part))
-    if hint is float:
-        return float(value)
-    if isinstance(value, list) and get_args(hint):
-        items = [_as_hinted(item, get_args(hint)[0]) for item in value]
-        return tuple(items) if get_origin(hint) is tuple else items
-    return value
+def _wanted(hint: Any) -> tuple[Callable[[Any], Any], str]:
+    """Return what reads values of a TOML file for a type, and its words; no words where a file can give nothing.
 
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value that a TOML file can hold is of this type."""
-    if hint is Any:
-        return True
+    Reading returns the value, a whole number as a float and a list as a tuple where such is wanted, or `_OTHER` for another type.
+    """
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
-        return any(_fits(value, part) for part in args)
+        readers, texts = zip(*map(_wanted, args), strict=True)
+        return partial(_first_of, readers), " or ".join(filter(None, texts))
     if origin is Literal:
-        return any(value == part and type(value) is type(part) for part in args)
+        return partial(_among, args), " or ".join(map(repr, args))
     kind = origin if isinstance(origin, type) else NoneType
     if issubclass(kind, Mapping):
-        return isinstance(value, Mapping)
+        return partial(_instance, Mapping), "a table"
     if issubclass(kind, Sequence):
-        return isinstance(value, list | tuple) and all(_fits(item, args[0]) for item in value)
-    if hint is float:
-        return isinstance(value, float | int) and not isinstance(value, bool)
-    return isinstance(hint, type) and type(value) is hint
-
-
-def _describe(hint: Any) -> str:
-    """Say in words what a file can give for a type; empty where it can give nothing."""
+        read, words = _wanted(args[0])
+        return partial(_several, read, kind), f"a list of {_PLURALS.get(words, 'values')}" if words else ""
     if hint is Any:
-        return "any value"
-    origin, args = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        return " or ".join(filter(None, map(_describe, args)))
-    if origin is Literal:
-        return " or ".join(map(repr, args))
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        return "a table"
-    if isinstance(origin, type) and issubclass(origin, Sequence):
-        inner = {"a number": "numbers", "a whole number": "whole numbers", "text": "texts"}
-        return f"a list of {inner.get(_describe(args[0]), 'values')}" if _describe(args[0]) else ""
-    return "" if hint is NoneType else _PLAIN.get(hint, "")
+        return partial(_instance, object), "any value"
+    return _number if hint is float else partial(_exactly, hint), _PLAIN.get(hint, "")
+
+
+def _instance(kind: type, value: Any) -> Any:
+    return value if isinstance(value, kind) else _OTHER
+
+
+def _exactly(kind: Any, value: Any) -> Any:
+    return value if type(value) is kind else _OTHER
+
+
+def _first_of(readers: Sequence[Callable[[Any], Any]], value: Any) -> Any:
+    return next((used for read in readers if (used := read(value)) is not _OTHER), _OTHER)
+
+
+def _among(words: Sequence[Any], value: Any) -> Any:
+    return value if any(value == word and type(value) is type(word) for word in words) else _OTHER
+
+
+def _several(read: Callable[[Any], Any], kind: type, value: Any) -> Any:
+    items = [read(item) for item in value] if isinstance(value, list | tuple) else [_OTHER]
+    if any(item is _OTHER for item in items):
+        return _OTHER
+    return tuple(items) if kind is tuple or isinstance(value, tuple) else items
+
+
+def _number(value: Any) -> Any:
+    return float(value) if isinstance(value, float | int) and not isinstance(value, bool) else _OTHER
 
 
 def changed(tables: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:

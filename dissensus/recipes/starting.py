@@ -34,16 +34,12 @@ def look_at(path: Path, target: str | None = None) -> tuple[str, str]:
     if loaded.y is None:
         raise ValueError(f"{path} holds no targets that could be found. Name them with --target.")
     regression = is_regression(loaded)
-    found = "\n\n".join(
-        filter(
-            None,
-            [
-                _rows_in_words(loaded, path),
-                _columns_in_words(loaded),
-                _target_in_words(loaded, target, regression),
-            ],
-        )
+    words = (
+        _rows_in_words(loaded, path),
+        _columns_in_words(loaded),
+        _target_in_words(loaded, target, regression),
     )
+    found = "\n\n".join(part for part in words if part)
     return found, _recipe(loaded, path, target, regression, options.get("size"))
 
 
@@ -145,12 +141,13 @@ def _about_columns(loaded: Loaded) -> list[str]:
     """Say what is left out of a table, and what may have to be."""
     if loaded.columns is None or loaded.table is None:
         return []
-    columns = loaded.columns.columns
-    careful = [column.name for column in columns if column.note.startswith("CAREFUL") and column.features]
-    lines = [f"# {c.name!r} is left out: {c.note}." for c in columns if not c.features]
-    lines += [
-        f"# {c.name!r}: {c.note}. Is it known before the target is?" for c in columns if c.name in careful
-    ]
+    lines, careful = [], []
+    for column in loaded.columns.columns:
+        if not column.features:
+            lines.append(f"# {column.name!r} is left out: {column.note}.")
+        elif column.note.startswith("CAREFUL"):
+            careful.append(column.name)
+            lines.append(f"# {column.name!r}: {column.note}. Is it known before the target is?")
     drop = json.dumps(careful or [loaded.columns.names[0]], ensure_ascii=False)
     return [
         *lines,
