@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dissensus._checks import explained
-from dissensus._signatures import checked
+from dissensus._signatures import checked, whole_number
 from dissensus.data.augment import Augmentation
 from dissensus.data.features import FEATURES, TARGETS, CachedFeatures, Facts, content_of, wrapped
 from dissensus.data.fingerprints import attributes_of, described, network_digest
@@ -84,17 +84,21 @@ def cache_features(
         >>> cached.features.shape, len(cached.targets)
         (torch.Size([100, 16]), 100)
     """
-    net = backbone.backbone if isinstance(backbone, HeadEnsemble) else backbone
-    if not isinstance(net, nn.Module) or isinstance(net, Members):
+    if isinstance(backbone, HeadEnsemble):
+        net, features = backbone.backbone, backbone.takes
+    else:
+        net = backbone
+    if isinstance(net, Members):
         raise ValueError(f"`backbone` must be a network or a HeadEnsemble; got {type(net).__name__}.")
-    _check(passes, batch_size, dtype, precision)
+    if dtype is not None and dtype not in _DTYPES:
+        raise ValueError(f"`dtype` must be torch.float16, float32 or float64; got {dtype}.")
+    passes, batch_size = whole_number("passes", passes, 1), whole_number("batch_size", batch_size, 1)
     source = source_of(data, batch_size, derive(seed, "features"), workers)
     if passes > 1 and augment is None and isinstance(source, Arrays):
         raise ValueError(f"{passes} passes over the same arrays give the same features. Pass `augment`.")
     if device is not None:
         net.to(device_named(device))
-    takes = backbone.takes if isinstance(backbone, HeadEnsemble) else features
-    job = _Job(net, source, passes, augment, precision == "bf16", derive(seed, "features"), takes)
+    job = _Job(net, source, passes, augment, precision == "bf16", derive(seed, "features"), features)
     identity = {
         "data": source.digest(),
         "precision": precision,
@@ -106,16 +110,6 @@ def cache_features(
         if path is None:
             return _in_memory(job, dtype, identity, resident_limit)
         return _in_files(job, Path(path), dtype, identity, resident_limit)
-
-
-def _check(passes: int, batch_size: int, dtype: torch.dtype | None, precision: str) -> None:
-    for name, value in (("passes", passes), ("batch_size", batch_size)):
-        if value < 1:
-            raise ValueError(f"`{name}` must be at least 1; got {value}.")
-    if dtype is not None and dtype not in _DTYPES:
-        raise ValueError(f"`dtype` must be torch.float16, float32 or float64; got {dtype}.")
-    if precision not in ("fp32", "bf16"):
-        raise ValueError(f"`precision` must be 'fp32' or 'bf16'; got {precision!r}.")
 
 
 @dataclass(frozen=True)

@@ -39,22 +39,27 @@ def remembers_how(make: Callable[P, Made]) -> Callable[P, Made]:
 
 def describe(value: Any) -> Any:
     """Return a description of an argument that JSON can keep."""
-    if isinstance(value, _ATOMS):
-        return value
-    if isinstance(value, tuple | list):
-        return [describe(each) for each in value]
-    if isinstance(value, Mapping):
-        return {str(key): describe(each) for key, each in value.items()}
-    if isinstance(value, Tensor):
-        return {"zeros": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
-    if isinstance(value, partial):
-        positional = list(inspect.signature(value.func).bind_partial(*value.args).arguments.items())
-        return {"partial": describe(value.func), "arguments": describe(dict(positional) | value.keywords)}
-    if isinstance(value, nn.Module):
-        return getattr(value, "construction", None) or {"unknown": f"a {type(value).__name__}"}
+    for kinds, described in _DESCRIPTIONS.items():
+        if isinstance(value, kinds):
+            return described(value)
     if callable(value) and (name := _name_of(value)) is not None:
         return {"name": name}
     return {"unknown": getattr(value, "__qualname__", repr(value)[:60]), "factory": callable(value)}
+
+
+def _described_partial(value: partial[Any]) -> dict[str, Any]:
+    positional = list(inspect.signature(value.func).bind_partial(*value.args).arguments.items())
+    return {"partial": describe(value.func), "arguments": describe(dict(positional) | value.keywords)}
+
+
+_DESCRIPTIONS: Mapping[Any, Callable[[Any], Any]] = {
+    _ATOMS: lambda value: value,
+    (tuple, list): lambda value: [describe(each) for each in value],
+    Mapping: lambda value: {str(key): describe(each) for key, each in value.items()},
+    Tensor: lambda value: {"zeros": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")},
+    partial: _described_partial,
+    nn.Module: lambda value: getattr(value, "construction", None) or {"unknown": f"a {type(value).__name__}"},
+}
 
 
 def _name_of(value: Any) -> str | None:

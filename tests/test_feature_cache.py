@@ -307,7 +307,7 @@ class TestRefused:
             ((x[:0], y[:0]), {}, "nothing to cache"),
             ((x, y[:5]), {}, "one target for each input; got lengths 100, 5"),
             (DataLoader(TensorDataset(x, y), shuffle=True), {}, "in order"),
-            ((x, y), {"passes": 0}, "`passes` must be at least 1"),
+            ((x, y), {"passes": 0}, "`passes` must be a whole number of at least 1"),
             ((x, y), {"dtype": torch.bfloat16}, "must be torch.float16"),
             ((x, y), {"precision": "tf32"}, "'fp32' or 'bf16'"),
         ],

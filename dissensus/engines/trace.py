@@ -126,14 +126,19 @@ def _check(program: torch.fx.GraphModule, kept: Attributes, drew_nothing: bool) 
     replaced = {tensor.untyped_storage().data_ptr() for tensor in kept.replaced() if _is_real(tensor)}
     for node in program.graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload):
-            if draws(node.target, node.args, node.kwargs):
-                raise NotTraceableError(f"it draws random numbers outside dropout layers ({node.target})")
-            if any(source.op == "get_attr" for source in _written(node)):
-                raise NotTraceableError("it changes a tensor that is neither parameter nor buffer")
+            _check_operation(node, node.target)
         elif node.op == "get_attr":
             constant = getattr(program, str(node.target))
             if _is_real(constant) and constant.untyped_storage().data_ptr() in replaced:
                 raise NotTraceableError("it reads a tensor that it kept from the step before")
+
+
+def _check_operation(node: Node, operation: Any) -> None:
+    """Refuse an operation that draws numbers, or changes what is no argument of the program."""
+    if draws(operation, node.args, node.kwargs):
+        raise NotTraceableError(f"it draws random numbers outside dropout layers ({operation})")
+    if any(source.op == "get_attr" for source in _written(node)):
+        raise NotTraceableError("it changes a tensor that is neither parameter nor buffer")
 
 
 def _is_real(value: object) -> bool:
@@ -226,12 +231,12 @@ def _turn_products(graph: Graph) -> None:
 
     Gradients of stacked weights are of that kind. Turned afterwards, number by number, they took as long as the update.
     """
-    for node in list(graph.nodes):
-        source = node.args[0] if _turns(node) else None
+    for node in filter(_turns, list(graph.nodes)):
+        source = node.args[0]
         # Under autocast a gradient is cast before it is turned.
-        cast = source if source is not None and _only_casts(source) and len(source.users) == 1 else None
+        cast = source if _only_casts(source) and len(source.users) == 1 else None
         product = source if cast is None else cast.args[0]
-        if product is None or product.target is not aten.bmm.default or len(product.users) > 1:
+        if product.target is not aten.bmm.default or len(product.users) > 1:
             continue
         with graph.inserting_before(node):
             factors = tuple(_turned(graph, factor) for factor in reversed(product.args))

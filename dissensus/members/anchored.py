@@ -144,6 +144,28 @@ def _give_features(net: nn.Module) -> list[RemovableHandle]:
 
 def as_ensemble(net: object, num_nets: int, seed: int) -> DeepEnsemble:
     """Return what was given as networks as a deep ensemble of copies."""
+    _check_kind(net)
+    num_nets = whole_number("num_nets", num_nets, 1)
+    makes = callable(net) and not isinstance(net, nn.Module)
+    if num_nets != 1 and not makes:
+        raise ValueError(
+            f"num_nets={num_nets} asks for new networks, which only a function makes. Write `lambda: Net(...)`, or hand over a "
+            "list of networks and leave `num_nets` out."
+        )
+    if isinstance(net, DeepEnsemble):
+        return net
+    if makes:
+        return DeepEnsemble(net, num_nets, seed)  # type: ignore[arg-type]
+    nets = [net] if isinstance(net, nn.Module) else net
+    if isinstance(nets, Sequence) and not isinstance(nets, str) and len(nets) > 0:
+        return DeepEnsemble.from_members(nets, seed)
+    raise ValueError(
+        f"`net` must be a network, a list of networks or a function that makes one; got {net!r:.60}. Make the network first."
+    )
+
+
+def _check_kind(net: object) -> None:
+    """Refuse ensembles that are not networks side by side."""
     if isinstance(net, HeadEnsemble):
         raise ValueError(
             "Heads on a frozen backbone are anchored on its features: Anchored(ens.heads, features[:100]), with the features of "
@@ -153,51 +175,35 @@ def as_ensemble(net: object, num_nets: int, seed: int) -> DeepEnsemble:
         raise ValueError(
             f"`net` must be a network, a list of networks, a DeepEnsemble or a function that makes one; got a {type(net).__name__}."
         )
-    num_nets = whole_number("num_nets", num_nets, 1)
-    if num_nets != 1 and (isinstance(net, nn.Module) or not callable(net)):
-        raise ValueError(
-            f"num_nets={num_nets} asks for new networks, which only a function makes. Write `lambda: Net(...)`, or hand over a "
-            "list of networks and leave `num_nets` out."
-        )
-    if isinstance(net, DeepEnsemble):
-        return net
-    if isinstance(net, nn.Module):
-        return DeepEnsemble.from_members([net], seed)
-    if callable(net):
-        return DeepEnsemble(net, num_nets, seed)
-    if isinstance(net, Sequence) and not isinstance(net, str) and len(net) > 0:
-        return DeepEnsemble.from_members(net, seed)
-    raise ValueError(
-        f"`net` must be a network, a list of networks or a function that makes one; got {net!r:.60}. Make the network first."
-    )
 
 
 def as_inputs(references: Array) -> Tensor:
-    """Return references as one tensor."""
+    """Return references as one tensor of inputs, or say what is wrong with them."""
     try:
-        return as_tensor(references, "references")
+        inputs = as_tensor(references, "references")
     except (TypeError, ValueError) as problem:
         raise ValueError(
             f"`references` must be one tensor or numeric array of inputs, (references, ...); got a {type(references).__name__}. "
             "Of pairs and data sets hand over the inputs alone."
         ) from problem
+    if inputs.ndim < 2 or len(inputs) == 0:
+        raise ValueError(
+            f"`references` must be a batch of inputs, (references, ...); got shape {tuple(inputs.shape)}."
+        )
+    if not inputs.is_floating_point():
+        raise ValueError(
+            f"`references` must be real numbers, prepared like the inputs; got {inputs.dtype}. Convert and normalise them as "
+            "the inputs are."
+        )
+    if not bool(inputs.isfinite().all()):
+        raise ValueError("`references` hold values that are not finite. Leave such inputs out.")
+    return inputs
 
 
 def check_settings(
     references: Tensor, num_members: int, mask_probability: float, temperature: str | None
 ) -> int:
-    """Refuse references and numbers that cannot be; return how many members a network has, as Python's own number."""
-    if references.ndim < 2 or len(references) == 0:
-        raise ValueError(
-            f"`references` must be a batch of inputs, (references, ...); got shape {tuple(references.shape)}."
-        )
-    if not references.is_floating_point():
-        raise ValueError(
-            f"`references` must be real numbers, prepared like the inputs; got {references.dtype}. Convert and normalise them as "
-            "the inputs are."
-        )
-    if not bool(references.isfinite().all()):
-        raise ValueError("`references` hold values that are not finite. Leave such inputs out.")
+    """Refuse numbers that cannot be; return how many members a network has, as Python's own number."""
     whole = isinstance(num_members, Integral) and not isinstance(num_members, bool)
     if not whole or not 1 <= num_members <= len(references):
         raise ValueError(

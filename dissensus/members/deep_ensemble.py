@@ -26,7 +26,7 @@ from dissensus.members.stacking import (
     Shell,
     can_stack,
     check_nets,
-    copy_in_order,
+    copies_in_order,
     has_padding,
     join,
     quiet_weights,
@@ -39,7 +39,7 @@ from dissensus.members.stacking import (
     why_not_one_program,
     why_not_vectorised,
 )
-from dissensus.nets.dropout import KeyedDropout, dropout_keys, key_dropout, plain_dropout, rewind_dropout
+from dissensus.nets.dropout import dropout_keys, drops, key_dropout, plain_dropout, rewind_dropout
 from dissensus.randomness import derive, seeded
 
 FASTER_APART = "convolutions are faster one member at a time"
@@ -129,7 +129,7 @@ class DeepEnsemble(Members):
 
     def _adopt(self, nets: list[nn.Module], execution: Execution) -> None:
         check_nets(nets)
-        if (inner := next((net for net in nets if isinstance(net, Members)), None)) is not None:
+        for inner in (net for net in nets if isinstance(net, Members)):
             raise ValueError(
                 f"A member must be one network; got a {type(inner).__name__}, which is an ensemble. Make one of several networks, "
                 "such as Anchored(make_net, references, num_nets=3)."
@@ -143,7 +143,7 @@ class DeepEnsemble(Members):
         # Twins: what a factory returns may be somebody's network, which must stay as it is.
         nets = [key_dropout(twin(net)) for net in nets]
         self._pads, self._recurs = any(map(has_padding, nets)), any(map(recurs, nets))
-        self._drops = any(isinstance(module, KeyedDropout) for net in nets for module in net.modules())
+        self._drops = any(map(drops, nets))
         if can_stack(nets):
             self._not_one_program = why_not_one_program(nets)
             self.net = stack(nets)
@@ -219,8 +219,7 @@ class DeepEnsemble(Members):
         """Return why members run in a loop, None if they do not, and whether they draw random numbers."""
         if self.execution == "vectorised":
             return None, False
-        all_rows = torch.arange(self.num_members, device=x.device) if rows is None else rows
-        picked = all_rows[:PROBE_MEMBERS]
+        picked = (torch.arange(self.num_members, device=x.device) if rows is None else rows)[:PROBE_MEMBERS]
         count = len(picked)
         few = {name: t.detach()[:count] if self.stacked else t.detach() for name, t in tensors.items()}
         inputs = (x[:count, :PROBE_ROWS] if own else x[:PROBE_ROWS]).detach()
@@ -233,14 +232,14 @@ class DeepEnsemble(Members):
 
         weights = {name: few[name] for name, _ in self.named_parameters() if name in few}
         buffers = {name: tensor for name, tensor in few.items() if name not in weights}
-        tried = {name: copy_in_order(tensor) for name, tensor in weights.items()}
+        tried = copies_in_order(weights)
         copies = {name: tensor.clone() for name, tensor in buffers.items()}
         drawn, work = look_at(lambda: loop(tried | copies, inputs))
         # Further copies only for passes that write to weights: they may be most of the memory.
         writes = not all(map(torch.equal, tried.values(), weights.values()))
 
         def for_an_attempt() -> Mapping[str, Tensor]:
-            return {name: copy_in_order(t) for name, t in weights.items()} if writes else tried
+            return copies_in_order(weights) if writes else tried
 
         # Of one member on the whole batch.
         work *= x.shape[int(own)] / max(inputs.shape[int(own)], 1) / count
@@ -424,10 +423,7 @@ class DeepEnsemble(Members):
 
     def keep_members(self, rows: Sequence[int] | Tensor) -> None:
         """Go on with these members only, in place; the others are gone."""
-        given = rows.tolist() if isinstance(rows, Tensor) else list(rows)
-        if not given or len(set(given)) < len(given) or any(isinstance(row, bool) for row in given):
-            raise ValueError(f"`rows` must name at least one member, each once, by number; got {given}.")
-        rows = [self.check_index(operator.index(row)) for row in given]
+        rows = self._rows_named(rows.tolist() if isinstance(rows, Tensor) else list(rows))
         self.member_ids = tuple(self.member_ids[row] for row in rows)
         self.num_members = len(rows)
         self.member_keys = keys_of(self.seed, self.member_ids).to(self.member_keys.device)
@@ -439,6 +435,12 @@ class DeepEnsemble(Members):
             if tensor is not self.member_keys:
                 tensor.data = tensor.data[rows].clone()
                 tensor.grad = None
+
+    def _rows_named(self, given: list[int]) -> list[int]:
+        """Return members' numbers as Python's own, each once."""
+        if not given or len(set(given)) < len(given) or any(isinstance(row, bool) for row in given):
+            raise ValueError(f"`rows` must name at least one member, each once, by number; got {given}.")
+        return [self.check_index(operator.index(row)) for row in given]
 
     def __getstate__(self) -> dict[str, Any]:
         for shell in self._shells:

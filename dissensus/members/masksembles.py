@@ -104,22 +104,17 @@ class Masksembles(SharedMembers):
         execution: Execution = "auto",
         output: Output = None,
     ) -> None:
-        if execution not in ("auto", "tiled", "apart"):
-            raise ValueError(f"`execution` must be 'auto', 'tiled' or 'apart'; got {execution!r}.")
         net = adopt(net, num_members)
         if not scale >= 1:
             raise ValueError(f"`scale` must be at least 1; got {scale}.")
+        if grow and axis is not None:
+            raise ValueError("`axis` says where channels are, and `grow` has to know it. Give one of them.")
         places = Map(net)
         sites = _apart_from_each_other(_unique(places.choose(layers)))
         _check_layers(sites, net, places)
-        if grow and layers == "auto":
-            sites = [site for site in sites if site.can_grow]
         if grow:
+            sites = [site for site in sites if site.can_grow or layers != "auto"]
             _check_growth(sites, places)
-            if axis is not None:
-                raise ValueError(
-                    "`axis` says where channels are, and `grow` has to know it. Give one of them."
-                )
         if axis is not None:
             sites = [_on_axis(site, axis) for site in sites]
         sites = [_put_mask(net, site, num_members, scale, seed, grow, places) for site in sites]

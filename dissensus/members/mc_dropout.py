@@ -1,7 +1,7 @@
 """Monte Carlo dropout: one network with its dropout layers left on, each member a draw of what they drop."""
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -81,8 +81,6 @@ class MCDropout(SharedMembers):
         masks: Masks = "member",
         output: Output = None,
     ) -> None:
-        if masks not in ("member", "input"):
-            raise ValueError(f"`masks` must be 'member' or 'input'; got {masks!r}.")
         net = key_dropout(_with_rate(adopt(net, num_members), p), SampledDropout)
         super().__init__(net, num_members, seed, "split", output)
         # Which draws members are is what this kind has beside its weights: a state without them would be another ensemble.
@@ -177,28 +175,31 @@ def _input_keys(x: Batch) -> Tensor:
 
 def _with_rate(net: nn.Module, p: float | None) -> nn.Module:
     """Return the network with dropout layers of this rate."""
-    if p is not None and not 0.0 < p < 1.0:
-        raise ValueError(f"`p` must be above 0 and below 1; got {p}.")
     layers = [module for module in net.modules() if isinstance(module, nn.modules.dropout._DropoutNd)]
-    if layers and p is None:
-        if not any(layer.p > 0 for layer in layers):
-            raise ValueError(
-                "All dropout layers of the network have p = 0, so all draws would be alike. Give them a rate, or give `p` here."
-            )
-        return net
     if p is None:
+        _check_drops(layers)
+        return net
+    if not 0.0 < p < 1.0:
+        raise ValueError(f"`p` must be above 0 and below 1; got {p}.")
+    for layer in layers:
+        layer.p = p
+    for linear in [] if layers else _last_linear_layers(net):
+        linear.add_module("dropout", nn.Dropout(p).train(linear.training))
+        linear.register_forward_pre_hook(_drop_inputs)
+    return net
+
+
+def _check_drops(layers: Sequence[nn.modules.dropout._DropoutNd]) -> None:
+    """Refuse a network that drops nothing."""
+    if not layers:
         raise ValueError(
             "The network has no dropout layer, so all draws would be alike. Put nn.Dropout layers into it, or give `p` to have "
             "them put before its last linear layers. (What nn.LSTM and the like drop inside themselves cannot be drawn by member.)"
         )
-    for layer in layers:
-        layer.p = p
-    if layers:
-        return net
-    for linear in _last_linear_layers(net):
-        linear.add_module("dropout", nn.Dropout(p).train(linear.training))
-        linear.register_forward_pre_hook(_drop_inputs)
-    return net
+    if not any(layer.p > 0 for layer in layers):
+        raise ValueError(
+            "All dropout layers of the network have p = 0, so all draws would be alike. Give them a rate, or give `p` here."
+        )
 
 
 def _last_linear_layers(net: nn.Module) -> list[nn.Module]:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import ceil
 from typing import Any, ClassVar, Literal
 
@@ -232,11 +233,11 @@ def _convolution(packed: _Packed, plain: Any, x: Tensor) -> Tensor:
     x, padding = packed.fold(x), plain.padding
     if plain.padding_mode != "zeros":
         x, padding = F.pad(x, plain._reversed_padding_repeated_twice, plain.padding_mode), 0
-    run = next(function for kind, function in _CONVOLUTIONS.items() if isinstance(plain, kind))
     flat_bias = None if bias is None else bias.flatten()
     groups = len(weight) * plain.groups
+    convolve = _CONVOLUTIONS[type(plain)]
     return packed.unfold(
-        run(x, weight.flatten(0, 1), flat_bias, plain.stride, padding, plain.dilation, groups)
+        convolve(x, weight.flatten(0, 1), flat_bias, plain.stride, padding, plain.dilation, groups)
     )
 
 
@@ -245,13 +246,13 @@ def _batch_norm(packed: _Packed, plain: Any, x: Tensor) -> Tensor:
         None if (tensor := packed.own(name)) is None else tensor.flatten()
         for name in ("weight", "bias", "running_mean", "running_var")
     )
-    own_statistics = packed.training or mean is None
-    if packed.training and mean is not None:
+    keeps = packed.training and mean is not None
+    if keeps:
         packed.get_buffer("num_batches_tracked").add_(1)
-    y = F.batch_norm(packed.fold(x), mean, var, weight, bias, own_statistics, plain.momentum, plain.eps)
-    if packed.chosen is not None and packed.training and mean is not None:
-        for name, new in (("running_mean", mean), ("running_var", var)):
-            assert new is not None
+    own = packed.training or mean is None
+    y = F.batch_norm(packed.fold(x), mean, var, weight, bias, own, plain.momentum, plain.eps)
+    for name, new in {"running_mean": mean, "running_var": var}.items() if keeps else ():
+        if packed.chosen is not None and new is not None:
             rows = packed.get_buffer(name).unflatten(0, (packed.count, -1))
             rows.index_copy_(0, packed.chosen, new.unflatten(0, (len(packed.chosen), -1)))
     return packed.unfold(y)
@@ -341,10 +342,6 @@ class _Thinned:
         module = self.part.module(node)
         given = self._given(node)
         if module is not None and type(module) in _RUN:
-            if not self.part.called_once(node) or _has_hooks(module):
-                raise ValueError(
-                    f"{self.part.name(node)!r} is used twice or has hooks, and its widths cannot be changed. Pack another network."
-                )
             return self._layer(node, module, given)
         if isinstance(module, _FlattenTo) and given is not None:
             self.flat[self.part.name(node)] = module.features * given[1] // given[0]
@@ -371,24 +368,25 @@ class _Thinned:
         return found[0] if found else None
 
     def _layer(self, node: fx.Node, module: Any, given: tuple[int, int] | None) -> tuple[int, int] | None:
-        name = self.part.name(node)
-        options: dict[str, Any] = {"device": _module_device(module), "dtype": _module_dtype(module)}
+        name, last = self.part.name(node), node in self.last
+        if not self.part.called_once(node) or module._forward_hooks or module._forward_pre_hooks:
+            raise ValueError(
+                f"{name!r} is used twice or has hooks, and its widths cannot be changed. Pack another network."
+            )
+        like = next(module.parameters(), torch.empty(0))
+        options: dict[str, Any] = {"device": like.device, "dtype": like.dtype}
         if isinstance(module, _NORMS):
             self.layers[name] = _norm(module, self._takes(name, _module_width(module), given), name, options)
             return given
         outputs = _module_outputs(module)
-        made = outputs if node in self.last else self._width(outputs)
-        after = None if node in self.last else (outputs, made)
+        made = outputs if last else self._width(outputs)
         if isinstance(module, nn.Embedding):
-            if module.padding_idx is not None or module.max_norm is not None:
-                raise ValueError(f"The embedding {name!r} has padding_idx or max_norm, which are not packed.")
-            self.layers[name] = lambda: nn.Embedding(module.num_embeddings, made, **options)
-            return after
-        inputs = module.in_features if isinstance(module, nn.Linear) else module.in_channels
-        takes = self._takes(name, inputs, given)
-        hidden = given is not None and after is not None
-        self.layers[name] = _mixing(module, takes, made, self.gamma if hidden else 1, name, options)
-        return after
+            self.layers[name] = _thin_embedding(module, made, name, options)
+        else:
+            takes = self._takes(name, _module_inputs(module), given)
+            gamma = 1 if last or given is None else self.gamma
+            self.layers[name] = _mixing(module, takes, made, gamma, name, options)
+        return None if last else (outputs, made)
 
     def _takes(self, name: str, inputs: int, given: tuple[int, int] | None) -> int:
         """Return how many inputs a thinned layer has."""
@@ -402,15 +400,24 @@ class _Thinned:
         return inputs // given[0] * given[1]
 
 
+def _thin_embedding(
+    module: nn.Embedding, width: int, name: str, options: dict[str, Any]
+) -> Callable[[], nn.Module]:
+    """Return what makes an embedding of this width."""
+    if module.padding_idx is not None or module.max_norm is not None:
+        raise ValueError(f"The embedding {name!r} has padding_idx or max_norm, which are not packed.")
+    return lambda: nn.Embedding(module.num_embeddings, width, **options)
+
+
 def _mixing(
     module: Any, inputs: int, outputs: int, gamma: int, name: str, options: dict[str, Any]
 ) -> Callable[[], nn.Module]:
     """Return what makes a thin linear layer or convolution."""
     options = options | {"bias": module.bias is not None}
     if isinstance(module, nn.Linear):
-        if gamma == 1 or inputs % gamma:
-            return lambda: nn.Linear(inputs, outputs, **options)
-        return lambda: _GroupedLinear(inputs, outputs, gamma, **options)
+        grouped = gamma > 1 and inputs % gamma == 0
+        kind = partial(_GroupedLinear, groups=gamma) if grouped else nn.Linear
+        return lambda: kind(inputs, outputs, **options)
     # Depthwise convolutions stay so; others get further groups.
     groups = inputs if module.groups == module.in_channels > 1 else module.groups * gamma
     if inputs % groups or outputs % groups:
@@ -456,18 +463,9 @@ def _module_outputs(module: Any) -> int:
     return int(getattr(module, names.get(type(module), "out_channels")))
 
 
-def _module_device(module: nn.Module) -> torch.device | None:
-    """Return where a layer's first parameter is."""
-    return next((p.device for p in module.parameters()), None)
-
-
-def _module_dtype(module: nn.Module) -> torch.dtype | None:
-    """Return the dtype of a layer's first parameter."""
-    return next((p.dtype for p in module.parameters()), None)
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+def _module_inputs(module: Any) -> int:
+    """Return how many features a linear layer or convolution takes."""
+    return int(module.in_features if isinstance(module, nn.Linear) else module.in_channels)
 
 
 def last_layers(part: Traced) -> set[fx.Node]:

@@ -1,6 +1,7 @@
 """Same-shaped networks as stacked tensors, shells that run one row of them, and whether one vectorised program gives the same."""
 
 import copy
+import operator
 import types
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -102,19 +103,29 @@ def why_not_one_program(nets: Sequence[nn.Module]) -> str | None:
     first = dict(nets[0].named_modules())
     if len(list(nets[0].named_modules(remove_duplicate=False))) > len(first):
         return "a module is used under two names"
-    for net in nets:
-        for name, module in net.named_modules():
-            where = f"module {name!r}" if name else "the module itself"
-            if any(getattr(module, hooks, None) for hooks in _HOOKS):
-                return f"{where} has hooks"
-            if _kind(module) != _kind(first[name]):
-                return f"{where} is a {type(first[name]).__name__} in one member and a {type(module).__name__} in another"
-            for key, value in module.__dict__.items():
-                if key in _BOOKKEEPING or key in _HOOKS:
-                    continue
-                if not _equal(value, first[name].__dict__.get(key)):
-                    return f"attribute {key!r} of {where} differs between members"
+    modules = (pair for net in nets for pair in net.named_modules())
+    reasons = (_why_not_as(module, first[name], name) for name, module in modules)
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def _why_not_as(module: nn.Module, first: nn.Module, name: str) -> str | None:
+    """Say why a module does not do with its tensors what the first member's does."""
+    if any(getattr(module, hooks, None) for hooks in _HOOKS):
+        return f"{_where(name)} has hooks"
+    if _kind(module) != _kind(first):
+        return _of_kinds(name, first, module)
+    for key, value in module.__dict__.items():
+        if key not in _BOOKKEEPING and key not in _HOOKS and not _equal(value, first.__dict__.get(key)):
+            return f"attribute {key!r} of {_where(name)} differs between members"
     return None
+
+
+def _where(name: str) -> str:
+    return f"module {name!r}" if name else "the module itself"
+
+
+def _of_kinds(name: str, one: nn.Module, other: nn.Module) -> str:
+    return f"{_where(name)} is a {type(one).__name__} in one member and a {type(other).__name__} in another"
 
 
 def average(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -143,14 +154,11 @@ def _why_another(net: nn.Module, other: nn.Module) -> str | None:
     if own.keys() != theirs.keys():
         return "they have other modules"
     for name, module in own.items():
-        where = f"module {name!r}" if name else "the module itself"
         if _kind(module) != _kind(theirs[name]):
-            return (
-                f"{where} is a {type(module).__name__} in one and a {type(theirs[name]).__name__} in another"
-            )
+            return _of_kinds(name, module, theirs[name])
         drops = isinstance(module, nn.modules.dropout._DropoutNd)
         if not drops and (_keeps_otherwise(module, theirs[name]) or _keeps_otherwise(theirs[name], module)):
-            return f"attributes of {where} have other values"
+            return f"attributes of {_where(name)} have other values"
     return None
 
 
@@ -160,22 +168,29 @@ def _kind(module: nn.Module) -> tuple[str, str]:
 
 
 def _equal(a: Any, b: Any) -> bool:
+    """Whether two attributes of modules are the same; what cannot be compared is not."""
     if a is b:
         return True
     if type(a) is not type(b):
         return False
-    if isinstance(a, types.FunctionType):
-        return a.__code__ is b.__code__ and _equal(_held(a), _held(b))
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(_equal, a, b))
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(_equal(value, b[key]) for key, value in a.items())
-    if isinstance(a, Tensor):
-        return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
+    same = next((same for kind, same in _SAME.items() if isinstance(a, kind)), operator.eq)
     try:
-        return bool(a == b)
-    except Exception:  # an attribute of any class: what cannot be compared counts as different
+        return bool(same(a, b))
+    except Exception:  # an attribute of any class
         return False
+
+
+def _same_parts(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    return len(a) == len(b) and all(map(_equal, a, b))
+
+
+_SAME: Mapping[type, Callable[[Any, Any], bool]] = {
+    types.FunctionType: lambda a, b: a.__code__ is b.__code__ and _equal(_held(a), _held(b)),
+    list: _same_parts,
+    tuple: _same_parts,
+    dict: lambda a, b: a.keys() == b.keys() and all(_equal(value, b[key]) for key, value in a.items()),
+    Tensor: lambda a, b: a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b),
+}
 
 
 def _held(function: types.FunctionType) -> list[Any]:
@@ -480,8 +495,12 @@ def _summary(gradient: Tensor) -> list[Tensor]:
     return [gradient] if gradient.ndim < 3 else [gradient.sum(-1), gradient.norm(dim=-1)]
 
 
-def copy_in_order(tensor: Tensor) -> Tensor:
-    """Return a copy whose axes lie in memory in the same order, without gaps: some kernels go by that order."""
+def copies_in_order(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies whose axes lie in memory in the same order, without gaps: some kernels go by that order."""
+    return {name: _copy_in_order(tensor) for name, tensor in tensors.items()}
+
+
+def _copy_in_order(tensor: Tensor) -> Tensor:
     strides = tensor.stride()
     order = sorted(range(tensor.ndim), key=lambda axis: -strides[axis])
     back = sorted(range(tensor.ndim), key=order.__getitem__)

@@ -2,7 +2,7 @@
 
 import operator
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -246,19 +246,21 @@ def averages_positions(node: fx.Node) -> bool:
     return isinstance(axes, list | tuple) and set(axes) in wanted
 
 
+# Layers that say how many features they give: the attribute that does, and the axis of the features.
+_WIDTHS: Mapping[type[nn.Module] | tuple[type[nn.Module], ...], tuple[str, int]] = {
+    nn.Linear: ("out_features", -1),
+    nn.modules.conv._ConvNd: ("out_channels", 1),
+    (*_BATCH_NORMS, nn.modules.instancenorm._InstanceNorm): ("num_features", 1),
+    nn.GroupNorm: ("num_channels", 1),
+    nn.Embedding: ("embedding_dim", -1),
+}
+
+
 def width_of(module: nn.Module | None) -> tuple[int, int] | None:
     """Return how many features a module gives and on which axis, where the module itself says so."""
-    rules: list[tuple[tuple[type[nn.Module], ...], Callable[[Any], int], int]] = [
-        ((nn.Linear,), lambda m: m.out_features, -1),
-        ((nn.modules.conv._ConvNd,), lambda m: m.out_channels, 1),
-        (_BATCH_NORMS, lambda m: m.num_features, 1),
-        ((nn.modules.instancenorm._InstanceNorm,), lambda m: m.num_features, 1),
-        ((nn.GroupNorm,), lambda m: m.num_channels, 1),
-        ((nn.Embedding,), lambda m: m.embedding_dim, -1),
-    ]
-    for kinds, width, axis in rules:
+    for kinds, (name, axis) in _WIDTHS.items():
         if isinstance(module, kinds):
-            return width(module), axis
+            return int(getattr(module, name)), axis
     if isinstance(module, nn.LayerNorm) and len(module.normalized_shape) == 1:
         return module.normalized_shape[0], -1
     return None

@@ -104,19 +104,19 @@ def find_site(part: Traced, node: fx.Node, tied: Set[str]) -> Site | None:
         node: The call.
         tied: Names of parameters that several layers share.
     """
-    before, source, known, pooled = _walk_back(part, node, tied)
+    before, source, (width, axis), pooled = _walk_back(part, node, tied)
     linear = source is not None and isinstance(part.module(source), nn.Linear)
     if pooled and linear:
         before.fix("it is pooled along its features")
-    spatial = known is not None and known[1] == 1 and not linear and not _is_flat(part, node)
-    walk = _Forward(part, tied, known[0] if known is not None else None, spatial)
+    spatial = width is not None and axis == 1 and not linear and not _is_flat(part, node)
+    walk = _Forward(part, tied, width, spatial)
     walk.go(node)
     if walk.width is None:
         return None
     return Site(
         part.name(node),
         walk.width,
-        known[1] if known is not None else 1,
+        axis,
         before,
         walk.side,
         None if source is None else part.name(source),
@@ -128,35 +128,41 @@ def find_site(part: Traced, node: fx.Node, tied: Set[str]) -> Site | None:
 
 def _walk_back(
     part: Traced, node: fx.Node, tied: Set[str]
-) -> tuple[Side, fx.Node | None, tuple[int, int] | None, bool]:
-    """Follow the channels to the layer that makes them: tensors, the layer, (width, axis), and whether pooled."""
+) -> tuple[Side, fx.Node | None, tuple[int | None, int], bool]:
+    """Follow the channels to the layer that makes them: tensors, the layer, width (None if nobody says it) and axis, and whether pooled."""
     side, pooled = Side(), False
-    known: tuple[int, int] | None = None
+    known: tuple[int | None, int] = (None, 1)
     while True:
         module = part.module(node)
         here = width_of(module)
-        if here is not None and here[0] != (known or here)[0]:
+        if here is not None and here[0] != (known[0] or here[0]):
             side.fix("its features are on another axis than the layer before says")
-        known = known or here
+        if known[0] is None and here is not None:
+            known = here
         if mixing_layer(module):
             _add_slices(side, part, node, tied, ["weight", "bias"], 0)
             return side, node, known, pooled
-        single = channelwise(part, node, spatial=True) or averages_positions(node)
-        if not single and not combines(node):
-            flat = flattens(part, node)
-            side.fix("it is masked after flattening" if flat else f"it is fed by {describe(part, node)}")
+        if (previous := _back_through(side, part, node)) is None:
             return side, None, known, pooled
-        if combines(node):
-            side.fix("it is fed by a sum or product of tensors")
         _add_slices(side, part, node, tied, channel_parameters(module), 0)
         pooled |= not channelwise(part, node, spatial=False)
-        previous = only_input(node)
-        if previous is None:
-            side.fix("its input could not be followed")
-            return side, None, known, pooled
-        if sum(not reads_shape(user) for user in previous.users) > 1:
-            side.fix("its input is used elsewhere too")
         node = previous
+
+
+def _back_through(side: Side, part: Traced, node: fx.Node) -> fx.Node | None:
+    """Return where the channels that a node passes on come from, None where that cannot be told; note what keeps them from being cut."""
+    if combines(node):
+        side.fix("it is fed by a sum or product of tensors")
+    elif not channelwise(part, node, spatial=True) and not averages_positions(node):
+        flat = flattens(part, node)
+        side.fix("it is masked after flattening" if flat else f"it is fed by {describe(part, node)}")
+        return None
+    previous = only_input(node)
+    if previous is None:
+        side.fix("its input could not be followed")
+    elif len(_takers(previous)) > 1:
+        side.fix("its input is used elsewhere too")
+    return previous
 
 
 def _add_slices(
@@ -193,38 +199,40 @@ class _Forward:
     def go(self, node: fx.Node, spatial: bool | None = None) -> None:
         """Look at everything that uses a node's channels."""
         spatial = self.spatial if spatial is None else spatial
-        for user in node.users:
-            if not reads_shape(user):
-                self._see(user, spatial)
+        for user in _takers(node):
+            self._see(user, spatial)
 
     def _see(self, user: fx.Node, spatial: bool) -> None:
         part, module = self.part, self.part.module(user)
         if mixing_layer(module) and isinstance(module, nn.Linear) != spatial:
-            assert module is not None
-            self._take(user, int(module.weight.shape[1]), ["weight"], 1)  # type: ignore[index]
+            self._take(user, ["weight"], 1)
         elif channelwise(part, user, spatial):
-            names = channel_parameters(module)
-            if names:
-                assert module is not None
-                self._take(user, len(getattr(module, names[0])), names, 0)
+            self._take(user, channel_parameters(module), 0)
             self.keeps_zero = self.keeps_zero and keeps_zero(part, user)
             self.go(user, spatial)
         elif spatial and (flattens(part, user) or averages_positions(user)):
             if isinstance(module, _FlattenTo):
                 self.side.flattens.append(part.name(user))
             self.go(user, spatial=False)
-        elif user.op == "output":
+        else:
+            self._end_at(user)
+
+    def _end_at(self, user: fx.Node) -> None:
+        """Note what takes the channels and cannot do with fewer."""
+        if user.op == "output":
             self.leaves = True
             self.side.fix("it reaches the output")
+        elif combines(user):
+            self.combined = True
+            self.side.fix("it meets a sum or product of tensors")
         else:
-            self.combined = self.combined or combines(user)
-            self.side.fix(
-                "it meets a sum or product of tensors"
-                if combines(user)
-                else f"it feeds {describe(part, user)}"
-            )
+            self.side.fix(f"it feeds {describe(self.part, user)}")
 
-    def _take(self, user: fx.Node, size: int, names: Sequence[str], axis: int) -> None:
+    def _take(self, user: fx.Node, names: Sequence[str], axis: int) -> None:
+        """Note the tensors of a layer that hold the channels along an axis."""
+        if not names:
+            return
+        size = int(getattr(self.part.module(user), names[0]).shape[axis])
         self.width = self.width or size
         if size % self.width:
             self.side.fix(f"{self.part.name(user)!r} takes {size} features, not a multiple of {self.width}")
@@ -240,8 +248,13 @@ def masked_node(part: Traced, node: fx.Node) -> fx.Node | None:
     previous = only_input(node)
     if previous is None or previous.op != "call_module" or not part.called_once(previous):
         return None
-    alone = [user for user in previous.users if not reads_shape(user)] == [node]
+    alone = _takers(previous) == [node]
     return previous if alone and keeps_zero(part, node) and channelwise(part, node, spatial=True) else None
+
+
+def _takers(node: fx.Node) -> list[fx.Node]:
+    """Return the operations that use a node's values, not its shape alone."""
+    return [user for user in node.users if not reads_shape(user)]
 
 
 def past_norms(part: Traced, node: fx.Node) -> fx.Node:
@@ -249,7 +262,7 @@ def past_norms(part: Traced, node: fx.Node) -> fx.Node:
 
     Masked before them, a dropped channel would take part in their statistics, and would not be zero after them.
     """
-    users = [user for user in node.users if not reads_shape(user)]
+    users = _takers(node)
     module = part.module(users[0]) if len(users) == 1 else None
     return past_norms(part, users[0]) if isinstance(module, nn.modules.batchnorm._BatchNorm) else node
 
@@ -339,17 +352,16 @@ class Map:
 
     def choose(self, layers: Layers) -> list[Site]:
         """Return the places that were asked for."""
-        if isinstance(layers, str) and layers == "auto":
-            return self._by_rule()
         if isinstance(layers, str):
-            layers = [layers]
-        if isinstance(layers, type) or (
-            isinstance(layers, tuple) and all(isinstance(t, type) for t in layers)
-        ):
-            kinds = layers
-            return self._by_test(lambda name, module: isinstance(module, kinds), f"layers={layers!r}")
+            return self._by_rule() if layers == "auto" else self._by_name(layers)
+        asked = f"layers={layers!r}"
+        if isinstance(layers, type):
+            layers = (layers,)
         if callable(layers):
             return self._by_test(layers, "the rule `layers`")
+        kinds = tuple(kind for kind in layers if isinstance(kind, type))
+        if len(kinds) == len(layers):
+            return self._by_test(lambda name, module: isinstance(module, kinds), asked)
         return [site for pattern in layers for site in self._by_name(str(pattern))]
 
     def _by_rule(self) -> list[Site]:
@@ -387,15 +399,10 @@ class Map:
 
     def _sites_of(self, name: str) -> list[Site]:
         """Return the places after a module: after its calls, or after the module itself where nothing was traced."""
-        found = [
-            site
-            for part in self.parts
-            for node in part.graph.nodes
-            if node.op == "call_module" and part.name(node) == name
-            if (site := self.site_at(part, node)) is not None
-        ]
-        if found or any(name in map(part.name, part.graph.nodes) for part in self.parts):
-            return found
+        calls = [(part, node) for part in self.parts for node in part.graph.nodes if part.name(node) == name]
+        if calls:
+            found = [self.site_at(part, node) for part, node in calls if node.op == "call_module"]
+            return self._unique(found)
         inside = [site for site in self.candidates if site.name == name]
         known = width_of(self.net.get_submodule(name))
         if inside or known is None:

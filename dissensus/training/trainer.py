@@ -597,9 +597,8 @@ class Trainer:
             if not self._has_stopped(watch) and watch.see(value, self.result.step):
                 self._copy_member(place, now, self.good)
         self._leave_stopped()
-        self.result.best_steps = {
-            member: watch.best_step or 0 for member, watch in zip(self.first_ids, self.watches, strict=True)
-        }
+        steps = [watch.best_step or 0 for watch in self.watches]
+        self.result.best_steps = dict(zip(self.first_ids, steps, strict=True))
         self.result.best = mean_of([watch.best or 0.0 for watch in self.watches])
         self.result.stopped_early = all(map(self._has_stopped, self.watches))
         if self.folder is not None:
