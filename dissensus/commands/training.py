@@ -56,16 +56,12 @@ def train(
     from dissensus.training import DivergedError
     from dissensus.training.mesh import together
 
+    changes = change or []
+    folder = output or (recipe if recipe.is_dir() else Path("runs") / recipe.stem)
     if not one and (sweep := sweep_of(recipe)) is not None:
-        _train_arms(
-            recipe, output or Path("runs") / recipe.stem, sweep, jobs, ray, change or (), allow_import
-        )
+        _train_arms(recipe, folder, sweep, jobs, ray, changes, allow_import)
         return
-
-    if recipe.is_dir():
-        output, recipe = output or recipe, recipe / "recipe.toml"
-    folder = output or Path("runs") / recipe.stem
-    described = Recipe.read(recipe, change or ())
+    described = Recipe.read(recipe, changes)
     try:
         with together(mesh) as shape:
             run = described.train(folder, resume=resume, allow_import=allow_import, mesh=shape)
@@ -74,13 +70,12 @@ def train(
     except KeyboardInterrupt:
         say(f"\nInterrupted. Go on with: dissensus train {folder} --resume")
         raise typer.Exit(130) from None
-    if os.environ.get("RANK", "0") != "0":
-        return
-    trained = load_run(folder, allow_import=allow_import)
-    if trained.preprocessing.columns is not None:
-        typer.echo(f"{trained.preprocessing.columns.explain()}\n")
-    typer.echo(_summary(run, trained.recipe))
-    typer.echo(f"Run: {folder}\nNext: dissensus report {folder} -o report.html")
+    if os.environ.get("RANK", "0") == "0":
+        trained = load_run(folder, allow_import=allow_import)
+        if trained.preprocessing.columns is not None:
+            typer.echo(f"{trained.preprocessing.columns.explain()}\n")
+        typer.echo(_summary(run, trained.recipe))
+        typer.echo(f"Run: {folder}\nNext: dissensus report {folder} -o report.html")
 
 
 def _train_arms(
@@ -114,24 +109,24 @@ def _summary(run: "Run", recipe: "Recipe") -> str:
         lines.append(
             f"Dropped because their loss was not finite: {', '.join(f'member {m}' for m in run.dropped)}."
         )
-    columns = run.history.columns
-    if "ensemble_loss" in columns:
-        steps = list(dict.fromkeys(row["step"] for row in run.history))
-        at = steps.index(run.best_step) if run.best_step in steps else -1
-        shown = {
-            "accuracy": ("ensemble_accuracy", "validation_accuracy"),
-            recipe.likelihood.name: ("ensemble_loss", "validation_loss"),
-        }
-        numbers = [
-            f"{name} {run.history.by_epoch(whole)[at]:.4f} (members alone {run.history.by_epoch(one)[at]:.4f})"
-            for name, (whole, one) in shown.items()
-            if whole in columns
-        ]
-        kept = "last" if run.best_step is None else "best"
-        scaled = recipe.likelihood.kind != "classes" and recipe.data.standardise_target
-        lines.append(
-            f"Validation, {kept} check: {', '.join(numbers)}{', of standardised targets' if scaled else ''}."
-        )
+    if "ensemble_loss" in run.history.columns:
+        lines.append(_validation(run, recipe))
     if is_undertrained(run.history):
         lines.append(f"{UNDERTRAINED} Train longer: --set training.epochs={2 * run.epoch}")
     return "\n".join(lines)
+
+
+def _validation(run: "Run", recipe: "Recipe") -> str:
+    """Return how the ensemble, and its members alone, did on the validation rows when its weights were kept."""
+    history, likelihood = run.history, recipe.likelihood
+    steps = list(dict.fromkeys(row["step"] for row in history))
+    at = steps.index(run.best_step) if run.best_step in steps else -1
+    numbers = [
+        f"{name} {history.by_epoch(f'ensemble_{kind}')[at]:.4f} "
+        f"(members alone {history.by_epoch(f'validation_{kind}')[at]:.4f})"
+        for name, kind in {"accuracy": "accuracy", likelihood.name: "loss"}.items()
+        if f"ensemble_{kind}" in history.columns
+    ]
+    kept = "last" if run.best_step is None else "best"
+    scaled = likelihood.kind != "classes" and recipe.data.standardise_target
+    return f"Validation, {kept} check: {', '.join(numbers)}{', of standardised targets' if scaled else ''}."

@@ -84,10 +84,11 @@ class Recipe:
         """Read a recipe.
 
         Args:
-            path: A TOML file. Paths in it are relative to its folder.
+            path: A TOML file, or a run's folder. Paths in it are relative to its folder.
             changes: Settings to change, such as `"training.epochs=3"`.
         """
         path = Path(path)
+        path = path / RECIPE if path.is_dir() else path
         if not path.is_file():
             raise ValueError(f"There is no recipe {path}.")
         try:

@@ -113,14 +113,19 @@ class DataSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        shares = {n: v for n in _HELD_OUT if isinstance(v := getattr(self, n), float | int)}
-        for name, share in shares.items():
+        for name, share in self.shares.items():
             if not 0 <= share < 1:
                 raise ValueError(f"{name} in [data] must be a share from 0 to 1, or a file; got {share}.")
-        if sum(shares.values()) >= 1:
-            raise ValueError(f"{', '.join(shares)} in [data] take all rows; nothing is left to train on.")
+        if sum(self.shares.values()) >= 1:
+            raise ValueError(f"{', '.join(_HELD_OUT)} in [data] take all rows; nothing is left to train on.")
         if self.size is not None:
             height_and_width(self.size)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Shares of the rows that are held out, by their purpose; 0 where a file of its own serves."""
+        wanted = {name: getattr(self, name) for name in _HELD_OUT}
+        return {name: 0.0 if isinstance(value, str) else value for name, value in wanted.items()}
 
     def resolved(self, folder: Path) -> "DataSettings":
         """Return the settings with paths that do not depend on where they are read from."""
@@ -178,26 +183,24 @@ def load_sets(settings: DataSettings, classification: bool | None = None) -> Set
     whole = settings.read(settings.path)
     if whole.y is None:
         raise ValueError(f"The data of {settings.path} has no targets. Name them with target under [data].")
-    classification = not is_regression(whole) if classification is None else classification
-    if not classification:
-        _check_regression(whole, settings)
-    names = label_names(whole) if classification else ["all"] * len(whole)
+    if classification is None:
+        classification = not is_regression(whole)
+    names = label_names(whole) if classification else _no_names(whole, settings)
     known, unknown = _left_out(names, settings.leave_out)
     labels = [names[row] for row in known.tolist()]
     classes = _classes_of(labels) if classification else None
-    wanted = [getattr(settings, name) for name in _HELD_OUT]
-    shares = [0.0 if isinstance(value, str) else value for value in wanted]
+    shares = list(settings.shares.values())
     train, *others = (known[rows] for rows in split_rows(labels, shares, settings.seed))
     if len(train) == 0:
         raise ValueError(f"Nothing is left to train on of {len(known)} rows. Hold out less.")
     whole = whole.learned_from(train)
 
-    def part(value: float | str, rows: Tensor) -> Loaded | None:
-        if isinstance(value, str):
-            return without_left_out(settings.read(value, whole.columns), settings.leave_out)
+    def part(name: str, rows: Tensor) -> Loaded | None:
+        if isinstance(file := getattr(settings, name, None), str):
+            return without_left_out(settings.read(file, whole.columns), settings.leave_out)
         return whole.rows(rows) if len(rows) else None
 
-    validation, test, calibration, left_out = map(part, [*wanted, 0.0], [*others, unknown])
+    validation, test, calibration, left_out = map(part, (*_HELD_OUT, "left_out"), (*others, unknown))
     return Sets(whole.rows(train), validation, test, calibration, left_out, classes)
 
 
@@ -210,7 +213,8 @@ def is_regression(loaded: Loaded) -> bool:
     return numbers and len(loaded.y.unique()) > _MOST_CLASSES_OF_NUMBERS
 
 
-def _check_regression(whole: Loaded, settings: DataSettings) -> None:
+def _no_names(whole: Loaded, settings: DataSettings) -> list[str]:
+    """Return one name for all rows of a regression, whose targets must be numbers."""
     if settings.leave_out:
         raise ValueError("leave_out in [data] names classes; this run is a regression.")
     if whole.classes is not None:
@@ -218,6 +222,7 @@ def _check_regression(whole: Loaded, settings: DataSettings) -> None:
             f"The loss is one for numbers, but the target {settings.target or ''} holds the classes {listed(whole.classes, 5)}. Set "
             "loss = 'cross_entropy' under [objective], or name another target under [data]."
         )
+    return ["all"] * len(whole)
 
 
 def _classes_of(labels: Sequence[str]) -> tuple[str, ...]:

@@ -10,10 +10,11 @@ import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.resources import files
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeGuard
 
 import numpy as np
 from fastapi import FastAPI, Path, Request, Response
+from numpy.typing import NDArray
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse, PlainTextResponse
@@ -21,13 +22,14 @@ from starlette.responses import HTMLResponse, PlainTextResponse
 from dissensus import __version__
 from dissensus.serving import schema
 from dissensus.serving.batching import QueueFull
-from dissensus.serving.model import Arrays, BadInput, has_booleans, with_limit
+from dissensus.serving.model import Arrays, BadInput, Field, has_booleans, with_limit
 from dissensus.serving.service import Service, Settings
 from dissensus.serving.watching import Watched
 
-_STATUS = {
-    404: "There is nothing at this address; GET /openapi.json lists what there is.",
-    405: "This address does not take that method.",
+# For what the framework itself says.
+_SENTENCES = {
+    "Not Found": "There is nothing at this address; GET /openapi.json lists what there is.",
+    "Method Not Allowed": "This address does not take that method.",
 }
 
 
@@ -248,48 +250,41 @@ _DECODER = json.JSONDecoder(parse_constant=_not_a_number)
 def _tensors(asked: dict[str, Any], service: Service) -> tuple[Arrays, float | None]:
     """Return the inputs of a protocol request, and its limit."""
     given = asked.get("inputs")
-    if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
+    if not _are_objects(given):
         raise BadInput(
             '"inputs" must be a list of tensors, each with "name", "shape", "datatype" and "data".'
         )
     named = {str(each.get("name")): each for each in given}
-    limit = None
-    if "limit" in named:
-        data = _flat(named.pop("limit").get("data"), "limit")
-        limit = _limit(data[0] if len(data) == 1 else None, service)
-    fields = service.model.inputs
-    if set(named) != set(fields) or len(given) != len(named) + (limit is not None):
+    fields, rest = service.model.inputs, named.keys() - {"limit"}
+    if rest != set(fields) or len(given) != len(named):
         raise BadInput(
             f"The inputs are {', '.join(map(repr, fields))}, each once; got {', '.join(map(repr, named)) or 'none':.200}."
         )
+    limit = _limit(_single(named["limit"].get("data")), service) if "limit" in named else None
     feed: Arrays = {}
     for name, field in fields.items():
-        tensor = named[name]
-        if tensor.get("datatype") != field.datatype:
-            raise BadInput(f"{name!r} is {field.datatype}; got {str(tensor.get('datatype'))[:60]!r}.")
         rows = len(next(iter(feed.values()))) if feed else None
-        feed[name] = field.array(_shaped(tensor, name), rows)
+        feed[name] = field.array(_shaped(named[name], field), rows)
     _check_rows(len(next(iter(feed.values()))), service)
     return feed, limit
 
 
-def _flat(data: Any, name: str) -> list[Any]:
-    return data if isinstance(data, list) else [data]
+def _are_objects(value: Any) -> TypeGuard[list[dict[str, Any]]]:
+    return isinstance(value, list) and all(isinstance(each, dict) for each in value)
 
 
-def _shaped(tensor: dict[str, Any], name: str) -> Any:
+def _single(data: Any) -> Any:
+    return data[0] if isinstance(data, list) and len(data) == 1 else data
+
+
+def _shaped(tensor: dict[str, Any], field: Field) -> Any:
     """Return the numbers of a tensor, which may come flat or nested, in its shape."""
-    shape, data = tensor.get("shape"), tensor.get("data")
+    name, shape, data = field.name, tensor.get("shape"), tensor.get("data")
+    if tensor.get("datatype") != field.datatype:
+        raise BadInput(f"{name!r} is {field.datatype}; got {str(tensor.get('datatype'))[:60]!r}.")
     if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
         raise BadInput(f'"shape" of {name!r} must be a list of whole numbers.')
-    if not isinstance(data, list):
-        raise BadInput(f'"data" of {name!r} must be a list of numbers.')
-    try:
-        found = np.asarray(data)
-    except (ValueError, OverflowError):
-        raise BadInput(f'"data" of {name!r} must be numbers, flat or nested as its shape.') from None
-    if found.dtype.kind != "b" and has_booleans(data):
-        raise BadInput(f'"data" of {name!r} must be all numbers, or all true and false.')
+    found = _numbers(data, name)
     if found.size != math.prod(shape) or found.ndim not in (1, len(shape)):
         raise BadInput(
             f'"data" of {name!r} must have {math.prod(shape)} numbers, as its shape says; got {found.size}.'
@@ -297,14 +292,24 @@ def _shaped(tensor: dict[str, Any], name: str) -> Any:
     return found.reshape(shape)
 
 
+def _numbers(data: Any, name: str) -> NDArray[Any]:
+    try:
+        found = np.asarray(data if isinstance(data, list) else None)
+    except (ValueError, OverflowError):
+        found = np.asarray(None)
+    if found.dtype.kind not in "biuf":
+        raise BadInput(f'"data" of {name!r} must be a list of numbers, flat or nested as its shape.')
+    if found.dtype.kind != "b" and has_booleans(data):
+        raise BadInput(f'"data" of {name!r} must be all numbers, or all true and false.')
+    return found
+
+
 def _wanted(asked: dict[str, Any], service: Service) -> list[str]:
     outputs = list(service.model.outputs)
     given = asked.get("outputs")
     if given is None:
         return [output for output in outputs if output != "members"]
-    if not isinstance(given, list) or not all(
-        isinstance(each, dict) and each.get("name") in outputs for each in given
-    ):
+    if not _are_objects(given) or not all(each.get("name") in outputs for each in given):
         raise BadInput(
             f'"outputs" must be a list of objects whose "name" is one of {", ".join(map(repr, outputs))}.'
         )
@@ -366,12 +371,7 @@ def _error(status: int, sentence: str, headers: dict[str, str] | None = None) ->
 
 
 async def _refuse(request: Request, problem: Any) -> Response:
-    sentence = (
-        _STATUS.get(problem.status_code, problem.detail)
-        if problem.detail in ("Not Found", "Method Not Allowed")
-        else problem.detail
-    )
-    return _error(problem.status_code, sentence, problem.headers)
+    return _error(problem.status_code, _SENTENCES.get(problem.detail, problem.detail), problem.headers)
 
 
 async def _turn_away(request: Request, problem: Exception) -> Response:

@@ -72,12 +72,12 @@ class Field:
             raise BadInput(f"{wanted}; not all of these rows have one shape.") from None
         if array.dtype.kind not in self.kinds or ("b" not in self.kinds and has_booleans(values)):
             raise BadInput(f"{wanted}; it must hold {'numbers' if self.floats else 'whole numbers'} only.")
-        if not _fits(array.shape[1:], self.shape) or not array.ndim:
+        if not _fits(array.shape, (None, *self.shape)):
             raise BadInput(f"{wanted}; got an array shaped {list(array.shape)}.")
-        if not len(array) or (rows is not None and len(array) != rows):
-            raise BadInput(
-                f"{wanted}, {'at least one' if rows is None else f'{rows} of them'}; got {len(array)}."
-            )
+        if rows is not None and len(array) != rows:
+            raise BadInput(f"{wanted}, {rows} of them; got {len(array)}.")
+        if not len(array):
+            raise BadInput(f"{wanted}, at least one; got none.")
         return self._converted(array)
 
     @property
