@@ -13,7 +13,7 @@ from dissensus.html import Section, Table
 from dissensus_studies.arm_log import Arm, Arms, run_arms
 from dissensus_studies.claims import Claim, claims_table
 from dissensus_studies.image_pages import sets_section
-from dissensus_studies.image_sets import ImageSets, imagenet_folder, load_images
+from dissensus_studies.image_sets import ImageSets, load_images
 from dissensus_studies.outputs import Outputs, print_table
 
 
@@ -30,6 +30,7 @@ class Options:
     limit: int | None = None
     arms: Sequence[str] | None = None
     known: str | None = None
+    backbone: str | None = None
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class ImageStudy:
         lead: What the page opens with.
         arms: Its arms, in order of importance.
         page: What it makes of what was done.
-        imagenet: Its setting for a folder of ImageNet's layout.
+        settings: Its other settings by name, such as "imagenet".
         prepare: Makes the material of its arms.
         do: Does the arms; `run_arms` unless a study does it another way.
     """
@@ -88,7 +89,7 @@ class ImageStudy:
     lead: str
     arms: Callable[[Work], Sequence[Arm]]
     page: Callable[[Work, Arms], Page]
-    imagenet: Callable[[Options], Path]
+    settings: Mapping[str, Callable[[Options], Path]]
     prepare: Callable[[Work], Any] = lambda work: None
     do: Callable[..., Arms] = run_arms
 
@@ -105,6 +106,7 @@ class ImageStudy:
         arms: Sequence[str] | None = None,
         known: str | None = None,
         setting: str | None = None,
+        backbone: str | None = None,
     ) -> Path:
         """Run the study; return the path of its page.
 
@@ -118,16 +120,24 @@ class ImageStudy:
             limit: Train on so many images, and take at most as many of each other set.
             arms: Run only arms whose names fit; see `arm_log.chosen`.
             known: Which image set of the folder.
-            setting: "imagenet" for the study's setting on a folder of ImageNet's layout.
+            setting: "imagenet" for the study's setting on a folder of ImageNet's layout, or another that it has.
+            backbone: For the setting "pretrained": a network that was trained elsewhere, `"module:function"`.
         """
-        if setting == "imagenet":
-            folder = imagenet_folder(data, known=known, quick=quick)
-            return self.imagenet(Options(output, False, seed, folder, epochs, minutes, limit, arms))
+        if backbone is not None and setting != "pretrained":
+            raise ValueError(
+                "`backbone` is for setting='pretrained'; the other settings train or load their own."
+                if "pretrained" in self.settings
+                else "This study has no option backbone. Leave it out."
+            )
+        options = Options(output, quick, seed, data, epochs, minutes, limit, arms, known, backbone)
+        if setting in self.settings:
+            return self.settings[setting](options)
         if setting is not None:
-            raise ValueError(f"`setting` must be 'imagenet' or left out; got {setting!r}.")
-        quick = quick or data is None
-        sets = load_images(data, quick=quick, known=known, limit=limit)
-        work = Work(output, quick, seed, data, epochs, minutes, limit, arms, known, sets=sets)
+            names = " or ".join(map(repr, self.settings)) + ("," if len(self.settings) > 1 else "")
+            raise ValueError(f"`setting` must be {names} or left out; got {setting!r}.")
+        options = replace(options, quick=quick or data is None)
+        sets = load_images(data, quick=options.quick, known=known, limit=limit)
+        work = Work(**vars(options), sets=sets)
         work = replace(work, material=self.prepare(work))
         found = self.do(self.arms(work), output, settings=work.identity, minutes=minutes, only=arms)
         if not found.done:

@@ -192,7 +192,7 @@ def run_folder(
         sections: Returns the tables of `tables.md`, the first of which the screen shows too, and the sections of the page.
         settings: What records depend on besides data, epochs, limit and seed.
     """
-    folder = imagenet_folder(options.data)
+    folder = imagenet_folder(options.data, known=options.known, quick=options.quick)
     identity: dict[str, object] = {
         "data": folder.name,
         "epochs": options.epochs,

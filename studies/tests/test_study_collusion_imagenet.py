@@ -121,6 +121,6 @@ def test_a_network_whose_library_is_missing_is_no_reason_to_end_the_study(vision
 def test_the_command_reaches_the_setting(tiny, folder, tmp_path, monkeypatch):
     row = small("shufflenet_v2_x0_5")
     table = partial(imagenet.run_imagenet, rows=[row])
-    again = replace(study.run.__self__, imagenet=table).run
+    again = replace(study.run.__self__, settings={"imagenet": table}).run
     page = again(tmp_path / "out", setting="imagenet", data=folder, epochs=1, limit=12, arms=["shufflenet"])
     assert "shufflenet_v2_x0_5" in page.read_text(encoding="utf-8")

@@ -202,6 +202,6 @@ run = ImageStudy(
     "unknown and new images?",
     arms_of,
     page,
-    run_imagenet,
+    {"imagenet": run_imagenet},
     prepare=tasks_of,
 ).run

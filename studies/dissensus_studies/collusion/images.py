@@ -197,5 +197,5 @@ run = ImageStudy(
     "to its members, and to the difference between training and test error?",
     arms_of,
     page,
-    run_imagenet,
+    {"imagenet": run_imagenet},
 ).run

@@ -47,62 +47,8 @@ from dissensus_studies.diversification.tables import (
 )
 from dissensus_studies.image_arms import device_name
 from dissensus_studies.image_pages import arms_table, with_interval
-from dissensus_studies.image_study import ImageStudy, Options, Page, Work
+from dissensus_studies.image_study import ImageStudy, Page, Work
 from dissensus_studies.outputs import Outputs
-
-
-def run(
-    output: Path,
-    *,
-    quick: bool = False,
-    seed: int = 0,
-    data: Path | None = None,
-    epochs: int | None = None,
-    minutes: float | None = None,
-    limit: int | None = None,
-    arms: Sequence[str] | None = None,
-    known: str | None = None,
-    setting: str | None = None,
-    backbone: str | None = None,
-) -> Path:
-    """Run the study; see `image_study.ImageStudy.run`. "nets", "heads" and "spurious" are the three parts for `arms`.
-
-    Args:
-        output: As there, as all that is not named here.
-        quick: A small network for a few epochs, and heads on it.
-        seed: Of the first repeat.
-        data: Folder with an image set.
-        epochs: Epochs of networks trained from scratch instead of 30; heads train for at most ten, or this number if smaller.
-        minutes: Begin no arm after this time.
-        limit: Train on so many images.
-        arms: Run only arms whose names fit.
-        known: Which image set of the folder.
-        setting: "imagenet" for the document's own experiment, "pretrained" for heads on a network that was trained elsewhere.
-        backbone: That network, `"module:function"`; see `pretrained.Features`.
-    """
-    if setting == "pretrained":
-        return run_pretrained(
-            Options(output, False, seed, data, epochs, minutes, limit, arms, known), backbone
-        )
-    if backbone is not None:
-        raise ValueError(
-            "`backbone` is for setting='pretrained'; the other settings train or load their own."
-        )
-    if setting not in (None, "imagenet"):
-        raise ValueError(f"`setting` must be 'imagenet' or 'pretrained', or left out; got {setting!r}.")
-    return STUDY.run(
-        output,
-        quick=quick,
-        seed=seed,
-        data=data,
-        epochs=epochs,
-        minutes=minutes,
-        limit=limit,
-        arms=arms,
-        known=known,
-        setting=setting,
-    )
-
 
 _JUDGED = (
     "With several runs a difference counts beyond two standard errors over runs; for single runs over images. LDR is loss-guided "
@@ -299,15 +245,15 @@ def _remarks(material: Material, work: Work) -> list[str]:
     ]
 
 
-STUDY = ImageStudy(
+run = ImageStudy(
     "Loss-guided diversification",
     "Members are made to disagree on training images that the ensemble finds hard. Do they then know better what they do not know, "
     "and what becomes of the members?",
     arms_of,
     page,
-    run_imagenet,
+    {"imagenet": run_imagenet, "pretrained": run_pretrained},
     prepare=lambda work: Material(
         work.sets, work.output, epochs=work.epochs, quick=work.quick, seed=work.seed
     ),
     do=_done,
-)
+).run

@@ -217,7 +217,8 @@ def run_imagenet(
     configurations: Sequence[Configuration] = CONFIGURATIONS,
 ) -> Path:
     """Cache the backbone's features of all sets, train every configuration's heads, and write the tables beside the document's."""
-    images = read_folders(imagenet_folder(options.data), size, options.limit, corruptions)
+    folder = imagenet_folder(options.data, known=options.known, quick=options.quick)
+    images = read_folders(folder, size, options.limit, corruptions)
     frozen, make_head = backbone.parts(images.classes)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     store = FeatureStore(options.output / "features", images, frozen, device)

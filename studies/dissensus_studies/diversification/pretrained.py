@@ -164,8 +164,9 @@ def _methods(base: Setting, strengths: Sequence[float]) -> Iterator[Setting]:
     yield replace(base, method="joint", strength=0.4)
 
 
-def run_pretrained(options: Options, backbone: str | None) -> Path:
-    """Run it; see `diversification.run`."""
+def run_pretrained(options: Options) -> Path:
+    """Run the setting."""
+    backbone = options.backbone
     if options.data is None or backbone is None:
         raise ValueError(
             "The pretrained setting needs a folder with CIFAR-100 and a network: name them with `data` and `backbone`."

@@ -320,5 +320,5 @@ run = ImageStudy(
     "all members are one network, at large S they share next to nothing.",
     arms_of,
     page,
-    run_imagenet,
+    {"imagenet": run_imagenet},
 ).run
