@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from dissensus_studies.image_sets import _unknown_suite
+from dissensus_studies.harness.image_sets import _unknown_suite
 from PIL import Image
 
 from dissensus.data.suites import FILES, OPENOOD_CIFAR10, SUITES, load_suite

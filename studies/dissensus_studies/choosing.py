@@ -34,8 +34,8 @@ from dissensus.members import (
 from dissensus.objectives import Adversarial, Disagree, Independent, Joint, LossGuided, Objective
 from dissensus.predictions import predict
 from dissensus.randomness import derive, seeded
-from dissensus_studies.arm_log import Arm, Arms, Record, run_arms
-from dissensus_studies.image_arms import (
+from dissensus_studies.harness.arm_log import Arm, Arms, Record, run_arms
+from dissensus_studies.harness.image_arms import (
     as_in_training,
     fit_images,
     measure,
@@ -43,10 +43,10 @@ from dissensus_studies.image_arms import (
     summary_line,
     training_record,
 )
-from dissensus_studies.image_pages import over_seeds, sets_section
-from dissensus_studies.image_sets import Images, ImageSets, load_images
+from dissensus_studies.harness.image_pages import over_seeds, sets_section
+from dissensus_studies.harness.image_sets import Images, ImageSets, load_images
+from dissensus_studies.harness.outputs import Outputs, print_table
 from dissensus_studies.masksembles.arms import DROPOUT, small_network, with_dropout
-from dissensus_studies.outputs import Outputs, print_table
 
 if TYPE_CHECKING:
     import matplotlib.figure

@@ -16,8 +16,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from dissensus_studies.noise import ece_floor, typical_confidence
-from dissensus_studies.tabular_page import RANKS_FIGURE, ranks_figure, read_records, standing, write_report
+from dissensus_studies.harness.statistics import ece_floor, typical_confidence
+from dissensus_studies.tabular.page import RANKS_FIGURE, ranks_figure, read_records, standing, write_report
 
 if TYPE_CHECKING:
     import matplotlib.figure

@@ -25,10 +25,10 @@ from dissensus_studies.anchoring.figures import (
 from dissensus_studies.anchoring.qualities import CLEAN, same_sets
 from dissensus_studies.anchoring.sections import tasks_table
 from dissensus_studies.anchoring.tables import PUBLISHED, auroc_of, beside, by_severity
-from dissensus_studies.arm_log import Arms
-from dissensus_studies.image_sets import load_images
-from dissensus_studies.image_study import Options
-from dissensus_studies.outputs import as_markdown
+from dissensus_studies.harness.arm_log import Arms
+from dissensus_studies.harness.image_sets import load_images
+from dissensus_studies.harness.image_study import Options
+from dissensus_studies.harness.outputs import as_markdown
 from folder_cases import write_folder
 from PIL import Image
 from torch import nn

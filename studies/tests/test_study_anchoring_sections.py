@@ -4,7 +4,7 @@ import pytest
 from anchoring_records import record
 from dissensus_studies.anchoring.arms import AnchorSetting
 from dissensus_studies.anchoring.sections import alpha_sections, tail_sections
-from dissensus_studies.outputs import Outputs
+from dissensus_studies.harness.outputs import Outputs
 
 from dissensus.html import Picture, Text
 

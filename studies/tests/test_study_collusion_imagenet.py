@@ -9,7 +9,7 @@ import pytest
 import torch
 from dissensus_studies.collusion import imagenet
 from dissensus_studies.collusion import images as study
-from dissensus_studies.image_study import Options
+from dissensus_studies.harness.image_study import Options
 from folder_cases import write_folder
 from torch import nn
 

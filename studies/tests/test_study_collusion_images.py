@@ -7,12 +7,13 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 import torch
-from dissensus_studies import STUDIES, arm_log
+from dissensus_studies import STUDIES
 from dissensus_studies.collusion import image_arms as arms
 from dissensus_studies.collusion import images as study
 from dissensus_studies.collusion.image_arms import BETAS, JointSetting, joint_numbers, settings_of
 from dissensus_studies.collusion.image_claims import estimate, image_claims
 from dissensus_studies.collusion.image_figures import final_gap
+from dissensus_studies.harness import arm_log
 from image_cases import write_images
 from torch import nn
 

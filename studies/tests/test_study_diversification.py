@@ -12,7 +12,7 @@ from dissensus_studies.diversification.figures import baseline_bars, example_sco
 from dissensus_studies.diversification.measures import Judged, quality_record
 from dissensus_studies.diversification.reading import Found
 from dissensus_studies.diversification.settings import Setting, settings_of
-from dissensus_studies.image_sets import load_images
+from dissensus_studies.harness.image_sets import load_images
 from diversification_records import fake, fake_backbone, fake_spurious
 from torch import nn
 

@@ -6,7 +6,7 @@ import pytest
 from dissensus_studies.diversification.claims import diversification_claims
 from dissensus_studies.diversification.reading import Found
 from dissensus_studies.diversification.settings import Setting
-from dissensus_studies.intervals import Estimate
+from dissensus_studies.harness.statistics import Estimate
 from diversification_records import fake
 
 

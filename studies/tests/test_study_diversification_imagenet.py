@@ -10,7 +10,7 @@ from backbone_cases import Block
 from dissensus_studies import diversification as study
 from dissensus_studies.diversification.configurations import CONFIGURATIONS, released_cosine
 from dissensus_studies.diversification.imagenet import Backbone, look, read_folders, run_imagenet
-from dissensus_studies.image_study import Options
+from dissensus_studies.harness.image_study import Options
 from PIL import Image
 from torch import nn
 

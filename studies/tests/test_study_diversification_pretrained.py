@@ -51,7 +51,7 @@ class Scaled(nn.Module):
 def test_the_guard_is_looked_at_with_few_classes_and_with_the_backbones_own(tmp_path, backbone):
     write_images(tmp_path)
     from dissensus_studies.choosing import reserved
-    from dissensus_studies.image_sets import load_images
+    from dissensus_studies.harness.image_sets import load_images
 
     sets, elsewhere = reserved(load_images(tmp_path, known="cifar100"))
     assert len(elsewhere) == 60

@@ -8,7 +8,7 @@ from dissensus_studies.diversification.arms import head_epochs, make_head, objec
 from dissensus_studies.diversification.data import Material, of_first_classes
 from dissensus_studies.diversification.reading import label
 from dissensus_studies.diversification.settings import Setting, settings_of
-from dissensus_studies.image_sets import load_images
+from dissensus_studies.harness.image_sets import load_images
 from torch import nn
 
 from dissensus import objectives as obj

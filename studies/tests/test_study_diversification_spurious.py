@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from dissensus_studies.diversification.spurious import group_record, spurious_sets
-from dissensus_studies.image_sets import load_images
+from dissensus_studies.harness.image_sets import load_images
 from torch import nn
 
 from dissensus import metrics

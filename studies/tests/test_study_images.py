@@ -9,9 +9,10 @@ import dissensus_studies
 import numpy as np
 import pytest
 import torch
-from dissensus_studies import Study, arm_log
-from dissensus_studies.arm_log import Arm, chosen, run_arms
-from dissensus_studies.image_arms import (
+from dissensus_studies import Study
+from dissensus_studies.harness import arm_log
+from dissensus_studies.harness.arm_log import Arm, chosen, run_arms
+from dissensus_studies.harness.image_arms import (
     PixelNorm,
     augmentation,
     fit_images,
@@ -22,8 +23,8 @@ from dissensus_studies.image_arms import (
     summary_line,
     training_record,
 )
-from dissensus_studies.image_pages import band, over_seeds, sets_section, sweep, with_interval
-from dissensus_studies.image_sets import load_images
+from dissensus_studies.harness.image_pages import band, over_seeds, sets_section, sweep, with_interval
+from dissensus_studies.harness.image_sets import load_images
 from image_cases import bright_images, write_images
 from torch import nn
 from typer.testing import CliRunner

@@ -10,7 +10,13 @@ from dissensus_studies.diversification.measures import Judged, Scored, detection
 from dissensus_studies.diversification.ranks import Ranks
 from dissensus_studies.diversification.reading import Share, aggregated, auroc, estimate, pds_minus
 from dissensus_studies.diversification.spurious import group_record
-from dissensus_studies.intervals import NORMAL_95, Estimate, mean_interval, share_ends, share_interval
+from dissensus_studies.harness.statistics import (
+    NORMAL_95,
+    Estimate,
+    mean_interval,
+    share_ends,
+    share_interval,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 

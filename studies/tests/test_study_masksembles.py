@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 from dissensus_studies import STUDIES, masksembles
-from dissensus_studies.arm_log import Arms
-from dissensus_studies.image_study import Options
+from dissensus_studies.harness.arm_log import Arms
+from dissensus_studies.harness.image_study import Options
 from dissensus_studies.masksembles import in_order, mask_claims, scale_families
 from dissensus_studies.masksembles.arms import (
     DROPOUT,

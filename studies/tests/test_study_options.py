@@ -2,7 +2,7 @@
 
 import pytest
 from dissensus_studies import STUDIES
-from dissensus_studies.image_sets import load_images
+from dissensus_studies.harness.image_sets import load_images
 from typer.testing import CliRunner
 
 from dissensus import cli

@@ -11,13 +11,13 @@ import sys
 import pytest
 import torch
 from dissensus_studies import STUDIES
-from dissensus_studies.claims import Claim
 from dissensus_studies.deep_ensembles import regression as practical_regression
 from dissensus_studies.deep_ensembles import regression_arms, spiral_arms
 from dissensus_studies.deep_ensembles import spirals as practical_classification
 from dissensus_studies.deep_ensembles.networks import fit_own_sets, scaled_mlp
 from dissensus_studies.deep_ensembles.scales import practical_scales
-from dissensus_studies.repeats import Comparison, Summary
+from dissensus_studies.harness.claims import Claim
+from dissensus_studies.harness.statistics import Comparison, Summary
 from torch import nn
 from torch.distributions import Categorical, Laplace, MixtureSameFamily, Normal
 

@@ -6,7 +6,7 @@ from decimal import Decimal
 import pytest
 import torch
 from dissensus_studies import results
-from dissensus_studies.noise import ece_floor, typical_confidence
+from dissensus_studies.harness.statistics import ece_floor, typical_confidence
 
 from dissensus import metrics
 

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dissensus_studies import tabular, tabular_defaults, tabular_page
+from dissensus_studies import tabular
+from dissensus_studies.tabular import defaults as tabular_defaults
+from dissensus_studies.tabular import page as tabular_page
 
 
 @pytest.mark.parametrize("name", tabular.WITHOUT_DATA)

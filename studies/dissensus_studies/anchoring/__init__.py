@@ -50,11 +50,11 @@ from dissensus_studies.anchoring.tables import (
     by_severity,
     under_corruption,
 )
-from dissensus_studies.arm_log import Arms, print_now
-from dissensus_studies.claims import claims_table
-from dissensus_studies.image_sets import SHAPE
-from dissensus_studies.image_study import ImageStudy, Page, Work
-from dissensus_studies.outputs import Outputs
+from dissensus_studies.harness.arm_log import Arms, print_now
+from dissensus_studies.harness.claims import claims_table
+from dissensus_studies.harness.image_sets import SHAPE
+from dissensus_studies.harness.image_study import ImageStudy, Page, Work
+from dissensus_studies.harness.outputs import Outputs
 
 _JUDGED = (
     "A difference counts beyond two standard errors, over runs or over the images judged (from the 95 % intervals; binomial for "

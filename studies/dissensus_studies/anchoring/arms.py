@@ -19,10 +19,16 @@ from dissensus.objectives import HardDelta, Independent, MaskedUniform, Objectiv
 from dissensus.probing import linear_probe
 from dissensus.training.schedules import MultiStep
 from dissensus_studies.anchoring.adaptation import Task
-from dissensus_studies.arm_log import Arm, Record
-from dissensus_studies.image_arms import CORRUPTED_IMAGES, fit_images, measure, record_of, summary_line
-from dissensus_studies.image_sets import ImageSets
-from dissensus_studies.image_study import Work
+from dissensus_studies.harness.arm_log import Arm, Record
+from dissensus_studies.harness.image_arms import (
+    CORRUPTED_IMAGES,
+    fit_images,
+    measure,
+    record_of,
+    summary_line,
+)
+from dissensus_studies.harness.image_sets import ImageSets
+from dissensus_studies.harness.image_study import Work
 
 ALPHAS = (1 / 16, 1 / 8, 1 / 4)
 TAIL_WEIGHTS = (0.01, 0.1, 1.0)

@@ -14,7 +14,7 @@ from dissensus_studies.anchoring.qualities import (
     measured,
 )
 from dissensus_studies.anchoring.tables import Row
-from dissensus_studies.claims import Claim
+from dissensus_studies.harness.claims import Claim
 
 MASKED = ("alpha=0.0625", "alpha=0.125", "alpha=0.25")
 # A loss of accuracy that still counts as none.

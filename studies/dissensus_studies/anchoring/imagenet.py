@@ -22,11 +22,11 @@ from dissensus.randomness import derive, permutation
 from dissensus.training.schedules import MultiStep
 from dissensus_studies.anchoring.arms import SCORES
 from dissensus_studies.anchoring.tables import PUBLISHED, Row, auroc_of, beside, under_corruption
-from dissensus_studies.arm_log import Arm, Arms, Record
-from dissensus_studies.image_arms import measure, summary_line, training_record
-from dissensus_studies.image_sets import Images, ImageSets
-from dissensus_studies.image_study import Options
-from dissensus_studies.imagenet import (
+from dissensus_studies.harness.arm_log import Arm, Arms, Record
+from dissensus_studies.harness.image_arms import measure, summary_line, training_record
+from dissensus_studies.harness.image_sets import Images, ImageSets
+from dissensus_studies.harness.image_study import Options
+from dissensus_studies.harness.imagenet import (
     MEAN,
     SGD,
     SIZE,

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from dissensus_studies.anchoring.arms import SCORES
-from dissensus_studies.arm_log import Record
-from dissensus_studies.repeats import Summary
+from dissensus_studies.harness.arm_log import Record
+from dissensus_studies.harness.statistics import Summary
 
 Records = Sequence[Record]
 Read = Callable[[Record], float]

@@ -17,9 +17,9 @@ from dissensus_studies.anchoring.figures import (
 )
 from dissensus_studies.anchoring.qualities import mean_adaptation, mean_auroc
 from dissensus_studies.anchoring.tables import Row, Rows
-from dissensus_studies.arm_log import Arms, Record
-from dissensus_studies.image_pages import arms_table, auroc_columns, with_interval
-from dissensus_studies.outputs import Outputs
+from dissensus_studies.harness.arm_log import Arms, Record
+from dissensus_studies.harness.image_pages import arms_table, auroc_columns, with_interval
+from dissensus_studies.harness.outputs import Outputs
 
 
 def by_row(found: Arms) -> dict[Row, list[Record]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 
 from dissensus.html import Table
-from dissensus_studies.arm_log import Record
+from dissensus_studies.harness.arm_log import Record
 
 # Rows are named as those of `AnchorSetting.row`.
 Row = tuple[str, str]

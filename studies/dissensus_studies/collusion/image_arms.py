@@ -20,8 +20,8 @@ from dissensus.members import DeepEnsemble
 from dissensus.objectives import Joint, Likelihood, decompose
 from dissensus.training import Run
 from dissensus.training.validation import validate
-from dissensus_studies.arm_log import Arm, Record
-from dissensus_studies.image_arms import (
+from dissensus_studies.harness.arm_log import Arm, Record
+from dissensus_studies.harness.image_arms import (
     file_name,
     fit_images,
     measure,
@@ -31,8 +31,8 @@ from dissensus_studies.image_arms import (
     save_outputs,
     summary_line,
 )
-from dissensus_studies.image_sets import ImageSets
-from dissensus_studies.image_study import Work
+from dissensus_studies.harness.image_sets import ImageSets
+from dissensus_studies.harness.image_study import Work
 
 BETAS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 DROPPED = (0.2, 0.4, 0.6)

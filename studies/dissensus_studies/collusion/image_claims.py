@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from dissensus_studies.arm_log import Record
-from dissensus_studies.claims import Claim
 from dissensus_studies.collusion.image_figures import final_gap
-from dissensus_studies.intervals import Estimate
+from dissensus_studies.harness.arm_log import Record
+from dissensus_studies.harness.claims import Claim
+from dissensus_studies.harness.statistics import Estimate
 
 # Which entry of a record's "test" has the interval of a quantity that was measured once.
 _INTERVAL_OF = {"accuracy": "accuracy", "member_accuracy": "member_accuracy", "ensemble_error": "nll"}

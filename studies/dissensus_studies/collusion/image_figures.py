@@ -6,8 +6,8 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from dissensus import plots
-from dissensus_studies.arm_log import Record
-from dissensus_studies.image_pages import band, over_seeds, sweep
+from dissensus_studies.harness.arm_log import Record
+from dissensus_studies.harness.image_pages import band, over_seeds, sweep
 
 if TYPE_CHECKING:
     import matplotlib.axes

@@ -22,11 +22,11 @@ from dissensus.members import DeepEnsemble
 from dissensus.members.members import evaluation_mode
 from dissensus.objectives import Joint
 from dissensus.training.schedules import Plateau
-from dissensus_studies.arm_log import Arm, Arms, Record
-from dissensus_studies.image_arms import training_record
-from dissensus_studies.image_study import Options
-from dissensus_studies.imagenet import SGD, SIZE, fit_folder, network, read_folder, run_folder
-from dissensus_studies.outputs import Outputs
+from dissensus_studies.harness.arm_log import Arm, Arms, Record
+from dissensus_studies.harness.image_arms import training_record
+from dissensus_studies.harness.image_study import Options
+from dissensus_studies.harness.imagenet import SGD, SIZE, fit_folder, network, read_folder, run_folder
+from dissensus_studies.harness.outputs import Outputs
 
 if TYPE_CHECKING:
     import matplotlib.figure

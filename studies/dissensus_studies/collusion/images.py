@@ -10,15 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 
 from dissensus.html import Section, Table, Text
-from dissensus_studies.arm_log import Arms, Record
 from dissensus_studies.collusion.image_arms import EPOCHS, GAP_EPOCHS, WATCHED_IMAGES, JointSetting, arms_of
 from dissensus_studies.collusion.image_claims import image_claims
 from dissensus_studies.collusion.image_figures import decomposition_figure, gap_figure, sweep_figure
 from dissensus_studies.collusion.imagenet import run_imagenet
-from dissensus_studies.image_arms import file_name
-from dissensus_studies.image_pages import arms_table, auroc_columns, with_interval
-from dissensus_studies.image_study import ImageStudy, Page, Work
-from dissensus_studies.outputs import Outputs
+from dissensus_studies.harness.arm_log import Arms, Record
+from dissensus_studies.harness.image_arms import file_name
+from dissensus_studies.harness.image_pages import arms_table, auroc_columns, with_interval
+from dissensus_studies.harness.image_study import ImageStudy, Page, Work
+from dissensus_studies.harness.outputs import Outputs
 
 Records = Mapping[float, Sequence[Record]]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from dissensus import plots
 from dissensus.html import Section, Table, Text
 from dissensus.objectives import beta_from_step, decompose, joint_loss, step_from_beta
-from dissensus_studies.outputs import Outputs, print_table
+from dissensus_studies.harness.outputs import Outputs, print_table
 
 if TYPE_CHECKING:
     import matplotlib.figure

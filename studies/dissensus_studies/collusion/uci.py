@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from dissensus.html import Section, Table, Text
-from dissensus_studies.claims import claims_table
 from dissensus_studies.collusion import uci_figures as figures
 from dissensus_studies.collusion.uci_claims import uci_claims
 from dissensus_studies.collusion.uci_data import (
@@ -36,7 +35,8 @@ from dissensus_studies.collusion.uci_protocol import (
     measure_all,
 )
 from dissensus_studies.collusion.uci_training import DROP_REPEATS, DROP_SHARES, population_sd
-from dissensus_studies.outputs import Outputs, print_table
+from dissensus_studies.harness.claims import claims_table
+from dissensus_studies.harness.outputs import Outputs, print_table
 
 NUM_RUNS = 10
 QUICK_RUNS = 3

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, median
 
-from dissensus_studies.claims import Claim, over_cases
 from dissensus_studies.collusion.uci_figures import SetRuns, Sets
 from dissensus_studies.collusion.uci_training import DROP_SHARES, population_sd
-from dissensus_studies.repeats import Comparison
+from dissensus_studies.harness.claims import Claim, over_cases
+from dissensus_studies.harness.statistics import Comparison
 
 # What counts as harmful: the error rises by more than this share of itself.
 HARM = 0.1

@@ -15,7 +15,6 @@ import torch
 from dissensus import plots
 from dissensus.data import toy
 from dissensus.html import Section, Table, Text
-from dissensus_studies.claims import claims_table
 from dissensus_studies.deep_ensembles.regression_arms import (
     ARMS,
     COUNTS,
@@ -40,8 +39,9 @@ from dissensus_studies.deep_ensembles.regression_arms import (
 )
 from dissensus_studies.deep_ensembles.regression_claims import Results, regression_claims
 from dissensus_studies.deep_ensembles.scales import practical_scales
-from dissensus_studies.outputs import Outputs, print_table
-from dissensus_studies.repeats import Summary
+from dissensus_studies.harness.claims import claims_table
+from dissensus_studies.harness.outputs import Outputs, print_table
+from dissensus_studies.harness.statistics import Summary
 
 if TYPE_CHECKING:
     import matplotlib.figure

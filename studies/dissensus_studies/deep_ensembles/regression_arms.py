@@ -17,7 +17,7 @@ from dissensus.randomness import derive
 from dissensus.training import Run, fit
 from dissensus_studies.deep_ensembles.networks import fit_own_sets, scaled_mlp
 from dissensus_studies.deep_ensembles.scales import practical_scales
-from dissensus_studies.repeats import Summary
+from dissensus_studies.harness.statistics import Summary
 
 SIZES = (1, 10, 6, 30, 2)
 STEPS = 600

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from dissensus_studies.claims import Claim
 from dissensus_studies.deep_ensembles.regression_arms import ARMS, COVERED, PRACTICAL_MEMBERS, Arm, Measures
-from dissensus_studies.repeats import Comparison
+from dissensus_studies.harness.claims import Claim
+from dissensus_studies.harness.statistics import Comparison
 
 Results = Mapping[tuple[Arm, int], Measures]
 

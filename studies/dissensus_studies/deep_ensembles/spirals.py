@@ -14,7 +14,6 @@ import torch
 from dissensus import plots, scores
 from dissensus.html import Section, Table, Text
 from dissensus.training import Run
-from dissensus_studies.claims import Claim, claims_table
 from dissensus_studies.deep_ensembles.spiral_arms import (
     AGREED,
     ARMS,
@@ -27,8 +26,9 @@ from dissensus_studies.deep_ensembles.spiral_arms import (
     spirals,
     train_spirals,
 )
-from dissensus_studies.outputs import Outputs, print_table
-from dissensus_studies.repeats import Comparison, Summary
+from dissensus_studies.harness.claims import Claim, claims_table
+from dissensus_studies.harness.outputs import Outputs, print_table
+from dissensus_studies.harness.statistics import Comparison, Summary
 
 if TYPE_CHECKING:
     import matplotlib.figure

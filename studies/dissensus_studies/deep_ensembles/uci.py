@@ -26,8 +26,8 @@ from dissensus.members import DeepEnsemble
 from dissensus.objectives import Adversarial, Independent, Objective, gaussian_nll, mean_and_scale
 from dissensus.predictions import mixture
 from dissensus_studies.deep_ensembles.networks import fit_own_sets
-from dissensus_studies.outputs import Outputs, print_table
-from dissensus_studies.repeats import Comparison, Summary
+from dissensus_studies.harness.outputs import Outputs, print_table
+from dissensus_studies.harness.statistics import Comparison, Summary
 
 if TYPE_CHECKING:
     import matplotlib.figure

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from dissensus._machine import one_thread
 from dissensus.html import Block, Section, Table, Text
-from dissensus_studies.arm_log import Arm, Arms, Record, run_arms
-from dissensus_studies.claims import claims_table
 from dissensus_studies.diversification.arms import WORKS
 from dissensus_studies.diversification.claims import diversification_claims
 from dissensus_studies.diversification.data import Material
@@ -45,10 +43,12 @@ from dissensus_studies.diversification.tables import (
     stochastic_table,
     two_stage_table,
 )
-from dissensus_studies.image_arms import device_name
-from dissensus_studies.image_pages import arms_table, with_interval
-from dissensus_studies.image_study import ImageStudy, Page, Work
-from dissensus_studies.outputs import Outputs
+from dissensus_studies.harness.arm_log import Arm, Arms, Record, run_arms
+from dissensus_studies.harness.claims import claims_table
+from dissensus_studies.harness.image_arms import device_name
+from dissensus_studies.harness.image_pages import arms_table, with_interval
+from dissensus_studies.harness.image_study import ImageStudy, Page, Work
+from dissensus_studies.harness.outputs import Outputs
 
 _JUDGED = (
     "With several runs a difference counts beyond two standard errors over runs; for single runs over images. LDR is loss-guided "

@@ -20,7 +20,6 @@ from dissensus.objectives import Objective
 from dissensus.objectives.loss_guided import Weighting
 from dissensus.predictions import predict
 from dissensus.training import Run, diverse_hyperparameters, fit
-from dissensus_studies.arm_log import Record
 from dissensus_studies.diversification.data import Features, Material
 from dissensus_studies.diversification.measures import (
     detector_record,
@@ -29,8 +28,9 @@ from dissensus_studies.diversification.measures import (
     reference_path,
 )
 from dissensus_studies.diversification.settings import Setting
-from dissensus_studies.image_arms import file_name, fit_images, summary_line, training_record
-from dissensus_studies.image_sets import Images, ImageSets
+from dissensus_studies.harness.arm_log import Record
+from dissensus_studies.harness.image_arms import file_name, fit_images, summary_line, training_record
+from dissensus_studies.harness.image_sets import Images, ImageSets
 from dissensus_studies.masksembles.arms import MaskSetting, make_members
 
 HEAD_BATCH, HEAD_RATE, HEAD_DECAY = 256, 1e-3, 0.01

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from dissensus.scores import SCORES as ALL_SCORES
-from dissensus_studies.arm_log import Record
-from dissensus_studies.claims import Claim, over_cases
 from dissensus_studies.diversification.guards import MARGIN, member_loss
 from dissensus_studies.diversification.reading import (
     BMA,
@@ -27,7 +25,9 @@ from dissensus_studies.diversification.reading import (
     pooled_parts,
     worst_group,
 )
-from dissensus_studies.intervals import Estimate
+from dissensus_studies.harness.arm_log import Record
+from dissensus_studies.harness.claims import Claim, over_cases
+from dissensus_studies.harness.statistics import Estimate
 
 # What was measured, and whether a statement holds; None if that is open.
 Case = tuple[str, bool | None]

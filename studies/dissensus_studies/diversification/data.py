@@ -15,10 +15,10 @@ from dissensus.data.features import CachedFeatures
 from dissensus.members import DeepEnsemble
 from dissensus.training.engines import EngineName
 from dissensus_studies.anchoring.arms import without_head
-from dissensus_studies.arm_log import Record
 from dissensus_studies.diversification.measures import Judged
-from dissensus_studies.image_arms import augmentation, fit_images, on_pixels, training_record
-from dissensus_studies.image_sets import Images, ImageSets
+from dissensus_studies.harness.arm_log import Record
+from dissensus_studies.harness.image_arms import augmentation, fit_images, on_pixels, training_record
+from dissensus_studies.harness.image_sets import Images, ImageSets
 from dissensus_studies.masksembles.arms import small_network
 
 QUICK_CORRUPTIONS = ("gaussian_noise", "defocus_blur", "elastic_transform")

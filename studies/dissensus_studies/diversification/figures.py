@@ -10,7 +10,6 @@ from torch import Tensor
 from dissensus import plots
 from dissensus.html import Table
 from dissensus.scores import bma, predictive_diversity
-from dissensus_studies.arm_log import Record
 from dissensus_studies.diversification.reading import (
     GUARDED,
     PUBLISHED,
@@ -25,9 +24,10 @@ from dissensus_studies.diversification.reading import (
     pooled_parts,
     worst_member,
 )
-from dissensus_studies.image_pages import over_seeds, sweep
-from dissensus_studies.image_sets import ImageSets
-from dissensus_studies.intervals import Estimate
+from dissensus_studies.harness.arm_log import Record
+from dissensus_studies.harness.image_pages import over_seeds, sweep
+from dissensus_studies.harness.image_sets import ImageSets
+from dissensus_studies.harness.statistics import Estimate
 
 if TYPE_CHECKING:
     import matplotlib.axes

@@ -7,7 +7,6 @@ from statistics import NormalDist, fmean
 
 from dissensus.html import Table
 from dissensus.objectives import LossShare
-from dissensus_studies.arm_log import Record
 from dissensus_studies.diversification.reading import (
     GUARDED,
     PUBLISHED,
@@ -20,7 +19,8 @@ from dissensus_studies.diversification.reading import (
     parts_of,
 )
 from dissensus_studies.diversification.settings import Setting
-from dissensus_studies.intervals import Estimate
+from dissensus_studies.harness.arm_log import Record
+from dissensus_studies.harness.statistics import Estimate
 
 _UNGUARDED = (PUBLISHED, "inverse probability")
 # Accuracy that a member may lose and still be called unharmed.

@@ -27,16 +27,16 @@ from dissensus.members.members import evaluation_mode
 from dissensus.predictions import predict
 from dissensus.scores import all_scores
 from dissensus.training import fit
-from dissensus_studies.arm_log import Arm, Arms, Record
 from dissensus_studies.diversification.configurations import ACCURACY, CONFIGURATIONS, Configuration
 from dissensus_studies.diversification.measures import Scored, collusion_record, detection_record, score_names
-from dissensus_studies.image_arms import device_name, training_record
-from dissensus_studies.image_pages import with_interval
-from dissensus_studies.image_sets import imagenet_folder
-from dissensus_studies.image_study import Options
-from dissensus_studies.imagenet import SIZE, FolderImages, read_folder, read_part, run_folder
-from dissensus_studies.intervals import share_interval
-from dissensus_studies.outputs import Outputs
+from dissensus_studies.harness.arm_log import Arm, Arms, Record
+from dissensus_studies.harness.image_arms import device_name, training_record
+from dissensus_studies.harness.image_pages import with_interval
+from dissensus_studies.harness.image_sets import imagenet_folder
+from dissensus_studies.harness.image_study import Options
+from dissensus_studies.harness.imagenet import SIZE, FolderImages, read_folder, read_part, run_folder
+from dissensus_studies.harness.outputs import Outputs
+from dissensus_studies.harness.statistics import share_interval
 
 PASSES = 4
 SEVERITIES = (1, 5)

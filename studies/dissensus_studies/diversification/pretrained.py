@@ -25,17 +25,16 @@ from dissensus.html import Section, Table, Text
 from dissensus.members import DeepEnsemble
 from dissensus.predictions import predict
 from dissensus.training import Run, fit
-from dissensus_studies.arm_log import Arm, Arms, Record, run_arms
 from dissensus_studies.choosing import reserved
 from dissensus_studies.diversification.arms import UNSURE_SHARE, objective_of
 from dissensus_studies.diversification.measures import Judged, Scored, quality_record
 from dissensus_studies.diversification.settings import Setting, ldr
-from dissensus_studies.image_pages import over_seeds, sets_section
-from dissensus_studies.image_sets import ImageSets, image_folder, load_images
-from dissensus_studies.image_study import Options
-from dissensus_studies.noise import ece_floor
-from dissensus_studies.outputs import Outputs, print_table
-from dissensus_studies.repeats import Summary
+from dissensus_studies.harness.arm_log import Arm, Arms, Record, run_arms
+from dissensus_studies.harness.image_pages import over_seeds, sets_section
+from dissensus_studies.harness.image_sets import ImageSets, image_folder, load_images
+from dissensus_studies.harness.image_study import Options
+from dissensus_studies.harness.outputs import Outputs, print_table
+from dissensus_studies.harness.statistics import Summary, ece_floor
 
 BATCH, RATE, DECAY, EPOCHS, HIDDEN = 256, 1e-3, 0.01, 10, 256
 STRENGTHS, REPEATS = (0.1, 0.5, 1.0, 5.0), 3

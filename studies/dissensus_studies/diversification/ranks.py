@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dissensus_studies.intervals import NORMAL_95, Interval, share_ends
+from dissensus_studies.harness.statistics import NORMAL_95, Interval, share_ends
 
 
 @dataclass(frozen=True)

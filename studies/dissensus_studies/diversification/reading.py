@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dissensus_studies.arm_log import Record
 from dissensus_studies.diversification.settings import Setting
-from dissensus_studies.intervals import Estimate, Value
+from dissensus_studies.harness.arm_log import Record
+from dissensus_studies.harness.statistics import Estimate, Value
 
 Read = Callable[[Record], Value | None]
 

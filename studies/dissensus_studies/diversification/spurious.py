@@ -15,13 +15,13 @@ from dissensus.aggregation import mean_logits, oracle_selection
 from dissensus.members import DeepEnsemble
 from dissensus.predictions import predict
 from dissensus.randomness import derive, permutation
-from dissensus_studies.arm_log import Record
 from dissensus_studies.diversification.arms import objective_of
 from dissensus_studies.diversification.data import Material
 from dissensus_studies.diversification.settings import Setting
-from dissensus_studies.image_arms import fit_images, training_record
-from dissensus_studies.image_sets import Images, ImageSets
-from dissensus_studies.intervals import share_ends
+from dissensus_studies.harness.arm_log import Record
+from dissensus_studies.harness.image_arms import fit_images, training_record
+from dissensus_studies.harness.image_sets import Images, ImageSets
+from dissensus_studies.harness.statistics import share_ends
 
 # As many images as Waterbirds has, in whole hundreds.
 TRAIN, VALIDATION, TEST = 4800, 1200, 5800
@@ -55,7 +55,7 @@ def spurious_sets(sets: ImageSets, seed: int = 0) -> SpuriousSets:
     """Paste known images onto backgrounds of unknown ones.
 
     Example:
-        >>> from dissensus_studies.image_sets import load_images
+        >>> from dissensus_studies.harness.image_sets import load_images
         >>> made = spurious_sets(load_images(None, limit=300))
         >>> made.sets.num_classes, made.sets.train.x.shape[1:], made.test_groups.unique().tolist()
         (2, torch.Size([3, 32, 32]), [0, 1, 2, 3])

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from dissensus.html import Table
 from dissensus.scores import SCORES as ALL_SCORES
-from dissensus_studies.arm_log import Record
 from dissensus_studies.diversification.reading import (
     GUARDED,
     PDS,
@@ -27,6 +26,7 @@ from dissensus_studies.diversification.reading import (
     worst_member,
 )
 from dissensus_studies.diversification.settings import Setting
+from dissensus_studies.harness.arm_log import Record
 
 Rows = Mapping[Setting, Sequence[Record]]
 

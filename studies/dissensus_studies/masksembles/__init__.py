@@ -19,12 +19,14 @@ import torch
 
 from dissensus.html import Section, Table
 from dissensus.predictions import predict
-from dissensus_studies.arm_log import Arm, Arms, Record
-from dissensus_studies.claims import Claim
-from dissensus_studies.image_arms import training_record
-from dissensus_studies.image_pages import arms_table, with_interval
-from dissensus_studies.image_study import ImageStudy, Options, Page, Work
-from dissensus_studies.imagenet import SGD, SIZE, fit_folder, network, read_folder, run_folder
+from dissensus_studies.harness.arm_log import Arm, Arms, Record
+from dissensus_studies.harness.claims import Claim
+from dissensus_studies.harness.image_arms import training_record
+from dissensus_studies.harness.image_pages import arms_table, with_interval
+from dissensus_studies.harness.image_study import ImageStudy, Options, Page, Work
+from dissensus_studies.harness.imagenet import SGD, SIZE, fit_folder, network, read_folder, run_folder
+from dissensus_studies.harness.outputs import Outputs
+from dissensus_studies.harness.statistics import Summary
 from dissensus_studies.masksembles.arms import (
     EPOCHS,
     NUM_MEMBERS,
@@ -35,8 +37,6 @@ from dissensus_studies.masksembles.arms import (
     make_members,
 )
 from dissensus_studies.masksembles.figures import calibration_figure, diversity_figure, laws, laws_figure
-from dissensus_studies.outputs import Outputs
-from dissensus_studies.repeats import Summary
 
 DEEP = "deep ensemble"
 WHOLE = ", whole batches"

@@ -12,8 +12,8 @@ from dissensus import metrics
 from dissensus.architectures import resnet18
 from dissensus.members import BatchEnsemble, DeepEnsemble, Masksembles, MCDropout, Members
 from dissensus.randomness import derive, seeded
-from dissensus_studies.arm_log import Arm, Record
-from dissensus_studies.image_arms import (
+from dissensus_studies.harness.arm_log import Arm, Record
+from dissensus_studies.harness.image_arms import (
     BATCH_SIZE,
     file_name,
     fit_images,
@@ -23,8 +23,8 @@ from dissensus_studies.image_arms import (
     save_outputs,
     summary_line,
 )
-from dissensus_studies.image_study import Work
-from dissensus_studies.noise import ece_floor
+from dissensus_studies.harness.image_study import Work
+from dissensus_studies.harness.statistics import ece_floor
 
 NUM_MEMBERS = 4
 SCALES = (1.0, 2.0, 3.0, 4.0, 5.0)

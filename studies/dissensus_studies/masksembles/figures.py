@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dissensus import masks, metrics, plots
-from dissensus_studies.arm_log import Record
-from dissensus_studies.image_pages import marked
+from dissensus_studies.harness.arm_log import Record
+from dissensus_studies.harness.image_pages import marked
 
 if TYPE_CHECKING:
     import matplotlib.figure

@@ -20,8 +20,8 @@ from dissensus.predictions import predict
 from dissensus.randomness import Noise
 from dissensus.training import Run, fit
 from dissensus.training.schedules import AnySchedule, MultiStep
-from dissensus_studies.arm_log import Record
-from dissensus_studies.image_sets import ImageSets
+from dissensus_studies.harness.arm_log import Record
+from dissensus_studies.harness.image_sets import ImageSets
 
 Changes = Literal["crop", "crop+rotation", "none"]
 BATCH_SIZE = 128
@@ -54,7 +54,7 @@ def on_pixels(net: nn.Module, sets: ImageSets) -> nn.Sequential:
 
     Example:
         >>> from dissensus.architectures import cnn
-        >>> from dissensus_studies.image_sets import load_images
+        >>> from dissensus_studies.harness.image_sets import load_images
         >>> sets = load_images(None, limit=50)
         >>> on_pixels(cnn(sets.num_classes), sets)(sets.test.x[:2]).shape
         torch.Size([2, 8])

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 from dissensus import plots
 from dissensus.html import Section, Table, Text
-from dissensus_studies.arm_log import Arms, Record
-from dissensus_studies.image_sets import ImageSets
-from dissensus_studies.repeats import Summary
+from dissensus_studies.harness.arm_log import Arms, Record
+from dissensus_studies.harness.image_sets import ImageSets
+from dissensus_studies.harness.statistics import Summary
 
 if TYPE_CHECKING:
     import matplotlib.axes

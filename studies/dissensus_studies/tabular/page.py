@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.stats import rankdata
 
-from dissensus_studies.repeats import Summary
+from dissensus_studies.harness.statistics import Summary
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -284,7 +284,7 @@ def _defaults(trials: Sequence[Record]) -> str:
     return f"""## How the defaults were chosen
 
 From `hidden=(64, 64), bins=16, lr=1e-3, weight_decay=1e-2, dropout=0, validation_fraction=0.2`, one setting at a time, then some
-together, on {tables} generated tables × {seeds} seeds (`python -m dissensus_studies.tabular_defaults`, every line in
+together, on {tables} generated tables × {seeds} seeds (`python -m dissensus_studies.tabular.defaults`, every line in
 `studies/records/tabular-defaults.jsonl`; rows were then held out class by class, now at random). To be taken was what changes the NLL
 by more than two standard errors at less than twice the time: the last row. Holding out a tenth of the rows instead of a fifth also
 passed, but halves the rows that alarm and intervals are calibrated on.

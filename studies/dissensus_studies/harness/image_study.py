@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from dissensus.html import Section, Table
-from dissensus_studies.arm_log import Arm, Arms, run_arms
-from dissensus_studies.claims import Claim, claims_table
-from dissensus_studies.image_pages import sets_section
-from dissensus_studies.image_sets import ImageSets, load_images
-from dissensus_studies.outputs import Outputs, print_table
+from dissensus_studies.harness.arm_log import Arm, Arms, run_arms
+from dissensus_studies.harness.claims import Claim, claims_table
+from dissensus_studies.harness.image_pages import sets_section
+from dissensus_studies.harness.image_sets import ImageSets, load_images
+from dissensus_studies.harness.outputs import Outputs, print_table
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ from dissensus.data.images import decode, find_pictures, open_picture
 from dissensus.html import Section, Table
 from dissensus.members import Members
 from dissensus.training import Run, fit
-from dissensus_studies.arm_log import Arm, Arms, run_arms
-from dissensus_studies.image_sets import imagenet_folder, normalised
-from dissensus_studies.image_study import Options
-from dissensus_studies.outputs import Outputs, print_table
+from dissensus_studies.harness.arm_log import Arm, Arms, run_arms
+from dissensus_studies.harness.image_sets import imagenet_folder, normalised
+from dissensus_studies.harness.image_study import Options
+from dissensus_studies.harness.outputs import Outputs, print_table
 
 # Usual means and deviations of ImageNet's channels.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dissensus.html import Table
-from dissensus_studies.repeats import Comparison
+from dissensus_studies.harness.statistics import Comparison
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from dissensus import metrics
 from dissensus.conformal import intervals
 from dissensus.data.tables import columns_of
 from dissensus.estimators import EnsembleClassifier, EnsembleRegressor, Features
-from dissensus_studies.tabular_page import (
+from dissensus_studies.tabular.page import (
     LEAST_PROBABILITY,
     OURS,
     TEST_ROWS,

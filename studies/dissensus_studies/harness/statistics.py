@@ -1,0 +1,249 @@
+"""Repeats in, means with errors and whether two arms differ out; 95 % intervals; how large a calibration error is by chance."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import comb, nan, sqrt
+from statistics import fmean, median, stdev
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+# Ends of a 95 % interval, in standard errors.
+NORMAL_95 = 1.959964
+Interval = list[float]
+# `[value, low, high]` of a record; ends may be missing.
+Value = Sequence[float | None]
+# Below this a standard error is that of equal values.
+_NO_ERROR = 1e-12
+# Of answers of a calibrated model.
+DRAWS = 200
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Repeated measurements of one quantity.
+
+    Attributes:
+        values: One for each repeat.
+
+    Example:
+        >>> str(Summary((1.0, 2.0, 3.0))).split()
+        ['2.000', '±', '0.577']
+    """
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean over repeats."""
+        return fmean(self.values)
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean; NaN for a single repeat."""
+        return stdev(self.values) / sqrt(len(self.values)) if len(self.values) > 1 else float("nan")
+
+    @property
+    def median(self) -> float:
+        """Median over repeats: what a few runaway members do not move."""
+        return median(self.values)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything, for a results file."""
+        error = self.error if len(self.values) > 1 else None
+        return {"mean": self.mean, "error": error, "median": self.median, "values": list(self.values)}
+
+    def __str__(self) -> str:
+        size = max(abs(self.mean), self.error) if len(self.values) > 1 else abs(self.mean)
+        # Spaces that do not break keep both numbers on one line of a table.
+        return f"{_digits(self.mean, size)}\u00a0±\u00a0{_digits(self.error, size)}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Paired measurements of two arms: does the second have smaller values?
+
+    Attributes:
+        lower: In how many repeats the second arm's value is smaller.
+        repeats: How many repeats differ at all.
+        difference: Median of second minus first.
+        p: Two-sided probability of so uneven a count if neither arm were better (sign test, exact).
+
+    Example:
+        >>> compared = Comparison.of([2.0] * 8, [1.0] * 8)
+        >>> compared.lower, compared.p, compared.verdict
+        (8, 0.0078125, 'lower')
+    """
+
+    lower: int
+    repeats: int
+    difference: float
+    p: float
+
+    @classmethod
+    def of(cls, first: Sequence[float], second: Sequence[float]) -> "Comparison":
+        """Compare two arms, repeat by repeat."""
+        differences = [after - before for before, after in zip(first, second, strict=True)]
+        lower = sum(difference < 0 for difference in differences)
+        count = sum(difference != 0 for difference in differences)
+        tail = sum(comb(count, k) for k in range(min(lower, count - lower) + 1)) / 2**count
+        return cls(lower, count, median(differences), min(1.0, 2 * tail))
+
+    @property
+    def verdict(self) -> str:
+        """`"lower"`, `"higher"`, or `"unresolved"` where the sign test cannot tell at 5 %."""
+        if self.p >= 0.05:
+            return "unresolved"
+        return "lower" if 2 * self.lower > self.repeats else "higher"
+
+    def __str__(self) -> str:
+        count = self.repeats - self.lower if self.verdict == "higher" else self.lower
+        word = "lower " if self.verdict == "unresolved" else ""
+        where = f"{word}in {count} of {self.repeats} repeats"
+        return f"{self.verdict} ({where}, median difference {_digits(self.difference)}, p = {self.p:.1g})"
+
+
+def _digits(value: float, size: float | None = None) -> str:
+    """Return a number with three digits or more, as many decimals as a number of this size wants (its own by default)."""
+    size = abs(value) if size is None else size
+    if size >= 1e6:
+        return f"{value:.1e}"
+    decimals = next(
+        (decimals for least, decimals in ((100, 0), (10, 2), (0.1, 3), (0.01, 4)) if size >= least), 5
+    )
+    return f"{value:.{decimals}f}"
+
+
+def mean_interval(values: Tensor) -> Interval:
+    """Return the mean of values with its 95 % interval, by their spread."""
+    mean, error = _mean_and_error(values)
+    return [round(mean + sign * NORMAL_95 * error, 6) for sign in (0, -1, 1)]
+
+
+def share_interval(shares: Tensor) -> Interval:
+    """Return the mean of shares with its 95 % interval, which lies in [0, 1].
+
+    Args:
+        shares: For each input a number from 0 to 1: 1 for a right answer, or the share of right ones among several, `(inputs,)`.
+
+    Example:
+        >>> import torch
+        >>> share_interval(torch.ones(100))
+        [1.0, 0.963007, 1.0]
+    """
+    mean, error = _mean_and_error(shares)
+    return [round(value, 6) for value in (mean, *share_ends(mean, error, len(shares)))]
+
+
+def share_ends(share: float, error: float, least: float = 0.0) -> tuple[float, float]:
+    r"""Return the ends of a share's 95 % interval from its standard error; both lie in [0, 1].
+
+    Wilson's interval of the number of answers that such an error speaks of, $n = p(1-p)/e^2$.
+
+    Args:
+        share: The share p, from 0 to 1.
+        error: Its standard error e.
+        least: Of so many answers the share is at least: what is left to go by where all are alike.
+
+    Example:
+        >>> [round(end, 4) for end in share_ends(0.9, sqrt(0.9 * 0.1 / 10))]
+        [0.5958, 0.9821]
+    """
+    known = error > _NO_ERROR
+    if not known and least == 0:
+        return share, share
+    count = max(least, share * (1 - share) / error**2 if known else 0.0)
+    squared = NORMAL_95**2
+    middle = (share * count + squared / 2) / (count + squared)
+    half = NORMAL_95 * sqrt(share * (1 - share) * count + squared / 4) / (count + squared)
+    return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))
+
+
+def _mean_and_error(values: Tensor) -> tuple[float, float]:
+    exact, count = values.double(), len(values)
+    return float(exact.mean()), float(exact.std()) / sqrt(count) if count > 1 else 0.0
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its standard error, over repeats where there are several, over inputs where there is one run.
+
+    Attributes:
+        value: The number.
+        error: Its standard error; NaN where it is not known.
+        ends: Ends of its 95 % interval; None where it is not known.
+    """
+
+    value: float
+    error: float
+    ends: tuple[float, float] | None = None
+
+    @classmethod
+    def of(cls, values: Sequence[Value], share: bool = False) -> "Estimate":
+        """Pool the values of repeats, each `[value, low, high]`.
+
+        Args:
+            values: One for each repeat.
+            share: Whether they lie in [0, 1].
+
+        Example:
+            >>> Estimate.of([[0.5, 0.4, 0.6]]).text
+            '0.5000 [0.4000, 0.6000]'
+        """
+        middle = Summary(tuple(float(value[0]) for value in values if value[0] is not None))
+        mean = middle.mean
+        if len(middle.values) > 1:
+            around = (mean - NORMAL_95 * middle.error, mean + NORMAL_95 * middle.error)
+            return cls(mean, middle.error, share_ends(mean, middle.error) if share else around)
+        low, high = (values[0][1], values[0][2]) if len(values[0]) == 3 else (None, None)
+        if low is None or high is None:
+            return cls(mean, nan)
+        # Records of earlier versions may have ends outside.
+        ends = (max(low, 0.0), min(high, 1.0)) if share else (low, high)
+        return cls(mean, (high - low) / (2 * NORMAL_95), ends)
+
+    @property
+    def text(self) -> str:
+        """The value and its 95 % interval."""
+        if self.ends is None:
+            return f"{self.value:.4f}"
+        return f"{self.value:.4f} [{self.ends[0]:.4f}, {self.ends[1]:.4f}]"
+
+    def above(self, other: "Estimate | None" = None) -> bool | None:
+        """Whether this is larger, than 0 by itself; None where the difference is within two standard errors. Without errors, as it is."""
+        other = other or Estimate(0.0, 0.0)
+        difference = self.value - other.value
+        errors = [0.0 if each.error != each.error else each.error for each in (self, other)]
+        return None if abs(difference) <= 2 * sqrt(sum(e**2 for e in errors)) else difference > 0
+
+
+def ece_floor(confidence: ArrayLike, bins: int = 15, seed: int = 0) -> float:
+    """Mean expected calibration error of a model that is perfectly calibrated and has these confidences.
+
+    Reading: a calibration error near it, or two that differ by less, are no finding.
+
+    Args:
+        confidence: Confidence in each answer, `(inputs,)`.
+        bins: Bins of equal width, as those of the error that it is compared with.
+        seed: Decides which answers are right in each draw.
+
+    Example:
+        >>> round(ece_floor(typical_confidence(0.91, 10_000)), 3), round(ece_floor(typical_confidence(0.91, 1000)), 2)
+        (0.007, 0.02)
+    """
+    confidence = np.asarray(confidence, dtype=float)
+    right = np.random.default_rng(seed).random((DRAWS, len(confidence))) < confidence
+    which = np.minimum((confidence * bins).astype(int), bins - 1)
+    gaps = np.stack([((right - confidence) * (which == index)).sum(1) for index in np.unique(which)])
+    return float(np.abs(gaps).sum(0).mean() / len(confidence))
+
+
+def typical_confidence(accuracy: float, inputs: int, chance: float = 0.1) -> NDArray[np.float64]:
+    """Return confidences as a calibrated network of this accuracy may have them, where the real ones were not stored.
+
+    They are quantiles of a beta law with that mean and weight 2; weights from 1 to 4 change the floor by a tenth.
+    """
+    draws = np.random.default_rng(0).beta(2 * accuracy, 2 * (1 - accuracy), inputs)
+    return np.maximum(draws, chance)
