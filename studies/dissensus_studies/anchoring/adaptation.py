@@ -91,7 +91,6 @@ def load_tasks(
     *,
     without: Sequence[str] = (),
     limit: int | None = None,
-    suite: Suite = ADAPTATION,
 ) -> Tasks:
     """Load the labelled sets that a folder holds, with channels and size of the network's own images.
 
@@ -105,7 +104,6 @@ def load_tasks(
         shape: Channels, height and width of the network's images.
         without: Names to leave out, such as the set that the network was trained on.
         limit: Take at most so many images of each part, evenly spread.
-        suite: Which sets.
 
     Returns:
         What is there and can be used, and why others are not.
@@ -115,7 +113,7 @@ def load_tasks(
         raise ValueError(f"The folder of labelled sets, {folder}, does not exist.")
     found: dict[str, Task] = {}
     missing: dict[str, str] = {}
-    for each in suite.sets:
+    for each in ADAPTATION.sets:
         if each.name in without:
             continue
         try:

@@ -14,7 +14,7 @@ class MemberScales(NamedTuple):
     scales: tuple[float, ...]
 
 
-def practical_scales(num_members: int = 6, num_points: int = 40, seed: int = CUBIC_SEED) -> MemberScales:
+def practical_scales(num_members: int = 6) -> MemberScales:
     r"""Return the scales of the initial parameters of the practical's regression members.
 
     $$s_j = 100 + \lfloor 10^4\,|z_j|\rfloor,\qquad \text{scale}_j = |u_j|,\ u_j \sim \mathcal N(0, 0.1^2)$$
@@ -24,8 +24,6 @@ def practical_scales(num_members: int = 6, num_points: int = 40, seed: int = CUB
 
     Args:
         num_members: How many members; the first six are those of the practical.
-        num_points: How many points `cubic` drew from the stream before.
-        seed: Seed of that stream.
 
     Returns:
         Seeds and scales. Reading: member j's weights and biases start as its scale times normal draws.
@@ -34,9 +32,10 @@ def practical_scales(num_members: int = 6, num_points: int = 40, seed: int = CUB
         >>> practical_scales(2)
         MemberScales(seeds=(672, 7888), scales=(0.05341477341995916, 0.12899350046504218))
     """
-    stream = np.random.RandomState(seed)
-    stream.uniform(size=num_points)
-    stream.normal(size=num_points)
+    stream = np.random.RandomState(CUBIC_SEED)
+    # The forty points of `cubic`.
+    stream.uniform(size=40)
+    stream.normal(size=40)
     seeds, scales = [], []
     for _ in range(num_members):
         seeds.append(100 + abs(int(stream.normal(0, 1) * 10_000)))

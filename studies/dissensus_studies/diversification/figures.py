@@ -88,9 +88,9 @@ def _in_rows(count: int) -> tuple["matplotlib.figure.Figure", list["matplotlib.a
     return figure, axes[:count]
 
 
-def strength_figure(found: Found, family: str, size: int = 5) -> "matplotlib.figure.Figure | None":
+def strength_figure(found: Found, family: str) -> "matplotlib.figure.Figure | None":
     """Draw figure 5's first half: diversity, AUROC and members' accuracy against the strength."""
-    rows = found.where(family=family, method="ldr", num_members=size, **USUAL)
+    rows = found.where(family=family, method="ldr", num_members=5, **USUAL)
     if len({setting.strength for setting in rows}) < 3:
         return None
     parts = pooled_parts(found.records.values())
@@ -112,7 +112,7 @@ def strength_figure(found: Found, family: str, size: int = 5) -> "matplotlib.fig
             continue
         for ax, (_, read) in zip(axes, panels, strict=True):
             sweep(over_seeds(pairs, read), ax, label=name, colour=colour)
-    deep = found.one(family, f"deep M={size}")
+    deep = found.one(family, "deep M=5")
     for ax, (title, read) in zip(axes, panels, strict=True):
         if deep:
             mean = sum(map(read, deep)) / len(deep)
@@ -160,7 +160,7 @@ def _value(part: str, score: str) -> Callable[[Record], float]:
     return lambda record: float(record["auroc"][part][score][0])
 
 
-def baseline_bars(found: Found, family: str, part: str = "C-5") -> list[tuple[str, Estimate]]:
+def baseline_bars(found: Found, family: str) -> list[tuple[str, Estimate]]:
     """Return figure 4's bars: each method's better one of BMA and PDS, loss-guided ones' PDS, detectors and energy.
 
     Returns:
@@ -169,7 +169,7 @@ def baseline_bars(found: Found, family: str, part: str = "C-5") -> list[tuple[st
     bars: list[tuple[str, Estimate]] = []
 
     def add(name: str, records: Sequence[Record], scores: Sequence[str]) -> None:
-        values = [value for score in scores if (value := estimate(records, auroc(part, score))) is not None]
+        values = [value for score in scores if (value := estimate(records, auroc("C-5", score))) is not None]
         if values:
             bars.append((name, max(values, key=lambda value: value.value)))
 
@@ -182,13 +182,13 @@ def baseline_bars(found: Found, family: str, part: str = "C-5") -> list[tuple[st
             add("deep ensemble, energy", records, ["mean_energy"])
     for record in found.records.values():
         if "detectors" in record and record["family"] in (family, family.replace("heads", "backbone")):
-            for name, value in record["detectors"].get(part, {}).items():
+            for name, value in record["detectors"].get("C-5", {}).items():
                 words = name.replace("_", " ").replace("mahalanobis", "Mahalanobis")
                 bars.append((words, Estimate.of([value], share=True)))
     return sorted(bars, key=lambda bar: bar[1].value)
 
 
-def baseline_figure(bars: Sequence[tuple[str, Estimate]], part: str = "C-5") -> "matplotlib.figure.Figure":
+def baseline_figure(bars: Sequence[tuple[str, Estimate]]) -> "matplotlib.figure.Figure":
     """Draw figure 4: every method we have, by AUROC."""
     figure, (ax,) = plots.panels(width=6.5, height=0.28 * len(bars) + 1.2)
     colours = [plots.COLOURS[1] if name.startswith("LDR") else plots.COLOURS[0] for name, _ in bars]
@@ -207,11 +207,11 @@ def baseline_figure(bars: Sequence[tuple[str, Estimate]], part: str = "C-5") -> 
     )
     ax.axvline(0.5, color=plots.NOTE_COLOUR, linewidth=1)
     ax.set_yticks(places, [name for name, _ in bars])
-    ax.set(xlim=(min(0.48, *values) - 0.03, max(values) + 0.04), xlabel=f"AUROC, {part} (0.5: chance)")
+    ax.set(xlim=(min(0.48, *values) - 0.03, max(values) + 0.04), xlabel="AUROC, C-5 (0.5: chance)")
     return figure
 
 
-def trade_figure(found: Found, family: str, part: str = "C-5") -> "matplotlib.figure.Figure | None":
+def trade_figure(found: Found, family: str) -> "matplotlib.figure.Figure | None":
     """Draw what members lose against what detection gains, one point for each loss-guided ensemble."""
     guided = found.where(family=family, method="ldr", num_members=5, **USUAL)
     rows = [
@@ -227,7 +227,7 @@ def trade_figure(found: Found, family: str, part: str = "C-5") -> "matplotlib.fi
             for setting, records in rows
             if setting.guard == guard
             and (worst := estimate(records, worst_member)) is not None
-            and (value := estimate(records, auroc(part, SCORES["PDS"]))) is not None
+            and (value := estimate(records, auroc("C-5", SCORES["PDS"]))) is not None
         ]
         colour = plots.COLOURS[index % len(plots.COLOURS)]
         name = {PUBLISHED: "published (none)", GUARDED: "default"}.get(guard, guard)
@@ -247,7 +247,7 @@ def trade_figure(found: Found, family: str, part: str = "C-5") -> "matplotlib.fi
                 va=up_by,
             )
     ax.margins(0.12)
-    ax.set(xlabel="worst member's accuracy", ylabel=f"AUROC of PDS, {part}")
+    ax.set(xlabel="worst member's accuracy", ylabel="AUROC of PDS, C-5")
     ax.legend(frameon=False, fontsize="x-small", title="guard")
     return figure
 

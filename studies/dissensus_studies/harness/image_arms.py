@@ -132,7 +132,7 @@ def fit_images(
         seed: Decides everything.
         options: Further arguments of `fit`, such as `select`, `patience`, `engine`.
     """
-    prepare = transform or _as_it_is
+    prepare = transform or (lambda x: x)
     train = sets.all_train if all_train else sets.train
     watched = {"validation": sets.validation, "test": sets.test, "nothing": None}[watch]
     if optimizer == "sgd":
@@ -154,10 +154,6 @@ def fit_images(
         seed=seed,
         **options,
     )
-
-
-def _as_it_is(x: Tensor) -> Tensor:
-    return x
 
 
 def training_record(run: Run) -> Record:
@@ -273,21 +269,13 @@ def summary_line(record: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def save_outputs(
-    members: Members,
-    sets: ImageSets,
-    path: Path,
-    *,
-    transform: Callable[[Tensor], Tensor] | None = None,
-    batch_size: int = 1024,
-) -> Tensor:
+def save_outputs(members: Members, sets: ImageSets, path: Path) -> Tensor:
     """Keep all members' logits on test images as float16, for later diagnosis; return them.
 
     The file has `test` (members, images, classes) and `labels`.
     """
-    prepare = transform or _as_it_is
     with as_in_training():
-        test = predict(members, prepare(sets.test.x), batch_size=batch_size).float().cpu()
+        test = predict(members, sets.test.x, batch_size=1024).float().cpu()
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(path, labels=sets.test.y.numpy(), test=test.numpy().astype(np.float16))
     return test

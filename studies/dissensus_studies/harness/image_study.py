@@ -130,7 +130,7 @@ class ImageStudy:
                 else "This study has no option backbone. Leave it out."
             )
         options = Options(output, quick, seed, data, epochs, minutes, limit, arms, known, backbone)
-        if setting in self.settings:
+        if setting is not None and setting in self.settings:
             return self.settings[setting](options)
         if setting is not None:
             names = " or ".join(map(repr, self.settings)) + ("," if len(self.settings) > 1 else "")
