@@ -37,8 +37,17 @@ OBJECTIVES = {
     "loss-guided, two": lambda: obj.LossGuided(0.5, active=2),
     "adversarial": lambda: obj.Adversarial(obj.Independent(), epsilon=0.1),
 }
+
+
+class Reads(nn.Identity):
+    """A layer that looks at values, so that a step cannot be traced."""
+
+    def forward(self, x):
+        return x if float(x.detach().sum()) < 1e9 else -x
+
+
 NORMS = {"none": lambda _: nn.Identity(), "batch": nn.BatchNorm1d, "sync": nn.SyncBatchNorm}
-NORMS["sharded"] = NORMS["none"]
+NORMS |= {"sharded": NORMS["none"], "reads": lambda _: Reads()}
 
 
 class Stopped(ValueError):
@@ -91,6 +100,7 @@ def seen_of(ens, run):
         "history": history,
         "dropped": run.dropped,
         "best_step": run.best_step,
+        "engine": run.engine,
     }
 
 

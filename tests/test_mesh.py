@@ -35,7 +35,17 @@ OTHERS = {
     "drops": ("independent", (2, 1), {"lr": [1e-2, 1e30, 1e-2, 1e-2], "on_divergence": "drop"}),
     "watches": ("joint", (4, 1), {"watch_collusion": True, "lr": 0.05}),
     "norms": ("independent", (2, 1), {"norm": "batch"}),
-    "asked for an engine": ("independent", (2, 1), {"engine": "captured"}),
+    "not traced": ("independent", (2, 1), {"norm": "reads", "engine": "auto", "batch_size": 1, "epochs": 9}),
+}
+# As programs around the exchange of outputs: of none, of means, of all, with parts of a batch, and of what BatchNorm keeps.
+CAPTURED = {
+    "none": ("independent", (2, 1), {"members": 5}),
+    "means": ("joint", (2, 1), {}),
+    "all": ("joint, gathered", (4, 1), {"members": 6}),
+    "cut": ("joint", (1, 2), {"batch_size": 7}),
+    "drawn": ("loss-guided, two", (1, 2), {}),
+    "both": ("joint, dropped", (2, 2), {}),
+    "norms": ("independent", (2, 1), {"norm": "batch"}),
 }
 REFUSED = {
     "drawn": ("loss-guided, two", (2, 1), {}, "draws members"),
@@ -57,6 +67,7 @@ REFUSED = {
 RESUMED = {
     "two, then four": ("joint, gathered", (2, 1), (4, 1), {"select": "ensemble_loss"}),
     "two parts, then four": ("independent", (1, 2), (4, 1), {}),
+    "programs": ("joint, gathered", (2, 1), (4, 1), {"engine": "captured"}),
     "four, then one": ("independent", (4, 1), None, {"norm": "batch", "members": 5}),
     "other optimizer": ("independent", (2, 1), None, {"rmsprop": True, "members": 5}),
 }
@@ -84,6 +95,9 @@ def found(tmp_path_factory):
     """What came out of every case, from one torchrun."""
     cases = [(name_of(*case), *case, {}) for case in SPREAD + CUT]
     cases += [(name, *case[:3]) for name, case in (OTHERS | REFUSED).items()]
+    for name, (objective, mesh, settings) in CAPTURED.items():
+        for engine in ("eager", "captured"):
+            cases.append((f"{name}, {engine}", objective, mesh, settings | {"engine": engine}))
     folder = tmp_path_factory.mktemp("mesh")
     for name, (objective, first, then, settings) in RESUMED.items():
         kept = settings | {"checkpoint_dir": str(folder / name)}
@@ -154,10 +168,21 @@ def test_these_cases_do_what_their_names_say():
     assert "colluding" in seen["watches"]["history"]
 
 
+@pytest.mark.parametrize("name", CAPTURED)
+def test_programs_around_the_exchange_train_what_eager_steps_train(found, name):
+    eager, captured = found[f"{name}, eager"], found[f"{name}, captured"]
+    assert (eager["engine"], captured["engine"]) == ("eager", "captured")
+    assert captured["alike"]
+    assert captured["numbers"] == eager["numbers"]
+    # Bit for bit, but that traced BatchNorm adds up in another order.
+    assert difference(captured, eager) <= (5e-7 if "norm" in CAPTURED[name][2] else 0)
+
+
 def test_that_steps_run_eagerly_is_said_once(found):
-    (line,) = found["asked for an engine"]["said"]
-    assert line.startswith("training runs eagerly: on a mesh")
-    assert found["five"]["said"] == []
+    (line,) = found["not traced"]["said"]
+    assert line.startswith("training runs eagerly: the step cannot be traced (it reads the value")
+    assert found["not traced"]["engine"] == "eager"
+    assert found["five"]["said"] == found["none, captured"]["said"] == []
 
 
 def test_member_j_depends_on_seed_and_j_whoever_runs_it(found):
@@ -242,6 +267,33 @@ def test_on_gpus_a_mesh_trains_what_one_process_trains(tmp_path, backend, mesh):
         assert result.get("alike"), result
         expected = alone(objective, json.dumps(settings | {"device": "cuda"}))
         assert difference(result, expected) < (1e-4 if settings else 1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("engine", ["captured", "compiled"])
+@pytest.mark.parametrize(("backend", "mesh"), [("nccl", (1, 1)), ("gloo", (2, 1)), ("gloo", (1, 2))])
+def test_on_gpus_programs_train_what_eager_steps_train(tmp_path, backend, mesh, engine):
+    cases = [
+        (each, each, mesh, {"device": "cuda", "engine": engine})
+        for each in ("independent", "joint, gathered")
+    ]
+    if mesh[1] > 1:
+        cases.append(("sync", "independent", mesh, {"device": "cuda", "engine": engine, "norm": "sync"}))
+    seen = results_of(cases, tmp_path, mesh[0] * mesh[1], backend)
+    for objective in ("independent", "joint, gathered"):
+        assert seen[objective].get("engine") == engine, seen[objective]
+        assert difference(seen[objective], alone(objective, json.dumps({"device": "cuda"}))) < 1e-5
+    if mesh[1] > 1:
+        assert "SyncBatchNorm asks other processes" in seen["sync"]["refused"]
+
+
+@pytest.mark.slow
+def test_compiled_programs_train_what_eager_steps_train(tmp_path):
+    cases = [(f"{mesh}", "joint, gathered", mesh, {"engine": "compiled"}) for mesh in ((2, 1), (1, 2))]
+    seen = results_of(cases, tmp_path, 2)
+    for name in seen.keys() - {"lost"}:
+        assert seen[name]["engine"] == "compiled"
+        assert difference(seen[name], alone("joint, gathered")) < 5e-7
 
 
 @pytest.mark.gpu

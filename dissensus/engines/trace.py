@@ -353,18 +353,19 @@ def _is_view(node: Node) -> bool:
 def split_at_last_input(program: GraphModule) -> tuple[GraphModule, GraphModule]:
     """Split a program, by the order of its operations, where its last input is first used.
 
-    The first program takes the other inputs and returns `(result, *kept)`; the second takes all inputs and what was kept.
-    Views of inputs are not kept but taken again.
+    The first program takes the other inputs and returns `(result, *kept)`; the second takes all inputs and what was kept, and
+    returns what the program returns after its first result. Views of inputs are not kept but taken again.
     """
     *nodes, output = program.graph.nodes
     inputs = program.graph.find_nodes(op="placeholder")
     first_late = min(map(nodes.index, inputs[-1].users))
-    result = output.args[0]
+    results = output.args[0]
+    result, *late_results = results if isinstance(results, tuple | list) else (results,)
     early, late = nodes[len(inputs) : first_late], nodes[first_late:]
     if result not in nodes[:first_late]:
         raise RuntimeError("its outputs are not finished before their gradient is used")
     views = _views_of(inputs)
-    needed = {source for node in late for source in node.all_input_nodes}
+    needed = {*late_results, *(source for node in late for source in node.all_input_nodes)}
     taken_again = _with_sources(needed & views)
     again = [node for node in early if node in taken_again]
     kept = [node for node in early if node in needed - views]
@@ -375,7 +376,7 @@ def split_at_last_input(program: GraphModule) -> tuple[GraphModule, GraphModule]
     forward.output((values[result], *(values[node] for node in kept)))
     values = {node: _placeholder(backward, node) for node in [*inputs, *kept]}
     _copy_into(backward, [*again, *late], values)
-    backward.output(())
+    backward.output(tuple(values[node] for node in late_results))
     forward.eliminate_dead_code()
     return GraphModule(program, forward), GraphModule(program, backward)
 

@@ -30,6 +30,7 @@ from dissensus.engines.trace import (
     work_in,
 )
 from dissensus.objectives.objective import OutputObjective
+from dissensus.training.mesh import MeshStep
 from dissensus.training.step import Eager, Engine, TrainState, TrainStep
 
 # Calls a function for every index from 0 to a count, one after another or side by side.
@@ -189,8 +190,76 @@ class InParts(Plan):
         fan_out(backward, self.num_trained)
 
 
+class OnMesh(Plan):
+    """This process's members' forward pass, one program that compares the exchanged outputs, and its members' backward pass and update.
+
+    Outputs are exchanged between programs; so are gradients, before the update, where batches are cut.
+    """
+
+    def _trace(self, train_step: TrainStep, state: TrainState, size: int) -> None:
+        assert isinstance(train_step, MeshStep)
+        self.step, self.size = train_step, size
+        modules = list(train_step.members.parts())
+        batch_is_cut = train_step.mesh.data > 1
+        if batch_is_cut and any(isinstance(module, torch.nn.SyncBatchNorm) for module in modules):
+            raise NotTraceableError("SyncBatchNorm asks other processes in the middle of a pass")
+
+        def step(*tensors: Tensor) -> tuple[Tensor, ...]:
+            given = state.with_leaves(tensors[:-1])
+            outputs, leaves, rows = train_step.forward(given, size)
+            gradients = torch.autograd.grad(outputs, leaves, tensors[-1], materialize_grads=True)
+            if batch_is_cut:
+                return outputs, *gradients
+            train_step.update(given, gradients, rows)
+            return (outputs,)
+
+        def judge(*tensors: Tensor) -> Tensor:
+            return train_step.judge(state.with_leaves(tensors[:-1]), size, tensors[-1])
+
+        def update(*tensors: Tensor) -> tuple[()]:
+            given = state.with_leaves(tensors[: -len(state.parameters)])
+            train_step.update(given, tensors[-len(state.parameters) :], train_step.rows(given, size))
+            return ()
+
+        def forward(*tensors: Tensor) -> tuple[Tensor, list[Tensor]]:
+            outputs, leaves, _ = train_step.forward(state.with_leaves(tensors), size)
+            return outputs, leaves
+
+        output, leaves = shapes_of(forward, state.leaves(), modules)
+        own = torch.zeros(output.shape, dtype=output.dtype, device=state.index.device)
+        program = trace(step, [*state.leaves(), own], modules)
+        self.counters = take_out_counters(program, [*state.names(), ""])
+        self.programs = dict(zip(("forward", "backward"), split_at_last_input(program), strict=True))
+        if not train_step.asks_others:
+            count = self.num_trained if train_step.compares else len(own)
+            judged = own.new_zeros((count, size, *own.shape[2:]))
+            self.programs["judge"] = trace(judge, [*state.leaves(), judged], modules)
+        if batch_is_cut:
+            gradients = [torch.zeros(t.shape, dtype=t.dtype, device=own.device) for t in leaves]
+            self.programs["update"] = trace(update, [*state.leaves(), *gradients], modules)
+
+    def bind(self) -> None:
+        """Look up all tensors."""
+        self.tensors = self.state.leaves()
+
+    def run(self, fan_out: FanOut) -> None:
+        """Take this process's part of one step."""
+        programs, step = self.run_program, self.step
+        outputs, *kept = programs["forward"](*self.tensors)
+        judged = step.exchange(outputs, self.size)
+        if step.asks_others:
+            gradient = step.judge(self.state, self.size, judged)
+        else:
+            gradient = programs["judge"](*self.tensors, judged)
+        gradients = programs["backward"](*self.tensors, gradient, *kept)
+        if gradients:
+            programs["update"](*self.tensors, *map(step.mesh.sum_over_data, gradients))
+
+
 def plan_of(train_step: TrainStep, state: TrainState, concurrent: int | None) -> type[Plan]:
     """Return how a step is put together: each member on its own where that is the same and faster or asked for."""
+    if isinstance(train_step, MeshStep):
+        return OnMesh
     members = train_step.members
     on_streams = state.index.is_cuda and any(
         isinstance(m, torch.nn.modules.conv._ConvNd) for m in members.modules()
@@ -253,7 +322,9 @@ class Recorded(Engine):
         """Return the program for batches of this shape, traced when first asked for."""
         shape = (size, *(t.shape for name, t in state.data.items() if name.startswith("batch.")))
         if shape not in self.replays:
-            kind = GraphReplay if state.index.is_cuda else Replay
+            # What processes exchange goes between programs, not into a graph.
+            graphs = state.index.is_cuda and not isinstance(self.train_step, MeshStep)
+            kind = GraphReplay if graphs else Replay
             with alone, no_sources_kept():
                 self.replays[shape] = kind(self.train_step, state, size, self.concurrent)
         return self.replays[shape]
@@ -435,7 +506,9 @@ def choose_engine(
         log.info("training runs eagerly: the step cannot be traced (%s)", reason)
         return Eager(train_step)
     if name == "auto":
-        name = "compiled" if compiling_pays(plan, steps) else "captured"
+        # Not on a mesh: others would wait for one process that compiles.
+        pays = not isinstance(plan, OnMesh) and compiling_pays(plan, steps)
+        name = "compiled" if pays else "captured"
     return engine.compile(state, size) if name == "compiled" else engine
 
 

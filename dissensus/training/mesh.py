@@ -20,9 +20,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dissensus.objectives import Objective, Step
+from dissensus.objectives import Objective
 from dissensus.objectives.objective import OutputObjective
-from dissensus.training.step import TrainState, TrainStep
+from dissensus.training.step import Begun, TrainState, TrainStep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -245,72 +245,86 @@ class MeshStep(TrainStep):
     mesh: Mesh = field(kw_only=True)
 
     def __post_init__(self) -> None:
+        beside = self.mesh.group("data")  # made now, not in the middle of tracing
         for norm in _own_norms(self.members):
-            norm.process_group = self.mesh.group("data")
+            norm.process_group = beside
 
     def __call__(self, state: TrainState, size: int, *, advance: bool = True) -> None:
-        """Take one step on a batch of `size` examples; without `advance` the step's number stays as it is."""
-        step, x, y, picked = self._begin(state, size)
-        rows = self._own_rows(state, picked)
-        outputs, leaves = self._forward(state, step, x, rows, size)
-        judged = self.exchange(outputs, size)
-        gradient = self._judged(state, step, y, picked, judged, size)
+        """Take one step on a batch of `size` examples; without `advance` the step's number stays as it is.
+
+        `forward`, `exchange`, `judge` and `update` are its parts, so that programs can take their places around the exchange.
+        """
+        begun = self._begin(state, size)
+        outputs, leaves, rows = self.forward(state, size, begun)
+        gradient = self.judge(state, size, self.exchange(outputs, size), begun)
         gradients = torch.autograd.grad(outputs, leaves, gradient, materialize_grads=True)
-        with torch.no_grad():
-            self._descend(state, tuple(map(self.mesh.sum_over_data, gradients)), rows)
-            if advance:
+        self.update(state, tuple(map(self.mesh.sum_over_data, gradients)), rows)
+        if advance:
+            with torch.no_grad():
                 state.index.add_(1)
                 state.data["position"].add_(1)
 
-    def _own_rows(self, state: TrainState, picked: Tensor | None) -> Tensor:
+    def rows(self, state: TrainState, size: int, begun: Begun | None = None) -> Tensor:
+        """Return which members this process trains in this step."""
+        _, _, _, picked = begun or self._begin(state, size)
         if picked is not None:  # not along members, which would have to be spread anew each step
             return picked
         mine = self.mesh.rows(self.members.num_trained)
         return torch.arange(mine.start, mine.stop, device=state.index.device)
 
-    def _forward(
-        self, state: TrainState, step: Step, x: Any, rows: Tensor, size: int
-    ) -> tuple[Tensor, list[Tensor]]:
-        leaves, part = self._leaves(state, rows), self.mesh.part(size)
+    def forward(
+        self, state: TrainState, size: int, begun: Begun | None = None
+    ) -> tuple[Tensor, list[Tensor], Tensor]:
+        """Return the outputs of this process's members for its part of the batch, the leaves of their graph, and which members they are."""
+        step, x, _, _ = begun = begun or self._begin(state, size)
+        rows, part = self.rows(state, size, begun), self.mesh.part(size)
+        leaves = self._leaves(state, rows)
         view = self._view(state, leaves, rows, step, self.mesh.data_rank if self.mesh.data > 1 else None)
         with self._precision(x.device):
             outputs = view.each(x[rows][:, part]) if step.own else view(x[part])
         with torch.no_grad():
             self.members.put_rows(state.buffers, rows, view.buffers)
-        return outputs, leaves
+        return outputs, leaves, rows
 
     @property
     def compares(self) -> bool:
         """Whether every process judges the outputs of all members, rather than of its own."""
         assert isinstance(self.objective, OutputObjective)
-        return self.mesh.members == 1 or self.objective.needs == "outputs"
+        return self.mesh.members > 1 and self.objective.needs == "outputs"
+
+    @property
+    def asks_others(self) -> bool:
+        """Whether judging takes means over members of other processes."""
+        assert isinstance(self.objective, OutputObjective)
+        return self.mesh.members > 1 and self.objective.needs == "means"
 
     def exchange(self, outputs: Tensor, size: int) -> Tensor:
         """Return the outputs that this process judges, for the whole batch."""
         judged = self.mesh.whole_batch(outputs.detach(), size)
-        if not self.compares or self.mesh.members == 1:
-            return judged
-        return self.mesh.all_members(judged, self.members.num_trained)
+        return self.mesh.all_members(judged, self.members.num_trained) if self.compares else judged
 
-    def _judged(
-        self, state: TrainState, step: Step, y: Tensor, picked: Tensor | None, judged: Tensor, size: int
-    ) -> Tensor:
-        """Log the parts of the objective on outputs that were exchanged; return its gradient with respect to this process's own."""
+    def judge(self, state: TrainState, size: int, outputs: Tensor, begun: Begun | None = None) -> Tensor:
+        """Log the parts of the objective on exchanged outputs; return its gradient with respect to this process's own."""
         assert isinstance(self.objective, OutputObjective)
-        mine, logged = self.mesh.rows(self.members.num_trained), picked
-        if not self.compares:
+        step, _, y, logged = begun = begun or self._begin(state, size)
+        mine, part = self.mesh.rows(self.members.num_trained), self.mesh.part(size)
+        if self.mesh.members > 1 and not self.compares:
+            logged = self.rows(state, size, begun)
             step = replace(step, others=self.mesh.others(self.members.num_trained))
-            logged = self._own_rows(state, picked)
             if step.own:
                 y, step.weights = y[mine], None if step.weights is None else step.weights[mine]
-        judged = judged.detach().requires_grad_()
-        with self._precision(judged.device):
-            loss, parts = self.objective.on_outputs(judged, y, step)
-        (gradient,) = torch.autograd.grad(loss, judged)
+        outputs = outputs.detach().requires_grad_()
+        with self._precision(outputs.device):
+            loss, parts = self.objective.on_outputs(outputs, y, step)
+        (gradient,) = torch.autograd.grad(loss, outputs)
         with torch.no_grad():
             self._log(state, parts, logged)
-        part = self.mesh.part(size)
-        return gradient[mine, part] if self.compares and self.mesh.members > 1 else gradient[:, part]
+        return gradient[mine, part] if self.compares else gradient[:, part]
+
+    def update(self, state: TrainState, gradients: tuple[Tensor, ...], rows: Tensor) -> None:
+        """Descend along these gradients of this process's members."""
+        with torch.no_grad():
+            self._descend(state, gradients, rows)
 
 
 def _own_norms(members: "Members") -> list[nn.SyncBatchNorm]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,6 +21,10 @@ from dissensus.training.optimizers import AnyOptimizer, Block, aligned_rows, com
 
 # How one member's part is taken: without its axis (what its network sees), as one row, or the whole, which members share.
 Rows = Literal["member", "row", "shared"]
+
+
+# A step that has begun: where it stands, its inputs and targets, and the members it trains, None for all.
+Begun: TypeAlias = tuple[Step, Any, Tensor, Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -337,7 +341,7 @@ class TrainStep:
         with torch.no_grad():
             self._descend(state, gradients, None)
 
-    def _begin(self, state: TrainState, size: int) -> tuple[Step, Any, Tensor, Tensor | None]:
+    def _begin(self, state: TrainState, size: int) -> Begun:
         """Return the step, its batch, and the members it trains."""
         step = self._step(state, size)
         x, y, step.weights = self.feed.batch(state.data, size)

@@ -408,10 +408,6 @@ class Trainer:
 
     def _engine(self, size: int) -> Engine:
         settings, asked = self.settings, self.result.engine or self.settings.engine
-        if settings.mesh is not None:
-            if not self.result.engine and settings.engine != "eager":
-                log.info("training runs eagerly: on a mesh, outputs are exchanged in the middle of a step")
-            return Eager(self.step)
         if asked == "eager" and settings.concurrent_members is None:
             return Eager(self.step)
         left = self.total_steps - self.result.step
@@ -423,7 +419,7 @@ class Trainer:
         In the first one members decide how they run, and the objective shows what it logs. Shapes are kept in checkpoints, so that
         a run that goes on does as one that was not interrupted.
         """
-        if self.settings.mesh is not None or self.settings.concurrent_members is not None:
+        if self.settings.concurrent_members is not None:
             return False
         shape = " ".join(str(list(t.shape[1:])) for name, t in self.data.items() if name.startswith("batch."))
         known = shape in self.shapes
