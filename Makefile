@@ -47,9 +47,10 @@ lint: .venv/.installed
 types: .venv/.test-all
 	$(RUN)/mypy
 
-# Pages of docs/results from studies/records.
+# Pages of docs/results from studies/records and benchmarks/records.
 results: .venv/.installed
 	$(RUN)/python -m dissensus_studies.results
+	$(RUN)/python -m dissensus_bench.page
 
 docs: .venv/.docs
 	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --strict
