@@ -42,52 +42,6 @@ _NAMED_COLOURS = {
 # A space that is narrow and does not break.
 GROUP = "\u202f"
 
-# Puts a search field above each table that wants one, and sorts it by the column whose heading is pressed.
-_SEARCH = """
-for (const table of document.querySelectorAll("table[data-search]")) {
-  const body = table.tBodies[0], rows = [...body.rows], said = document.createElement("p");
-  const label = document.createElement("label"), field = document.createElement("input");
-  field.type = "search";
-  label.append("Search ", field);
-  said.setAttribute("role", "status");
-  const tools = document.createElement("div");
-  tools.className = "tools";
-  tools.append(label, said);
-  table.parentElement.before(tools);
-  const text = (row, place) => row.cells[place].textContent.trim();
-  const number = cell => Number(cell.replace(/[\\s\\u202f]/g, "").replace("\u2212", "-").replace("%", ""));
-  const search = () => {
-    const words = field.value.toLowerCase().split(" ").filter(word => word);
-    let shown = 0;
-    for (const row of rows) {
-      const whole = row.textContent.toLowerCase();
-      row.hidden = !words.every(word => whole.includes(word));
-      shown += !row.hidden;
-    }
-    said.textContent = shown + " of " + rows.length + " rows";
-  };
-  field.addEventListener("input", search);
-  search();
-  [...table.tHead.rows[0].cells].forEach((head, place) => {
-    const button = document.createElement("button");
-    button.type = "button";
-    button.textContent = head.textContent;
-    head.replaceChildren(button);
-    button.addEventListener("click", () => {
-      const down = head.getAttribute("aria-sort") === "descending";
-      for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
-      head.setAttribute("aria-sort", down ? "ascending" : "descending");
-      const order = (a, b) => {
-        const first = text(a, place), second = text(b, place), gap = number(first) - number(second);
-        return Number.isNaN(gap) ? first.localeCompare(second) : gap;
-      };
-      rows.sort((a, b) => (down ? order(a, b) : order(b, a)));
-      body.append(...rows);
-    });
-  });
-}
-"""
-
 # Pages with more sections than this begin with a table of contents.
 _SECTIONS_WITHOUT_CONTENTS = 3
 
@@ -259,7 +213,6 @@ def cell_text(value: object) -> str:
 
 
 def _page(title: str, top: str, sections: Sequence[Section]) -> str:
-    style = files("dissensus").joinpath("page.css").read_text(encoding="utf-8")
     figure_numbers = count(1)
     body = [
         f'<section id="section-{number}" aria-labelledby="title-{number}">\n'
@@ -273,7 +226,7 @@ def _page(title: str, top: str, sections: Sequence[Section]) -> str:
         '<meta name="color-scheme" content="light dark">\n'
         # An empty icon of its own keeps browsers from asking a server for one.
         '<link rel="icon" href="data:,">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
+        f"<title>{escape(title)}</title>\n<style>\n{_file('page.css')}</style>\n</head>\n<body>\n"
         f"<header>\n<h1>{escape(title)}</h1>\n{top}</header>\n"
         f"{_contents(sections)}<main>\n{''.join(body)}</main>\n{_script(sections)}</body>\n</html>\n"
     )
@@ -297,7 +250,11 @@ def _headlines(headlines: Sequence[Headline]) -> str:
 
 def _script(sections: Sequence[Section]) -> str:
     searched = any(isinstance(block, Table) and block.search for part in sections for block in part.blocks)
-    return f"<script>{_SEARCH}</script>\n" if searched else ""
+    return f"<script>\n{_file('page.js')}</script>\n" if searched else ""
+
+
+def _file(name: str) -> str:
+    return files("dissensus").joinpath(name).read_text(encoding="utf-8")
 
 
 def _contents(sections: Sequence[Section]) -> str:

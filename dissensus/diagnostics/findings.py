@@ -1,28 +1,18 @@
 """What a diagnosis found: frozen numbers, a verdict, sentences on how to read them, and JSON and back."""
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from math import inf, isfinite, isnan, nan, sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from statistics import fmean
+from typing import Any, Literal, TypeAlias
 
+from dissensus._files import read_state, write_state
 from dissensus.objectives.collusion import CLASS_LOSSES, Measures, ratio
-
-if TYPE_CHECKING:
-    from dissensus.objectives.collusion import Measures
 
 Reading: TypeAlias = tuple[str, str, str]
 
 _SUSPICION = "Held out, badly trained members look the same: outputs on training data decide."
-
-
-def explanation(finding: "Finding") -> str:
-    """Return verdict, numbers and readings as text."""
-    lines = [verdict(finding), ""]
-    width = max(len(name) for name, _, _ in readings(finding))
-    lines += [f"{name:<{width}}  {value:>10}  {reading}" for name, value, reading in readings(finding)]
-    return "\n".join([*lines, "", advice(finding)])
 
 
 def verdict(finding: "Finding") -> str:
@@ -38,16 +28,15 @@ def verdict(finding: "Finding") -> str:
             text += f" {_useless(finding.measures)} There is no sign that they cancel by design; weak learners look like this."
         return text
     reasons = [sign_words(sign, finding.measures) for sign in finding.signs]
-    reasons += [
-        "On the training data: " + _lower(sign_words(sign, finding.training or finding.measures))
-        for sign in finding.training_signs
-        if sign not in finding.signs
-    ]
+    for sign in finding.training_signs:
+        if sign not in finding.signs:
+            words = sign_words(sign, finding.training or finding.measures)
+            reasons.append(f"On the training data: {words[0].lower()}{words[1:]}")
     text = f"Members collude ({size}). " + " ".join(reasons)
     return f"{text} {_useless(finding.measures)}" if finding.members_useless else text
 
 
-def sign_words(sign: str, measures: "Measures") -> str:
+def sign_words(sign: str, measures: Measures) -> str:
     """Return what a sign of collusion means, with its number."""
     return {
         "cancelling": f"Their errors cancel: averaging leaves {_percent(1 - measures.cancellation)} of the squared error that "
@@ -66,20 +55,23 @@ def sign_words(sign: str, measures: "Measures") -> str:
 
 def readings(finding: "Finding") -> list[Reading]:
     """Return name, value and reading of each number."""
-    return [*_errors(finding), *_diversity(finding), *_dependence(finding), *_training(finding)]
+    return [*_errors(finding), *_diversity(finding), *_dependence(finding)]
 
 
 def _errors(finding: "Finding") -> Iterator[Reading]:
-    measures = finding.measures
-    yield "ensemble error", _error(finding.ensemble_error, finding.loss), _against_trivial(finding)
+    measures, loss = finding.measures, finding.loss
+    trivial = measures.trivial_error
+    constant = "" if trivial is None else f"; the best constant has {_error(trivial, loss)}"
+    yield "ensemble error", _error(finding.ensemble_error, loss), f"of the averaged prediction{constant}"
     gain = f"averaging takes away {_percent(finding.gain_over_mean)}"
-    yield "mean member error", _error(finding.member_error, finding.loss), gain
-    yield "best member error", _error(finding.best_member_error, finding.loss), _against_best(finding)
+    yield "mean member error", _error(finding.member_error, loss), gain
+    gain = f"averaging takes away {_percent(finding.gain_over_best)}"
+    if finding.gain_over_best < 0:
+        gain = f"this member alone is better than the ensemble, by {_percent(-finding.gain_over_best)} of its error"
+    yield "best member error", _error(finding.best_member_error, loss), gain
     if measures.ensemble_accuracy is not None:
-        best, mean = max(measures.member_accuracies), _mean(measures.member_accuracies)
-        beside = (
-            f"best member {_percent(best)}, mean member {_percent(mean)}, chance {_percent(measures.chance)}"
-        )
+        own = measures.member_accuracies
+        beside = f"best member {_percent(max(own))}, mean member {_percent(fmean(own))}, chance {_percent(measures.chance)}"
         yield "accuracy", _percent(measures.ensemble_accuracy), beside
     if measures.kept_best is not None:
         kept, by_mean = (
@@ -93,15 +85,24 @@ def _diversity(finding: "Finding") -> Iterator[Reading]:
     yield "diversity", _error(finding.diversity, finding.loss), "mean member error less ensemble error"
     usual = "diversity / ensemble error; trained alone mostly below 0.5, colluding often above 10"
     yield "diversity ratio", _number(finding.diversity_ratio), usual
-    constant = "of the diversity is constant offsets; trained alone mostly below 10 %"
-    yield "bias share", _percent(finding.bias_share), constant
-    stretched = "of it is members stretching the ensemble's own prediction"
-    yield "scale share", _percent(finding.scale_share), stretched
-    beyond = "of it is more than members that err independently can have"
-    yield "example share", _percent(finding.example_share), beyond
-    if not isnan(finding.measures.class_share):
-        by_class = "of the differences between members is constant in each class; fitted well alone, mostly below 10 %"
-        yield "class share", _percent(finding.measures.class_share), by_class
+    shares = {
+        "bias share": (
+            finding.bias_share,
+            "of the diversity is constant offsets; trained alone mostly below 10 %",
+        ),
+        "scale share": (finding.scale_share, "of it is members stretching the ensemble's own prediction"),
+        "example share": (
+            finding.example_share,
+            "of it is more than members that err independently can have",
+        ),
+        "class share": (
+            finding.measures.class_share,
+            "of the differences between members is constant in each class; fitted well alone, mostly below 10 %",
+        ),
+    }
+    for name, (share, reading) in shares.items():
+        if not isnan(share):
+            yield name, _percent(share), reading
     if not isnan(finding.measures.cancellation):
         scale = "1 errors cancel, 0 independent, negative members err alike"
         yield "cancellation", f"{finding.measures.cancellation:.2f}", scale
@@ -115,14 +116,12 @@ def _dependence(finding: "Finding") -> Iterator[Reading]:
     )
     yield "dominance", _percent(finding.dominance), none
     if finding.pairs:
-        yield (
-            "pair diversity",
-            _number(_mean([pair.diversity for pair in finding.pairs])),
-            _pair_words(finding),
+        diversity, upper, lower = (
+            _number(fmean(getattr(pair, name) for pair in finding.pairs))
+            for name in ("diversity", "upper", "lower")
         )
-
-
-def _training(finding: "Finding") -> Iterator[Reading]:
+        reading = f"disagreement / error; {lower} for noisy copies, {upper} for independent errors"
+        yield "pair diversity", diversity, reading
     if finding.training is not None:
         ratio = _number(finding.training.diversity_ratio)
         yield "ratio in training", ratio, "the same on the training data; for classes above 3 is a sign"
@@ -153,7 +152,7 @@ def advice(finding: "Finding") -> str:
     )
 
 
-def _useless(measures: "Measures") -> str:
+def _useless(measures: Measures) -> str:
     text = "Members are of little use alone while the ensemble looks fine: "
     if measures.kept_best is not None and measures.kept_best <= 0:
         return f"{text}even the best is no better than a constant."
@@ -165,39 +164,12 @@ def _useless(measures: "Measures") -> str:
     return f"{text}of what it explains the mean member {kept}, the best {_percent(measures.kept_best)}."
 
 
-def _against_trivial(finding: "Finding") -> str:
-    trivial = finding.measures.trivial_error
-    if trivial is None:
-        return "of the averaged prediction"
-    return f"of the averaged prediction; the best constant has {_error(trivial, finding.loss)}"
-
-
-def _against_best(finding: "Finding") -> str:
-    gain = finding.gain_over_best
-    if gain < 0:
-        return f"this member alone is better than the ensemble, by {_percent(-gain)} of its error"
-    return f"averaging takes away {_percent(gain)}"
-
-
 def _dropping(finding: "Finding") -> str:
     curve = finding.drops[0]
     known = curve.exact and isfinite(finding.codependence)
     exact = curve.exact_increase[0] / curve.full if known else None
     shown = "" if exact is None else f" (exactly {_percent(exact)})"
     return f"more error with {curve.dropped[0]} of {finding.num_members} members dropped{shown}"
-
-
-def _pair_words(finding: "Finding") -> str:
-    upper, lower = (_mean([getattr(pair, name) for pair in finding.pairs]) for name in ("upper", "lower"))
-    return f"disagreement / error; {_number(lower)} for noisy copies, {_number(upper)} for independent errors"
-
-
-def _lower(sentence: str) -> str:
-    return sentence[0].lower() + sentence[1:]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def _number(value: float) -> str:
@@ -435,7 +407,10 @@ class Finding:
 
     def explain(self) -> str:
         """Return the numbers, the verdict, and how to read both, as text."""
-        return explanation(self)
+        lines = [verdict(self), ""]
+        width = max(len(name) for name, _, _ in readings(self))
+        lines += [f"{name:<{width}}  {value:>10}  {reading}" for name, value, reading in readings(self)]
+        return "\n".join([*lines, "", advice(self)])
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values that JSON can hold."""
@@ -445,24 +420,17 @@ class Finding:
 
     def save(self, path: Path | str) -> Path:
         """Write everything as a JSON file; folders on the way to it are made."""
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"format": FORMAT, **self.to_dict()}, indent=1, allow_nan=False)
-        target.write_text(text + "\n", encoding="utf-8")
-        return target
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        write_state(path, FORMAT, self.to_dict())
+        return Path(path)
 
     @classmethod
     def load(cls, path: Path | str) -> "Finding":
         """Read what `save` wrote."""
         try:
-            whole = json.loads(Path(path).read_text(encoding="utf-8"))
-            if whole.pop("format", None) != FORMAT:
-                raise KeyError(f"its format is not {FORMAT!r}")
-            return cls.from_dict(whole)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"{path} holds no diagnosis that can be read: {error}. Diagnose again."
-            ) from None
+            return cls.from_dict(read_state(path, FORMAT))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} holds no diagnosis that can be read: {error} Diagnose again.") from None
 
     @classmethod
     def from_dict(cls, whole: Mapping[str, Any]) -> "Finding":

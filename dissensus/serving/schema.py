@@ -21,22 +21,31 @@ def _list(items: Schema, **more: Any) -> Schema:
     return {"type": "array", "items": items, **more}
 
 
+def like(example: Any) -> Schema:
+    """Describe values that look like an example: an object with all its keys, or a list whose items are like its first.
+
+    Example:
+        >>> like({"ready": True})
+        {'type': 'object', 'properties': {'ready': {'type': 'boolean'}}, 'required': ['ready']}
+    """
+    if isinstance(example, dict):
+        return _object({name: like(value) for name, value in example.items()})
+    if isinstance(example, list):
+        return _list(like(example[0]) if example else {})
+    return {"type": _TYPES[type(example)]}
+
+
+_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 ERROR = _object({"error": {**_TEXT, "description": "One sentence: what was wanted, what came, what to do."}})
-LIVE = _object({"live": _FLAG})
-READY = _object({"ready": _FLAG})
-MODEL_READY = _object({"name": _TEXT, "ready": _FLAG})
-SERVER = _object({"name": _TEXT, "version": _TEXT, "extensions": _list(_TEXT)})
-_FIELD = _object({"name": _TEXT, "datatype": _TEXT, "shape": _list(_WHOLE)})
-MODEL = _object(
-    {
-        "name": _TEXT,
-        "versions": _list(_TEXT),
-        "platform": _TEXT,
-        "inputs": _list(_FIELD),
-        "outputs": _list(_FIELD),
-        "parameters": {"type": "object", "description": "What the file says about itself."},
-    }
-)
+_FIELD = {"name": "", "datatype": "", "shape": [1]}
+MODEL = {
+    "name": "",
+    "versions": [""],
+    "platform": "",
+    "inputs": [_FIELD],
+    "outputs": [_FIELD],
+    "parameters": {},
+}
 
 
 def _tensor(name: Schema, datatype: Schema) -> Schema:
@@ -151,7 +160,7 @@ _REASONS = {
 
 
 def answers(schema: Schema, *errors: int) -> dict[int | str, dict[str, Any]]:
-    """Return the answers of a route: its own, and the errors it may give."""
+    """Return the answers of a route: its own, as a schema, and the errors it may give."""
     return {200: {"description": "The answer.", **_json(schema)}} | refusals(*errors)
 
 
