@@ -1,7 +1,7 @@
 """Member logits of a batch -> columns, one value per input; columns of a whole set -> numbers and curves."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -14,8 +14,11 @@ from dissensus.evaluation.estimates import (
     Means,
     SmoothCalibrationError,
     Statistic,
+    member_means,
+    metric_means,
     placements,
     risk_coverage,
+    score_means,
 )
 from dissensus.evaluation.results import ID, Kind, Number, Reliability, floats
 from dissensus.scores import KNOWLEDGE_SCORES, SCORES, Beliefs, all_scores, mutual_information
@@ -97,20 +100,11 @@ class Classification:
 
     def statistics(self, kind: Kind, name: str, columns: Columns) -> list[Statistic]:
         """Return the numbers of one set that need no other."""
-        parts: list[Statistic] = [_means(kind, name, name, self.averaged(columns))]
-        parts.append(_scores_means(kind, name, name, self.score_names, columns))
+        parts: list[Statistic] = [metric_means(kind, name, self.averaged(columns))]
+        parts.append(score_means(kind, name, self.score_names, columns["scores"]))
         if kind == "ood":
             return parts
-        parts.append(
-            Means(
-                [
-                    Number("accuracy", name, kind, float(own.double().mean()), member=place)
-                    for place, own in enumerate(columns["member_correct"])
-                ],
-                name,
-                columns["member_correct"].float(),
-            )
-        )
+        parts.append(member_means(kind, name, "accuracy", columns["member_correct"]))
         ece, smooth = self._calibration(kind, name, columns)
         confidence, correct = columns["confidence"], columns["correct"]
         gaps = (confidence - correct.to(confidence)).float()
@@ -130,7 +124,9 @@ class Classification:
         Corrupted images are resampled together with the clean ones that they came from.
         """
         kind: Kind = "corruption"
-        ece, smooth = (_at(number, severity) for number in self._calibration(kind, name, columns))
+        ece, smooth = (
+            replace(number, severity=severity) for number in self._calibration(kind, name, columns)
+        )
         values, numbers = [], []
         for score, own, known in zip(self.score_names, columns["scores"], clean["scores"], strict=True):
             auroc = metrics.auroc(own, known)
@@ -138,8 +134,8 @@ class Classification:
             values.append(torch.from_numpy(of_corrupted + of_clean - auroc).float())
             numbers.append(Number("auroc", name, kind, auroc, score, severity))
         parts: list[Statistic] = [
-            _means(kind, name, ID, self.averaged(columns), severity),
-            _scores_means(kind, name, ID, self.score_names, columns, severity),
+            metric_means(kind, name, self.averaged(columns), resampled=ID, severity=severity),
+            score_means(kind, name, self.score_names, columns["scores"], ID, severity),
             Means(numbers, ID, torch.stack(values)),
             CalibrationError.of(ece, ID, columns["confidence"], columns["correct"]),
         ]
@@ -198,35 +194,6 @@ def checked_names(names: Iterable[str], known: Iterable[str]) -> tuple[str, ...]
             f"`scores` must name each score once, among {', '.join(known)}; got {', '.join(map(str, chosen)) or 'none'}."
         )
     return tuple(chosen)
-
-
-def _at(number: Number, severity: int) -> Number:
-    return Number(number.metric, number.set, number.kind, number.value, number.score, severity)
-
-
-def _means(
-    kind: Kind, name: str, resampled: str, values: dict[str, Tensor], severity: int | None = None
-) -> Means:
-    numbers = [
-        Number(metric, name, kind, float(column.mean()), severity=severity)
-        for metric, column in values.items()
-    ]
-    return Means(numbers, resampled, torch.stack(list(values.values())).float())
-
-
-def _scores_means(
-    kind: Kind,
-    name: str,
-    resampled: str,
-    scores: Sequence[str],
-    columns: Columns,
-    severity: int | None = None,
-) -> Means:
-    numbers = [
-        Number("mean", name, kind, float(own.double().mean()), score, severity)
-        for score, own in zip(scores, columns["scores"], strict=True)
-    ]
-    return Means(numbers, resampled, columns["scores"].float())
 
 
 def _pair_disagreement(votes: Tensor, num_classes: int) -> Tensor:

@@ -6,20 +6,27 @@ with pixels. Intervals resample inputs, since the positions of one are not indep
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from dissensus.evaluation.classification import Classification, Columns
-from dissensus.evaluation.estimates import Means, Statistic
+from dissensus.evaluation.estimates import (
+    BinnedGaps,
+    Means,
+    Statistic,
+    binned_reliability,
+    in_bins,
+    member_means,
+    metric_means,
+    score_means,
+)
 from dissensus.evaluation.regression import Regression
 from dissensus.evaluation.results import Kind, Number, Reliability
 from dissensus.objectives.likelihoods import class_axis_of
 from dissensus.scores import over_positions
 
-_BINS = 15
 # One score an input: the mean or the largest of its positions, or the share of those above a number.
 Over = Literal["mean", "max"] | float
 
@@ -172,106 +179,40 @@ class Dense:
         return over_positions(score, "share", limit=float(over), counts=counts)
 
     def _labelled(self, inner: Columns, truth: Tensor, counts: Tensor, weights: Tensor) -> Columns:
-        """Return sums of confidence, correctness and weight in bins, `(3, bins, batch)`, and how classes overlap, `(2, classes, batch)`."""
+        """Return what calibration needs of a batch, and how classes overlap, `(2, classes, batch)`."""
         batch = len(counts)
-        confidence = inner["confidence"].reshape(batch, -1)
-        edges = (torch.arange(1, _BINS, dtype=torch.float64) / _BINS).to(confidence)
-        place = torch.bucketize(confidence, edges)
-        values = torch.stack(
-            [confidence.double(), inner["correct"].reshape(batch, -1).double(), torch.ones_like(weights)]
-        )
-        bins = weights.new_zeros(3, batch, _BINS).scatter_add_(2, place.expand(3, -1, -1), values * weights)
+        bins = in_bins(inner["confidence"].reshape(batch, -1), inner["correct"].reshape(batch, -1), weights)
         one = counts.double()
         labels, said = truth.reshape(batch, -1), inner["predicted"].reshape(batch, -1)
         empty = one.new_zeros(batch, self.size)
         both = empty.scatter_add(1, labels, one * (labels == said))
         union = empty.scatter_add(1, labels, one).scatter_add(1, said, one) - both
-        return {"bins": bins.movedim(1, -1), "overlap": torch.stack([both, union]).movedim(1, -1)}
+        return {"bins": bins, "overlap": torch.stack([both, union]).movedim(1, -1)}
 
     def statistics(self, kind: Kind, name: str, columns: Columns) -> list[Statistic]:
         """Return the numbers of one set that need no other."""
-        scores = Means(
-            [
-                Number("mean", name, kind, float(own.double().mean()), score)
-                for score, own in zip(self.score_names, columns["scores"], strict=True)
-            ],
-            name,
-            columns["scores"].float(),
-        )
+        sums = {key.removeprefix("sum "): values for key, values in columns.items() if key.startswith("sum ")}
+        found: list[Statistic] = [score_means(kind, name, self.score_names, columns["scores"])]
         size = columns["size"]
-        total = float(size.sum()) or 1.0
-        found: list[Statistic] = [scores]
         if isinstance(self.inner, Regression):
             if kind != "ood":
-                found += self._errors(kind, name, columns, total)
+                found.append(metric_means(kind, name, {"mae": sums["mae"]}, sizes=size))
+                rmse = [Number("rmse", name, kind, 0.0)]
+                found.append(Means.of(rmse, sums["mse"][None], root=True, sizes=size))
+                found.append(member_means(kind, name, "rmse", columns["member_sums"], root=True, sizes=size))
             return found
-        sums = {key.removeprefix("sum "): values for key, values in columns.items() if key.startswith("sum ")}
-        averages = [Number(metric, name, kind, float(own.sum()) / total) for metric, own in sums.items()]
-        found.append(Means(averages, name, torch.stack(list(sums.values())).float(), sizes=size.float()))
-        if kind == "ood":
-            return found
-        members = columns["member_sums"]
-        own = [
-            Number("accuracy", name, kind, float(value) / total, member=place)
-            for place, value in enumerate(members.sum(-1))
-        ]
-        found.append(Means(own, name, members.float(), sizes=size.float()))
-        gaps = columns["bins"][0] - columns["bins"][1]
-        ece = float(gaps.sum(-1).abs().sum()) / total
-        found.append(_Gaps([Number("ece", name, kind, ece)], name, gaps.float(), size.float()))
-        overlap = columns["overlap"]
-        iou = float(_mean_iou(overlap.sum(-1, keepdim=True)))
-        found.append(_Overlap([Number("mean_iou", name, kind, iou)], name, overlap.float()))
+        found.append(metric_means(kind, name, sums, sizes=size))
+        if kind != "ood":
+            found.append(member_means(kind, name, "accuracy", columns["member_sums"], sizes=size))
+            found.append(BinnedGaps.of(kind, name, columns["bins"]))
+            overlap = columns["overlap"]
+            iou = float(_mean_iou(overlap.sum(-1, keepdim=True)))
+            found.append(_Overlap([Number("mean_iou", name, kind, iou)], name, overlap.float()))
         return found
-
-    def _errors(self, kind: Kind, name: str, columns: Columns, total: float) -> list[Statistic]:
-        size, squares, absolute = columns["size"].float(), columns["sum mse"], columns["sum mae"]
-        values = torch.cat([squares[None], columns["member_sums"]])
-        roots = [
-            Number("rmse", name, kind, sqrt(float(value) / total), member=place - 1 if place else None)
-            for place, value in enumerate(values.sum(-1))
-        ]
-        mae = Number("mae", name, kind, float(absolute.sum()) / total)
-        return [
-            Means([mae], name, absolute[None].float(), sizes=size),
-            Means(roots, name, values.float(), root=True, sizes=size),
-        ]
 
     def reliability(self, name: str, columns: Columns) -> Reliability | None:
         """Return confidence against accuracy of a labelled set's positions."""
-        if "bins" not in columns:
-            return None
-        confidence, correct, weight = columns["bins"].sum(-1)
-        kept = weight > 0
-        edges = torch.arange(_BINS + 1, dtype=torch.float64) / _BINS
-        return Reliability(
-            name,
-            *(
-                tuple(values[kept].tolist())
-                for values in (
-                    confidence / weight,
-                    correct / weight,
-                    weight / weight.sum(),
-                    edges[:-1],
-                    edges[1:],
-                )
-            ),
-        )
-
-
-@dataclass(frozen=True)
-class _Gaps:
-    """Expected calibration error of positions, from sums of confidence less correctness in bins, `(bins, inputs)`."""
-
-    numbers: Sequence[Number]
-    set: str
-    gaps: Tensor
-    sizes: Tensor
-
-    def resampled(self, draws: Mapping[str, Tensor]) -> Tensor:
-        """Return the error on resamples, `(1, resamples)`."""
-        counts = draws[self.set]
-        return (self.gaps @ counts).abs().sum(0, keepdim=True) / (self.sizes @ counts)
+        return binned_reliability(name, columns["bins"]) if "bins" in columns else None
 
 
 @dataclass(frozen=True)

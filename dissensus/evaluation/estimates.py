@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dissensus._machine import one_thread
-from dissensus.evaluation.results import LEVEL, Kind, Number
+from dissensus.evaluation.results import LEVEL, Kind, Number, Reliability
 from dissensus.metrics import OOD_METRICS, risk_coverage_area
 from dissensus.randomness import derive
 
@@ -118,11 +118,113 @@ class Means:
     root: bool = False
     sizes: Tensor | None = None
 
+    @classmethod
+    def of(
+        cls,
+        named: Sequence[Number],
+        columns: Tensor,
+        *,
+        resampled: str | None = None,
+        root: bool = False,
+        sizes: Tensor | None = None,
+    ) -> "Means":
+        """Fill in the values of numbers, one for each row of `columns`; `resampled` is the set whose resamples they follow."""
+        found = columns.double().mean(-1)
+        if sizes is not None:
+            found = columns.double().sum(-1) / (float(sizes.double().sum()) or 1.0)
+        values = (found.sqrt() if root else found).tolist()
+        numbers = [replace(number, value=value) for number, value in zip(named, values, strict=True)]
+        follows = resampled or numbers[0].set
+        return cls(numbers, follows, columns.float(), root, None if sizes is None else sizes.float())
+
     def resampled(self, draws: Mapping[str, Tensor]) -> Tensor:
         """Return weighted means, `(numbers, resamples)`."""
         counts = draws[self.set]
         means = self.values @ counts / (len(counts) if self.sizes is None else self.sizes @ counts)
         return means.sqrt() if self.root else means
+
+
+def metric_means(
+    kind: Kind,
+    name: str,
+    values: Mapping[str, Tensor],
+    *,
+    resampled: str | None = None,
+    severity: int | None = None,
+    sizes: Tensor | None = None,
+) -> Means:
+    """Return one number for each metric of a set, the mean of its value per input."""
+    named = [Number(metric, name, kind, 0.0, severity=severity) for metric in values]
+    columns = torch.stack([column.double() for column in values.values()])
+    return Means.of(named, columns, resampled=resampled, sizes=sizes)
+
+
+def score_means(
+    kind: Kind,
+    name: str,
+    names: Sequence[str],
+    scores: Tensor,
+    resampled: str | None = None,
+    severity: int | None = None,
+) -> Means:
+    """Return the mean of each score, `(scores, inputs)`, on a set."""
+    named = [Number("mean", name, kind, 0.0, score, severity) for score in names]
+    return Means.of(named, scores, resampled=resampled)
+
+
+def member_means(
+    kind: Kind, name: str, metric: str, values: Tensor, *, root: bool = False, sizes: Tensor | None = None
+) -> Means:
+    """Return a metric of each member on a set, from values `(members, inputs)`."""
+    named = [Number(metric, name, kind, 0.0, member=place) for place in range(len(values))]
+    return Means.of(named, values, root=root, sizes=sizes)
+
+
+@dataclass(frozen=True)
+class BinnedGaps:
+    """Expected calibration error of several answers an input (positions, labels), whose resamples keep an input's together.
+
+    Attributes:
+        numbers: The one number.
+        set: The set that is resampled.
+        gaps: Sums of confidence less correctness in bins, `(bins, inputs)`, float32.
+        sizes: How many answers of each input count, `(inputs,)`.
+    """
+
+    numbers: Sequence[Number]
+    set: str
+    gaps: Tensor
+    sizes: Tensor
+
+    @classmethod
+    def of(cls, kind: Kind, name: str, bins: Tensor) -> "BinnedGaps":
+        """Make it from sums of confidence, correctness and weight, `(3, bins, inputs)`, as `in_bins` returns them."""
+        gaps, weight = bins[0] - bins[1], bins[2].sum(0)
+        value = float(gaps.sum(-1).abs().sum()) / (float(weight.sum()) or 1.0)
+        return cls([Number("ece", name, kind, value)], name, gaps.float(), weight.float())
+
+    def resampled(self, draws: Mapping[str, Tensor]) -> Tensor:
+        """Return the error on resamples, `(1, resamples)`."""
+        counts = draws[self.set]
+        return (self.gaps @ counts).abs().sum(0, keepdim=True) / (self.sizes @ counts)
+
+
+def in_bins(confidence: Tensor, correct: Tensor, weights: Tensor) -> Tensor:
+    """Return sums of confidence, correctness and weight in bins of confidence, `(3, bins, inputs)`, of `(inputs, answers)` each."""
+    edges = (torch.arange(1, _BINS, dtype=torch.float64) / _BINS).to(confidence)
+    place = torch.bucketize(confidence.contiguous(), edges)
+    values = torch.stack([confidence.double(), correct.double(), torch.ones_like(weights)]) * weights
+    empty = weights.new_zeros(3, len(confidence), _BINS)
+    return empty.scatter_add_(2, place.expand(3, -1, -1), values).movedim(1, -1)
+
+
+def binned_reliability(name: str, bins: Tensor) -> Reliability:
+    """Return confidence against accuracy from what `in_bins` returned for a whole set."""
+    confidence, correct, weight = bins.sum(-1)
+    kept = weight > 0
+    edges = torch.arange(_BINS + 1, dtype=torch.float64) / _BINS
+    values = (confidence / weight, correct / weight, weight / weight.sum(), edges[:-1], edges[1:])
+    return Reliability(name, *(tuple(column[kept].tolist()) for column in values))
 
 
 @dataclass(frozen=True)
