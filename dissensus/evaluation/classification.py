@@ -98,6 +98,10 @@ class Classification:
             }
         return columns
 
+    def for_diagnosis(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, str]:
+        """Return outputs, targets and a loss by which members are diagnosed."""
+        return outputs, targets, self.loss
+
     def statistics(self, kind: Kind, name: str, columns: Columns) -> list[Statistic]:
         """Return the numbers of one set that need no other."""
         parts: list[Statistic] = [metric_means(kind, name, self.averaged(columns))]

@@ -17,7 +17,7 @@ class Difference:
     """How much larger a number is in the second evaluation.
 
     Attributes:
-        metric: As in `Number`, and so `set`, `kind`, `score`, `severity` and `member`.
+        metric: As in `Number`, and so `set`, `kind`, `score`, `severity`, `member` and `label`.
         first: The number in the first evaluation.
         second: The number in the second.
         value: Second less first.
@@ -31,6 +31,7 @@ class Difference:
     score: str | None
     severity: int | None
     member: int | None
+    label: int | None
     first: float
     second: float
     value: float
@@ -50,7 +51,16 @@ class Difference:
         return "second" if (self.value > 0) == (self.metric in BEST_HIGH) else "first"
 
 
-BEST_HIGH = HIGHER_IS_BETTER | {"member_accuracy"}
+BEST_HIGH = HIGHER_IS_BETTER | {
+    "member_accuracy",
+    "mean_iou",
+    "label_accuracy",
+    "subset_accuracy",
+    "mean_average_precision",
+    "macro_auroc",
+    "average_precision",
+    "label_auroc",
+}
 # Neither high nor low is good in itself: means of scores, confidence, disagreement, coverage and width.
 UNDIRECTED = frozenset({"mean", "confidence", "disagreement", "coverage_90", "width_90"})
 
@@ -77,15 +87,16 @@ class Comparison:
         score: str | None = None,
         severity: int | None = None,
         member: int | None = None,
+        label: int | None = None,
     ) -> Difference:
         """Return one difference; arguments as in `Evaluation.number`."""
-        wanted = (metric, set, score, severity, member)
+        wanted = (metric, set, score, severity, member, label)
         for one in self.differences:
-            if (one.metric, one.set, one.score, one.severity, one.member) == wanted:
+            if (one.metric, one.set, one.score, one.severity, one.member, one.label) == wanted:
                 return one
         raise ValueError(
-            f"The two evaluations have no {metric!r} of set {set!r} with score {score!r}, severity {severity!r} and "
-            f"member {member!r} in common."
+            f"The two evaluations have no {metric!r} of set {set!r} with score {score!r}, severity {severity!r}, "
+            f"member {member!r} and label {label!r} in common."
         )
 
     def rows(self) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ with pixels. Intervals resample inputs, since the positions of one are not indep
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -65,14 +65,12 @@ class Dense:
     size: int
 
     @classmethod
-    def of(
-        cls, inner: Classification | Regression, positions: Positions, outputs: Tensor, targets: Tensor | None
-    ) -> "Dense":
+    def of(cls, inner: Any, positions: Positions, outputs: Tensor, targets: Tensor | None) -> "Dense":
         """Find the class axis by the first batch."""
-        if inner.task == "density":
+        if inner.task not in ("classification", "points"):
             raise ValueError(
                 f"`evaluate` reads maps of class logits and of point predictions; the loss is {inner.loss!r}. Take `ds.predict` and "
-                "scores of its means and scales."
+                "scores of its outputs, or give maps of yes or no as maps of two classes."
             )
         if inner.task == "points":
             return cls(inner, positions, 0, 1)
@@ -89,6 +87,11 @@ class Dense:
     def task(self) -> Literal["classification", "density", "points"]:
         """That of a position."""
         return self.inner.task
+
+    @property
+    def loss(self) -> str:
+        """That of a position."""
+        return self.inner.loss
 
     @property
     def score_names(self) -> tuple[str, ...]:
@@ -155,8 +158,10 @@ class Dense:
             values = values.double().unflatten(-1, (batch, -1))
             return torch.where(per_input, values, 0.0).mul(weights).sum(-1)
 
-        pooled = [self._pooled(score.reshape(counts.shape), counts) for score in inner["scores"]]
-        columns = {"scores": torch.stack(pooled), "size": weights.sum(-1)}
+        per_input_scores = [
+            pooled(score.reshape(counts.shape), self.positions.over, counts) for score in inner["scores"]
+        ]
+        columns = {"scores": torch.stack(per_input_scores), "size": weights.sum(-1)}
         if isinstance(self.inner, Classification):
             columns |= {
                 f"sum {metric}": summed(values) for metric, values in self.inner.averaged(inner).items()
@@ -172,12 +177,6 @@ class Dense:
             columns["member_sums"] = summed(inner["member_mse"])
         return columns
 
-    def _pooled(self, score: Tensor, counts: Tensor) -> Tensor:
-        over = self.positions.over
-        if isinstance(over, str):
-            return over_positions(score, over, counts=counts)
-        return over_positions(score, "share", limit=float(over), counts=counts)
-
     def _labelled(self, inner: Columns, truth: Tensor, counts: Tensor, weights: Tensor) -> Columns:
         """Return what calibration needs of a batch, and how classes overlap, `(2, classes, batch)`."""
         batch = len(counts)
@@ -188,6 +187,10 @@ class Dense:
         both = empty.scatter_add(1, labels, one * (labels == said))
         union = empty.scatter_add(1, labels, one).scatter_add(1, said, one) - both
         return {"bins": bins, "overlap": torch.stack([both, union]).movedim(1, -1)}
+
+    def for_diagnosis(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, str]:
+        """Return outputs, targets and a loss by which members are diagnosed; positions are rows here."""
+        return self.inner.for_diagnosis(outputs, targets)
 
     def statistics(self, kind: Kind, name: str, columns: Columns) -> list[Statistic]:
         """Return the numbers of one set that need no other."""
@@ -213,6 +216,13 @@ class Dense:
     def reliability(self, name: str, columns: Columns) -> Reliability | None:
         """Return confidence against accuracy of a labelled set's positions."""
         return binned_reliability(name, columns["bins"]) if "bins" in columns else None
+
+
+def pooled(score: Tensor, over: Over, counts: Tensor | None = None) -> Tensor:
+    """Return one score an input, `(batch,)`, of those of its positions or labels, `(batch, ...)`."""
+    if isinstance(over, str):
+        return over_positions(score, over, counts=counts)
+    return over_positions(score, "share", limit=float(over), counts=counts)
 
 
 @dataclass(frozen=True)

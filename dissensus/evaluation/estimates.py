@@ -282,14 +282,14 @@ class RiskCoverage:
     @cached_property
     def groups(self) -> Tensor:
         """Rank of each input's score among the distinct ones, `(inputs,)`."""
-        return _grouped_ranks(self.scores)
+        return grouped_ranks(self.scores)
 
     def resampled(self, draws: Mapping[str, Tensor]) -> Tensor:
         """Return the area on resamples, `(1, resamples)`."""
         counts = draws[self.set]
         size = len(counts)
-        kept = _grouped(self.groups, counts).double().cumsum(1)
-        errors = _grouped(self.groups, counts * self.wrong).double().cumsum(1)
+        kept = grouped(self.groups, counts).double().cumsum(1)
+        errors = grouped(self.groups, counts * self.wrong).double().cumsum(1)
         before, errors_before = _shifted(kept), _shifted(errors)
         # Through a group of equal scores, from `before` inputs on, errors rise evenly by `slope` an input:
         # the risks add up to sum of (errors_before + slope * t) / (before + t) over t = 1 ... group size.
@@ -323,14 +323,14 @@ class Detection:
     @cached_property
     def groups(self) -> Tensor:
         """Rank of each score among all distinct ones, known inputs first."""
-        return _grouped_ranks(torch.cat([self.known_scores, self.unknown_scores]))
+        return grouped_ranks(torch.cat([self.known_scores, self.unknown_scores]))
 
     def resampled(self, draws: Mapping[str, Tensor]) -> Tensor:
         """Return all metrics on resamples, `(metrics, resamples)`."""
         total = int(self.groups.max()) + 1
         known_groups, unknown_groups = self.groups.tensor_split([len(self.known_scores)])
-        known = _grouped(known_groups, draws[self.known], total)
-        ood = _grouped(unknown_groups, draws[self.unknown], total)
+        known = grouped(known_groups, draws[self.known], total)
+        ood = grouped(unknown_groups, draws[self.unknown], total)
         return _detection_metrics(known, ood, len(draws[self.known]), len(draws[self.unknown]))
 
 
@@ -385,7 +385,7 @@ def risk_coverage(kind: Kind, name: str, score: str, scores: Tensor, correct: Te
     return RiskCoverage([number], name, scores, (~correct).float()[:, None])
 
 
-def _grouped_ranks(scores: Tensor) -> Tensor:
+def grouped_ranks(scores: Tensor) -> Tensor:
     """Return each score's place among the distinct ones, from 0, or, where there are too many, groups of neighbours."""
     ranks = np.unique(scores.numpy(), return_inverse=True)[1].reshape(-1)
     counts = np.bincount(ranks)
@@ -413,7 +413,7 @@ def _share_below(values: NDArray[Any], others: NDArray[Any]) -> NDArray[Any]:
     )
 
 
-def _grouped(groups: Tensor, counts: Tensor, total: int | None = None) -> Tensor:
+def grouped(groups: Tensor, counts: Tensor, total: int | None = None) -> Tensor:
     """Return counts summed within groups, `(resamples, groups)`."""
     total = int(groups.max()) + 1 if total is None else total
     return counts.new_zeros(total, counts.shape[1]).index_add_(0, groups, counts).T.contiguous()

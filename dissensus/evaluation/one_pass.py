@@ -30,7 +30,8 @@ from dissensus.evaluation.inputs import (
     named_sets,
     warn_of_ranges,
 )
-from dissensus.evaluation.regression import Regression, variance_names
+from dissensus.evaluation.labels import Labels
+from dissensus.evaluation.regression import OwnLoss, Regression, variance_names
 from dissensus.evaluation.results import (
     ALL_CORRUPTIONS,
     Evaluation,
@@ -45,7 +46,7 @@ from dissensus.evaluation.results import (
 from dissensus.evaluation.streaming import Reader, Sample, Task
 from dissensus.members import Members
 from dissensus.members.members import as_members, evaluation_mode
-from dissensus.objectives.likelihoods import likelihood_of, regression_loss
+from dissensus.objectives.likelihoods import Likelihood, likelihood_of, regression_loss
 from dissensus.predictions import predict
 from dissensus.types import MemberWeights
 
@@ -79,7 +80,7 @@ def evaluate(
     frost_folder: Path | str | None = None,
     groups: Mapping[str, Iterable[str]] | None = None,
     scores: Iterable[str] | None = None,
-    loss: str = "auto",
+    loss: str | Callable[[Tensor, Tensor], Tensor] = "auto",
     weights: MemberWeights | NDArray[Any] | Sequence[float] | None = None,
     transform: Callable[[Tensor], Tensor] | None = None,
     class_names: Sequence[str] | None = None,
@@ -125,15 +126,17 @@ def evaluate(
         scores: Names of `scores.SCORES` (for regression, of `scores.REGRESSION_SCORES`). By default all, but from 50
             members on without `jensen_shannon`, and for one member without those that measure disagreement.
         loss: How outputs are read: "cross_entropy" for logits, "gaussian_nll" or "laplace_nll" for likelihood heads
-            (mean, rho), "mse" or "mae" for point predictions. By default float targets in tensors or arrays tell regression,
-            "mse" with one output a target or "gaussian_nll" with two, and all else is "cross_entropy".
+            (mean, rho), "mse" or "mae" for point predictions, "poisson" for logs of rates, "binary_cross_entropy" for several labels an
+            input, "pinball" for quantiles, or a loss of your own, of which the mean is reported. By default float targets in tensors or
+            arrays tell regression, "mse" with one output a target or "gaussian_nll" with two, whole numbers shaped as the outputs several
+            labels, and all else is "cross_entropy".
         weights: Member weights with sum 1, as a tensor, an array or a list; equal if None.
         transform: From a raw batch, on the ensemble's device, to what the members take, such as a normalisation of
             uint8 images.
         class_names: Names of the classes in the order of the outputs, for the report. Labels that files give as names
             are numbered by it; by default by the names that `id_data` holds.
-        over: Of outputs with positions (pixels, tokens): one score an input is the `"mean"` or the `"max"` of its positions' scores,
-            or the share of positions above a number, given here. Metrics are those of positions; intervals resample inputs.
+        over: Of outputs with positions (pixels, tokens) or several labels: one score an input is the `"mean"` or the `"max"` of the
+            scores of these, or the share of them above a number, given here. Metrics are those of positions; intervals resample inputs.
         class_axis: Of outputs with positions: the axis of the classes in `(members, batch, ...)`; found by the labels' shape.
         ignore_index: Label of positions that do not count.
         class_weights: How much a position counts by its true class.
@@ -171,11 +174,18 @@ def evaluate(
         members.to(device_named(device))
     if loss == "auto":
         loss = _told_loss(members, sets[0], transform)
-    task = _task(loss, scores, shares, members.num_members)
+    likelihood = likelihood_of(loss)
+    of_classes = likelihood.kind in ("classes", "labels")
+    names_of_scores = (
+        score_names(scores, members.num_members)
+        if of_classes
+        else variance_names(scores, likelihood.name, members.num_members)
+    )
+    task = _TASKS[likelihood.kind](names_of_scores, shares, likelihood, over)
     checked = checked_groups(groups, sets)
     if corruptions is not None and task.task != "classification":
         raise ValueError(
-            "`corruptions` are for classifiers of images; got a regression loss. Leave them out."
+            f"`corruptions` are measured for one class an image; the loss is {task.loss!r}. Leave them out."
         )
     corruptor = corruptor_of(corruptions, severities, seed, corruption_folder, frost_folder)
     positions = Positions(
@@ -188,12 +198,11 @@ def evaluate(
     assert reader.shape is not None
     task = reader.task
     numbers, replicates = _numbers(task, samples, checked, bootstrap, seed)
-    density = task.task == "density"
-    num_outputs = reader.shape[1] // (1 + density)
+    num_outputs = reader.shape[1] // (2 if task.task == "density" else 1)
     return Evaluation(
         name=name,
         task=task.task,
-        loss=loss,
+        loss=task.loss,
         num_members=reader.shape[0],
         num_outputs=num_outputs,
         class_names=names,
@@ -211,7 +220,7 @@ def evaluate(
         rocs=tuple(_rocs(task, samples)),
         histograms=tuple(_histograms(task, samples)),
         gallery=tuple(item for part in samples for item in part.disputed),
-        diagnosis=reader.known.diagnose(loss, density, shares, seed),
+        diagnosis=reader.known.diagnose(task, shares, seed),
         examples=_examples(task, samples, num_outputs),
         data=Path(id_data).name if isinstance(id_data, str | Path) else "",
         date=date.today().isoformat(),
@@ -236,26 +245,32 @@ FEW_RESAMPLES = 40
 
 
 def _told_loss(members: Members, known: NamedSet, transform: Callable[[Tensor], Tensor] | None) -> str:
-    """Return how outputs are read: as class logits, unless targets, given as an array, are real numbers."""
+    """Return how outputs are read: as class logits, unless targets, given as an array, say otherwise."""
     arrays = arrays_of(known.data)
-    if arrays is None or not arrays[1].is_floating_point() or not len(arrays[1]):
+    if arrays is None or not len(arrays[1]):
         return "cross_entropy"
-    x = arrays[0][:2]
+    x, y = arrays[0][:2], arrays[1]
+    if not y.is_floating_point() and y.ndim != 2:
+        return "cross_entropy"
     given = x.value() if isinstance(x, Tree) else x
-    outputs = predict(members, given if transform is None else transform(given)).shape[-1]
-    return regression_loss(outputs, arrays[1]) or "cross_entropy"
-
-
-def _task(loss: str, scores: Iterable[str] | None, weights: Tensor | None, num_members: int) -> Task:
-    kind = likelihood_of(loss).kind
-    if kind == "labels" or kind == "own":
+    outputs = predict(members, given if transform is None else transform(given))
+    if outputs.shape[2:] == y.shape[1:] and bool(((y == 0) | (y == 1)).all()):
+        if not y.is_floating_point():
+            return "binary_cross_entropy"
         raise ValueError(
-            f"`evaluate` reads class logits, point predictions and likelihood heads; the loss is {loss!r}. Take `ds.predict`, and for "
-            "several labels scores of `scores.as_two_classes(logits)`."
+            "Targets that are all 0 or 1 may be labels or numbers; say which: loss='binary_cross_entropy' or loss='mse'."
         )
-    if kind == "classes":
-        return Classification(score_names(scores, num_members), weights, loss)
-    return Regression(variance_names(scores, kind, num_members), weights, loss, kind)
+    return regression_loss(outputs.shape[-1], y) or "cross_entropy"
+
+
+# How outputs are read, by what the loss says that they are.
+_TASKS: Mapping[str, Callable[[tuple[str, ...], Tensor | None, Likelihood, Over], Task]] = {
+    "classes": lambda names, weights, loss, over: Classification(names, weights, loss.name),
+    "labels": lambda names, weights, loss, over: Labels(names, weights, loss.name, over),
+    "points": lambda names, weights, loss, over: Regression(names, weights, loss.name, "points"),
+    "density": lambda names, weights, loss, over: Regression(names, weights, loss.name, "density"),
+    "own": lambda names, weights, loss, over: OwnLoss(names, weights, loss),
+}
 
 
 def _numbers(
@@ -347,7 +362,7 @@ def _stacked(found: Sequence[tuple[Number, NDArray[np.float32]]], count: int) ->
 
 def _examples(task: Task, samples: Sequence[Sample], num_outputs: int) -> tuple[Examples, ...]:
     """Return the inputs of each set that the ensemble is least certain about; none where each has several predictions."""
-    if isinstance(task, Dense) or (task.task != "classification" and num_outputs > 1):
+    if isinstance(task, Dense | Labels | OwnLoss) or (task.task != "classification" and num_outputs > 1):
         return ()
     shown = [name for name in task.score_names if name in _SHOWN] or [task.score_names[0]]
     found = []

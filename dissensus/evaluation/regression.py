@@ -11,9 +11,17 @@ from torch import Tensor
 
 from dissensus._beliefs import deviations, member_mean
 from dissensus.evaluation.classification import Columns, checked_names
-from dissensus.evaluation.estimates import Means, Statistic
+from dissensus.evaluation.estimates import Means, Statistic, member_means, metric_means, score_means
 from dissensus.evaluation.results import COVERAGE_LEVELS, Kind, Number, Reliability
-from dissensus.objectives.likelihoods import as_columns, full, gaussian_losses, laplace_losses, mean_and_scale
+from dissensus.objectives.likelihoods import (
+    LIKELIHOODS,
+    Likelihood,
+    as_columns,
+    full,
+    gaussian_losses,
+    laplace_losses,
+    mean_and_scale,
+)
 from dissensus.scores import REGRESSION_SCORES
 
 Elementwise = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -68,7 +76,7 @@ class Regression:
     Attributes:
         score_names: The variances to compute.
         weights: Member weights, or None.
-        loss: "gaussian_nll" or "laplace_nll" for likelihood heads, "mse" or "mae" for point predictions.
+        loss: "gaussian_nll" or "laplace_nll" for likelihood heads, "mse" or "mae" for point predictions, "poisson" for logs of rates.
         task: "density" or "points".
     """
 
@@ -79,11 +87,7 @@ class Regression:
 
     def check(self, outputs: Tensor) -> None:
         """Refuse outputs of the wrong shape."""
-        if outputs.ndim != 3:
-            raise ValueError(
-                "Members must return (batch, outputs), which makes (members, batch, outputs); the ensemble gave "
-                f"{tuple(outputs.shape)}. Add a last axis of size one to a single output."
-            )
+        _check_three_axes(outputs)
         if self.task == "density" and outputs.shape[-1] % 2:
             raise ValueError(
                 f"With loss={self.loss!r} members have twice as many outputs as targets, a mean and a scale each; got "
@@ -102,21 +106,13 @@ class Regression:
                 f"Targets of set {name!r} must be shaped (inputs, {wanted}), as the outputs say; got "
                 f"{tuple(targets.shape)} in a batch."
             )
-        usable = as_columns(targets).isfinite().all(1)
-        if not bool(usable.all()):
-            row = int((~usable).nonzero()[0])
-            raise ValueError(
-                f"Targets of set {name!r} must be finite; row {start + row} is not. Leave it out."
-            )
+        _check_finite(as_columns(targets).isfinite().all(1), name, start)
 
     def columns(self, outputs: Tensor, targets: Tensor | None) -> Columns:
         """Return all that numbers need of a batch; the last axis of each column is the batch."""
         outputs = full(outputs)
         weights = None if self.weights is None else self.weights.to(outputs)
-        mean, scale = (
-            mean_and_scale(outputs) if self.task == "density" else (outputs, torch.zeros_like(outputs))
-        )
-        spread = scale.square() * (FAMILIES[self.loss].variance if self.task == "density" else 1.0)
+        mean, scale, spread = self._moments(outputs)
         centre = member_mean(mean, weights)
         knowledge = member_mean(deviations(mean, weights).square(), weights)
         data = member_mean(spread, weights)
@@ -137,10 +133,23 @@ class Regression:
                 "mae": (centre - truth).abs().mean(-1),
                 "member_mse": (mean - truth).square().mean(-1),
             }
+            if self.loss == "poisson":
+                columns["mixture_nll"] = _mixture(LIKELIHOODS[self.loss].per_example(outputs, truth), weights)
             if self.task == "density":
                 deviation = (data + knowledge).sqrt()
                 columns |= self._density_columns(mean, scale, centre, deviation, truth, weights)
         return columns
+
+    def _moments(self, outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return means, scales and variances of what members predict; points have neither, counts are as spread as they are large."""
+        if self.task == "density":
+            mean, scale = mean_and_scale(outputs)
+            return mean, scale, scale.square() * FAMILIES[self.loss].variance
+        if self.loss == "poisson":
+            rates = outputs.exp()
+            return rates, rates.sqrt(), rates
+        nothing = torch.zeros_like(outputs)
+        return outputs, nothing, nothing
 
     def _density_columns(
         self,
@@ -153,8 +162,6 @@ class Regression:
     ) -> Columns:
         family = FAMILIES[self.loss]
         pooled = deviation / sqrt(family.variance)
-        shares = torch.full_like(mean[:, 0, 0], 1 / len(mean)) if weights is None else weights
-        members = shares.log()[:, None] - family.nll(mean, scale, truth).sum(-1)
         distance = (truth - centre).abs() / pooled
         levels = torch.tensor([family.half_width(level) for level in COVERAGE_LEVELS])
         inside = distance <= levels.to(distance)[:, None, None]
@@ -162,46 +169,31 @@ class Regression:
             # Nats of an example: those of its targets together, as the mixture has them.
             "nll": family.nll(centre, pooled, truth).sum(-1),
             "crps": family.crps(centre, pooled, truth).mean(-1),
-            "mixture_nll": -members.logsumexp(0),
+            "mixture_nll": _mixture(family.nll(mean, scale, truth).sum(-1), weights),
             "inside": inside.to(mean.dtype).mean(-1),
             "scale": pooled.mean(-1),
         }
 
+    def for_diagnosis(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, str]:
+        """Return outputs, targets and a loss by which members are diagnosed."""
+        if self.loss == "poisson":
+            return outputs, targets.reshape(outputs.shape[1:]).to(outputs), "poisson"
+        means = mean_and_scale(outputs)[0] if self.task == "density" else outputs
+        return means, targets.reshape(means.shape[1:]), "mse"
+
     def statistics(self, kind: Kind, name: str, columns: Columns) -> list[Statistic]:
         """Return the numbers of one set that need no other."""
-        scores = Means(
-            [
-                Number("mean", name, kind, float(own.double().mean()), score)
-                for score, own in zip(self.score_names, columns["scores"], strict=True)
-            ],
-            name,
-            columns["scores"].float(),
-        )
+        scores = score_means(kind, name, self.score_names, columns["scores"])
         if kind == "ood":
             return [scores]
-        members = columns["member_mse"].double()
-        roots = Means(
-            [
-                Number("rmse", name, kind, sqrt(float(columns["mse"].double().mean()))),
-                *(
-                    Number("rmse", name, kind, sqrt(float(own.mean())), member=place)
-                    for place, own in enumerate(members)
-                ),
-            ],
-            name,
-            torch.cat([columns["mse"][None], columns["member_mse"]]).float(),
-            root=True,
-        )
-        values = {metric: column.double() for metric, column in self._averaged(columns).items()}
-        means = Means(
-            [Number(metric, name, kind, float(column.mean())) for metric, column in values.items()],
-            name,
-            torch.stack(list(values.values())).float(),
-        )
-        return [means, roots, scores]
+        rmse = Means.of([Number("rmse", name, kind, 0.0)], columns["mse"][None], root=True)
+        members = member_means(kind, name, "rmse", columns["member_mse"], root=True)
+        return [metric_means(kind, name, self._averaged(columns)), rmse, members, scores]
 
     def _averaged(self, columns: Columns) -> dict[str, Tensor]:
         values = {"mae": columns["mae"]}
+        if self.loss == "poisson":
+            values["mixture_nll"] = columns["mixture_nll"]
         if self.task == "density":
             family = FAMILIES[self.loss]
             place = COVERAGE_LEVELS.index(0.9)
@@ -224,10 +216,100 @@ class Regression:
         )
 
 
-def variance_names(names: Iterable[str] | None, task: str, num_members: int) -> tuple[str, ...]:
+@dataclass(frozen=True)
+class OwnLoss:
+    """How outputs of a loss of one's own are read: what it says of the members' mean output, and how far members are apart.
+
+    Attributes:
+        score_names: `knowledge_variance` alone: only members' spread has a meaning that does not depend on the loss.
+        weights: Member weights, or None.
+        likelihood: The loss.
+    """
+
+    score_names: tuple[str, ...]
+    weights: Tensor | None
+    likelihood: Likelihood
+    task: Literal["own"] = "own"
+
+    @property
+    def loss(self) -> str:
+        """The loss's name."""
+        return self.likelihood.name
+
+    def check(self, outputs: Tensor) -> None:
+        """Refuse outputs of the wrong shape."""
+        _check_three_axes(outputs)
+
+    def num_outputs(self, outputs: Tensor) -> int:
+        """Return the number of outputs."""
+        return outputs.shape[-1]
+
+    def check_targets(self, targets: Tensor, outputs: Tensor, name: str, start: int) -> None:
+        """Refuse targets that are not finite; what else they must be, the loss knows."""
+        usable = targets.isfinite().flatten(1).all(1) if targets.ndim > 1 else targets.isfinite()
+        _check_finite(usable, name, start)
+
+    def columns(self, outputs: Tensor, targets: Tensor | None) -> Columns:
+        """Return all that numbers need of a batch; the last axis of each column is the batch."""
+        outputs = full(outputs)
+        weights = None if self.weights is None else self.weights.to(outputs)
+        centre = member_mean(outputs, weights)
+        spread = member_mean(deviations(outputs, weights).square(), weights).mean(-1)
+        columns = {"scores": torch.stack([spread for _ in self.score_names])}
+        if targets is not None:
+            columns |= {
+                "loss": self.likelihood.per_example(centre, targets),
+                "member_loss": self.likelihood.losses(outputs, targets),
+            }
+            if self.likelihood.quantiles is not None:
+                columns["below"] = (targets.reshape(-1, 1) <= centre).T
+        return columns
+
+    def for_diagnosis(self, outputs: Tensor, targets: Tensor) -> None:
+        """Return nothing: the diagnosis knows its losses by name."""
+
+    def statistics(self, kind: Kind, name: str, columns: Columns) -> list[Statistic]:
+        """Return the numbers of one set that need no other."""
+        scores = score_means(kind, name, self.score_names, columns["scores"])
+        if kind == "ood":
+            return [scores]
+        members = member_means(kind, name, "loss", columns["member_loss"])
+        return [metric_means(kind, name, {"loss": columns["loss"]}), members, scores]
+
+    def reliability(self, name: str, columns: Columns) -> Reliability | None:
+        """Return the share of targets below each quantile; None of other losses."""
+        if self.likelihood.quantiles is None:
+            return None
+        levels = self.likelihood.quantiles.levels_of(len(columns["below"]))
+        share = tuple(columns["below"].double().mean(-1).tolist())
+        return Reliability(name, levels, share, (1.0,) * len(share), levels, levels)
+
+
+def _check_three_axes(outputs: Tensor) -> None:
+    if outputs.ndim != 3:
+        raise ValueError(
+            "Members must return (batch, outputs), which makes (members, batch, outputs); the ensemble gave "
+            f"{tuple(outputs.shape)}. Add a last axis of size one to a single output."
+        )
+
+
+def _check_finite(usable: Tensor, name: str, start: int) -> None:
+    """Name the first row, `start` being that of the batch's first, whose targets cannot be used."""
+    if not bool(usable.all()):
+        row = int((~usable).nonzero()[0])
+        raise ValueError(f"Targets of set {name!r} must be finite; row {start + row} is not. Leave it out.")
+
+
+def _mixture(losses: Tensor, weights: Tensor | None) -> Tensor:
+    """Return the negative log-likelihood of the members' mixture, `(batch,)`, from theirs, `(members, batch)`."""
+    shares = torch.full_like(losses[:, 0], 1 / len(losses)) if weights is None else weights
+    return -(shares.log()[:, None] - losses).logsumexp(0)
+
+
+def variance_names(names: Iterable[str] | None, loss: str, num_members: int) -> tuple[str, ...]:
     """Return the variances to compute: those asked for, or all that say something of their own."""
-    known = tuple(REGRESSION_SCORES) if task == "density" else ("knowledge_variance",)
+    known = tuple(REGRESSION_SCORES) if loss in (*FAMILIES, "poisson") else ("knowledge_variance",)
     if names is not None:
         return checked_names(names, known)
-    # A single density does not disagree with itself: all its variance is that of the data.
-    return ("total_variance",) if task == "density" and num_members == 1 else known
+    # A single distribution does not disagree with itself: all its variance is that of the data.
+    return ("total_variance",) if len(known) > 1 and num_members == 1 else known

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dissensus.diagnostics import Finding
 
 Kind = Literal["id", "shifted", "ood", "group", "corruption", "corruptions"]
-Task = Literal["classification", "density", "points"]
+Task = Literal["classification", "labels", "density", "points", "own"]
 
 LEVEL = 0.95
 COVERAGE_LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
@@ -39,6 +39,7 @@ class Number:
         member: Which member it is about; None for the ensemble.
         low: Lower end of the interval; None without one.
         high: Upper end.
+        label: Which of several labels it is about; None for all of them.
     """
 
     metric: str
@@ -50,11 +51,12 @@ class Number:
     member: int | None = None
     low: float | None = None
     high: float | None = None
+    label: int | None = None
 
     @property
-    def key(self) -> tuple[str, str, Kind, str | None, int | None, int | None]:
+    def key(self) -> tuple[str, str, Kind, str | None, int | None, int | None, int | None]:
         """What the number is about: everything but its value and interval."""
-        return (self.metric, self.set, self.kind, self.score, self.severity, self.member)
+        return (self.metric, self.set, self.kind, self.score, self.severity, self.member, self.label)
 
 
 @dataclass(frozen=True)
@@ -216,11 +218,11 @@ class Evaluation:
 
     Attributes:
         name: Name of the ensemble, for tables and pages.
-        task: "classification", "density" or "points".
+        task: "classification", "labels" (several an input), "density", "points" or "own" (a loss of one's own).
         loss: The loss that says how outputs are read.
         num_members: Number of members.
-        num_outputs: Number of classes, or of targets.
-        class_names: Names of the classes; empty where none were given.
+        num_outputs: Number of classes, of labels, or of targets.
+        class_names: Names of the classes or labels; empty where none were given.
         weights: Weights of the members; empty if they are equal.
         score_names: The uncertainty scores.
         bootstrap: Number of resamples behind each interval.
@@ -277,6 +279,7 @@ class Evaluation:
         score: str | None = None,
         severity: int | None = None,
         member: int | None = None,
+        label: int | None = None,
     ) -> Number:
         """Return one number, with its interval.
 
@@ -286,17 +289,19 @@ class Evaluation:
             score: Which score, for metrics that are about one.
             severity: Which severity of a corruption; None for the average over severities.
             member: Which member, for metrics of one.
+            label: Which of several labels, for metrics of one.
 
         Returns:
             The number; `.value` is its value, `.low` and `.high` are the ends of its interval.
         """
-        wanted = (metric, set, score, severity, member)
+        wanted = (metric, set, score, severity, member, label)
         for number in self.numbers:
-            if (number.metric, number.set, number.score, number.severity, number.member) == wanted:
+            if (number.metric, number.set, *number.key[3:]) == wanted:
                 return number
         known = sorted({number.metric for number in self.numbers if number.set == set})
         raise ValueError(
-            f"There is no {metric!r} of set {set!r} with score {score!r}, severity {severity!r} and member {member!r}; "
+            f"There is no {metric!r} of set {set!r} with score {score!r}, severity {severity!r}, member {member!r} "
+            f"and label {label!r}; "
             + (f"that set has {', '.join(known)}." if known else f"sets are {', '.join(self.set_names)}.")
         )
 
@@ -306,7 +311,7 @@ class Evaluation:
         return list(dict.fromkeys(number.set for number in self.numbers))
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return every number as a dict: metric, set, kind, value, score, severity, member, low, high."""
+        """Return every number as a dict: metric, set, kind, value, score, severity, member, low, high, label."""
         return [asdict(number) for number in self.numbers]
 
     def to_pandas(self) -> Any:

@@ -26,10 +26,10 @@ from dissensus.evaluation.classification import Classification, Columns
 from dissensus.evaluation.corrupting import Cell, Corruptor
 from dissensus.evaluation.dense import Dense, Positions
 from dissensus.evaluation.inputs import NamedSet, value_range
-from dissensus.evaluation.regression import Regression
+from dissensus.evaluation.labels import Labels
+from dissensus.evaluation.regression import OwnLoss, Regression
 from dissensus.evaluation.results import ID, Disputed, Kind
 from dissensus.members import Members
-from dissensus.objectives.likelihoods import mean_and_scale
 from dissensus.randomness import mix
 
 # So many outputs are diagnosed in a twentieth of a second. Beyond, some inputs stand for all.
@@ -59,15 +59,13 @@ class OutputSample:
             self._parts = [self._chosen()]
             self._rows = len(self._parts[0][0])
 
-    def diagnose(self, loss: str, density: bool, weights: Tensor | None, seed: int) -> Finding | None:
-        """Return what the outputs say; None of a single member."""
+    def diagnose(self, task: "Task", weights: Tensor | None, seed: int) -> Finding | None:
+        """Return what the outputs say; None of a single member, and of losses that cannot be diagnosed."""
         _, outputs, targets = self._chosen()
-        if len(outputs) == 1:
+        given = task.for_diagnosis(outputs, targets)
+        if len(outputs) == 1 or given is None:
             return None
-        if density:
-            outputs = mean_and_scale(outputs)[0]
-        if loss not in ("cross_entropy", "brier"):
-            loss, targets = "mse", targets.reshape(outputs.shape[1:])
+        outputs, targets, loss = given
         repeats = min(_MOST_REPEATS, max(_FEWEST_REPEATS, _DROPS // outputs.shape[1]))
         return diagnose(outputs, targets, loss, "probs", weights, repeats=repeats, seed=seed)
 
@@ -115,10 +113,11 @@ class Gallery:
         for most in (True, False):
             self._best[most] = self._merged(most, images, batch)
 
-    def add_maps(self, images: Tensor, dispute: Tensor, maps: Tensor) -> None:
-        """Take in a batch of images with a map of dispute over each, `(batch, height, width)`: both are shown, side by side."""
+    def add_without_votes(self, images: Tensor, dispute: Tensor, maps: Tensor | None = None) -> None:
+        """Take in a batch of images with several answers each; where maps of dispute come, `(batch, height, width)`, they stand beside."""
         nobody = torch.full_like(dispute, -1, dtype=torch.int64)
-        self.add(_with_maps(images, maps), dispute, nobody[:0, None].expand(0, len(images)), nobody, None)
+        shown = images if maps is None else _with_maps(images, maps)
+        self.add(shown, dispute, nobody[:0, None].expand(0, len(images)), nobody, None)
 
     def _merged(self, most: bool, images: Tensor, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         best = _first(batch["dispute"], most)
@@ -195,7 +194,7 @@ def _scaled(image: Tensor) -> Tensor:
     return torch.where(outside, (values - low) / (high - low).clamp_min(1e-12), values)
 
 
-Task: TypeAlias = Classification | Regression | Dense
+Task: TypeAlias = Classification | Labels | Regression | OwnLoss | Dense
 # Needed of a batch for the gallery, and not kept.
 _OF_A_BATCH = ("votes", "dispute", "map")
 
@@ -385,9 +384,11 @@ class Reader:
     def _show(self, gallery: Gallery, raw: Batch, columns: Columns, y: Tensor | None) -> None:
         if not isinstance(raw, Tensor) or "dispute" not in columns or not shows_images(raw):
             return
-        if "map" in columns:
-            if columns["map"].ndim == 3:
-                gallery.add_maps(raw, columns["dispute"], columns["map"].movedim(-1, 0))
+        if "votes" not in columns:
+            maps = columns.get("map")
+            if maps is None or maps.ndim == 3:
+                shown = None if maps is None else maps.movedim(-1, 0)
+                gallery.add_without_votes(raw, columns["dispute"], shown)
             return
         labels = None if y is None else y.to(self.place)
         gallery.add(raw, columns["dispute"], columns["votes"], columns["predicted"], labels)

@@ -18,6 +18,9 @@ TITLES = {
     "ece": "ECE",
     "smooth_ece": "smooth ECE",
     "mean_iou": "mean IoU",
+    "mean_average_precision": "mean average precision",
+    "macro_auroc": "mean AUROC of labels",
+    "label_auroc": "AUROC",
     "confidence": "confidence",
     "disagreement": "disagreement",
     "auroc": "AUROC",
@@ -53,7 +56,17 @@ _PREDICTION_METRICS = {
         "laplace_crps",
         "coverage_90",
     ),
-    "points": ("rmse", "mae"),
+    "points": ("rmse", "mae", "mixture_nll"),
+    "labels": (
+        "mean_average_precision",
+        "macro_auroc",
+        "label_accuracy",
+        "subset_accuracy",
+        "nll",
+        "brier",
+        "ece",
+    ),
+    "own": ("loss",),
 }
 
 
@@ -163,6 +176,22 @@ def corruption_table(results: Sequence[Evaluation], severity: int) -> Cells:
     return ["corruption", *heads], rows
 
 
+def label_table(results: Sequence[Evaluation], name: str = ID) -> Cells:
+    """Return average precision and AUROC of every label on one set, run by run; a dash where all, or none, have it."""
+    names = results[0].class_names or tuple(map(str, range(results[0].num_outputs)))
+    metrics = ("average_precision", "label_auroc")
+    found = [
+        {(number.metric, number.label): number for number in result.numbers if number.set == name}
+        for result in results
+    ]
+    rows = [
+        [label, *(interval_text(own.get((metric, place))) for own in found for metric in metrics)]
+        for place, label in enumerate(names)
+    ]
+    heads = [f"{result.name}: " if len(results) > 1 else "" for result in results]
+    return ["label", *(head + title_of(metric) for head in heads for metric in metrics)], rows
+
+
 def metrics_table(result: Evaluation, score: str) -> Cells:
     """Return every metric of telling each set from the known inputs by one score."""
     names = [name for name in detection_sets(result) if name != ALL_CORRUPTIONS]
@@ -199,9 +228,9 @@ def find(
     result: Evaluation, metric: str, name: str = ID, score: str | None = None, severity: int | None = None
 ) -> Number | None:
     """Return a number of the ensemble, or None where it was not measured."""
-    wanted = (metric, name, score, severity, None)
+    wanted = (metric, name, score, severity, None, None)
     for number in result.numbers:
-        if (number.metric, number.set, number.score, number.severity, number.member) == wanted:
+        if (number.metric, number.set, *number.key[3:]) == wanted:
             return number
     return None
 
@@ -247,7 +276,7 @@ def _name_of_group(result: Evaluation, name: str) -> str:
 
 
 def _in_comparison(one: Difference, score: str | None) -> bool:
-    if one.member is not None or one.severity is not None or one.metric in UNDIRECTED:
+    if one.metric in UNDIRECTED or any(part is not None for part in (one.member, one.severity, one.label)):
         return False
     return one.score is None or (one.metric == "auroc" and score in (None, one.score))
 

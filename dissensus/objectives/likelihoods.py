@@ -135,6 +135,7 @@ class Likelihood:
         pooled: What members of class logits say together, `(batch, classes)`; the largest is the ensemble's answer.
         class_axis: Where classes are in outputs with positions, `(members, batch, classes, height, width)`; None to find out.
         ignore_index: Class index of positions that do not count.
+        quantiles: The levels of outputs that are quantiles; None of others.
     """
 
     name: str
@@ -145,6 +146,7 @@ class Likelihood:
     pooled: Callable[[Tensor], Tensor] = field(default_factory=lambda: _mean_probabilities, kw_only=True)
     class_axis: int | None = field(default=None, kw_only=True)
     ignore_index: int = field(default=IGNORED, kw_only=True)
+    quantiles: "Pinball | None" = field(default=None, kw_only=True)
 
     def rows(
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, *, own: bool = False
@@ -381,17 +383,19 @@ class Pinball:
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of outputs `(batch, levels)` for targets `(batch,)`."""
-        count = outputs.shape[-1]
-        levels = (
-            tuple((2 * k + 1) / (2 * count) for k in range(count)) if self.levels is None else self.levels
-        )
+        levels = self.levels_of(outputs.shape[-1])
+        error = targets.reshape(len(outputs), 1) - full(outputs)
+        tau = torch.tensor(levels, dtype=error.dtype, device=error.device)
+        return torch.maximum(tau * error, (tau - 1) * error).sum(-1)
+
+    def levels_of(self, count: int) -> tuple[float, ...]:
+        """Return the level of each of so many outputs."""
+        levels = self.levels or tuple((2 * k + 1) / (2 * count) for k in range(count))
         if len(levels) != count:
             raise ValueError(
                 f"Quantiles at {len(levels)} levels want as many outputs; the network has {count}."
             )
-        error = targets.reshape(len(outputs), 1) - full(outputs)
-        tau = torch.tensor(levels, dtype=error.dtype, device=error.device)
-        return torch.maximum(tau * error, (tau - 1) * error).sum(-1)
+        return levels
 
 
 def _own_loss(loss: Callable[[Tensor, Tensor], Tensor]) -> Likelihood:
@@ -416,7 +420,8 @@ def _own_loss(loss: Callable[[Tensor, Tensor], Tensor]) -> Likelihood:
         )
 
     name = getattr(loss, "__qualname__", type(loss).__qualname__)
-    return Likelihood(name, "own", per_example, mixture, divergence)
+    quantiles = loss if isinstance(loss, Pinball) else None
+    return Likelihood(name, "own", per_example, mixture, divergence, quantiles=quantiles)
 
 
 LIKELIHOODS: Mapping[str, Likelihood] = MappingProxyType(
