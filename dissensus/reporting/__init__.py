@@ -14,6 +14,8 @@ _MAIN_SCORES = {
     "classification": "total_entropy",
     "density": "total_variance",
     "points": "knowledge_variance",
+    "labels": "total_entropy",
+    "own": "knowledge_variance",
 }
 
 

@@ -24,7 +24,9 @@ from dissensus.reporting.quality import Runs, as_table, best_cells
 _SHOWN_SCORES = ("total_entropy", "mutual_information", "predictive_diversity", "mean_energy")
 _PARTS = {
     "classification": ("expected_entropy", "mutual_information"),
+    "labels": ("expected_entropy", "mutual_information"),
     "density": ("data_variance", "knowledge_variance"),
+    "points": ("data_variance", "knowledge_variance"),
 }
 
 
@@ -87,7 +89,7 @@ def best_score(run: Evaluation) -> str:
 
 def _shown_scores(runs: Runs, score: str) -> list[str]:
     """Return the scores that curves show: the chosen one first, then others that all runs have."""
-    others = _SHOWN_SCORES if runs[0].task == "classification" else runs[0].score_names
+    others = runs[0].score_names if runs[0].score_names[-1].endswith("variance") else _SHOWN_SCORES
     shared = [name for name in others if all(name in run.score_names for run in runs)]
     return list(dict.fromkeys([score, *shared]))
 
@@ -178,7 +180,7 @@ def decomposition(runs: Runs, score: str) -> Section | None:
     shown = [run for run in runs if parts and set(parts) <= set(run.score_names)]
     if not shown:
         return None
-    classes = runs[0].task == "classification"
+    classes = not parts[0].endswith("variance")
     return Section(
         "How uncertain it is, and why",
         Text(

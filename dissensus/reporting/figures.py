@@ -50,15 +50,17 @@ def _square(title: str, diagonal: str, xlabel: str, ylabel: str) -> tuple["Figur
     return figure, ax
 
 
-def coverage_diagram(curves: Mapping[str, Reliability], title: str) -> "Figure":
-    """Draw the probability that intervals claim against the share of targets inside, run by run."""
-    figure, ax = _square(title, "calibrated", "probability of the interval", "share of targets inside")
+def coverage_diagram(curves: Mapping[str, Reliability], title: str, *, quantiles: bool = False) -> "Figure":
+    """Draw the probability that intervals (or quantiles) claim against the share of targets inside (or below), run by run."""
+    inside = "below" if quantiles else "inside"
+    claim = "level of the quantile" if quantiles else "probability of the interval"
+    figure, ax = _square(title, "calibrated", claim, f"share of targets {inside}")
     for place, (name, curve) in enumerate(curves.items()):
         (line,) = ax.plot(
             curve.claimed, curve.observed, marker="o", markersize=4, label=name, clip_on=False, **style(place)
         )
         pairs = zip(curve.claimed, curve.observed, strict=True)
-        hover(line, [f"{name}: claimed {c:.2f}, inside {o:.2f}" for c, o in pairs])
+        hover(line, [f"{name}: claimed {c:.2f}, {inside} {o:.2f}" for c, o in pairs])
     ax.legend(frameon=False, fontsize="small")
     return figure
 

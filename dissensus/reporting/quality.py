@@ -4,12 +4,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from dissensus.evaluation import Evaluation, Reliability
-from dissensus.evaluation.comparison import named_pairs
+from dissensus.evaluation.comparison import BEST_HIGH, named_pairs
 from dissensus.evaluation.results import ALL_CORRUPTIONS, ID
 from dissensus.evaluation.tables import (
     Cells,
     comparison_table,
     find,
+    label_table,
     prediction_table,
     short,
     title_of,
@@ -30,6 +31,10 @@ def main_numbers(runs: Runs, score: str) -> Section:
         "density": "RMSE is the typical error; NLL and CRPS judge the whole predicted distribution; these should be low. "
         "Intervals that claim 90 % should hold about 90 % of the targets.",
         "points": "RMSE and MAE are typical errors and should be low.",
+        "labels": "Average precision and AUROC say how well inputs with a label are ranked before those without, averaged over labels; "
+        "label accuracy is the share of answers that are right, subset accuracy that of inputs with all of them right. These should be "
+        "high; NLL, Brier score and ECE, averaged over answers, should be low.",
+        "own": "The loss is the one that the ensemble was trained by, of the members' mean output; it should be low.",
     }
     table = as_table(prediction_table(runs), "Predictions on inputs with known answers")
     if len(runs) > 1:
@@ -40,7 +45,7 @@ def main_numbers(runs: Runs, score: str) -> Section:
     return Section("Main numbers", Text(readings[runs[0].task] + _brackets(runs) + marks), table)
 
 
-_LARGE_IS_GOOD = (title_of("accuracy"), title_of("member_accuracy"))
+_LARGE_IS_GOOD = tuple(map(title_of, BEST_HIGH))
 
 
 def _best_runs(table: Table) -> list[tuple[int, int]]:
@@ -103,7 +108,7 @@ def calibration(runs: Runs, score: str) -> Section | None:
     """Confidence against accuracy, or claimed against observed coverage."""
     if not any(run.reliability for run in runs):
         return None
-    if runs[0].task == "density":
+    if runs[0].task in ("density", "own"):
         return _coverage(runs)
     return Section(
         "Can its confidence be believed?",
@@ -133,15 +138,19 @@ def _coverage(runs: Runs) -> Section:
     for run in runs:
         for curve in run.reliability:
             by_set.setdefault(curve.set, {})[run.name] = curve
+    quantiles = runs[0].task == "own"
+    reading = (
+        "An interval that claims some probability should hold that share of the targets: on the dashed line it does, "
+        "below it intervals are too narrow (overconfident), above it too wide."
+    )
+    if quantiles:
+        reading = "Below a quantile should lie as many of the targets as its level says: on the dashed line they do."
     return Section(
-        "Can its intervals be believed?",
-        Text(
-            "An interval that claims some probability should hold that share of the targets: on the dashed line it does, "
-            "below it intervals are too narrow (overconfident), above it too wide."
-        ),
+        f"Can its {'quantiles' if quantiles else 'intervals'} be believed?",
+        Text(reading),
         *(
             Picture(
-                figures.coverage_diagram(curves, name),
+                figures.coverage_diagram(curves, name, quantiles=quantiles),
                 f"Claimed against observed coverage on {name}. "
                 + "; ".join(f"{run}: {_listed(curve, ', ')}" for run, curve in curves.items())
                 + ".",
@@ -151,9 +160,27 @@ def _coverage(runs: Runs) -> Section:
     )
 
 
+def labels(runs: Runs, score: str) -> Section | None:
+    """How well each of several labels is found, on every labelled set."""
+    if runs[0].task != "labels":
+        return None
+    shown = [part.name for part in runs[0].sets if part.kind != "ood"]
+    return Section(
+        "Label by label",
+        Text(
+            "Average precision is that of a list of all inputs, those first that most probably have the label; guessing gives the share "
+            "of inputs that have it. A dash: all inputs have the label, or none."
+        ),
+        *(as_table(label_table(runs, name), f"Labels on {name}") for name in shown),
+    )
+
+
+_MEMBER_METRIC = {"classification": "accuracy", "labels": "label_accuracy", "own": "loss"}
+
+
 def members(runs: Runs, score: str) -> Section | None:
     """Each member's accuracy or error beside the ensemble's."""
-    metric = "accuracy" if runs[0].task == "classification" else "rmse"
+    metric = _MEMBER_METRIC.get(runs[0].task, "rmse")
     pictures = [
         _member_dots(run, part.name, metric, f"{run.name}, {part.name}" if len(runs) > 1 else part.name)
         for run in runs
@@ -163,7 +190,8 @@ def members(runs: Runs, score: str) -> Section | None:
     ]
     if not pictures:
         return None
-    side, unit = ("above", "") if metric == "accuracy" else ("below", " Errors are in units of the target.")
+    side = "above" if metric in BEST_HIGH else "below"
+    unit = " Errors are in units of the target." if metric == "rmse" else ""
     return Section(
         "Members and ensemble",
         Text(

@@ -30,6 +30,7 @@ from dissensus.reporting.quality import (
     as_table,
     calibration,
     differences,
+    labels,
     main_numbers,
     members,
     trade_offs,
@@ -65,6 +66,7 @@ def _settings_of(run: Evaluation) -> dict[str, str]:
 SECTIONS: tuple[Callable[[Runs, str], Section | None], ...] = (
     main_numbers,
     differences,
+    labels,
     calibration,
     detection,
     under_corruption,
@@ -114,22 +116,31 @@ def _subtitle(runs: Runs) -> str:
     return " · ".join([*([" to ".join(days)] if days else []), names, f"inputs: {', '.join(sizes)}"])
 
 
+# What a page begins with.
+_QUALITY = {
+    "classification": ("accuracy", "smooth_ece"),
+    "labels": ("label_accuracy", "ece"),
+    "density": ("rmse", "coverage_90"),
+    "points": ("rmse", "mae"),
+    "own": ("loss",),
+}
+
+
 def _headlines(runs: Runs, score: str) -> list[Headline]:
     """Return the numbers that a page begins with: quality, and how well the default and the best score do."""
     if len(runs) > 1:
-        metric = "accuracy" if runs[0].task == "classification" else "rmse"
+        metric = _QUALITY[runs[0].task][0]
         return [
             Headline(run.name, _value(run.number(metric), run), f"{title_of(metric)}{_between(run, metric)}")
             for run in runs[:8]
         ]
     (run,) = runs
-    gap = "mean_iou" if _is_dense(run) else "smooth_ece"
-    shown = {"classification": ("accuracy", gap), "density": ("rmse", "coverage_90")}
+    shown = ("accuracy", "mean_iou") if _is_dense(run) else _QUALITY[run.task]
     found = [
         Headline(
             title_with_unit(metric, run.target), _value(run.number(metric), run), _between(run, metric)[2:]
         )
-        for metric in shown.get(run.task, ("rmse", "mae"))
+        for metric in shown
     ]
     if told_apart(run):
         best = best_score(run)
@@ -142,7 +153,7 @@ def _headlines(runs: Runs, score: str) -> list[Headline]:
 
 def _value(number: Number, run: Evaluation) -> str:
     """Return a number as people say it: shares in percent, errors in the target's units."""
-    shares = ("accuracy", "smooth_ece", "coverage_90")
+    shares = ("accuracy", "label_accuracy", "ece", "smooth_ece", "coverage_90")
     return _percent(number.value) if number.metric in shares else short(number.value)
 
 
@@ -182,6 +193,14 @@ def _sentence(run: Evaluation, score: str, *, several: bool) -> str:
 def _quality(run: Evaluation) -> str:
     """Return how good a run's predictions on known inputs are."""
     size = _size(run)
+    if run.task == "own":
+        return f"has a loss ({run.loss}) of {short(run.number('loss').value)} on {size} known inputs"
+    if run.task == "labels":
+        right, off = (_percent(run.number(metric).value) for metric in ("label_accuracy", "ece"))
+        return (
+            f"gives {right} of the answers on {run.num_outputs} labels of {size} known inputs right, and its confidence is off by {off} "
+            "on average"
+        )
     if run.task != "classification":
         what = f"{run.target} of {size}" if run.target else str(size)
         return f"predicts {what} known inputs with an error (RMSE) of {short(run.number('rmse').value)}"
