@@ -180,7 +180,7 @@ def decomposition(runs: Runs, score: str) -> Section | None:
     shown = [run for run in runs if parts and set(parts) <= set(run.score_names)]
     if not shown:
         return None
-    classes = not parts[0].endswith("variance")
+    classes = runs[0].task in ("classification", "labels")
     return Section(
         "How uncertain it is, and why",
         Text(
