@@ -45,7 +45,7 @@ class Positions:
     over: Over = "mean"
     class_axis: int | None = None
     ignore_index: int = -100
-    class_weights: tuple[float, ...] | None = None
+    class_weights: Sequence[float] | None = None
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date
-from itertools import groupby
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from dissensus.data.suites import LoadedSuite
 from dissensus.data.trees import Tree
 from dissensus.evaluation.classification import Classification, score_names
 from dissensus.evaluation.corrupting import Corruptor, corruptor_of
-from dissensus.evaluation.dense import Dense, Over, Positions
+from dissensus.evaluation.dense import Over, Positions
 from dissensus.evaluation.estimates import Statistic, average, detection, replicates_of, with_intervals
 from dissensus.evaluation.inputs import (
     NamedSet,
@@ -40,7 +40,6 @@ from dissensus.evaluation.results import (
     Number,
     Reliability,
     Roc,
-    SetInfo,
     floats,
 )
 from dissensus.evaluation.streaming import Reader, Sample, Task
@@ -160,37 +159,23 @@ def evaluate(
         ['aupr_in', 'aupr_out', 'auroc', 'fpr95_id_positive', 'fpr95_ood_positive', 'mean']
     """
     members = as_members(members)
-    bootstrap, batch_size = whole_number("bootstrap", bootstrap, 0), whole_number("batch_size", batch_size, 1)
-    seed = whole_number("seed", seed)
-    if 0 < bootstrap < FEW_RESAMPLES:
-        log.warning(
-            "%d resamples are too few for 95 %% intervals; take 1000, or 0 for no intervals", bootstrap
-        )
-    shares = as_weights(weights, members.num_members)
+    bootstrap, batch_size = _resamples(bootstrap), whole_number("batch_size", batch_size, 1)
+    seed, shares = whole_number("seed", seed), as_weights(weights, members.num_members)
     if isinstance(ood, LoadedSuite):
         groups, ood = (ood.grouped if groups is None else groups), ood.sets
     sets, names = named_sets(id_data, shifted, ood, class_names)
+    checked = checked_groups(groups, sets)
     if device is not None:
         members.to(device_named(device))
     if loss == "auto":
         loss = _told_loss(members, sets[0], transform)
-    likelihood = likelihood_of(loss)
-    of_classes = likelihood.kind in ("classes", "labels")
-    names_of_scores = (
-        score_names(scores, members.num_members)
-        if of_classes
-        else variance_names(scores, likelihood.name, members.num_members)
-    )
-    task = _TASKS[likelihood.kind](names_of_scores, shares, likelihood, over)
-    checked = checked_groups(groups, sets)
+    task = _task_of(loss, scores, shares, members.num_members, over)
     if corruptions is not None and task.task != "classification":
         raise ValueError(
-            f"`corruptions` are measured for one class an image; the loss is {task.loss!r}. Leave them out."
+            f"`corruptions` are for classifiers of images, one class each; the loss is {task.loss!r}. Leave them out."
         )
     corruptor = corruptor_of(corruptions, severities, seed, corruption_folder, frost_folder)
-    positions = Positions(
-        over, class_axis, ignore_index, None if class_weights is None else tuple(class_weights)
-    )
+    positions = Positions(over, class_axis, ignore_index, class_weights)
     reader = Reader(members, task, transform, batch_size, device_of(members), names, positions)
     reader.check(sets)
     with evaluation_mode(members):
@@ -210,21 +195,31 @@ def evaluate(
         score_names=task.score_names,
         bootstrap=bootstrap,
         seed=seed,
-        sets=tuple(
-            SetInfo(part.name, part.kind, part.size, part.fingerprint, part.targets) for part in samples
-        ),
+        sets=tuple(part.info for part in samples),
         groups=checked,
         numbers=tuple(numbers),
         replicates=replicates,
         reliability=tuple(_reliability(task, samples)),
         rocs=tuple(_rocs(task, samples)),
         histograms=tuple(_histograms(task, samples)),
-        gallery=tuple(item for part in samples for item in part.disputed),
+        gallery=tuple(chain.from_iterable(part.disputed for part in samples)),
         diagnosis=reader.known.diagnose(task, shares, seed),
         examples=_examples(task, samples, num_outputs),
         data=Path(id_data).name if isinstance(id_data, str | Path) else "",
         date=date.today().isoformat(),
     )
+
+
+# With fewer, an end of a 95 % interval is one resample.
+FEW_RESAMPLES = 40
+
+
+def _resamples(count: int) -> int:
+    """Return the number of resamples; say where it is too small for intervals."""
+    count = whole_number("bootstrap", count, 0)
+    if 0 < count < FEW_RESAMPLES:
+        log.warning("%d resamples are too few for 95 %% intervals; take 1000, or 0 for no intervals", count)
+    return count
 
 
 def _read_once(reader: Reader, sets: Sequence[NamedSet], corruptor: Corruptor) -> list[Sample]:
@@ -240,27 +235,21 @@ def _read_once(reader: Reader, sets: Sequence[NamedSet], corruptor: Corruptor) -
     return samples
 
 
-# With fewer, an end of a 95 % interval is one resample.
-FEW_RESAMPLES = 40
-
-
 def _told_loss(members: Members, known: NamedSet, transform: Callable[[Tensor], Tensor] | None) -> str:
     """Return how outputs are read: as class logits, unless targets, given as an array, say otherwise."""
     arrays = arrays_of(known.data)
-    if arrays is None or not len(arrays[1]):
+    if arrays is None or not len(arrays[1]) or (arrays[1].ndim != 2 and not arrays[1].is_floating_point()):
         return "cross_entropy"
     x, y = arrays[0][:2], arrays[1]
-    if not y.is_floating_point() and y.ndim != 2:
-        return "cross_entropy"
     given = x.value() if isinstance(x, Tree) else x
     outputs = predict(members, given if transform is None else transform(given))
-    if outputs.shape[2:] == y.shape[1:] and bool(((y == 0) | (y == 1)).all()):
-        if not y.is_floating_point():
-            return "binary_cross_entropy"
+    if outputs.shape[2:] != y.shape[1:] or bool(((y != 0) & (y != 1)).any()):
+        return regression_loss(outputs.shape[-1], y) or "cross_entropy"
+    if y.is_floating_point():
         raise ValueError(
             "Targets that are all 0 or 1 may be labels or numbers; say which: loss='binary_cross_entropy' or loss='mse'."
         )
-    return regression_loss(outputs.shape[-1], y) or "cross_entropy"
+    return "binary_cross_entropy"
 
 
 # How outputs are read, by what the loss says that they are.
@@ -271,6 +260,21 @@ _TASKS: Mapping[str, Callable[[tuple[str, ...], Tensor | None, Likelihood, Over]
     "density": lambda names, weights, loss, over: Regression(names, weights, loss.name, "density"),
     "own": lambda names, weights, loss, over: OwnLoss(names, weights, loss),
 }
+
+
+def _task_of(
+    loss: str | Callable[[Tensor, Tensor], Tensor],
+    scores: Iterable[str] | None,
+    weights: Tensor | None,
+    num_members: int,
+    over: Over,
+) -> Task:
+    likelihood = likelihood_of(loss)
+    if likelihood.kind in ("classes", "labels"):
+        names = score_names(scores, num_members)
+    else:
+        names = variance_names(scores, likelihood.name, num_members)
+    return _TASKS[likelihood.kind](names, weights, likelihood, over)
 
 
 def _numbers(
@@ -331,27 +335,28 @@ def _corrupted_numbers(task: Task, known: Sample, count: int, seed: int) -> tupl
         points += without
     single = _resampled(statistics, {known.name: known.size}, count, seed)
     averages = _stacked(_severity_means(*single), count)
-    return single, averages, [*points, *(number for number, _ in _severity_means(points, None))]
+    nothing = np.zeros((len(points), 0), np.float32)
+    return single, averages, [*points, *(number for number, _ in _severity_means(points, nothing))]
 
 
 def _severity_means(
-    numbers: Sequence[Number], replicates: NDArray[np.float32] | None
+    numbers: Sequence[Number], replicates: NDArray[np.float32]
 ) -> list[tuple[Number, NDArray[np.float32]]]:
     """Return means over corruptions, for each severity and for all."""
-    if replicates is None:
-        replicates = np.zeros((len(numbers), 0), np.float32)
-    levels: list[int | None] = [*sorted({number.severity for number in numbers if number.severity}), None]
-    means = []
-    for level in levels if numbers else ():
-        chosen = [row for row, number in enumerate(numbers) if level in (None, number.severity)]
-        chosen.sort(key=lambda row: (numbers[row].metric, numbers[row].score or ""))
-        for (metric, score), rows in groupby(
-            chosen, key=lambda row: (numbers[row].metric, numbers[row].score)
-        ):
-            places = list(rows)
-            like = Number(metric, ALL_CORRUPTIONS, "corruptions", 0.0, score, level)
-            means.append(average([numbers[row] for row in places], replicates[places], like))
-    return means
+    rows: dict[tuple[int | None, str, str | None], list[int]] = {}
+    for row, number in enumerate(numbers):
+        for level in (number.severity, None):
+            rows.setdefault((level, number.metric, number.score), []).append(row)
+    levels = sorted({number.severity for number in numbers if number.severity})
+    order = sorted(rows, key=lambda key: ([*levels, None].index(key[0]), key[1], key[2] or ""))
+    return [
+        average(
+            [numbers[row] for row in rows[key]],
+            replicates[rows[key]],
+            Number(key[1], ALL_CORRUPTIONS, "corruptions", 0.0, key[2], key[0]),
+        )
+        for key in order
+    ]
 
 
 def _stacked(found: Sequence[tuple[Number, NDArray[np.float32]]], count: int) -> Found:
@@ -362,21 +367,22 @@ def _stacked(found: Sequence[tuple[Number, NDArray[np.float32]]], count: int) ->
 
 def _examples(task: Task, samples: Sequence[Sample], num_outputs: int) -> tuple[Examples, ...]:
     """Return the inputs of each set that the ensemble is least certain about; none where each has several predictions."""
-    if isinstance(task, Dense | Labels | OwnLoss) or (task.task != "classification" and num_outputs > 1):
+    if not (isinstance(task, Classification) or (isinstance(task, Regression) and num_outputs == 1)):
         return ()
     shown = [name for name in task.score_names if name in _SHOWN] or [task.score_names[0]]
-    found = []
-    for part in samples:
-        columns = part.columns
-        scores = {name: columns["scores"][task.score_names.index(name)] for name in shown}
-        order = scores[shown[0]].argsort(descending=True, stable=True)[:_EXAMPLES]
-        values = {
-            name: floats(columns[name][order].double().numpy()) if name in columns else ()
-            for name in ("predicted", "truth", "confidence")
-        }
-        own = {name: floats(column[order].double().numpy()) for name, column in scores.items()}
-        found.append(Examples(part.name, tuple(order.tolist()), **values, scores=own))
-    return tuple(found)
+    places = [task.score_names.index(name) for name in shown]
+    return tuple(_least_certain(part, shown, places) for part in samples)
+
+
+def _least_certain(part: Sample, shown: Sequence[str], places: Sequence[int]) -> Examples:
+    scores = part.columns["scores"][places]
+    order = scores[0].argsort(descending=True, stable=True)[:_EXAMPLES]
+    values = {
+        name: floats(part.columns[name][order].double().numpy()) if name in part.columns else ()
+        for name in ("predicted", "truth", "confidence")
+    }
+    own = {name: floats(row[order].double().numpy()) for name, row in zip(shown, scores, strict=True)}
+    return Examples(part.name, tuple(order.tolist()), **values, scores=own)
 
 
 def _reliability(task: Task, samples: Sequence[Sample]) -> Iterable[Reliability]:

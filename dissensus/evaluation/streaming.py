@@ -28,7 +28,7 @@ from dissensus.evaluation.dense import Dense, Positions
 from dissensus.evaluation.inputs import NamedSet, value_range
 from dissensus.evaluation.labels import Labels
 from dissensus.evaluation.regression import OwnLoss, Regression
-from dissensus.evaluation.results import ID, Disputed, Kind
+from dissensus.evaluation.results import ID, Disputed, Kind, SetInfo
 from dissensus.members import Members
 from dissensus.randomness import mix
 
@@ -229,6 +229,11 @@ class Sample:
     def size(self) -> int:
         """How many inputs the set has."""
         return self.columns["scores"].shape[-1]
+
+    @property
+    def info(self) -> SetInfo:
+        """What the evaluation says of the set."""
+        return SetInfo(self.name, self.kind, self.size, self.fingerprint, self.targets)
 
 
 @dataclass

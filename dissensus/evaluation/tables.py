@@ -117,16 +117,19 @@ def prediction_table(results: Sequence[Evaluation]) -> Cells:
     found = {number.metric for result in results for number in result.numbers}
     metrics = [name for name in _PREDICTION_METRICS[results[0].task] if name in found]
     several = len(results) > 1
-    rows = []
-    for result in results:
-        labelled = [part.name for part in result.sets if part.kind != "ood"]
-        for name in labelled + _corrupted(result):
-            row = [_name_of_set(name), *(interval_text(find(result, metric, name)) for metric in metrics)]
-            rows.append([result.name, *row] if several else row)
-    head = ["run", "set"] if several else ["set"]
+    rows = [
+        [*([result.name] if several else []), _name_of_set(name)]
+        + [interval_text(find(result, metric, name)) for metric in metrics]
+        for result in results
+        for name in _labelled(result) + _corrupted(result)
+    ]
     targets = {result.target for result in results}
-    unit = next(iter(targets)) if len(targets) == 1 else ""
-    return [*head, *(title_with_unit(metric, unit) for metric in metrics)], rows
+    unit = targets.pop() if len(targets) == 1 else ""
+    return [*(["run"] if several else []), "set", *(title_with_unit(name, unit) for name in metrics)], rows
+
+
+def _labelled(result: Evaluation) -> list[str]:
+    return [part.name for part in result.sets if part.kind != "ood"]
 
 
 def detection_table(result: Evaluation, metric: str = "auroc") -> Cells:
@@ -179,17 +182,14 @@ def corruption_table(results: Sequence[Evaluation], severity: int) -> Cells:
 def label_table(results: Sequence[Evaluation], name: str = ID) -> Cells:
     """Return average precision and AUROC of every label on one set, run by run; a dash where all, or none, have it."""
     names = results[0].class_names or tuple(map(str, range(results[0].num_outputs)))
-    metrics = ("average_precision", "label_auroc")
-    found = [
-        {(number.metric, number.label): number for number in result.numbers if number.set == name}
-        for result in results
-    ]
+    columns = [(result, metric) for result in results for metric in ("average_precision", "label_auroc")]
     rows = [
-        [label, *(interval_text(own.get((metric, place))) for own in found for metric in metrics)]
+        [label, *(interval_text(find(result, metric, name, label=place)) for result, metric in columns)]
         for place, label in enumerate(names)
     ]
-    heads = [f"{result.name}: " if len(results) > 1 else "" for result in results]
-    return ["label", *(head + title_of(metric) for head in heads for metric in metrics)], rows
+    several = len(results) > 1
+    heads = [(f"{result.name}: " if several else "") + title_of(metric) for result, metric in columns]
+    return ["label", *heads], rows
 
 
 def metrics_table(result: Evaluation, score: str) -> Cells:
@@ -225,10 +225,15 @@ def severities(result: Evaluation) -> list[int]:
 
 
 def find(
-    result: Evaluation, metric: str, name: str = ID, score: str | None = None, severity: int | None = None
+    result: Evaluation,
+    metric: str,
+    name: str = ID,
+    score: str | None = None,
+    severity: int | None = None,
+    label: int | None = None,
 ) -> Number | None:
     """Return a number of the ensemble, or None where it was not measured."""
-    wanted = (metric, name, score, severity, None, None)
+    wanted = (metric, name, score, severity, None, label)
     for number in result.numbers:
         if (number.metric, number.set, *number.key[3:]) == wanted:
             return number
