@@ -255,6 +255,11 @@ def _check_tensor(name: str, values: Tensor) -> None:
         raise ValueError(f"`{name}` must be a torch tensor; got {type(values).__name__}. Convert it first.")
     if not values.is_floating_point():
         raise ValueError(f"`{name}` must be floating point; got {values.dtype}. Use `{name}.float()`.")
+    check_dense(name, values)
+
+
+def check_dense(name: str, values: Tensor) -> None:
+    """Refuse tensors that hold no values, or not all of them."""
     if values.layout != torch.strided or values.is_meta:
         kind = "one without values (meta)" if values.is_meta else "a sparse one"
         raise ValueError(

@@ -202,7 +202,7 @@ def test_images_of_another_kind_are_refused(images, message):
 
 @pytest.mark.parametrize("index", [[0], [0, 1, 2], [True, False]])
 def test_an_index_that_does_not_number_the_images_is_refused(index):
-    with pytest.raises(ValueError, match="`index` must be 2 integers"):
+    with pytest.raises(ValueError, match="`index` must be"):
         corrupt(photographs(count=2), "fog", 1, index=index)
 
 

@@ -173,7 +173,7 @@ def _read_array(arrays: Any, key: str, path: Path) -> np.ndarray:
 def _find_array(keys: Sequence[str], named: str | None, usual: Sequence[str], options: Options) -> str | None:
     """Return the key of the array that was named, or is called as such arrays usually are; None where there is none."""
     by_name = {key.lower(): key for key in keys}
-    found = first_of(map(str.lower, _spellings(named, usual, options)), by_name)
+    found = first_there(map(str.lower, _spellings(named, usual, options)), by_name)
     return None if found is None else by_name[found]
 
 
@@ -196,7 +196,7 @@ def _no_array(
     )
 
 
-def first_of(names: Iterable[str], there: Container[str]) -> str | None:
+def first_there(names: Iterable[str], there: Container[str]) -> str | None:
     """Return the first of some names that is there; None where none is."""
     return next((name for name in names if name in there), None)
 
@@ -267,21 +267,17 @@ def _load_items(source: Any, target: str | None, options: Options) -> Loaded:
     found = with_targets(
         loaded, [label.item() if hasattr(label, "item") else label for label in labels], name
     )
-    classes = _class_names(source, target)
-    assert found.y is not None
-    if found.classes is None and set(found.y.flatten().tolist()) <= set(range(len(classes))):
-        return replace(found, classes=classes)
-    return found
+    return found if found.classes is not None else _named_classes(found, source, target)
 
 
 def _split_item(item: Any, inputs: str | None, target: str | None, name: str) -> tuple[Any, Any]:
     if isinstance(item, Mapping):
-        key = first_of((inputs,) if inputs else INPUT_NAMES, item)
+        key = first_there((inputs,) if inputs else INPUT_NAMES, item)
         if key is None:
             raise ValueError(
                 f"Items of {name} hold {', '.join(map(str, item))}; name the one that is the input."
             )
-        return item[key], item.get(first_of((target,) if target else TARGET_NAMES, item))
+        return item[key], item.get(first_there((target,) if target else TARGET_NAMES, item))
     if isinstance(item, tuple | list):
         return item[0], item[1] if len(item) > 1 else None
     return item, None
@@ -304,14 +300,17 @@ def _stack_items(images: Sequence[Any], options: Options, name: str) -> Tensor:
     return as_inputs(stacked[:, None] if stacked.ndim == 1 else stacked, options.layout, name)
 
 
-def _class_names(source: Any, target: str | None) -> tuple[str, ...]:
-    """Return the class names that a data set object of torchvision or Hugging Face knows."""
+def _named_classes(loaded: Loaded, source: Any, target: str | None) -> Loaded:
+    """Add the class names that a data set object of torchvision or Hugging Face knows."""
     names = getattr(source, "classes", None)
     features = getattr(source, "features", None)
     if names is None and isinstance(features, Mapping):
-        key = first_of((target,) if target else TARGET_NAMES, features)
+        key = first_there((target,) if target else TARGET_NAMES, features)
         names = getattr(features.get(key), "names", None)
-    return tuple(map(str, names or ()))
+    assert loaded.y is not None
+    if names and set(loaded.y.flatten().tolist()) <= set(range(len(names))):
+        return replace(loaded, classes=tuple(map(str, names)))
+    return loaded
 
 
 TABLE_ENDINGS = (".csv", ".tsv", ".parquet")
@@ -496,7 +495,7 @@ def _load_image_column(frame: Any, column: str, target: str | None, options: Opt
     check_options(options, _IMAGE_OPTIONS | {"inputs"}, path.name)
     names = [f"row {row} of {path.name}" for row in range(len(frame))]
     loaded = Loaded(decode((open_picture(cell["bytes"]) for cell in frame[column]), names, options.size))
-    target = _target_column(frame, target, options, path) or first_of(TARGET_NAMES, frame.columns)
+    target = _target_column(frame, target, options, path) or first_there(TARGET_NAMES, frame.columns)
     if target is None:
         return loaded
     y, classes, lacking = target_of(frame, target)

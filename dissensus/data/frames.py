@@ -156,7 +156,7 @@ def target_of(frame: Any, target: str) -> tuple[Tensor, tuple[str, ...] | None, 
     Texts that all are numbers are read as such.
     """
     values = columns_of(frame[[target]])[target]
-    texts = texts_of(values) if values.dtype.kind not in "iub" else list(map(str, values.tolist()))
+    texts = texts_of(values)
     missing = np.array([text is None for text in texts])
     known = [text for text in texts if text is not None]
     numbers = [None] if values.dtype.kind == "b" else list(map(number_of, known))

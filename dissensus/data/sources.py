@@ -4,7 +4,7 @@ import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch.utils.data import (
     default_collate,
 )
 
+from dissensus._checks import check_dense
 from dissensus.data.features import CachedFeatures
 from dissensus.data.fingerprints import Fingerprint
 from dissensus.data.trees import Batch, Tree, batch_of, is_tree, join_rows, plain
@@ -34,11 +35,7 @@ _FEW = 16
 def as_tensor(array: Any, name: str) -> Tensor:
     """Return an array as a tensor: float64 arrays of numpy become float32, the default of networks; integers int64."""
     if isinstance(array, Tensor):
-        if array.layout != torch.strided or array.is_meta:
-            kind = "one without values (meta)" if array.is_meta else "a sparse one"
-            raise ValueError(
-                f"`{name}` must be a dense tensor; got {kind}. Use `{name}.to_dense()`, or load the values."
-            )
+        check_dense(name, array)
         return array
     try:
         values = np.asarray(array)
@@ -77,7 +74,10 @@ class OnDisk:
     def __init__(self, array: np.ndarray, name: str) -> None:
         self.array, self.name = np.asarray(array), name
         self.dtype = as_tensor(self.array[:0], name).dtype
-        self._pages = _pages_of(array)
+        # Pages may be let go of, but not where they hold changes that the file does not have.
+        maps = [owner for owner in _owners(array) if isinstance(owner, np.memmap)]
+        clean = maps and all(owner.mode != "c" for owner in maps) and hasattr(mmap, "MADV_DONTNEED")
+        self._pages = _file_of(array) if clean else None
 
     @property
     def shape(self) -> torch.Size:
@@ -146,17 +146,10 @@ def tree_rows(value: Any, name: str) -> Rows:
     )
     lengths = {leaf.shape[:1] for leaf in rows.leaves}
     if len(lengths) > 1 or () in lengths:
-        raise ValueError(
-            f"All parts of `{name}` must have one row for each input; got {describe_parts(rows)}."
-        )
+        shapes = zip(rows.names(), (tuple(leaf.shape) for leaf in rows.leaves), strict=True)
+        told = ", ".join(f"{part} shaped {shape}" for part, shape in shapes)
+        raise ValueError(f"All parts of `{name}` must have one row for each input; got {told}.")
     return rows
-
-
-def describe_parts(rows: Tree) -> str:
-    """Return the parts of a tree with their shapes."""
-    return ", ".join(
-        f"{part} shaped {tuple(leaf.shape)}" for part, leaf in zip(rows.names(), rows.leaves, strict=True)
-    )
 
 
 def rows_at_once(values: Tensor | OnDisk) -> int:
@@ -167,13 +160,6 @@ def rows_at_once(values: Tensor | OnDisk) -> int:
 
 def _file_of(array: np.ndarray) -> mmap.mmap | None:
     return next((owner for owner in _owners(array) if isinstance(owner, mmap.mmap)), None)
-
-
-def _pages_of(array: np.ndarray) -> mmap.mmap | None:
-    """Return the mapping if its pages may be let go of: not where they hold changes that the file does not have."""
-    maps = [owner for owner in _owners(array) if isinstance(owner, np.memmap)]
-    may = maps and all(owner.mode != "c" for owner in maps) and hasattr(mmap, "MADV_DONTNEED")
-    return _file_of(array) if may else None
 
 
 def _owners(array: np.ndarray) -> Iterator[Any]:
@@ -216,20 +202,22 @@ def device_of(module: torch.nn.Module) -> torch.device:
 
 def input_batches(x: Inputs, batch_size: int) -> Iterator[Batch]:
     """Yield inputs in batches, in order; targets that come with them in a Dataset or loader are passed over."""
-    if isinstance(x, DataLoader):
-        yield from map(first_of, each_seeded(x, 0))
-        return
     if isinstance(x, CachedFeatures):
         yield from x.batches(batch_size)
-        return
-    if isinstance(x, Dataset) and not isinstance(x, TensorDataset):
-        loader = DataLoader(x, batch_size=batch_size, generator=torch.Generator())
+    elif (loader := _loader_of(x, batch_size)) is not None:
         yield from map(first_of, each_seeded(loader, 0))
-        return
-    rows = x.tensors[0] if isinstance(x, TensorDataset) else tree_rows(x, "x")
-    if len(rows) == 0:
-        raise ValueError("There is nothing to predict: `x` has no rows.")
-    yield from rows.split(batch_size)
+    else:
+        rows = x.tensors[0] if isinstance(x, TensorDataset) else tree_rows(x, "x")
+        if len(rows) == 0:
+            raise ValueError("There is nothing to predict: `x` has no rows.")
+        yield from rows.split(batch_size)
+
+
+def _loader_of(data: Any, batch_size: int) -> DataLoader[Any] | None:
+    """Return what gives the batches of data that must be iterated; None for arrays."""
+    if isinstance(data, Dataset) and not isinstance(data, TensorDataset):
+        return DataLoader(data, batch_size=batch_size, generator=torch.Generator())
+    return data if isinstance(data, DataLoader) else None
 
 
 def num_batches(data: object, batch_size: int) -> int | None:
@@ -249,18 +237,16 @@ def pair_batches(data: Pairs, batch_size: int) -> Iterator[tuple[Batch, Tensor]]
 
 def weighted_batches(data: Pairs, batch_size: int) -> Iterator[Triple]:
     """Yield (inputs, targets, weights) in batches, in order; weights are None where the data has none."""
-    if isinstance(data, DataLoader):
-        yield from map(triple_of, each_seeded(data, 0))
-    elif isinstance(data, CachedFeatures):
+    if isinstance(data, CachedFeatures):
         yield from ((x, y, None) for x, y in data.pairs(batch_size))
-    elif (arrays := arrays_of(data)) is not None:
+    elif (loader := _loader_of(data, batch_size)) is not None:
+        yield from map(triple_of, each_seeded(loader, 0))
+    else:
+        arrays = arrays_of(data)
+        assert arrays is not None
         x, y, weights = arrays
         shares = repeat(None) if weights is None else weights.split(batch_size)
         yield from zip(x.split(batch_size), y.split(batch_size), shares, strict=False)
-    else:
-        assert isinstance(data, Dataset)
-        loader = DataLoader(data, batch_size=batch_size, generator=torch.Generator())
-        yield from map(triple_of, each_seeded(loader, 0))
 
 
 def first_of(batch: Any) -> Batch:
@@ -398,26 +384,9 @@ _LOOKED_AT = 32
 Batches = Iterator[tuple[Batch, Tensor | None]]
 
 
-class Source(Protocol):
-    """Data in order."""
-
-    @property
-    def count(self) -> int:
-        """How many rows a pass has."""
-
-    def digest(self) -> str:
-        """Return what the data is recognised by."""
-
-    def first(self) -> tuple[Batch, Tensor | None]:
-        """Return the first row of the first pass as a batch."""
-
-    def batches(self, number: int, start: int) -> Batches:
-        """Yield the batches of a pass from a row on."""
-
-
 @dataclass(frozen=True)
 class Arrays:
-    """Inputs, and targets if there are any, as arrays; they may be memory-mapped."""
+    """Data in order: inputs, and targets if there are any, as arrays; they may be memory-mapped."""
 
     x: Any
     y: Any
@@ -445,7 +414,7 @@ class Arrays:
         return self.x[rows], None if self.y is None else as_tensor(self.y[rows], "y")
 
 
-class _Items(Dataset[Any]):
+class _Seeded(Dataset[Any]):
     """Items of a Dataset from some index on; what is random in them is a function of (seed, pass, index)."""
 
     def __init__(self, dataset: Dataset[Any], indices: range | list[int], key: int) -> None:
@@ -462,7 +431,7 @@ class _Items(Dataset[Any]):
 
 @dataclass(frozen=True)
 class Items:
-    """A map-style Dataset, and how its items become a batch."""
+    """Data in order: a map-style Dataset, and how its items become a batch."""
 
     dataset: Dataset[Any]
     batch_size: int
@@ -489,7 +458,7 @@ class Items:
         yield from self._load(range(start, self.count), number, self.workers)
 
     def _load(self, indices: range | list[int], number: int, workers: int) -> Batches:
-        items = _Items(self.dataset, indices, derive(self.key, "items", number))
+        items = _Seeded(self.dataset, indices, derive(self.key, "items", number))
         loader: DataLoader[Any] = DataLoader(
             items,
             self.batch_size,
@@ -498,6 +467,9 @@ class Items:
             generator=torch.Generator(),
         )
         yield from map(_pair, loader)
+
+
+Source: TypeAlias = Arrays | Items
 
 
 def source_of(data: Any, batch_size: int, key: int, workers: int) -> Source:
@@ -517,19 +489,16 @@ def source_of(data: Any, batch_size: int, key: int, workers: int) -> Source:
             "An IterableDataset has no items by number, which caching needs to go on where it stopped. Hand over a Dataset "
             "with __len__ and __getitem__, or arrays."
         )
-    if isinstance(data, TensorDataset) and collate is None:
-        data = data.tensors if len(data.tensors) > 1 else data.tensors[0]
-    source: Source
-    if isinstance(data, Dataset):
-        source = Items(data, batch_size, key, workers, collate)
-    else:
-        source = _arrays_in_order(data, batch_size)
+    arrays = not isinstance(data, Dataset) or (isinstance(data, TensorDataset) and collate is None)
+    source = _arrays_in_order(data, batch_size) if arrays else Items(data, batch_size, key, workers, collate)
     if source.count == 0:
         raise ValueError("There is nothing to cache: the data is empty.")
     return source
 
 
-def _arrays_in_order(data: Any, batch_size: int) -> "Arrays":
+def _arrays_in_order(data: Any, batch_size: int) -> Arrays:
+    if isinstance(data, TensorDataset):
+        data = data.tensors if len(data.tensors) > 1 else data.tensors[0]
     if not isinstance(data, tuple | list):
         return Arrays(tree_rows(data, "x"), None, batch_size)
     parts = [tree_rows(part, name) for part, name in zip(data, ("x", "y", "weights"), strict=False)]

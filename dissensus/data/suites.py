@@ -56,15 +56,17 @@ class Suite:
         folder = Path(folder).expanduser()
         if not folder.is_dir():
             raise ValueError(f"The folder of the suite {self.name}, {folder}, does not exist.")
-        there = {plain_name(path.name): path for path in _candidates(folder)}
-        found = {}
-        for each in self.sets:
-            listed = [folder / _LISTS / self.known / f"test_{name}.txt" for name in each.files]
-            plain = [there.get(plain_name(name + ending)) for name in each.files for ending in _ENDINGS]
-            path = next((p for p in (*listed, *plain) if p is not None and p.exists()), None)
-            if path is not None:
-                found[each.name] = path
-        return found
+        pictures = folder / _PICTURES
+        candidates = [*(sorted(pictures.iterdir()) if pictures.is_dir() else ()), *sorted(folder.iterdir())]
+        there = {plain_name(path.name): path for path in candidates}
+        found = {each.name: _path_of(each, folder / _LISTS / self.known, there) for each in self.sets}
+        return {name: path for name, path in found.items() if path is not None}
+
+
+def _path_of(each: SuiteSet, lists: Path, there: Mapping[str, Path]) -> Path | None:
+    listed = [path for name in each.files if (path := lists / f"test_{name}.txt").exists()]
+    plain = [there.get(plain_name(name + ending)) for name in each.files for ending in _ENDINGS]
+    return next(filter(None, (*listed, *plain)), None)
 
 
 @dataclass(frozen=True)
@@ -141,11 +143,6 @@ def load_suite(suite: Suite, folder: str | Path, shape: tuple[int, int, int]) ->
     return LoadedSuite(sets, groups, missing, notes)
 
 
-def _candidates(folder: Path) -> Iterable[Path]:
-    yield from sorted((folder / _PICTURES).iterdir()) if (folder / _PICTURES).is_dir() else ()
-    yield from sorted(folder.iterdir())
-
-
 def plain_name(name: str) -> str:
     """Return a file's name without what makes no difference: case, `-` and `_`.
 
@@ -211,52 +208,23 @@ def _suite(name: str, known: str, near: Iterable[str], far: Iterable[str]) -> Su
 
 _OPENOOD_FAR = ("mnist", "svhn", "textures", "places")
 
-OPENOOD_CIFAR10 = _suite(
-    "openood-cifar10",
-    "cifar10",
-    near=("cifar100", "tiny_imagenet"),
-    far=_OPENOOD_FAR,
-)
+OPENOOD_CIFAR10 = _suite("openood-cifar10", "cifar10", ("cifar100", "tiny_imagenet"), _OPENOOD_FAR)
 """Near and far sets of the OpenOOD benchmark for CIFAR-10 (Yang et al., 2022, <https://arxiv.org/abs/2210.07242>)."""
 
-OPENOOD_CIFAR100 = _suite(
-    "openood-cifar100",
-    "cifar100",
-    near=("cifar10", "tiny_imagenet"),
-    far=_OPENOOD_FAR,
-)
+OPENOOD_CIFAR100 = _suite("openood-cifar100", "cifar100", ("cifar10", "tiny_imagenet"), _OPENOOD_FAR)
 """Near and far sets of the OpenOOD benchmark for CIFAR-100."""
 
 _ANCHORING_FAR = ("lsun_crop", "lsun_resize", "isun", "textures", "places")
 
-ANCHORING_CIFAR10 = _suite(
-    "anchoring-cifar10",
-    "cifar10",
-    near=("tiny_imagenet", "cifar100"),
-    far=_ANCHORING_FAR,
-)
+ANCHORING_CIFAR10 = _suite("anchoring-cifar10", "cifar10", ("tiny_imagenet", "cifar100"), _ANCHORING_FAR)
 """What networks trained on CIFAR-10 are judged by in the study of masked anchoring."""
 
-ANCHORING_CIFAR100 = _suite(
-    "anchoring-cifar100",
-    "cifar100",
-    near=("tiny_imagenet", "cifar10"),
-    far=_ANCHORING_FAR,
-)
+ANCHORING_CIFAR100 = _suite("anchoring-cifar100", "cifar100", ("tiny_imagenet", "cifar10"), _ANCHORING_FAR)
 """The same for CIFAR-100."""
 
-ANCHORING_IMAGENET = _suite("anchoring-imagenet", "imagenet", near=("ninco",), far=_ANCHORING_FAR)
+ANCHORING_IMAGENET = _suite("anchoring-imagenet", "imagenet", ("ninco",), _ANCHORING_FAR)
 """The same for ImageNet."""
 
-SUITES: Mapping[str, Suite] = MappingProxyType(
-    {
-        suite.name: suite
-        for suite in (
-            OPENOOD_CIFAR10,
-            OPENOOD_CIFAR100,
-            ANCHORING_CIFAR10,
-            ANCHORING_CIFAR100,
-            ANCHORING_IMAGENET,
-        )
-    }
-)
+_ALL = (OPENOOD_CIFAR10, OPENOOD_CIFAR100, ANCHORING_CIFAR10, ANCHORING_CIFAR100, ANCHORING_IMAGENET)
+
+SUITES: Mapping[str, Suite] = MappingProxyType({suite.name: suite for suite in _ALL})

@@ -108,10 +108,7 @@ def _array(values: Any) -> np.ndarray:
 def texts_of(values: np.ndarray) -> list[str | None]:
     """Return each value as text without blanks around it; None where it is missing."""
     if values.dtype.kind == "f":
-        whole = (
-            int(value) if value.is_integer() and abs(value) < 1e15 else value for value in values.tolist()
-        )
-        return [None if value != value else repr(value) for value in whole]
+        return [None if value != value else _short(value) for value in values.tolist()]
     if values.dtype.kind == "M":
         return [
             None if value == "NaT" else value for value in values.astype("datetime64[s]").astype(str).tolist()
@@ -124,6 +121,10 @@ def _text(value: Any) -> str | None:
         return None
     text = str(value).strip()
     return None if text in MISSING else text
+
+
+def _short(value: float) -> str:
+    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
 
 
 def number_of(text: str) -> float | None:

@@ -171,10 +171,10 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: plain(part) for key, part in value.items() if part is not None}
     if isinstance(value, tuple) or _lists_tensors(value):
-        return tuple(plain(part) for part in value)
+        return tuple(map(plain, value))
     if isinstance(value, list):
         return np.asarray(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if is_tree(value):  # a dataclass
         return plain({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
     return value
 
@@ -195,9 +195,7 @@ def describe(x: Any) -> str:
     """Return shapes and dtypes of a batch, for a message."""
     if not isinstance(x, Tree):
         return (
-            f"(batch, {', '.join(map(str, x.shape[1:]))}) of {x.dtype}"
-            if len(x.shape) > 1
-            else f"(batch,) of {x.dtype}"
+            f"({', '.join(['batch', *map(str, x.shape[1:])])}{'' if len(x.shape) > 1 else ','}) of {x.dtype}"
         )
     return ", ".join(f"{name}: {describe(leaf)}" for name, leaf in zip(x.names(), x.leaves, strict=True))
 
@@ -214,14 +212,11 @@ def named_leaves(x: Tree, part: str | int | None) -> list[bool]:
     if part is None:
         return [True] * len(x.leaves)
     value = x.value()
-    marks = {key: tree_map(lambda _, here=key == part: here, inner) for key, inner in _items(value)}
+    parts = value.items() if isinstance(value, dict) else enumerate(value)
+    marks = {key: tree_map(lambda _, here=key == part: here, inner) for key, inner in parts}
     if part not in marks:
         raise ValueError(f"Inputs have no part {part!r}; there are {', '.join(map(repr, marks))}.")
     return list(tree_flatten(list(marks.values()))[0])
-
-
-def _items(value: Any) -> list[tuple[Any, Any]]:
-    return list(value.items()) if isinstance(value, dict) else list(enumerate(value))
 
 
 def repeat_rows(x: Batch, count: int) -> Batch:

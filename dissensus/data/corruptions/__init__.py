@@ -15,6 +15,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from dissensus._signatures import checked
 from dissensus.data.corruptions import blur, cbar, digital, noise, weather
 from dissensus.data.corruptions._images import image_keys
 from dissensus.data.corruptions._parameters import PARAMETERS, Parameters
@@ -106,6 +107,7 @@ EXTRA: tuple[str, ...] = tuple(CORRUPTIONS)[15:19]
 CBAR: tuple[str, ...] = tuple(CORRUPTIONS)[19:]
 
 
+@checked
 def corrupt(
     images: Tensor,
     name: str,
@@ -147,7 +149,7 @@ def corrupt(
         <https://arxiv.org/abs/2102.11273>.
     """
     corruption = _checked(images, name, severity, frost_folder)
-    severity, index = int(severity), _checked_index(index, images)
+    index = _checked_index(index, images)
     parameters = corruption.parameters.at(severity, min(images.shape[-2:]))
     apply = corruption.apply if frost_folder is None else partial(corruption.apply, folder=str(frost_folder))
     result = torch.empty(images.shape, dtype=torch.uint8, device=images.device)
@@ -163,12 +165,8 @@ def corrupt(
 def _checked(images: Tensor, name: str, severity: int, frost_folder: str | None) -> Corruption:
     if name not in CORRUPTIONS:
         raise ValueError(f"`name` must be one of {', '.join(CORRUPTIONS)}; got {name!r}.")
-    if isinstance(severity, bool) or severity not in SEVERITIES:
+    if severity not in SEVERITIES:
         raise ValueError(f"`severity` must be 1, 2, 3, 4 or 5; got {severity!r}.")
-    if not isinstance(images, Tensor):
-        raise ValueError(
-            f"`images` must be a torch tensor; got {type(images).__name__}. Pass `torch.as_tensor(images)`."
-        )
     if images.ndim != 4 or images.shape[1] not in (1, 3):
         raise ValueError(
             "`images` must be shaped (batch, channels, height, width) with 1 or 3 channels; got shape "

@@ -14,38 +14,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# The increment and the two multipliers of SplitMix64, as signed 64-bit integers (torch has no unsigned
-# arithmetic).
+from dissensus.randomness import mix_in_place
+
+# The increment of SplitMix64, as a signed 64-bit integer (torch has no unsigned arithmetic).
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
-_FIRST = 0xBF58476D1CE4E5B9 - 2**64
-_SECOND = 0x94D049BB133111EB - 2**64
-
-
-def _xorshift_(words: Tensor, bits: int, shifted: Tensor) -> Tensor:
-    # `>>` carries the sign along; the mask turns it into the unsigned shift that the finaliser needs.
-    torch.bitwise_right_shift(words, bits, out=shifted)
-    return words.bitwise_xor_(shifted.bitwise_and_((1 << (64 - bits)) - 1))
-
-
-def _scramble_(words: Tensor) -> Tensor:
-    """SplitMix64's finaliser, in place: a bijection in which every output bit depends on every input bit."""
-    shifted = torch.empty_like(words)
-    _xorshift_(words, 30, shifted).mul_(_FIRST)
-    _xorshift_(words, 27, shifted).mul_(_SECOND)
-    return _xorshift_(words, 31, shifted)
 
 
 def image_keys(seed: int, name: str, severity: int, index: Tensor) -> Tensor:
     """One key an image, `(batch,)`, decided by `(seed, name, severity, index)` alone."""
     digest = hashlib.blake2b(f"{seed}/{name}/{severity}".encode(), digest_size=8).digest()
     start = int.from_bytes(digest, "little", signed=True)
-    return _scramble_(index.to(torch.int64) * _GOLDEN + start)
+    return mix_in_place(index.to(torch.int64) * _GOLDEN + start)
 
 
 def _words(keys: Tensor, count: int, stream: int) -> Tensor:
     """`count` independent 64-bit words an image, `(batch, count)`; streams of one key do not overlap."""
     positions = torch.arange(1, count + 1, device=keys.device) + (stream << 40)
-    return _scramble_(keys[:, None] + positions * _GOLDEN)
+    return mix_in_place(keys[:, None] + positions * _GOLDEN)
 
 
 def bits(keys: Tensor, shape: tuple[int, ...], stream: int = 0) -> Tensor:
