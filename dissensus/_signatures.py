@@ -165,7 +165,7 @@ def _instance(kind: Any) -> Wanted:
     """Read objects of a class; of protocols and data, which comes in many forms, anything."""
     torch = sys.modules.get("torch")
     if torch and kind is torch.Tensor:
-        return lambda value: value if _is_tensor(value) and _is_usable(value) else _OTHER, _TENSOR
+        return _tensor, _TENSOR
     if torch and kind is torch.nn.Module:
         return _of(kind), "an nn.Module (a network)"
     data = (torch.utils.data.Dataset, torch.utils.data.DataLoader) if torch else ()
@@ -195,15 +195,18 @@ def _several(parts: tuple[Any, ...], unordered: bool) -> Wanted:
     read, words = _wanted(parts[0])
     length = len(parts) if len(parts) > 1 and parts[-1] is not ... else None
 
+    listed = (list, tuple, set) if unordered else (list, tuple)
+    others = Iterable if unordered else Sequence  # they may be gone through once only
+
     def several(value: Any) -> Any:
-        if isinstance(value, str | bytes) or (isinstance(value, set) and not unordered):
+        if isinstance(value, str | bytes):
             return _OTHER
         if _is_array(value):
             fits = _holds_numbers(value) and value.ndim == 1 and length in (None, len(value))
-        elif isinstance(value, list | tuple | set):
+        elif isinstance(value, listed):
             fits = length in (None, len(value)) and all(read(one) is not _OTHER for one in value)
-        else:  # may be gone through once only
-            fits = isinstance(value, Iterable if unordered else Sequence)
+        else:
+            fits = isinstance(value, others)
         return value if fits else _OTHER
 
     of = (f" of {length}" if length else "") + ("" if words == "anything" else f", each {words}")
@@ -222,16 +225,18 @@ def _whole(value: Any) -> Any:
 
 
 def _real(value: Any) -> Any:
-    if isinstance(value, float | int) and not isinstance(value, bool):
-        return _OTHER if isnan(value) else value
-    single = isinstance(value, np.number) or (isinstance(value, np.ndarray) and value.ndim == 0)
-    if not single and not (_is_tensor(value) and value.ndim == 0 and _is_usable(value)):
+    array = _is_array(value) and value.ndim == 0 and _holds_numbers(value)
+    if isinstance(value, bool) or not (array or isinstance(value, float | int | np.number)):
         return _OTHER
     try:
-        number = float(value)
+        number = value if isinstance(value, float | int) else float(value)
     except (TypeError, ValueError):
         return _OTHER
     return _OTHER if isnan(number) else number
+
+
+def _tensor(value: Any) -> Any:
+    return value if _is_tensor(value) and _is_usable(value) else _OTHER
 
 
 def _array(value: Any) -> Any:

@@ -175,15 +175,14 @@ def greedy_soup(members: Members, data: Pairs, *, batch_size: int = 1024) -> Gre
     check_one_architecture(nets)
     accuracies = [_accuracy(net, data, batch_size, members.output) for net in nets]
     order = sorted(range(len(nets)), key=lambda index: -accuracies[index])
-    states = [net.state_dict() for net in nets]
     candidate = reader.member(order[0])
     taken, best = [order[0]], accuracies[order[0]]
     for index in order[1:]:
-        candidate.load_state_dict(average([states[i] for i in (*taken, index)]))
+        candidate.load_state_dict(average([nets[i].state_dict() for i in (*taken, index)]))
         accuracy = _accuracy(candidate, data, batch_size, members.output)
         if accuracy >= best:
             taken, best = [*taken, index], accuracy
-    candidate.load_state_dict(average([states[index] for index in taken]))
+    candidate.load_state_dict(average([nets[index].state_dict() for index in taken]))
     net = (
         members.on_backbone(candidate)
         if isinstance(members, HeadEnsemble) and reader is not members

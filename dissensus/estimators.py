@@ -83,11 +83,7 @@ class Features:
         scale = np.where(flags | (values.std(0) <= 1e-12 * np.abs(centre)), 1.0, values.std(0))
         standard = (values - centre) / scale
         edges = [np.unique(np.quantile(column, np.linspace(0, 1, bins + 1))) for column in standard.T]
-        cut = [
-            number
-            for number, flag in enumerate(flags.tolist())
-            if bins and not flag and len(edges[number]) > 2
-        ]
+        cut = [number for number, flag in enumerate(flags.tolist()) if not flag and len(edges[number]) > 2]
         pieces = np.array([len(edges[number]) - 1 for number in cut], dtype=np.int64)
         ends = np.cumsum(pieces)
         bounds = np.tile([[0.0], [1.0]], pieces.sum())
@@ -765,12 +761,14 @@ def _without_arrays(value: Any, path: str, arrays: dict[str, np.ndarray]) -> Any
             for key, each in value.items()
         }
     if isinstance(value, Objective):
-        name = next((name for name, kind in OBJECTIVES.items() if kind is type(value)), None)
-        own = {field.name: getattr(value, field.name) for field in fields(value)}  # type: ignore[arg-type]
-        return _without_arrays({"name": name, **own}, path, arrays)
-    if isinstance(value, np.generic):
-        return value.item()
-    return value
+        return _without_arrays(_as_table(value), path, arrays)
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _as_table(objective: Objective) -> dict[str, Any]:
+    """Return an objective as the table that recipes have of it."""
+    name = next((name for name, kind in OBJECTIVES.items() if kind is type(objective)), None)
+    return {"name": name} | {each.name: getattr(objective, each.name) for each in fields(objective)}  # type: ignore[arg-type]
 
 
 def _with_arrays(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:

@@ -24,7 +24,7 @@ from dissensus.data.trees import Tree, plain
 from dissensus.members import Members
 from dissensus.members.loop import as_loop
 from dissensus.members.members import evaluation_mode
-from dissensus.objectives.likelihoods import likelihood_of, mean_and_scale
+from dissensus.objectives.likelihoods import Likelihood, likelihood_of, mean_and_scale
 from dissensus.onnx_files import Session, finish, quiet_export
 from dissensus.predictions import predict
 from dissensus.scores import SCORES, Beliefs
@@ -39,6 +39,7 @@ _TOLERANCE = 1e-5
 # Fewer rows than this do not show whether rounding changes the order of scores.
 _ROWS_TO_RANK = 64
 _LEAST_RANK_CORRELATION = 0.999
+_EXAMPLE = "`example` must be a tensor of at least one input, or a tree of such tensors."
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def export(
     try:
         example = tree_map(lambda leaf: torch.as_tensor(leaf).cpu(), plain(example))
     except (TypeError, RuntimeError, ValueError):
-        example = None
+        raise ValueError(_EXAMPLE) from None
     _check(path, precision, example)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.stem}.tmp{path.suffix}")
@@ -132,8 +133,8 @@ def _check(path: Path, precision: str, example: Any) -> None:
     if precision == "int8" and path.suffix == ".pt2":
         raise ValueError("8-bit weights are written to .onnx files only; choose that, or precision='fp16'.")
     leaves = tree_flatten(example)[0]
-    if not leaves or not all(isinstance(leaf, Tensor) and leaf.ndim and len(leaf) for leaf in leaves):
-        raise ValueError("`example` must be a tensor of at least one input, or a tree of such tensors.")
+    if not leaves or not all(leaf.ndim and len(leaf) for leaf in leaves):
+        raise ValueError(_EXAMPLE)
     if precision != "fp32" and len(leaves[0]) < _ROWS_TO_RANK:
         raise ValueError(
             f"Whether {precision} keeps the order of scores is seen on at least {_ROWS_TO_RANK} inputs; `example` has "
@@ -195,12 +196,7 @@ class _Reader(nn.Module):
                 f"{tuple(outputs.shape)}."
             )
         single = outputs.shape[-1] == 1
-        self.likelihood = likelihood_of(loss or _loss_of(alarm) or ("mse" if single else "cross_entropy"))
-        if self.likelihood.kind in ("labels", "own") or self.likelihood.name == "poisson":
-            raise ValueError(
-                f"Files give classes, point predictions or a likelihood's mean and variance; the loss is {self.likelihood.name!r}. "
-                "Export ens.member(j) with torch for other outputs."
-            )
+        self.likelihood = _likelihood(loss, alarm, single)
         self.classes = self.likelihood.kind == "classes"
         if self.classes and single:
             raise ValueError("Classes need two outputs or more, and these members have one. Give loss='mse'.")
@@ -249,8 +245,17 @@ class _Reader(nn.Module):
         return outputs.softmax(-1) if self.classes else self._mean_and_scale(outputs)[0]
 
 
-def _loss_of(alarm: Alarm | None) -> str | None:
-    return None if alarm is None or alarm.scorer.loss == "auto" else alarm.scorer.loss
+def _likelihood(loss: str | None, alarm: Alarm | None, single: bool) -> Likelihood:
+    """Return how outputs are read: as asked for, as the alarm does, or as their number tells."""
+    given = "auto" if alarm is None else alarm.scorer.loss
+    told = given if given != "auto" else "mse" if single else "cross_entropy"
+    likelihood = likelihood_of(loss or told)
+    if likelihood.kind in ("labels", "own") or likelihood.name == "poisson":
+        raise ValueError(
+            f"Files give classes, point predictions or a likelihood's mean and variance; the loss is {likelihood.name!r}. "
+            "Export ens.member(j) with torch for other outputs."
+        )
+    return likelihood
 
 
 def _default_score(classes: bool, num_members: int) -> str:
@@ -363,15 +368,7 @@ def _compare(
         x = graph.preprocess(rows)
         own = graph.read(x, predict(members, x).float(), limit)
         wanted = {name: value.numpy() for name, value in own.items()}
-        try:
-            found = run(rows)
-            shapes = {name: value.shape for name, value in found.items()}
-        except Exception as problem:  # whatever the runtime raises
-            shapes = {str(problem).splitlines()[0]: ()}
-        if shapes != {name: value.shape for name, value in wanted.items()}:
-            raise ValueError(
-                f"The file does not run on {size} inputs, so the network's forward pass fixes the batch. It gave {shapes}."
-            )
+        found = _outputs(run, rows, {name: value.shape for name, value in wanted.items()})
         _check_ranks(found, graph, limit)
         error = max(error, _error(found, wanted, graph.reader.classes))
         correlation = _rank_correlation(found["score"], wanted["score"])
@@ -397,6 +394,21 @@ def _runner(path: Path, example: Any, limit: Tensor | None) -> Callable[[Any], O
     return lambda rows: session.run(
         {name: leaf.numpy() for name, leaf in zip(names, tree_flatten(rows)[0], strict=True)}
     )
+
+
+def _outputs(run: Callable[[Any], Outputs], rows: Any, shapes: Mapping[str, tuple[int, ...]]) -> Outputs:
+    """Return what the file gives; refuse one that does not run on so many rows."""
+    try:
+        found = run(rows)
+        got: Any = {name: value.shape for name, value in found.items()}
+    except Exception as problem:  # whatever the runtime raises
+        got = str(problem).splitlines()[0]
+    if got != shapes:
+        count = len(tree_flatten(rows)[0][0])
+        raise ValueError(
+            f"The file does not run on {count} inputs, so the network's forward pass fixes the batch. It gave {got}."
+        )
+    return found
 
 
 def _check_ranks(found: Outputs, graph: _Graph, limit: Tensor | None) -> None:

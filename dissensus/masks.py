@@ -102,17 +102,20 @@ def solve(
         >>> solve(60, num_masks=4, ones=15).scale, solve(60, ones=32, scale=2.0).num_masks
         (inf, 4)
     """
-    if ones is None and scale is not None and num_masks is not None:
-        _check_reach(width, num_masks, scale)
-        exact = width / expected_width(1, scale, num_masks)
-        pairs = [(n, num_masks) for n in _enough(exact, num_masks, width)]
-    elif num_masks is None and scale is not None and ones is not None:
-        exact = _exact_num_masks(width, ones, scale)
-        pairs = [(ones, n) for n in _enough(exact, ones, width)]
-    elif scale is None and ones is not None and num_masks is not None:
-        pairs = [(ones, num_masks)]
-    else:
-        raise ValueError(f"Give two of `ones`, `scale` and `num_masks`; got {ones=}, {scale=}, {num_masks=}.")
+    match ones, scale, num_masks:
+        case None, (float() | int()) as asked, int() as masks:
+            _check_reach(width, masks, asked)
+            exact = width / expected_width(1, asked, masks)
+            pairs = [(n, masks) for n in _enough(exact, masks, width)]
+        case int() as kept, (float() | int()) as asked, None:
+            exact = _exact_num_masks(width, kept, asked)
+            pairs = [(kept, n) for n in _enough(exact, kept, width)]
+        case int() as kept, None, int() as masks:
+            pairs = [(kept, masks)]
+        case _:
+            raise ValueError(
+                f"Give two of `ones`, `scale` and `num_masks`; got {ones=}, {scale=}, {num_masks=}."
+            )
     found = [MaskSettings(width, n, m, _implied_scale(width, n, m)) for m, n in pairs]
     return min(found, key=lambda s: abs(1.0 / s.scale - 1.0 / (scale or s.scale)))
 

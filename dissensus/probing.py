@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Literal
 
@@ -123,21 +124,21 @@ def linear_probe(
     """
     strengths = _checked(strengths)
     real_number("validation_share", validation_share, above=True, below=1.0)
-    for name, count in {"max_steps": max_steps, "epochs": epochs, "batch_size": batch_size}.items():
-        whole_number(name, count, 1)
+    whole_number("max_steps", max_steps, 1)
+    whole_number("epochs", epochs, 1)
+    whole_number("batch_size", batch_size, 1)
     net = _one_network(backbone)
     place = device_of(net) if device is None else device_named(device)
-    (x, y), (x_test, y_test) = (_features(net, data, batch_size, place) for data in (train, test))
-    _check_width(x_test, x, "test")
+    features = partial(_features, net, batch_size, place)
+    x, y = features(train)
     classes = int(y.max()) + 1
     if classes < 2 or int(y.min()) < 0:
         raise ValueError(
             f"The training labels must number two classes or more from 0; got {int(y.min())} to {int(y.max())}."
         )
+    x_test, y_test = features(test, x.shape[1], "test")
     check_labels_fit(y_test, classes, "test")
-    held_out = None if validation is None else _features(net, validation, batch_size, place)
-    if held_out is not None:
-        _check_width(held_out[0], x, "validation")
+    held_out = None if validation is None else features(validation, x.shape[1], "validation")
     solver = _Solver(method, classes, standardise, max_steps, epochs, lr, batch_size, seed)
     curve: tuple[Tried, ...] = ()
     strength = float(strengths[0])
@@ -165,10 +166,9 @@ def linear_probe(
 
 
 def _checked(strengths: Sequence[float] | Array) -> list[float]:
-    listed = np.asarray(strengths).tolist()
-    if not isinstance(listed, list) or not all(
-        isinstance(each, int | float) and 0 < each < inf for each in listed or [0]
-    ):
+    listed = strengths.tolist() if isinstance(strengths, Tensor | np.ndarray) else list(strengths)
+    numbers = isinstance(listed, list) and all(isinstance(each, int | float | np.number) for each in listed)
+    if not numbers or not all(0 < each < inf for each in listed or [0]):
         raise ValueError(
             f"`strengths` must be finite positive numbers, at least one; got {strengths!r}. For one alone write [1.0]."
         )
@@ -186,25 +186,28 @@ def _one_network(backbone: nn.Module | None) -> nn.Module:
     return backbone or nn.Identity()
 
 
-def _check_width(x: Tensor, like: Tensor, name: str) -> None:
-    if x.shape[1] != like.shape[1]:
-        raise ValueError(
-            f"The {name} inputs must have as many features as the training inputs, {like.shape[1]}; got {x.shape[1]}. Take them "
-            "from the same backbone."
-        )
-
-
 def _features(
-    net: nn.Module, data: Pairs | CachedFeatures, batch_size: int, place: torch.device
+    net: nn.Module,
+    batch_size: int,
+    place: torch.device,
+    data: Pairs | CachedFeatures,
+    width: int | None = None,
+    name: str = "training",
 ) -> tuple[Tensor, Tensor]:
-    """Return all features and labels of a set, on the device."""
+    """Return all features, of the width of the training data's, and labels of a set, on the device."""
     if not isinstance(data, CachedFeatures):
         data = cache_features(net, data, batch_size=batch_size, device=place)
     elif tensors_of(net):
         data.check_backbone(net)
     if data.targets is None or data.targets.is_floating_point() or data.targets.ndim != 1:
         raise ValueError("A linear probe needs one class label for each input. Hand over (inputs, labels).")
-    return as_real(data.resident(place)).flatten(1), data.targets.long().to(place)
+    x = as_real(data.resident(place)).flatten(1)
+    if x.shape[1] != (width or x.shape[1]):
+        raise ValueError(
+            f"The {name} inputs must have as many features as the training inputs, {width}; got {x.shape[1]}. Take them "
+            "from the same backbone."
+        )
+    return x, data.targets.long().to(place)
 
 
 def _split(

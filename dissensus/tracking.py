@@ -5,6 +5,7 @@ differ, each one's own value under `member_0/column`, ...
 """
 
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,7 +30,9 @@ def latest(run: Run) -> dict[str, float]:
     """
     rows = [row for row in run.history if row["step"] == run.step]
     found: dict[str, float] = {}
-    for name in dict.fromkeys(name for row in rows for name in row if name not in _PLACES):
+    for name in dict.fromkeys(chain.from_iterable(rows)):
+        if name in _PLACES:
+            continue
         values = {int(row["member"]): float(row[name]) for row in rows if name in row}
         found[name] = mean_of(list(values.values()))
         if len(set(values.values())) > 1:

@@ -66,6 +66,17 @@ class Scorer:
         """The score's name, for files and pages."""
         return self.score if isinstance(self.score, str) else getattr(self.score, "__name__", "callable")
 
+    def state(self) -> dict[str, Any]:
+        """Return what a file holds of it: no code."""
+        return {"score": self.name, "function": not isinstance(self.score, str), "loss": self.loss}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any], ens: "Members | None", score: Score | None) -> "Scorer":
+        """Return the scorer of a state; `score` is its function, which only an ensemble's outputs need."""
+        if ens is not None and state["function"] and score is None:
+            raise ValueError(f"Inputs are ranked by a function, {state['score']!r}: pass it as `score`.")
+        return cls(score or state["score"], state["loss"])
+
     def candidates(self) -> list["Scorer"]:
         """Return all scores that read outputs in this way."""
         from dissensus.scores import REGRESSION_SCORES, SCORES
@@ -252,9 +263,7 @@ class Alarm:
         groups = [{"label": name, "scores": own.tolist()} for name, own in self.calibration.items()]
         state = {
             "false_alarms": self.false_alarms,
-            "score": self.scorer.name,
-            "function": not isinstance(self.scorer.score, str),
-            "loss": self.scorer.loss,
+            **self.scorer.state(),
             "aurocs": dict(self.aurocs),
             "calibration": groups,
         }
@@ -270,10 +279,8 @@ class Alarm:
             score: The function that it ranks by, where it was calibrated with one: files hold no code.
         """
         state = read_state(path, FORMAT)
-        if ens is not None and state["function"] and score is None:
-            raise ValueError(f"{path} ranks by a function, {state['score']!r}: pass it as `score`.")
         calibration = {one["label"]: np.asarray(one["scores"], np.float64) for one in state["calibration"]}
-        scorer = Scorer(score or state["score"], state["loss"])
+        scorer = Scorer.from_state(state, ens, score)
         return cls(calibration, state["false_alarms"], scorer, ens, state["aurocs"])
 
     def _warn(self) -> None:

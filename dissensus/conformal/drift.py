@@ -263,9 +263,7 @@ class DriftMonitor:
             "martingale": self.martingale.state(),
             "log_value": self.log_value,
             "seed": self.seed,
-            "score": self.scorer.name,
-            "function": not isinstance(self.scorer.score, str),
-            "loss": self.scorer.loss,
+            **self.scorer.state(),
         }
 
     @classmethod
@@ -273,13 +271,11 @@ class DriftMonitor:
         cls, state: Mapping[str, Any], ens: "Members | None" = None, *, score: Score | None = None
     ) -> "DriftMonitor":
         """Return the monitor of a state, which goes on exactly as the one that gave it."""
-        if ens is not None and state["function"] and score is None:
-            raise ValueError(f"The monitor watches a function, {state['score']!r}: pass it as `score`.")
         return cls(
             np.asarray(state["edges"], np.float64),
             np.asarray(state["counts"], np.int64),
             seed=state["seed"],
-            scorer=Scorer(score or state["score"], state["loss"]),
+            scorer=Scorer.from_state(state, ens, score),
             members=ens,
             martingale=Martingale.from_state(state["martingale"]),
         )

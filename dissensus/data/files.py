@@ -259,15 +259,13 @@ def _load_items(source: Any, target: str | None, options: Options) -> Loaded:
     check_options(options, _ARRAY_OPTIONS | {"inputs"}, name)
     if len(source) == 0:
         raise ValueError(f"{name} is empty.")
-    items = (source[index] for index in range(len(source)))
+    items = map(source.__getitem__, range(len(source)))
     images, labels = zip(*(_split_item(item, options.inputs, target, name) for item in items), strict=True)
     loaded = Loaded(_stack_items(images, options, name))
     if any(label is None for label in labels):
         return loaded
-    found = with_targets(
-        loaded, [label.item() if hasattr(label, "item") else label for label in labels], name
-    )
-    return found if found.classes is not None else _named_classes(found, source, target)
+    plain = [label.item() if hasattr(label, "item") else label for label in labels]
+    return _named_classes(with_targets(loaded, plain, name), source, target)
 
 
 def _split_item(item: Any, inputs: str | None, target: str | None, name: str) -> tuple[Any, Any]:
@@ -308,7 +306,7 @@ def _named_classes(loaded: Loaded, source: Any, target: str | None) -> Loaded:
         key = first_there((target,) if target else TARGET_NAMES, features)
         names = getattr(features.get(key), "names", None)
     assert loaded.y is not None
-    if names and set(loaded.y.flatten().tolist()) <= set(range(len(names))):
+    if names and loaded.classes is None and set(loaded.y.flatten().tolist()) <= set(range(len(names))):
         return replace(loaded, classes=tuple(map(str, names)))
     return loaded
 

@@ -227,19 +227,19 @@ def diversity_closed_form(
         return _variance(outputs.softmax(-1), weights)
     if loss == "logistic" or (loss in EVENT_LOSSES and average == "scores"):
         return _divergence_from_pool(outputs, loss, weights)
-    if targets is None and (loss == "zero_one" or loss in EVENT_LOSSES):
+    if loss not in (*EVENT_LOSSES, "zero_one"):
+        raise ValueError(
+            f"There is no closed form for loss {loss!r} with average {average!r}. "
+            "Use `decompose`, and `hessian_diversity` to check it."
+        )
+    if targets is None:
         raise ValueError(f"`targets` are needed for the diversity of {loss} here; got None. Pass the labels.")
-    if loss == "zero_one" and targets is not None:
+    if loss == "zero_one":
         return _signed_disagreement(outputs, class_labels(targets, outputs), weights)
-    if loss in EVENT_LOSSES and targets is not None:
-        log_prob, mass = events(loss, outputs, targets, label_smoothing)
-        log_probs = log_prob(outputs)
-        log_ratio = log_mixture(log_probs, weights) - log_probs
-        return weighted_mean(event_sum(log_ratio, mass), weights)
-    raise ValueError(
-        f"There is no closed form for loss {loss!r} with average {average!r}. "
-        "Use `decompose`, and `hessian_diversity` to check it."
-    )
+    log_prob, mass = events(loss, outputs, targets, label_smoothing)
+    log_probs = log_prob(outputs)
+    log_ratio = log_mixture(log_probs, weights) - log_probs
+    return weighted_mean(event_sum(log_ratio, mass), weights)
 
 
 @checked

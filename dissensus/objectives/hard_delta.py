@@ -274,9 +274,9 @@ class HardDelta(Wrapper):
                 f"law={self.law!r} with tails='real' is measured on each batch: what the network makes of residuals changes with its "
                 "weights, and no candidate is drawn. Leave `statistics` out, or draw candidates with tails='drawn'."
             )
-        for name in ("draws", "rank", "samples"):
-            if getattr(self, name) is not None:
-                whole_number(name, getattr(self, name), 1)
+        whole_number("draws", self.least_likely_of, 1)
+        whole_number("rank", self.rank, 1)
+        whole_number("samples", 1 if self.samples is None else self.samples, 1)
         real_number("weight", self.weight)
         real_number("radius", self.radius, above=True)
         real_number("warm_up", self.warm_up, below=1.0)
