@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dissensus._signatures import check_dense
+
 
 def check_member_logits(logits: Tensor, weights: Tensor | None = None, stacklevel: int = 4) -> None:
     """Refuse what is not finite `(members, batch, classes)` logits; warn if they look like probabilities.
@@ -256,15 +258,6 @@ def _check_tensor(name: str, values: Tensor) -> None:
     if not values.is_floating_point():
         raise ValueError(f"`{name}` must be floating point; got {values.dtype}. Use `{name}.float()`.")
     check_dense(name, values)
-
-
-def check_dense(name: str, values: Tensor) -> None:
-    """Refuse tensors that hold no values, or not all of them."""
-    if values.layout != torch.strided or values.is_meta:
-        kind = "one without values (meta)" if values.is_meta else "a sparse one"
-        raise ValueError(
-            f"`{name}` must be a dense tensor; got {kind}. Use `{name}.to_dense()`, or load the values."
-        )
 
 
 def _check_not_empty(name: str, values: Tensor) -> None:

@@ -107,6 +107,15 @@ def real_numbers(name: str, value: Any) -> float | list[float]:
     return real_number(name, value)
 
 
+def check_dense(name: str, tensor: Any) -> None:
+    """Refuse a tensor that holds no values, or not all of them."""
+    if not _is_dense(tensor) or tensor.is_meta:
+        kind = "one without values (meta)" if tensor.is_meta else "a sparse one"
+        raise ValueError(
+            f"`{name}` must be a dense tensor; got {kind}. Use `{name}.to_dense()`, or load the values."
+        )
+
+
 def _hints(public: Callable[..., Any]) -> dict[str, Any]:
     """Return annotations; names that only a type checker imports are looked up in torch, and else stand for anything."""
     torch, names = sys.modules.get("torch"), dict[str, Any]()

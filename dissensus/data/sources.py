@@ -20,7 +20,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from dissensus._checks import check_dense
+from dissensus._signatures import check_dense
 from dissensus.data.features import CachedFeatures
 from dissensus.data.fingerprints import Fingerprint
 from dissensus.data.trees import Batch, Tree, batch_of, is_tree, join_rows, plain
