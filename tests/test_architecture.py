@@ -30,7 +30,7 @@ LAYERS = [
     {"reporting"},
     {"estimators", "recipes", "testing"},
     {"demo"},
-    {"commands", "cli", "__main__"},
+    {"cli", "__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 

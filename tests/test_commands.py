@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import dissensus as ds
 from dissensus import cli
-from dissensus.commands.sets import corruption_names
+from dissensus.cli.sets import corruption_names
 from dissensus.recipes import Recipe, load_run
 from dissensus.scores import SCORES
 

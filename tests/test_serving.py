@@ -367,7 +367,7 @@ class TestFiles:
     "code",
     [
         "import dissensus.serving.server",
-        "import dissensus.commands.deploying, dissensus.cli",
+        "import dissensus.cli",
         "from dissensus.serving.model import Model; Model({path!r})",
     ],
 )

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dissensus.commands.options import note, say
+from dissensus.cli.options import note, say
 
 if TYPE_CHECKING:
     from torch import Tensor

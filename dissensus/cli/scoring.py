@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dissensus.commands.options import AllowImport, BatchSize, Device, RunFolder, load_trained, note, say
+from dissensus.cli.options import AllowImport, BatchSize, Device, RunFolder, load_trained, note, say
 
 if TYPE_CHECKING:
     from dissensus.recipes.scoring import Scored

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dissensus.commands.options import UNDERTRAINED, AllowImport, is_undertrained, say
+from dissensus.cli.options import UNDERTRAINED, AllowImport, is_undertrained, say
 
 if TYPE_CHECKING:
     from dissensus.recipes import Recipe

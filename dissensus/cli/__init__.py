@@ -9,7 +9,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from dissensus.commands import register
+from dissensus.cli.deploying import export, serve
+from dissensus.cli.measuring import diagnose, evaluate
+from dissensus.cli.pages import report
+from dissensus.cli.scoring import score
+from dissensus.cli.starting import init
+from dissensus.cli.training import train
 
 # What is raised because of what a user gave or has installed, and not because of a mistake of ours.
 _USER_ERRORS = (ValueError, OSError, ModuleNotFoundError)
@@ -92,14 +97,6 @@ _BESIDE = {
 }
 
 
-def _register_beside() -> None:
-    for name, (package, folder, summary) in _BESIDE.items():
-        if find_spec(package) is not None:
-            import_module(f"{package}.command").register(app)
-        else:
-            app.command(name, help=summary, context_settings=_ANY_ARGUMENTS)(_missing(package, folder))
-
-
 _ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
@@ -112,14 +109,15 @@ def _missing(package: str, folder: str) -> Callable[[], None]:
     return explain
 
 
-register(app)
-_register_beside()
+for command in (init, train, score, evaluate, diagnose, report, export, serve):
+    app.command()(command)
+for name, (package, folder, summary) in _BESIDE.items():
+    if find_spec(package) is not None:
+        import_module(f"{package}.command").register(app)
+    else:
+        app.command(name, help=summary, context_settings=_ANY_ARGUMENTS)(_missing(package, folder))
 
 
 def main() -> None:
     """Run the command line."""
     app()
-
-
-if __name__ == "__main__":
-    main()

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from dissensus.commands.options import AllowImport, RunFolder, say
+from dissensus.cli.options import AllowImport, RunFolder, say
 
 _SERVED = "served.onnx"
 

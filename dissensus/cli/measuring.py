@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dissensus.commands.options import (
+from dissensus.cli.options import (
     DIAGNOSIS,
     EVALUATION,
     UNDERTRAINED,
@@ -18,10 +18,10 @@ from dissensus.commands.options import (
     load_trained,
     note,
 )
-from dissensus.commands.sets import corruption_names, known_data, sets_of, severity_numbers, targets_of
+from dissensus.cli.sets import corruption_names, known_data, sets_of, severity_numbers, targets_of
 
 if TYPE_CHECKING:
-    from dissensus.commands.sets import RunSets
+    from dissensus.cli.sets import RunSets
     from dissensus.evaluation import Evaluation
     from dissensus.recipes import LoadedRun
 

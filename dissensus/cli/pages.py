@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dissensus.commands.measuring import evaluate_run
-from dissensus.commands.options import DIAGNOSIS, EVALUATION, AllowImport, Device, load_trained, say
-from dissensus.commands.sets import sets_of
+from dissensus.cli.measuring import evaluate_run
+from dissensus.cli.options import DIAGNOSIS, EVALUATION, AllowImport, Device, load_trained, say
+from dissensus.cli.sets import sets_of
 
 if TYPE_CHECKING:
     from dissensus.evaluation import Evaluation
