@@ -14,7 +14,7 @@ from dissensus.data.sources import Array, as_tensor, device_of
 from dissensus.data.trees import Output, Tree
 from dissensus.members.deep_ensemble import DeepEnsemble
 from dissensus.members.heads import HeadEnsemble
-from dissensus.members.members import Keys, Members, View, keys_of
+from dissensus.members.members import Keys, Members, View, keys_of, under
 from dissensus.nets.first_layer import Initialise, double_first_layers
 from dissensus.randomness import bits, derive, fold, permutation, uniform
 from dissensus.types import MemberLogits, Scores
@@ -392,14 +392,14 @@ class Anchored(Members):
 
         Arguments as those of `Members.run`, for networks: an objective has them run with `view.through(run_pairs, ...)`.
         """
-        return self.inner.run(_inner(tensors), self._laid_out(x, own), own=own, rows=rows, keys=keys)
+        return self.inner.run(under("inner.", tensors), self._laid_out(x, own), own=own, rows=rows, keys=keys)
 
     def run_features(
         self, tensors: Mapping[str, Tensor], x: Tensor, *, own: bool, rows: Tensor | None, keys: Keys
     ) -> Tensor:
         """Run networks on pairs as `run_pairs`, and return what their last linear layers take, `(networks, batch, features)`."""
         x = self._laid_out(x, own)
-        return self.inner.run_features(_inner(tensors), x, own=own, rows=rows, keys=keys)
+        return self.inner.run_features(under("inner.", tensors), x, own=own, rows=rows, keys=keys)
 
     def _laid_out(self, x: Tensor, own: bool) -> Tensor:
         """Return pairs in the memory order in which GPUs convolve fastest."""
@@ -462,7 +462,7 @@ class Anchored(Members):
             )
         networks, anchors = members // self.num_anchors, members.remainder(self.num_anchors)
         pairs = paired(tensors["references"].index_select(0, anchors)[:, None], x, self.pair_axis)
-        picked = self.inner.rows_of(_inner(tensors), networks)
+        picked = self.inner.rows_of(under("inner.", tensors), networks)
         return self.inner.run(picked, pairs, own=True, rows=networks, keys=self._no_keys(len(members)))
 
     def picked(self, view: View, rows: Tensor) -> View:
@@ -498,12 +498,12 @@ class Anchored(Members):
 
     def rows_of(self, tensors: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
         """Return copies of some networks' rows; the references stay whole."""
-        inner = self.inner.rows_of(_inner(tensors), rows)
-        return {**_outer(tensors), **{f"inner.{name}": tensor for name, tensor in inner.items()}}
+        inner = self.inner.rows_of(under("inner.", tensors), rows)
+        return {**tensors, **{f"inner.{name}": tensor for name, tensor in inner.items()}}
 
     def put_rows(self, tensors: Mapping[str, Tensor], rows: Tensor, new: Mapping[str, Tensor]) -> None:
         """Write networks' rows that `rows_of` gathered back, in place."""
-        self.inner.put_rows(_inner(tensors), rows, _inner(new))
+        self.inner.put_rows(under("inner.", tensors), rows, under("inner.", new))
 
     def adapt(self, objective: Any) -> Any:
         """Return an objective that trains masked examples as `masked_target` says; a temperature is for class logits only."""
@@ -573,11 +573,3 @@ class _SomeMembers(View):
         assert isinstance(anchored, Anchored)
         anchored.check_inputs(x, own)
         return anchored.run_members({**self.parameters, **self.buffers}, x, self.chosen)
-
-
-def _inner(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix("inner."): t for name, t in tensors.items() if name.startswith("inner.")}
-
-
-def _outer(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in tensors.items() if not name.startswith("inner.")}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dissensus._signatures import checked
 from dissensus.data.trees import Output
-from dissensus.members.shared import BatchUse, PerRow, SharedMembers, adopt
+from dissensus.members.shared import BatchUse, PerRow, SharedMembers, made
 from dissensus.nets.dropout import plain_dropout
 from dissensus.randomness import derive, seeded, uniform
 
@@ -81,12 +81,8 @@ class BatchEnsemble(SharedMembers):
         batches: BatchUse = "whole",
         output: Output = None,
     ) -> None:
-        if isinstance(make_net, nn.Module):
-            raise ValueError(
-                "`make_net` must be a function that makes a network; got a network. Write `lambda: Net(...)`."
-            )
         with seeded(derive(seed, "initial weights", 0), alone=True):
-            net = adopt(make_net(), num_members, "make_net()")
+            net = made(make_net, num_members)
         layers = {name: module for name, module in net.named_modules() if type(module) in LAYERS}
         if not layers:
             raise ValueError(

@@ -4,7 +4,6 @@ import copy
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -16,7 +15,7 @@ from dissensus.construction import describe
 from dissensus.data.trees import Output, call, pick, signature
 from dissensus.engines.graphs import for_each_member
 from dissensus.engines.watching import kept_as_is, look_at
-from dissensus.members.members import Keys, Members, keys_of, settled_block
+from dissensus.members.members import Keys, Members, keys_of, settled_block, under
 from dissensus.members.shared import fastest_layout
 from dissensus.members.stacking import (
     PROBE_MEMBERS,
@@ -296,7 +295,7 @@ class DeepEnsemble(Members):
             raise ValueError(
                 "Members of different architectures cannot run vectorised. Leave `execution` at 'auto'."
             )
-        stacked = {name.removeprefix("net."): t for name, t in tensors.items() if name.startswith("net.")}
+        stacked = under("net.", tensors)
         if self._drops:
             stacked.update(dropout_keys(net, keys))
 
@@ -332,7 +331,7 @@ class DeepEnsemble(Members):
 
         def run(place: int) -> None:
             shell, row = self._shells[members[place]], split[place]
-            row.update(dropout_keys(shell.net, partial(_key_at, keys, place)))
+            row.update(dropout_keys(shell.net, lambda: keys()[place]))
             shell.lend(row)
             with nullcontext() if seeds is None else seeded(seeds[place], alone=True):
                 outputs[place] = pick(call(shell.net, x[place] if own else x), self.picks)
@@ -375,18 +374,9 @@ class DeepEnsemble(Members):
 
     def _split(self, tensors: Mapping[str, Tensor], members: Sequence[int]) -> list[dict[str, Tensor]]:
         if self.nets is not None:
-            return [
-                {
-                    name.removeprefix(f"nets.{m}."): t
-                    for name, t in tensors.items()
-                    if name.startswith(f"nets.{m}.")
-                }
-                for m in members
-            ]
+            return [under(f"nets.{m}.", tensors) for m in members]
         # unbind, not indexing: its backward is one stack, where M selections would each fill a whole tensor.
-        split = {
-            name.removeprefix("net."): t.unbind(0) for name, t in tensors.items() if name.startswith("net.")
-        }
+        split = {name: t.unbind(0) for name, t in under("net.", tensors).items()}
         return [{name: parts[place] for name, parts in split.items()} for place in range(len(members))]
 
     @property
@@ -415,11 +405,12 @@ class DeepEnsemble(Members):
     def member(self, index: int) -> nn.Module:
         """Return one member as an independent plain module with its current weights."""
         index = self.check_index(index)
-        (row,) = self._split(tensors_of(self), [index]) if self.nets is not None else self._rows_now(index)
+        tensors = tensors_of(self)
+        if self.nets is not None:
+            row = under(f"nets.{index}.", tensors)
+        else:
+            row = {name: tensor[index] for name, tensor in under("net.", tensors).items()}
         return plain_dropout(self._shells[index].materialise(row)).train(self.training)
-
-    def _rows_now(self, index: int) -> list[dict[str, Tensor]]:
-        return [{name.removeprefix("net."): tensor[index] for name, tensor in tensors_of(self).items()}]
 
     def keep_members(self, rows: Sequence[int] | Tensor) -> None:
         """Go on with these members only, in place; the others are gone."""
@@ -446,10 +437,6 @@ class DeepEnsemble(Members):
         for shell in self._shells:
             shell.release()
         return self.__dict__ | {"_loan": None}
-
-
-def _key_at(keys: Keys, place: int) -> Tensor:
-    return keys()[place]
 
 
 @contextmanager
@@ -483,7 +470,7 @@ class SingleMember(Members):
         self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys
     ) -> Tensor:
         """Run the member on its tensors; see `Members.run`."""
-        row = {name.removeprefix("net."): tensor for name, tensor in tensors.items()}
+        row = under("net.", tensors)
         net = self._shell.net
         row.update(dropout_keys(net, lambda: keys()[0]))
         self._shell.lend(row)

@@ -15,7 +15,7 @@ from dissensus.data.fingerprints import network_digest
 from dissensus.data.sources import device_of
 from dissensus.data.trees import Batch, Output, call, inputs_of, pick
 from dissensus.members.deep_ensemble import DeepEnsemble
-from dissensus.members.members import Keys, Members
+from dissensus.members.members import Keys, Members, under
 from dissensus.members.stacking import tensors_of
 
 MakeHead = Callable[[], nn.Module] | tuple[int, int]
@@ -88,7 +88,7 @@ class HeadEnsemble(Members):
         return self._features(own, inputs_of(x, named))
 
     def _features(self, tensors: Mapping[str, Tensor], x: Batch) -> Tensor:
-        frozen = {name: t.detach() for name, t in _under(_BACKBONE, tensors).items()}
+        frozen = {name: t.detach() for name, t in under(_BACKBONE, tensors).items()}
         features: Tensor = pick(
             call(lambda *parts, **named: functional_call(self.backbone, frozen, parts, named), x), self.takes
         )
@@ -102,7 +102,7 @@ class HeadEnsemble(Members):
         features = self._features(tensors, x.flatten(0, 1) if own else x)
         if own:
             features = features.unflatten(0, x.shape[:2])
-        return self.heads.run(_under(_HEADS, tensors), features, own=own, rows=rows, keys=keys)
+        return self.heads.run(under(_HEADS, tensors), features, own=own, rows=rows, keys=keys)
 
     @property
     def shared_buffers(self) -> frozenset[str]:  # type: ignore[override]
@@ -125,7 +125,7 @@ class HeadEnsemble(Members):
 
     def rows_of(self, tensors: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
         """Return copies of some heads' rows; the backbone's tensors as they are."""
-        heads = self.heads.rows_of(_under(_HEADS, tensors), rows)
+        heads = self.heads.rows_of(under(_HEADS, tensors), rows)
         shared = {name: tensor for name, tensor in tensors.items() if name.startswith(_BACKBONE)}
         keys = {name: t for name, t in tensors.items() if not name.startswith((_BACKBONE, _HEADS))}
         return {
@@ -136,7 +136,7 @@ class HeadEnsemble(Members):
 
     def put_rows(self, tensors: Mapping[str, Tensor], rows: Tensor, new: Mapping[str, Tensor]) -> None:
         """Write the heads' rows that `rows_of` gathered back, in place."""
-        self.heads.put_rows(_under(_HEADS, tensors), rows, _under(_HEADS, new))
+        self.heads.put_rows(under(_HEADS, tensors), rows, under(_HEADS, new))
 
     def keep_members(self, rows: Sequence[int]) -> None:
         """Go on with these heads only, in place; the others are gone."""
@@ -225,7 +225,3 @@ def _factory(make_head: MakeHead) -> Callable[[], nn.Module]:
         )
     features, outputs = map(int, make_head)
     return lambda: mlp(features, [features], outputs, activation=nn.GELU)
-
-
-def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

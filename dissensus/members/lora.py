@@ -15,7 +15,7 @@ from dissensus.data.trees import Batch, Output
 from dissensus.members.members import Keys, Members, View, keys_of
 from dissensus.members.shared import SharedMembers
 from dissensus.members.stacking import check_nets, twin
-from dissensus.nets.dropout import plain_dropout
+from dissensus.nets.dropout import plain_dropout, put_layer
 from dissensus.nets.sites import listed
 from dissensus.randomness import derive, uniform
 
@@ -76,8 +76,8 @@ class LoRAEnsemble(SharedMembers):
                 f"`net` must be one network; got a {type(net).__name__}. Take one of its members."
             )
         net.requires_grad_(False)
-        held = nn.Sequential(twin(net))
-        linear = {name: module for name, module in held[0].named_modules() if type(module) is nn.Linear}
+        grown = twin(net)
+        linear = {name: module for name, module in grown.named_modules() if type(module) is nn.Linear}
         full = _matching(linear, own, "own")
         low = [name for name in _matching(linear, layers, "layers") if name not in full]
         for name in (*full, *low):
@@ -87,9 +87,8 @@ class LoRAEnsemble(SharedMembers):
                 adapter = _Full(layer, num_members)
             else:
                 adapter = _LowRank(layer, num_members, rank, alpha, derive(seed, "adapter", name))
-            parent, _, last = f"0.{name}".rstrip(".").rpartition(".")
-            held.get_submodule(parent).add_module(last, adapter)
-        super().__init__(held[0], num_members, seed, "whole", output)
+            grown = put_layer(grown, name, adapter)
+        super().__init__(grown, num_members, seed, "whole", output)
         self.rank, self.alpha = rank, alpha
         self.to(next(self.net.parameters()).device)
         self.train(net.training)
@@ -151,11 +150,10 @@ class LoRAEnsemble(SharedMembers):
     def member(self, index: int) -> nn.Module:
         """Return one member as an independent plain module: a copy of the network with that member's adapters."""
         index = self.check_index(index)
-        held = nn.Sequential(copy.deepcopy(self.net))
+        net: nn.Module = copy.deepcopy(self.net)
         for name, layer in self.adapters():
-            parent, _, last = name.replace("net", "0", 1).rpartition(".")
-            held.get_submodule(parent).add_module(last, layer.alone(index))
-        return plain_dropout(held[0])
+            net = put_layer(net, name.removeprefix("net").removeprefix("."), layer.alone(index))
+        return plain_dropout(net)
 
     def identity(self) -> dict[str, str]:
         """Return which network it is: its tensors are not in the checkpoints of a run."""

@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_leaves
 from dissensus import masks
 from dissensus._signatures import checked
 from dissensus.data.trees import Output
-from dissensus.members.members import Keys, evaluation_mode, settled_block
+from dissensus.members.members import Keys, evaluation_mode, settled_block, under
 from dissensus.members.shared import BatchUse, SharedMembers, adopt, call, fastest_layout
-from dissensus.members.stacking import join
+from dissensus.members.stacking import join, tensors_of
 from dissensus.members.trimming import ChannelMask, Form, Trimmer, attach, grow, why_not_trimmed
 from dissensus.nets.sites import Layers, Map, Site, listed
 from dissensus.randomness import derive
@@ -172,7 +172,7 @@ class Masksembles(SharedMembers):
         return self._apart_pays or self.execution == "apart"
 
     def _run_apart(self, tensors: Mapping[str, Tensor], x: Any, own: bool, rows: Tensor | None) -> Tensor:
-        tensors = {name.removeprefix("net."): t for name, t in tensors.items() if name.startswith("net.")}
+        tensors = under("net.", tensors)
         net = self._trimmer[0].net.eval()
         members = self._gather(tensors, rows, x.device)
         x = fastest_layout(x)
@@ -253,12 +253,7 @@ class Masksembles(SharedMembers):
         for layer in self.masked_layers:
             if layer.form == "masked" and layer.ones < layer.width:
                 log.info("member %d keeps the mask of %s: %s", index, layer.name, layer.reason)
-        tensors = {
-            name.removeprefix("net."): tensor
-            for name, tensor in (*self.named_parameters(), *self.named_buffers())
-            if name.startswith("net.")
-        }
-        return self._trimmer[0].member(tensors, index).train(self.training)
+        return self._trimmer[0].member(under("net.", tensors_of(self)), index).train(self.training)
 
 
 def _has_values(x: Any) -> bool:

@@ -396,6 +396,11 @@ def keys_of(seed: int, member_ids: Sequence[int]) -> Tensor:
     return torch.tensor([derive(seed, "member", index) for index in member_ids], dtype=torch.int64)
 
 
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with a prefix, by the rest of their names."""
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
 class View:
     """All or some members, run on tensors that may live elsewhere; what an objective calls `members`."""
 

@@ -11,8 +11,8 @@ from dissensus._signatures import checked
 from dissensus.data.trees import Output
 from dissensus.members.members import Keys
 from dissensus.members.packed import last_layers
-from dissensus.members.shared import SharedMembers, adopt
-from dissensus.nets.dropout import plain_dropout
+from dissensus.members.shared import SharedMembers, made
+from dissensus.nets.dropout import plain_dropout, put_layer
 from dissensus.nets.graphs import Traced, flattens, trace
 from dissensus.randomness import derive, fold, permutation, seeded, uniform
 
@@ -56,14 +56,10 @@ class MIMO(SharedMembers):
         repetition: float = 0.0,
         output: Output = None,
     ) -> None:
-        if isinstance(make_net, nn.Module):
-            raise ValueError(
-                "`make_net` must be a function that makes a network; got a network. Write `lambda: Net(...)`."
-            )
         if not 0.0 <= repetition <= 1.0:
             raise ValueError(f"`repetition` must be a share of the batch, 0 to 1; got {repetition}.")
         with seeded(derive(seed, "initial weights", 0), alone=True):
-            net, axes = _widened(adopt(make_net(), num_members, "make_net()"), num_members)
+            net, axes = _widened(made(make_net, num_members), num_members)
         super().__init__(net, num_members, seed, "whole", output)
         self.repetition, self.axes = repetition, axes
 
@@ -159,13 +155,7 @@ def _widened(net: nn.Module, count: int) -> tuple[nn.Module, tuple[int, int]]:
     for node, sides in (
         ((first, (count, 1)), (last, (1, count))) if first is not last else ((first, (count, count)),)
     ):
-        name = part.name(node)
-        layer = _wider(part.module(node), *sides)
-        if not name:
-            net = layer
-        else:
-            parent, _, own = name.rpartition(".")
-            setattr(net.get_submodule(parent), own, layer)
+        net = put_layer(net, part.name(node), _wider(part.module(node), *sides))
     first_is_linear, last_is_linear = (isinstance(part.module(n), nn.Linear) for n in (first, last))
     return net, (-1 if first_is_linear and not flat else 1, -1 if last_is_linear else 1)
 

@@ -14,10 +14,10 @@ from dissensus._signatures import checked
 from dissensus.architectures import _FlattenTo
 from dissensus.data.trees import Output
 from dissensus.members.members import Keys, Members, View
-from dissensus.members.shared import SharedMembers, adopt
+from dissensus.members.shared import SharedMembers, made
 from dissensus.members.stacking import PROBE_ROWS
-from dissensus.nets.dropout import plain_dropout
-from dissensus.nets.graphs import Traced, function_name, trace
+from dissensus.nets.dropout import plain_dropout, put_layer
+from dissensus.nets.graphs import Traced, function_name, trace, width_of
 from dissensus.randomness import derive, seeded
 
 _CONVOLUTIONS: dict[type[nn.Module], Callable[..., Tensor]] = {
@@ -72,16 +72,12 @@ class PackedEnsemble(SharedMembers):
         *,
         output: Output = None,
     ) -> None:
-        if isinstance(make_net, nn.Module):
-            raise ValueError(
-                "`make_net` must be a function that makes a network; got a network. Write `lambda: Net(...)`."
-            )
         if not alpha > 0 or gamma < 1 or gamma != int(gamma):
             raise ValueError(
                 f"`alpha` must be positive and `gamma` a whole number, at least 1; got {alpha} and {gamma}."
             )
         with seeded(derive(seed, "initial weights", 0), alone=True):
-            wide = adopt(make_net(), num_members, "make_net()")
+            wide = made(make_net, num_members)
         thin = _Thinned(wide, alpha / num_members, gamma).make
         nets = []
         for index in range(num_members):
@@ -291,11 +287,8 @@ def _pack(nets: list[nn.Module]) -> nn.Module:
     net = copy.deepcopy(nets[0])
     for name, module in list(net.named_modules()):
         if type(module) in _RUN:
-            layer = _Packed([each.get_submodule(name) for each in nets]).train(module.training)
-            if not name:
-                return layer
-            parent, _, last = name.rpartition(".")
-            net.get_submodule(parent).add_module(last, layer)
+            layers = [each.get_submodule(name) for each in nets]
+            net = put_layer(net, name, _Packed(layers).train(module.training))
     return net
 
 
@@ -325,11 +318,7 @@ class _Thinned:
         """Return a new thin network."""
         net = copy.deepcopy(self.net)
         for name, build in self.layers.items():
-            layer = build().train(net.get_submodule(name).training)
-            if not name:
-                return layer
-            parent, _, last = name.rpartition(".")
-            setattr(net.get_submodule(parent), last, layer)
+            net = put_layer(net, name, build().train(net.get_submodule(name).training))
         for name, features in self.flat.items():
             setattr(net.get_submodule(name), "features", features)  # noqa: B010
         return net
@@ -373,17 +362,20 @@ class _Thinned:
             raise ValueError(
                 f"{name!r} is used twice or has hooks, and its widths cannot be changed. Pack another network."
             )
-        like = next(module.parameters(), torch.empty(0))
+        if (known := width_of(module)) is None:
+            raise ValueError("A LayerNorm over several axes is not packed. Normalise over the last one.")
+        outputs, like = known[0], next(module.parameters(), torch.empty(0))
         options: dict[str, Any] = {"device": like.device, "dtype": like.dtype}
         if isinstance(module, _NORMS):
-            self.layers[name] = _norm(module, self._takes(name, _module_width(module), given), name, options)
+            self.layers[name] = _norm(module, self._takes(name, outputs, given), name, options)
             return given
-        outputs = _module_outputs(module)
         made = outputs if last else self._width(outputs)
         if isinstance(module, nn.Embedding):
             self.layers[name] = _thin_embedding(module, made, name, options)
         else:
-            takes = self._takes(name, _module_inputs(module), given)
+            takes = self._takes(
+                name, module.in_features if isinstance(module, nn.Linear) else module.in_channels, given
+            )
             gamma = 1 if last or given is None else self.gamma
             self.layers[name] = _mixing(module, takes, made, gamma, name, options)
         return None if last else (outputs, made)
@@ -446,26 +438,6 @@ def _norm(module: Any, width: int, name: str, options: dict[str, Any]) -> Callab
     return lambda: type(module)(
         width, module.eps, module.momentum, module.affine, module.track_running_stats, **options
     )
-
-
-def _module_width(module: Any) -> int:
-    """Return how many channels a normalisation has."""
-    if isinstance(module, nn.LayerNorm):
-        if len(module.normalized_shape) > 1:
-            raise ValueError("A LayerNorm over several axes is not packed. Normalise over the last one.")
-        return int(module.normalized_shape[0])
-    return int(module.num_channels if isinstance(module, nn.GroupNorm) else module.num_features)
-
-
-def _module_outputs(module: Any) -> int:
-    """Return how many features a mixing layer makes."""
-    names = {nn.Linear: "out_features", nn.Embedding: "embedding_dim"}
-    return int(getattr(module, names.get(type(module), "out_channels")))
-
-
-def _module_inputs(module: Any) -> int:
-    """Return how many features a linear layer or convolution takes."""
-    return int(module.in_features if isinstance(module, nn.Linear) else module.in_channels)
 
 
 def last_layers(part: Traced) -> set[fx.Node]:

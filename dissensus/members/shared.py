@@ -1,7 +1,7 @@
 """Kinds whose members are one network seen in several ways: all members' examples are rows of one batch."""
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
 
@@ -12,8 +12,14 @@ from torch.func import functional_call
 from dissensus.data import trees
 from dissensus.data.trees import Batch, Output, Tree, WholeOutput, pick, repeat_rows
 from dissensus.engines.watching import kept_as_is, look_at
-from dissensus.members.members import Keys, Members, View
-from dissensus.members.stacking import PROBE_ROWS, keep_weights_apart, quiet_weights, recurs, tensors_of
+from dissensus.members.members import Keys, Members, View, under
+from dissensus.members.stacking import (
+    PROBE_ROWS,
+    keep_weights_apart,
+    quiet_weights,
+    recurs,
+    tensors_of,
+)
 from dissensus.nets.dropout import dropout_keys, key_dropout, rewind_dropout
 from dissensus.randomness import seeded
 
@@ -124,8 +130,7 @@ class SharedMembers(Members):
         return self._run_net(tensors, x, owners, keys)
 
     def _run_net(self, tensors: Mapping[str, Tensor], x: Batch, owners: Tensor, keys: Keys) -> Tensor:
-        own = {n.removeprefix("net."): t for n, t in tensors.items() if n.startswith("net.")}
-        own |= dropout_keys(self.net, lambda: keys()[0])
+        own = under("net.", tensors) | dropout_keys(self.net, lambda: keys()[0])
         for layer in self._per_row:
             layer.rows = owners
         with layers_as_written(), quiet_weights(self._recurs):
@@ -197,6 +202,15 @@ def call(net: nn.Module, tensors: dict[str, Tensor], x: Batch, output: Output | 
             f"A network must give one output for each of {len(x)} inputs on its first axis; got shape {tuple(outputs.shape)}."
         )
     return outputs
+
+
+def made(make_net: Callable[[], nn.Module], num_members: int) -> nn.Module:
+    """Return what a function makes, or say what is wrong with it or with the number of members."""
+    if isinstance(make_net, nn.Module):
+        raise ValueError(
+            "`make_net` must be a function that makes a network; got a network. Write `lambda: Net(...)`."
+        )
+    return adopt(make_net(), num_members, "make_net()")
 
 
 def adopt(net: nn.Module, num_members: int, name: str = "net") -> nn.Module:

@@ -13,13 +13,11 @@ from dissensus.data.sources import device_of, pair_batches
 from dissensus.data.trees import Output
 from dissensus.data.trees import call as call_with
 from dissensus.members.deep_ensemble import DeepEnsemble
-from dissensus.members.members import Keys, Members
-from dissensus.members.shared import SharedMembers, adopt
+from dissensus.members.members import Keys, Members, under
+from dissensus.members.shared import SharedMembers, made
 from dissensus.members.stacking import tensors_of
 from dissensus.nets.dropout import plain_dropout
 from dissensus.randomness import Noise, derive, seeded
-
-_KEPT = "kept."
 
 
 class Trajectory(SharedMembers):
@@ -34,12 +32,8 @@ class Trajectory(SharedMembers):
     def __init__(
         self, make_net: Callable[[], nn.Module], num_members: int, seed: int, output: Output = None
     ) -> None:
-        if isinstance(make_net, nn.Module):
-            raise ValueError(
-                "`make_net` must be a function that makes a network; got a network. Write `lambda: Net(...)`."
-            )
         with seeded(derive(seed, "initial weights", 0), alone=True):
-            net = adopt(make_net(), num_members, "make_net()")
+            net = made(make_net, num_members)
         super().__init__(net, num_members, seed, "whole", output)
         self.one_pass = True
         copies = [copy.deepcopy(plain_dropout(copy.deepcopy(self.net))) for _ in range(num_members)]
@@ -52,7 +46,7 @@ class Trajectory(SharedMembers):
         """Run members in evaluation; see `Members.run`. In training there is one network."""
         if self.training:
             return self.run_one_pass(tensors, x, own=own, rows=rows, keys=keys)
-        kept = {name.removeprefix(_KEPT): t for name, t in tensors.items() if name.startswith(_KEPT)}
+        kept = under("kept.", tensors)
         if rows is not None:
             kept = self.kept.rows_of(kept, rows)
         return self.kept.run(kept, x, own=own, rows=rows, keys=keys)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from dissensus._signatures import checked, whole_number
+from dissensus.nets.dropout import put_layer
 
 Reset = Callable[[nn.Module], None]
 
@@ -267,8 +268,7 @@ def _replace_last_linear(head: nn.Module, outputs: int) -> None:
     new = nn.Linear(
         old.in_features, outputs, old.bias is not None, device=old.weight.device, dtype=old.weight.dtype
     )
-    parent, _, name = linear[-1].rpartition(".")
-    setattr(head.get_submodule(parent), name, new)
+    put_layer(head, linear[-1], new)
 
 
 @torch.no_grad()

@@ -95,6 +95,15 @@ def replace_layers(net: nn.Module, substitute: Callable[[nn.Module], nn.Module |
     return net
 
 
+def put_layer(net: nn.Module, name: str, layer: nn.Module) -> nn.Module:
+    """Return the network with a layer in the place of this name, which is changed in place; of no name, the layer itself."""
+    if not name:
+        return layer
+    parent, _, last = name.rpartition(".")
+    setattr(net.get_submodule(parent), last, layer)
+    return net
+
+
 def dropout_keys(net: nn.Module, keys: Callable[[], Tensor]) -> dict[str, Tensor]:
     """Return the buffers that give each keyed layer its own keys in the next pass: name to a tensor like `keys()`."""
     layers = _keyed_layers(net)

@@ -360,7 +360,7 @@ class Map:
         if callable(layers):
             return self._by_test(layers, "the rule `layers`")
         kinds = tuple(kind for kind in layers if isinstance(kind, type))
-        if len(kinds) == len(layers):
+        if kinds and len(kinds) == len(layers):
             return self._by_test(lambda name, module: isinstance(module, kinds), asked)
         return [site for pattern in layers for site in self._by_name(str(pattern))]
 
