@@ -113,6 +113,7 @@ def serve(
     try:
         from dissensus.serving import Settings
         from dissensus.serving import serve as listen
+        from dissensus.serving.model import Model
     except ModuleNotFoundError as problem:
         raise ModuleNotFoundError(
             f"Serving needs {problem.name}, which this environment lacks. Install with: pip install 'dissensus[serve]'"
@@ -138,16 +139,9 @@ def serve(
         most_bytes=most_bytes,
         drift_threshold=drift_threshold,
     )
-    _check_served(settings.path)
+    Model(path)  # refuses a file that cannot be served before anything listens
     say(f"http{'s' if tls_cert else ''}://{host}:{port} serves {settings.name} of {path}")
     listen(settings, log_level)
-
-
-def _check_served(path: str) -> None:
-    """Refuse a file that cannot be served before anything listens."""
-    from dissensus.serving.model import Model
-
-    Model(path)
 
 
 def _api_key(file: Path | None) -> str | None:

@@ -18,7 +18,7 @@ from dissensus.cli.options import (
     load_trained,
     note,
 )
-from dissensus.cli.sets import corruption_names, known_data, sets_of, severity_numbers, targets_of
+from dissensus.cli.sets import corruption_names, known_data, sets_of, severity_numbers
 
 if TYPE_CHECKING:
     from dissensus.cli.sets import RunSets
@@ -205,7 +205,7 @@ def diagnose(
         finding = diagnose_run(
             loaded_run,
             source,
-            (known.x, targets_of(loaded_run, known)),
+            (known.x, loaded_run.preprocessing.targets_in_units(known)),
             average=average,
             drop_per=drop_per,
             seed=seed,

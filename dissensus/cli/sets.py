@@ -44,7 +44,7 @@ def sets_of(
     for given in groups:
         group, listed = _named(given, "Groups are given as NAME=SET,SET, such as near=cifar100,tin")
         grouped.setdefault(group, []).extend(name.strip() for name in listed.split(","))
-    return (known.x, targets_of(run, known)), unknown, grouped
+    return (known.x, run.preprocessing.targets_in_units(known)), unknown, grouped
 
 
 def _check_new(names: Iterable[str], taken: Collection[str]) -> None:
@@ -67,15 +67,6 @@ def known_data(run: "LoadedRun", folder: Path, data: str | None) -> tuple["Loade
             "The recipe held no rows out to test on. Name test data with --data, or train with test = 0.2 under [data]."
         )
     return known, left_out_rows(run)
-
-
-def targets_of(run: "LoadedRun", known: "Loaded") -> "Tensor":
-    """Return class indices, or values in the units of the data."""
-    if run.preprocessing.classes is not None:
-        return run.preprocessing.targets(known)
-    if known.y is None:
-        raise ValueError("The known inputs have no targets.")
-    return known.y.float().reshape(len(known.y), -1)
 
 
 def _suite(run: "LoadedRun", name: str, folder: str) -> "LoadedSuite":

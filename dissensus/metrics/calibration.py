@@ -6,7 +6,6 @@ whatever the number of inputs.
 """
 
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf, log, sqrt
 from typing import Any, Literal, TypeAlias
@@ -491,7 +490,9 @@ def _best_temperature(logits: Tensor, labels: Tensor) -> float:
 def _slope(logits: Tensor, labels: Tensor, inverse: float) -> tuple[float, float]:
     """First and second derivative of the mean NLL of `softmax(inverse * logits)`, in `inverse`."""
     slope = curvature = 0.0
-    for rows, truth in _chunks(logits, labels):
+    size = max(1, CHUNK_VALUES // logits.shape[1])
+    for part, truth in zip(torch.split(logits, size), torch.split(labels, size), strict=True):
+        rows = part.double()
         # Measured from the true class, so that the slope is not a difference of large numbers.
         ahead = rows - rows.gather(1, truth[:, None])
         probs = (inverse * ahead).softmax(1)
@@ -499,12 +500,6 @@ def _slope(logits: Tensor, labels: Tensor, inverse: float) -> tuple[float, float
         slope += float(mean.sum())
         curvature += float((probs * (ahead - mean[:, None]).square()).sum())
     return slope / len(labels), curvature / len(labels)
-
-
-def _chunks(logits: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    size = max(1, CHUNK_VALUES // logits.shape[1])
-    for rows, truth in zip(torch.split(logits, size), torch.split(labels, size), strict=True):
-        yield rows.double(), truth
 
 
 def _pooled(logits: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """A run's alarm and the coverage of its sets and intervals: calibrated once on held-out rows, kept as JSON in its folder."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -115,10 +115,7 @@ def calibrate_run(run: LoadedRun, sets: Sets, settings: AlarmSettings, folder: P
     held_out = sets.calibration or sets.validation
     if held_out is None:
         return ["No alarm was calibrated, as no rows were held out for it: set calibration under [data]."]
-    assert held_out.y is not None
-    classes = run.preprocessing.classes is not None
-    x = run.preprocessing(held_out.x)
-    y = run.preprocessing.targets(held_out) if classes else held_out.y.float().reshape(len(held_out), -1)
+    x, y = run.preprocessing(held_out.x), run.preprocessing.targets_in_units(held_out)
     score = _score(run, sets, settings, folder)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -127,7 +124,7 @@ def calibrate_run(run: LoadedRun, sets: Sets, settings: AlarmSettings, folder: P
             (x, y),
             score=score,
             false_alarms=settings.false_alarms,
-            loss="cross_entropy" if classes else run.recipe.likelihood.name,
+            loss=run.recipe.likelihood.name if run.preprocessing.classes is None else "cross_entropy",
         )
     write_state(
         folder / COVERAGE, _FORMAT, {"coverage": settings.coverage, "misses": _misses(run, x, y).tolist()}
@@ -253,14 +250,11 @@ def calibrated_columns(
     reach = calibration.reach
     if run.preprocessing.classes is not None:
         inside = 1 - outputs.softmax(-1).mean(0).double() <= reach[0]
-        return columns | {"set": _named(inside, run.preprocessing.classes)}
+        names = np.asarray(run.preprocessing.classes)
+        return columns | {"set": ["|".join(names[row]) for row in inside.cpu().numpy()]}
     mean, deviation = moments_of(run, outputs)
     for target, limit in enumerate(reach):
         ending = "" if len(reach) == 1 else f"_{target}"
         columns[f"low{ending}"] = (mean - limit * deviation)[:, target].cpu().numpy()
         columns[f"high{ending}"] = (mean + limit * deviation)[:, target].cpu().numpy()
     return columns
-
-
-def _named(inside: Tensor, classes: Sequence[str]) -> list[str]:
-    return ["|".join(classes[place] for place, own in enumerate(row) if own) for row in inside.tolist()]

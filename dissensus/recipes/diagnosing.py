@@ -1,7 +1,5 @@
 """A finished run, or stored predictions, in; a finding about the members out."""
 
-import csv
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ from dissensus.diagnostics.measuring import read_predictions
 from dissensus.objectives import mean_and_scale
 from dissensus.predictions import predict
 from dissensus.recipes.runs import LoadedRun, rows_of_run
+from dissensus.training.history import History
 
 # As many training examples as tell the two kinds of ensembles apart, and are predicted in no time.
 _LARGEST_TRAINING_SAMPLE = 2000
@@ -41,7 +40,8 @@ def diagnose_run(
     """
     classes = run.preprocessing.classes is not None
     weights = _setting(run.recipe.objective, "weights")
-    history = [row for row in _rows(folder / "history.csv") if row.get("train_ensemble_error")]
+    path = folder / "history.csv"
+    history = History.load(path) if path.is_file() else History()
     return diagnose(
         _outputs(run, held_out[0], batch_size),
         held_out[1],
@@ -49,7 +49,7 @@ def diagnose_run(
         average or _setting(run.recipe.objective, "average") or "probs",
         None if weights is None else torch.tensor(weights, dtype=torch.float64),
         training=_training(run, folder, batch_size),
-        history=history or None,
+        history=history if "train_ensemble_error" in history.columns else None,
         drop_per=drop_per,
         seed=seed,
     )
@@ -91,18 +91,9 @@ def _training(run: LoadedRun, folder: Path, batch_size: int) -> tuple[Tensor, Te
     count = min(len(train), _LARGEST_TRAINING_SAMPLE)
     chosen = train.rows(torch.linspace(0, len(train) - 1, count, dtype=torch.float64).round().long())
     outputs = _outputs(run, chosen.x, batch_size)
-    if run.preprocessing.classes is not None:
-        return outputs, run.preprocessing.targets(chosen)
-    assert chosen.y is not None
-    return outputs, chosen.y.to(outputs).reshape(outputs.shape[1:])
+    return outputs, run.preprocessing.targets_in_units(chosen)
 
 
 def _setting(objective: Any, name: str) -> Any:
     """Return a setting of an objective of a recipe, or of one that it wraps."""
     return objective.get(name) or (_setting(objective["inner"], name) if "inner" in objective else None)
-
-
-def _rows(path: Path) -> Iterator[dict[str, str]]:
-    if path.is_file():
-        with open(path, newline="", encoding="utf-8") as file:
-            yield from csv.DictReader(file)

@@ -47,10 +47,12 @@ def export_run(
     if alarm is not None and false_alarms is not None:
         alarm = alarm.at(false_alarms)
     inputs = RunInputs(run.preprocessing)
+    # Rows that the file is compared on: held-out ones, where there are some.
+    parts = (rows_of_run(run, folder, part) for part in ("calibration", "validation", "test", "train"))
     return export(
         run.ensemble,
         path,
-        example=inputs.raw(_some_rows(run, folder)),
+        example=inputs.raw(next(rows.x[:_EXAMPLES] for rows in parts if rows is not None)),
         alarm=alarm,
         loss=run.recipe.likelihood.name,
         preprocess=inputs,
@@ -58,12 +60,6 @@ def export_run(
         member_outputs=member_outputs,
         facts=_facts(run.preprocessing),
     )
-
-
-def _some_rows(run: LoadedRun, folder: Path) -> Tensor:
-    """Return rows that the file is compared on: held-out ones, where there are some."""
-    parts = (rows_of_run(run, folder, part) for part in ("calibration", "validation", "test", "train"))
-    return next(rows.x[:_EXAMPLES] for rows in parts if rows is not None)
 
 
 def _facts(preprocessing: Preprocessing) -> dict[str, Any]:

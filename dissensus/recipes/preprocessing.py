@@ -115,16 +115,20 @@ class Preprocessing:
 
     def targets(self, loaded: Loaded) -> Tensor:
         """Return targets as members are trained on them: class indices, or standardised values."""
+        y = self.targets_in_units(loaded)
+        if self.target_mean is None or self.target_std is None:
+            return y
+        return (y - torch.tensor(self.target_mean)) / torch.tensor(self.target_std)
+
+    def targets_in_units(self, loaded: Loaded) -> Tensor:
+        """Return class indices, or values in the units of the data, `(rows, targets)`."""
         if loaded.y is None:
             raise ValueError(
                 "The data has no targets" + (f" called {self.target!r}." if self.target else ".")
             )
         if self.classes is not None:
             return class_indices(loaded, self.classes)
-        y = loaded.y.float().reshape(len(loaded.y), -1)
-        if self.target_mean is None or self.target_std is None:
-            return y
-        return (y - torch.tensor(self.target_mean)) / torch.tensor(self.target_std)
+        return loaded.y.float().reshape(len(loaded.y), -1)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""

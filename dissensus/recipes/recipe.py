@@ -208,48 +208,30 @@ class Recipe:
         check_folder(folder, resume)
         check_import(self.model["name"], allow_import)
         sets = self.load_sets()
-        settled = self.settled(sets)
+        recipe = self.settled(sets)
         if resume and (folder / RECIPE).exists():
-            settled._check_same(Recipe.read(folder / RECIPE), folder)
-        return settled._train(
-            folder, sets, resume=resume, allow_import=allow_import, progress=progress, mesh=mesh
-        )
-
-    def _train(
-        self,
-        folder: Path,
-        sets: Sets,
-        *,
-        resume: bool,
-        allow_import: bool,
-        progress: bool | None,
-        mesh: tuple[int, int] | None,
-    ) -> Run:
+            recipe._check_same(Recipe.read(folder), folder)
         together = mesh_of(mesh)
         writes = together is None or together.first
         preprocessing = Preprocessing.learn(sets.train, sets.classes, self.data)
-        y = preprocessing.targets(sets.train)
-        outputs = _num_outputs(self.likelihood, y, sets.classes)
-        ensemble = self.build_ensemble(preprocessing, outputs, allow_import=allow_import)
-        ensemble.see(preprocessing(sets.train.x))
-        unlabelled = None if self.data.unlabelled is None else preprocessing.read(self.data.unlabelled).x
-        with started(folder, self.to_toml()) if writes else nullcontext():
+        x, y = preprocessing(sets.train.x), preprocessing.targets(sets.train)
+        outputs = _num_outputs(recipe.likelihood, y, sets.classes)
+        ensemble = recipe.build_ensemble(preprocessing, outputs, allow_import=allow_import)
+        ensemble.see(x)
+        with started(folder, recipe.to_toml()) if writes else nullcontext():
             run = fit(
                 ensemble,
-                (preprocessing(sets.train.x), y),
-                objective=self.build_objective(),
-                validation=None
-                if sets.validation is None
-                else (preprocessing(sets.validation.x), preprocessing.targets(sets.validation)),
-                unlabelled=None if unlabelled is None else preprocessing(unlabelled),
+                (x, y),
+                objective=recipe.build_objective(),
                 augment=build_augment(self.augment, None if sets.classes is None else len(sets.classes)),
                 seed=self.ensemble["seed"],
                 checkpoint_dir=str(folder),
                 resume=resume,
                 progress=progress,
                 mesh=mesh,
+                **recipe._further_data(sets, preprocessing),
                 **{
-                    **self.training,
+                    **recipe.training,
                     "optimizer": build_optimizer(self.training["optimizer"]),
                     "schedule": build_schedule(self.training["schedule"]),
                 },
@@ -260,6 +242,15 @@ class Recipe:
                 for note in calibrate_run(trained, sets, self.alarm, folder):
                     log.warning("%s", note)
         return run
+
+    def _further_data(self, sets: Sets, preprocessing: Preprocessing) -> dict[str, Any]:
+        """Return what `fit` takes beside the training rows, where the recipe has it."""
+        found: dict[str, Any] = {}
+        if sets.validation is not None:
+            found["validation"] = preprocessing(sets.validation.x), preprocessing.targets(sets.validation)
+        if self.data.unlabelled is not None:
+            found["unlabelled"] = preprocessing(preprocessing.read(self.data.unlabelled).x)
+        return found
 
     def _check_same(self, stored: "Recipe", folder: Path) -> None:
         """Refuse to go on with a run of another recipe."""

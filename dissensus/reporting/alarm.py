@@ -19,8 +19,9 @@ def alarm(runs: Runs, score: str) -> Section | None:
     found = {run.name: run.alarm for run in runs if run.alarm is not None}
     if not found:
         return None
-    columns = ["run", "score", "calibrated on", "allowed", *_sets(found.values()), "covered", "wanted"]
-    rows = [_row(name, check, columns[4:-2]) for name, check in found.items()]
+    sets = list(dict.fromkeys(name for check in found.values() for name in check.flagged))
+    columns = ["run", "score", "calibrated on", "allowed", *sets, "covered", "wanted"]
+    rows = [_row(name, check, sets) for name, check in found.items()]
     return Section(
         "The alarm",
         Text(
@@ -34,10 +35,6 @@ def alarm(runs: Runs, score: str) -> Section | None:
         as_table((columns, rows), "Share of each set that raised the alarm, and coverage"),
         *(picture for run in runs if run.alarm is not None for picture in _pictures(run, run.alarm)),
     )
-
-
-def _sets(checks: Iterable[AlarmCheck]) -> list[str]:
-    return list(dict.fromkeys(name for check in checks for name in check.flagged))
 
 
 def _row(name: str, check: AlarmCheck, sets: Iterable[str]) -> list[str]:

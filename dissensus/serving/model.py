@@ -1,6 +1,6 @@
 """An exported file, and what requests and answers are to it: rows in, arrays through, rows out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,7 +144,9 @@ class Model:
         self.outputs = {each.name: Field.of(each) for each in self._session.output_values}
         self.classes: list[str] | None = self.facts.get("classes")
         self.limit: float | None = self.facts.get("false_alarms")
-        self.table = _table(self.facts)
+        columns = self.facts.get("columns")
+        # Reads rows of named columns, where the file was made from a table.
+        self.table = None if columns is None else TableEncoder.from_json(columns)
 
     def run(self, feed: Arrays) -> Arrays:
         """Return the outputs of a batch."""
@@ -226,8 +228,3 @@ def _columns(rows: list[Any], names: list[str]) -> dict[str, list[Any]]:
                 f"Each row must be an object with {', '.join(map(repr, names))}; row {number} has {given:.200}."
             )
     return {name: [row[name] for row in rows] for name in names}
-
-
-def _table(facts: Mapping[str, Any]) -> TableEncoder | None:
-    """Return what reads rows of named columns; None where the file was not made from a table."""
-    return None if facts.get("columns") is None else TableEncoder.from_json(facts["columns"])
