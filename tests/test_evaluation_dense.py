@@ -201,3 +201,39 @@ def test_what_cannot_be_read_gets_a_sentence(change, words):
     arguments = {"id_data": images(), "bootstrap": 0} | change
     with pytest.raises(ValueError, match=words):
         ds.evaluate(ds.DeepEnsemble(Segments, 2), **arguments)
+
+
+@pytest.mark.parametrize("form", [torch.Tensor.long, torch.Tensor.float])
+def test_maps_of_yes_or_no_are_trained_and_read_as_two_classes(form):
+    """One sigmoid a pixel gives what two classes with logits (0, z) give."""
+
+    class TwoClasses(nn.Module):
+        def __init__(self, one):
+            super().__init__()
+            self.one = one
+
+        def forward(self, x):
+            z = self.one(x)
+            return torch.cat([torch.zeros_like(z), z], 1)
+
+    x = images()[0]
+    y = (x > 0.6).long()
+    ens = ds.DeepEnsemble(lambda: nn.Conv2d(1, 1, 3, padding=1), 3, seed=2)
+    objective = ds.objectives.Independent("binary_cross_entropy")
+    run = ds.fit(
+        ens, (x, form(y)), objective=objective, validation=(x, form(y)), epochs=20, lr=0.05, device="cpu"
+    )
+    last = run.history.rows[-1]
+    assert last["loss"] < 0.9 * run.history.rows[0]["loss"]
+    probs = ds.predict(ens, x).sigmoid().mean(0)
+    wanted = nn.functional.binary_cross_entropy(probs, y.float()).item()
+    assert run.history["ensemble_loss"][-1] == pytest.approx(wanted, rel=1e-4)
+    found = ds.evaluate(ens, (x, form(y)), {"far": 4 * x}, loss="binary_cross_entropy", bootstrap=50)
+    pair = ds.DeepEnsemble.from_members([TwoClasses(ens.member(j)) for j in range(3)])
+    two = ds.evaluate(pair, (x, y[:, 0]), {"far": 4 * x}, bootstrap=50)
+    for number in two.numbers:
+        own = found.number(number.metric, number.set, score=number.score, member=number.member)
+        assert own.value == pytest.approx(number.value, rel=1e-4, abs=1e-5)
+    assert [item.index for item in found.gallery] == [item.index for item in two.gallery]
+    with pytest.raises(ValueError, match="class indices from 0 to 1"):
+        ds.evaluate(ens, (x, 2 * form(y)), loss="binary_cross_entropy", bootstrap=0)

@@ -111,6 +111,10 @@ def test_counts_are_poisson():
     counts = (X[:, 0].exp() * 3).round()
     run = ds.fit(ens, (X, counts), objective=obj.Independent("poisson"), **SETTINGS)
     assert run.history.rows[-1]["loss"] < run.history.rows[0]["loss"]
+    with pytest.raises(ValueError, match="targets of poisson are counts, 0 or more; got -1"):
+        ds.fit(ens, (X, counts - 1), objective=obj.Independent("poisson"), epochs=1)
+    with pytest.raises(ValueError, match="Targets of set 'id' are counts, 0 or more; got -1"):
+        ds.evaluate(ens, (X, counts - 1), loss="poisson", bootstrap=0)
 
 
 def test_quantiles_of_a_constant_network_are_those_of_the_data():

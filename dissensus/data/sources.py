@@ -363,7 +363,8 @@ def check_labels_fit(y: Tensor, num_classes: int, name: str) -> None:
         return
     if y.ndim != 1:
         raise ValueError(
-            f"The {name} labels must be one class index for each input; got shape {tuple(y.shape)}."
+            f"The {name} labels must be one class index for each input; got shape {tuple(y.shape)}. "
+            "For several labels an input pass objective=Independent('binary_cross_entropy')."
         )
     low, high = int(y.min()), int(y.max())
     if low < 0 or high >= num_classes:

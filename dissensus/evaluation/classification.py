@@ -63,7 +63,12 @@ class Classification:
             raise ValueError(
                 f"Labels of set {name!r} must be one class index for each input; got {targets.dtype} of shape "
                 f"{tuple(targets.shape)}. "
-                + ("Pass `labels.long()`." if flat else "For regression choose loss='gaussian_nll' or 'mse'.")
+                + (
+                    "Pass `labels.long()`."
+                    if flat
+                    else "For regression choose loss='gaussian_nll' or 'mse', for several "
+                    "labels an input 'binary_cross_entropy'."
+                )
             )
         low, high = targets.aminmax()
         if int(low) < 0 or int(high) >= classes:

@@ -25,7 +25,7 @@ from dissensus.evaluation.estimates import (
 from dissensus.evaluation.regression import Regression
 from dissensus.evaluation.results import Kind, Number, Reliability
 from dissensus.objectives.likelihoods import class_axis_of
-from dissensus.scores import over_positions
+from dissensus.scores import as_two_classes, over_positions
 
 # One score an input: the mean or the largest of its positions, or the share of those above a number.
 Over = Literal["mean", "max"] | float
@@ -57,31 +57,39 @@ class Dense:
         positions: How positions are read.
         axis: Axis of the classes; 0 for point predictions, which have none.
         size: Number of classes; 1 for point predictions.
+        binary: Whether outputs are one logit of yes or no for each position, and so without an axis of classes.
     """
 
     inner: Classification | Regression
     positions: Positions
     axis: int
     size: int
+    binary: bool = False
 
     @classmethod
     def of(cls, inner: Any, positions: Positions, outputs: Tensor, targets: Tensor | None) -> "Dense":
         """Find the class axis by the first batch."""
-        if inner.task not in ("classification", "points"):
+        if inner.task not in ("classification", "labels", "points"):
             raise ValueError(
-                f"`evaluate` reads maps of class logits and of point predictions; the loss is {inner.loss!r}. Take `ds.predict` and "
-                "scores of its outputs, or give maps of yes or no as maps of two classes."
+                f"`evaluate` reads maps of class logits and of point predictions, and of yes or no; the loss is {inner.loss!r}. Take "
+                "`ds.predict` and scores of its outputs."
             )
         if inner.task == "points":
             return cls(inner, positions, 0, 1)
+        binary = inner.task == "labels"
+        if binary:
+            inner, outputs = (
+                Classification(inner.score_names, inner.weights, inner.loss),
+                as_two_classes(outputs),
+            )
         # The known inputs come first, and have labels.
         assert targets is not None
-        axis = class_axis_of(outputs, targets, positions.class_axis)
+        axis = class_axis_of(outputs, targets, -1 if binary else positions.class_axis)
         if positions.class_weights is not None and len(positions.class_weights) != outputs.shape[axis]:
             raise ValueError(
                 f"`class_weights` must be one number for each of {outputs.shape[axis]} classes; got {len(positions.class_weights)}."
             )
-        return cls(inner, positions, axis, outputs.shape[axis])
+        return cls(inner, positions, axis, outputs.shape[axis], binary)
 
     @property
     def task(self) -> Literal["classification", "density", "points"]:
@@ -100,7 +108,8 @@ class Dense:
 
     def check(self, outputs: Tensor) -> None:
         """Refuse outputs of other classes than before; their positions may differ, as those of padded batches do."""
-        if outputs.ndim <= 3 or (self.axis and outputs.shape[self.axis] != self.size):
+        classes = self.size if self.binary or not self.axis else outputs.shape[self.axis]
+        if outputs.ndim <= 3 or classes != self.size:
             raise ValueError(
                 f"Outputs must have {self.size} classes at axis {self.axis} and positions beside them, as before; got "
                 f"{tuple(outputs.shape)}."
@@ -117,9 +126,8 @@ class Dense:
                 raise ValueError(f"Targets of set {name!r} must be finite; some from row {start} on are not.")
             return
         counted = targets[targets != self.positions.ignore_index]
-        if targets.is_floating_point() or (
-            len(counted) and (int(counted.min()) < 0 or int(counted.max()) >= self.size)
-        ):
+        classes = (counted >= 0) & (counted < self.size) & (counted == counted.long())
+        if (targets.is_floating_point() and not self.binary) or not bool(classes.all()):
             raise ValueError(
                 f"Labels of set {name!r} must be class indices from 0 to {self.size - 1}, or {self.positions.ignore_index} where one "
                 f"does not count; got {targets.dtype} from {targets.min().item()} to {targets.max().item()}."
@@ -131,7 +139,7 @@ class Dense:
             counts = torch.ones(outputs.shape[1:], dtype=torch.bool, device=outputs.device)
             truth = None if targets is None else targets.reshape(outputs.shape[1:]).flatten()[:, None]
             return outputs.flatten(1)[..., None], truth, counts
-        last = outputs.movedim(self.axis, -1)
+        last = as_two_classes(outputs) if self.binary else outputs.movedim(self.axis, -1)
         rows = last.flatten(1, -2)
         if targets is None:
             return rows, None, torch.ones(last.shape[1:-1], dtype=torch.bool, device=outputs.device)
@@ -168,7 +176,8 @@ class Dense:
             }
             if "dispute" in inner:
                 columns["dispute"] = over_positions(inner["dispute"].reshape(counts.shape), counts=counts)
-                columns["map"] = inner["dispute"].reshape(counts.shape).movedim(0, -1)
+                maps = inner["dispute"].reshape(counts.shape)
+                columns["map"] = (maps.mean(1) if self.binary else maps).movedim(0, -1)
             if truth is not None:
                 columns |= self._labelled(inner, truth, per_input, weights)
                 columns["member_sums"] = summed(inner["member_correct"])
@@ -190,7 +199,8 @@ class Dense:
 
     def for_diagnosis(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, str]:
         """Return outputs, targets and a loss by which members are diagnosed; positions are rows here."""
-        return self.inner.for_diagnosis(outputs, targets)
+        rows, truth, loss = self.inner.for_diagnosis(outputs, targets)
+        return rows, truth, "cross_entropy" if self.binary else loss
 
     def statistics(self, kind: Kind, name: str, columns: Columns) -> list[Statistic]:
         """Return the numbers of one set that need no other."""

@@ -52,7 +52,7 @@ class Labels:
         if outputs.ndim != 3 or not outputs.is_floating_point():
             raise ValueError(
                 "Members must return one logit for each label, (batch, labels), which makes (members, batch, labels); the ensemble gave "
-                f"{outputs.dtype} of shape {tuple(outputs.shape)}. Maps of yes or no are maps of two classes."
+                f"{outputs.dtype} of shape {tuple(outputs.shape)}."
             )
 
     def num_outputs(self, outputs: Tensor) -> int:

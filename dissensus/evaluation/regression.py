@@ -107,6 +107,8 @@ class Regression:
                 f"{tuple(targets.shape)} in a batch."
             )
         _check_finite(as_columns(targets).isfinite().all(1), name, start)
+        if self.loss == "poisson" and bool((targets < 0).any()):
+            raise ValueError(f"Targets of set {name!r} are counts, 0 or more; got {float(targets.min()):g}.")
 
     def columns(self, outputs: Tensor, targets: Tensor | None) -> Columns:
         """Return all that numbers need of a batch; the last axis of each column is the batch."""

@@ -155,16 +155,16 @@ class Likelihood:
 
         Args:
             outputs: `(members, batch, outputs)`, which stay as they are, or with positions: `(members, batch, classes, height,
-                width)`, `(members, batch, tokens, classes)`, or point predictions `(members, batch, ...)` of any shape.
+                width)`, `(members, batch, tokens, classes)`, or one number (a prediction, a logit of yes or no) for each position.
             targets: Those of one output each, `(batch, ...)`; with a member axis if `own`.
             weights: Of the examples, `(batch,)`, or `(members, batch)` if `own`; None where all count the same.
             own: Whether members have batches of their own.
         """
-        if self.kind not in ("classes", "points") or outputs.ndim <= 3:
+        if self.kind not in ("classes", "points", "labels") or outputs.ndim <= 3:
             return outputs, targets, weights
         lead = 1 + own
         positions = targets.shape[lead:]
-        if self.kind == "points":
+        if self.kind != "classes":
             found = outputs.flatten(1)[..., None], targets.flatten(lead - 1)[..., None]
         else:
             outputs = outputs.movedim(

@@ -270,6 +270,8 @@ def _check_columns(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str
         raise ValueError(
             f"{likelihood.name} of {given} targets wants members with {wanted} outputs; they have {outputs.shape[-1]}."
         )
+    if likelihood.name == "poisson" and bool((y < 0).any()):
+        raise ValueError(f"The {name} targets of poisson are counts, 0 or more; got {float(y.min()):g}.")
 
 
 def _check_alike(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str) -> None:
