@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -349,102 +348,77 @@ def _accuracies(looked: Looked, labels: Tensor) -> dict[str, list[float]]:
     return {way: looked.accuracy(way, labels) for way in (*AGGREGATIONS, "oracle")}
 
 
+def _numbers(record: Record) -> dict[str, float]:
+    """Return what tables show of a record, under the names of `published.json`."""
+    ways = {"": "mean_logits", "soup ": "soup", "oracle ": "oracle", "vote ": "majority_vote"}
+    words = {"BMA": "bma", "PDS": "predictive_diversity"}
+    accuracy = {
+        f"{word}{part}": 100 * found[way][0]
+        for part, found in record["accuracy"].items()
+        for word, way in ways.items()
+        if way in found
+    }
+    auroc = {
+        f"{word} {part}": 100 * found[score][0]
+        for part, found in record["auroc"].items()
+        for word, score in words.items()
+        if score in found
+    }
+    return accuracy | auroc | {f"#unique {part}": value for part, value in record["unique"].items()}
+
+
 def _tables(found: Arms, configurations: Sequence[Configuration]) -> list[Table]:
     published = {each.name: each.published for each in configurations}
-    sets = [
-        name for name in (*ACCURACY.split(","),) if any(name in r["accuracy"] for r in found.done.values())
-    ]
-    columns: list[tuple[str, Callable[[Record], Any]]] = [
-        (name, partial(_accuracy_of, name, "mean_logits")) for name in sets
-    ]
-    detected = [f"{word} {part}" for word in _WORDS for part in ("C-1", "C-5", *UNKNOWN)]
-    scored = [(name, partial(_auroc_of, name)) for name in detected]
-    ways = {
-        way: [(f"{way} {name}", partial(_accuracy_of, name, key)) for name in sets]
-        for way, key in (("soup", "soup"), ("oracle", "oracle"), ("vote", "majority_vote"))
+    sets = [name for name in ACCURACY if any(name in r["accuracy"] for r in found.done.values())]
+    parts = ("C-1", "C-5", *UNKNOWN)
+    shown = {
+        "Accuracy of averaged logits in per cent; the document's in brackets (its table 3).": sets,
+        "AUROC in per cent; the document's in brackets (its table 2).": [
+            f"{word} {part}" for word in ("BMA", "PDS") for part in parts
+        ],
+        "Mean number of different answers; the document's (its table 1).": [
+            f"#unique {part}" for part in ("Val", *parts)
+        ],
+        "Accuracy of averaged weights (uniform soup), table 3.": [f"soup {name}" for name in sets],
+        "Accuracy of the best member on each set by hindsight (oracle: never a result), table 3.": [
+            f"oracle {name}" for name in sets
+        ],
+        "Accuracy of votes: on sets of 200 classes members that answer with another class abstain, as in the public evaluation. "
+        "Such votes gain from members that differ even where their average does not.": [
+            f"vote {name}" for name in sets
+        ],
     }
-    answers = [(f"#unique {name}", partial(_unique_of, name)) for name in ("Val", "C-1", "C-5", *UNKNOWN)]
-    return [
-        _beside(
-            "Accuracy of averaged logits in per cent; the document's in brackets (its table 3).",
-            found,
-            columns,
-            published,
-        ),
-        _beside("AUROC in per cent; the document's in brackets (its table 2).", found, scored, published),
-        _beside(
-            "Mean number of different answers; the document's (its table 1).", found, answers, published, 2
-        ),
-        _beside("Accuracy of averaged weights (uniform soup), table 3.", found, ways["soup"], published),
-        _beside(
-            "Accuracy of the best member on each set by hindsight (oracle: never a result), table 3.",
-            found,
-            ways["oracle"],
-            published,
-        ),
-        _beside(
-            "Accuracy of votes: on sets of 200 classes members that answer with another class abstain, as in the public evaluation. "
-            "Such votes gain from members that differ even where their average does not.",
-            found,
-            ways["vote"],
-            {},
-        ),
-        Table(
-            ("configuration", "Val", "best member", "diagnosis"),
-            [
-                (
-                    name,
-                    with_interval(record["accuracy"]["Val"]["mean_logits"]),
-                    with_interval(record["accuracy"]["Val"]["oracle"]),
-                    _diagnosis(record.get("finding", {})),
-                )
-                for name, record in found.done.items()
-            ],
-            "What becomes of members: validation images, and the diagnosis of collusion on some of them.",
-        ),
-    ]
-
-
-_WORDS = {"BMA": "bma", "PDS": "predictive_diversity"}
-
-
-def _accuracy_of(part: str, way: str, record: Record) -> float | None:
-    value = record["accuracy"].get(part, {}).get(way)
-    return None if value is None else 100 * value[0]
-
-
-def _unique_of(part: str, record: Record) -> float | None:
-    value: float | None = record["unique"].get(part)
-    return value
-
-
-def _diagnosis(finding: Record) -> str:
+    tables = []
+    for caption, columns in shown.items():
+        rows = [
+            (
+                name,
+                *(
+                    _beside(_numbers(record).get(each), published.get(name, {}).get(each), each)
+                    for each in columns
+                ),
+            )
+            for name, record in found.done.items()
+        ]
+        tables.append(Table(("configuration", *columns), rows, caption))
     words = {"colluding": "members collude", "members_useless": "members of no use alone"}
-    return ", ".join(text for key, text in words.items() if finding.get(key))
+    rows = [
+        (
+            name,
+            with_interval(record["accuracy"]["Val"]["mean_logits"]),
+            with_interval(record["accuracy"]["Val"]["oracle"]),
+            ", ".join(text for key, text in words.items() if record.get("finding", {}).get(key)),
+        )
+        for name, record in found.done.items()
+    ]
+    caption = "What becomes of members: validation images, and the diagnosis of collusion on some of them."
+    return [*tables, Table(("configuration", "Val", "best member", "diagnosis"), rows, caption)]
 
 
-def _auroc_of(name: str, record: Record) -> float | None:
-    word, part = name.split(" ", 1)
-    value = record["auroc"].get(part, {}).get(_WORDS[word])
-    return None if value is None else 100 * value[0]
-
-
-def _beside(
-    caption: str,
-    found: Arms,
-    columns: Sequence[tuple[str, Callable[[Record], Any]]],
-    published: Mapping[str, Mapping[str, float]],
-    digits: int = 1,
-) -> Table:
-    rows = []
-    for name, record in found.done.items():
-        cells = []
-        for column, read in columns:
-            own, theirs = read(record), published.get(name, {}).get(column)
-            text = "" if own is None else f"{own:.{digits}f}"
-            cells.append(f"{text} ({theirs:.{digits}f})".strip() if theirs is not None else text)
-        rows.append((name, *cells))
-    return Table(("configuration", *(column for column, _ in columns)), rows, caption)
+def _beside(own: float | None, theirs: float | None, column: str) -> str:
+    digits = 2 if column.startswith("#") else 1
+    text = "" if own is None else f"{own:.{digits}f}"
+    return text if theirs is None else f"{text} ({theirs:.{digits}f})".strip()
 
 
 def _how(images: Folders, corruptions: Sequence[str]) -> Text:
