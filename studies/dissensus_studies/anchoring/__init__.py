@@ -52,7 +52,7 @@ from dissensus_studies.anchoring.tables import (
 )
 from dissensus_studies.harness.arm_log import Arms, print_now
 from dissensus_studies.harness.claims import claims_table
-from dissensus_studies.harness.image_sets import SHAPE
+from dissensus_studies.harness.image_sets import SHAPE, image_folder
 from dissensus_studies.harness.image_study import ImageStudy, Page, Work
 from dissensus_studies.harness.outputs import Outputs
 
@@ -172,9 +172,7 @@ def tasks_of(work: Work) -> Tasks:
 
 def _read_tasks(data: Path | None, known: str, few: int | None) -> Tasks:
     if data is not None:
-        inner = data / "images"
-        folder = inner if inner.is_dir() and any(inner.glob("*.npz")) else data
-        return load_tasks(folder, SHAPE, without=(known,), limit=few)
+        return load_tasks(image_folder(data), SHAPE, without=(known,), limit=few)
     loaded = digits()
     assert loaded.y is not None
     x, _ = match_images(loaded.x, *SHAPE)

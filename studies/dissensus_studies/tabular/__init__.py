@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -144,27 +143,23 @@ def _applicants(seed: int) -> tuple[pd.DataFrame, np.ndarray, np.random.Generato
     return frame, risk, chance
 
 
-TABLES: Mapping[str, Callable[[Path, int], Table]] = MappingProxyType(
-    {
-        "breast cancer": _bundled(datasets.load_breast_cancer),
-        "wine cultivars": _bundled(datasets.load_wine),
-        "digits": _bundled(datasets.load_digits),
-        "bioconcentration": _csv(
-            "Grisoni_et_al_2016_EnvInt88.csv", "Class", ("#CAS", "SMILES", "Set", "logBCF")
-        ),
-        "abalone sex": _csv("abalone.csv", "Sex"),
-        "good wine": _good_wine,
-        "clusters (generated)": _clusters,
-        "loans (generated)": _loans,
-        "diabetes": _bundled(datasets.load_diabetes),
-        "boston": _uci("bostonHousing"),
-        "concrete": _uci("concrete"),
-        "kin8nm": _uci("kin8nm"),
-        "power plant": _uci("power-plant"),
-        "friedman (generated)": _friedman,
-        "amounts (generated)": _amounts,
-    }
-)
+TABLES: Mapping[str, Callable[[Path, int], Table]] = {
+    "breast cancer": _bundled(datasets.load_breast_cancer),
+    "wine cultivars": _bundled(datasets.load_wine),
+    "digits": _bundled(datasets.load_digits),
+    "bioconcentration": _csv("Grisoni_et_al_2016_EnvInt88.csv", "Class", ("#CAS", "SMILES", "Set", "logBCF")),
+    "abalone sex": _csv("abalone.csv", "Sex"),
+    "good wine": _good_wine,
+    "clusters (generated)": _clusters,
+    "loans (generated)": _loans,
+    "diabetes": _bundled(datasets.load_diabetes),
+    "boston": _uci("bostonHousing"),
+    "concrete": _uci("concrete"),
+    "kin8nm": _uci("kin8nm"),
+    "power plant": _uci("power-plant"),
+    "friedman (generated)": _friedman,
+    "amounts (generated)": _amounts,
+}
 """Tables by name: each is read, or made, from a folder of data and a seed."""
 
 WITHOUT_DATA = tuple(
@@ -260,24 +255,20 @@ def _gaussian_process(classes: bool) -> GaussianProcessClassifier | GaussianProc
     return GaussianProcessRegressor(kernel + WhiteKernel(0.1, (1e-4, 10)), random_state=0)
 
 
-CLASSIFIERS: Mapping[str, Callable[[int], Any]] = MappingProxyType(
-    {
-        OURS: lambda seed: EnsembleClassifier(random_state=seed),
-        "random forest": lambda seed: Encoded(RandomForestClassifier(random_state=seed)),
-        "boosting": lambda seed: Encoded(HistGradientBoostingClassifier(random_state=seed)),
-        "one MLP": lambda seed: Encoded(MLPClassifier(early_stopping=True, max_iter=500, random_state=seed)),
-        "Gaussian process": lambda seed: Encoded(_gaussian_process(classes=True)),
-    }
-)
-REGRESSORS: Mapping[str, Callable[[int], Any]] = MappingProxyType(
-    {
-        OURS: lambda seed: EnsembleRegressor(random_state=seed),
-        "random forest": lambda seed: Encoded(RandomForestRegressor(random_state=seed)),
-        "boosting": lambda seed: Encoded(HistGradientBoostingRegressor(random_state=seed)),
-        "one MLP": lambda seed: Encoded(MLPRegressor(early_stopping=True, max_iter=500, random_state=seed)),
-        "Gaussian process": lambda seed: Encoded(_gaussian_process(classes=False)),
-    }
-)
+CLASSIFIERS: Mapping[str, Callable[[int], Any]] = {
+    OURS: lambda seed: EnsembleClassifier(random_state=seed),
+    "random forest": lambda seed: Encoded(RandomForestClassifier(random_state=seed)),
+    "boosting": lambda seed: Encoded(HistGradientBoostingClassifier(random_state=seed)),
+    "one MLP": lambda seed: Encoded(MLPClassifier(early_stopping=True, max_iter=500, random_state=seed)),
+    "Gaussian process": lambda seed: Encoded(_gaussian_process(classes=True)),
+}
+REGRESSORS: Mapping[str, Callable[[int], Any]] = {
+    OURS: lambda seed: EnsembleRegressor(random_state=seed),
+    "random forest": lambda seed: Encoded(RandomForestRegressor(random_state=seed)),
+    "boosting": lambda seed: Encoded(HistGradientBoostingRegressor(random_state=seed)),
+    "one MLP": lambda seed: Encoded(MLPRegressor(early_stopping=True, max_iter=500, random_state=seed)),
+    "Gaussian process": lambda seed: Encoded(_gaussian_process(classes=False)),
+}
 
 
 def measure(model: Any, parts: Split) -> Record:

@@ -91,26 +91,20 @@ def _orders(classes: bool, seed: int) -> Table:
     return Table(frame, score + 0.5 * chance.normal(size=rows))
 
 
-TABLES: Mapping[str, Callable[[int], Table]] = MappingProxyType(
-    {
-        "quantiles": lambda seed: _framed(
-            datasets.make_gaussian_quantiles(n_samples=1500, n_features=6, random_state=seed), True
-        ),
-        "ten squares": lambda seed: _framed(datasets.make_hastie_10_2(1500, random_state=seed), True),
-        "network, classes": lambda seed: _taught("network", 4, seed),
-        "boxes, classes": lambda seed: _taught("boxes", 3, seed),
-        "orders, classes": lambda seed: _orders(True, seed),
-        "friedman 2": lambda seed: _framed(
-            datasets.make_friedman2(1500, noise=50.0, random_state=seed), False
-        ),
-        "friedman 3": lambda seed: _framed(
-            datasets.make_friedman3(1500, noise=0.1, random_state=seed), False
-        ),
-        "network": lambda seed: _taught("network", 0, seed),
-        "boxes": lambda seed: _taught("boxes", 0, seed),
-        "orders": lambda seed: _orders(False, seed),
-    }
-)
+TABLES: Mapping[str, Callable[[int], Table]] = {
+    "quantiles": lambda seed: _framed(
+        datasets.make_gaussian_quantiles(n_samples=1500, n_features=6, random_state=seed), True
+    ),
+    "ten squares": lambda seed: _framed(datasets.make_hastie_10_2(1500, random_state=seed), True),
+    "network, classes": lambda seed: _taught("network", 4, seed),
+    "boxes, classes": lambda seed: _taught("boxes", 3, seed),
+    "orders, classes": lambda seed: _orders(True, seed),
+    "friedman 2": lambda seed: _framed(datasets.make_friedman2(1500, noise=50.0, random_state=seed), False),
+    "friedman 3": lambda seed: _framed(datasets.make_friedman3(1500, noise=0.1, random_state=seed), False),
+    "network": lambda seed: _taught("network", 0, seed),
+    "boxes": lambda seed: _taught("boxes", 0, seed),
+    "orders": lambda seed: _orders(False, seed),
+}
 
 
 def measure_changes(path: Path) -> list[Record]:

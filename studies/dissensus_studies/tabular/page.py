@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,25 +30,23 @@ def flat(line: Record) -> Record:
     return {**line, **line["numbers"], "method": line["arm"][0]}
 
 
-MEASURES: Mapping[str, Sequence[tuple[str, str]]] = MappingProxyType(
-    {
-        "classes": (
-            ("error", "error rate"),
-            ("nll", "NLL, nats"),
-            ("ece", "ECE"),
-            ("auroc", "OOD AUROC"),
-            ("seconds", "CPU s"),
-        ),
-        "numbers": (
-            ("error", "RMSE / sd"),
-            ("nll", "NLL, nats"),
-            ("covered", "covered of 90 %"),
-            ("width", "width / sd"),
-            ("auroc", "OOD AUROC"),
-            ("seconds", "CPU s"),
-        ),
-    }
-)
+MEASURES: Mapping[str, Sequence[tuple[str, str]]] = {
+    "classes": (
+        ("error", "error rate"),
+        ("nll", "NLL, nats"),
+        ("ece", "ECE"),
+        ("auroc", "OOD AUROC"),
+        ("seconds", "CPU s"),
+    ),
+    "numbers": (
+        ("error", "RMSE / sd"),
+        ("nll", "NLL, nats"),
+        ("covered", "covered of 90 %"),
+        ("width", "width / sd"),
+        ("auroc", "OOD AUROC"),
+        ("seconds", "CPU s"),
+    ),
+}
 
 
 def write_report(records: Sequence[Record], trials: Sequence[Record] = ()) -> str:
