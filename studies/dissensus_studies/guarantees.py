@@ -5,7 +5,8 @@
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from math import sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -90,25 +91,30 @@ def false_alarms_of_a_chosen_score(repetitions: int = REPETITIONS) -> dict[str, 
     return {"chosen by examples": float(np.mean(rings))}
 
 
+def _by_class(repetitions: int) -> tuple[Pools, Floats, NDArray[np.intp]]:
+    """Return scores and mean probabilities of fresh inputs, and the places of those of each class, `(repetitions, classes, inputs)`."""
+    per_class = HELD_OUT + 1
+    scores, y, probs = pools(repetitions * per_class * 8)
+    places = [np.flatnonzero(y == c)[: repetitions * per_class].reshape(repetitions, -1) for c in range(4)]
+    return scores, probs, np.stack(places, 1)
+
+
 def false_alarms_by_class(repetitions: int = REPETITIONS) -> dict[str, dict[str, float]]:
     """Return how often one new input of each class rings, for every score; for one also where its class is not known."""
-    per_class = HELD_OUT + 1
-    scores, y, _ = pools(repetitions * per_class * 8)
-    places = [np.flatnonzero(y == c)[: repetitions * per_class].reshape(repetitions, -1) for c in range(4)]
+    scores, _, places = _by_class(repetitions)
     found = {name: _rates_by_class(own, places, np.arange(4)) for name, own in scores.items()}
     return found | {UNKNOWN_CLASS: _rates_by_class(scores["total_entropy"], places, None)}
 
 
 def _rates_by_class(
-    scores: Floats, places: Sequence[NDArray[np.intp]], known: NDArray[np.int64] | None
+    scores: Floats, places: NDArray[np.intp], known: NDArray[np.int64] | None
 ) -> dict[str, float]:
-    """Return how often the last input of each row of each class rings, the others being held out."""
+    """Return how often the last input of each class rings, the others being held out."""
     labels = np.repeat(np.arange(4), HELD_OUT)
     rings = []
-    for rows in zip(*places, strict=True):
-        held_out = np.concatenate([scores[own[:-1]] for own in rows])
-        alarm = conformal.Alarm.of_scores(held_out, labels=labels, false_alarms=RATE)
-        rings.append(alarm.p_values_of([scores[own[-1]] for own in rows], known) <= RATE)
+    for rows in scores[places]:
+        alarm = conformal.Alarm.of_scores(rows[:, :-1].ravel(), labels=labels, false_alarms=RATE)
+        rings.append(alarm.p_values_of(rows[:, -1], known) <= RATE)
     return {f"class {c}": float(rate) for c, rate in enumerate(np.mean(rings, 0))}
 
 
@@ -136,52 +142,45 @@ def coverage(repetitions: int = REPETITIONS) -> dict[str, float]:
 
 def coverage_by_class(repetitions: int = REPETITIONS) -> dict[str, dict[str, float]]:
     """Return how often sets hold the truth of a new input of each class, by method."""
-    per_class = HELD_OUT + 1
-    _, y, probs = pools(repetitions * per_class * 8)
-    order = [
-        np.flatnonzero(y == c)[: repetitions * per_class].reshape(repetitions, per_class) for c in range(4)
-    ]
+    _, probs, places = _by_class(repetitions)
+    labels = np.repeat(np.arange(4), HELD_OUT)
     found = {}
     for method in SET_METHODS:
-        held = np.zeros((repetitions, 4), bool)
-        for repetition in range(repetitions):
-            cal = np.concatenate([part[repetition, :-1] for part in order])
-            new = np.array([part[repetition, -1] for part in order])
-            answer = conformal.sets(probs[cal], y[cal], probs[new], 1 - RATE, method=method, per_class=True)
-            held[repetition] = answer[np.arange(4), np.arange(4)]
-        found[f"sets, {method}"] = {f"class {c}": float(held[:, c].mean()) for c in range(4)}
+        held = []
+        for rows in places:
+            cal, new = rows[:, :-1].ravel(), rows[:, -1]
+            answer = conformal.sets(probs[cal], labels, probs[new], 1 - RATE, method=method, per_class=True)
+            held.append(np.diagonal(answer))
+        found[f"sets, {method}"] = {f"class {c}": float(share) for c, share in enumerate(np.mean(held, 0))}
     return found
 
 
 def quiet_streams(repetitions: int = REPETITIONS) -> dict[str, dict[str, float]]:
     """Return the share of streams without a change in which a martingale ever reaches each threshold."""
     rng = np.random.default_rng(0)
-    draws: dict[str, Callable[[int], Floats]] = {
-        "monitor, 500 held out": lambda n: rng.normal(size=n),
-        "monitor, scores with many ties": lambda n: rng.integers(0, 4, n).astype(float),
-    }
-    found = {}
-    for name, draw in draws.items():
-        peaks = []
-        for seed in range(repetitions):
-            monitor = conformal.DriftMonitor.of_scores(draw(500), seed=seed)
-            monitor.update_scores(draw(STREAM))
-            peaks.append(monitor.martingale.log_peak)
-        found[name] = {str(c): float(np.mean(np.array(peaks) >= np.log(c))) for c in THRESHOLDS}
-    name = "not valid: p-values against 200 fixed inputs"
-    found[name] = _bets_on_fixed_p_values(repetitions, rng)
-    return found
 
+    def monitored(draw: Callable[[int], Floats], seed: int) -> float:
+        monitor = conformal.DriftMonitor.of_scores(draw(500), seed=seed)
+        monitor.update_scores(draw(STREAM))
+        return monitor.martingale.log_peak
 
-def _bets_on_fixed_p_values(repetitions: int, rng: np.random.Generator) -> dict[str, float]:
-    """Return the same shares where each input is ranked, ties broken at random, among one fixed set of 200."""
-    peaks = []
-    for _ in range(repetitions):
+    def ranked(seed: int) -> float:
+        """Rank each input, ties broken at random, among one fixed set of 200."""
         p = conformal.p_values(rng.normal(size=200), rng.normal(size=STREAM)) - rng.uniform(size=STREAM) / 201
         martingale = conformal.Martingale()
         martingale.update(p)
-        peaks.append(martingale.log_peak)
-    return {str(c): float(np.mean(np.array(peaks) >= np.log(c))) for c in THRESHOLDS}
+        return martingale.log_peak
+
+    streams: dict[str, Callable[[int], float]] = {
+        "monitor, 500 held out": partial(monitored, lambda n: rng.normal(size=n)),
+        "monitor, scores with many ties": partial(monitored, lambda n: rng.integers(0, 4, n).astype(float)),
+        "not valid: p-values against 200 fixed inputs": ranked,
+    }
+    found = {}
+    for name, stream in streams.items():
+        peaks = np.array([stream(seed) for seed in range(repetitions)])
+        found[name] = {str(c): float(np.mean(peaks >= np.log(c))) for c in THRESHOLDS}
+    return found
 
 
 def delays(repetitions: int = 200) -> dict[str, dict[str, dict[str, float]]]:
@@ -286,10 +285,9 @@ def page(record: Mapping[str, Any]) -> str:
 def promises(record: Mapping[str, Any]) -> str:
     """Return what is promised, whether it held, and the numbers; and the figure."""
     repetitions, rate = record["repetitions"], record["rate"]
-    by_class = list(record["coverage_by_class"].values())
     rows = []
 
-    def add(claim: str, values: list[float], promised: float, *, at_most: bool) -> None:
+    def add(claim: str, values: list[float], promised: float, *, at_most: bool = False) -> None:
         low, high = band(promised, repetitions)
         held = max(values) <= high and (at_most or min(values) >= low)
         rows.append([claim, "**held**" if held else "**not held**", _span(values), str(repetitions)])
@@ -301,29 +299,16 @@ def promises(record: Mapping[str, Any]) -> str:
         if name not in (*DISCRETE, UNKNOWN_CLASS)
         for value in one.values()
     ]
-    add(f"{len(continuous)} scores ring at the promised rate, {rate:g}", continuous, rate, at_most=False)
-    add(f"the same within each class, {rate:g}", known, rate, at_most=False)
-    add(
-        f"sets and intervals hold the truth, {1 - rate:g}",
-        list(record["coverage"].values()),
-        1 - rate,
-        at_most=False,
-    )
-    add(
-        f"sets within each class, {1 - rate:g}",
-        [v for one in by_class for v in one.values()],
-        1 - rate,
-        at_most=False,
-    )
+    coverage = list(record["coverage"].values())
+    in_classes = [value for one in record["coverage_by_class"].values() for value in one.values()]
+    add(f"{len(continuous)} scores ring at the promised rate, {rate:g}", continuous, rate)
+    add(f"the same within each class, {rate:g}", known, rate)
+    add(f"sets and intervals hold the truth, {1 - rate:g}", coverage, 1 - rate)
+    add(f"sets within each class, {1 - rate:g}", in_classes, 1 - rate)
     quiet = [one for name, one in record["quiet_streams"].items() if not name.startswith("not valid")]
-    for threshold in THRESHOLDS:
-        shares = [one[str(threshold)] for one in quiet]
-        add(
-            f"without a change, at most 1/{threshold} of streams ever reach {threshold}",
-            shares,
-            1 / threshold,
-            at_most=True,
-        )
+    for c in THRESHOLDS:
+        shares = [one[str(c)] for one in quiet]
+        add(f"without a change, at most 1/{c} of streams ever reach {c}", shares, 1 / c, at_most=True)
     table = "\n".join(_table(["promise", "verdict", "measured", "repetitions"], rows)).rstrip()
     return f"{table}\n\n![Measured false-alarm rate of every score beside the band around the promised one](guarantees.svg)"
 

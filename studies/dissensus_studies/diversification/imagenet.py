@@ -402,7 +402,7 @@ def _tables(found: Arms, configurations: Sequence[Configuration]) -> list[Table]
         ]
         tables.append(Table(("configuration", *columns), rows, caption))
     words = {"colluding": "members collude", "members_useless": "members of no use alone"}
-    rows = [
+    of_members = [
         (
             name,
             with_interval(record["accuracy"]["Val"]["mean_logits"]),
@@ -412,7 +412,7 @@ def _tables(found: Arms, configurations: Sequence[Configuration]) -> list[Table]
         for name, record in found.done.items()
     ]
     caption = "What becomes of members: validation images, and the diagnosis of collusion on some of them."
-    return [*tables, Table(("configuration", "Val", "best member", "diagnosis"), rows, caption)]
+    return [*tables, Table(("configuration", "Val", "best member", "diagnosis"), of_members, caption)]
 
 
 def _beside(own: float | None, theirs: float | None, column: str) -> str:
