@@ -1,7 +1,11 @@
 import importlib
 import importlib.util
 import json
+import os
 import re
+import shlex
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -40,8 +44,7 @@ WHOLE = [
     "alarm",
     "recipes",
 ]
-# Pages that train more than a quick test may: run by `make test-all`.
-LONG = ["journeys/student", "journeys/researcher", "journeys/engineer", "journeys/table", "coming-from"]
+JOURNEYS = sorted((DOCS / "journeys").glob("*.md"))
 FROM_OUTPUTS = ["scores", "metrics", "masks", "joint_terms"]
 
 
@@ -124,16 +127,72 @@ def test_the_examples_of_a_page_run_in_order(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", LONG)
-def test_the_examples_of_a_long_page_run_in_order(name, tmp_path, monkeypatch):
+def test_the_examples_of_coming_from_run_in_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    if "import onnxruntime" in (DOCS / f"{name}.md").read_text(encoding="utf-8"):
+    run_blocks("docs/coming-from.md", python_blocks("docs/coming-from.md"))
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """A folder with the package as its wheel installs it; what it depends on comes from this environment."""
+    pytest.importorskip("hatchling", reason="building the wheel takes hatchling")
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    build = ["wheel", "--no-deps", "--no-build-isolation", "-w", folder, ROOT]
+    subprocess.run([*pip, *map(str, build)], check=True)
+    (wheel,) = folder.glob("*.whl")
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(folder / "site"), str(wheel)], check=True)
+    return folder / "site"
+
+
+# Runs the blocks of a journey as they are pasted one after the other, and keeps what each printed.
+FOLLOW = """
+import importlib.util, json, pathlib, sys
+import dissensus
+assert dissensus.__file__.startswith(sys.argv[3]), dissensus.__file__
+spec = importlib.util.spec_from_file_location("notebooks", sys.argv[1])
+hook = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(hook)
+printed = hook.run(pathlib.Path(sys.argv[2]).read_text(encoding="utf-8"))
+pathlib.Path("printed.json").write_text(json.dumps(printed), encoding="utf-8")
+"""
+MINUTES = 5  # for the machine, of the fifteen that a page promises
+
+
+def numbers_of(texts):
+    return [float(number) for number in re.findall(r"-?\d+\.\d+(?:e[+-]?\d+)?", "\n".join(texts))]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("path", JOURNEYS, ids=lambda path: path.stem)
+def test_a_journey_works_as_written_from_an_empty_folder_with_the_wheel(path, installed, tmp_path):
+    text = path.read_text(encoding="utf-8")
+    if "import onnxruntime" in text:
         for extra in ("onnx", "onnxscript", "onnxruntime"):
             pytest.importorskip(extra, reason="export is an extra")
-    run_blocks(f"docs/{name}.md", python_blocks(f"docs/{name}.md"))
+    env = {**os.environ, "PYTHONPATH": str(installed), "PYTHONSAFEPATH": "1"}
+    follow = [sys.executable, "-c", FOLLOW, str(DOCS / "hooks" / "notebooks.py"), str(path), str(installed)]
+    before = os.times()
+    subprocess.run(follow, cwd=tmp_path, env=env, check=True)
+    # Commands of ours, but for the server, which does not end by itself.
+    shell = "".join(re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+    for command in re.findall(r"^dissensus ((?!serve).+?)(?: +#.*)?$", shell, re.MULTILINE):
+        call = [sys.executable, "-m", "dissensus", *shlex.split(command)]
+        subprocess.run(call, cwd=tmp_path, env=env, check=True, stdin=subprocess.DEVNULL)
+    after = os.times()
+    assert after.children_user - before.children_user < 60 * MINUTES
+    # The page shows what is printed, up to rounding and engines.
+    shown = json.loads((DOCS / "journeys" / "outputs.json").read_text(encoding="utf-8"))[path.stem]
+    printed = json.loads((tmp_path / "printed.json").read_text(encoding="utf-8"))
+    assert [text.count("\n") for text in printed] == [text.count("\n") for text in shown]
+    close = [
+        abs(a - b) <= 0.05 + 0.1 * abs(b) for a, b in zip(numbers_of(printed), numbers_of(shown), strict=True)
+    ]
+    assert sum(close) >= 0.8 * len(close), "python docs/hooks/notebooks.py stores them anew"
 
 
-@pytest.mark.parametrize("path", sorted((DOCS / "journeys").glob("*.md")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", JOURNEYS, ids=lambda path: path.stem)
 def test_a_journey_is_a_notebook_too(path):
     spec = importlib.util.spec_from_file_location("notebooks", DOCS / "hooks" / "notebooks.py")
     hook = importlib.util.module_from_spec(spec)
@@ -174,7 +233,7 @@ def test_the_examples_about_corruptions_run_on_images(tmp_path, monkeypatch, cap
 
 
 GUIDES = sorted(DOCS.glob("*.md"))
-PROSE = [*GUIDES, *sorted((DOCS / "journeys").glob("*.md"))]
+PROSE = [*GUIDES, *JOURNEYS]
 # Lists to look things up in.
 LISTS = {"coming-from", "corruption-table", "glossary", "models-table", "recipe-keys"}
 FOLD = re.compile(r"^<details.*?^</details>", re.MULTILINE | re.DOTALL)

@@ -178,7 +178,7 @@ def _number(value: float) -> str:
 
 def _error(value: float, loss: str) -> str:
     """Return a loss; a large squared error as the square of a number in the target's units."""
-    if loss != "mse" or not 1e4 <= value < 1e24:
+    if loss != "mse" or not 1e3 <= value < 1e24:
         return _number(value)
     root = float(f"{sqrt(value):.3g}")
     return (f"{root:,.0f}" if root >= 1e4 else f"{root:g}").replace(",", "\u202f") + "²"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from math import sqrt
+from math import floor, log10, sqrt
 from statistics import fmean
 
 from dissensus.evaluation import Disputed, Evaluation, Histogram, Number
@@ -301,9 +301,17 @@ def _class_answer(run: Evaluation, part: Examples, place: int) -> list[object]:
 def _value_answer(run: Evaluation, part: Examples, place: int) -> list[object]:
     predicted = part.predicted[place]
     truth = part.truth[place] if part.truth else None
-    error = [None, None] if truth is None else [short(truth), short(predicted - truth)]
-    deviations = (short(sqrt(max(0.0, values[place]))) for values in part.scores.values())
-    return [short(predicted), *error, *deviations]
+    known = [None, None] if truth is None else [truth, predicted - truth]
+    deviations = (sqrt(max(0.0, values[place])) for values in part.scores.values())
+    # One number of decimals for a set: four digits of its largest prediction.
+    size = max(map(abs, part.predicted))
+    decimals = max(0, 3 - floor(log10(size))) if 1e-4 < size < 1e12 else None
+    texts = (None if value is None else _fixed(value, decimals) for value in [predicted, *known, *deviations])
+    return list(texts)
+
+
+def _fixed(value: float, decimals: int | None) -> str:
+    return short(value) if decimals is None else f"{value:,.{decimals}f}".replace(",", "\u202f")
 
 
 def _class_name(run: Evaluation, index: int) -> str:
