@@ -1,6 +1,7 @@
 """How training scales over processes, what a step sends, and what memory `dissensus score` takes: docs/results/scaling.md.
 
 python benchmarks/scaling.py            # 1, 2 and 4 processes on this machine: about two minutes; writes record and page
+python benchmarks/scaling.py --engines  # eager and captured steps of small networks alone: a minute
 python benchmarks/scaling.py --score    # ten million rows through `dissensus score`: about ten minutes
 python benchmarks/scaling.py --page     # the page again, from the record
 """
@@ -62,8 +63,8 @@ def loopback() -> int:
     return int(line.split()[1])
 
 
-def work(folder: Path) -> None:
-    """Be one process of a torchrun, or the only one: train with each objective and time the steps."""
+def work(folder: Path, engines: bool) -> None:
+    """Be one process of a torchrun, or the only one: train with each objective, or each engine, and time the steps."""
     import torch
     import torch.distributed as dist
 
@@ -108,8 +109,8 @@ def work(folder: Path) -> None:
     x = torch.randn(STEPS * BATCH, INPUTS, generator=generator)
     y = torch.randint(0, CLASSES, (len(x),), generator=generator)
     made = [obj.Independent(), obj.Joint(0.5), Gathered(0.5), obj.LossGuided(0.5, active=None)]
-    found = {}
-    for label, objective in zip(OBJECTIVES, made, strict=True):
+    found: dict[str, Any] = {}
+    for label, objective in zip(OBJECTIVES, made, strict=True) if not engines else ():
         times.clear()
         ens = ds.DeepEnsemble(lambda: mlp(INPUTS, [WIDTH, WIDTH], CLASSES), MEMBERS, seed=0)
         mesh = (processes, 1) if processes > 1 else None
@@ -125,8 +126,7 @@ def work(folder: Path) -> None:
             "calls": int(statistics.median(columns[3])),
             "wire_bytes": sum(columns[4]) / len(columns[4]),
         }
-    found["engines"] = {}
-    for engine in ENGINES:
+    for engine in ENGINES if engines else ():
         times.clear()
         ens = ds.DeepEnsemble(lambda: mlp(SMALL_INPUTS, [SMALL_WIDTH] * 2, 3), SMALL_MEMBERS, seed=0)
         ds.fit(
@@ -134,11 +134,11 @@ def work(folder: Path) -> None:
             mesh=(processes, 1) if processes > 1 else None, progress=False,
         )  # fmt: skip
         columns = list(zip(*times[10:], strict=True))
-        found["engines"][engine] = {
+        found[engine] = {
             "seconds": statistics.median(columns[0]),
             "processor_seconds": statistics.median(columns[5]),
         }
-    if processes > 1:
+    if processes > 1 and not engines:
         found["network"] = network(processes)
     if os.environ.get("RANK", "0") == "0":
         (folder / f"{processes}.json").write_text(json.dumps(found))
@@ -171,8 +171,8 @@ def collective(kind: str, payload: float, processes: int, latency: float, speed:
     return rounds * latency + passes * (processes - 1) / processes * payload / speed
 
 
-def measure() -> None:
-    """Train on 1, 2 and 4 processes and store what came out."""
+def measure(engines: bool) -> None:
+    """Train on 1, 2 and 4 processes, with each objective or each engine, and store what came out."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = f"{Path(__file__).parents[1]}:{environment.get('PYTHONPATH', '')}"
     load = os.getloadavg()[0]
@@ -187,10 +187,15 @@ def measure() -> None:
                 "--nproc-per-node",
                 str(processes),
             ]
-            command = (run if processes > 1 else [sys.executable]) + [__file__, "--work", folder]
+            command = (run if processes > 1 else [sys.executable]) + [
+                __file__,
+                "--work",
+                folder,
+                *(["--engines"] if engines else []),
+            ]
             subprocess.run(command, check=True, env=environment)
         found = {n: json.loads((Path(folder) / f"{n}.json").read_text()) for n in PROCESSES}
-    record["training"] = {
+    record["engines" if engines else "training"] = {
         "machine": machine(),
         "cores": os.cpu_count(),
         "load_before": round(load, 1),
@@ -355,7 +360,7 @@ def page(record: dict[str, Any]) -> str:
         )
         + ". Time in collectives holds waiting for the slowest process.",
         "",
-        *_engines(training),
+        *_engines(record["engines"]),
         "## Bytes a step",
         "",
         "Counted at the calls, for one process: the result that it gets. Beside it what a ring sends for that, and what the loopback interface saw "
@@ -457,10 +462,10 @@ def _steps(training: dict[str, Any]) -> list[str]:
     return rows
 
 
-def _engines(training: dict[str, Any]) -> list[str]:
+def _engines(found: dict[str, Any]) -> list[str]:
     rows = []
     for processes in PROCESSES:
-        eager, captured = (training["processes"][str(processes)]["engines"][name] for name in ENGINES)
+        eager, captured = (found["processes"][str(processes)][name] for name in ENGINES)
         rows.append(
             f"| {processes} | {1e3 * eager['seconds']:.2f} | {1e3 * captured['seconds']:.2f} | {1e3 * eager['processor_seconds']:.2f} | "
             f"{1e3 * captured['processor_seconds']:.2f} | {eager['processor_seconds'] / captured['processor_seconds']:.1f} |"
@@ -469,7 +474,8 @@ def _engines(training: dict[str, Any]) -> list[str]:
         "## Programs around the exchange",
         "",
         f'{SMALL_MEMBERS} MLPs ({SMALL_INPUTS} inputs, two layers of {SMALL_WIDTH}), batches of 64, `Joint` with all outputs gathered: `engine="captured"` '
-        "replays the members' passes as programs and exchanges outputs between them. Time of the processor, which other work disturbs least, decides.",
+        "replays the members' passes as programs and exchanges outputs between them. The machine was busy (load "
+        f"{found['load_before']} before): the ratio is of the processor's time, which other work disturbs least.",
         "",
         "| processes | eager, ms a step | captured | eager, ms of the processor | captured | ratio |",
         "|---|---|---|---|---|---|",
@@ -532,18 +538,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--engines", action="store_true")
     parser.add_argument("--score", action="store_true")
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--page", action="store_true")
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work is not None:
-        work(options.work)
+        work(options.work, options.engines)
         return
     if options.score:
         measure_score(options.rows)
     elif not options.page:
-        measure()
+        measure(options.engines)
     record = json.loads(RECORD.read_text())
     PAGE.write_text(page(record))
     PAGE.with_suffix(".svg").write_text(figure(record["training"]))

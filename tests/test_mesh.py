@@ -13,6 +13,8 @@ import pytest
 import torch
 from mesh_case import OBJECTIVES, seen_of, train, x, y
 
+from dissensus.training.mesh import together
+
 HERE = Path(__file__).parent
 EXACT = ("independent", "joint, gathered", "loss-guided")
 TRAINED = [name for name in OBJECTIVES if name not in ("adversarial", "loss-guided, two")]
@@ -234,6 +236,15 @@ def test_a_mesh_needs_a_process_group():
         train("joint", (2, 1))
     with pytest.raises(ValueError, match="list or tuple of 2"):
         train("joint", (2,))
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ValueError, match="this machine has 1: torchrun --nproc-per-node 1"), together(None):
+        pass
 
 
 # On one GPU, gloo's processes share it; NCCL wants one for each.

@@ -427,7 +427,12 @@ def together(mesh: str | None) -> "Iterator[tuple[int, int] | None]":
         )
     cuda = torch.cuda.is_available()
     if cuda:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        here, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        if here >= gpus:
+            raise ValueError(
+                f"Each process needs a GPU of its own, and this machine has {gpus}: torchrun --nproc-per-node {gpus}"
+            )
+        torch.cuda.set_device(here)
     dist.init_process_group("nccl" if cuda else "gloo", timeout=PATIENCE)
     try:
         yield int(parts[0]), int(parts[1])
