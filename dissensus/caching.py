@@ -94,8 +94,6 @@ def cache_features(
         raise ValueError(f"`dtype` must be torch.float16, float32 or float64; got {dtype}.")
     passes, batch_size = whole_number("passes", passes, 1), whole_number("batch_size", batch_size, 1)
     source = source_of(data, batch_size, derive(seed, "features"), workers)
-    if passes > 1 and augment is None and isinstance(source, Arrays):
-        raise ValueError(f"{passes} passes over the same arrays give the same features. Pass `augment`.")
     if device is not None:
         net.to(device_named(device))
     job = _Job(net, source, passes, augment, precision == "bf16", derive(seed, "features"), features)
@@ -123,6 +121,12 @@ class _Job:
     bf16: bool
     key: int
     takes: Output = None
+
+    def __post_init__(self) -> None:
+        if self.passes > 1 and self.augment is None and isinstance(self.source, Arrays):
+            raise ValueError(
+                f"{self.passes} passes over the same arrays give the same features. Pass `augment`."
+            )
 
     @property
     def rows(self) -> int:

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset
 from training_helpers import net, norm_net, x, y
 
 import dissensus as ds
-from dissensus.training.feeds import DatasetFeed, LoaderFeed, in_order
+from dissensus.training.feeds import DatasetFeed, LoaderFeed, prefetched
 
 CPU = torch.device("cpu")
 
@@ -100,7 +100,7 @@ def test_what_threads_make_comes_in_order_and_only_a_little_ahead():
         started.append(place)
         return place * 2
 
-    made = in_order(make, range(100), threads=3)
+    made = prefetched(make, range(100), threads=3)
     assert [next(made) for _ in range(5)] == [0, 2, 4, 6, 8]
     made.close()
     assert 5 <= len(started) < 12
@@ -112,7 +112,7 @@ def test_an_error_in_a_thread_comes_out_at_its_place():
             raise OSError("the disk is gone")
         return place
 
-    made = in_order(make, range(10))
+    made = prefetched(make, range(10))
     assert [next(made) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(OSError, match="the disk is gone"):
         next(made)

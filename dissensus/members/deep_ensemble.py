@@ -128,11 +128,7 @@ class DeepEnsemble(Members):
 
     def _adopt(self, nets: list[nn.Module], execution: Execution) -> None:
         check_nets(nets)
-        for inner in (net for net in nets if isinstance(net, Members)):
-            raise ValueError(
-                f"A member must be one network; got a {type(inner).__name__}, which is an ensemble. Make one of several networks, "
-                "such as Anchored(make_net, references, num_nets=3)."
-            )
+        _check_single(nets)
         if execution not in ("auto", "vectorised", "loop"):
             raise ValueError(f"`execution` must be 'auto', 'vectorised' or 'loop'; got {execution!r}.")
         self.execution: Execution = execution
@@ -229,8 +225,7 @@ class DeepEnsemble(Members):
         def vectorised(given: Mapping[str, Tensor], batch: Any) -> Tensor:
             return self._run_vectorised(given, batch, own, lambda: keys()[:count])
 
-        weights = {name: few[name] for name, _ in self.named_parameters() if name in few}
-        buffers = {name: tensor for name, tensor in few.items() if name not in weights}
+        weights, buffers = self._by_use(few)
         tried = copies_in_order(weights)
         copies = {name: tensor.clone() for name, tensor in buffers.items()}
         drawn, work = look_at(lambda: loop(tried | copies, inputs))
@@ -248,6 +243,11 @@ class DeepEnsemble(Members):
             or self._why_faster_apart(x, own, work)
         )
         return why, bool(drawn)
+
+    def _by_use(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return which of these tensors are parameters, and which are buffers."""
+        weights = {name: tensors[name] for name, _ in self.named_parameters() if name in tensors}
+        return weights, {name: tensor for name, tensor in tensors.items() if name not in weights}
 
     def _why_apart(self, drawn: Collection[str]) -> str | None:
         """Say why members cannot run as one program, as far as that is known without trying it."""
@@ -437,6 +437,16 @@ class DeepEnsemble(Members):
         for shell in self._shells:
             shell.release()
         return self.__dict__ | {"_loan": None}
+
+
+def _check_single(nets: Sequence[nn.Module]) -> None:
+    """Refuse members that are ensembles."""
+    for net in nets:
+        if isinstance(net, Members):
+            raise ValueError(
+                f"A member must be one network; got a {type(net).__name__}, which is an ensemble. Make one of several networks, "
+                "such as Anchored(make_net, references, num_nets=3)."
+            )
 
 
 @contextmanager

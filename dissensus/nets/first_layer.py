@@ -72,7 +72,7 @@ class Places:
     second: Tensor
 
     @property
-    def in_order(self) -> bool:
+    def one_after_the_other(self) -> bool:
         """Whether all of the first input comes before all of the second."""
         count = len(self.first)
         both = torch.cat([self.first, self.second])
@@ -367,7 +367,7 @@ def _places(net: nn.Module, name: str, pair: tuple[Tensor, Tensor], axis: int) -
         )
     if _groups(layer) == 1:
         return found
-    if not found.in_order:
+    if not found.one_after_the_other:
         raise ValueError(
             f"{where}, but it convolves in {_groups(layer)} groups, among which the network has dealt out its inputs anew. Move "
             "that out of the network."

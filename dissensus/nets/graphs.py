@@ -12,80 +12,36 @@ from torch import fx, nn
 from dissensus.architectures import _FlattenTo
 from dissensus.nets.dropout import KeyedDropout
 
+
+def _layers(names: str) -> tuple[type[nn.Module], ...]:
+    return tuple(getattr(nn, name) for name in names.split())
+
+
+def _names(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
 # Elementwise, and zero where their input is zero: a dropped channel stays dropped.
-_ZERO_KEEPING: tuple[type[nn.Module], ...] = (
-    nn.ReLU,
-    nn.ReLU6,
-    nn.LeakyReLU,
-    nn.PReLU,
-    nn.ELU,
-    nn.CELU,
-    nn.SELU,
-    nn.GELU,
-    nn.SiLU,
-    nn.Mish,
-    nn.Hardswish,
-    nn.Tanh,
-    nn.Tanhshrink,
-    nn.Softsign,
-    nn.Softshrink,
-    nn.Hardshrink,
+_ZERO_KEEPING = _layers(
+    "ReLU ReLU6 LeakyReLU PReLU ELU CELU SELU GELU SiLU Mish Hardswish Tanh Tanhshrink Softsign Softshrink Hardshrink"
 )
-_ZERO_MOVING: tuple[type[nn.Module], ...] = (
-    nn.Sigmoid,
-    nn.Softplus,
-    nn.Hardtanh,
-    nn.Hardsigmoid,
-    nn.LogSigmoid,
-)
+_ZERO_MOVING = _layers("Sigmoid Softplus Hardtanh Hardsigmoid LogSigmoid")
 ACTIVATIONS = (*_ZERO_KEEPING, *_ZERO_MOVING)
-_ELEMENTWISE: tuple[type[nn.Module], ...] = (
-    nn.Identity,
-    nn.Dropout,
-    nn.Dropout1d,
-    nn.Dropout2d,
-    nn.Dropout3d,
-    nn.AlphaDropout,
-    nn.FeatureAlphaDropout,
+_ELEMENTWISE = (
+    *_layers("Identity Dropout Dropout1d Dropout2d Dropout3d AlphaDropout FeatureAlphaDropout"),
     KeyedDropout,
 )
-_POOLING: tuple[type[nn.Module], ...] = (
-    nn.MaxPool1d,
-    nn.MaxPool2d,
-    nn.MaxPool3d,
-    nn.AvgPool1d,
-    nn.AvgPool2d,
-    nn.AvgPool3d,
-    nn.AdaptiveAvgPool1d,
-    nn.AdaptiveAvgPool2d,
-    nn.AdaptiveAvgPool3d,
-    nn.AdaptiveMaxPool1d,
-    nn.AdaptiveMaxPool2d,
-    nn.AdaptiveMaxPool3d,
+_POOLING = (
+    *(layer for n in (1, 2, 3) for layer in _layers(f"MaxPool{n}d AvgPool{n}d")),
+    *(layer for n in (1, 2, 3) for layer in _layers(f"AdaptiveAvgPool{n}d AdaptiveMaxPool{n}d")),
     nn.Upsample,
 )
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
-ZERO_KEEPING_NAMES = frozenset(
-    (
-        "relu",
-        "relu_",
-        "relu6",
-        "leaky_relu",
-        "elu",
-        "celu",
-        "selu",
-        "gelu",
-        "silu",
-        "mish",
-        "hardswish",
-        "tanh",
-        "tanh_",
-        "tanhshrink",
-        "softsign",
-    )
+ZERO_KEEPING_NAMES = _names(
+    "relu relu_ relu6 leaky_relu elu celu selu gelu silu mish hardswish tanh tanh_ tanhshrink softsign"
 )
-_ZERO_MOVING_NAMES = frozenset(("sigmoid", "softplus", "hardtanh", "hardsigmoid", "logsigmoid"))
+_ZERO_MOVING_NAMES = _names("sigmoid softplus hardtanh hardsigmoid logsigmoid")
 _ELEMENTWISE_NAMES = frozenset(("dropout", "contiguous"))
 _POOLING_NAMES = frozenset(
     f"{kind}{n}d"

@@ -500,7 +500,7 @@ def choose_engine(
     try:
         plan = engine.prepare(state, size).plan
     except NotTraceableError as problem:
-        reason = _random_members(train_step) or problem
+        reason = _random_members(train_step) or str(problem)
         if not free:
             raise ValueError(f"The step cannot be traced: {reason}. Use engine='eager'.") from problem
         log.info("training runs eagerly: the step cannot be traced (%s)", reason)

@@ -31,7 +31,7 @@ _AHEAD, _UNDER_WAY = 3, 2
 _SLOTS = _AHEAD + 1 + _UNDER_WAY
 
 
-def in_order(make: Callable[[int], Made], places: range, threads: int = 1) -> Generator[Made, None, None]:
+def prefetched(make: Callable[[int], Made], places: range, threads: int = 1) -> Generator[Made, None, None]:
     """Yield `make(place)` for every place, in order, made ahead by threads; their errors come out here.
 
     The threads end with the iterator.
@@ -73,7 +73,7 @@ class Carrier:
             parts = make(place)
             return None if parts is None else self._hold(place, parts)
 
-        with closing(in_order(ready, places, threads)) as made:
+        with closing(prefetched(ready, places, threads)) as made:
             for parts in made:
                 if parts is None:
                     return
@@ -87,7 +87,8 @@ class Carrier:
         if self.stream is None:
             self.stream = torch.cuda.Stream(self.device)
         with torch.cuda.stream(self.stream):
-            moved = tuple(map(self._copy, parts))
+            pinned = [values if values.is_pinned() else values.pin_memory() for values in parts]
+            moved = tuple(values.to(self.device, non_blocking=True) for values in pinned)
             self.under_way.append(self.stream.record_event())
         here = torch.cuda.current_stream(self.device)
         here.wait_event(self.under_way[-1])
@@ -95,10 +96,6 @@ class Carrier:
             values.record_stream(here)
         self._wait(_UNDER_WAY)
         return moved
-
-    def _copy(self, values: Tensor) -> Tensor:
-        pinned = values if values.is_pinned() else values.pin_memory()
-        return pinned.to(self.device, non_blocking=True)
 
     def _make_slots(self, like: Parts) -> None:
         """Have pinned memory for threads to write to, unless batches come in such memory."""
@@ -151,6 +148,8 @@ class Feed(ABC):
     """Where batches come from. `tensors` joins the training state; `batch` reads from that state only."""
 
     own: bool
+    # Examples a batch, where that is settled here.
+    batch_size: int = 0
     steps_per_epoch: int
     # Size of the smallest batch, where it is known.
     smallest: int | None = None
@@ -159,6 +158,14 @@ class Feed(ABC):
     def identity(self) -> str:
         """Return a text that tells this data from other data, as far as that is cheap to see."""
         return "unknown"
+
+    def cut(self, count: int, batch_size: int, drop_last: bool) -> list[int]:
+        """Settle how many batches so many examples make; return the size of each."""
+        self.batch_size = min(batch_size, count)
+        full, rest = divmod(count, self.batch_size)
+        sizes = [self.batch_size] * full + ([rest] if rest and not drop_last else [])
+        self.steps_per_epoch, self.smallest = len(sizes), sizes[-1]
+        return sizes
 
     @abstractmethod
     def epoch(self, number: int, skip: int, state: MutableMapping[str, Tensor]) -> Iterator[int]:
@@ -189,12 +196,8 @@ class OrderedFeed(Feed):
     ) -> None:
         self.layout = Layout(data, "data")
         self.leaves, self.count = leaves_of(data), len(data[0])
-        self.batch_size = min(batch_size, self.count)
-        self.own = own
-        self.order_keys = order_keys
-        self.full, rest = divmod(self.count, self.batch_size)
-        self.sizes = [self.batch_size] * self.full + ([rest] if rest and not drop_last else [])
-        self.steps_per_epoch, self.smallest = len(self.sizes), self.sizes[-1]
+        self.own, self.order_keys = own, order_keys
+        self.sizes = self.cut(self.count, batch_size, drop_last)
 
     def identity(self) -> str:
         """Return sizes, and a digest of all inputs and targets; of inputs in a file, of some thousand rows throughout."""
@@ -234,7 +237,7 @@ class ArrayFeed(OrderedFeed):
 
     def alike(self, position: int) -> int:
         """Return how many batches of the same size follow, this one included."""
-        return max(1, self.full - position)
+        return max(1, self.count // self.batch_size - position)
 
     def batch(self, state: MutableMapping[str, Tensor], size: int) -> Triple:
         """Gather the batch: `(size, ...)`, or `(members, size, ...)` if members have orders of their own."""
@@ -357,13 +360,15 @@ class LoaderFeed(PlacedFeed):
         """Yield batch sizes as the loader gives batches; its own shuffling is seeded by (seed, epoch)."""
         with seeded(derive(self.seed, "loader", number), alone=True):
             batches = iter(self.loader)
-        load = self._ahead if _loads_elsewhere(self.loader) else self._here
-        for position, pair in enumerate(load(batches, number)):
-            if position >= skip:
-                yield self.place(pair, state)
-
-    def _ahead(self, batches: Iterator[Any], number: int) -> Iterator[Parts]:
-        yield from self.carrier.ahead(lambda _: self._next(batches), range(self.steps_per_epoch))
+        places = range(self.steps_per_epoch)
+        ahead = _loads_elsewhere(self.loader)
+        pairs = (
+            self.carrier.ahead(lambda _: self._next(batches), places)
+            if ahead
+            else self._here(batches, number)
+        )
+        for pair in islice(pairs, skip, None):
+            yield self.place(pair, state)
 
     def _here(self, batches: Iterator[Any], number: int) -> Iterator[Parts]:
         for position in range(self.steps_per_epoch):
@@ -417,10 +422,7 @@ class DatasetFeed(PlacedFeed):
         if count == 0:
             raise ValueError("The training data is empty: the Dataset has no items.")
         self.count, self.seed = count, seed
-        self.batch_size = min(batch_size, count)
-        full, rest = divmod(count, self.batch_size)
-        self.steps_per_epoch = full + bool(rest and not drop_last)
-        self.smallest = rest if rest and not drop_last else self.batch_size
+        self.cut(count, batch_size, drop_last)
         self.batches = _SeededBatches(dataset)
         self.jobs: list[Job] = []
         self.loader = _in_processes(self.batches, self.jobs, workers) if workers else None
@@ -573,10 +575,7 @@ class MappedFeed(PlacedFeed):
     ) -> None:
         super().__init__(device)
         self.cached, self.y, self.seed = cached, y, seed
-        self.batch_size = min(batch_size, cached.num_examples)
-        full, rest = divmod(cached.num_examples, self.batch_size)
-        self.steps_per_epoch = full + bool(rest and not drop_last)
-        self.smallest = rest if rest and not drop_last else self.batch_size
+        self.cut(cached.num_examples, batch_size, drop_last)
         row_bytes = max(1, cached.nbytes // len(cached))
         self.chunk = max(1, CHUNK_BYTES // row_bytes)
         self.chunks_at_once = max(1, BUFFER_BYTES // (self.chunk * row_bytes))

@@ -556,7 +556,7 @@ def fit(
     )
     trainer = Trainer(members, objective, feed, _flat(streams), held_out, settings, watch)
     trainer.result.members = whole.train()
-    with _threads_of(members, sample[0], (getattr(feed, "batch_size", None) or 128) // settings.accumulate):
+    with _threads_of(members, sample[0], (feed.batch_size or 128) // settings.accumulate):
         run = trainer.run()
     whole.catch_up()
     whole.after_training(data)

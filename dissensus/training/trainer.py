@@ -327,7 +327,7 @@ class Trainer:
             blocks,
             optimizer,
             self.feed,
-            getattr(self.feed, "batch_size", 0),
+            self.feed.batch_size,
             self.total_steps,
             settings.seed,
             settings.augment,
