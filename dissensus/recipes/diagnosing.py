@@ -33,9 +33,9 @@ def diagnose_run(
         run: What `load_run` returned; it runs where the ensemble is.
         folder: The run's folder, for its history.
         held_out: Raw inputs and targets, in the units of the data.
-        average: What the ensemble averages; as it was trained by default.
-        drop_per: As in `diagnose`.
-        seed: As in `diagnose`.
+        average: What the ensemble averages; as it was trained by default. This, `drop_per` and `seed` are as in `diagnose`.
+        drop_per: Whether other members are dropped for each example or for the whole set.
+        seed: Decides which members are dropped.
         batch_size: How many inputs go through the members at once.
     """
     classes = run.preprocessing.classes is not None

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import sqrt
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from dissensus.diagnostics import DropCurve, Finding
@@ -20,6 +21,7 @@ _METRICS = {
     "mae": "mean absolute error",
     "nll": "NLL",
     "brier": "Brier score",
+    "ece": "ECE",
 }
 _TITLE = "Do members collude?"
 
@@ -70,7 +72,9 @@ def _pictures(finding: Finding, name: str) -> Iterator[Picture]:
         rooted = finding.loss == "mse" and curve.metric == "error"
         yield _dropping(_rooted(curve) if rooted else curve, finding.drop_per, name, of)
     figure, ax = _panel(name)
-    offset_bars(finding.offsets, ax, ensemble_error=_typical_error(finding))
+    # 0 where offsets are not in the units of the error.
+    typical = sqrt(max(0.0, finding.ensemble_error)) if finding.loss == "mse" else 0.0
+    offset_bars(finding.offsets, ax, ensemble_error=typical)
     listed = ", ".join(short(offset) for offset in finding.offsets)
     caption = "How far each member sits beside the ensemble on average; offsets cancel."
     yield Picture(figure, f"Constant offset of each member{of}: {listed}.", caption)
@@ -79,7 +83,7 @@ def _pictures(finding: Finding, name: str) -> Iterator[Picture]:
     if finding.pairs:
         figure, ax = _panel(name)
         diversity_accuracy(finding.pairs, finding.num_classes, ax)
-        mean = sum(pair.diversity for pair in finding.pairs) / len(finding.pairs)
+        mean = fmean(pair.diversity for pair in finding.pairs)
         alt = f"Diversity of {len(finding.pairs)} pairs of members{of}, {mean:.3g} on average."
         yield Picture(figure, alt, "Above the upper line, two members avoid each other's answers.")
 
@@ -127,8 +131,3 @@ def _panel(title: str) -> tuple[Any, Any]:
     figure, (ax,) = panels(width=4.4, height=3.3)
     ax.set_title(title)
     return figure, ax
-
-
-def _typical_error(finding: Finding) -> float:
-    """Root of the ensemble's squared error; 0 where offsets are not in its units."""
-    return sqrt(max(0.0, finding.ensemble_error)) if finding.loss == "mse" else 0.0
