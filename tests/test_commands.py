@@ -163,7 +163,7 @@ class TestScore:
         run("score", tmp_path / "run", tmp_path / "line.csv", "-o", tmp_path / "out.csv")
         table = pd.read_csv(tmp_path / "out.csv")
         variances = ["total_variance", "data_variance", "knowledge_variance"]
-        extras = ["p_value", "flag", "low", "high"]
+        extras = ["distance", "p_value", "flag", "low", "high"]
         assert list(table.columns) == ["row", "label", "prediction", "std", *variances, *extras]
         assert (table["low"] < table["prediction"]).all()
         assert np.corrcoef(table["prediction"], table["label"])[0, 1] > 0.9

@@ -1,5 +1,6 @@
 """Feature-space detectors: closed forms, scikit-learn, and the contract of the DETECTORS table."""
 
+import numpy as np
 import pytest
 import torch
 from sklearn.covariance import EmpiricalCovariance, ShrunkCovariance
@@ -8,8 +9,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from torch.testing import assert_close
 
+import dissensus as ds
 from dissensus import detectors
-from dissensus.detectors import DETECTORS, KNearestNeighbours, Mahalanobis
+from dissensus.detectors import DETECTORS, KNearestNeighbours, Mahalanobis, RowDistance
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -181,3 +183,24 @@ class TestDetectorContract:
             fit(features, labels)
         with pytest.raises(ValueError, match="row 8 holds nan"):
             detector.score(features)
+
+
+def test_row_distance_is_the_root_of_the_mean_squared_distance_to_the_nearest_five():
+    bank, rows = normal(40, 6).float(), 3 * normal(7, 6, seed=1).float()
+    wanted = [
+        np.sqrt(np.mean(sorted(((row - other) ** 2).sum() for other in bank.double().numpy())[:5]))
+        for row in rows.double().numpy()
+    ]
+    np.testing.assert_allclose(RowDistance(bank)(rows).numpy(), wanted, rtol=1e-6)
+    # Few rows: all of them. A row of the bank many times over is at no distance, and its rounding is no NaN.
+    assert RowDistance(torch.zeros(2, 1))(torch.full((1, 1), 400.0)).item() == 400.0
+    assert RowDistance(bank[:1].repeat(9, 1))(bank[:1]).item() < 1e-6
+
+
+def test_an_alarm_by_row_distance_rings_far_outside_where_members_are_sure():
+    ens = ds.DeepEnsemble(lambda: torch.nn.Linear(2, 3), num_members=3)
+    train, held_out = normal(300, 2).float(), normal(199, 2, seed=1).float()
+    alarm = ds.Alarm.calibrate(ens, held_out, score=RowDistance(train), false_alarms=0.05)
+    assert alarm.scorer.name == "distance"
+    assert alarm(torch.tensor([[40.0, -30.0], [400.0, 0.0]])).all()
+    assert not alarm(torch.zeros(1, 2)).any()
