@@ -199,8 +199,8 @@ def predicted_columns(
 ) -> Table:
     """Return one value an input of each column: its prediction, every score (higher = less certain), and the alarm's answers.
 
-    Columns are `prediction`; `confidence` for classes or `std` for regression; every score; of a table `distance`; `p_value`, `flag`, and `set` or
-    `low` and `high` with a calibration. With several targets, columns of each end in its number.
+    Columns are `prediction`; `confidence` for classes or `std` for regression; every score; and with a calibration
+    `distance` (of tables), `p_value`, `flag`, and `set` or `low` and `high`. With several targets, columns of each end in its number.
     """
     prepared = (run.preprocessing(part) for part in x.split(batch_size))
     parts = [
