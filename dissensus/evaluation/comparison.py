@@ -8,7 +8,7 @@ import numpy as np
 
 from dissensus._signatures import checked
 from dissensus.evaluation.estimates import BIASED, ROUNDING
-from dissensus.evaluation.results import LEVEL, Evaluation, Kind, Number
+from dissensus.evaluation.results import LEVEL, Evaluation, Kind, Number, SetInfo
 from dissensus.metrics import HIGHER_IS_BETTER
 
 
@@ -186,25 +186,22 @@ def _check_pair(first: Evaluation, second: Evaluation, same_inputs: bool) -> Non
         raise ValueError(f"Two evaluations must be of one task; got {first.task} and {second.task}.")
     theirs = {part.name: part for part in second.sets}
     for part in first.sets:
-        other = theirs.get(part.name)
-        if other is None:
-            continue
-        if part.size != other.size or not (same_inputs or part.fingerprint == other.fingerprint):
-            raise ValueError(
-                f"Set {part.name!r} must hold the same inputs and targets in both evaluations; got {part.size} and "
-                f"{other.size} inputs, " + _advice(part.size == other.size)
-            )
-        if part.targets and other.targets and part.targets != other.targets:
-            raise ValueError(
-                f"Set {part.name!r} must have the same targets in the same order in both evaluations, also with "
-                "same_inputs=True; got targets that differ. Evaluate both on one set."
-            )
+        if part.name in theirs:
+            _check_same(part, theirs[part.name], same_inputs)
 
 
-def _advice(same_size: bool) -> str:
-    if same_size:
-        return "which differ. If only their preparation does, pass same_inputs=True."
-    return "so they cannot be paired. Evaluate both on one set."
+def _check_same(part: SetInfo, other: SetInfo, same_inputs: bool) -> None:
+    got = f"got {part.size} and {other.size} inputs"
+    held = f"Set {part.name!r} must hold the same inputs and targets in both evaluations; {got}, "
+    if part.size != other.size:
+        raise ValueError(held + "so they cannot be paired. Evaluate both on one set.")
+    if not (same_inputs or part.fingerprint == other.fingerprint):
+        raise ValueError(held + "which differ. If only their preparation does, pass same_inputs=True.")
+    if part.targets and other.targets and part.targets != other.targets:
+        raise ValueError(
+            f"Set {part.name!r} must have the same targets in the same order in both evaluations, also with "
+            "same_inputs=True; got targets that differ. Evaluate both on one set."
+        )
 
 
 def named_pairs(results: Sequence[Evaluation]) -> tuple[list[Comparison], dict[str, str]]:

@@ -1,6 +1,7 @@
 """Sets as users hand them over (files, folders, objects, tensors) -> named, checked and read batch by batch."""
 
 import warnings
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -153,10 +154,9 @@ def named_sets(
     known = loaded_or_same(id_data, ID)
     if class_names is None and isinstance(known, Loaded):
         class_names = known.classes
-    if class_names is not None:
-        class_names = [str(name) for name in class_names]
-        if twice := [name for name in class_names if class_names.count(name) > 1]:
-            raise ValueError(f"`class_names` must name each class once; got {twice[0]!r} twice.")
+    class_names = None if class_names is None else [str(name) for name in class_names]
+    if twice := _repeated(class_names or ()):
+        raise ValueError(f"`class_names` must name each class once; got {twice[0]!r} twice.")
     sets = [NamedSet(ID, "id", as_pairs(known, ID, class_names))]
     for name, data in shifted.items():
         sets.append(NamedSet(name, "shifted", as_pairs(loaded_or_same(data, name), name, class_names)))
@@ -181,13 +181,11 @@ def checked_groups(
 ) -> dict[str, tuple[str, ...]]:
     """Return groups of OOD sets; refuse unknown sets, empty groups and clashing names."""
     known = [part.name for part in sets if part.kind == "ood"]
-    checked = {
-        name: (parts,) if isinstance(parts, str) else tuple(parts) for name, parts in (groups or {}).items()
-    }
+    given = groups or {}
+    checked = {name: (parts,) if isinstance(parts, str) else tuple(parts) for name, parts in given.items()}
     _check_names([part.name for part in sets] + list(checked))
     for name, parts in checked.items():
-        unknown = [part for part in parts if part not in known]
-        if unknown or not parts or len(set(parts)) != len(parts):
+        if not parts or _repeated(parts) or not set(parts) <= set(known):
             raise ValueError(
                 f"Group {name!r} must list OOD sets, each once, among {', '.join(known) or 'none'}; got "
                 f"{', '.join(parts) or 'none'}."
@@ -236,12 +234,15 @@ def _check_names(names: Collection[str]) -> None:
             raise ValueError(
                 f"A set needs a name other than {ALL_CORRUPTIONS!r}, which stands for their average; got {name!r}."
             )
-    repeated = sorted({name for name in names if list(names).count(name) > 1})
-    if repeated:
+    if repeated := sorted(set(_repeated(names))):
         raise ValueError(
             f"Every set and group needs a name of its own, and {ID!r} is the in-distribution data; got "
             f"{', '.join(repeated)} twice. Rename one of them."
         )
+
+
+def _repeated(names: Collection[str]) -> list[str]:
+    return [name for name, count in Counter(names).items() if count > 1]
 
 
 def _inputs_of(part: NamedSet) -> Any:

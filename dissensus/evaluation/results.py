@@ -384,41 +384,38 @@ def from_json(text: str) -> Evaluation:
     whole = json.loads(text)
     if not isinstance(whole, dict) or whole.pop("format", None) != FORMAT:
         raise KeyError(f"its format is not {FORMAT!r}")
+    diagnosis, packed = whole.pop("diagnosis", None), whole["replicates"]
+    array = np.frombuffer(_unpacked(packed["float32"]), dtype="<f4").reshape(packed["shape"])
+    # Files of earlier versions lack what has a default.
+    whole = _as_tuples(whole) | {"replicates": array.astype(np.float32)}
     columns, rows = whole["numbers"]["columns"], whole["numbers"]["rows"]
     whole["numbers"] = tuple(Number(**dict(zip(columns, row, strict=True))) for row in rows)
-    packed = whole["replicates"]
-    array = np.frombuffer(_unpacked(packed["float32"]), dtype="<f4").reshape(packed["shape"])
-    whole["replicates"] = array.astype(np.float32)
     for item in whole["gallery"]:
         item["pixels"] = _unpacked(item["pixels"])
-    kinds: dict[str, Any] = {
-        "sets": SetInfo,
-        "reliability": Reliability,
-        "rocs": Roc,
-        "histograms": Histogram,
-        "gallery": Disputed,
-        "examples": Examples,
-    }
-    whole.setdefault("examples", [])  # files of earlier versions have none
-    for part in whole["examples"]:
-        part["scores"] = {name: tuple(values) for name, values in part["scores"].items()}
-    for name, kind in kinds.items():
-        whole[name] = tuple(_rebuilt(kind, part) for part in whole[name])
-    for name in ("class_names", "weights", "score_names", "remarks"):
-        whole[name] = tuple(whole.get(name, ()))
-    whole["groups"] = {name: tuple(members) for name, members in whole["groups"].items()}
-    if whole.get("diagnosis") is not None:
-        whole["diagnosis"] = Finding.from_dict(whole["diagnosis"])
-    if (alarm := whole.get("alarm")) is not None:
-        alarm["p_values"] = {name: tuple(values) for name, values in alarm["p_values"].items()}
-        whole["alarm"] = _rebuilt(AlarmCheck, alarm)
+    for name, kind in _PARTS.items():
+        whole[name] = tuple(kind(**part) for part in whole.get(name, ()))
+    if diagnosis is not None:
+        whole["diagnosis"] = Finding.from_dict(diagnosis)
+    if whole.get("alarm") is not None:
+        whole["alarm"] = AlarmCheck(**whole["alarm"])
     return Evaluation(**whole)
 
 
-def _rebuilt(kind: Callable[..., Any], values: dict[str, Any]) -> Any:
-    return kind(
-        **{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-    )
+_PARTS: Mapping[str, Callable[..., Any]] = {
+    "sets": SetInfo,
+    "reliability": Reliability,
+    "rocs": Roc,
+    "histograms": Histogram,
+    "gallery": Disputed,
+    "examples": Examples,
+}
+
+
+def _as_tuples(value: Any) -> Any:
+    """Return what JSON holds with its lists as tuples, at any depth."""
+    if isinstance(value, dict):
+        return {name: _as_tuples(part) for name, part in value.items()}
+    return tuple(_as_tuples(part) for part in value) if isinstance(value, list) else value
 
 
 def _as_table(numbers: tuple[Number, ...]) -> dict[str, Any]:

@@ -341,14 +341,8 @@ class Reader:
             if raw.is_cuda:
                 # The program's next run overwrites what it returned.
                 outputs, columns = outputs.clone(), {key: values.clone() for key, values in columns.items()}
-        if y is not None and name == ID:
-            if isinstance(self.task, Dense):
-                rows, truth, counts = self.task.flat(outputs, targets)
-                assert truth is not None
-                counted = counts.flatten()
-                self.known.add(rows[:, counted], truth[counted], self.known.seen)
-            else:
-                self.known.add(outputs, y, start)
+        if targets is not None and name == ID:
+            self._keep(outputs, targets, start)
         # Asked last: on a GPU the answer waits for all that was queued.
         if not bool(usable.all()):
             member, row = _first_unusable(usable)
@@ -357,6 +351,15 @@ class Reader:
                 "out, or train that member again."
             )
         return columns
+
+    def _keep(self, outputs: Tensor, targets: Tensor, start: int) -> None:
+        """Keep outputs of known inputs for the diagnosis; of dense ones those of positions that count."""
+        if isinstance(self.task, Dense):
+            outputs, truth, counts = self.task.flat(outputs, targets)
+            assert truth is not None
+            counted = counts.flatten()
+            outputs, targets, start = outputs[:, counted], truth[counted], self.known.seen
+        self.known.add(outputs, targets, start)
 
     def _check_batch(self, outputs: Tensor, y: Tensor | None, size: int, name: str, start: int) -> None:
         self._check_shape(outputs, size, name)
