@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from dissensus_studies.harness.statistics import ece_floor, typical_confidence
+from dissensus_studies.recorded import TABLES, guard_figure, pretrained, with_runs
 from dissensus_studies.tabular.page import RANKS_FIGURE, ranks_figure, read_records, standing, write_report
 
 if TYPE_CHECKING:
@@ -30,12 +31,25 @@ VERDICTS: tuple[str, ...] = get_args(Verdict)
 
 Record = dict[str, Any]
 
+# Of an arm's record: what is on the line itself, curves, examples, and what is too long for what it says.
+_LEFT_OUT = (
+    "line",
+    "made",
+    "arm_seconds",
+    "history",
+    "gallery",
+    "corruption",
+    "fpr95",
+    "risk_coverage",
+    "pds",
+)
+
 # The figure of each page that shows its verdicts; it stands at the top, the others where the text speaks of them.
 FIGURES = {
     "anchoring": "anchoring-alpha.svg",
     "collusion": "collusion_diversity.svg",
     "deep-ensembles": "../images/practical_regression_members.svg",
-    "diversification": "diversification-trade.svg",
+    "diversification": "diversification-guard.svg",
     "masksembles": "masksembles-diversity.svg",
 }
 # So many claims stand at the top of a page; the others are folded.
@@ -99,6 +113,13 @@ def load(name: str, folder: Path = RECORDS) -> list[Record]:
     """Return the lines of one record; numbers keep the digits that they were written with."""
     lines = (folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line, parse_float=Decimal, parse_int=Decimal) for line in lines]
+
+
+def judged_claims(records: Path = RECORDS) -> str:
+    """Return the lines of `claims.jsonl`, with the verdicts that the arms of runs give."""
+    stored = (records / "claims.jsonl").read_text(encoding="utf-8").splitlines()
+    found = with_runs([json.loads(line) for line in stored], load("diversification", records))
+    return "\n".join(json.dumps(claim, ensure_ascii=False) for claim in found) + "\n"
 
 
 def pages(records: Path = RECORDS, templates: Path = TEMPLATES) -> dict[str, str]:
@@ -179,11 +200,13 @@ def _one_number(claim: Record) -> str:
 
 
 def _filled(line: str, rows: Sequence[Record], claims: Sequence[Record], layouts: Mapping[str, Any]) -> str:
-    """Return a line of a template, or what it asks for: `<!-- table ID -->`, `<!-- claims ID -->`, `<!-- floor ID images -->`."""
+    """Return a line of a template, or what it asks for in a comment: `table ID`, `claims ID`, `floor ID images` or `runs NAME`."""
     words = line.split()
-    if words[:1] != ["<!--"] or words[1] not in ("table", "claims", "floor"):
+    if words[:1] != ["<!--"] or words[1] not in ("table", "claims", "floor", "runs"):
         return line
     kind, name = words[1:3]
+    if kind == "runs":
+        return TABLES[name](rows)
     if kind == "floor":
         return floor_sentence([row for row in rows if row["table"] == name], int(words[3]))
     layout = layouts[name]
@@ -442,7 +465,8 @@ def verdict_figure(claims: Sequence[Record]) -> "matplotlib.figure.Figure":
 
 
 def write(folder: Path = PAGES) -> list[str]:
-    """Write all pages; return the names of those that changed."""
+    """Judge the claims that runs speak of and write all pages; return the names of those that changed."""
+    (RECORDS / "claims.jsonl").write_text(judged_claims(), encoding="utf-8")
     changed = []
     for name, text in pages().items():
         path = folder / name
@@ -455,6 +479,7 @@ def write(folder: Path = PAGES) -> list[str]:
         "tabular": ranks_figure(read_records(RECORDS / "tabular.jsonl")),
         "choosing": budget_figure(rows),
         "masksembles-diversity": diversity_figure(rows),
+        "diversification-guard": guard_figure(pretrained(load("diversification"))),
     }
     for name, figure in figures.items():
         save_figure(figure, folder / f"{name}.svg")
@@ -492,13 +517,9 @@ def as_record(study: str, arm: Record) -> Record:
     """Return a line of `arms.jsonl` as a line of the record: the same numbers, without curves and lists of examples."""
     made = arm["record"]["made"]
     numbers = {
-        key: value
+        key: compact(value)
         for key, value in arm["record"].items()
-        if key not in ("line", "made", "arm_seconds")
-        and (
-            isinstance(value, int | float | str)
-            or (isinstance(value, list | dict) and len(str(value)) < 4000)
-        )
+        if key not in _LEFT_OUT and isinstance(value, int | float | str | list | dict)
     }
     return {
         "study": study,
@@ -513,6 +534,20 @@ def as_record(study: str, arm: Record) -> Record:
         "source": "run",
         "numbers": numbers,
     }
+
+
+def compact(value: Any) -> Any:
+    """Return numbers with five digits, and values alone where their interval is not known; without curves over epochs.
+
+    Example:
+        >>> compact({"nll": [0.1234567, None, None], "history": [1, 2], "members": [0.9, 0.8]})
+        {'nll': 0.12346, 'members': [0.9, 0.8]}
+    """
+    if isinstance(value, dict):
+        return {key: compact(each) for key, each in value.items() if key not in _LEFT_OUT}
+    if isinstance(value, list):
+        return compact(value[0]) if value[1:] == [None, None] else [compact(each) for each in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 def main(words: Sequence[str]) -> None:

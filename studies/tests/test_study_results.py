@@ -5,7 +5,7 @@ from decimal import Decimal
 
 import pytest
 import torch
-from dissensus_studies import results
+from dissensus_studies import recorded, results
 from dissensus_studies.harness.statistics import ece_floor, typical_confidence
 
 from dissensus import metrics
@@ -15,6 +15,29 @@ def test_pages_are_what_the_record_says():
     """After `make results` this passes; a number typed into a page by hand does not last."""
     for name, text in results.pages().items():
         assert (results.PAGES / name).read_text(encoding="utf-8") == text, f"{name}: run `make results`"
+
+
+def test_claims_are_judged_by_the_arms_of_runs(tmp_path):
+    """After `make results` this passes; a verdict that runs do not give does not last."""
+    assert (results.RECORDS / "claims.jsonl").read_text(encoding="utf-8") == results.judged_claims()
+    for path in results.RECORDS.glob("*.jsonl"):
+        text = path.read_text(encoding="utf-8")
+        (tmp_path / path.name).write_text(
+            text.replace('"predictive_diversity": 0.', '"predictive_diversity": 1.')
+        )
+    claims = map(json.loads, results.judged_claims(tmp_path).splitlines())
+    verdicts = {claim["claim"]: claim["verdict"] for claim in claims if claim.get("seeds") == 3}
+    assert verdicts["PDS is the best of all scores for them."] == "reproduced"
+
+
+def test_intervals_over_seeds_are_students():
+    found = recorded.Over([1.0, 2.0, 3.0])
+    assert found.half == pytest.approx(4.303 / 3**0.5, rel=1e-3)
+    assert (found.sign, recorded.Over([2.0, 2.1, 2.2]).sign, recorded.Over([5.0]).sign) == (0, 1, 0)
+    cases = {"a": recorded.Over([2.0, 2.1, 2.2]), "b": recorded.Over([-1.0, 1.0, 0.0])}
+    assert recorded.judged(cases) == ("within noise", "holds for a, elsewhere within noise")
+    assert recorded.judged({"a": cases["a"]})[0] == "reproduced"
+    assert recorded.judged(cases | {"c": recorded.Over([-2.0, -2.1, -2.2])})[0] == "not reproduced"
 
 
 def test_a_changed_record_changes_its_page(tmp_path):
