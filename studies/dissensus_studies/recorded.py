@@ -105,7 +105,7 @@ def auroc(group: str, score: str) -> Read:
 
 
 def _table(lines: Sequence[Sequence[str]]) -> str:
-    rows = ["| " + " | ".join(line) + " |" for line in lines]
+    rows = [f"|{'|'.join(line)}|" for line in lines]
     return "\n".join([rows[0], "|" + "---|" * len(lines[0]), *rows[1:]])
 
 
@@ -419,4 +419,102 @@ TABLES: Mapping[str, Callable[[Sequence[Record]], str]] = {
     "pretrained-ece": lambda rows: ece_sentence(pretrained(rows)),
     "pretrained-guard": lambda rows: guard_table(pretrained(rows)),
     "pretrained-sizes": lambda rows: sizes_table(pretrained(rows)),
+}
+
+
+def kinds_table(rows: Sequence[Record]) -> str:
+    """Return kinds and objectives that trained for the same seconds, the lowest NLL first."""
+    lines = [
+        [
+            "kind, objective",
+            "epochs",
+            "accuracy",
+            "worst member",
+            "NLL",
+            "ECE",
+            "corrupted",
+            "near / far, best score",
+            "images a second",
+        ]
+    ]
+    for record in sorted(runs(rows, "choosing"), key=lambda each: each["test"]["nll"]):
+        test, best = record["test"], [max(record["auroc"][group].values()) for group in GROUPS]
+        lines.append(
+            [
+                record["family"],
+                f"{record['training']['epochs']:.0f}",
+                _bare(f"{test['accuracy']:.3f}"),
+                _bare(f"{worst(record):.3f}"),
+                _bare(f"{test['nll']:.3f}"),
+                _bare(f"{test['ece']:.3f}"),
+                _bare(f"{record['corrupted']['all']['accuracy']:.3f}"),
+                " / ".join(_bare(f"{value:.3f}") for value in best),
+                f"{record['images_a_second'] / 1000:.0f} 000",
+            ]
+        )
+    return _table(lines)
+
+
+def scores_table(kinds: Sequence[Record], heads: Sequence[Record]) -> str:
+    """Return how each score detects on average: in all ensembles of the table, and in heads on a pretrained backbone that keep members."""
+    tabled = [record for record in runs(kinds, "choosing") if "mutual_information" in record["auroc"]["near"]]
+    kept = [
+        record
+        for record in pretrained(heads)
+        if record["auroc"]
+        and (
+            record["setting"]["method"] in ("deep", "joint")
+            or (record["row"].startswith("ldr") and "share" in record["row"])
+        )
+    ]
+    lines = [
+        ["score", "kinds: near / far", "their lowest set", "pretrained heads: near / far", "their lowest set"]
+    ]
+    found: dict[str, tuple[float, ...]] = {}
+    for score in tabled[0]["auroc"]["near"]:
+        cells = []
+        for group in (tabled, kept):
+            means = [fmean(map(auroc(name, score), group)) for name in GROUPS]
+            lowest = min(record["auroc"][part][score] for record in group for part in record["auroc"])
+            cells += [" / ".join(_bare(f"{mean:.3f}") for mean in means), _bare(f"{lowest:.2f}")]
+            found[score] = (*found.get(score, ()), *means)
+        lines.append([f"`{score}`", *cells])
+    order = sorted(lines[1:], key=lambda line: -fmean(found[line[0].strip("`")]))
+    return _table([lines[0], *order])
+
+
+def pareto_figure(records: Sequence[Record]) -> "matplotlib.figure.Figure":
+    """Draw NLL against the time of a prediction, every point with its name; what nothing beats in both is joined by a line."""
+    from dissensus import plots
+
+    figure, (ax,) = plots.panels(width=7.2, height=4.2)
+    points = {
+        record["family"]: (1e6 / record["images_a_second"], record["test"]["nll"]) for record in records
+    }
+    front = sorted(
+        p
+        for p in points.values()
+        if not any(q != p and q[0] <= p[0] and q[1] <= p[1] for q in points.values())
+    )
+    ax.plot(*zip(*front, strict=True), "--", color=plots.NOTE_COLOUR, linewidth=1)
+    for family, (cost, loss) in points.items():
+        colour = plots.COLOURS[1 if (cost, loss) in front else 0]
+        ax.plot(cost, loss, "o", color=colour, markersize=5)
+        name = family.removesuffix(", independent")
+        place = _BESIDE.get(name, (6, -3))
+        side = "right" if place[0] < 0 else "left"
+        ax.annotate(name, (cost, loss), place, textcoords="offset points", fontsize=8, ha=side)
+    ax.set(xlabel="microseconds an image, all members", ylabel="NLL on test images, nats", xlim=(0, 56))
+    return figure
+
+
+# Where a name stands beside its point, in points; to the right of most.
+_BESIDE = {
+    "packed, loss-guided 0.5": (6, 4),
+    "packed": (6, -9),
+    "deep, joint 0.4": (-6, 4),
+    "deep": (-6, -9),
+    "mc dropout": (6, -9),
+    "heads, loss-guided 0.5": (6, -5),
+    "heads": (6, 4),
 }

@@ -17,7 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from dissensus_studies.harness.statistics import ece_floor, typical_confidence
-from dissensus_studies.recorded import TABLES, guard_figure, pretrained, with_runs
+from dissensus_studies.recorded import (
+    TABLES,
+    guard_figure,
+    kinds_table,
+    pareto_figure,
+    pretrained,
+    runs,
+    scores_table,
+    with_runs,
+)
 from dissensus_studies.tabular.page import RANKS_FIGURE, ranks_figure, read_records, standing, write_report
 
 if TYPE_CHECKING:
@@ -128,6 +137,8 @@ def pages(records: Path = RECORDS, templates: Path = TEMPLATES) -> dict[str, str
     claims = load("claims", records)
     found = {}
     for template in sorted(templates.glob("*.md")):
+        if template.stem == "choosing":
+            continue
         rows = load(template.stem, records)
         lines = template.read_text(encoding="utf-8").split("\n")
         found[template.name] = "\n".join(_filled(line, rows, claims, layouts) for line in lines)
@@ -138,7 +149,23 @@ def pages(records: Path = RECORDS, templates: Path = TEMPLATES) -> dict[str, str
         found[name] = folded(text, verdicts(own), FIGURES[Path(name).stem])
     measured, trials = (read_records(records / f"{name}.jsonl") for name in ("tabular", "tabular-defaults"))
     tables = folded(write_report(measured, trials), f"{standing(measured)}\n\n{RANKS_FIGURE}")
-    return {**found, "claims.md": claims_page(claims), "tabular.md": tables}
+    guide = choosing_guide((templates / "choosing.md").read_text(encoding="utf-8"), claims, records)
+    return {**found, "claims.md": claims_page(claims), "tabular.md": tables, "../choosing.md": guide}
+
+
+def choosing_guide(text: str, claims: Sequence[Record], records: Path = RECORDS) -> str:
+    """Return the guide on what to choose, with its tables from the record."""
+    kinds, heads = load("choosing", records), load("diversification", records)
+    claims = [claim for claim in claims if "claim" in claim]
+    short = sum(claim["verdict"] == VERDICTS[-1] for claim in claims)
+    parts = {
+        "kinds": kinds_table(kinds),
+        "scores": scores_table(kinds, heads),
+        "claims": f"{short} of {len(claims)}",
+    }
+    for name, part in parts.items():
+        text = text.replace(f"<!-- {name} -->", part)
+    return text
 
 
 def folded(page: str, opening: str = "", figure: str = "") -> str:
@@ -318,35 +345,6 @@ def diversity_figure(rows: Sequence[Record], num_classes: int = 10) -> "matplotl
     return figure
 
 
-def budget_figure(rows: Sequence[Record]) -> "matplotlib.figure.Figure":
-    """Draw accuracy and detection of the Masksembles study's arms against what they cost; the line joins what nothing cheaper beats."""
-    from dissensus import plots
-
-    budgets = ("one training,\none pass", "one training,\nfour passes", "four trainings,\nfour passes")
-    figure, axes = plots.panels(columns=2, width=4.6, height=3.6)
-    measures = {"accuracy": "accuracy", "AUROC of mean energy, near / far": "AUROC of mean energy, near sets"}
-    for ax, (key, title) in zip(axes, measures.items(), strict=True):
-        points = []
-        for row in rows:
-            name, value = row["arm"][0].split(",")[0], row["numbers"][key]
-            place = {"masks S = 1": 0, "deep ensemble": 2}.get(name, 1)
-            points.append((place, float(value[0] if isinstance(value, list) else value), name))
-        front = [point for point in points if not any(o[0] <= point[0] and o[1] > point[1] for o in points)]
-        line = sorted(front)
-        ax.plot(
-            [point[0] for point in line], [point[1] for point in line], color=plots.COLOURS[1], linewidth=1
-        )
-        for place, height, name in points:
-            on_front = (place, height, name) in front
-            colour = plots.COLOURS[1] if on_front else plots.COLOURS[0]
-            ax.plot(place, height, "o", color=colour, markersize=7 if on_front else 5)
-            label = "one network" if place == 0 else name
-            ax.annotate(label, (place, height), (8, -3), textcoords="offset points", fontsize=8)
-        ax.set_xticks(range(3), budgets, fontsize=8)
-        ax.set(title=title, xlim=(-0.4, 2.9))
-    return figure
-
-
 def claims_table(claims: Sequence[Record], layout: Mapping[str, Any]) -> str:
     """Return the claims of one part of a page: what the document says, what was measured, the verdict and what it rests on."""
     header = [*layout["columns"][:-1], "verdict", "in words"]
@@ -477,7 +475,7 @@ def write(folder: Path = PAGES) -> list[str]:
     figures = {
         "claims": verdict_figure([claim for claim in load("claims") if "claim" in claim]),
         "tabular": ranks_figure(read_records(RECORDS / "tabular.jsonl")),
-        "choosing": budget_figure(rows),
+        "choosing": pareto_figure(runs(load("choosing"), "choosing")),
         "masksembles-diversity": diversity_figure(rows),
         "diversification-guard": guard_figure(pretrained(load("diversification"))),
     }
