@@ -16,7 +16,7 @@ from dissensus_studies.collusion import uci_data as data
 from dissensus_studies.collusion import uci_training as measures
 from dissensus_studies.collusion.uci_claims import uci_claims
 from dissensus_studies.collusion.uci_figures import by_set
-from dissensus_studies.collusion.uci_protocol import SEARCH_SPACE, Settings, Store, measure_all
+from dissensus_studies.collusion.uci_protocol import SEARCH_SPACE, Settings, measure_all
 from dissensus_studies.collusion.uci_training import Configuration, GroupedJoint, train
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -267,22 +267,23 @@ def test_a_study_that_was_ended_goes_on_where_it_was(tmp_path, monkeypatch):
         return fake_run(job)
 
     monkeypatch.setattr(uci_protocol, "measure_run", ends_at_the_fourth)
-    store = Store(tmp_path, Settings())
     with pytest.raises(KeyboardInterrupt):
-        measure_all(problems, 3, Settings(), store)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["one-00.json", "one-01.json", "two-00.json"]
-    found = measure_all(problems, 3, Settings(), store)
+        measure_all(problems, 3, Settings(), tmp_path)
+    lines = (tmp_path / "arms.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["arm"] for line in lines] == ["one run=0", "two run=0", "one run=1"]
+    found = measure_all(problems, 3, Settings(), tmp_path)
     assert begun[3:] == [("two", 1), ("two", 1), ("one", 2), ("two", 2)]
     assert [(result["set"], result["run"]) for result in found] == list(
         itertools.product(("one", "two"), range(3))
     )
-    with pytest.raises(ValueError, match="was made with other settings"):
-        measure_all(problems, 3, Settings(search_beta=0.0), Store(tmp_path, Settings(search_beta=0.0)))
+    # Runs with other settings are others: all begin anew.
+    assert len(measure_all(problems, 3, Settings(search_beta=0.0), tmp_path)) == 6
+    assert len(begun) == 7 + 6
 
 
 def test_no_run_is_begun_after_the_time(tmp_path):
     settings = Settings()
-    assert measure_all({"one": make_problem()}, 2, settings, Store(tmp_path, settings), minutes=-1) == []
+    assert measure_all({"one": make_problem()}, 2, settings, tmp_path, minutes=-1) == []
 
 
 def test_no_run_begins_after_the_time_though_others_are_measured_side_by_side(tmp_path, monkeypatch):
@@ -297,7 +298,7 @@ def test_no_run_begins_after_the_time_though_others_are_measured_side_by_side(tm
     monkeypatch.setattr(uci_protocol, "ProcessPoolExecutor", lambda workers, *_: ThreadPoolExecutor(workers))
     settings = Settings()
     options = {"workers": 2, "minutes": 0.1 / 60}
-    found = measure_all({"one": make_problem()}, 6, settings, Store(tmp_path, settings), **options)
+    found = measure_all({"one": make_problem()}, 6, settings, tmp_path, **options)
     assert len(begun) == len(found) == 2
 
 
@@ -312,7 +313,7 @@ def test_runs_measured_here_use_one_thread_and_give_the_others_back(tmp_path, mo
     chosen = Settings()
     torch.set_num_threads(2)
     try:
-        measure_all({"made": None}, 2, chosen, Store(tmp_path, chosen))
+        measure_all({"made": None}, 2, chosen, tmp_path)
         assert (seen, torch.get_num_threads()) == ([1, 1], 2)
     finally:
         torch.set_num_threads(before)
@@ -322,8 +323,7 @@ def test_processes_side_by_side_find_what_one_finds(tmp_path):
     settings = Settings(trials=1, betas=(0.0, 1.0), most_epochs=2)
     problems = {"one": make_problem(rows=60)}
     found = [
-        measure_all(problems, 2, settings, Store(tmp_path / str(workers), settings), workers=workers)
-        for workers in (1, 2)
+        measure_all(problems, 2, settings, tmp_path / str(workers), workers=workers) for workers in (1, 2)
     ]
     for here, there in zip(*found, strict=True):
         assert here["betas"] == there["betas"]
@@ -375,7 +375,7 @@ def test_the_quick_study_needs_no_data_and_writes_everything(tmp_path, monkeypat
         for name in ("diversity", "change", "bias", "drop")
         for kind in ("svg", "png")
     }
-    assert figures | {"report.html", "results.json", "results.parquet", "runs"} <= names
+    assert figures | {"report.html", "results.json", "results.parquet", "arms.jsonl"} <= names
     pandas = pytest.importorskip("pandas")
     table = pandas.read_parquet(page.parent / "results.parquet")
     assert len(table) == 2 * 11

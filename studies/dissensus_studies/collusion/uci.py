@@ -30,7 +30,6 @@ from dissensus_studies.collusion.uci_protocol import (
     SEARCH_SPACE,
     Found,
     Settings,
-    Store,
     import_optuna,
     measure_all,
 )
@@ -91,7 +90,7 @@ def run(
         _problems(data, quick, preparation),
         runs or (QUICK_RUNS if quick else NUM_RUNS),
         settings,
-        Store(outputs.folder / "runs", settings),
+        outputs.folder,
         workers=1 if quick else workers or os.cpu_count() or 1,
         minutes=minutes,
     )

@@ -21,6 +21,7 @@ from dissensus._machine import one_thread
 from dissensus.randomness import derive
 from dissensus_studies.collusion.uci_data import Preparation, Problem, Split, split_problem
 from dissensus_studies.collusion.uci_training import MOST_EPOCHS, Configuration, measure, spread, train
+from dissensus_studies.harness.arm_log import keep, read_records
 
 BETAS = tuple(tenth / 10 for tenth in range(11))
 
@@ -177,71 +178,45 @@ def measure_betas(split: Split, configuration: Configuration, settings: Settings
     ]
 
 
-@dataclass(frozen=True)
-class Store:
-    """A folder with one file for each run that has ended, so that a study that was ended goes on where it was."""
-
-    folder: Path
-    settings: Settings
-
-    def __post_init__(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-
-    def path(self, name: str, run: int) -> Path:
-        """Return where a run's results are."""
-        return self.folder / f"{name}-{run:02d}.json"
-
-    def load(self, name: str, run: int) -> Found | None:
-        """Return a run's results, None if it has not ended yet."""
-        path = self.path(name, run)
-        if not path.is_file():
-            return None
-        found: Found = json.loads(path.read_text(encoding="utf-8"))
-        if found["settings"] != self.settings.as_json():
-            raise ValueError(
-                f"{path} was made with other settings ({found['settings']}). Choose another output folder, or remove it."
-            )
-        return found
-
-    def save(self, found: Found) -> None:
-        """Write a run's results, in one step."""
-        path = self.path(found["set"], found["run"])
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
-
-
 def measure_all(
     problems: Mapping[str, Problem],
     num_runs: int,
     settings: Settings,
-    store: Store,
+    folder: Path,
     *,
     workers: int = 1,
     minutes: float | None = None,
 ) -> list[Found]:
-    """Measure every run of every set that is not stored yet; return all that have ended, set by set.
+    """Measure every run of every set that the folder's `arms.jsonl` has not yet; return all that have ended, set by set.
 
     Args:
         problems: The sets by name.
         num_runs: Runs of each.
         settings: What decides the numbers.
-        store: Where runs go as they end.
+        folder: Where runs are kept as they end.
         workers: Processes that measure runs side by side; one measures them here.
         minutes: Begin no run after this time.
     """
-    wanted = [(name, run) for run in range(num_runs) for name in problems]
-    found = {key: result for key in wanted if (result := store.load(*key)) is not None}
-    jobs = [Job(*key, problems[key[0]], settings) for key in wanted if key not in found]
+    path, plain = folder / "arms.jsonl", settings.as_json()
+    jobs = {
+        _arm(name, run): Job(name, run, problems[name], settings)
+        for run in range(num_runs)
+        for name in problems
+    }
+    found = {arm: record for arm, record in read_records(path, plain).items() if arm in jobs}
     deadline = float("inf") if minutes is None else time.monotonic() + 60 * minutes
-    for result in _results(jobs, workers, deadline):
-        store.save(result)
-        found[result["set"], result["run"]] = result
+    for result in _results([job for arm, job in jobs.items() if arm not in found], workers, deadline):
+        arm = _arm(result["set"], result["run"])
+        found[arm] = keep(path, arm, plain, result)
         seconds = result["search_seconds"] + result["retrain_seconds"]
-        line = f"{len(found)} of {len(wanted)}: {result['set']}, run {result['run'] + 1}, {seconds:.0f} s"
+        line = f"{len(found)} of {len(jobs)}: {result['set']}, run {result['run'] + 1}, {seconds:.0f} s"
         print(line, file=sys.stderr, flush=True)
     order = list(problems)
     return sorted(found.values(), key=lambda result: (order.index(result["set"]), result["run"]))
+
+
+def _arm(name: str, run: int) -> str:
+    return f"{name} run={run}"
 
 
 def _results(jobs: Sequence[Job], workers: int, deadline: float) -> Iterator[Found]:

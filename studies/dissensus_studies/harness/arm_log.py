@@ -110,7 +110,7 @@ def run_arms(
     arms = [arm for arm in arms if arm.name in wanted]
     path = folder / "arms.jsonl"
     plain = json.loads(json.dumps(dict(settings)))
-    found = _read(path, plain)
+    found = read_records(path, plain)
     done = {arm.name: found[arm.name] for arm in arms if arm.name in found}
     took = {arm.like: found[arm.name]["arm_seconds"] for arm in arms if arm.name in done}
     not_run: dict[str, str] = {}
@@ -129,10 +129,8 @@ def run_arms(
             not_run[arm.name] = problem
             say(f"[{number}/{len(arms)}] {arm.name}: failed: {problem}")
             continue
-        record["made"] = _made()
         took[arm.like] = record["arm_seconds"]
-        done[arm.name] = record
-        _append(path, {"arm": arm.name, "settings": plain, "record": record})
+        done[arm.name] = keep(path, arm.name, plain, record)
         say(f"[{number}/{len(arms)}] {arm.name}: {record.get('line', 'done')}, {record['arm_seconds']:.1f} s")
     if not_run:
         more = f"; and {len(not_run) - _NAMED} more" if len(not_run) > _NAMED else ""
@@ -156,13 +154,7 @@ def _do(arm: Arm) -> tuple[Record, str | None]:
     return record, problem
 
 
-def _made() -> dict[str, str]:
-    """Say when and on what a record was made: a page may be written elsewhere."""
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU"
-    return {"date": date.today().isoformat(), "torch": torch.__version__, "device": device}
-
-
-def _read(path: Path, settings: Mapping[str, Any]) -> dict[str, Record]:
+def read_records(path: Path, settings: Mapping[str, Any]) -> dict[str, Record]:
     """Return records that were made with these settings; a last line that was cut off is passed over."""
     found: dict[str, Record] = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
@@ -175,9 +167,12 @@ def _read(path: Path, settings: Mapping[str, Any]) -> dict[str, Record]:
     return found
 
 
-def _append(path: Path, entry: Mapping[str, Any]) -> None:
+def keep(path: Path, arm: str, settings: Mapping[str, Any], record: Record) -> Record:
+    """Add a record to the file, with when and on what it was made: a page may be written elsewhere; return it."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU"
+    record["made"] = {"date": date.today().isoformat(), "torch": torch.__version__, "device": device}
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(entry)
+    text = json.dumps({"arm": arm, "settings": settings, "record": record})
     with open(path, "a+b") as file:
         # A line that was cut off must not swallow this one.
         if file.tell() and not _ends_line(path):
@@ -185,6 +180,7 @@ def _append(path: Path, entry: Mapping[str, Any]) -> None:
         file.write(text.encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
+    return record
 
 
 def _ends_line(path: Path) -> bool:
