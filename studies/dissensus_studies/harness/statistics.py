@@ -231,7 +231,7 @@ def ece_floor(confidence: ArrayLike, bins: int = 15, seed: int = 0) -> float:
 
     Example:
         >>> round(ece_floor(typical_confidence(0.91, 10_000)), 3), round(ece_floor(typical_confidence(0.91, 1000)), 2)
-        (0.007, 0.02)
+        (0.006, 0.02)
     """
     confidence = np.asarray(confidence, dtype=float)
     right = np.random.default_rng(seed).random((DRAWS, len(confidence))) < confidence
