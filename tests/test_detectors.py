@@ -204,3 +204,5 @@ def test_an_alarm_by_row_distance_rings_far_outside_where_members_are_sure():
     assert alarm.scorer.name == "distance"
     assert alarm(torch.tensor([[40.0, -30.0], [400.0, 0.0]])).all()
     assert not alarm(torch.zeros(1, 2)).any()
+    assert alarm(np.full((3, 2), 40.0)).all()
+    assert alarm(torch.utils.data.TensorDataset(torch.full((3, 2), 40.0))).all()

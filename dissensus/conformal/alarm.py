@@ -47,11 +47,12 @@ class Scorer:
 
     def __call__(self, members: "Members", x: Any) -> Floats:
         """Return the score of each input, `(batch,)`."""
+        from dissensus.data.sources import all_inputs
         from dissensus.predictions import predict, predict_scores
 
         if not isinstance(self.score, str):
-            parts = map(self.score, x.split(1024) if self.of_inputs else [predict(members, x)])
-            return np.concatenate([vector(part, "the score's answer") for part in parts])
+            seen = all_inputs(x, "x").split(1024) if self.of_inputs else [predict(members, x)]
+            return np.concatenate([vector(self.score(part), "the score's answer") for part in seen])
         if self.loss == CLASSES:
             return vector(predict_scores(members, x, [self.score])[self.score], self.score)
         return vector(_variance(predict(members, x), self.score, self.loss), self.score)
