@@ -114,6 +114,7 @@ def follows_scheme(folder, page, height):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_on_the_site_and_it_loads_nothing_from_elsewhere(scheme, tmp_path):
     axe = pytest.importorskip(
