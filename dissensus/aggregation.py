@@ -192,11 +192,11 @@ def greedy_soup(members: Members, data: Pairs, *, batch_size: int = 1024) -> Gre
 
 
 def _accuracy(net: nn.Module, data: Pairs, batch_size: int, output: Output = None) -> float:
-    place, hits, count = device_of(net), 0, 0
+    device, hits, count = device_of(net), 0, 0
     read = explained(partial(call, net), net)
     with evaluation_mode(net), seeded(0):
         for x, y in pair_batches(data, batch_size):
-            hits += int((pick(read(x.to(place)), output).argmax(-1) == y.to(place)).sum())
+            hits += int((pick(read(x.to(device)), output).argmax(-1) == y.to(device)).sum())
             count += len(x)
     if count == 0:
         raise ValueError("There is nothing to choose by: `data` gives no batch.")

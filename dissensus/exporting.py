@@ -200,7 +200,9 @@ class _Reader(nn.Module):
         self.classes = self.likelihood.kind == "classes"
         if self.classes and single:
             raise ValueError("Classes need two outputs or more, and these members have one. Give loss='mse'.")
-        self.score: Any = _default_score(self.classes, len(outputs)) if alarm is None else alarm.scorer.score
+        own = "mutual_information" if len(outputs) > 1 else "total_entropy"
+        default = own if self.classes else "knowledge_variance"
+        self.score: Any = default if alarm is None else alarm.scorer.score
         self.of_inputs = alarm is not None and alarm.scorer.of_inputs
         tables = () if alarm is None else alarm.calibration.values()
         self.ranks = nn.ModuleList(_Ranks(torch.from_numpy(table)) for table in tables)
@@ -256,13 +258,6 @@ def _likelihood(loss: str | None, alarm: Alarm | None, single: bool) -> Likeliho
             "Export ens.member(j) with torch for other outputs."
         )
     return likelihood
-
-
-def _default_score(classes: bool, num_members: int) -> str:
-    """Return the score of an alarm that was not asked for another."""
-    if not classes:
-        return "knowledge_variance"
-    return "mutual_information" if num_members > 1 else "total_entropy"
 
 
 class _Ranks(nn.Module):

@@ -128,8 +128,8 @@ def linear_probe(
     whole_number("epochs", epochs, 1)
     whole_number("batch_size", batch_size, 1)
     net = _one_network(backbone)
-    place = device_of(net) if device is None else device_named(device)
-    features = partial(_features, net, batch_size, place)
+    device = device_of(net) if device is None else device_named(device)
+    features = partial(_features, net, batch_size, device)
     x, y = features(train)
     classes = int(y.max()) + 1
     if classes < 2 or int(y.min()) < 0:
@@ -189,25 +189,25 @@ def _one_network(backbone: nn.Module | None) -> nn.Module:
 def _features(
     net: nn.Module,
     batch_size: int,
-    place: torch.device,
+    device: torch.device,
     data: Pairs | CachedFeatures,
     width: int | None = None,
     name: str = "training",
 ) -> tuple[Tensor, Tensor]:
     """Return all features, of the width of the training data's, and labels of a set, on the device."""
     if not isinstance(data, CachedFeatures):
-        data = cache_features(net, data, batch_size=batch_size, device=place)
+        data = cache_features(net, data, batch_size=batch_size, device=device)
     elif tensors_of(net):
         data.check_backbone(net)
     if data.targets is None or data.targets.is_floating_point() or data.targets.ndim != 1:
         raise ValueError("A linear probe needs one class label for each input. Hand over (inputs, labels).")
-    x = as_real(data.resident(place)).flatten(1)
+    x = as_real(data.resident(device)).flatten(1)
     if x.shape[1] != (width or x.shape[1]):
         raise ValueError(
             f"The {name} inputs must have as many features as the training inputs, {width}; got {x.shape[1]}. Take them "
             "from the same backbone."
         )
-    return x, data.targets.long().to(place)
+    return x, data.targets.long().to(device)
 
 
 def _split(

@@ -182,10 +182,11 @@ def _load_tensors(members: Members, folder: Path, config: dict[str, Any]) -> Non
             f"{path} is missing, truncated or of another ensemble: its digest is not the recorded one."
         )
     tensors: dict[str, Tensor] = from_bytes(data)
-    own = members.state_dict()
+    own = members.state_dict(keep_vars=True)
     for name, tensor in tensors.items():
-        if name in own and own[name].shape == tensor.shape and own[name].dtype != tensor.dtype:
-            _retype(members, name, tensor.dtype)
+        if name in own and own[name].shape == tensor.shape:
+            # In the precision that was saved.
+            own[name].data = own[name].data.to(tensor.dtype)
     given = OrderedDict(tensors)
     # Layers may ask in which version of them tensors were written: the present one.
     given._metadata = own._metadata  # type: ignore[attr-defined]
@@ -196,16 +197,3 @@ def _load_tensors(members: Members, folder: Path, config: dict[str, Any]) -> Non
             f"The networks that were made are not those of {folder}: {str(problem).splitlines()[1].strip()} "
             "Give the factory that made them."
         ) from problem
-
-
-def _retype(members: Members, name: str, dtype: torch.dtype) -> None:
-    """Give one tensor of an ensemble the precision that was saved."""
-    owner, _, key = name.rpartition(".")
-    module = members.get_submodule(owner)
-    tensor = module._parameters.get(key)
-    if tensor is not None:
-        tensor.data = tensor.data.to(dtype)
-    else:
-        buffer = module._buffers[key]
-        assert buffer is not None
-        module._buffers[key] = buffer.to(dtype)

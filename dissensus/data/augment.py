@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dissensus.data.sources import class_targets
 from dissensus.randomness import Noise
 
 Augmentation = Callable[[Tensor, Tensor, Noise], tuple[Tensor, Tensor]]
@@ -162,7 +163,7 @@ class Mixup:
         x = _real(x, self)
         share = _beta(noise.at(0), self.strength)
         partner = _partners(noise.at(1), x)
-        targets = _soft(y, self.num_classes)
+        targets = class_targets(y, self.num_classes)
         mixed = _blend(targets, _take(targets, partner), share)
         return _blend(x, _take(x, partner), share.to(x.dtype)), mixed
 
@@ -190,16 +191,9 @@ class CutMix:
         patch = rows[..., :, None] & columns[..., None, :]
         kept = 1 - patch.to(torch.float32).mean((-2, -1))
         patch = patch[..., None, None, :, :]
-        targets = _soft(y, self.num_classes)
+        targets = class_targets(y, self.num_classes)
         mixed = _blend(targets, _take(targets, partner), kept)
         return torch.where(patch, _take(x, partner), x), mixed
-
-
-def _soft(y: Tensor, num_classes: int) -> Tensor:
-    if y.is_floating_point():
-        return y
-    # Not F.one_hot: it looks at the values, which a recorded or captured step cannot.
-    return (y.unsqueeze(-1) == torch.arange(num_classes, device=y.device)).to(torch.float32)
 
 
 def _partners(noise: Noise, x: Tensor) -> Tensor:

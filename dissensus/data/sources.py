@@ -374,6 +374,14 @@ def check_labels_fit(y: Tensor, num_classes: int, name: str) -> None:
         )
 
 
+def class_targets(targets: Tensor, num_classes: int) -> Tensor:
+    """Return class probabilities `(..., batch, classes)` for class indices; soft labels are returned as they are."""
+    if targets.is_floating_point():
+        return targets
+    # Not F.one_hot: it looks at the values, which a recorded or captured step cannot.
+    return (targets.unsqueeze(-1) == torch.arange(num_classes, device=targets.device)).to(torch.float32)
+
+
 def collate(dataset: Dataset[Any], indices: Sequence[int]) -> Triple:
     """Load these items of a map-style Dataset as one batch."""
     return triple_of(default_collate([dataset[index] for index in indices]))
@@ -382,7 +390,7 @@ def collate(dataset: Dataset[Any], indices: Sequence[int]) -> Triple:
 # Items of a Dataset that are read to recognise it; all of them would take as long as caching itself.
 _LOOKED_AT = 32
 
-Batches = Iterator[tuple[Batch, Tensor | None]]
+InOrder: TypeAlias = Iterator[tuple[Batch, Tensor | None]]
 
 
 @dataclass(frozen=True)
@@ -406,7 +414,7 @@ class Arrays:
         """Return the first row as a batch."""
         return self._rows(slice(1))
 
-    def batches(self, number: int, start: int) -> Batches:
+    def batches(self, number: int, start: int) -> InOrder:
         """Yield slices; every pass is the same."""
         for first in range(start, self.count, self.batch_size):
             yield self._rows(slice(first, first + self.batch_size))
@@ -454,11 +462,11 @@ class Items:
         """Return the first item, as it is in the first pass, as a batch."""
         return next(self._load([0], 0, workers=0))
 
-    def batches(self, number: int, start: int) -> Batches:
+    def batches(self, number: int, start: int) -> InOrder:
         """Yield items as batches, loaded ahead if there are workers."""
         yield from self._load(range(start, self.count), number, self.workers)
 
-    def _load(self, indices: range | list[int], number: int, workers: int) -> Batches:
+    def _load(self, indices: range | list[int], number: int, workers: int) -> InOrder:
         items = _Seeded(self.dataset, indices, derive(self.key, "items", number))
         loader: DataLoader[Any] = DataLoader(
             items,
@@ -550,7 +558,7 @@ def _kind(x: Batch) -> str:
     return f"{x.dtype} {tuple(x.shape[1:])}".removeprefix("torch.")
 
 
-def _digest(batches: Batches) -> str:
+def _digest(batches: InOrder) -> str:
     """Return a hash of rows, and of their shape and type: the same bytes in another shape are other inputs."""
     fingerprint, kinds = Fingerprint(), dict[str, None]()
     for x, y in batches:

@@ -115,9 +115,9 @@ class Tree:
         """Bytes of all tensors."""
         return sum(leaf.nbytes for leaf in self.leaves)
 
-    def to(self, *place: Any, **options: Any) -> "Tree":
+    def to(self, *target: Any, **options: Any) -> "Tree":
         """Move every tensor; a change of dtype is for real numbers, as with modules."""
-        return self.map(lambda leaf: leaf.to(*place, **options))
+        return self.map(lambda leaf: leaf.to(*target, **options))
 
     def clone(self) -> "Tree":
         """Return copies."""
@@ -253,14 +253,6 @@ def _joined(parts: Sequence[Tensor], axis: int) -> Tensor:
     return torch.cat(list(parts), axis)
 
 
-def arguments_of(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return positional and named arguments for a network: one tensor, a tuple's parts, or a dictionary's by name."""
-    value = plain(x)
-    if isinstance(value, dict):
-        return (), value
-    return (value if isinstance(value, tuple) else (value,)), {}
-
-
 def inputs_of(parts: tuple[Any, ...], named: Mapping[str, Any]) -> Batch:
     """Return the batch that a call of an ensemble was given: `ens(x)`, `ens(a, b)` or `ens(a=..., b=...)`."""
     if parts and named:
@@ -271,8 +263,10 @@ def inputs_of(parts: tuple[Any, ...], named: Mapping[str, Any]) -> Batch:
 
 
 def call(net: Callable[..., Any], x: Any) -> Any:
-    """Call a network as it expects to be."""
-    parts, named = arguments_of(x)
+    """Call a network as it expects to be: with one tensor, a tuple's parts, or a dictionary's by name."""
+    value = plain(x)
+    named = value if isinstance(value, dict) else {}
+    parts = () if named else value if isinstance(value, tuple) else (value,)
     try:
         return net(*parts, **named)
     except TypeError as problem:

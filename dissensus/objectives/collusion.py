@@ -294,8 +294,8 @@ def wide(outputs: Tensor) -> Tensor:
     """Return outputs without gradient in the precision to diagnose in: doubles, unless they are very many."""
     dtype = torch.float64 if outputs.numel() <= _LARGE else torch.promote_types(outputs.dtype, torch.float32)
     # Doubles exist on a CPU and on CUDA; elsewhere the numbers come to the CPU.
-    place = outputs.device if outputs.device.type in ("cpu", "cuda") else torch.device("cpu")
-    return outputs.detach().to(place, dtype)
+    device = outputs.device if outputs.device.type in ("cpu", "cuda") else torch.device("cpu")
+    return outputs.detach().to(device, dtype)
 
 
 def predictions(

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from dissensus._checks import check_weights, compute_dtype
 from dissensus._signatures import checked, whole_number
+from dissensus.objectives.likelihoods import LIKELIHOODS
 from dissensus.objectives.losses import (
     EVENT_LOSSES,
     Loss,
@@ -372,17 +372,10 @@ def _variance(values: Tensor, weights: Tensor | None) -> Tensor:
 
 def _divergence_from_pool(scores: Tensor, loss: str, weights: Tensor | None) -> Tensor:
     """Mean Kullback-Leibler divergence of the members from the distribution at the mean score."""
-    pooled = weighted_mean(scores, weights)
-    if loss == "cross_entropy":
-        log_pooled = pooled.log_softmax(-1)
-        divergence = log_pooled.exp() * (log_pooled - scores.log_softmax(-1))
-    elif loss == "poisson":
-        divergence = pooled.exp() * (pooled - scores) - pooled.exp() + scores.exp()
-    else:
-        yes = pooled.sigmoid() * (F.logsigmoid(pooled) - F.logsigmoid(scores))
-        no = (-pooled).sigmoid() * (F.logsigmoid(-pooled) - F.logsigmoid(-scores))
-        divergence = yes + no
-    return weighted_mean(output_sum(divergence), weights)
+    name = loss if loss in ("cross_entropy", "poisson") else "binary_cross_entropy"
+    columns = scores.flatten(2) if scores.ndim > 2 else scores[..., None]
+    divergence = LIKELIHOODS[name].divergence(weighted_mean(columns, weights), columns)
+    return weighted_mean(divergence, weights)
 
 
 def _signed_disagreement(outputs: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from dissensus._signatures import checked, real_number, whole_number
+from dissensus.data.sources import class_targets
 from dissensus.members import View
 from dissensus.members.members import Keys
 from dissensus.objectives.adversarial import VirtualAdversarial
-from dissensus.objectives.likelihoods import class_targets, full
+from dissensus.objectives.likelihoods import full
 from dissensus.objectives.objective import (
     BatchNorm,
     NormPenalty,
@@ -366,18 +367,15 @@ class HardDelta(Wrapper):
         candidates = self.radius * (
             real if self.tails == "real" else self._drawn(x, count, 1, noise).to(x.dtype)
         )
+        # What the law is measured on, `(members, samples, values)`: what networks say of residuals, or their features.
+        run = anchored.run_features if self.law == "features" else anchored.run_pairs
         known, said = (
-            self._law_values(members, anchored, each.unflatten(-1, shape)) for each in (real, candidates)
+            _masked(members, anchored, run, each.unflatten(-1, shape)) for each in (real, candidates)
         )
         distances = mahalanobis(said, known, diagonal=self.law == "features")
         kept = distances.topk(max(count // self.least_likely_of, 1), dim=1).indices
         tails = candidates.gather(1, kept[..., None].expand(*kept.shape, x.shape[-1]))
         return tails.reshape(*kept.shape, *shape)
-
-    def _law_values(self, members: View, anchored: "Anchored", residuals: Tensor) -> Tensor:
-        """Return what the law is measured on, `(members, samples, values)`: what networks say of residuals, or their features."""
-        run = anchored.run_features if self.law == "features" else anchored.run_pairs
-        return _masked(members, anchored, run, residuals)
 
 
 @checked

@@ -94,7 +94,7 @@ def check_beta(beta: float, allow_unbounded: bool = False, name: str = "beta") -
 
 
 # What a loss is called in `errors`.
-LOSSES = {
+_IN_ERRORS = {
     "cross_entropy": "cross_entropy",
     "brier": "brier",
     "mse": "mse",
@@ -151,8 +151,10 @@ class Joint(OutputObjective):
     def __post_init__(self) -> None:
         for beta in _values(self.beta):
             check_beta(beta, self.allow_unbounded)
-        if not callable(self.loss) and self.loss not in LOSSES:
-            raise ValueError(f"`loss` must be one of {', '.join(LOSSES)} or a function; got {self.loss!r}.")
+        if not callable(self.loss) and self.loss not in _IN_ERRORS:
+            raise ValueError(
+                f"`loss` must be one of {', '.join(_IN_ERRORS)} or a function; got {self.loss!r}."
+            )
         check_class_weights(self.class_weights, likelihood_of(self.loss))
         real_number("member_dropout", self.member_dropout, below=1.0)
         if self.weights is not None and (min(self.weights) < 0 or abs(sum(self.weights) - 1) > 1e-6):
@@ -171,7 +173,7 @@ class Joint(OutputObjective):
 
     @property
     def _loss(self) -> str | Callable[[Tensor, Tensor], Tensor]:
-        return self.loss if callable(self.loss) else LOSSES[self.loss]
+        return self.loss if callable(self.loss) else _IN_ERRORS[self.loss]
 
     def _pooled(self, outputs: Tensor) -> Tensor:
         answers = full(outputs)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dissensus._checks import can_be_read
 from dissensus._signatures import checked
+from dissensus.data.sources import class_targets
 
 SCALE_FLOOR = 1e-6
 # As torch's cross_entropy has it.
@@ -227,14 +228,6 @@ def _mean_probabilities(logits: Tensor) -> Tensor:
     return full(logits).softmax(-1).mean(0)
 
 
-def class_targets(targets: Tensor, num_classes: int) -> Tensor:
-    """Return class probabilities `(..., batch, classes)` for class indices; soft labels are returned as they are."""
-    if targets.is_floating_point():
-        return targets
-    # Not F.one_hot: it looks at the values, which a recorded or captured step cannot.
-    return (targets.unsqueeze(-1) == torch.arange(num_classes, device=targets.device)).to(torch.float32)
-
-
 def smooth_labels(targets: Tensor, num_classes: int, smoothing: float) -> Tensor:
     """Mix targets with the uniform distribution; class indices stay indices where there is nothing to mix."""
     if smoothing == 0.0:
@@ -336,9 +329,8 @@ def _mixture_binary(logits: Tensor, targets: Tensor) -> Tensor:
 
 def _binary_divergence(p: Tensor, q: Tensor) -> Tensor:
     p, q = full(p), full(q)
-    share = p.sigmoid()
     yes, no = F.logsigmoid(p) - F.logsigmoid(q), F.logsigmoid(-p) - F.logsigmoid(-q)
-    return (share * yes + (1 - share) * no).sum(-1)
+    return (p.sigmoid() * yes + (-p).sigmoid() * no).sum(-1)
 
 
 def _mean_answers(logits: Tensor) -> Tensor:
