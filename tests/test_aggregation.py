@@ -120,7 +120,7 @@ def acting(activation, **kept):
 @pytest.mark.parametrize(
     ("first", "second", "why"),
     [
-        (acting(nn.ReLU()), acting(nn.Tanh()), "module '1' is a ReLU in one and a Tanh in another"),
+        (acting(nn.ReLU()), acting(nn.Tanh()), "module '1' is a ReLU in one member and a Tanh in another"),
         (acting(nn.LeakyReLU(0.1)), acting(nn.LeakyReLU(0.2)), "attributes of module '1'"),
         (acting(nn.ReLU(), act=torch.sin), acting(nn.ReLU(), factor=2.0), "attributes of the module itself"),
         (
