@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from models_table import declare_torchvision
 from torch.utils.data import DataLoader, TensorDataset
 
 import dissensus as ds
@@ -62,6 +63,7 @@ def test_inside_lightning_members_train_as_in_a_plain_loop():
 
 @pytest.mark.slow
 def test_detectors_of_pytorch_ood_are_scores():
+    declare_torchvision()  # which pytorch-ood imports, and which does not load beside every build of torch
     pytest.importorskip("pytorch_ood")
     ens, (x, _) = ds.DeepEnsemble(example.make_net, 3), example.data()
     torch.testing.assert_close(example.with_pytorch_ood(ens, x), ds.scores.mean_energy(ds.predict(ens, x)))

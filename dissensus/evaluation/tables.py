@@ -116,16 +116,15 @@ def prediction_table(results: Sequence[Evaluation]) -> Cells:
     """Return how good predictions are, set by set and run by run."""
     found = {number.metric for result in results for number in result.numbers}
     metrics = [name for name in _PREDICTION_METRICS[results[0].task] if name in found]
-    several = len(results) > 1
     rows = [
-        [*([result.name] if several else []), _name_of_set(name)]
-        + [interval_text(find(result, metric, name)) for metric in metrics]
+        [result.name, _name_of_set(name), *(interval_text(find(result, metric, name)) for metric in metrics)]
         for result in results
         for name in _labelled(result) + _corrupted(result)
     ]
     targets = {result.target for result in results}
     unit = targets.pop() if len(targets) == 1 else ""
-    return [*(["run"] if several else []), "set", *(title_with_unit(name, unit) for name in metrics)], rows
+    heads = ["run", "set", *(title_with_unit(name, unit) for name in metrics)]
+    return (heads, rows) if len(results) > 1 else (heads[1:], [row[1:] for row in rows])
 
 
 def _labelled(result: Evaluation) -> list[str]:
