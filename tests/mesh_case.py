@@ -47,7 +47,7 @@ class Reads(nn.Identity):
 
 
 NORMS = {"none": lambda _: nn.Identity(), "batch": nn.BatchNorm1d, "sync": nn.SyncBatchNorm}
-NORMS |= {"sharded": NORMS["none"], "reads": lambda _: Reads()}
+NORMS |= {"sharded": NORMS["none"], "wrapped": NORMS["none"], "reads": lambda _: Reads()}
 
 
 class Stopped(ValueError):
@@ -62,7 +62,7 @@ def train(objective, mesh, *, members=4, norm="none", plateau=False, stop=None, 
         whole = nn.Sequential(
             nn.Linear(4, 8, bias=norm == "none"), NORMS[norm](8), nn.ReLU(), nn.Linear(8, 3)
         )
-        return whole if norm != "sharded" else sharded(whole)
+        return SHARDED.get(norm, lambda net: net)(whole)
 
     ens = ds.DeepEnsemble(net, members, seed=0)
     given = {"epochs": 6, "batch_size": 12, "lr": 1e-2, "engine": "eager", "device": "cpu"} | settings
@@ -88,6 +88,16 @@ def sharded(net):
     from torch.distributed.fsdp import fully_shard
 
     return fully_shard(net, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+
+
+def wrapped(net):
+    """Return a network as the first FSDP wraps it."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    return FullyShardedDataParallel(net, device_id=torch.device("cpu"))
+
+
+SHARDED = {"sharded": sharded, "wrapped": wrapped}
 
 
 def seen_of(ens, run):

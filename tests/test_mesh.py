@@ -54,6 +54,7 @@ REFUSED = {
     "too few": ("independent", (4, 1), {"members": 3}, "cannot be spread"),
     "more than outputs": ("adversarial", (2, 1), {}, "see the members' outputs only; Adversarial"),
     "sharded": ("independent", (2, 1), {"norm": "sharded"}, "Member 0 is sharded over processes (FSDP)"),
+    "wrapped": ("independent", (2, 1), {"norm": "wrapped"}, "Member 0 is sharded over processes (FSDP)"),
     "cut norms": ("independent", (1, 2), {"norm": "batch"}, "BatchNorm sees the whole batch"),
     # Not refused by the mesh: torch itself has it on accelerators only.
     "synchronised norms": (

@@ -73,7 +73,8 @@ def check_nets(nets: Sequence[nn.Module]) -> None:
 def _check_net(index: int, net: object) -> None:
     if not isinstance(net, nn.Module):
         raise ValueError(f"Each member must be an nn.Module; member {index} is a {type(net).__name__}.")
-    if any(type(tensor).__name__ == "DTensor" for tensor in tensors_of(net).values()):
+    kinds = {type(part).__name__ for part in (*tensors_of(net).values(), *net.modules())}
+    if kinds & {"DTensor", "FullyShardedDataParallel"}:
         raise ValueError(
             f"Member {index} is sharded over processes (FSDP), and an ensemble keeps whole members. Spread members with `mesh`; "
             "train those that exceed a device one by one, and gather each before DeepEnsemble.from_members."

@@ -160,19 +160,26 @@ def _part_of_table(run: LoadedRun, start: int, frame: Any, share: float, carry: 
     assert columns is not None
     x, problems = columns.encode(frame)
     kept = np.array([row for row in range(len(frame)) if row not in problems], dtype=np.int64)
-    head: Table = {"row": kept + start}
-    if target is not None and target in frame:
-        carry = [*(name for name in carry if name != target), target]
-    for name in dict.fromkeys(name for name in carry if name in frame):
-        values = columns_of(frame[[name]])[name][kept]
-        own = texts_of(values) if values.dtype.kind not in "biuf" else values
-        head["label" if name == target else name] = own
+    head: Table = {"row": kept + start, **_carried(frame, carry, target, kept)}
     notes = tuple(
         f"column {name!r} holds values that training never saw ({', '.join(map(repr, texts[:3]))}), read as none of its own"
         for name, texts in columns.unseen(frame).items()
     )
     named = {start + row: why for row, why in problems.items()}
     return Part(start, head, torch.from_numpy(x[kept]), named, share, notes)
+
+
+def _carried(frame: Any, carry: Sequence[str], target: str | None, kept: Any) -> Table:
+    """Return the columns of a table that go into the output as they are, the target last, as `label`."""
+    names = [name for name in dict.fromkeys(carry) if name in frame and name != target]
+    if target is not None and target in frame:
+        names.append(target)
+    found = {}
+    for name in names:
+        values = columns_of(frame[[name]])[name][kept]
+        own = texts_of(values) if values.dtype.kind not in "biuf" else values
+        found["label" if name == target else name] = own
+    return found
 
 
 def _part_of_loaded(run: LoadedRun, loaded: Loaded) -> Part:

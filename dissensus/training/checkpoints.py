@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,15 +68,10 @@ class CheckpointFolder:
             replace_file(self.folder / _block(name, rank, count), data)
         digest = hashlib.sha256(data).hexdigest()
         digests = [digest] if mesh is None else mesh.collect(digest)
-        if rank > 0:
-            return
-        for name in names:
-            blocks = {_block(name, place, count): each for place, each in enumerate(digests)}
-            body = {"format": FORMAT, "blocks": blocks, "facts": dict(facts)}
-            replace_file(
-                self.folder / f"{name}.json", json.dumps({"sha256": _digest(body), "checkpoint": body})
-            )
-        self._clear(kind, names[0])
+        if rank == 0:
+            for name in names:
+                self._tell(name, digests, facts)
+            self._clear(kind, names[0])
 
     def load(self, kind: str = "last") -> tuple[dict[str, Tensor], dict[str, Any], str | None]:
         """Return tensors and facts of the newest checkpoint that is whole, and what was wrong with newer ones."""
@@ -95,6 +90,13 @@ class CheckpointFolder:
             f"No usable checkpoint in {self.folder}: {' '.join(problems) or 'there is none.'} "
             "To start again, move or delete the folder."
         )
+
+    def _tell(self, name: str, digests: Sequence[str], facts: Mapping[str, Any]) -> None:
+        """Write the JSON of a checkpoint whose blocks are there."""
+        blocks = {_block(name, place, len(digests)): digest for place, digest in enumerate(digests)}
+        body = {"format": FORMAT, "blocks": blocks, "facts": dict(facts)}
+        told = json.dumps({"sha256": _digest(body), "checkpoint": body})
+        replace_file(self.folder / f"{name}.json", told)
 
     def _paths(self, kind: str) -> list[Path]:
         """Return the checkpoints of a kind, the newest first."""

@@ -8,6 +8,7 @@ weights they trained, so that all decide alike. Into a checkpoint each writes it
 
 import logging
 import os
+import re
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -214,28 +215,26 @@ def mesh_of(shape: tuple[int, int] | None) -> Mesh | None:
 
 def check_mesh(mesh: Mesh, members: "Members", objective: Objective, picks: bool) -> None:
     """Refuse what cannot be trained in parts."""
-    if members.loss_over_members != "sum" or not members.stacked:
-        raise ValueError(
-            f"`mesh` trains ensembles whose members own their parameters and have one architecture; this is {type(members).__name__}."
-        )
-    if not isinstance(objective, OutputObjective) or not objective.outputs_only:
-        raise ValueError(
-            f"`mesh` takes objectives that see the members' outputs only; {type(objective).__name__} needs more. Train it in one process."
-        )
-    if members.num_trained < mesh.members:
-        raise ValueError(
-            f"{members.num_trained} members cannot be spread over {mesh.members} processes. Use fewer, or cut batches instead: "
-            f"mesh=(1, {mesh.members})."
-        )
-    if picks and mesh.members > 1:
-        raise ValueError(
-            f"{type(objective).__name__} draws members anew each step, so they cannot be spread: use mesh=(1, {mesh.members * mesh.data})."
-        )
     norms = [m for m in members.parts() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    if mesh.data > 1 and any(not isinstance(norm, nn.SyncBatchNorm) for norm in norms):
-        raise ValueError(
-            f"BatchNorm sees the whole batch, and mesh=(…, {mesh.data}) cuts it. Spread members only, or use SyncBatchNorm or GroupNorm."
-        )
+    refusals = {
+        f"`mesh` trains ensembles whose members own their parameters and have one architecture; this is {type(members).__name__}.": (
+            members.loss_over_members != "sum" or not members.stacked
+        ),
+        f"`mesh` takes objectives that see the members' outputs only; {type(objective).__name__} needs more. Train it in one process.": (
+            not isinstance(objective, OutputObjective) or not objective.outputs_only
+        ),
+        f"{members.num_trained} members cannot be spread over {mesh.members} processes. Use fewer, or cut batches instead: "
+        f"mesh=(1, {mesh.members}).": members.num_trained < mesh.members,
+        f"{type(objective).__name__} draws members anew each step, so they cannot be spread: use mesh=(1, {mesh.members * mesh.data}).": (
+            picks and mesh.members > 1
+        ),
+        f"BatchNorm sees the whole batch, and mesh=(…, {mesh.data}) cuts it. Spread members only, or use SyncBatchNorm or GroupNorm.": (
+            mesh.data > 1 and not all(isinstance(norm, nn.SyncBatchNorm) for norm in norms)
+        ),
+    }
+    for sentence, holds in refusals.items():
+        if holds:
+            raise ValueError(sentence)
 
 
 @dataclass
@@ -418,23 +417,33 @@ def together(mesh: str | None) -> "Iterator[tuple[int, int] | None]":
     if mesh is None and size == 1:
         yield None
         return
-    parts = (mesh or f"{size}x1").lower().split("x")
-    if len(parts) != 2 or not all(part.isdecimal() and int(part) for part in parts):
-        raise ValueError(f"--mesh must be like 2x1, processes along members and along data; got {mesh!r}.")
+    shape = _read_shape(mesh or f"{size}x1")
     if size == 1 and "MASTER_ADDR" not in os.environ:
         raise ValueError(
             "--mesh needs several processes: torchrun --nproc-per-node N -m dissensus train RECIPE.toml"
         )
-    cuda = torch.cuda.is_available()
-    if cuda:
-        here, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-        if here >= gpus:
-            raise ValueError(
-                f"Each process needs a GPU of its own, and this machine has {gpus}: torchrun --nproc-per-node {gpus}"
-            )
-        torch.cuda.set_device(here)
-    dist.init_process_group("nccl" if cuda else "gloo", timeout=PATIENCE)
+    dist.init_process_group("nccl" if _take_gpu() else "gloo", timeout=PATIENCE)
     try:
-        yield int(parts[0]), int(parts[1])
+        yield shape
     finally:
         dist.destroy_process_group()
+
+
+def _read_shape(mesh: str) -> tuple[int, int]:
+    found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", mesh.lower())
+    if found is None:
+        raise ValueError(f"--mesh must be like 2x1, processes along members and along data; got {mesh!r}.")
+    return int(found[1]), int(found[2])
+
+
+def _take_gpu() -> bool:
+    """Take this process's own GPU; whether there are any."""
+    if not torch.cuda.is_available():
+        return False
+    here, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if here >= gpus:
+        raise ValueError(
+            f"Each process needs a GPU of its own, and this machine has {gpus}: torchrun --nproc-per-node {gpus}"
+        )
+    torch.cuda.set_device(here)
+    return True
