@@ -111,7 +111,8 @@ def export(
         example = tree_map(lambda leaf: torch.as_tensor(leaf).cpu(), plain(example))
     except (TypeError, RuntimeError, ValueError):
         raise ValueError(_EXAMPLE) from None
-    _check(path, precision, example)
+    _check_file(path, precision)
+    _check_example(example, precision)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.stem}.tmp{path.suffix}")
     with evaluation_mode(members):
@@ -127,11 +128,19 @@ def export(
     return Exported(path, path.stat().st_size, error, correlation)
 
 
-def _check(path: Path, precision: str, example: Any) -> None:
+def _check_file(path: Path, precision: str) -> None:
     if path.suffix not in (".onnx", ".pt2"):
         raise ValueError(f"Files are written as .onnx or .pt2; got {path.name!r}.")
     if precision == "int8" and path.suffix == ".pt2":
         raise ValueError("8-bit weights are written to .onnx files only; choose that, or precision='fp16'.")
+    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
+    if missing and path.suffix == ".onnx":
+        raise ModuleNotFoundError(
+            f"Writing {path.name} needs {missing[0]}, which this environment lacks. Install with: pip install 'dissensus[export]'"
+        )
+
+
+def _check_example(example: Any, precision: str) -> None:
     leaves = tree_flatten(example)[0]
     if not leaves or not all(leaf.ndim and len(leaf) for leaf in leaves):
         raise ValueError(_EXAMPLE)
@@ -139,11 +148,6 @@ def _check(path: Path, precision: str, example: Any) -> None:
         raise ValueError(
             f"Whether {precision} keeps the order of scores is seen on at least {_ROWS_TO_RANK} inputs; `example` has "
             f"{len(leaves[0])}. Give more, such as held-out ones."
-        )
-    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
-    if missing and path.suffix == ".onnx":
-        raise ModuleNotFoundError(
-            f"Writing {path.name} needs {missing[0]}, which this environment lacks. Install with: pip install 'dissensus[export]'"
         )
 
 
