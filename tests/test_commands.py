@@ -721,6 +721,15 @@ def test_what_is_no_sweep_is_said(home, tmp_path, sweep):
     assert "[sweep]" in result.stderr
 
 
+def test_arms_are_no_parts_of_one_run(home, tmp_path, monkeypatch):
+    (tmp_path / "s.toml").write_text(RECIPE + "\n[sweep]\nrepeats = 2\n")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    result = invoke("train", tmp_path / "s.toml", "-o", tmp_path / "arms")
+    assert result.exit_code == 2
+    assert "start them without torchrun" in " ".join(result.stderr.split())
+    assert not (tmp_path / "arms").exists()
+
+
 @pytest.mark.slow
 def test_the_wheel_goes_from_data_to_a_page_in_three_commands(tmp_path):
     pytest.importorskip("hatchling", reason="building the wheel takes hatchling")

@@ -23,7 +23,7 @@ from dissensus_bench.check import (
     keep_better,
     read_stored,
 )
-from dissensus_bench.report import print_results, write_results
+from dissensus_bench.report import print_results, store, write_results
 
 _PEER_PACKAGES = ("jax", "torchensemble", "torch-uncertainty", "lightning-uq-box", "lightning")
 
@@ -62,7 +62,10 @@ def run(
     if stored is not None:
         check_comparable(about, stored)
     with one_thread():
-        results = [result for name in names for result in _measure(name, options)]
+        results: list[Result] = []
+        for name in names:
+            results += _measure(name, options)
+            store(output, about, results)  # what was measured stays when a later case is interrupted
         slower: list[Slower] = []
         if stored is not None:
             results, slower = _compare(results, flat_ratios(stored["results"]), options)

@@ -67,11 +67,16 @@ def _print_grid(results: Sequence[Result]) -> None:
     Console().print(grid)
 
 
-def write_results(folder: Path, about: Mapping[str, Any], results: Sequence[Result]) -> Path:
-    """Write `results.json`, the figures (SVG and PNG) and `report.html`; return the page's path."""
+def store(folder: Path, about: Mapping[str, Any], results: Sequence[Result]) -> None:
+    """Write `results.json`."""
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"about": about, "results": list(results)}, indent=1)
     (folder / "results.json").write_text(text + "\n", encoding="utf-8")
+
+
+def write_results(folder: Path, about: Mapping[str, Any], results: Sequence[Result]) -> Path:
+    """Write `results.json`, the figures (SVG and PNG) and `report.html`; return the page's path."""
+    store(folder, about, results)
     pictures = _pictures(folder, results)
     sections = [
         Section("Ratios", _ratio_table(results), *_peer_lines(results)),

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from bench_records import result
-from dissensus_bench import cases, masked, peers, timing
+from dissensus_bench import cases, masked, one_run, peers, timing
 from dissensus_bench.cached_heads import STRENGTH, Size, _guided_loss, cost_rows, guided_heads
 from dissensus_bench.cases import CASES, LOOP, STACKED, Options, heads_results, resnet_result, training_result
 from dissensus_bench.encoders import encoder_problems
@@ -274,3 +274,17 @@ def test_the_loop_by_hand_minimises_what_the_objective_does():
     step = Step(torch.tensor(0), 10, False, keys, torch.tensor(0))
     loss, _ = obj.LossGuided(STRENGTH, guard=None).on_outputs(logits, y, step)
     torch.testing.assert_close(_guided_loss(logits, y), loss)
+
+
+def test_what_was_measured_stays_when_a_later_case_fails(tmp_path, monkeypatch):
+    done = {"case": "heads", "what": "a job", "sides": {}, "ratios": {"ours": 2.0}, "missing": {}}
+
+    def measure(name, options):
+        if name == "resnet":
+            raise KeyboardInterrupt
+        return [done]
+
+    monkeypatch.setattr("dissensus_bench.one_run._measure", measure)
+    with pytest.raises(KeyboardInterrupt):
+        one_run.run(tmp_path, device="cpu", cases=["heads", "resnet"])
+    assert json.loads((tmp_path / "results.json").read_text())["results"] == [done]

@@ -59,6 +59,10 @@ def train(
     changes = change or []
     folder = output or (recipe if recipe.is_dir() else Path("runs") / recipe.stem)
     if not one and (sweep := sweep_of(recipe)) is not None:
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise ValueError(
+                "The arms of a [sweep] are runs of their own: start them without torchrun, with --jobs or --ray."
+            )
         _train_arms(recipe, folder, sweep, jobs, ray, changes, allow_import)
         return
     described = Recipe.read(recipe, changes)
