@@ -96,8 +96,8 @@ def test_the_page_fits_a_phone(page, tmp_path):
     document, _ = browse(tmp_path, look, "--dump-dom")
     seen = json.loads(unescape(re.search("<pre>(.*?)</pre>", document, flags=re.DOTALL)[1]))
     assert seen["page"] <= 390
-    assert len(seen["pictures"]) == 14
-    assert len(seen["tables"]) == 4
+    assert len(seen["pictures"]) >= 14
+    assert len(seen["tables"]) >= 4
     assert all(250 < width <= 390 for width in seen["pictures"] + seen["tables"])
     assert "Telling known from unknown" in seen["text"]
 
