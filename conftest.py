@@ -25,9 +25,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 
 # Tests that take more than a second of a processor, as measured: `make test-all` runs them.
-LONG = frozenset(
-    Path(__file__).with_name("tests").joinpath("long_tests.txt").read_text(encoding="utf-8").splitlines()
-)
+LONG = frozenset(Path(__file__).with_name("tests").joinpath("long_tests.txt").read_text(encoding="utf-8").splitlines())
 
 
 @pytest.hookimpl(tryfirst=True)

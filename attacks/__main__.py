@@ -17,9 +17,7 @@ def main() -> int:
     """Run the attacks; return 1 where something did not hold."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--long",
-        action="store_true",
-        help="every kind of run, every place and every wrong call, in about ten minutes",
+        "--long", action="store_true", help="every kind of run, every place and every wrong call, in about ten minutes"
     )
     parser.add_argument("--record", type=Path, help="write the figures here, with machine, versions and date")
     arguments = parser.parse_args()

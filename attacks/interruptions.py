@@ -67,9 +67,7 @@ def random_kills(kinds: list[str], rounds: int, scratch: Path, seed: int = 0) ->
             said, patience = None, 0.3
             while said is None:
                 child = Child(lambda kind=kind: train(kind, scratch / "run", epochs=40))
-                patience *= (
-                    1.3  # a busy machine may not come to the first checkpoint in the time of a quiet one
-                )
+                patience *= 1.3  # a busy machine may not come to the first checkpoint in the time of a quiet one
                 time.sleep(draw.uniform(0.02, patience))
                 child.kill()
                 said = child.wait()

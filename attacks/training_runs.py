@@ -46,10 +46,7 @@ RUNS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
     ),
     "masks": lambda: (ds.Masksembles(normed(), 3), {"data": (x, y)}),
     "loader": lambda: (ds.DeepEnsemble(plain, 3), {"data": _loader()}),
-    "other optimizer": lambda: (
-        ds.DeepEnsemble(plain, 3),
-        {"data": (x, y), "optimizer": torch.optim.RMSprop},
-    ),
+    "other optimizer": lambda: (ds.DeepEnsemble(plain, 3), {"data": (x, y), "optimizer": torch.optim.RMSprop}),
 }
 
 

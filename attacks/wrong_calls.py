@@ -63,9 +63,7 @@ def tensor(*shape: int) -> torch.Tensor:
 
 def ensemble(outputs: int = 4) -> ds.DeepEnsemble:
     """A small one, made anew: calls may change it."""
-    return ds.DeepEnsemble(
-        lambda: nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, outputs)), num_members=2
-    )
+    return ds.DeepEnsemble(lambda: nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, outputs)), num_members=2)
 
 
 def network() -> nn.Module:
@@ -335,9 +333,7 @@ def share(ended: Counter[str]) -> float:
 
 def main() -> None:
     """Attack and print the figures as JSON."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one call in ten")
     parser.add_argument("--obscure", action="store_true", help="list refusals that were not clear")
     options = parser.parse_args()

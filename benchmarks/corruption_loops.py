@@ -183,9 +183,7 @@ def _hsv(values: Array) -> tuple[Array, Array, Array]:
     spread = value - values.min(-1)
     safe = np.where(spread > 0, spread, 1)
     hue = np.where(
-        value == red,
-        (green - blue) / safe,
-        np.where(value == green, 2 + (blue - red) / safe, 4 + (red - green) / safe),
+        value == red, (green - blue) / safe, np.where(value == green, 2 + (blue - red) / safe, 4 + (red - green) / safe)
     )
     return hue % 6, spread / np.where(value > 0, value, 1), value
 
@@ -339,9 +337,7 @@ def pinch_and_twirl(image: Array, random: np.random.Generator) -> Array:
     turn = turn * np.where(inside, (1 - distance) ** 2, 0)
     sine, cosine = np.sin(turn), np.cos(turn)
     source_rows = rows - down + pinch * (down * cosine + right * sine)
-    return _bytes(
-        _sampled(image / 255, source_rows, columns - right + pinch * (right * cosine - down * sine))
-    )
+    return _bytes(_sampled(image / 255, source_rows, columns - right + pinch * (right * cosine - down * sine)))
 
 
 def ripple(image: Array, random: np.random.Generator) -> Array:

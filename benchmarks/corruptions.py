@@ -67,14 +67,10 @@ def on_cuda(images: torch.Tensor) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="corruptions to time on a CPU; all where none is given")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument(
-        "--images", type=int, default=None, help="512 on a CPU, 10 000 on CUDA where not given"
-    )
+    parser.add_argument("--images", type=int, default=None, help="512 on a CPU, 10 000 on CUDA where not given")
     parser.add_argument("--side", type=int, default=32)
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--clock", choices=CLOCKS, default="wall")

@@ -20,11 +20,7 @@ import dissensus as ds
 from dissensus.architectures import cnn, resnet18
 from dissensus.evaluation import evaluate
 
-NETWORKS: dict[str, Callable[[], nn.Module]] = {
-    "narrow": lambda: resnet18(width=8),
-    "cnn": cnn,
-    "resnet18": resnet18,
-}
+NETWORKS: dict[str, Callable[[], nn.Module]] = {"narrow": lambda: resnet18(width=8), "cnn": cnn, "resnet18": resnet18}
 CLASSES = 10
 
 
@@ -44,9 +40,7 @@ def seconds(call: Callable[[], object], options: argparse.Namespace) -> float:
 def prediction_ratio(options: argparse.Namespace) -> None:
     device = torch.device(options.device)
     generator = torch.Generator().manual_seed(0)
-    sets = [
-        torch.randn(options.inputs, 3, 32, 32, generator=generator).to(device) for _ in ("id", "far", "near")
-    ]
+    sets = [torch.randn(options.inputs, 3, 32, 32, generator=generator).to(device) for _ in ("id", "far", "near")]
     labels = torch.randint(CLASSES, (options.inputs,), generator=generator)
     ens = ds.DeepEnsemble(NETWORKS[options.network], num_members=options.members, seed=0).to(device)
 
@@ -55,13 +49,7 @@ def prediction_ratio(options: argparse.Namespace) -> None:
             ds.predict(ens, x, batch_size=options.batch_size)
 
     def evaluation() -> None:
-        evaluate(
-            ens,
-            (sets[0], labels),
-            {"far": sets[1], "near": sets[2]},
-            batch_size=options.batch_size,
-            bootstrap=0,
-        )
+        evaluate(ens, (sets[0], labels), {"far": sets[1], "near": sets[2]}, batch_size=options.batch_size, bootstrap=0)
 
     predictions(), evaluation()
     times = [(seconds(predictions, options), seconds(evaluation, options)) for _ in range(options.repeats)]
@@ -74,16 +62,12 @@ def prediction_ratio(options: argparse.Namespace) -> None:
 
 def bootstrap_seconds(options: argparse.Namespace) -> None:
     generator = torch.Generator().manual_seed(0)
-    known, far, near = (
-        scale * torch.randn(options.resampled, 8, generator=generator) for scale in (1.0, 3.0, 1.5)
-    )
+    known, far, near = (scale * torch.randn(options.resampled, 8, generator=generator) for scale in (1.0, 3.0, 1.5))
     labels = torch.randint(CLASSES, (options.resampled,), generator=generator)
     ens = ds.DeepEnsemble(lambda: nn.Linear(8, CLASSES), num_members=options.members, seed=0)
 
     def run(count: int) -> float:
-        return seconds(
-            lambda: evaluate(ens, (known, labels), {"far": far, "near": near}, bootstrap=count), options
-        )
+        return seconds(lambda: evaluate(ens, (known, labels), {"far": far, "near": near}, bootstrap=count), options)
 
     run(0)
     without, with_intervals = (min(run(count) for _ in range(options.repeats)) for count in (0, 1000))

@@ -76,14 +76,10 @@ def peak_bytes(options: argparse.Namespace) -> int:
     """Train one side; return its peak beyond what there was before."""
     make, x, y = problem(options.case, options.device)
     # What torch and the engines load when first used is not training's.
-    train_plainly(
-        lambda: nn.Linear(4, 2), torch.zeros(4, 4, device=x.device), y[:4] % 2, options.optimizer, 4
-    )
+    train_plainly(lambda: nn.Linear(4, 2), torch.zeros(4, 4, device=x.device), y[:4] % 2, options.optimizer, 4)
     tiny = ds.DeepEnsemble(lambda: nn.Linear(4, 2), 2).to(x.device)
     engine = "captured" if options.side in ("plain", "auto") else options.side
-    ds.fit(
-        tiny, (torch.zeros(4, 4), torch.arange(4) % 2), epochs=2, batch_size=4, engine=engine, progress=False
-    )
+    ds.fit(tiny, (torch.zeros(4, 4), torch.arange(4) % 2), epochs=2, batch_size=4, engine=engine, progress=False)
     if options.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -118,9 +114,7 @@ def measured(side: str, optimizer: str, options: argparse.Namespace) -> int:
 
 def main() -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--case", default="mlp", choices=tuple(BATCHES))
     parser.add_argument("--engines", default="eager,captured,auto")

@@ -164,11 +164,7 @@ def classification_rows(size: int, repeats: int) -> list[Row]:
     probs = torch.randn(batch, classes, generator=generator).mul_(2).softmax(-1)
     labels = torch.randint(classes, (batch,), generator=generator)
     return [
-        Row(
-            name,
-            f"{batch:,} x {classes} float32",
-            measure(partial(metric, probs, labels), repeats),
-        )
+        Row(name, f"{batch:,} x {classes} float32", measure(partial(metric, probs, labels), repeats))
         for name, metric in metrics.CLASSIFICATION_METRICS.items()
     ]
 
@@ -178,9 +174,7 @@ def table(rows: list[Row]) -> str:
     header = ("metric", "inputs", "seconds", "extra MB", "peer", "seconds", "extra MB", "speed-up")
     lines = [header, *(cells(row) for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-    return "\n".join(
-        "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)
 
 
 def cells(row: Row) -> tuple[str, ...]:
@@ -226,9 +220,7 @@ def main() -> None:
     ]
     print(table(rows))
     if options.output is not None:
-        options.output.write_text(
-            json.dumps({"environment": facts, "rows": [asdict(row) for row in rows]}, indent=2)
-        )
+        options.output.write_text(json.dumps({"environment": facts, "rows": [asdict(row) for row in rows]}, indent=2))
 
 
 if __name__ == "__main__":

@@ -39,11 +39,7 @@ def problem(case: str) -> tuple[ds.DeepEnsemble, tuple[torch.Tensor, torch.Tenso
     if case == "mlps":
         x = torch.randn(6400, 10)
         return ds.DeepEnsemble(lambda: mlp(10, [30, 30], 1), 20), (x, x.sum(1, keepdim=True).sin()), "mse"
-    return (
-        ds.DeepEnsemble(resnet18, 5),
-        (torch.randn(6400, 3, 32, 32), torch.arange(6400) % 10),
-        "cross_entropy",
-    )
+    return (ds.DeepEnsemble(resnet18, 5), (torch.randn(6400, 3, 32, 32), torch.arange(6400) % 10), "cross_entropy")
 
 
 def milliseconds(case: str, side: str, engine: str, options: argparse.Namespace) -> tuple[float, float]:
@@ -73,9 +69,7 @@ def milliseconds(case: str, side: str, engine: str, options: argparse.Namespace)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", default="mlps", choices=("mlps", "resnet"))
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--engines", default="captured,compiled")

@@ -57,9 +57,7 @@ class Meter:
 
 def loopback() -> int:
     """Return how many bytes the machine has sent to itself."""
-    line = next(
-        line for line in Path("/proc/net/dev").read_text().splitlines() if line.strip().startswith("lo:")
-    )
+    line = next(line for line in Path("/proc/net/dev").read_text().splitlines() if line.strip().startswith("lo:"))
     return int(line.split()[1])
 
 
@@ -84,23 +82,9 @@ def work(folder: Path, engines: bool) -> None:
     take = Trainer._take_steps
 
     def timed(*arguments: Any) -> int:
-        before = (
-            time.perf_counter(),
-            meter.seconds,
-            meter.bytes,
-            meter.calls,
-            loopback(),
-            time.process_time(),
-        )
+        before = (time.perf_counter(), meter.seconds, meter.bytes, meter.calls, loopback(), time.process_time())
         taken = take(*arguments)
-        after = (
-            time.perf_counter(),
-            meter.seconds,
-            meter.bytes,
-            meter.calls,
-            loopback(),
-            time.process_time(),
-        )
+        after = (time.perf_counter(), meter.seconds, meter.bytes, meter.calls, loopback(), time.process_time())
         times.append([b - a for a, b in zip(before, after, strict=True)])
         return taken
 
@@ -134,10 +118,7 @@ def work(folder: Path, engines: bool) -> None:
             mesh=(processes, 1) if processes > 1 else None, progress=False,
         )  # fmt: skip
         columns = list(zip(*times[10:], strict=True))
-        found[engine] = {
-            "seconds": statistics.median(columns[0]),
-            "processor_seconds": statistics.median(columns[5]),
-        }
+        found[engine] = {"seconds": statistics.median(columns[0]), "processor_seconds": statistics.median(columns[5])}
     if processes > 1 and not engines:
         found["network"] = network(processes)
     if os.environ.get("RANK", "0") == "0":
@@ -179,14 +160,7 @@ def measure(engines: bool) -> None:
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
         for processes in PROCESSES:
-            run = [
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                "--standalone",
-                "--nproc-per-node",
-                str(processes),
-            ]
+            run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
             command = (run if processes > 1 else [sys.executable]) + [
                 __file__,
                 "--work",
@@ -243,9 +217,7 @@ def measure_score(rows: int) -> None:
         folder = Path(name)
         write(folder / "train.parquet", 4000, target=True)
         (folder / "recipe.toml").write_text(RECIPE)
-        subprocess.run(
-            [sys.executable, "-m", "dissensus", "train", "recipe.toml", "-o", "run"], check=True, cwd=folder
-        )
+        subprocess.run([sys.executable, "-m", "dissensus", "train", "recipe.toml", "-o", "run"], check=True, cwd=folder)
         found = {}
         for label, count in (("idle", 100), ("scored", rows)):
             write(folder / f"{label}.parquet", count)
@@ -313,8 +285,7 @@ def predicted(objective: str, processes: int, training: dict[str, Any]) -> float
     compute = alone / processes * max(1.0, processes / cores)
     operations = sent(objective, MEMBERS, BATCH, CLASSES)
     return compute + sum(
-        collective(kind, payload, processes, found["latency"], found["bytes_a_second"])
-        for kind, payload in operations
+        collective(kind, payload, processes, found["latency"], found["bytes_a_second"]) for kind, payload in operations
     )
 
 
@@ -395,13 +366,10 @@ def _aims(record: dict[str, Any]) -> list[str]:
     """Return the rows of the table that the page opens with."""
     found, score = record["training"]["processes"], record["score"]
     faster = {
-        name: [found["1"][name]["seconds"] / found[n][name]["seconds"] for n in ("2", "4")]
-        for name in OBJECTIVES
+        name: [found["1"][name]["seconds"] / found[n][name]["seconds"] for n in ("2", "4")] for name in OBJECTIVES
     }
     ratios = [
-        found[str(n)][name]["seconds"] / predicted(name, n, record["training"])
-        for name in OBJECTIVES
-        for n in (2, 4)
+        found[str(n)][name]["seconds"] / predicted(name, n, record["training"]) for name in OBJECTIVES for n in (2, 4)
     ]
     gathered, means = (found["4"][name]["bytes"] for name in ("Joint, outputs gathered", "Joint"))
     more = (score["scored"]["bytes"] - score["idle"]["bytes"]) / 1e9
@@ -451,10 +419,7 @@ def _steps(training: dict[str, Any]) -> list[str]:
         alone = training["processes"]["1"][objective]["seconds"]
         rows.append(f"| {objective} | 1 | {1e3 * alone:.0f} | 1 | | | |")
         for processes in PROCESSES[1:]:
-            found, model = (
-                training["processes"][str(processes)][objective],
-                predicted(objective, processes, training),
-            )
+            found, model = (training["processes"][str(processes)][objective], predicted(objective, processes, training))
             rows.append(
                 f"| {objective} | {processes} | {1e3 * found['seconds']:.0f} | {alone / found['seconds']:.2f} | "
                 f"{1e3 * found['collective_seconds']:.1f} | {1e3 * model:.0f} | {found['seconds'] / model:.2f} |"
@@ -508,9 +473,7 @@ def _cluster() -> list[str]:
     for gpus in GPUS:
         joint = sent("Joint", gpus, CLUSTER_BATCH, CLUSTER_CLASSES)
         everything = sent("outputs", gpus, CLUSTER_BATCH, CLUSTER_CLASSES)
-        few, all_of_it = (
-            sum(_on_the_wire(*one, gpus) for one in operations) for operations in (joint, everything)
-        )
+        few, all_of_it = (sum(_on_the_wire(*one, gpus) for one in operations) for operations in (joint, everything))
         ring, gather = (
             1e3 * sum(collective(*one, gpus, ASSUMED_LATENCY, ASSUMED_SPEED) for one in operations)
             for operations in (joint, everything)
@@ -535,9 +498,7 @@ def _score(found: dict[str, Any] | None) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", action="store_true")
     parser.add_argument("--score", action="store_true")
     parser.add_argument("--rows", type=int, default=ROWS)

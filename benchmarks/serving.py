@@ -26,9 +26,9 @@ RECORD, PAGE = ROOT / "docs" / "serving.json", ROOT / "docs" / "deployment.md"
 START, END = "<!-- from docs/serving.json -->\n", "\n<!-- end -->"
 PACKAGES = ("onnxruntime", "fastapi", "starlette", "uvicorn", "numpy")
 BODY = json.dumps({"rows": [[0.1 * value for value in range(8)]]}).encode()
-REQUEST = (
-    b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
-    % (len(BODY), BODY)
+REQUEST = b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
+    len(BODY),
+    BODY,
 )
 # Before anything counts, the server answers for so long.
 WARM_UP_SECONDS = 3.0
@@ -97,10 +97,7 @@ class Connection(asyncio.Protocol):
 async def load(port: int, seconds: float, connections: int) -> list[Connection]:
     """Keep so many connections busy for so long."""
     loop, until = asyncio.get_running_loop(), time.perf_counter() + seconds
-    made = [
-        (await loop.create_connection(lambda: Connection(until), "127.0.0.1", port))[1]
-        for _ in range(connections)
-    ]
+    made = [(await loop.create_connection(lambda: Connection(until), "127.0.0.1", port))[1] for _ in range(connections)]
     await asyncio.gather(*(connection.ended for connection in made))
     return made
 
@@ -141,11 +138,7 @@ async def measure(port: int, pid: int, duration: float, connections: int) -> dic
         "largest_ms": round(1000 * seconds[-1], 2),
         "errors": sum(len(connection.errors) for connection in done),
         "processor_ms_per_request": round(1000 * taken / len(seconds), 3),
-        "memory_mb": {
-            "first": round(memory[0], 1),
-            "last": round(memory[-1], 1),
-            "most": round(max(memory), 1),
-        },
+        "memory_mb": {"first": round(memory[0], 1), "last": round(memory[-1], 1), "most": round(max(memory), 1)},
         "seconds": round(elapsed, 1),
         "connections": connections,
     }
@@ -153,11 +146,7 @@ async def measure(port: int, pid: int, duration: float, connections: int) -> dic
 
 def environment() -> dict[str, Any]:
     """Return where and when this runs; `load` is what else the machine has been doing in the last minute."""
-    names = [
-        line.partition(": ")[2]
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if "model name" in line
-    ]
+    names = [line.partition(": ")[2] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
     return {
         "date": time.strftime("%Y-%m-%d"),
         "processor": names[0] if names else platform.machine(),
@@ -217,9 +206,7 @@ def main() -> None:
         server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         try:
             wait_for(options.port, server)
-            found = (
-                asyncio.run(measure(options.port, server.pid, options.seconds, options.connections)) | found
-            )
+            found = asyncio.run(measure(options.port, server.pid, options.seconds, options.connections)) | found
         finally:
             server.terminate()
             server.wait(60)

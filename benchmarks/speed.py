@@ -29,9 +29,7 @@ def lowest_ratios(files: list[Path]) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--cases", type=names, help=f"of {', '.join(CASES)}; all by default")
     parser.add_argument("--engines", type=names, help="each case's own by default")
@@ -40,17 +38,9 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=1, help="how often; each run has a folder of its own")
     parser.add_argument("--store", type=Path, help="write the lowest ratios of all runs to this file")
     options = parser.parse_args()
-    folders = [
-        options.output / str(index) if options.runs > 1 else options.output for index in range(options.runs)
-    ]
+    folders = [options.output / str(index) if options.runs > 1 else options.output for index in range(options.runs)]
     for folder in folders:
-        run(
-            folder,
-            device=options.device,
-            cases=options.cases,
-            engines=options.engines,
-            quick=options.quick,
-        )
+        run(folder, device=options.device, cases=options.cases, engines=options.engines, quick=options.quick)
     if options.store is not None:
         stored = lowest_ratios([folder / "results.json" for folder in folders])
         options.store.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")

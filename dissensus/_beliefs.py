@@ -203,9 +203,7 @@ class Disagreement:
     pairwise: Scores
 
 
-def deviations(
-    values: Float[Tensor, "members ..."], weights: MemberWeights | None
-) -> Float[Tensor, "members ..."]:
+def deviations(values: Float[Tensor, "members ..."], weights: MemberWeights | None) -> Float[Tensor, "members ..."]:
     """Members less their mean; exactly zero where all are equal, which the rounded mean of equal numbers is not."""
     from_first = values - values[:1]
     return from_first - member_mean(from_first, weights)
@@ -254,11 +252,7 @@ _VARIANCE_OF_UNIT_SCALE = {"gaussian": 1.0, "laplace": 2.0}
 
 @checked
 def total_variance(
-    mean: MemberOutputs,
-    scale: MemberOutputs,
-    *,
-    family: Family = "gaussian",
-    weights: Weights = None,
+    mean: MemberOutputs, scale: MemberOutputs, *, family: Family = "gaussian", weights: Weights = None
 ) -> Variances:
     r"""Total uncertainty: variance of the members' mixture.
 
@@ -285,11 +279,7 @@ def total_variance(
 
 @checked
 def data_variance(
-    mean: MemberOutputs,
-    scale: MemberOutputs,
-    *,
-    family: Family = "gaussian",
-    weights: Weights = None,
+    mean: MemberOutputs, scale: MemberOutputs, *, family: Family = "gaussian", weights: Weights = None
 ) -> Variances:
     r"""Data uncertainty: mean of the members' variances.
 
@@ -315,11 +305,7 @@ def data_variance(
 
 @checked
 def knowledge_variance(
-    mean: MemberOutputs,
-    scale: MemberOutputs,
-    *,
-    family: Family = "gaussian",
-    weights: Weights = None,
+    mean: MemberOutputs, scale: MemberOutputs, *, family: Family = "gaussian", weights: Weights = None
 ) -> Variances:
     r"""Knowledge uncertainty: variance of the members' means.
 

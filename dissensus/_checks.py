@@ -55,8 +55,7 @@ def check_logits_shape(logits: Tensor) -> None:
     _check_tensor("logits", logits)
     if logits.ndim != 3:
         raise ValueError(
-            "`logits` must be shaped (members, batch, classes); "
-            f"got {tuple(logits.shape)}. One model: `logits[None]`."
+            f"`logits` must be shaped (members, batch, classes); got {tuple(logits.shape)}. One model: `logits[None]`."
         )
     _check_not_empty("logits", logits)
     if logits.shape[-1] < 2:
@@ -131,9 +130,7 @@ def check_labels(labels: Tensor, num: int, classes: int | None = None) -> None:
     lowest, highest = _to_host([*labels.aminmax()])
     if lowest < 0 or highest >= classes:
         row = int(((labels < 0) | (labels >= classes)).nonzero()[0])
-        raise ValueError(
-            f"`labels` must lie in 0..{classes - 1}; got {int(labels[row])} in row {row}. Count from 0."
-        )
+        raise ValueError(f"`labels` must lie in 0..{classes - 1}; got {int(labels[row])} in row {row}. Count from 0.")
 
 
 def check_mean_and_scale(mean: Tensor, scale: Tensor, weights: Tensor | None = None) -> None:
@@ -157,9 +154,7 @@ def check_mean_and_scale(mean: Tensor, scale: Tensor, weights: Tensor | None = N
             f"got {tuple(mean.shape)}. One model: `mean[None]`."
         )
     if scale.shape != mean.shape:
-        raise ValueError(
-            f"`scale` must be shaped as `mean`, {tuple(mean.shape)}; got {tuple(scale.shape)}. Expand it."
-        )
+        raise ValueError(f"`scale` must be shaped as `mean`, {tuple(mean.shape)}; got {tuple(scale.shape)}. Expand it.")
     _check_not_empty("mean", mean)
     facts = [*mean.detach().aminmax(), *scale.detach().aminmax()]
     if weights is not None:
@@ -171,8 +166,7 @@ def check_mean_and_scale(mean: Tensor, scale: Tensor, weights: Tensor | None = N
     _check_members_finite("scale", scale, lowest_scale, highest_scale)
     if lowest_scale < 0:
         raise ValueError(
-            f"`scale` must not be negative; got {lowest_scale:g} at the least. "
-            "Pass softplus of the raw output."
+            f"`scale` must not be negative; got {lowest_scale:g} at the least. Pass softplus of the raw output."
         )
     if weights is not None:
         _check_weight_facts(weights, *weight_facts)
@@ -191,9 +185,7 @@ def check_features(features: Tensor) -> None:
     """
     _check_tensor("features", features)
     if features.ndim != 2:
-        raise ValueError(
-            f"`features` must be shaped (batch, features); got {tuple(features.shape)}. Use `flatten(1)`."
-        )
+        raise ValueError(f"`features` must be shaped (batch, features); got {tuple(features.shape)}. Use `flatten(1)`.")
     _check_not_empty("features", features)
     lowest, highest = _to_host([*features.detach().aminmax()])
     if not _usable(features, lowest, highest):
@@ -262,9 +254,7 @@ def _check_tensor(name: str, values: Tensor) -> None:
 
 def _check_not_empty(name: str, values: Tensor) -> None:
     if values.numel() == 0:
-        raise ValueError(
-            f"`{name}` must not be empty; got shape {tuple(values.shape)}. Pass one input or more."
-        )
+        raise ValueError(f"`{name}` must not be empty; got shape {tuple(values.shape)}. Pass one input or more.")
 
 
 def _check_members_finite(name: str, values: Tensor, lowest: float, highest: float) -> None:

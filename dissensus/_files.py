@@ -80,9 +80,7 @@ def _lock(handle: int, path: Path) -> None:
         import fcntl
     except ModuleNotFoundError:  # a system without such locks
         return
-    taken = ValueError(
-        f"Another process is training into {path.parent} now. Wait for it, or choose another folder."
-    )
+    taken = ValueError(f"Another process is training into {path.parent} now. Wait for it, or choose another folder.")
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

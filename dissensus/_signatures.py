@@ -44,9 +44,7 @@ def checked(public: Public) -> Public:
         made.__init__ = checked(made.__init__)
         return public
     positions = [
-        name
-        for name, own in inspect.signature(public).parameters.items()
-        if own.kind <= own.POSITIONAL_OR_KEYWORD
+        name for name, own in inspect.signature(public).parameters.items() if own.kind <= own.POSITIONAL_OR_KEYWORD
     ]
     wanted: dict[str, Wanted] = {}
 
@@ -79,9 +77,7 @@ def whole_number(name: str, value: Any, least: int | None = None, *, tail: str =
     return number
 
 
-def real_number(
-    name: str, value: Any, *, least: float = 0.0, above: bool = False, below: float = inf
-) -> float:
+def real_number(name: str, value: Any, *, least: float = 0.0, above: bool = False, below: float = inf) -> float:
     """Return a finite number of any origin as Python's own, at least (or above) a bound and below another, or say what is wrong.
 
     Example:
@@ -111,9 +107,7 @@ def check_dense(name: str, tensor: Any) -> None:
     """Refuse a tensor that holds no values, or not all of them."""
     if not _is_dense(tensor) or tensor.is_meta:
         kind = "one without values (meta)" if tensor.is_meta else "a sparse one"
-        raise ValueError(
-            f"`{name}` must be a dense tensor; got {kind}. Use `{name}.to_dense()`, or load the values."
-        )
+        raise ValueError(f"`{name}` must be a dense tensor; got {kind}. Use `{name}.to_dense()`, or load the values.")
 
 
 def _hints(public: Callable[..., Any]) -> dict[str, Any]:
@@ -165,9 +159,7 @@ def _wanted(annotation: Any) -> Wanted:
 
 
 def _among(words: Collection[Any]) -> Wanted:
-    return lambda value: value if isinstance(value, str) and value in words else _OTHER, _listed(
-        map(repr, words)
-    )
+    return lambda value: value if isinstance(value, str) and value in words else _OTHER, _listed(map(repr, words))
 
 
 def _instance(kind: Any) -> Wanted:

@@ -58,9 +58,7 @@ def mean_probs(logits: MemberLogits, classes: Sequence[int] | None = None) -> Fl
     return _restricted(logits, classes).softmax(-1).mean(0)
 
 
-def majority_vote(
-    logits: MemberLogits, classes: Sequence[int] | None = None
-) -> Float[Tensor, "batch chosen"]:
+def majority_vote(logits: MemberLogits, classes: Sequence[int] | None = None) -> Float[Tensor, "batch chosen"]:
     """Let every member vote for one class; the share of votes that each class gets.
 
     With `classes`, members vote among *all* classes and those whose vote falls outside abstain, as in published results on
@@ -183,11 +181,7 @@ def greedy_soup(members: Members, data: Pairs, *, batch_size: int = 1024) -> Gre
         if accuracy >= best:
             taken, best = [*taken, index], accuracy
     candidate.load_state_dict(average([nets[index].state_dict() for index in taken]))
-    net = (
-        members.on_backbone(candidate)
-        if isinstance(members, HeadEnsemble) and reader is not members
-        else candidate
-    )
+    net = members.on_backbone(candidate) if isinstance(members, HeadEnsemble) and reader is not members else candidate
     return GreedySoup(net, tuple(taken), best)
 
 
@@ -206,17 +200,11 @@ def _accuracy(net: nn.Module, data: Pairs, batch_size: int, output: Output = Non
 def _restricted(logits: Tensor, classes: Sequence[int] | None) -> Tensor:
     check_member_logits(logits)
     logits = logits.to(compute_dtype(logits))
-    return (
-        logits
-        if classes is None
-        else logits[..., _class_indices(classes, logits.shape[-1]).to(logits.device)]
-    )
+    return logits if classes is None else logits[..., _class_indices(classes, logits.shape[-1]).to(logits.device)]
 
 
 def _class_indices(classes: Sequence[int], width: int) -> Tensor:
     chosen = torch.as_tensor(classes)
     if chosen.ndim != 1 or len(chosen) == 0 or int(chosen.min()) < 0 or int(chosen.max()) >= width:
-        raise ValueError(
-            f"`classes` must be a list of class indices from 0 to {width - 1}; got {list(classes)[:8]}."
-        )
+        raise ValueError(f"`classes` must be a list of class indices from 0 to {width - 1}; got {list(classes)[:8]}.")
     return chosen

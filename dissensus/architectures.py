@@ -238,14 +238,7 @@ def wide_resnet(
 
 
 ARCHITECTURES: Mapping[str, Callable[..., nn.Module]] = MappingProxyType(
-    {
-        "mlp": mlp,
-        "cnn": cnn,
-        "vgg": vgg,
-        "resnet18": resnet18,
-        "resnet34": resnet34,
-        "wide_resnet": wide_resnet,
-    }
+    {"mlp": mlp, "cnn": cnn, "vgg": vgg, "resnet18": resnet18, "resnet34": resnet34, "wide_resnet": wide_resnet}
 )
 
 

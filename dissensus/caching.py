@@ -124,9 +124,7 @@ class _Job:
 
     def __post_init__(self) -> None:
         if self.passes > 1 and self.augment is None and isinstance(self.source, Arrays):
-            raise ValueError(
-                f"{self.passes} passes over the same arrays give the same features. Pass `augment`."
-            )
+            raise ValueError(f"{self.passes} passes over the same arrays give the same features. Pass `augment`.")
 
     @property
     def rows(self) -> int:
@@ -163,9 +161,7 @@ class _Job:
             )
         return features, y
 
-    def _augmented(
-        self, x: Tensor, y: Tensor | None, number: int, start: int
-    ) -> tuple[Tensor, Tensor | None]:
+    def _augmented(self, x: Tensor, y: Tensor | None, number: int, start: int) -> tuple[Tensor, Tensor | None]:
         """Change each example by noise of its own, as if it were the one example of a member's batch."""
         assert self.augment is not None
         pass_key = torch.tensor(derive(self.key, "augment", number), device=x.device)
@@ -239,9 +235,7 @@ def _in_files(
     return facts.open(folder, resident_limit)
 
 
-def _check_same(
-    facts: Facts, job: _Job, dtype: torch.dtype | None, identity: dict[str, Any], folder: Path
-) -> None:
+def _check_same(facts: Facts, job: _Job, dtype: torch.dtype | None, identity: dict[str, Any], folder: Path) -> None:
     """Refuse a folder of other features than those that are asked for."""
     if identity["augment"] is None:
         raise ValueError(

@@ -83,9 +83,7 @@ def make_again(description: Any, allow: Collection[str]) -> Any:
     if "name" in description:
         return _imported(description["name"], allow)
     if "partial" in description:
-        return partial(
-            make_again(description["partial"], allow), **make_again(description["arguments"], allow)
-        )
+        return partial(make_again(description["partial"], allow), **make_again(description["arguments"], allow))
     if "call" in description:
         return _imported(description["call"], allow)(**make_again(description["arguments"], allow))
     return {key: make_again(each, allow) for key, each in description.items()}

@@ -76,9 +76,7 @@ class Digits:
     corrupted: Mapping[str, Images]
 
 
-def run(
-    output: Path | str = "demo-report", *, num_members: int = 5, epochs: int = 40, seed: int = 0
-) -> DemoResult:
+def run(output: Path | str = "demo-report", *, num_members: int = 5, epochs: int = 40, seed: int = 0) -> DemoResult:
     """Train the ensemble, measure it, print the tables and write the page.
 
     Args:
@@ -102,9 +100,7 @@ def run(
     # Before training, so that a folder which cannot be made costs no time.
     folder.mkdir(parents=True, exist_ok=True)
     digits = load(seed)
-    print(
-        f"Training {num_members} networks on {len(digits.train[0])} images of the digits 0 to {KNOWN - 1} …"
-    )
+    print(f"Training {num_members} networks on {len(digits.train[0])} images of the digits 0 to {KNOWN - 1} …")
     ensemble = DeepEnsemble(make_member, num_members=num_members, seed=seed)
     training = fit(
         ensemble,
@@ -184,9 +180,7 @@ def load(seed: int = 0) -> Digits:
     known = torch.nonzero(y < KNOWN).flatten()
     known = known[torch.randperm(len(known), generator=_generator(seed, "split"))]
     train, test = known.tensor_split([round(_TRAINING_SHARE * len(known))])
-    corrupted = {
-        name: (corrupt(x[test], _generator(seed, name)), y[test]) for name, corrupt in CORRUPTIONS.items()
-    }
+    corrupted = {name: (corrupt(x[test], _generator(seed, name)), y[test]) for name, corrupt in CORRUPTIONS.items()}
     return Digits((x[train], y[train]), (x[test], y[test]), (x[y >= KNOWN], y[y >= KNOWN]), corrupted)
 
 

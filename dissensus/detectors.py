@@ -160,9 +160,7 @@ class KNearestNeighbours:
             them are at right angles or further.
         """
         _check_width(features, self.bank.shape[1])
-        chunks = [
-            self._score_chunk(rows) for rows in torch.split(_unit_length(features).to(self.bank), _ROWS)
-        ]
+        chunks = [self._score_chunk(rows) for rows in torch.split(_unit_length(features).to(self.bank), _ROWS)]
         return torch.cat(chunks).to(features.device, compute_dtype(features))
 
     def _score_chunk(self, rows: Features) -> Scores:
@@ -171,10 +169,7 @@ class KNearestNeighbours:
         for start in range(0, len(self.bank), _BANK_ROWS):
             part = rows @ self.bank[start : start + _BANK_ROWS].T
             value, index = part.topk(min(self.k, part.shape[1]))
-            similarity, neighbour = (
-                torch.cat([similarity, value], 1),
-                torch.cat([neighbour, start + index], 1),
-            )
+            similarity, neighbour = (torch.cat([similarity, value], 1), torch.cat([neighbour, start + index], 1))
             similarity, kept = similarity.topk(min(self.k, similarity.shape[1]))
             neighbour = neighbour.gather(1, kept)
         # From the difference, not as sqrt(2 - 2 similarity), which has three digits for close neighbours.

@@ -12,12 +12,7 @@ from safetensors.numpy import load_file, save_file
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import check_random_state, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import (
-    _check_sample_weight,
-    check_consistent_length,
-    check_is_fitted,
-    validate_data,
-)
+from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted, validate_data
 from torch import Tensor
 
 from dissensus._beliefs import Family, data_variance
@@ -327,18 +322,14 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
     ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
         """Return columns, targets and weights of the rows that count."""
         if y is None:
-            raise ValueError(
-                f"This {type(self).__name__} estimator requires y to be passed, but the target y is None."
-            )
+            raise ValueError(f"This {type(self).__name__} estimator requires y to be passed, but the target y is None.")
         table = self._read(X, reset=reset, least=2 if reset else 1)
         y = column_or_1d(y.to_numpy() if hasattr(y, "to_numpy") else y, warn=True)
         if y.dtype == object and any(str(label) in _NO_LABEL and not isinstance(label, str) for label in y):
             raise ValueError("`y` holds missing values. Leave these rows out.")
         rows = len(next(iter(table.values())))
         check_consistent_length(np.empty(rows), y)
-        weight = _check_sample_weight(
-            sample_weight, np.empty((rows, 1)), dtype=np.float64, ensure_non_negative=True
-        )
+        weight = _check_sample_weight(sample_weight, np.empty((rows, 1)), dtype=np.float64, ensure_non_negative=True)
         counts = weight > 0
         return {name: values[counts] for name, values in table.items()}, y[counts], weight[counts]
 
@@ -350,9 +341,7 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
             validate_data(self, X, reset=reset, skip_check_array=True)
             table = columns_of(X)
             if X.shape[0] < least:
-                raise ValueError(
-                    f"Found a table with {X.shape[0]} sample(s) while a minimum of {least} is required."
-                )
+                raise ValueError(f"Found a table with {X.shape[0]} sample(s) while a minimum of {least} is required.")
             return table
         mixed = _mixed(X)
         if mixed is not None:
@@ -496,9 +485,7 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"{path} holds no estimator.json. Give the folder that `save` wrote.")
         stored = json.loads((path / "estimator.json").read_text(encoding="utf-8"))
         if stored["estimator"] != cls.__name__:
-            raise ValueError(
-                f"{path} holds an {stored['estimator']}; load it with {stored['estimator']}.load."
-            )
+            raise ValueError(f"{path} holds an {stored['estimator']}; load it with {stored['estimator']}.load.")
         estimator = cls()
         estimator.__setstate__(_with_arrays(stored["state"], load_file(path / "arrays.safetensors")))
         return estimator
@@ -756,10 +743,7 @@ def _without_arrays(value: Any, path: str, arrays: dict[str, np.ndarray]) -> Any
     if isinstance(value, np.ndarray):
         return {"values": value.tolist(), "dtype": value.dtype.str}
     if isinstance(value, Mapping):
-        return {
-            key: _without_arrays(each, f"{path}.{key}" if path else key, arrays)
-            for key, each in value.items()
-        }
+        return {key: _without_arrays(each, f"{path}.{key}" if path else key, arrays) for key, each in value.items()}
     if isinstance(value, Objective):
         return _without_arrays(_as_table(value), path, arrays)
     return value.item() if isinstance(value, np.generic) else value

@@ -299,9 +299,7 @@ def _facts(members: Members, graph: _Graph, alarm: Alarm | None) -> dict[str, An
         "kind": type(members).__name__,
         "num_members": members.num_members,
         "score": score if isinstance(score, str) else getattr(score, "__name__", "function"),
-        "units": "nats"
-        if graph.reader.classes
-        else "squares of the target's",  # of total, data and knowledge
+        "units": "nats" if graph.reader.classes else "squares of the target's",  # of total, data and knowledge
     }
     if alarm is None:
         return facts
@@ -318,9 +316,7 @@ def _input_names(example: Any) -> list[str]:
     return [f"x{name}" if name[0].isdigit() else name for name in Tree.of(example).names()]
 
 
-def _write(
-    graph: _Graph, example: Any, limit: Tensor | None, path: Path, facts: Mapping[str, Any], int8: bool
-) -> None:
+def _write(graph: _Graph, example: Any, limit: Tensor | None, path: Path, facts: Mapping[str, Any], int8: bool) -> None:
     arguments: dict[str, Any] = {"x": _rows(example, 3)}
     shapes: dict[str, Any] = {"x": tree_map(lambda leaf: {0: torch.export.Dim.DYNAMIC}, example)}
     if limit is not None:
@@ -337,14 +333,10 @@ def _write(
         for node in program.graph.nodes:
             node.meta.pop("stack_trace", None)  # names of files on the machine that exported
         if path.suffix == ".pt2":
-            torch.export.save(
-                program, path, extra_files={name: json.dumps(fact) for name, fact in facts.items()}
-            )
+            torch.export.save(program, path, extra_files={name: json.dumps(fact) for name, fact in facts.items()})
             return
         outputs = list(graph(**arguments))
-        traced = torch.onnx.export(
-            program, input_names=names, output_names=outputs, dynamo=True, verbose=False
-        )
+        traced = torch.onnx.export(program, input_names=names, output_names=outputs, dynamo=True, verbose=False)
     assert traced is not None
     defaults = {} if limit is None else {"limit": limit.numpy()}
     path.write_bytes(finish(traced.model_proto, defaults, facts, int8))

@@ -103,9 +103,7 @@ class Picture:
 
     def __post_init__(self) -> None:
         if not self.alt.strip():
-            raise ValueError(
-                "`alt` must say what the figure shows, for readers who cannot see it; it is empty."
-            )
+            raise ValueError("`alt` must say what the figure shows, for readers who cannot see it; it is empty.")
 
 
 @dataclass(frozen=True)
@@ -179,9 +177,7 @@ def write_page(
     """
     target = Path(path)
     if target.is_dir():
-        raise ValueError(
-            f"`path` must name a file; {target} is a folder. Add a file name, such as report.html."
-        )
+        raise ValueError(f"`path` must name a file; {target} is a folder. Add a file name, such as report.html.")
     top = f"{_line('subtitle', subtitle)}{_headlines(headlines)}{_line('lead', lead)}"
     page = _page(title, top + "".join(_line("remark", text) for text in remarks), sections)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -287,8 +283,7 @@ def _table(table: Table) -> str:
     columns = [[row[place] for row in table.rows] for place in range(len(table.columns))]
     classes = [' class="number"' if _is_numeric(values) else "" for values in columns]
     head = "".join(
-        f'<th scope="col"{kind}>{escape(name)}</th>'
-        for name, kind in zip(table.columns, classes, strict=True)
+        f'<th scope="col"{kind}>{escape(name)}</th>' for name, kind in zip(table.columns, classes, strict=True)
     )
     rows = "".join(_row(table, number, classes) for number in range(len(table.rows)))
     caption = f"<caption><span>{escape(table.caption)}</span></caption>\n" if table.caption else ""
@@ -317,9 +312,7 @@ def _row(table: Table, number: int, classes: Sequence[str]) -> str:
 
 def _is_numeric(values: Sequence[object]) -> bool:
     present = [value for value in values if value is not None]
-    return bool(present) and all(
-        isinstance(value, Real | Tensor) and not isinstance(value, bool) for value in present
-    )
+    return bool(present) and all(isinstance(value, Real | Tensor) and not isinstance(value, bool) for value in present)
 
 
 def _picture(picture: Picture, number: int) -> str:
@@ -351,9 +344,7 @@ def _with_hover(svg: str) -> str:
         texts = iter(group[1].split("|"))
         if len(re.findall("<use [^>]*/>", group[2])) != group[1].count("|") + 1:
             return f"<g>{group[2]}"  # a point lies outside of the axes and was not drawn
-        return "<g>" + re.sub(
-            "(<use [^>]*)/>", lambda use: f"{use[1]}><title>{next(texts)}</title></use>", group[2]
-        )
+        return "<g>" + re.sub("(<use [^>]*)/>", lambda use: f"{use[1]}><title>{next(texts)}</title></use>", group[2])
 
     return re.sub(r'<g id="hover:([^"]*)">(.*?</g>\s*</g>)', named, svg, flags=re.DOTALL)
 

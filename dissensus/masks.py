@@ -113,9 +113,7 @@ def solve(
         case int() as kept, None, int() as masks:
             pairs = [(kept, masks)]
         case _:
-            raise ValueError(
-                f"Give two of `ones`, `scale` and `num_masks`; got {ones=}, {scale=}, {num_masks=}."
-            )
+            raise ValueError(f"Give two of `ones`, `scale` and `num_masks`; got {ones=}, {scale=}, {num_masks=}.")
     found = [MaskSettings(width, n, m, _implied_scale(width, n, m)) for m, n in pairs]
     return min(found, key=lambda s: abs(1.0 / s.scale - 1.0 / (scale or s.scale)))
 

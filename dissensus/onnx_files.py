@@ -111,11 +111,7 @@ def _output_axis(node: Any) -> int | None:
 def _too_small(tensor: Any) -> bool:
     from onnx import TensorProto
 
-    return (
-        tensor.data_type != TensorProto.FLOAT
-        or len(tensor.dims) < 2
-        or np.prod(tensor.dims) < _SMALLEST_QUANTISED
-    )
+    return tensor.data_type != TensorProto.FLOAT or len(tensor.dims) < 2 or np.prod(tensor.dims) < _SMALLEST_QUANTISED
 
 
 def _to_int8(weights: NDArray[Any], axis: int) -> tuple[NDArray[Any], NDArray[Any]]:

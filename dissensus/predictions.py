@@ -69,9 +69,7 @@ def predict(
     run = Captured(reader, members, f"{outputs} outputs", num_batches(given, batch_size))
     # Seeded: loaders, and members that draw even in evaluation, would move the global generators.
     with evaluation_mode(members), seeded(0), members.returning_all(outputs == "all"):
-        found = [
-            _kept(_of_rows(run(b), b), home) for b in _batches(members, given, run, batch_size, memory_limit)
-        ]
+        found = [_kept(_of_rows(run(b), b), home) for b in _batches(members, given, run, batch_size, memory_limit)]
     if not found:
         raise ValueError("There is nothing to predict: `x` gives no batch.")
     joined = join_rows(found, axis=1)
@@ -205,9 +203,7 @@ def mixture(
         (1.0, 2.0)
     """
     if mean.shape != scale.shape:
-        raise ValueError(
-            f"`mean` and `scale` must have one shape; got {tuple(mean.shape)} and {tuple(scale.shape)}."
-        )
+        raise ValueError(f"`mean` and `scale` must have one shape; got {tuple(mean.shape)} and {tuple(scale.shape)}.")
     if family not in ("gaussian", "laplace"):
         raise ValueError(f"`family` must be 'gaussian' or 'laplace'; got {family!r}.")
     if weights is None:

@@ -254,9 +254,7 @@ class _Solver:
         if self.standardise:
             mean, scale = x.mean(0), x.std(0, correction=0)
             # A feature that never varies stays as it is, as in scikit-learn.
-            scale = torch.where(
-                scale > 10 * torch.finfo(x.dtype).eps * mean.abs(), scale, torch.ones_like(scale)
-            )
+            scale = torch.where(scale > 10 * torch.finfo(x.dtype).eps * mean.abs(), scale, torch.ones_like(scale))
             x = (x - mean) / scale
         solve = self._by_lbfgs if self.method == "lbfgs" else self._by_sgd
         for strength, (weight, bias) in zip(strengths, solve(x, y, strengths, tolerance), strict=True):
@@ -297,9 +295,7 @@ class _Solver:
         self, x: Tensor, y: Tensor, strengths: Sequence[float], tolerance: tuple[float, float]
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Train the heads of all strengths at once, as members of one ensemble."""
-        heads = DeepEnsemble(
-            lambda: nn.Linear(x.shape[1], self.classes, dtype=x.dtype), len(strengths), self.seed
-        )
+        heads = DeepEnsemble(lambda: nn.Linear(x.shape[1], self.classes, dtype=x.dtype), len(strengths), self.seed)
         fit(
             heads,
             (x, y),

@@ -112,19 +112,14 @@ def load(
     """
     folder = Path(folder)
     config = _config(folder)
-    kind = make_again(
-        {"name": config["kind"]}, [*allow, config["kind"]] if _is_kind(config["kind"]) else allow
-    )
+    kind = make_again({"name": config["kind"]}, [*allow, config["kind"]] if _is_kind(config["kind"]) else allow)
     arguments = dict(config["arguments"])
     given = {"make_head": make_head, "output": output} | {
         name: make_member for name in _NETWORKS if name != "make_head"
     }
     maker = kind if config["classmethod"] is None else getattr(kind, config["classmethod"])
     with seeded(0):
-        made = {
-            name: _argument(name, description, given.get(name), allow)
-            for name, description in arguments.items()
-        }
+        made = {name: _argument(name, description, given.get(name), allow) for name, description in arguments.items()}
         members: Members = maker(**made)
     if list(members.member_ids) != config["members"]:
         members.keep_members([list(members.member_ids).index(member) for member in config["members"]])
@@ -160,9 +155,7 @@ def _config(folder: Path) -> dict[str, Any]:
         config = json.loads((folder / CONFIG).read_text())
         known = config["library"] == "dissensus"
     except FileNotFoundError:
-        raise ValueError(
-            f"{folder} holds no ensemble: there is no {CONFIG}. Write one with ds.save."
-        ) from None
+        raise ValueError(f"{folder} holds no ensemble: there is no {CONFIG}. Write one with ds.save.") from None
     except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError):
         known = False
     if not known:
@@ -178,9 +171,7 @@ def _load_tensors(members: Members, folder: Path, config: dict[str, Any]) -> Non
     path = folder / TENSORS
     data = path.read_bytes() if path.exists() else b""
     if hashlib.sha256(data).hexdigest() != config["sha256"]:
-        raise ValueError(
-            f"{path} is missing, truncated or of another ensemble: its digest is not the recorded one."
-        )
+        raise ValueError(f"{path} is missing, truncated or of another ensemble: its digest is not the recorded one.")
     tensors: dict[str, Tensor] = from_bytes(data)
     own = members.state_dict(keep_vars=True)
     for name, tensor in tensors.items():

@@ -93,9 +93,7 @@ def over_positions(
     if how not in ("mean", "max", "share"):
         raise ValueError(f"`how` must be 'mean', 'max' or 'share'; got {how!r}.")
     if (how == "share") != (limit is not None):
-        raise ValueError(
-            "`limit` is the value above which how='share' counts; give it there and nowhere else."
-        )
+        raise ValueError("`limit` is the value above which how='share' counts; give it there and nowhere else.")
     flat = values.flatten(1)
     kept = torch.ones_like(flat, dtype=torch.bool) if counts is None else counts.flatten(1)
     if how == "max":
@@ -463,21 +461,11 @@ SCORES: Mapping[str, Score] = MappingProxyType(
 
 # These measure disagreement and nothing else: zero where all members are copies of one.
 KNOWLEDGE_SCORES: frozenset[str] = frozenset(
-    {
-        "mutual_information",
-        "predicted_class_variance",
-        "mean_pairwise_kl",
-        "jensen_shannon",
-        "variation_ratio",
-    }
+    {"mutual_information", "predicted_class_variance", "mean_pairwise_kl", "jensen_shannon", "variation_ratio"}
 )
 
 REGRESSION_SCORES: Mapping[str, Score] = MappingProxyType(
-    {
-        "total_variance": total_variance,
-        "data_variance": data_variance,
-        "knowledge_variance": knowledge_variance,
-    }
+    {"total_variance": total_variance, "data_variance": data_variance, "knowledge_variance": knowledge_variance}
 )
 
 
@@ -509,9 +497,7 @@ def all_scores(
     chosen = list(SCORES if names is None else names)
     unknown = [name for name in chosen if name not in SCORES]
     if unknown:
-        raise ValueError(
-            f"`names` must be among {sorted(SCORES)}; got {unknown}. Correct them or leave them out."
-        )
+        raise ValueError(f"`names` must be among {sorted(SCORES)}; got {unknown}. Correct them or leave them out.")
     if class_axis is None:
         beliefs = Beliefs.of(logits, weights, stacklevel=5)
         return {name: SCORES[name](beliefs) for name in chosen}

@@ -23,13 +23,7 @@ _LR = 0.1
 
 
 def check_members(
-    make: MakeMembers,
-    x: Tensor,
-    y: Tensor,
-    *,
-    loss: str | None = None,
-    rtol: float = 1e-4,
-    atol: float = 1e-5,
+    make: MakeMembers, x: Tensor, y: Tensor, *, loss: str | None = None, rtol: float = 1e-4, atol: float = 1e-5
 ) -> None:
     """Check that a kind of ensemble keeps the contract on which training, predictions and scores rely.
 
@@ -110,9 +104,7 @@ def check_objective(
             torch.manual_seed(1)
             case.fit(second, objective, epochs=2)
         case.same(predict(first, x), predict(second, x), f"Two runs of {name} with one seed end differently.")
-        _check(
-            torch.equal(x, before[0]) and torch.equal(y, before[1]), f"{name} changed the data it was given."
-        )
+        _check(torch.equal(x, before[0]) and torch.equal(y, before[1]), f"{name} changed the data it was given.")
         _check_likelihood(objective, predict(first, x), y, name)
         case.check_picked(objective, name)
         if not objective.couples:
@@ -140,13 +132,7 @@ class _Case:
 
     def step(self, ens: Members, objective: Objective) -> None:
         """Take one plain SGD step on all the data."""
-        self.fit(
-            ens,
-            objective,
-            batch_size=len(self.x),
-            lr=_LR,
-            batches="shared",
-        )
+        self.fit(ens, objective, batch_size=len(self.x), lr=_LR, batches="shared")
 
     def same(self, found: Tensor, wanted: Tensor, sentence: str) -> None:
         """Fail with a sentence where two tensors differ by more than rounding."""
@@ -200,9 +186,7 @@ class _Case:
         self.fit(trained, Independent(self.loss))
         outputs = predict(trained, self.x)
         self.same(predict(copy.deepcopy(trained), self.x), outputs, "A deep copy gives other outputs.")
-        self.same(
-            predict(ens, self.x), predict(self.make(), self.x), "Training a deep copy changes the original."
-        )
+        self.same(predict(ens, self.x), predict(self.make(), self.x), "Training a deep copy changes the original.")
         other = self.make()
         other.load_state_dict(trained.state_dict())
         self.same(predict(other, self.x), outputs, "A state dict does not carry all that decides outputs.")
@@ -241,9 +225,7 @@ class _Case:
             optimizer.step()
         self.step(ens, Independent(self.loss))
         for index, (net, start) in enumerate(zip(nets, starts, strict=True)):
-            self._compare(
-                ens.member(index).state_dict(), net.state_dict(), start, f"member {index}", "it moves alone"
-            )
+            self._compare(ens.member(index).state_dict(), net.state_dict(), start, f"member {index}", "it moves alone")
 
     def _check_mean_moves_all(self, ens: Members) -> None:
         probe = copy.deepcopy(ens).train()

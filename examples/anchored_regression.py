@@ -55,25 +55,13 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     x, y = points()
     references = x[permutation(torch.tensor(0), len(x))]
-    ens = ds.Anchored(
-        lambda: mlp(1, [128, 128, 128], 1), references, num_members=NUM_REFERENCES, initialise="fresh"
-    )
+    ens = ds.Anchored(lambda: mlp(1, [128, 128, 128], 1), references, num_members=NUM_REFERENCES, initialise="fresh")
     epochs = 5 if options.smoke else 1000
-    ds.fit(
-        ens,
-        (x, y),
-        objective=obj.Independent("mse"),
-        epochs=epochs,
-        batch_size=NUM_POINTS,
-        lr=1e-3,
-        device="cpu",
-    )
+    ds.fit(ens, (x, y), objective=obj.Independent("mse"), epochs=epochs, batch_size=NUM_POINTS, lr=1e-3, device="cpu")
     spread = [float(ds.predict(ens, torch.tensor([[place]])).std()) for place in (1.0, 2.0, 4.0)]
     _, raster = plots.save(draw(ens, x, y), folder / "anchored_regression")
     raster.unlink()
-    print(
-        "standard deviation over references at x = 1, 2 and 4:", ", ".join(f"{value:.3f}" for value in spread)
-    )
+    print("standard deviation over references at x = 1, 2 and 4:", ", ".join(f"{value:.3f}" for value in spread))
 
 
 if __name__ == "__main__":

@@ -23,9 +23,7 @@ def photograph(side: int) -> Tensor:
     """The flower that comes with scikit-learn, cut square and reduced, uint8 `(3, side, side)`."""
     picture = Image.fromarray(load_sample_image("flower.jpg")).crop((150, 30, 530, 410))
     reduced = picture.resize((side, side), Image.Resampling.BOX)
-    return (
-        torch.frombuffer(bytearray(reduced.tobytes()), dtype=torch.uint8).view(side, side, 3).permute(2, 0, 1)
-    )
+    return torch.frombuffer(bytearray(reduced.tobytes()), dtype=torch.uint8).view(side, side, 3).permute(2, 0, 1)
 
 
 def row(name: str, image: Tensor, enlarge: int) -> Image.Image:

@@ -109,11 +109,7 @@ def with_lightning(ens: nn.Module, loader: DataLoader, epochs: int, lr: float) -
             return torch.optim.SGD(self.parameters(), lr=lr)
 
     trainer = lightning.Trainer(
-        max_epochs=epochs,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
+        max_epochs=epochs, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
     )
     trainer.fit(Module(), loader)
 

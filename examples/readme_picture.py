@@ -18,11 +18,7 @@ from dissensus import plots, scores
 from dissensus.architectures import mlp
 
 REACH = 3.0
-TITLES = (
-    "the data",
-    "data uncertainty: each network is unsure",
-    "knowledge uncertainty: the networks disagree",
-)
+TITLES = ("the data", "data uncertainty: each network is unsure", "knowledge uncertainty: the networks disagree")
 
 
 def moons() -> tuple[np.ndarray, np.ndarray]:
@@ -36,9 +32,7 @@ def draw(ens: ds.DeepEnsemble, x: np.ndarray, y: np.ndarray, side: int, tall: bo
     axis = np.linspace(-REACH, REACH, side)
     logits = ds.predict(ens, np.stack(np.meshgrid(axis, axis), -1).reshape(-1, 2))
     maps = (scores.expected_entropy(logits), scores.mutual_information(logits))
-    figure, axes = (
-        plots.panels(1, 3, width=4.2, height=3.3) if tall else plots.panels(3, width=3.7, height=3.6)
-    )
+    figure, axes = plots.panels(1, 3, width=4.2, height=3.3) if tall else plots.panels(3, width=3.7, height=3.6)
     figure.set_layout_engine("compressed")
     extent = (-REACH, REACH, -REACH, REACH)
     for ax, values in zip(axes[1:], maps, strict=True):

@@ -63,9 +63,7 @@ def classes(average, count=10, flip=0.05):
     wrong = torch.rand(1500, generator=generator) < flip
     y = torch.where(wrong, torch.randint(count, (1500,), generator=generator), y)
     # Members whose probabilities are averaged give up training examples; held out, they look as if trained alone.
-    return Case(
-        *split(x, y, 1000), mlp(20, 64, count), "cross_entropy", average, 5, 30, 3e-3, average == "probs"
-    )
+    return Case(*split(x, y, 1000), mlp(20, 64, count), "cross_entropy", average, 5, 30, 3e-3, average == "probs")
 
 
 def deep_classes():
@@ -106,7 +104,6 @@ def _train(case, beta, **options):
         ensemble,
         case.train,
         objective=obj.Joint(beta=beta, loss=case.loss, average=case.average),
-        **{"epochs": case.epochs, "batch_size": 32, "optimizer": "adam", "lr": case.lr, "device": "cpu"}
-        | options,
+        **{"epochs": case.epochs, "batch_size": 32, "optimizer": "adam", "lr": case.lr, "device": "cpu"} | options,
     )
     return ensemble, run

@@ -64,9 +64,7 @@ def image_classifier(num_members=3):
 def regression_data(size, seed=0, outputs=1):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(size, 2, generator=generator)
-    y = x @ torch.tensor([[1.0, -1.0], [0.5, 2.0]])[:, :outputs] + 0.3 * torch.randn(
-        size, outputs, generator=generator
-    )
+    y = x @ torch.tensor([[1.0, -1.0], [0.5, 2.0]])[:, :outputs] + 0.3 * torch.randn(size, outputs, generator=generator)
     return x, y
 
 

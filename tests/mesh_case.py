@@ -59,9 +59,7 @@ def train(objective, mesh, *, members=4, norm="none", plateau=False, stop=None, 
 
     def net():
         # A bias before BatchNorm has no gradient of its own, only rounding.
-        whole = nn.Sequential(
-            nn.Linear(4, 8, bias=norm == "none"), NORMS[norm](8), nn.ReLU(), nn.Linear(8, 3)
-        )
+        whole = nn.Sequential(nn.Linear(4, 8, bias=norm == "none"), NORMS[norm](8), nn.ReLU(), nn.Linear(8, 3))
         return SHARDED.get(norm, lambda net: net)(whole)
 
     ens = ds.DeepEnsemble(net, members, seed=0)
@@ -137,9 +135,7 @@ class Traffic:
     def _counting(self, name, function):
         def counted(*arguments, **options):
             tensor = arguments[0]
-            self.numbers[name] += (
-                sum(map(torch.numel, tensor)) if isinstance(tensor, list) else tensor.numel()
-            )
+            self.numbers[name] += sum(map(torch.numel, tensor)) if isinstance(tensor, list) else tensor.numel()
             return function(*arguments, **options)
 
         return counted

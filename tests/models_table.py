@@ -208,13 +208,7 @@ def transformers_models():
         "max_position_embeddings": 40,
         "pad_token_id": 1,
     }
-    decoder = text | {
-        "num_key_value_heads": 2,
-        "head_dim": 4,
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 1,
-    }
+    decoder = text | {"num_key_value_heads": 2, "head_dim": 4, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
     vision = {
         "image_size": 16,
         "patch_size": 8,
@@ -340,12 +334,8 @@ def declare_torchvision():
         torch.ops.load_library(next(folder.glob("_C*.so")))
     except Exception:
         library = torch.library.Library("torchvision", "DEF")
-        registered = "".join(
-            (folder / f"_{part}_registrations.py").read_text() for part in ("meta", "autograd")
-        )
-        for name in set(
-            re.findall(r'(?:torchvision::|register_meta\("|ops\.torchvision\.)(\w+)', registered)
-        ):
+        registered = "".join((folder / f"_{part}_registrations.py").read_text() for part in ("meta", "autograd"))
+        for name in set(re.findall(r'(?:torchvision::|register_meta\("|ops\.torchvision\.)(\w+)', registered)):
             library.define(f"{name}(Tensor given) -> Tensor")
         # Definitions go when the library does.
         _DECLARED.append(library)

@@ -67,9 +67,7 @@ def test_the_oracle_takes_the_member_that_is_best_on_the_labels_themselves():
     labels = LOGITS[3].argmax(-1)
     found = aggregation.oracle_selection(LOGITS, labels)
     assert (found.member, found.accuracy) == (3, 1.0)
-    assert found.accuracies == pytest.approx(
-        [float((each.argmax(-1) == labels).float().mean()) for each in LOGITS]
-    )
+    assert found.accuracies == pytest.approx([float((each.argmax(-1) == labels).float().mean()) for each in LOGITS])
 
 
 def accuracy_of(one):
@@ -97,9 +95,7 @@ def test_a_greedy_soup_leaves_out_members_that_would_spoil_it():
             linear.weight.copy_(scale * torch.tensor([[-1.0], [1.0]]))
             linear.bias.zero_()
     inputs = torch.linspace(-1, 1, 20)[:, None]
-    soup = ds.greedy_soup(
-        ds.DeepEnsemble.from_members([bad, good, twin]), (inputs, (inputs[:, 0] > 0).long())
-    )
+    soup = ds.greedy_soup(ds.DeepEnsemble.from_members([bad, good, twin]), (inputs, (inputs[:, 0] > 0).long()))
     assert sorted(soup.members) == [1, 2]
     torch.testing.assert_close(soup.net.weight, 1.5 * torch.tensor([[-1.0], [1.0]]))
     assert soup.accuracy == 1.0
@@ -123,11 +119,7 @@ def acting(activation, **kept):
         (acting(nn.ReLU()), acting(nn.Tanh()), "module '1' is a ReLU in one member and a Tanh in another"),
         (acting(nn.LeakyReLU(0.1)), acting(nn.LeakyReLU(0.2)), "attributes of module '1'"),
         (acting(nn.ReLU(), act=torch.sin), acting(nn.ReLU(), factor=2.0), "attributes of the module itself"),
-        (
-            nn.Sequential(nn.Linear(4, 3), nn.Identity()),
-            nn.Sequential(nn.Linear(4, 3)),
-            "they have other modules",
-        ),
+        (nn.Sequential(nn.Linear(4, 3), nn.Identity()), nn.Sequential(nn.Linear(4, 3)), "they have other modules"),
     ],
 )
 def test_weights_of_one_shape_that_are_used_differently_make_no_soup(first, second, why):
@@ -209,7 +201,5 @@ def test_the_bound_holds_in_a_world_whose_constants_are_known():
         answers = torch.randint(0, 2, (3, 5), generator=generator)
         elsewhere = answers.repeat_interleave(4, dim=1)
         # Hard training points: one from each cluster of Q, so disagreement there is all from Q (purity 1).
-        bound = metrics.ood_disagreement_bound(
-            metrics.mean_disagreement(answers), cluster_mass=1 / 5, purity=1.0
-        )
+        bound = metrics.ood_disagreement_bound(metrics.mean_disagreement(answers), cluster_mass=1 / 5, purity=1.0)
         assert metrics.existential_disagreement(elsewhere) >= bound - 1e-12

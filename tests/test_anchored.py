@@ -282,9 +282,7 @@ class TestCheckpoints:
                 if stop and run.epoch == 2:
                     raise KeyboardInterrupt
 
-            ds.fit(
-                ens, (x, y), epochs=4, batch_size=10, checkpoint_dir=folder, resume=True, callback=interrupt
-            )
+            ds.fit(ens, (x, y), epochs=4, batch_size=10, checkpoint_dir=folder, resume=True, callback=interrupt)
             return ens
 
         whole = run(x, tmp_path / "whole")
@@ -301,9 +299,7 @@ class TestCheckpoints:
         with pytest.raises(Exception, match="references is"):
             ds.fit(other, (x, y), epochs=1, checkpoint_dir=tmp_path, resume=True)
 
-    @pytest.mark.parametrize(
-        "change", [{"mask_probability": 0.5}, {"mask_per": "example"}, {"num_members": 3}]
-    )
+    @pytest.mark.parametrize("change", [{"mask_probability": 0.5}, {"mask_per": "example"}, {"num_members": 3}])
     def test_a_run_is_not_resumed_with_other_masks_or_anchors(self, change, tmp_path):
         settings = {"references": x[:10], "num_members": 2, "mask_probability": 0.3}
         ds.fit(ds.Anchored(net(), **settings), (x, y), epochs=1, checkpoint_dir=tmp_path)

@@ -137,9 +137,7 @@ class TestLaw:
         generator = torch.Generator().manual_seed(1)
         known, values = (torch.randn(128, 256, generator=generator) for _ in range(2))
         agreement = [
-            np.corrcoef(mahalanobis(values, known, diagonal=each).numpy(), values.square().sum(-1).numpy())[
-                0, 1
-            ]
+            np.corrcoef(mahalanobis(values, known, diagonal=each).numpy(), values.square().sum(-1).numpy())[0, 1]
             for each in (False, True)
         ]
         assert agreement[0] < 0.8 < 0.95 < agreement[1]

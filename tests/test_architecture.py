@@ -51,9 +51,7 @@ def imported(path):
             yield from (a.name.split(".")[1] for a in node.names if a.name.startswith("dissensus."))
 
 
-@pytest.mark.parametrize(
-    ("path", "layer"), list(modules()), ids=lambda value: str(getattr(value, "stem", value))
-)
+@pytest.mark.parametrize(("path", "layer"), list(modules()), ids=lambda value: str(getattr(value, "stem", value)))
 def test_imports_point_down(path, layer):
     assert layer in LEVEL, f"{layer} has no place in LAYERS"
     for name in imported(path):
@@ -88,16 +86,7 @@ def imported_names(path):
             yield from (alias.name for alias in node.names)
 
 
-BRANCHES = (
-    ast.If,
-    ast.IfExp,
-    ast.For,
-    ast.While,
-    ast.ExceptHandler,
-    ast.Assert,
-    ast.comprehension,
-    ast.Lambda,
-)
+BRANCHES = (ast.If, ast.IfExp, ast.For, ast.While, ast.ExceptHandler, ast.Assert, ast.comprehension, ast.Lambda)
 
 
 def complexity(function: ast.AST) -> int:
@@ -143,15 +132,11 @@ def test_no_pickle_and_no_network_in_the_package(path):
 
 def test_no_module_shares_the_name_of_a_public_name_beside_it():
     for path in PACKAGE.rglob("__init__.py"):
-        beside = {p.stem for p in path.parent.glob("*.py")} | {
-            p.name for p in path.parent.iterdir() if p.is_dir()
-        }
+        beside = {p.stem for p in path.parent.glob("*.py")} | {p.name for p in path.parent.iterdir() if p.is_dir()}
         public = {
             alias.asname or alias.name
             for node in ast.walk(ast.parse(path.read_text()))
-            if isinstance(node, ast.ImportFrom)
-            and node.module
-            and f"{path.parent.name}." in f"{node.module}."
+            if isinstance(node, ast.ImportFrom) and node.module and f"{path.parent.name}." in f"{node.module}."
             for alias in node.names
             if node.module.split(".")[-1] in beside
         }
@@ -174,9 +159,7 @@ def test_importing_pulls_in_nothing_heavy():
         "jaxtyping",
     ]
     code = "import sys, dissensus; print([m for m in sys.argv[1:] if m in sys.modules])"
-    out = subprocess.run(
-        [sys.executable, "-c", code, *heavy], capture_output=True, text=True, check=True
-    ).stdout
+    out = subprocess.run([sys.executable, "-c", code, *heavy], capture_output=True, text=True, check=True).stdout
     assert out.strip() == "[]"
 
 

@@ -54,9 +54,7 @@ def test_vgg_has_the_parameters_of_the_table():
     assert size(vgg()) == convolutions + (512 * 512 + 2 * 512) + (512 * 10 + 10)
 
 
-@pytest.mark.parametrize(
-    ("depth", "widen", "millions"), [(40, 2, 2.2), (28, 10, 36.5), (40, 4, 8.9), (16, 1, 0.2)]
-)
+@pytest.mark.parametrize(("depth", "widen", "millions"), [(40, 2, 2.2), (28, 10, 36.5), (40, 4, 8.9), (16, 1, 0.2)])
 def test_wide_resnet_has_the_parameters_of_the_formula_and_of_the_paper(depth, widen, millions):
     widths, blocks = [16 * widen, 32 * widen, 64 * widen], (depth - 4) // 6
     total, before = 27 * 16, 16
@@ -139,9 +137,7 @@ def test_a_pre_activation_block_without_residual_passes_its_input_on_or_projects
     for block in (first, second):
         nn.init.zeros_(block.residual[-1].weight)
     x = torch.randn(8, 16, 5, 5)
-    normalised = (x - x.mean((0, 2, 3), keepdim=True)) / (
-        x.var((0, 2, 3), correction=0, keepdim=True) + 1e-5
-    ).sqrt()
+    normalised = (x - x.mean((0, 2, 3), keepdim=True)) / (x.var((0, 2, 3), correction=0, keepdim=True) + 1e-5).sqrt()
     torch.testing.assert_close(
         first(x), torch.einsum("oi,bihw->bohw", first.projection.weight[:, :, 0, 0], normalised.relu())
     )
@@ -185,9 +181,7 @@ class TestEveryArchitecture:
         net, calls, before = make().double(), [], {}
         for name, layer in net.named_modules():
             if not list(layer.children()):
-                layer.register_forward_pre_hook(
-                    lambda _, given, name=name: before.update({name: given[0].clone()})
-                )
+                layer.register_forward_pre_hook(lambda _, given, name=name: before.update({name: given[0].clone()}))
 
                 def check(_, given, out, name=name):
                     calls.append(name)

@@ -50,9 +50,7 @@ OWN = {"own": {"data": (images, labels), "batch_size": 10}}
 def test_every_augmentation_can_be_recorded(change, settings):
     curves = []
     for engine in ("eager", "captured"):
-        run = ds.fit(
-            ds.DeepEnsemble(net, 2), augment=change, epochs=2, engine=engine, device="cpu", **settings
-        )
+        run = ds.fit(ds.DeepEnsemble(net, 2), augment=change, epochs=2, engine=engine, device="cpu", **settings)
         assert run.engine == engine
         curves.append(torch.tensor(run.history["loss"]))
     torch.testing.assert_close(*curves)

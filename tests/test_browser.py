@@ -117,9 +117,7 @@ def follows_scheme(folder, page, height):
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_on_the_site_and_it_loads_nothing_from_elsewhere(scheme, tmp_path):
-    axe = pytest.importorskip(
-        "axe_playwright_python.sync_playwright", reason="axe-playwright-python is an extra"
-    )
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is an extra")
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is an extra")
     for extra in ("material", "mkdocstrings", "latex2mathml"):
         pytest.importorskip(extra, reason="the site needs the docs extra")

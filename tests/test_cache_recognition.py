@@ -136,8 +136,7 @@ class TestAugmentations:
 
 class TestFiles:
     @pytest.mark.parametrize(
-        "data",
-        [(x * torch.tensor([1.0, 1.0, 1.0, -1.0]), y), (x, -y), (x.reshape(100, 2, 2), y), (x.double(), y)],
+        "data", [(x * torch.tensor([1.0, 1.0, 1.0, -1.0]), y), (x, -y), (x.reshape(100, 2, 2), y), (x.double(), y)]
     )
     def test_of_data_with_other_signs_shapes_or_types_are_refused(self, tmp_path, data):
         net = nn.Flatten()
@@ -207,9 +206,7 @@ class TestData:
     def test_of_a_loader_is_what_its_collate_function_makes_of_it(self, tmp_path, dataset):
         loader = DataLoader(dataset, batch_size=7, collate_fn=doubled)
         cached = ds.cache_features(small_backbone(), loader, tmp_path)
-        torch.testing.assert_close(
-            cached.rows(0, len(dataset)), small_backbone().eval()(2 * x[: len(dataset)])
-        )
+        torch.testing.assert_close(cached.rows(0, len(dataset)), small_backbone().eval()(2 * x[: len(dataset)]))
         ens = ds.HeadEnsemble(small_backbone(), (6, 3), 2)
         torch.testing.assert_close(ds.predict(ens, cached), ds.predict(ens, loader))
         with pytest.raises(ValueError, match="data is"):

@@ -105,9 +105,7 @@ def test_inputs_without_finite_outputs_are_named():
 @pytest.mark.parametrize("convolving", [False, True])
 def test_captured_predictions_are_the_eager_ones(convolving):
     def conv() -> nn.Module:
-        return nn.Sequential(
-            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4)
-        )
+        return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4))
 
     ens = ds.DeepEnsemble(conv if convolving else wide, 5).cuda().eval()
     inputs = torch.randn(700, *((3, 8, 8) if convolving else (10,)), device="cuda")
@@ -167,9 +165,7 @@ def as_on_a_gpu(monkeypatch):
 
 def test_what_is_found_of_passes_is_remembered_with_the_ensemble(as_on_a_gpu, monkeypatch):
     looked, original = [], Captured._watched
-    monkeypatch.setattr(
-        Captured, "_watched", lambda self, *given: looked.append(self.name) or original(self, *given)
-    )
+    monkeypatch.setattr(Captured, "_watched", lambda self, *given: looked.append(self.name) or original(self, *given))
     ens = ds.DeepEnsemble(wide, 5)
     expected = ds.predict(ens, x[:10], batch_size=10)  # its first pass, in which the ensemble looks at values
     assert list(_KNOWN[ens].values()) == ["met"]

@@ -109,9 +109,7 @@ def test_a_killed_process_resumes_to_exactly_the_same_weights(tmp_path):
         process.wait()
         process.stdout.close()
     assert kills >= 1
-    subprocess.run(
-        [sys.executable, "-c", script], env=environment, check=True, capture_output=True, timeout=200
-    )
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True, capture_output=True, timeout=200)
 
     resumed, whole = ds.DeepEnsemble(lambda: net(0.3), 3), ds.DeepEnsemble(lambda: net(0.3), 3)
     settings = {"epochs": 60, "batch_size": 10, "lr": 0.01}
@@ -317,11 +315,7 @@ def other_row(values, row):
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"validation": (x[:20], y[20:40])},
-        {"data": (other_row(x, 77), y)},
-        {"schedule": weighted(0.5)},
-    ],
+    [{"validation": (x[:20], y[20:40])}, {"data": (other_row(x, 77), y)}, {"schedule": weighted(0.5)}],
     ids=["validation", "data", "closure"],
 )
 def test_other_data_and_other_values_of_closures_are_refused(tmp_path, change):
@@ -381,9 +375,7 @@ def test_a_run_that_dropped_a_member_resumes_without_it(tmp_path):
 
 def test_history_grows_on_disk(tmp_path):
     lines = []
-    trained(
-        tmp_path, callback=lambda run: lines.append(len((tmp_path / "history.csv").read_text().splitlines()))
-    )
+    trained(tmp_path, callback=lambda run: lines.append(len((tmp_path / "history.csv").read_text().splitlines())))
     assert lines == [1 + 3 * checks for checks in range(1, 7)]
 
 

@@ -17,9 +17,7 @@ def fit(targets, objective=None, **options):
     return ds.fit(ds.DeepEnsemble(net, 2), (x, targets), objective=objective, epochs=1, **options)
 
 
-@pytest.mark.parametrize(
-    "objective", OBJECTIVES, ids=lambda each: f"{type(each).__name__} {each.likelihood.name}"
-)
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda each: f"{type(each).__name__} {each.likelihood.name}")
 @pytest.mark.parametrize(
     ("targets", "message"),
     [

@@ -106,10 +106,7 @@ def test_study_has_a_folder_of_its_own_by_default(calls):
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [
-        (("study", "toi"), ["'toi'", "toy, real-data"]),
-        (("study", "real-data"), ["no_such_module"]),
-    ],
+    [(("study", "toi"), ["'toi'", "toy, real-data"]), (("study", "real-data"), ["no_such_module"])],
 )
 def test_what_cannot_be_run_ends_in_one_sentence_and_code_2(calls, arguments, words):
     result = invoke(*arguments)
@@ -119,9 +116,7 @@ def test_what_cannot_be_run_ends_in_one_sentence_and_code_2(calls, arguments, wo
     assert "Traceback" not in result.output
 
 
-@pytest.mark.parametrize(
-    "error", [ValueError("[bold]wanted 2; got 1[/bold]."), OSError("no room on the disk.")]
-)
+@pytest.mark.parametrize("error", [ValueError("[bold]wanted 2; got 1[/bold]."), OSError("no room on the disk.")])
 def test_errors_of_the_user_are_shown_as_they_are_without_a_traceback(monkeypatch, capsys, error):
     def fail(*_, **__):
         raise error

@@ -131,9 +131,7 @@ def test_weak_members_that_err_independently_do_not_depend_on_each_other_where_o
     generator = torch.Generator().manual_seed(0)
     shares = torch.tensor([0.6, 0.2, 0.1, 0.1])
     labels = torch.multinomial(shares, 2000, replacement=True, generator=generator)
-    answers = torch.stack(
-        [torch.multinomial(shares, 2000, replacement=True, generator=generator) for _ in range(20)]
-    )
+    answers = torch.stack([torch.multinomial(shares, 2000, replacement=True, generator=generator) for _ in range(20)])
     answers = torch.where(torch.rand(20, 2000, generator=generator) < 0.3, labels, answers)
     found = measure(5.0 * torch.nn.functional.one_hot(answers, 4).double(), labels)
     assert found.skill > 0.2
@@ -197,8 +195,7 @@ def test_the_trivial_error_is_that_of_the_best_constant():
         ("exponential", signs),
     ):
         best = min(
-            float(obj.decompose(c.expand(1, 50), targets, loss, "scores").ensemble_error.mean())
-            for c in constants
+            float(obj.decompose(c.expand(1, 50), targets, loss, "scores").ensemble_error.mean()) for c in constants
         )
         assert trivial_error(torch.zeros(1, 50), targets, loss) == pytest.approx(best, abs=1e-5)
     shares = torch.full((1, 50, 3), 1 / 3, dtype=torch.float64)
@@ -210,14 +207,10 @@ def test_the_trivial_error_is_that_of_the_best_constant():
     assert trivial_error(shares, labels, "zero_one") == pytest.approx(1 - 17 / 50)
 
 
-@pytest.mark.parametrize(
-    "loss", ["mse", "sigmoid", "poisson", "logistic", "exponential", lambda f, y: (f - y).abs()]
-)
+@pytest.mark.parametrize("loss", ["mse", "sigmoid", "poisson", "logistic", "exponential", lambda f, y: (f - y).abs()])
 def test_every_loss_is_measured(loss):
     outputs = noise(9, 3, 60)
-    targets = torch.where(
-        noise(10, 60) > 0, 1.0, -1.0 if loss in ("logistic", "exponential") else 0.0
-    ).double()
+    targets = torch.where(noise(10, 60) > 0, 1.0, -1.0 if loss in ("logistic", "exponential") else 0.0).double()
     found = measure(outputs, targets, loss)
     assert found.member_error == pytest.approx(found.ensemble_error + found.diversity)
     assert 0 <= found.bias_share <= 1

@@ -205,9 +205,7 @@ class TestScoreTables:
         # The stored alarm is that of the library on the held-out rows.
         ensemble, recipe, prepare = load_run(table / "run")
         sets = recipe.load_sets()
-        alarm = ds.Alarm.calibrate(
-            ensemble, prepare(sets.calibration.x), score="total_entropy", false_alarms=0.1
-        )
+        alarm = ds.Alarm.calibrate(ensemble, prepare(sets.calibration.x), score="total_entropy", false_alarms=0.1)
         x = prepare(prepare.read(source).x)
         np.testing.assert_allclose(whole["p_value"], alarm.p_values(x), atol=1e-6)
         assert whole["flag"].tolist() == alarm(x).tolist()
@@ -217,9 +215,7 @@ class TestScoreTables:
         assert f"the drift monitor reached {np.exp(max(path.max(), 0)):.3g}" in said
         probs = [ds.predict(ensemble, part).softmax(-1).mean(0) for part in (prepare(sets.calibration.x), x)]
         inside = ds.conformal.sets(probs[0], prepare.targets(sets.calibration), probs[1], coverage=0.9)
-        named = [
-            "|".join(n for n, own in zip(prepare.classes, row, strict=True) if own) for row in inside.tolist()
-        ]
+        named = ["|".join(n for n, own in zip(prepare.classes, row, strict=True) if own) for row in inside.tolist()]
         assert whole["set"].fillna("").tolist() == named
 
     def test_rows_far_outside_ring_and_ordinary_ones_do_as_often_as_they_may(self, tmp_path):
@@ -314,9 +310,7 @@ class TestScoreTables:
         assert result.exit_code == 3
         table = pd.read_csv(tmp_path / "out.csv")
         assert len(table) == 59
-        assert {"label_0", "label_1", "prediction_1", "low_0", "high_1", "p_value", "flag"} <= set(
-            table.columns
-        )
+        assert {"label_0", "label_1", "prediction_1", "low_0", "high_1", "p_value", "flag"} <= set(table.columns)
 
     @pytest.mark.slow
     def test_memory_does_not_grow_with_the_file(self, table, tmp_path):
@@ -330,14 +324,7 @@ class TestScoreTables:
         peaks = []
         for copies in (300, 3000):
             pd.concat([frame] * copies).to_parquet(tmp_path / "in.parquet")
-            command = [
-                sys.executable,
-                "-c",
-                code,
-                table / "run",
-                tmp_path / "in.parquet",
-                tmp_path / "out.parquet",
-            ]
+            command = [sys.executable, "-c", code, table / "run", tmp_path / "in.parquet", tmp_path / "out.parquet"]
             peaks.append(int(subprocess.run(command, capture_output=True, check=True, text=True).stdout))
         # 324 000 further rows of about 20 columns would be 50 MB as they are, and as much again for each copy.
         assert peaks[1] - peaks[0] < 60_000
@@ -347,14 +334,7 @@ class TestEvaluate:
     def test_known_unknown_and_corrupted_inputs_are_measured_in_one_pass(self, home, tmp_path):
         result = run(
             *("evaluate", home / "run", "--ood", f"noise={home / 'noise.npy'}"),
-            *(
-                "--suite",
-                f"openood-cifar10={home}",
-                "--corruptions",
-                "gaussian_noise,fog",
-                "--severities",
-                "1,5",
-            ),
+            *("--suite", f"openood-cifar10={home}", "--corruptions", "gaussian_noise,fog", "--severities", "1,5"),
             *("--bootstrap", 20, "--output", tmp_path),
         )
         assert "missing: cifar100, tiny_imagenet, mnist, textures, places" in result.stderr
@@ -397,16 +377,7 @@ class TestEvaluate:
     def test_other_data_can_be_the_known_data(self, home, tmp_path):
         x, y = bright_and_dark(30, seed=5)
         np.savez(tmp_path / "new.npz", x_test=x, y_test=y)
-        run(
-            "evaluate",
-            home / "run",
-            "--data",
-            f"{tmp_path / 'new.npz'}#test",
-            "-o",
-            tmp_path,
-            "--bootstrap",
-            0,
-        )
+        run("evaluate", home / "run", "--data", f"{tmp_path / 'new.npz'}#test", "-o", tmp_path, "--bootstrap", 0)
         assert json.loads((tmp_path / "evaluation.json").read_text())["sets"][0]["size"] == 30
 
     def test_classes_that_were_left_out_are_unknown_inputs(self, tmp_path):
@@ -444,9 +415,7 @@ class TestReport:
         result = invoke("report", tmp_path, "-o", home / "page.html")
         assert result.exit_code == 2
         assert "has not finished" in result.stderr
-        copy = shutil.copytree(
-            home / "run", tmp_path / "run", ignore=shutil.ignore_patterns("evaluation.json")
-        )
+        copy = shutil.copytree(home / "run", tmp_path / "run", ignore=shutil.ignore_patterns("evaluation.json"))
         result = run("report", copy, "-o", tmp_path / "page.html")
         assert "this is done first" in result.stderr
         assert "48 known inputs" in (tmp_path / "page.html").read_text()
@@ -467,10 +436,7 @@ class TestReport:
         (("evaluate", "{home}/run", "--ood", "svhn"), "NAME=DATA"),
         (("evaluate", "{home}/run", "--suite", "openod=x"), "openood-cifar10"),
         (("evaluate", "{home}/run", "--suite", "openood-cifar10"), "SUITE=DIR"),
-        (
-            ("evaluate", "{home}/run", "--ood", "a={home}/noise.npy", "--ood", "a={home}/svhn.npz"),
-            "'a' is given twice",
-        ),
+        (("evaluate", "{home}/run", "--ood", "a={home}/noise.npy", "--ood", "a={home}/svhn.npz"), "'a' is given twice"),
         (("evaluate", "{home}/run", "--group", "near"), "NAME=SET,SET"),
         (("evaluate", "{home}/run", "--group", "near=svhn"), "Group 'near' must list OOD sets"),
         (("evaluate", "{home}/run", "--frost-folder", "{home}"), "none is named"),
@@ -491,24 +457,14 @@ def test_what_cannot_be_done_ends_in_one_sentence_and_code_2(home, monkeypatch, 
 
 
 def test_nothing_held_out_is_said(home, tmp_path):
-    run(
-        "train",
-        home / "recipe.toml",
-        "-o",
-        tmp_path / "run",
-        "--set",
-        "data.test=0.0",
-        "--set",
-        "training.epochs=1",
-    )
+    run("train", home / "recipe.toml", "-o", tmp_path / "run", "--set", "data.test=0.0", "--set", "training.epochs=1")
     result = invoke("evaluate", tmp_path / "run")
     assert result.exit_code == 2
     assert "Name test data with --data" in result.stderr
 
 
 @pytest.mark.parametrize(
-    ("given", "count"),
-    [("standard", 15), ("standard,extra", 19), ("cbar", 10), ("all", 29), ("fog,standard", 15)],
+    ("given", "count"), [("standard", 15), ("standard,extra", 19), ("cbar", 10), ("all", 29), ("fog,standard", 15)]
 )
 def test_corruptions_go_by_family_or_name(given, count):
     assert len(corruption_names(given)) == count
@@ -565,9 +521,7 @@ def save_customers(folder, rows=120):
             "customer_id": [f"c{row}" for row in range(rows)],
             "joined": pd.date_range("2020-01-01", periods=rows).strftime("%Y-%m-%d"),
             "age": age,
-            "income": [
-                f"{value:,}" if row % 9 else "?" for row, value in enumerate(rng.integers(1000, 90000, rows))
-            ],
+            "income": [f"{value:,}" if row % 9 else "?" for row, value in enumerate(rng.integers(1000, 90000, rows))],
             "town": rng.choice(["Ulm", "Bonn", "Oslo"], rows),
             "code": np.where(stays, "A", "B"),
             "churn": np.where(stays, "stays", "leaves"),
@@ -640,9 +594,7 @@ def test_a_recipe_left_alone_learns_wine(tmp_path, monkeypatch):
 
 
 def test_a_sweep_trains_every_arm_once_and_is_compared_on_a_page(home, tmp_path):
-    text = RECIPE.replace('path = "images.npz"', f'path = "{home / "images.npz"}"').replace(
-        "epochs = 4", "epochs = 1"
-    )
+    text = RECIPE.replace('path = "images.npz"', f'path = "{home / "images.npz"}"').replace("epochs = 4", "epochs = 1")
     (tmp_path / "s.toml").write_text(text + '\n[sweep]\n"training.lr" = [1e-3, 5e-3]\n')
     out = tmp_path / "arms"
     assert "lr=0.001-seed=0: done" in run("train", tmp_path / "s.toml", "-o", out).output
@@ -690,9 +642,7 @@ def test_ray_scores_files_and_trains_arms_as_this_process_does(home, table, tmp_
     run("score", table / "run", pattern, "-o", tmp_path / "here")
     (tmp_path / "there").mkdir()
     shutil.copy(tmp_path / "here" / "1.parquet", tmp_path / "there")
-    text = RECIPE.replace('path = "images.npz"', f'path = "{home / "images.npz"}"').replace(
-        "epochs = 4", "epochs = 1"
-    )
+    text = RECIPE.replace('path = "images.npz"', f'path = "{home / "images.npz"}"').replace("epochs = 4", "epochs = 1")
     (tmp_path / "s.toml").write_text(text + '\n[sweep]\n"training.lr" = [1e-3]\nrepeats = 2\n')
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
@@ -711,8 +661,7 @@ def test_ray_scores_files_and_trains_arms_as_this_process_does(home, table, tmp_
 
 
 @pytest.mark.parametrize(
-    "sweep",
-    ["repeats = 0", "trials = 0", "lr = [1, 2]", '"training.lr" = 3', '"training.lr" = {low = 1, high = 2}'],
+    "sweep", ["repeats = 0", "trials = 0", "lr = [1, 2]", '"training.lr" = 3', '"training.lr" = {low = 1, high = 2}']
 )
 def test_what_is_no_sweep_is_said(home, tmp_path, sweep):
     (tmp_path / "s.toml").write_text(RECIPE + f"\n[sweep]\n{sweep}\n")

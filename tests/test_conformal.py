@@ -41,8 +41,7 @@ def test_p_values_follow_the_definition_also_with_ties():
     scores = RNG.integers(-2, 12, 200).astype(float)
     np.testing.assert_array_equal(conformal.p_values(calibration, scores), counted(calibration, scores))
     np.testing.assert_array_equal(
-        conformal.p_values(torch.tensor(calibration, dtype=torch.bfloat16), scores),
-        counted(calibration, scores),
+        conformal.p_values(torch.tensor(calibration, dtype=torch.bfloat16), scores), counted(calibration, scores)
     )
 
 
@@ -50,9 +49,7 @@ def test_exactly_the_promised_share_rings_without_ties():
     """Of n + 1 exchangeable scores each in turn being the new one, floor(rate (n + 1)) ring."""
     scores = RNG.normal(size=100)
     for rate in (0.01, 0.05, 0.07, 0.1, 0.29):
-        rings = sum(
-            conformal.p_values(np.delete(scores, place), scores[[place]])[0] <= rate for place in range(100)
-        )
+        rings = sum(conformal.p_values(np.delete(scores, place), scores[[place]])[0] <= rate for place in range(100))
         assert rings == int(rate * 100 + 1e-9)
 
 
@@ -78,9 +75,7 @@ def test_held_out_inputs_may_be_given_in_any_form():
     wanted = ds.Alarm.calibrate(ens, x).calibration[None]
     loader = DataLoader(TensorDataset(x, y), batch_size=50)
     for held_out in (x.numpy(), (x, y), [x, y], TensorDataset(x, y), loader):
-        np.testing.assert_allclose(
-            ds.Alarm.calibrate(ens, held_out).calibration[None], wanted, rtol=1e-4, atol=1e-7
-        )
+        np.testing.assert_allclose(ds.Alarm.calibrate(ens, held_out).calibration[None], wanted, rtol=1e-4, atol=1e-7)
 
 
 def test_a_function_may_be_the_score():
@@ -125,9 +120,7 @@ def test_within_classes_inputs_are_ranked_among_their_own_and_else_in_the_class_
     np.testing.assert_array_equal(alarm.p_values_of(new), each.max(0))
     np.testing.assert_array_equal(alarm.p_values_of(new) <= 0.1, new > alarm.threshold)
     words = conformal.Alarm.of_scores(scores, labels=np.array(["a", "b", "c"])[labels], false_alarms=0.1)
-    np.testing.assert_array_equal(
-        words.p_values_of(new, np.array(["a", "b", "c"])[own]), alarm.p_values_of(new, own)
-    )
+    np.testing.assert_array_equal(words.p_values_of(new, np.array(["a", "b", "c"])[own]), alarm.p_values_of(new, own))
     with pytest.raises(ValueError, match=r"calibrated with \(0, 1, 2\); got 7"):
         alarm.p_values_of([0.0], [7])
 
@@ -167,11 +160,7 @@ def test_an_alarm_is_saved_and_loaded(tmp_path, labels):
     alarm.save(tmp_path / "alarm.json")
     again = ds.Alarm.load(tmp_path / "alarm.json", ens)
     assert torch.equal(again.p_values(x), alarm.p_values(x))
-    assert (again.false_alarms, again.scorer, list(again.calibration)) == (
-        0.1,
-        alarm.scorer,
-        list(alarm.calibration),
-    )
+    assert (again.false_alarms, again.scorer, list(again.calibration)) == (0.1, alarm.scorer, list(alarm.calibration))
     bare = ds.Alarm.load(tmp_path / "alarm.json")
     with pytest.raises(ValueError, match="no ensemble"):
         bare(x)
@@ -214,10 +203,7 @@ def test_scores_are_ranked_without_torch(tmp_path):
     [
         (lambda: ds.Alarm.calibrate(nn.Linear(2, 2), inputs()), "`ens` must be an ensemble.*got Linear"),
         (lambda: ds.Alarm.calibrate(classifier(), inputs(), score="entropie"), "one of predictive_diversity"),
-        (
-            lambda: ds.Alarm.calibrate(classifier(), inputs(), score=3),
-            "must be a string or a function; got 3",
-        ),
+        (lambda: ds.Alarm.calibrate(classifier(), inputs(), score=3), "must be a string or a function; got 3"),
         (lambda: ds.Alarm.calibrate(classifier(), inputs(), false_alarms=0), "between 0 and 1"),
         (lambda: ds.Alarm.calibrate(classifier(), inputs(), labels=[0, 1]), "must be 120 whole numbers"),
         (lambda: ds.Alarm.calibrate(classifier(), inputs(), score="bma", examples=inputs()), "Leave one out"),
@@ -233,16 +219,10 @@ def test_scores_are_ranked_without_torch(tmp_path):
         (lambda: conformal.sets([[0.5, 0.5]], [2], [[0.5, 0.5]]), "classes from 0 to 1; got 2"),
         (lambda: conformal.sets([[2.0, 0.5]], [0], [[0.5, 0.5]]), "sum 1"),
         (lambda: conformal.sets([[0.5, 0.5]], [0], [[0.5, 0.5]], method="oops"), "'lac', 'aps' or 'raps'"),
-        (
-            lambda: conformal.sets([[0.5, 0.5]], [0], [[0.2, 0.3, 0.5]]),
-            "the classes of `probs_cal`, 2; got 3",
-        ),
+        (lambda: conformal.sets([[0.5, 0.5]], [0], [[0.2, 0.3, 0.5]]), "the classes of `probs_cal`, 2; got 3"),
         (lambda: conformal.intervals(([1.0], [0.0]), [1.0], ([1.0], [1.0])), "must be positive"),
         (lambda: conformal.intervals([1.0], [1.0], [1.0]), "must be a list or tuple of 2"),
-        (
-            lambda: conformal.intervals(([1.0], [1.0]), [1.0], ([1.0], [1.0]), groups=["a"]),
-            "`groups_cal` and `groups`",
-        ),
+        (lambda: conformal.intervals(([1.0], [1.0]), [1.0], ([1.0], [1.0]), groups=["a"]), "`groups_cal` and `groups`"),
     ],
 )
 def test_bad_input_gets_a_sentence(call, words):
@@ -310,13 +290,9 @@ def test_intervals_reach_as_far_as_errors_of_held_out_inputs_did():
 def test_intervals_within_groups_use_their_own_errors():
     mean, y, groups = np.zeros(200), RNG.normal(size=200), np.arange(200) % 2
     y[groups == 1] *= 10
-    ends = conformal.intervals(
-        (mean, mean + 1), y, (np.zeros(2), np.ones(2)), 0.9, groups_cal=groups, groups=[0, 1]
-    )
+    ends = conformal.intervals((mean, mean + 1), y, (np.zeros(2), np.ones(2)), 0.9, groups_cal=groups, groups=[0, 1])
     for group in (0, 1):
-        alone = conformal.intervals(
-            (mean[groups == group], np.ones(100)), y[groups == group], ([0.0], [1.0]), 0.9
-        )
+        alone = conformal.intervals((mean[groups == group], np.ones(100)), y[groups == group], ([0.0], [1.0]), 0.9)
         np.testing.assert_array_equal(ends[group], alone[0])
 
 

@@ -99,9 +99,7 @@ def test_sets_and_p_values_are_crepes(per_class, method):
         ],
         axis=1,
     )
-    ours = np.stack(
-        [conformal.p_values(own[y == c] if per_class else own, others[:, c]) for c in range(5)], axis=1
-    )
+    ours = np.stack([conformal.p_values(own[y == c] if per_class else own, others[:, c]) for c in range(5)], axis=1)
     np.testing.assert_allclose(ours, found, rtol=0, atol=1e-12)
     np.testing.assert_array_equal(
         conformal.sets(cal, y, new, 0.9, method=method, per_class=per_class), found > 0.1 + 1e-9
@@ -117,10 +115,7 @@ def test_alarms_within_classes_have_crepes_p_values():
     theirs.fit(scores, bins=labels)
     alarm = conformal.Alarm.of_scores(scores, labels=labels, false_alarms=0.1)
     np.testing.assert_allclose(
-        alarm.p_values_of(new, own),
-        theirs.predict_p(new[:, None], bins=own, smoothing=False)[:, 0],
-        rtol=0,
-        atol=1e-12,
+        alarm.p_values_of(new, own), theirs.predict_p(new[:, None], bins=own, smoothing=False)[:, 0], rtol=0, atol=1e-12
     )
 
 

@@ -15,9 +15,7 @@ from dissensus.testing import check_members, check_objective
 
 values = x[:, :1] * x[:, 1:2] + 0.1 * x[:, 2:3]
 CASES = [
-    pytest.param(name, case, id=f"{name}, {what}")
-    for name, kind in KINDS.items()
-    for what, case in kind.cases.items()
+    pytest.param(name, case, id=f"{name}, {what}") for name, kind in KINDS.items() for what, case in kind.cases.items()
 ]
 
 
@@ -114,6 +112,4 @@ def check_pair(case, objective, refused, targets):
 def test_a_member_alone_is_the_first_of_many():
     made = copy.deepcopy(ds.DeepEnsemble(net_with(3), 1, seed=3))
     check_members(lambda num_members=2: ds.DeepEnsemble(net_with(3), num_members, seed=3), x, y)
-    torch.testing.assert_close(
-        ds.predict(made, x)[0], ds.predict(ds.DeepEnsemble(net_with(3), 4, seed=3), x)[0]
-    )
+    torch.testing.assert_close(ds.predict(made, x)[0], ds.predict(ds.DeepEnsemble(net_with(3), 4, seed=3), x)[0])

@@ -127,12 +127,7 @@ def test_integer_regression_targets_keep_their_values_beside_integer_inputs():
 def test_a_range_needs_the_whole_data():
     loader = DataLoader(TensorDataset(x, y), batch_size=20)
     with pytest.raises(ValueError, match="measures all training inputs"):
-        ds.fit(
-            ds.DeepEnsemble(net, 2),
-            loader,
-            objective=obj.Adversarial(obj.Independent(), of_range=True),
-            epochs=1,
-        )
+        ds.fit(ds.DeepEnsemble(net, 2), loader, objective=obj.Adversarial(obj.Independent(), of_range=True), epochs=1)
 
 
 def test_adam_with_decoupled_decay_is_adamw():
@@ -166,11 +161,7 @@ def test_a_run_is_not_resumed_on_other_data_or_batches(tmp_path):
 )
 def test_integer_images_are_refused_where_values_are_computed_with(step):
     with pytest.raises(ValueError, match="floating-point"):
-        step(
-            torch.zeros(4, 3, 8, 8, dtype=torch.uint8),
-            torch.zeros(4, dtype=torch.int64),
-            Noise(torch.tensor(1)),
-        )
+        step(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64), Noise(torch.tensor(1)))
 
 
 @pytest.mark.parametrize("mix", [augment.Mixup(6, strength=1.0), augment.CutMix(6)])
@@ -209,12 +200,7 @@ def test_the_norm_of_all_zero_parameters_has_no_slope():
 
 def diverging(**settings):
     return ds.fit(
-        ds.DeepEnsemble(net, 3),
-        epochs=4,
-        optimizer="sgd",
-        lr=[0.01, 1e20, 0.01],
-        on_divergence="drop",
-        **settings,
+        ds.DeepEnsemble(net, 3), epochs=4, optimizer="sgd", lr=[0.01, 1e20, 0.01], on_divergence="drop", **settings
     )
 
 

@@ -62,10 +62,7 @@ def test_a_mean_without_gradients_gives_members_the_same_gradient():
     outputs, targets = example()
     wanted = 2 / (MEMBERS * BATCH) * ((outputs - targets) - 0.3 * (outputs - outputs.mean(0)))
     torch.testing.assert_close(
-        gradient(lambda f: negative_correlation_loss(f, targets, 0.3), outputs),
-        wanted,
-        rtol=1e-10,
-        atol=1e-12,
+        gradient(lambda f: negative_correlation_loss(f, targets, 0.3), outputs), wanted, rtol=1e-10, atol=1e-12
     )
 
 
@@ -103,9 +100,7 @@ class TestGeneralised:
 
     def test_the_gap_vanishes_faster_than_the_diversity(self, loss, average, weights):
         direction, targets = example(loss)
-        centre = torch.randn(
-            1, BATCH, CLASSES, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
-        )
+        centre = torch.randn(1, BATCH, CLASSES, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
         ratios = []
         for distance in (1e-1, 1e-2):
             outputs = 0.5 * centre + distance * direction
@@ -118,9 +113,7 @@ class TestGeneralised:
         outputs, targets = example(loss)
 
         def second_order(f):
-            return generalised_negative_correlation_loss(
-                f, targets, 0.3, loss, average, "second_order", weights
-            )
+            return generalised_negative_correlation_loss(f, targets, 0.3, loss, average, "second_order", weights)
 
         assert gradcheck(second_order, (outputs.requires_grad_(),))
 

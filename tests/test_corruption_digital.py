@@ -71,9 +71,7 @@ def test_elastic_transform_equals_scipys_interpolation():
     strength, sd, affine = setting("elastic_transform", 4)
     rows, columns = (field.numpy() for field in _affine_sources(images, KEYS, affine))
     noise = uniform(KEYS, (2, 32, 32), low=-1.0, high=1.0, stream=1).double().numpy()
-    down, right = strength * ndimage.gaussian_filter(
-        noise, (0, 0, sd, sd), mode="reflect", truncate=3
-    ).swapaxes(0, 1)
+    down, right = strength * ndimage.gaussian_filter(noise, (0, 0, sd, sd), mode="reflect", truncate=3).swapaxes(0, 1)
     grid = np.mgrid[:32, :32]
     expected = np.empty((8, 3, 32, 32))
     for i, channel in np.ndindex(8, 3):

@@ -6,15 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dissensus.data.corruptions._images import (
-    _words,
-    bits,
-    image_keys,
-    integers,
-    normal,
-    share_below,
-    uniform,
-)
+from dissensus.data.corruptions._images import _words, bits, image_keys, integers, normal, share_below, uniform
 
 KEYS = image_keys(0, "test", 1, torch.arange(400))
 
@@ -45,8 +37,7 @@ def test_splitmix64_started_at_zero_gives_its_published_first_output():
 def test_every_part_of_the_key_matters(change):
     parts = {"seed": 0, "name": "a", "severity": 1, "index": 4}
     keys = [
-        image_keys(p["seed"], p["name"], p["severity"], torch.tensor([p["index"]]))
-        for p in (parts, parts | change)
+        image_keys(p["seed"], p["name"], p["severity"], torch.tensor([p["index"]])) for p in (parts, parts | change)
     ]
     numbers = [uniform(key, (50,)) for key in keys]
     assert (numbers[0] != numbers[1]).float().mean() > 0.9
@@ -55,9 +46,7 @@ def test_every_part_of_the_key_matters(change):
 def test_neighbouring_indices_have_unlike_keys():
     keys = image_keys(0, "a", 1, torch.arange(1000))
     assert keys.unique().numel() == 1000
-    differing = [
-        bin((a ^ b) & (2**64 - 1)).count("1") for a, b in zip(keys.tolist(), keys[1:].tolist(), strict=False)
-    ]
+    differing = [bin((a ^ b) & (2**64 - 1)).count("1") for a, b in zip(keys.tolist(), keys[1:].tolist(), strict=False)]
     assert sum(differing) / len(differing) == pytest.approx(32, abs=0.6)
 
 

@@ -97,9 +97,7 @@ def test_shot_noise_has_the_mean_and_variance_of_truncated_poisson_counts(severi
 def test_gaussian_blur_equals_scipys(severity):
     images = photographs(count=4)
     (sd,) = setting("gaussian_blur", severity)
-    expected = ndimage.gaussian_filter(
-        images.numpy().astype(float), (0, 0, sd, sd), mode="nearest", truncate=4
-    )
+    expected = ndimage.gaussian_filter(images.numpy().astype(float), (0, 0, sd, sd), mode="nearest", truncate=4)
     assert_one_level_apart(corrupt(images, "gaussian_blur", severity), expected)
 
 

@@ -156,9 +156,7 @@ def test_an_empty_batch_stays_empty():
 def test_a_corruption_can_be_called_and_says_what_it_does():
     images = photographs(count=3)
     fog = CORRUPTIONS["fog"]
-    assert torch.equal(
-        fog(images, 4, seed=2, index=[7, 8, 9]), corrupt(images, "fog", 4, seed=2, index=[7, 8, 9])
-    )
+    assert torch.equal(fog(images, 4, seed=2, index=[7, 8, 9]), corrupt(images, "fog", 4, seed=2, index=[7, 8, 9]))
     assert all(corruption.about.endswith(".") for corruption in CORRUPTIONS.values())
 
 

@@ -26,11 +26,7 @@ CUTS = {
     "resnet, last stage": (Resnet, "layer2", {}),
     "resnet, inside a stage": (Resnet, "layer1.1", {}),
     "resnet, three last layers": (Resnet, 3, {}),
-    "anchored, its network's last layer": (
-        lambda: ds.Anchored(Resnet(), images(), num_members=2).member(1),
-        1,
-        {},
-    ),
+    "anchored, its network's last layer": (lambda: ds.Anchored(Resnet(), images(), num_members=2).member(1), 1, {}),
     "a network in a network": (lambda: nn.Sequential(nn.Sequential(Resnet())), 2, {}),
     "sequential": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.ReLU(), nn.Linear(9, 5)), 2, {}),
 }
@@ -112,12 +108,7 @@ def test_cutting_leaves_the_network_as_it_was():
         (Resnet, 0, {}, "leave a layer on both sides"),
         (Resnet, 9, {}, "leave a layer on both sides"),
         (lambda: Vit(pool="mean"), "blocks.2.norm2", {"token": 0, "example": images()}, "do not give what"),
-        (
-            lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Softmax(-1)),
-            1,
-            {},
-            "can be given new weights",
-        ),
+        (lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Softmax(-1)), 1, {}, "can be given new weights"),
     ],
 )
 def test_what_cannot_be_cut_is_said(make, at, options, match):

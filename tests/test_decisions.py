@@ -31,15 +31,7 @@ def test_a_padding_row_is_not_trained_in_any_member(own):
     inputs[0 if own else 39 :, 2:] = 0
     ens = ds.DeepEnsemble(lambda: Padded(own), 3)
     before = ens.net.table.weight[:, 0].clone()
-    ds.fit(
-        ens,
-        (inputs, labels),
-        epochs=2,
-        batch_size=10,
-        optimizer="sgd",
-        lr=0.5,
-        engine="eager",
-    )
+    ds.fit(ens, (inputs, labels), epochs=2, batch_size=10, optimizer="sgd", lr=0.5, engine="eager")
     assert torch.equal(ens.net.table.weight[:, 0], before)
     assert "vmap" in ens.execution_reason if own else ens.execution_reason is None
 
@@ -76,9 +68,7 @@ class _NormTypes(TorchDispatchMode):
         self.mixed = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if (
-            "batch_norm" in str(func) and args[0].shape[1] > 8
-        ):  # the channels of all members; of one there are 8
+        if "batch_norm" in str(func) and args[0].shape[1] > 8:  # the channels of all members; of one there are 8
             kinds = {a.dtype for a in args if isinstance(a, torch.Tensor) and a.is_floating_point()}
             self.mixed.append(len(kinds) > 1)
         return func(*args, **(kwargs or {}))
@@ -96,9 +86,7 @@ def test_batch_norm_under_vmap_computes_in_the_precision_of_its_statistics():
 @pytest.mark.gpu
 def test_batch_norm_in_bf16_trains_eagerly_on_a_gpu():
     def make() -> nn.Module:
-        return nn.Sequential(
-            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 3)
-        )
+        return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 3))
 
     images = torch.randn(40, 3, 8, 8)
     run = ds.fit(

@@ -48,9 +48,7 @@ def naive_loss(output, target, loss):
         total += {
             "mse": lambda f, y: (f - y) ** 2,
             "sigmoid": lambda f, y: -math.log((1 / (1 + math.exp(-f))) if y else 1 / (1 + math.exp(f))),
-            "poisson": lambda f, y: (
-                -math.log(math.exp(f * y) * math.exp(-math.exp(f)) / math.factorial(int(y)))
-            ),
+            "poisson": lambda f, y: -math.log(math.exp(f * y) * math.exp(-math.exp(f)) / math.factorial(int(y))),
             "logistic": lambda f, y: math.log(1 + math.exp(-y * f)),
             "exponential": lambda f, y: math.exp(-y * f),
         }[loss](f, y)
@@ -60,9 +58,7 @@ def naive_loss(output, target, loss):
 def naive_ensemble_loss(outputs, target, loss, average, weights):
     """Loss of the average of some predictions (members, outputs)."""
     if loss == "zero_one":
-        tally = [
-            sum(w for w, o in zip(weights, outputs, strict=True) if np.argmax(o) == k) for k in range(CLASSES)
-        ]
+        tally = [sum(w for w, o in zip(weights, outputs, strict=True) if np.argmax(o) == k) for k in range(CLASSES)]
         return float(np.argmax(tally) != target)
     if average == "probs" and loss in ("cross_entropy", "brier"):
         probs = np.exp(outputs) / np.exp(outputs).sum(-1, keepdims=True)
@@ -125,9 +121,7 @@ class TestEveryLoss:
 
     def test_weights_per_example_are_each_examples_weights(self, loss, average, weights):
         outputs, targets = example(loss)
-        per_example = torch.rand(
-            MEMBERS, BATCH, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
-        )
+        per_example = torch.rand(MEMBERS, BATCH, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
         per_example = per_example / per_example.sum(0)
         _, ensemble = errors(outputs, targets, loss, average, per_example)
         for b in range(BATCH):
@@ -210,9 +204,7 @@ def test_a_callable_loss_is_averaged_on_outputs():
 def test_one_column_of_outputs_takes_plain_targets():
     outputs, targets = example("mse")
     column = decompose(outputs[..., :1], targets[:, 0], "mse")
-    torch.testing.assert_close(
-        column.ensemble_error, decompose(outputs[..., 0], targets[:, 0], "mse").ensemble_error
-    )
+    torch.testing.assert_close(column.ensemble_error, decompose(outputs[..., 0], targets[:, 0], "mse").ensemble_error)
 
 
 @settings(deadline=None, max_examples=25)

@@ -86,9 +86,7 @@ def test_equal_values_have_one_text_and_others_another(make):
 
 
 @pytest.mark.parametrize(
-    "value",
-    [iter([]), torch.Generator(), np.random.default_rng(0), random.Random(0)],
-    ids=lambda v: type(v).__name__,
+    "value", [iter([]), torch.Generator(), np.random.default_rng(0), random.Random(0)], ids=lambda v: type(v).__name__
 )
 def test_what_shows_no_value_cannot_be_told(value):
     assert described(value) is described(Scale(value)) is described(closing(value)) is None

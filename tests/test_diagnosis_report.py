@@ -32,10 +32,7 @@ def run_command(*arguments):
 def finding():
     case = RULE_CASES["classes by scores"]
     ensemble, _ = trained(case, 1.0)
-    rows = [
-        {"epoch": e, "step": e, "train_member_error": 2.0, "train_ensemble_error": 1 / e}
-        for e in range(1, 20)
-    ]
+    rows = [{"epoch": e, "step": e, "train_member_error": 2.0, "train_ensemble_error": 1 / e} for e in range(1, 20)]
     outputs = ds.predict(ensemble, case.test[0])
     return ds.diagnose(outputs, case.test[1], average="scores", history=rows, repeats=5)
 

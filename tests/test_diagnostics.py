@@ -30,9 +30,7 @@ def labels(count, classes=4, seed=0):
 def by_enumeration(outputs, targets, loss, average, dropped):
     """Mean error of every subset that keeps all but so many members."""
     kept = list(combinations(range(len(outputs)), len(outputs) - dropped))
-    parts = [
-        obj.decompose(outputs[list(rows)], targets, loss, average).ensemble_error.mean() for rows in kept
-    ]
+    parts = [obj.decompose(outputs[list(rows)], targets, loss, average).ensemble_error.mean() for rows in kept]
     return float(torch.stack(parts).mean())
 
 
@@ -90,17 +88,13 @@ def test_drop_curves_of_other_metrics_agree_with_the_metrics():
     assert by_brier.keys() == {"error", "accuracy", "nll", "ece"}
     assert by_brier["ece"] == curves["ece"]
     real = ds.diagnose(noise(3, 4, 80), noise(4, 80), "mse")
-    assert real.drop_curve("mae").full == pytest.approx(
-        float((noise(3, 4, 80).mean(0) - noise(4, 80)).abs().mean())
-    )
+    assert real.drop_curve("mae").full == pytest.approx(float((noise(3, 4, 80).mean(0) - noise(4, 80)).abs().mean()))
 
 
 def test_weighted_members_keep_their_weights_when_others_are_dropped():
     outputs, targets = noise(5, 3, 40), noise(6, 40)
     weights = torch.tensor([0.6, 0.4, 0.0], dtype=torch.float64)
-    curve = ds.diagnose(
-        outputs, targets, "mse", weights=weights, drop_fractions=(0.34,), repeats=400
-    ).drop_curve()
+    curve = ds.diagnose(outputs, targets, "mse", weights=weights, drop_fractions=(0.34,), repeats=400).drop_curve()
     kept = [(0.6, 0.4, 0.0), (1.0, 0.0, 0.0), (0.0, 1.0, 0.0)]
     exact = [float(((torch.tensor(w).double() @ outputs) - targets).square().mean()) for w in kept]
     assert curve.values[0] == pytest.approx(sum(exact) / 3, abs=4 * curve.deviations[0] / 20)
@@ -214,13 +208,7 @@ def test_an_explanation_says_verdict_numbers_and_readings():
     offsets = torch.tensor([3.0, -3.0], dtype=torch.float64)[:, None]
     text = ds.diagnose(truth + offsets + 0.1 * noise(17, 200), truth, "mse").explain()
     assert text.startswith("Members collude (2 members on 200 examples).")
-    for word in (
-        "constants that cancel",
-        "diversity ratio",
-        "bias share",
-        "codependence",
-        "of little use alone",
-    ):
+    for word in ("constants that cancel", "diversity ratio", "bias share", "codependence", "of little use alone"):
         assert word in text
     calm = ds.diagnose(truth + 0.3 * noise(18, 2, 200) + 0.3 * noise(19, 200), truth, "mse").explain()
     assert calm.startswith("Members do not collude")
@@ -257,13 +245,7 @@ def test_half_precision_and_gradients_are_welcome(dtype):
 
 def test_history_gives_errors_over_training():
     rows = [
-        {
-            "epoch": e,
-            "step": 10 * e,
-            "member": m,
-            "train_member_error": 2.0 / e,
-            "train_ensemble_error": 1.0 / e,
-        }
+        {"epoch": e, "step": 10 * e, "member": m, "train_member_error": 2.0 / e, "train_ensemble_error": 1.0 / e}
         | {"validation_member_error": 2.5, "validation_ensemble_error": 1.5, "colluding": float(e == 2)}
         for e in (1, 2)
         for m in (0, 1)

@@ -76,9 +76,7 @@ def disagreement_elsewhere(objective, **options):
 @pytest.mark.parametrize(("regulariser", "strength"), [("a2d", 0.1), ("divdis", 0.5)])
 def test_members_disagree_elsewhere_and_still_fit_the_data(regulariser, strength):
     without, _ = disagreement_elsewhere(obj.Disagree(ELSEWHERE, strength=0.0))
-    found, accuracy = disagreement_elsewhere(
-        obj.Disagree(ELSEWHERE, regulariser=regulariser, strength=strength)
-    )
+    found, accuracy = disagreement_elsewhere(obj.Disagree(ELSEWHERE, regulariser=regulariser, strength=strength))
     assert found > without + 0.2
     assert accuracy > 0.9
 
@@ -236,10 +234,7 @@ def test_the_two_stage_split_fits_the_sure_and_disagrees_on_the_unsure():
     [
         (lambda: obj.Disagree(ELSEWHERE, strength=-1.0), "strength"),
         (lambda: obj.Disagree(ELSEWHERE, regulariser="nothing"), "divdis"),
-        (
-            lambda: ds.fit(ds.DeepEnsemble(net, 2), (x, y), objective=obj.Disagree(ELSEWHERE[:0]), epochs=1),
-            "empty",
-        ),
+        (lambda: ds.fit(ds.DeepEnsemble(net, 2), (x, y), objective=obj.Disagree(ELSEWHERE[:0]), epochs=1), "empty"),
         (lambda: obj.Disagree(ELSEWHERE, sequential=True, active=2), "one member at a time"),
         (lambda: obj.Disagree(ELSEWHERE, sequential=True, regulariser="divdis"), "pair term"),
         (lambda: obj.Disagree(ELSEWHERE, label_smoothing=1.0), "label_smoothing"),

@@ -7,12 +7,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dissensus.objectives.diversity import (
-    decompose,
-    diversity_closed_form,
-    hessian_diversity,
-    second_order_diversity,
-)
+from dissensus.objectives.diversity import decompose, diversity_closed_form, hessian_diversity, second_order_diversity
 from dissensus.objectives.losses import LOSSES, errors
 
 MEMBERS, BATCH, CLASSES = 4, 5, 3
@@ -69,10 +64,7 @@ def test_the_closed_form_holds_for_soft_and_smoothed_labels(average):
 def test_score_averaged_diversity_is_the_divergence_that_torch_computes():
     logits, _ = example("cross_entropy")
     pooled = logits.mean(0).log_softmax(-1)
-    wanted = [
-        F.kl_div(member.log_softmax(-1), pooled, log_target=True, reduction="none").sum(-1)
-        for member in logits
-    ]
+    wanted = [F.kl_div(member.log_softmax(-1), pooled, log_target=True, reduction="none").sum(-1) for member in logits]
     closed = diversity_closed_form(logits, average="scores")
     torch.testing.assert_close(closed, torch.stack(wanted).mean(0), rtol=1e-12, atol=1e-12)
 

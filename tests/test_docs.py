@@ -97,9 +97,7 @@ def test_every_public_module_has_an_api_page():
         for name in sorted(names - NOT_API)
         if not any(shown == f"dissensus.{name}" or shown.startswith(f"dissensus.{name}.") for shown in SHOWN)
     ]
-    assert missing == [], (
-        f"show dissensus.{missing[0]} on a page of docs/api, and put that page into mkdocs.yml"
-    )
+    assert missing == [], f"show dissensus.{missing[0]} on a page of docs/api, and put that page into mkdocs.yml"
 
 
 @pytest.mark.parametrize("path", SHOWN)
@@ -186,9 +184,7 @@ def test_a_journey_works_as_written_from_an_empty_folder_with_the_wheel(path, in
     shown = json.loads((DOCS / "journeys" / "outputs.json").read_text(encoding="utf-8"))[path.stem]
     printed = json.loads((tmp_path / "printed.json").read_text(encoding="utf-8"))
     assert [text.count("\n") for text in printed] == [text.count("\n") for text in shown]
-    close = [
-        abs(a - b) <= 0.05 + 0.1 * abs(b) for a, b in zip(numbers_of(printed), numbers_of(shown), strict=True)
-    ]
+    close = [abs(a - b) <= 0.05 + 0.1 * abs(b) for a, b in zip(numbers_of(printed), numbers_of(shown), strict=True)]
     assert sum(close) >= 0.8 * len(close), "python docs/hooks/notebooks.py stores them anew"
 
 
@@ -296,9 +292,7 @@ def headings(path):
 
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda p: str(p.relative_to(DOCS)))
 def test_links_and_images_lead_somewhere(page):
-    text = re.sub(
-        r"^```.*?^```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
-    )
+    text = re.sub(r"^```.*?^```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
         if "://" in link or link.startswith("mailto:"):
             continue
@@ -310,9 +304,7 @@ def test_links_and_images_lead_somewhere(page):
 
 
 # How we write, and what is often mistyped: wrong=right, a line each.
-SPELLINGS = dict(
-    line.split("=") for line in (ROOT / "tests" / "words.txt").read_text(encoding="utf-8").splitlines()
-)
+SPELLINGS = dict(line.split("=") for line in (ROOT / "tests" / "words.txt").read_text(encoding="utf-8").splitlines())
 
 
 @pytest.mark.parametrize(
@@ -331,14 +323,10 @@ def test_words_are_spelled_as_we_spell_them(page):
 @pytest.mark.parametrize("scheme", ["default", "slate"])
 def test_colours_of_the_site_can_be_read(scheme):
     style = (DOCS / "extra.css").read_text(encoding="utf-8")
-    (block,) = re.findall(
-        rf'^\[data-md-color-scheme="{scheme}"\] \{{(.*?)^\}}', style, re.MULTILINE | re.DOTALL
-    )
+    (block,) = re.findall(rf'^\[data-md-color-scheme="{scheme}"\] \{{(.*?)^\}}', style, re.MULTILINE | re.DOTALL)
     colours = dict(re.findall(r"--([\w-]+): (#\w{6})", block))
     papers = [colours["md-default-bg-color"], colours["card"], colours["md-code-bg-color"]]
-    inks = [
-        colours[name] for name in ("md-default-fg-color", "md-default-fg-color--light", "md-typeset-a-color")
-    ]
+    inks = [colours[name] for name in ("md-default-fg-color", "md-default-fg-color--light", "md-typeset-a-color")]
     for ink in inks:
         assert all(contrast(ink, paper) >= 4.5 for paper in papers)
     code = [value for name, value in colours.items() if name.startswith("md-code-hl")]
@@ -365,9 +353,7 @@ def test_the_page_on_the_inside_shows_the_contributors_map():
     spec = importlib.util.spec_from_file_location("inside", DOCS / "hooks" / "inside.py")
     hook = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hook)
-    (title,) = re.findall(
-        r"<!-- CONTRIBUTING\.md: (.+?) -->", (DOCS / "inside.md").read_text(encoding="utf-8")
-    )
+    (title,) = re.findall(r"<!-- CONTRIBUTING\.md: (.+?) -->", (DOCS / "inside.md").read_text(encoding="utf-8"))
     shown = hook.section((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), title)
     assert "The walk of `ds.fit`" in shown
     assert "](docs/" not in shown

@@ -21,9 +21,7 @@ def test_the_value_is_the_mixture_over_starts_and_bets():
     martingale = Martingale()
     gains = np.stack([beta_density(p, a, b) for a, b in _BETS], 1)
     for t in range(1, 31):
-        entered = [
-            (s**-0.25 - (s + 1) ** -0.25) * np.prod(gains[s - 1 : t], axis=0).mean() for s in range(1, t + 1)
-        ]
+        entered = [(s**-0.25 - (s + 1) ** -0.25) * np.prod(gains[s - 1 : t], axis=0).mean() for s in range(1, t + 1)]
         assert martingale.update(p[t - 1]) == pytest.approx((t + 1) ** -0.25 + sum(entered), rel=1e-10)
         assert martingale.log_value == pytest.approx(np.log(martingale.value), rel=1e-9, abs=1e-12)
 
@@ -61,9 +59,7 @@ def test_ranks_count_all_earlier_scores_and_break_ties_by_seed():
     np.testing.assert_allclose(ranks, wanted, rtol=1e-12)
     assert monitor.counts.tolist() == [3, 4, 5]
     assert not np.array_equal(_uniforms(2, 0, 3), draws)
-    np.testing.assert_array_equal(
-        np.concatenate([_uniforms(1, 0, 6), _uniforms(1, 6, 5)]), _uniforms(1, 0, 11)
-    )
+    np.testing.assert_array_equal(np.concatenate([_uniforms(1, 0, 6), _uniforms(1, 6, 5)]), _uniforms(1, 0, 11))
 
 
 @pytest.mark.parametrize("draw", ["normal", "ties", "constant"])
@@ -126,9 +122,7 @@ def test_the_distance_of_two_samples_is_scipys_and_its_p_value_that_of_permutati
     ):
         values, groups = np.unique(np.concatenate([first, second]), return_inverse=True)
         member = np.arange(len(groups)) >= len(first)
-        assert _distance(groups, member, len(values)) == pytest.approx(
-            ks_2samp(first, second).statistic, abs=1e-12
-        )
+        assert _distance(groups, member, len(values)) == pytest.approx(ks_2samp(first, second).statistic, abs=1e-12)
     exact = ks_2samp(first := rng.normal(size=8), second := rng.normal(1, size=7), method="exact").pvalue
     assert two_sample(first, second, permutations=4999) == pytest.approx(exact, abs=0.03)
 
@@ -136,9 +130,6 @@ def test_the_distance_of_two_samples_is_scipys_and_its_p_value_that_of_permutati
 def test_two_samples_of_one_source_are_told_apart_as_rarely_as_promised():
     rng = np.random.default_rng(8)
     p = np.array(
-        [
-            two_sample(rng.integers(0, 5, 30), rng.integers(0, 5, 12), permutations=39, seed=s)
-            for s in range(300)
-        ]
+        [two_sample(rng.integers(0, 5, 30), rng.integers(0, 5, 12), permutations=39, seed=s) for s in range(300)]
     )
     assert np.mean(p <= 0.1) < 0.1 + 3 * np.sqrt(0.09 / 300)

@@ -90,8 +90,7 @@ def test_threads_can_record_at_the_same_time():
     with ThreadPoolExecutor(3) as pool:
         runs = list(
             pool.map(
-                lambda seed: ds.fit(ds.DeepEnsemble(net, 2, seed=seed), (x, y), epochs=3, engine="captured"),
-                range(3),
+                lambda seed: ds.fit(ds.DeepEnsemble(net, 2, seed=seed), (x, y), epochs=3, engine="captured"), range(3)
             )
         )
     assert [run.engine for run in runs] == ["captured"] * 3
@@ -147,14 +146,7 @@ def test_members_in_turn_give_the_same_numbers(engine):
     outputs = []
     for concurrent in (None, 1):
         ens = ds.DeepEnsemble(conv_net, 3).double()
-        ds.fit(
-            ens,
-            (images.double(), labels),
-            epochs=2,
-            batch_size=16,
-            concurrent_members=concurrent,
-            engine=engine,
-        )
+        ds.fit(ens, (images.double(), labels), epochs=2, batch_size=16, concurrent_members=concurrent, engine=engine)
         outputs.append(ds.predict(ens, images.double()))
     torch.testing.assert_close(*outputs)
 
@@ -175,14 +167,7 @@ def test_the_engine_is_kept_on_resume(tmp_path):
 )
 def test_engines_on_a_gpu_follow_the_eager_trajectory(make, data, engine):
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    settings = {
-        "epochs": 10,
-        "batch_size": 20,
-        "device": "cuda",
-        "optimizer": "sgd",
-        "lr": 0.05,
-        "schedule": "cosine",
-    }
+    settings = {"epochs": 10, "batch_size": 20, "device": "cuda", "optimizer": "sgd", "lr": 0.05, "schedule": "cosine"}
     outputs, curves = [], []
     for name in ("eager", engine):
         ens = ds.DeepEnsemble(make, 3)
@@ -239,9 +224,7 @@ def test_several_steps_in_one_graph_are_the_same_steps(monkeypatch):
     )
     for least in (10**9, 0):
         monkeypatch.setattr(engines, "MANY_STEPS", least)
-        run = ds.fit(
-            ds.DeepEnsemble(net, 3), (x, y), epochs=60, batch_size=4, device="cuda", engine="captured"
-        )
+        run = ds.fit(ds.DeepEnsemble(net, 3), (x, y), epochs=60, batch_size=4, device="cuda", engine="captured")
         curves.append(run.history["loss"])
     assert engines.AT_ONCE in captured
     assert curves[0] == curves[1]
@@ -301,19 +284,10 @@ def test_the_cost_of_a_step_that_picks_two_does_not_depend_on_how_many_there_are
             torch.cuda.synchronize()
             stamps.append(time.perf_counter())
 
-        ens = ds.DeepEnsemble(
-            lambda: nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 100)), members
-        )
+        ens = ds.DeepEnsemble(lambda: nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 100)), members)
         data = torch.randn(25600, 256), torch.randint(0, 100, (25600,))
         ds.fit(
-            ens,
-            data,
-            objective=PickTwo(),
-            epochs=6,
-            batch_size=256,
-            engine="captured",
-            device="cuda",
-            callback=stamp,
+            ens, data, objective=PickTwo(), epochs=6, batch_size=256, engine="captured", device="cuda", callback=stamp
         )
         return min(b - a for a, b in itertools.pairwise(stamps))
 

@@ -40,9 +40,7 @@ def people(rows=120, seed=0):
 @pytest.fixture(scope="module")
 def classifier():
     frame, labels, _ = people(300)
-    return EnsembleClassifier(num_members=3, hidden=(16,), epochs=30, lr=5e-3, device="cpu").fit(
-        frame, labels
-    )
+    return EnsembleClassifier(num_members=3, hidden=(16,), epochs=30, lr=5e-3, device="cpu").fit(frame, labels)
 
 
 @pytest.fixture(scope="module")
@@ -307,9 +305,7 @@ EXCEPT = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "estimator", [EnsembleClassifier(), EnsembleRegressor()], ids=lambda e: type(e).__name__
-)
+@pytest.mark.parametrize("estimator", [EnsembleClassifier(), EnsembleRegressor()], ids=lambda e: type(e).__name__)
 def test_scikit_learns_own_checks_pass(estimator):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -404,9 +400,7 @@ def test_rows_of_no_weight_do_not_count():
     x = np.random.default_rng(0).normal(size=(60, 2))
     y, weight = x[:, 0], np.repeat([1.0, 0.0], 30)
     weighted = EnsembleRegressor(**TINY).fit(x, np.where(weight, y, 1e9), sample_weight=weight)
-    np.testing.assert_array_equal(
-        weighted.predict(x), EnsembleRegressor(**TINY).fit(x[:30], y[:30]).predict(x)
-    )
+    np.testing.assert_array_equal(weighted.predict(x), EnsembleRegressor(**TINY).fit(x[:30], y[:30]).predict(x))
 
 
 def test_weights_move_predictions_to_weighted_means():

@@ -45,9 +45,7 @@ def expected_value(number, logits, labels, weights):
     probs = own.softmax(-1)
     pooled = probs.mean(0) if weights is None else (weights[:, None, None] * probs).sum(0)
     if number.metric in metrics.OOD_METRICS:
-        score, known = (
-            all_scores(part, [number.score], weights=weights)[number.score] for part in (own, logits["id"])
-        )
+        score, known = (all_scores(part, [number.score], weights=weights)[number.score] for part in (own, logits["id"]))
         return metrics.OOD_METRICS[number.metric](score, known)
     if number.score is not None:
         score = all_scores(own, [number.score], weights=weights)[number.score]
@@ -72,13 +70,7 @@ def test_every_number_is_the_metric_of_the_predictions(ensemble, data, weights):
     result = evaluate_four_sets(ensemble, data, weights=weights, batch_size=70)
     logits = {name: ds.predict(ensemble, inputs_of(part)) for name, part in data.items()}
     labels = {name: data[name][1] for name in ("id", "later")}
-    assert {number.metric for number in result.numbers} >= {
-        *metrics.OOD_METRICS,
-        "accuracy",
-        "nll",
-        "brier",
-        "ece",
-    }
+    assert {number.metric for number in result.numbers} >= {*metrics.OOD_METRICS, "accuracy", "nll", "brier", "ece"}
     for number in result.numbers:
         expected = float(expected_value(number, logits, labels, weights))
         assert number.value == pytest.approx(expected, rel=1e-5, abs=1e-6), number
@@ -86,29 +78,14 @@ def test_every_number_is_the_metric_of_the_predictions(ensemble, data, weights):
 
 def test_every_set_has_every_number_that_it_can_have(ensemble, data):
     result = evaluate_four_sets(ensemble, data)
-    of_sets = {
-        name: {(n.metric, n.score) for n in result.numbers if n.set == name} for name in (*SIZES, "all")
-    }
+    of_sets = {name: {(n.metric, n.score) for n in result.numbers if n.set == name} for name in (*SIZES, "all")}
     detection = {(metric, score) for metric in metrics.OOD_METRICS for score in SCORES}
     predictions = {
         (metric, None)
-        for metric in (
-            "accuracy",
-            "nll",
-            "brier",
-            "ece",
-            "smooth_ece",
-            "member_accuracy",
-            "confidence",
-            "disagreement",
-        )
+        for metric in ("accuracy", "nll", "brier", "ece", "smooth_ece", "member_accuracy", "confidence", "disagreement")
     }
     per_score = {(metric, score) for metric in ("mean", "risk_coverage_area") for score in SCORES}
-    unlabelled_numbers = {
-        ("confidence", None),
-        ("disagreement", None),
-        *(("mean", score) for score in SCORES),
-    }
+    unlabelled_numbers = {("confidence", None), ("disagreement", None), *(("mean", score) for score in SCORES)}
     assert of_sets["id"] == predictions | per_score
     assert of_sets["later"] == predictions | per_score | detection
     assert of_sets["far"] == of_sets["near"] == of_sets["all"] == unlabelled_numbers | detection
@@ -118,15 +95,11 @@ def test_every_set_has_every_number_that_it_can_have(ensemble, data):
 
 @pytest.mark.parametrize("batch_size", [1, 37, 10_000])
 def test_the_size_of_batches_changes_nothing(ensemble, data, batch_size):
-    one, other = (
-        evaluate_four_sets(ensemble, data, batch_size=size, bootstrap=20) for size in (64, batch_size)
-    )
+    one, other = (evaluate_four_sets(ensemble, data, batch_size=size, bootstrap=20) for size in (64, batch_size))
     assert [n.key for n in one.numbers] == [n.key for n in other.numbers]
     # Outputs of single precision differ by some 1e-6 with the shape of a product, on some processors; logarithms of small
     # probabilities and sums over sets make a hundred times that of it. Batches counted wrongly would move numbers by 1e-2.
-    np.testing.assert_allclose(
-        [n.value for n in one.numbers], [n.value for n in other.numbers], rtol=2e-4, atol=1e-5
-    )
+    np.testing.assert_allclose([n.value for n in one.numbers], [n.value for n in other.numbers], rtol=2e-4, atol=1e-5)
     # Scores of single precision may swap ranks, which moves single replicates by up to 1 / inputs.
     np.testing.assert_allclose(one.replicates, other.replicates, rtol=2e-3, atol=2e-3)
     assert one.sets == other.sets
@@ -144,9 +117,7 @@ def test_tensors_datasets_and_loaders_give_one_result(ensemble):
         (DataLoader(pairs, batch_size=30), DataLoader(TensorDataset(far), batch_size=33)),
         (DataLoader(listed, batch_size=30), (far, torch.zeros(80))),
     ]
-    results = [
-        evaluate(ensemble, known, {"far": unknown}, bootstrap=0, batch_size=30) for known, unknown in forms
-    ]
+    results = [evaluate(ensemble, known, {"far": unknown}, bootstrap=0, batch_size=30) for known, unknown in forms]
     for other in results[1:]:
         assert [part.fingerprint for part in other.sets] == [part.fingerprint for part in results[0].sets]
         np.testing.assert_allclose(

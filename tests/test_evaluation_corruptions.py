@@ -57,9 +57,7 @@ def test_every_number_of_every_corruption_is_the_metric_of_its_predictions(ensem
             }
             want["disagreement", None] = metrics.mean_disagreement(logits.argmax(-1))
             want["confidence", None] = float(probs.amax(-1).mean())
-            want["member_accuracy", None] = np.mean(
-                [metrics.accuracy(own, labels) for own in logits.softmax(-1)]
-            )
+            want["member_accuracy", None] = np.mean([metrics.accuracy(own, labels) for own in logits.softmax(-1)])
             for score in SCORES:
                 pair = [all_scores(part, [score])[score] for part in (logits, clean)]
                 want["auroc", score] = metrics.auroc(*pair)
@@ -81,9 +79,7 @@ def test_averages_are_means_over_corruptions_and_not_pooled(result):
         }
         for level in LEVELS:
             mean = np.mean([cells[name, level] for name in NAMES])
-            assert result.number(metric, "corruptions", score=score, severity=level).value == pytest.approx(
-                mean
-            )
+            assert result.number(metric, "corruptions", score=score, severity=level).value == pytest.approx(mean)
         overall = result.number(metric, "corruptions", score=score)
         assert overall.value == pytest.approx(np.mean(list(cells.values())))
 
@@ -170,10 +166,7 @@ def test_a_corruption_that_its_family_already_has_is_refused():
 
 def test_a_single_name_may_come_alone(ensemble, data):
     result = run(ensemble, data, corruptions="contrast", severities=[5], bootstrap=0)
-    assert (
-        result.number("accuracy", "corruptions").value
-        == result.number("accuracy", "contrast", severity=5).value
-    )
+    assert result.number("accuracy", "corruptions").value == result.number("accuracy", "contrast", severity=5).value
 
 
 def test_the_gallery_keeps_the_most_and_least_disputed_images_with_their_votes(ensemble, data, result):
@@ -207,9 +200,7 @@ def test_large_and_normalised_images_are_made_small_and_visible():
 def test_the_gallery_does_not_depend_on_the_scores_that_are_asked_for(ensemble, data, result):
     few = evaluate(ensemble, data, scores=["bma"], transform=as_floats, bootstrap=0)
     shown = [item for item in result.gallery if item.set == "id"]
-    assert [(item.index, item.dispute) for item in few.gallery] == [
-        (item.index, item.dispute) for item in shown
-    ]
+    assert [(item.index, item.dispute) for item in few.gallery] == [(item.index, item.dispute) for item in shown]
 
 
 def test_inputs_that_are_no_images_make_no_gallery():

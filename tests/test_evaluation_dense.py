@@ -97,9 +97,7 @@ def test_scores_are_pooled_over_the_positions_of_an_input(over):
 
     known = pooled(x, y != IGNORED)
     unknown = pooled(far["far"], torch.ones(9, 6, 5, dtype=torch.bool))
-    assert result.number("mean", score="mutual_information").value == pytest.approx(
-        float(known.mean()), rel=1e-4
-    )
+    assert result.number("mean", score="mutual_information").value == pytest.approx(float(known.mean()), rel=1e-4)
     wanted = float(metrics.auroc(unknown, known))
     assert result.number("auroc", "far", score="mutual_information").value == pytest.approx(wanted, abs=1e-6)
 
@@ -129,14 +127,10 @@ def test_maps_of_numbers_have_the_errors_of_their_pixels():
     maps = ds.predict(ens, x)
     wanted = (maps.mean(0) - y).square().mean().sqrt()
     assert result.number("rmse").value == pytest.approx(float(wanted), rel=1e-5)
-    assert result.number("rmse", member=1).value == pytest.approx(
-        float((maps[1] - y).square().mean().sqrt()), rel=1e-5
-    )
+    assert result.number("rmse", member=1).value == pytest.approx(float((maps[1] - y).square().mean().sqrt()), rel=1e-5)
     assert result.number("mae").value == pytest.approx(float((maps.mean(0) - y).abs().mean()), rel=1e-5)
     spread = maps.var(0, correction=0).flatten(1).mean(1)
-    assert result.number("mean", score="knowledge_variance").value == pytest.approx(
-        float(spread.mean()), rel=1e-4
-    )
+    assert result.number("mean", score="knowledge_variance").value == pytest.approx(float(spread.mean()), rel=1e-4)
 
 
 def test_what_is_kept_does_not_grow_with_pixels():
@@ -220,9 +214,7 @@ def test_maps_of_yes_or_no_are_trained_and_read_as_two_classes(form):
     y = (x > 0.6).long()
     ens = ds.DeepEnsemble(lambda: nn.Conv2d(1, 1, 3, padding=1), 3, seed=2)
     objective = ds.objectives.Independent("binary_cross_entropy")
-    run = ds.fit(
-        ens, (x, form(y)), objective=objective, validation=(x, form(y)), epochs=20, lr=0.05, device="cpu"
-    )
+    run = ds.fit(ens, (x, form(y)), objective=objective, validation=(x, form(y)), epochs=20, lr=0.05, device="cpu")
     last = run.history.rows[-1]
     assert last["loss"] < 0.9 * run.history.rows[0]["loss"]
     probs = ds.predict(ens, x).sigmoid().mean(0)

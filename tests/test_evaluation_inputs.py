@@ -38,12 +38,7 @@ def test_sets_without_inputs(ensemble):
 def test_inputs_that_members_cannot_read_are_named_with_their_set(ensemble):
     (x, y), wide = labelled(20), torch.ones(20, 3)
     refused(r"cannot read set 'id', whose inputs are \(batch, 3\) of torch.float32", ensemble, (wide, y))
-    refused(
-        r"cannot read set 'far', whose inputs are \(batch, 3\) of torch.float32",
-        ensemble,
-        (x, y),
-        {"far": wide},
-    )
+    refused(r"cannot read set 'far', whose inputs are \(batch, 3\) of torch.float32", ensemble, (x, y), {"far": wide})
     raw, labels = images(10)
     net = ds.DeepEnsemble(lambda: nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, CLASSES)), num_members=2)
     refused("'id', whose inputs are .*torch.uint8.*`transform`", net, (raw, labels))
@@ -72,9 +67,7 @@ def test_labels_out_of_range_are_named_by_row_and_set(ensemble):
     wrong[13] = CLASSES
     refused(r"'id' must lie in 0 to 2; got 3 in row 13.*Renumber", ensemble, (x, wrong), batch_size=8)
     wrong[13] = -1
-    refused(
-        "'later' must lie in 0 to 2; got -1 in row 13", ensemble, (x, y), shifted={"later": (x + 1, wrong)}
-    )
+    refused("'later' must lie in 0 to 2; got -1 in row 13", ensemble, (x, y), shifted={"later": (x + 1, wrong)})
 
 
 def test_labels_that_are_no_class_indices(ensemble):
@@ -135,11 +128,7 @@ def test_a_set_given_twice(ensemble):
     refused("'near' and 'far' hold the same inputs", ensemble, (x, y), {"near": far, "far": far.clone()})
     refused("'id' and 'far' hold the same inputs", ensemble, (x, y), {"far": x})
     refused(
-        "'later' and 'far' hold the same inputs",
-        ensemble,
-        (x, y),
-        {"far": far},
-        shifted={"later": (far.clone(), y)},
+        "'later' and 'far' hold the same inputs", ensemble, (x, y), {"far": far}, shifted={"later": (far.clone(), y)}
     )
 
 
@@ -168,13 +157,7 @@ def test_sets_without_names(ensemble):
 
 def test_groups_of_unknown_sets(ensemble):
     data, sets = labelled(20), {"far": unlabelled(20)}
-    refused(
-        "Group 'near' must list OOD sets.*among far; got cifar",
-        ensemble,
-        data,
-        sets,
-        groups={"near": ["cifar"]},
-    )
+    refused("Group 'near' must list OOD sets.*among far; got cifar", ensemble, data, sets, groups={"near": ["cifar"]})
     refused("got none", ensemble, data, sets, groups={"near": []})
     refused("got far, far", ensemble, data, sets, groups={"near": ["far", "far"]})
     refused("among none", ensemble, data, groups={"near": ["far"]})
@@ -185,9 +168,7 @@ def test_unknown_scores(ensemble):
     refused(r"among predictive_diversity, .*; got entropy", ensemble, data, scores=["entropy"])
     refused("got bma, bma", ensemble, data, scores=["bma", "bma"])
     refused("got none", ensemble, data, scores=[])
-    refused(
-        "among knowledge_variance; got bma", regressor(1), regression_data(20), loss="mse", scores=["bma"]
-    )
+    refused("among knowledge_variance; got bma", regressor(1), regression_data(20), loss="mse", scores=["bma"])
 
 
 def test_settings_out_of_range(ensemble):
@@ -197,9 +178,7 @@ def test_settings_out_of_range(ensemble):
     refused("`batch_size` must be a whole number of at least 1; got 0", ensemble, data, batch_size=0)
     refused("`weights` must sum to 1", ensemble, data, weights=torch.ones(3))
     refused(r"`weights` must be shaped \(3,\)", ensemble, data, weights=torch.ones(2) / 2)
-    refused(
-        "each of the 3 outputs, in their order; got 2 names: a, b", ensemble, data, class_names=["a", "b"]
-    )
+    refused("each of the 3 outputs, in their order; got 2 names: a, b", ensemble, data, class_names=["a", "b"])
 
 
 @pytest.mark.parametrize(
@@ -242,9 +221,7 @@ def test_images_of_two_ranges_are_warned_about(bright):
     sets[dim] = sets[dim].float() / 255
     ens = ds.DeepEnsemble(lambda: nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, CLASSES)), 2)
     with pytest.warns(UserWarning, match=r"'id' .* those of 'far' .* one range") as caught:
-        evaluate(
-            ens, (sets["id"], y), {"far": sets["far"]}, bootstrap=0, transform=lambda batch: batch.float()
-        )
+        evaluate(ens, (sets["id"], y), {"far": sets["far"]}, bootstrap=0, transform=lambda batch: batch.float())
     assert [Path(one.filename).name for one in caught] == [Path(__file__).name]
 
 
@@ -262,13 +239,7 @@ def test_corruptions_that_cannot_be_applied(ensemble):
     refused("got none", ensemble, data, corruptions=[])
     refused(r"got \[0\]", ensemble, data, corruptions=["fog"], severities=[0])
     refused(r"got \[\]", ensemble, data, corruptions=["fog"], severities=[])
-    refused(
-        "for classifiers of images",
-        regressor(),
-        regression_data(20),
-        loss="gaussian_nll",
-        corruptions=["fog"],
-    )
+    refused("for classifiers of images", regressor(), regression_data(20), loss="gaussian_nll", corruptions=["fog"])
     x, y = images(10)
     flat = ds.DeepEnsemble(lambda: nn.Sequential(nn.Flatten(), nn.Linear(768, 3)), num_members=2)
     refused("must be uint8", flat, (x.float() / 255, y), corruptions=["fog"])
@@ -292,10 +263,7 @@ def digest(x, y, *sizes):
     return fingerprint.whole(), fingerprint.inputs()
 
 
-@given(
-    st.integers(1, 11),
-    st.sampled_from([torch.float32, torch.float64, torch.uint8, torch.int64, torch.float16]),
-)
+@given(st.integers(1, 11), st.sampled_from([torch.float32, torch.float64, torch.uint8, torch.int64, torch.float16]))
 def test_a_fingerprint_depends_on_values_and_their_order_and_not_on_batches(first, dtype):
     x = (100 * torch.rand(12, 3, 5, generator=torch.Generator().manual_seed(first))).to(dtype)
     y = torch.arange(12)

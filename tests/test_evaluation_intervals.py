@@ -262,9 +262,7 @@ def test_a_run_does_not_differ_from_itself(pair):
 def test_differences_have_paired_intervals(pair):
     comparison = compare(*pair)
     accuracy = comparison.difference("accuracy")
-    assert accuracy.value == pytest.approx(
-        pair[1].number("accuracy").value - pair[0].number("accuracy").value
-    )
+    assert accuracy.value == pytest.approx(pair[1].number("accuracy").value - pair[0].number("accuracy").value)
     assert accuracy.low < accuracy.value < accuracy.high
     assert accuracy.clear
     assert accuracy.better == "first"
@@ -281,9 +279,7 @@ def test_a_paired_interval_is_that_of_the_mean_difference_by_input():
     ensembles = [trained_classifier(seed=seed) for seed in (0, 1)]
     x, y = labelled(400)
     runs = [evaluate(ensemble, (x, y), bootstrap=1000) for ensemble in ensembles]
-    losses = [
-        -ds.predict(ensemble, x).softmax(-1).mean(0)[torch.arange(400), y].log() for ensemble in ensembles
-    ]
+    losses = [-ds.predict(ensemble, x).softmax(-1).mean(0)[torch.arange(400), y].log() for ensemble in ensembles]
     error = (losses[1] - losses[0]).double().std(correction=0).item() / 400**0.5
     one = compare(*runs).difference("nll")
     assert one.high - one.low == pytest.approx(2 * 1.96 * error, rel=0.1)

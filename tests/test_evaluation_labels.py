@@ -24,17 +24,13 @@ def data(count=90, seed=0):
 
 @pytest.fixture(scope="module")
 def ens():
-    return ds.DeepEnsemble(
-        lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, LABELS)), MEMBERS, seed=1
-    )
+    return ds.DeepEnsemble(lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, LABELS)), MEMBERS, seed=1)
 
 
 @pytest.fixture(scope="module")
 def result(ens):
     far = {"far": 4 * data(50, seed=2)[0]}
-    return ds.evaluate(
-        ens, data(), far, shifted={"later": data(70, 3)}, class_names=list("abcd"), bootstrap=300
-    )
+    return ds.evaluate(ens, data(), far, shifted={"later": data(70, 3)}, class_names=list("abcd"), bootstrap=300)
 
 
 def probabilities(ens, x):
@@ -91,15 +87,10 @@ def test_scores_are_those_of_two_classes_pooled_over_labels(ens, over):
     (x, y), far = data(), 4 * data(50, seed=2)[0]
     names = ["mutual_information", "mean_energy", "total_entropy"]
     found = ds.evaluate(ens, (x, y), {"far": far}, over=over, scores=names, bootstrap=0)
-    pool = {
-        "mean": lambda v: v.mean(1),
-        "max": lambda v: v.amax(1),
-        0.2: lambda v: (v > 0.2).double().mean(1),
-    }[over]
+    pool = {"mean": lambda v: v.mean(1), "max": lambda v: v.amax(1), 0.2: lambda v: (v > 0.2).double().mean(1)}[over]
     for name in names:
         known, unknown = (
-            pool(scores.SCORES[name](scores.as_two_classes(ds.predict(ens, part)), class_axis=-1))
-            for part in (x, far)
+            pool(scores.SCORES[name](scores.as_two_classes(ds.predict(ens, part)), class_axis=-1)) for part in (x, far)
         )
         assert found.number("mean", score=name).value == pytest.approx(known.mean().item(), rel=1e-4)
         answer = np.r_[np.zeros(len(known)), np.ones(len(unknown))]
@@ -150,9 +141,7 @@ def test_batches_change_nothing_and_float_answers_count_too(ens, result):
     x, y = data()
     small = ds.evaluate(ens, (x, y.float()), loss="binary_cross_entropy", batch_size=7, bootstrap=0)
     for number in small.numbers:
-        again = result.number(
-            number.metric, number.set, score=number.score, member=number.member, label=number.label
-        )
+        again = result.number(number.metric, number.set, score=number.score, member=number.member, label=number.label)
         assert number.value == pytest.approx(again.value, rel=1e-5)
 
 
@@ -187,9 +176,7 @@ def test_pictures_with_several_labels_are_in_the_gallery(tmp_path):
     many = ds.DeepEnsemble(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), 3)
     found = ds.evaluate(many, (x, y), bootstrap=0)
     dispute = scores.mutual_information(scores.as_two_classes(ds.predict(many, x)), class_axis=-1).mean(1)
-    assert [item.index for item in found.gallery if item.most] == dispute.argsort(descending=True)[
-        :6
-    ].tolist()
+    assert [item.index for item in found.gallery if item.most] == dispute.argsort(descending=True)[:6].tolist()
     assert "Most disputed" in ds.report(found, tmp_path / "page.html").read_text(encoding="utf-8")
 
 
@@ -219,17 +206,13 @@ class TestCounts:
         found = ds.evaluate(self.rates, (self.x, self.y), {"far": 3 * self.x}, loss="poisson", bootstrap=100)
         rates = ds.predict(self.rates, self.x)[..., 0].double().exp()
         truth = self.y.double()
-        assert found.number("mae").value == pytest.approx(
-            (rates.mean(0) - truth).abs().mean().item(), rel=1e-5
-        )
+        assert found.number("mae").value == pytest.approx((rates.mean(0) - truth).abs().mean().item(), rel=1e-5)
         assert found.number("rmse").value == pytest.approx(
             (rates.mean(0) - truth).square().mean().sqrt().item(), rel=1e-5
         )
         likely = torch.distributions.Poisson(rates).log_prob(truth).exp().mean(0)
         assert found.number("mixture_nll").value == pytest.approx(-likely.log().mean().item(), rel=1e-5)
-        parts = [
-            found.number("mean", score=f"{name}_variance").value for name in ("data", "knowledge", "total")
-        ]
+        parts = [found.number("mean", score=f"{name}_variance").value for name in ("data", "knowledge", "total")]
         assert parts[0] == pytest.approx(rates.mean().item(), rel=1e-5)
         assert parts[1] == pytest.approx(rates.var(0, correction=0).mean().item(), rel=1e-4)
         assert parts[2] == pytest.approx(parts[0] + parts[1], rel=1e-5)
@@ -247,16 +230,12 @@ class TestLossesOfOnesOwn:
         found = ds.evaluate(ens, (self.x, self.y), {"far": 3 * self.x}, loss=loss, bootstrap=100)
         levels = (0.1, 0.5, 0.9) if loss != "pinball" else (1 / 6, 0.5, 5 / 6)
         mean = ds.predict(ens, self.x).mean(0)
-        wanted = sum(
-            sklearn.mean_pinball_loss(self.y, mean[:, k], alpha=level) for k, level in enumerate(levels)
-        )
+        wanted = sum(sklearn.mean_pinball_loss(self.y, mean[:, k], alpha=level) for k, level in enumerate(levels))
         assert found.number("loss").value == pytest.approx(wanted, rel=1e-5)
         (curve,) = found.reliability
         assert curve.claimed == pytest.approx(levels)
         assert curve.observed == pytest.approx((self.y[:, None] <= mean).double().mean(0).tolist())
-        assert "Can its quantiles be believed?" in ds.report(found, tmp_path / "q.html").read_text(
-            encoding="utf-8"
-        )
+        assert "Can its quantiles be believed?" in ds.report(found, tmp_path / "q.html").read_text(encoding="utf-8")
 
     def test_any_loss_of_any_targets(self, tmp_path):
         """Exponential survival: targets are a time and whether it ended there."""
@@ -271,9 +250,7 @@ class TestLossesOfOnesOwn:
         ds.fit(ens, (self.x, y), objective=obj.Independent(survival), epochs=2, device="cpu")
         found = ds.evaluate(ens, (self.x, y), {"far": 3 * self.x}, loss=survival, bootstrap=100)
         outputs = ds.predict(ens, self.x)
-        assert found.number("loss").value == pytest.approx(
-            survival(outputs.mean(0), y).mean().item(), rel=1e-5
-        )
+        assert found.number("loss").value == pytest.approx(survival(outputs.mean(0), y).mean().item(), rel=1e-5)
         for member in range(3):
             own = survival(outputs[member], y).mean().item()
             assert found.number("loss", member=member).value == pytest.approx(own, rel=1e-5)

@@ -26,10 +26,7 @@ def density_values(ensemble, x, y, family):
         "coverage_90": metrics.interval_coverage(low, high, y),
         "width_90": metrics.interval_width(low, high),
         **{("rmse", m): metrics.rmse(mean[m], y) for m in range(len(mean))},
-        **{
-            ("mean", name): score(mean, scale, family=family).mean()
-            for name, score in REGRESSION_SCORES.items()
-        },
+        **{("mean", name): score(mean, scale, family=family).mean() for name, score in REGRESSION_SCORES.items()},
     }
 
 
@@ -53,9 +50,7 @@ def test_every_number_of_a_density_ensemble_is_the_metric_of_the_predictions(fam
     known = mean_and_scale(ds.predict(ensemble, x))
     for name, score in REGRESSION_SCORES.items():
         pair = [score(*part, family=family).mean(-1) for part in ((mean, scale), known)]
-        assert result.number("auroc", "far", score=name).value == pytest.approx(
-            metrics.auroc(*pair), abs=1e-3
-        )
+        assert result.number("auroc", "far", score=name).value == pytest.approx(metrics.auroc(*pair), abs=1e-3)
 
 
 def test_weights_reach_every_part_of_a_density_ensemble():
@@ -67,9 +62,7 @@ def test_weights_reach_every_part_of_a_density_ensemble():
     single = evaluate(alone, (x, y), loss="gaussian_nll", bootstrap=0)
     for number in single.numbers:
         if number.member is None:
-            assert result.number(number.metric, score=number.score).value == pytest.approx(
-                number.value, rel=1e-5
-            )
+            assert result.number(number.metric, score=number.score).value == pytest.approx(number.value, rel=1e-5)
 
 
 def test_point_predictions_have_errors_and_one_variance():

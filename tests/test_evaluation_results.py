@@ -6,15 +6,7 @@ from dataclasses import FrozenInstanceError
 import numpy as np
 import pytest
 import torch
-from evaluation_cases import (
-    SIZES,
-    WEIGHTS,
-    evaluate_four_sets,
-    four_sets,
-    inputs_of,
-    labelled,
-    trained_classifier,
-)
+from evaluation_cases import SIZES, WEIGHTS, evaluate_four_sets, four_sets, inputs_of, labelled, trained_classifier
 from torch import nn
 
 import dissensus as ds
@@ -93,9 +85,7 @@ def test_a_number_that_is_not_there_is_said_to_be_missing(ensemble, data):
 
 def test_numbers_of_numpy_are_whole_numbers(tmp_path):
     ens = ds.DeepEnsemble(lambda: nn.Linear(4, 3), 2)
-    found = ds.evaluate(
-        ens, (torch.randn(60, 4), torch.arange(60) % 3), bootstrap=np.int64(50), seed=np.int64(0)
-    )
+    found = ds.evaluate(ens, (torch.randn(60, 4), torch.arange(60) % 3), bootstrap=np.int64(50), seed=np.int64(0))
     found.save(tmp_path / "evaluation.json")
     assert (found.bootstrap, found.seed) == (50, 0)
 

@@ -111,9 +111,7 @@ def test_the_source_changes_nothing(ensemble, known, expected, tmp_path, source)
 def test_unknown_and_shifted_sets_come_from_the_same_sources(ensemble, known, tmp_path, source):
     x, y = images(20, seed=4)
     other = HANDED_OVER[source](tmp_path, x, y)
-    assert measured(ensemble, known, {"other": other}).numbers == (
-        measured(ensemble, known, {"other": x}).numbers
-    )
+    assert measured(ensemble, known, {"other": other}).numbers == (measured(ensemble, known, {"other": x}).numbers)
     assert measured(ensemble, known, shifted={"other": other}).numbers == (
         measured(ensemble, known, shifted={"other": (x, y)}).numbers
     )
@@ -156,9 +154,7 @@ def test_what_cannot_be_read_is_named_with_its_set(ensemble, known, tmp_path):
 def test_classes_that_do_not_fit_the_outputs_are_refused(ensemble, known, tmp_path):
     x, y = known
     folder = save_folder(tmp_path, x[y < 2], y[y < 2])
-    with pytest.raises(
-        ValueError, match=r"each of the 3 outputs.*got 2 names: green, red.*what the known data"
-    ):
+    with pytest.raises(ValueError, match=r"each of the 3 outputs.*got 2 names: green, red.*what the known data"):
         measured(ensemble, folder)
     assert measured(ensemble, folder, class_names=NAMES).class_names == NAMES
     with pytest.raises(ValueError, match="Classes of set 'id' must be among red, black, white; got green"):
@@ -172,9 +168,7 @@ def test_a_suite_brings_its_groups_along(ensemble, known, tmp_path):
     suite = load_suite(OPENOOD_CIFAR10, tmp_path, (3, 16, 16))
     assert suite.grouped == {"near": ("cifar100", "tiny_imagenet"), "far": ("svhn",)}
     result = measured(ensemble, known, suite)
-    single = [
-        result.number("auroc", name, score="bma").value for name in ("cifar100", "tiny_imagenet", "svhn")
-    ]
+    single = [result.number("auroc", name, score="bma").value for name in ("cifar100", "tiny_imagenet", "svhn")]
     assert result.number("auroc", "near", score="bma").value == pytest.approx(sum(single[:2]) / 2)
     assert result.number("auroc", "far", score="bma").value == single[2]
     chosen = measured(ensemble, known, suite, groups={"all": suite.sets})

@@ -102,17 +102,12 @@ class TestOneFile:
 
     def test_says_what_it_is_and_not_where_it_was_made(self, exported):
         facts = {
-            name: json.loads(v)
-            for name, v in session(exported[0].path).get_modelmeta().custom_metadata_map.items()
+            name: json.loads(v) for name, v in session(exported[0].path).get_modelmeta().custom_metadata_map.items()
         }
         assert facts["classes"] == ["a", "b", "c"]
         assert facts["false_alarms"] == 0.05
         assert facts["score"] == "mutual_information"
-        assert (facts["task"], facts["num_members"], facts["dissensus"]) == (
-            "classification",
-            3,
-            ds.__version__,
-        )
+        assert (facts["task"], facts["num_members"], facts["dissensus"]) == ("classification", 3, ds.__version__)
         assert b"site-packages" not in exported[0].path.read_bytes()
 
     def test_is_compared_before_it_is_done(self, exported):
@@ -170,16 +165,10 @@ class TestRefusals:
 
 
 def net_with(outputs):
-    return lambda: nn.Sequential(
-        nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, outputs)
-    )
+    return lambda: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, outputs))
 
 
-CASES = [
-    pytest.param(case, id=f"{name}, {what}")
-    for name, kind in KINDS.items()
-    for what, case in kind.cases.items()
-]
+CASES = [pytest.param(case, id=f"{name}, {what}") for name, kind in KINDS.items() for what, case in kind.cases.items()]
 
 
 class TestEveryKindAndTask:
@@ -240,9 +229,7 @@ class TestEveryKindAndTask:
     def test_a_temperature_of_anchored_networks(self, tmp_path):
         ens = ds.Anchored(net(), x, 3, temperature="exponential")
         done = ds.export(ens, tmp_path / "m.onnx", example=x)
-        np.testing.assert_allclose(
-            run(done.path, x)["prediction"], ds.predict(ens, x).softmax(-1).mean(0), atol=1e-5
-        )
+        np.testing.assert_allclose(run(done.path, x)["prediction"], ds.predict(ens, x).softmax(-1).mean(0), atol=1e-5)
 
     def test_an_alarm_by_classes_and_by_a_function(self, tmp_path):
         ens = ds.DeepEnsemble(net, 3)
@@ -321,9 +308,7 @@ class TestEveryKindAndTask:
         wide = nn.Sequential(
             nn.Linear(4, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3)
         )
-        sizes = [
-            ds.export(ds.MCDropout(wide, count), tmp_path / "m.onnx", example=x).size for count in (1, 5)
-        ]
+        sizes = [ds.export(ds.MCDropout(wide, count), tmp_path / "m.onnx", example=x).size for count in (1, 5)]
         assert sizes[1] < 1.6 * sizes[0]
 
 

@@ -19,9 +19,7 @@ def table(rows, seed=0):
     rng = np.random.default_rng(seed)
     age = rng.integers(18, 90, rows)
     town = rng.choice(["Ulm", "Bonn", "Oslo"], rows)
-    moment = np.datetime64("2020-01-01T00:00") + rng.integers(0, 1000 * 24 * 60, rows).astype(
-        "timedelta64[m]"
-    )
+    moment = np.datetime64("2020-01-01T00:00") + rng.integers(0, 1000 * 24 * 60, rows).astype("timedelta64[m]")
     return {
         "age": [None if rng.random() < 0.1 else int(value) for value in age],
         "town": [None if rng.random() < 0.1 else str(value) for value in town],
@@ -107,9 +105,7 @@ class TestRuns:
         alarm = load_calibration(folder, loaded).alarm
         assert facts["false_alarms"] == alarm.false_alarms == 0.2
         np.testing.assert_allclose(
-            [a["p_value"] for a in answers],
-            alarm.p_values(loaded.preprocessing(torch.from_numpy(encoded))),
-            atol=0.03,
+            [a["p_value"] for a in answers], alarm.p_values(loaded.preprocessing(torch.from_numpy(encoded))), atol=0.03
         )
         # Of a table it ranks by the distance to training rows: a row far outside rings, whatever members say of it.
         assert facts["score"] == "distance"

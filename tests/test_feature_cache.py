@@ -73,12 +73,7 @@ class TestFeatures:
 
     @pytest.mark.parametrize(
         "data",
-        [
-            (x.numpy(), y.numpy()),
-            TensorDataset(x, y),
-            DataLoader(TensorDataset(x, y), batch_size=9),
-            [x, y],
-        ],
+        [(x.numpy(), y.numpy()), TensorDataset(x, y), DataLoader(TensorDataset(x, y), batch_size=9), [x, y]],
         ids=["arrays", "TensorDataset", "DataLoader", "list"],
     )
     def test_are_the_same_for_all_forms_of_data(self, data):
@@ -337,7 +332,6 @@ class TestRefused:
                 return answer(x)
 
         with pytest.raises(
-            ValueError,
-            match=r"one tensor (of real numbers with a row for each of 100 inputs|to score; got tuple)",
+            ValueError, match=r"one tensor (of real numbers with a row for each of 100 inputs|to score; got tuple)"
         ):
             ds.cache_features(Odd(), x)

@@ -138,9 +138,7 @@ class TestOrder:
         monkeypatch.setattr(feeds, "BUFFER_BYTES", 8 * 7 * 4)
 
     @pytest.mark.parametrize("passes", [1, 3])
-    @pytest.mark.parametrize(
-        "make", [lambda c: resident(c, own=False), streamed], ids=["resident", "streamed"]
-    )
+    @pytest.mark.parametrize("make", [lambda c: resident(c, own=False), streamed], ids=["resident", "streamed"])
     def test_an_epoch_has_every_example_once_and_the_passes_take_turns(self, tmp_path, make, passes):
         feed = make(numbered(tmp_path, passes=passes))
         seen = orders(feed, 6)

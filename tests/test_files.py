@@ -48,9 +48,7 @@ class TestArrays:
         assert loaded.y.tolist() == [0, 1, 2, 3, 4]
         assert loaded.classes is None
 
-    @pytest.mark.parametrize(
-        "keys", [("X", "y"), ("images", "labels"), ("data", "targets"), ("inputs", "target")]
-    )
+    @pytest.mark.parametrize("keys", [("X", "y"), ("images", "labels"), ("data", "targets"), ("inputs", "target")])
     def test_usual_names_are_found(self, tmp_path, keys):
         loaded = load(save_npz(tmp_path / "a.npz", **{keys[0]: np.ones((3, 2)), keys[1]: np.zeros(3)}))
         assert (loaded.x.shape, loaded.x.dtype) == ((3, 2), torch.float32)
@@ -208,11 +206,7 @@ class TestTables:
             ("u,y\n1,2\n", {"drop": ["w"]}, "no column 'w'"),
             ("u,y\n1,2\n", {"size": 8}, "no use for size = 8"),
             ("u\n" + "".join(f"t{i}\n" for i in range(101)), {}, "names rows, no two alike"),
-            (
-                "u,y\n1,inf\ninf,3\n",
-                {"target": "y"},
-                "Row 1 cannot be read: column 'u' must hold finite numbers",
-            ),
+            ("u,y\n1,inf\ninf,3\n", {"target": "y"}, "Row 1 cannot be read: column 'u' must hold finite numbers"),
         ],
     )
     def test_what_cannot_be_read_is_said(self, tmp_path, text, options, words):
@@ -221,9 +215,7 @@ class TestTables:
 
     def test_text_where_training_had_numbers_is_named(self, tmp_path):
         path = save_csv(tmp_path / "a.csv", "u\n1\nmany\n")
-        with pytest.raises(
-            ValueError, match=r"a\.csv: Row 1 cannot be read: column 'u' must hold numbers.*'many'"
-        ):
+        with pytest.raises(ValueError, match=r"a\.csv: Row 1 cannot be read: column 'u' must hold numbers.*'many'"):
             load(path, columns=TableEncoder((Number("u", 0.0),)))
 
 

@@ -18,9 +18,7 @@ def flipped(places: list[int]) -> torch.Tensor:
     return other
 
 
-@pytest.mark.parametrize(
-    "places", [[i] for i in range(40)] + [[0, 2], [1, 3], [1, 7, 9, 33], list(range(40))]
-)
+@pytest.mark.parametrize("places", [[i] for i in range(40)] + [[0, 2], [1, 3], [1, 7, 9, 33], list(range(40))])
 def test_signs_are_seen_alone_and_together(places):
     assert not (row_hashes(flipped(places)) == row_hashes(X)).any()
     assert sum_of_rows(flipped(places), 0) != sum_of_rows(X, 0)
@@ -34,9 +32,7 @@ def test_every_bit_is_seen_with_any_others(bits):
     assert row_hashes(words.view(torch.float32)) != row_hashes(X[:1])
 
 
-@pytest.mark.parametrize(
-    "change", [torch.neg, torch.bitwise_not, lambda x: x.flip(1), lambda x: x.roll(1, 1)]
-)
+@pytest.mark.parametrize("change", [torch.neg, torch.bitwise_not, lambda x: x.flip(1), lambda x: x.roll(1, 1)])
 def test_whole_rows_of_integers_that_are_changed_alike_are_others(change):
     x = torch.randint(-1000, 1000, (5, 30), generator=torch.Generator().manual_seed(1))
     assert not (row_hashes(change(x)) == row_hashes(x)).any()

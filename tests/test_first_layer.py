@@ -96,11 +96,7 @@ NETS = {
     "patches": (Patches, images, "embed"),
     "flattened": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(3072, 4)), images, "1"),
     "linear": (lambda: nn.Linear(4, 3), torch.randn(6, 4), ""),
-    "sequence": (
-        lambda: nn.Sequential(nn.Conv1d(2, 4, 3), nn.Flatten(), nn.Linear(24, 3)),
-        torch.randn(6, 2, 8),
-        "0",
-    ),
+    "sequence": (lambda: nn.Sequential(nn.Conv1d(2, 4, 3), nn.Flatten(), nn.Linear(24, 3)), torch.randn(6, 2, 8), "0"),
     "unfolded": (lambda: LinearPatches(False), images, "embed"),
     "patches, channels last": (lambda: LinearPatches(True), images, "embed"),
     "tokens": (Tokens, torch.randn(6, 5, 4), "embed"),
@@ -110,22 +106,14 @@ NETS = {
         images.permute(0, 2, 3, 1),
         "1",
     ),
-    "unshuffled": (
-        lambda: nn.Sequential(nn.PixelUnshuffle(2), nn.Conv2d(12, 4, 3), nn.Flatten()),
-        images,
-        "1",
-    ),
+    "unshuffled": (lambda: nn.Sequential(nn.PixelUnshuffle(2), nn.Conv2d(12, 4, 3), nn.Flatten()), images, "1"),
     "resized": (
         lambda: nn.Sequential(nn.Upsample(48, mode="bilinear"), nn.Conv2d(3, 4, 16), nn.Flatten()),
         images,
         "1",
     ),
     "in groups": (lambda: nn.Sequential(nn.Conv2d(3, 6, 3, groups=3), nn.Flatten()), images, "0"),
-    "in two groups": (
-        lambda: nn.Sequential(nn.Conv1d(4, 6, 3, groups=2), nn.Flatten()),
-        torch.randn(6, 4, 8),
-        "0",
-    ),
+    "in two groups": (lambda: nn.Sequential(nn.Conv1d(4, 6, 3, groups=2), nn.Flatten()), torch.randn(6, 4, 8), "0"),
 }
 
 
@@ -167,9 +155,7 @@ class TestEveryNetwork:
         net, labels = make(), torch.arange(6) % 3
         ens = ds.Anchored(net, x, num_members=2, mask_probability=0.5, mask_per="example")
         before = ens.inner.member(0).get_submodule(name).weight.detach()
-        run = ds.fit(
-            ens, (x, labels), objective=obj.HardDelta(obj.Independent(), warm_up=0.0), epochs=2, batch_size=3
-        )
+        run = ds.fit(ens, (x, labels), objective=obj.HardDelta(obj.Independent(), warm_up=0.0), epochs=2, batch_size=3)
         assert torch.isfinite(torch.tensor(run.history.by_epoch("loss"))).all()
         moved = ens.inner.member(0).get_submodule(name).weight - before
         assert all(moved[:, half].abs().sum() > 0 for half in vars(halves_of(ens, name)).values())
@@ -310,11 +296,7 @@ series = torch.randn(6, 5, 4)
         (Bare(head=True), rows, "before that layer does not go with them: mat1 and mat2"),
         (Largest(), rows, "do not reach it as they are"),
         (nn.utils.parametrizations.weight_norm(nn.Linear(4, 2)), rows, "computed from others .weight_norm"),
-        (
-            WithPositions(),
-            series,
-            "positions is a Embedding.* Layers that take the inputs: 'embed'; name one",
-        ),
+        (WithPositions(), series, "positions is a Embedding.* Layers that take the inputs: 'embed'; name one"),
     ],
 )
 def test_what_cannot_be_doubled_is_named(net, x, message):
@@ -333,9 +315,7 @@ def test_what_is_advised_helps():
 def test_a_compiled_network_is_named(inside):
     compiled = torch.compile(nn.Linear(4, 4), backend="eager")
     net = nn.Sequential(compiled, nn.Linear(4, 2)) if inside else compiled
-    with pytest.raises(
-        ValueError, match=r"was compiled.*Hand over the network that torch\.compile was given"
-    ):
+    with pytest.raises(ValueError, match=r"was compiled.*Hand over the network that torch\.compile was given"):
         ds.Anchored(net, rows)
 
 

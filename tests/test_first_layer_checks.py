@@ -43,12 +43,7 @@ class Branch(Net):
 @pytest.mark.parametrize("initialise", ["fresh", "sum"])
 @pytest.mark.parametrize(
     "make",
-    [
-        GoesElsewhere,
-        lambda: GoesElsewhere("head.weight"),
-        lambda: GoesElsewhere("head.weight head.bias"),
-        Branch,
-    ],
+    [GoesElsewhere, lambda: GoesElsewhere("head.weight"), lambda: GoesElsewhere("head.weight head.bias"), Branch],
     ids=["as it is", "zero weight", "zero head", "closed gate"],
 )
 def test_inputs_that_go_elsewhere_are_seen_behind_zeros(make, initialise):
@@ -56,9 +51,7 @@ def test_inputs_that_go_elsewhere_are_seen_behind_zeros(make, initialise):
         ds.Anchored(make(), x, initialise=initialise)
 
 
-@pytest.mark.parametrize(
-    "zeros", ["head.weight", "head.weight head.bias", "first.weight", "first.weight first.bias"]
-)
+@pytest.mark.parametrize("zeros", ["head.weight", "head.weight head.bias", "first.weight", "first.weight first.bias"])
 def test_zeros_that_hide_nothing_stay_zero(zeros):
     net = Net(zeros)
     ens = ds.Anchored(net, x, initialise="sum").eval()

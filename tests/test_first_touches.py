@@ -74,33 +74,18 @@ def test_whole_numbers_may_come_from_numpy():
         (lambda: ds.predict(nn.Linear(3, 2), X), "`members` must be an ensemble.*got Linear"),
         (lambda: ds.predict_scores(nn.Linear(3, 2), X), "must be an ensemble"),
         (lambda: ds.fit(nn.Linear(3, 2), (X, Y)), "must be an ensemble"),
-        (
-            lambda: ds.DeepEnsemble.from_members(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))),
-            "got Sequential",
-        ),
-        (
-            lambda: ds.DeepEnsemble(lambda: nn.Linear(3, 2), num_members=3.0),
-            "`num_members` must be a whole number",
-        ),
+        (lambda: ds.DeepEnsemble.from_members(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))), "got Sequential"),
+        (lambda: ds.DeepEnsemble(lambda: nn.Linear(3, 2), num_members=3.0), "`num_members` must be a whole number"),
         (lambda: ds.MCDropout(nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.0)), 3), "have p = 0"),
         (lambda: ds.MCDropout(nn.LSTM(3, 3, num_layers=2, dropout=0.1), 3), "nn.LSTM and the like"),
         (lambda: ds.predict(linear(), torch.randn(3)), r"One input alone is `x\[None\]`"),
         (lambda: ds.fit(linear(), (X, Y), weight_decay=-1), "`weight_decay` must be a number of at least 0"),
         (lambda: ds.fit(linear(), (X, Y), lr=float("nan")), "`lr` must be a number"),
         (lambda: ds.fit(linear(), (X, Y), lr=[1e-3, -1, 1e-3]), r"`lr\[1\]` must be a number"),
-        (
-            lambda: ds.fit(linear(), (X, Y), epochs=1.0),
-            "`epochs` must be a whole number; got 1.0",
-        ),
+        (lambda: ds.fit(linear(), (X, Y), epochs=1.0), "`epochs` must be a whole number; got 1.0"),
         (lambda: ds.fit(linear(), (X, Y), schedule=None), "`schedule` must be a string"),
-        (
-            lambda: ds.fit(linear(), (X, Y), schedule=lambda *_: None),
-            "`schedule` must return a finite number",
-        ),
-        (
-            lambda: ds.fit(linear(), (X, Y), augment=lambda *_: None),
-            r"`augment` must return .* \(x, y\); got NoneType",
-        ),
+        (lambda: ds.fit(linear(), (X, Y), schedule=lambda *_: None), "`schedule` must return a finite number"),
+        (lambda: ds.fit(linear(), (X, Y), augment=lambda *_: None), r"`augment` must return .* \(x, y\); got NoneType"),
         (lambda: ds.fit(linear(), (X, Y), optimizer=lambda _: None), "must make a torch optimizer"),
         (lambda: ds.fit(linear(), (X, Y), lr=np.array([[1e-3]])), "`lr` must be a number or a list"),
         (lambda: ds.fit(linear(), (X, Y), checkpoint_dir=""), "Pass None for no checkpoints"),
@@ -109,17 +94,11 @@ def test_whole_numbers_may_come_from_numpy():
         (lambda: ds.predict(linear(), X, device="gpu"), "`device` must be 'auto', 'cpu', 'cuda'"),
         (lambda: ds.fit(linear(), (X, Y), resume=True), "pass `checkpoint_dir` too"),
         (lambda: ds.fit(linear(), (X, Y), checkpoint_dir=3), "must be a string, a path or None; got 3"),
-        (
-            lambda: ds.fit(linear(), (X, Y), check_every="step"),
-            "must be 'epoch' or a whole number; got 'step'",
-        ),
+        (lambda: ds.fit(linear(), (X, Y), check_every="step"), "must be 'epoch' or a whole number; got 'step'"),
         (lambda: ds.fit(linear(), (X, Y), validation=(X[:, :2], Y)), "cannot run on validation inputs"),
         (lambda: ds.fit(ds.DeepEnsemble(nn.ReLU, 2), (X, Y)), "have no parameters"),
         (lambda: ds.fit(linear(), (X, Y.float())), r"objective=Independent\('mse'\)"),
-        (
-            lambda: ds.diagnose(torch.randn(3, 12, 2), Y + 1, loss="cross_entropy"),
-            "must lie in 0..1; got 2 in row",
-        ),
+        (lambda: ds.diagnose(torch.randn(3, 12, 2), Y + 1, loss="cross_entropy"), "must lie in 0..1; got 2 in row"),
         (lambda: schedules.StepDecay(every=0), "`every` must be a number above 0"),
         (lambda: schedules.MultiStep(milestones=3), "`milestones` must be a list or tuple, each a number"),
         (
@@ -130,10 +109,7 @@ def test_whole_numbers_may_come_from_numpy():
             lambda: objectives.laplace_nll(torch.zeros(8, 1), torch.ones(8, 1), torch.zeros(8)),
             "must be shaped as `target`",
         ),
-        (
-            lambda: objectives.gaussian_nll(torch.zeros(8), -torch.ones(8), torch.zeros(8)),
-            "must be positive; got -1",
-        ),
+        (lambda: objectives.gaussian_nll(torch.zeros(8), -torch.ones(8), torch.zeros(8)), "must be positive; got -1"),
         (
             lambda: objectives.laplace_nll(torch.zeros(1), torch.full((1,), torch.nan), torch.zeros(1)),
             "positive; got nan",
@@ -237,9 +213,7 @@ def test_tables_go_from_a_file_into_fit_and_predict(tmp_path):
         ds.fit(ens, tmp_path / "table.csv")
     np.savez(tmp_path / "arrays.npz", x=table, y=2 * table[:, 0])
     other = ds.DeepEnsemble(lambda: nn.Linear(3, 1), num_members=2)
-    again = ds.fit(
-        other, tmp_path / "arrays.npz", validation=str(tmp_path / "arrays.npz"), epochs=2, device="cpu"
-    )
+    again = ds.fit(other, tmp_path / "arrays.npz", validation=str(tmp_path / "arrays.npz"), epochs=2, device="cpu")
     assert again.history["loss"] == pytest.approx(run.history["loss"], rel=1e-5)
     torch.testing.assert_close(ds.predict(other, tmp_path / "arrays.npz"), ds.predict(ens, loaded))
 
@@ -283,10 +257,7 @@ def test_pipes_are_refused_and_not_waited_for(tmp_path):
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        (
-            "def make(inputs, outputs):\n    return nn.Linear(inputs, outputs)",
-            r"NameError.* \(line 2 of typo_\d+.py\)",
-        ),
+        ("def make(inputs, outputs):\n    return nn.Linear(inputs, outputs)", r"NameError.* \(line 2 of typo_\d+.py\)"),
         ("def make(inputs, outputs:", "cannot be imported: SyntaxError"),
     ],
 )
@@ -301,7 +272,5 @@ def test_a_typo_in_a_network_of_ones_own_is_told_with_its_line(tmp_path, code, w
 
 def test_what_exporting_needs_is_said_in_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr("dissensus.exporting.find_spec", lambda name: None)
-    with pytest.raises(
-        ModuleNotFoundError, match=r"model\.onnx needs onnx, .*pip install 'dissensus\[export\]'"
-    ):
+    with pytest.raises(ModuleNotFoundError, match=r"model\.onnx needs onnx, .*pip install 'dissensus\[export\]'"):
         ds.export(linear(), tmp_path / "model.onnx", example=X)

@@ -36,14 +36,7 @@ def test_adding_members_leaves_earlier_ones_as_they_were_after_training(objectiv
         # In float64: the sign of a gradient near zero flips with rounding.
         ens = ds.DeepEnsemble(lambda: net(0.3), count, seed=3).double()
         ds.fit(
-            ens,
-            (x.double(), y),
-            objective=objective,
-            epochs=4,
-            batch_size=32,
-            augment=AUGMENT,
-            seed=5,
-            engine=engine,
+            ens, (x.double(), y), objective=objective, epochs=4, batch_size=32, augment=AUGMENT, seed=5, engine=engine
         )
         return ds.predict(ens, x.double())
 
@@ -77,14 +70,7 @@ def test_a_recorded_step_gives_the_same_run_as_the_eager_one(make, execution):
     for engine in ("eager", "captured"):
         ens = ds.DeepEnsemble(make, 3, execution=execution)
         run = ds.fit(
-            ens,
-            (x, y),
-            epochs=5,
-            batch_size=30,
-            engine=engine,
-            augment=AUGMENT,
-            schedule="cosine",
-            clip_norm=1.0,
+            ens, (x, y), epochs=5, batch_size=30, engine=engine, augment=AUGMENT, schedule="cosine", clip_norm=1.0
         )
         assert run.engine == engine
         results.append((ds.predict(ens, x), run.history["loss"]))
@@ -94,11 +80,7 @@ def test_a_recorded_step_gives_the_same_run_as_the_eager_one(make, execution):
 
 @pytest.mark.parametrize(
     "make_data",
-    [
-        lambda: (x.numpy(), y.numpy()),
-        lambda: [x, y],
-        lambda: TensorDataset(x, y),
-    ],
+    [lambda: (x.numpy(), y.numpy()), lambda: [x, y], lambda: TensorDataset(x, y)],
     ids=["numpy", "list", "TensorDataset"],
 )
 def test_arrays_of_any_kind_train_alike(make_data):
@@ -164,14 +146,7 @@ def test_regression_fits_a_line(loss):
     width = 2 if loss.endswith("nll") else 1
     inputs = torch.linspace(-1, 1, 200)[:, None]
     ens = ds.DeepEnsemble(lambda: nn.Linear(1, width), 2)
-    ds.fit(
-        ens,
-        (inputs, 2 * inputs[:, 0] + 1),
-        objective=obj.Independent(loss),
-        epochs=120,
-        batch_size=50,
-        lr=0.05,
-    )
+    ds.fit(ens, (inputs, 2 * inputs[:, 0] + 1), objective=obj.Independent(loss), epochs=120, batch_size=50, lr=0.05)
     outputs = ds.predict(ens, inputs)[..., :1]
     assert (outputs - (2 * inputs + 1)).abs().mean() < 0.1
 
@@ -236,13 +211,7 @@ def test_a_picked_members_moments_and_step_count_are_its_own(optimizer):
             return (step.index % num_members).reshape(1)
 
     options = {"momentum": 0.9} if optimizer == "sgd" else {}
-    common = {
-        "batch_size": 100,
-        "optimizer": optimizer,
-        "optimizer_options": options,
-        "lr": 0.05,
-        "weight_decay": 0.1,
-    }
+    common = {"batch_size": 100, "optimizer": optimizer, "optimizer_options": options, "lr": 0.05, "weight_decay": 0.1}
     pair, alone = ds.DeepEnsemble(net, 2), ds.DeepEnsemble(net, 2)
     ds.fit(pair, (x, y), objective=PickOne(), epochs=10, **common)
     ds.fit(alone, (x, y), epochs=5, batches="shared", **common)
@@ -351,9 +320,7 @@ def test_history_is_tidy():
     frame = run.history.to_pandas()
     assert list(frame.columns[:4]) == ["epoch", "step", "member", "loss"]
     assert len(frame) == 6
-    assert {"validation_loss", "ensemble_loss", "validation_accuracy", "ensemble_accuracy", "seconds"} <= set(
-        frame
-    )
+    assert {"validation_loss", "ensemble_loss", "validation_accuracy", "ensemble_accuracy", "seconds"} <= set(frame)
     assert frame.groupby("epoch").size().tolist() == [2, 2, 2]
 
 

@@ -152,9 +152,7 @@ def test_a_run_is_what_it_was(case, stored):
     # bf16 keeps 8 bits, compilers put operations together as they like.
     if machine() == stored["machine"] and case[2] != "compiled":
         assert torch.equal(now, before), f"differs by {float((now - before).abs().max()):.2g}"
-    torch.testing.assert_close(
-        now, before, rtol=TOLERANCE, atol=0.05 if RUNS[case].get("precision") else TOLERANCE
-    )
+    torch.testing.assert_close(now, before, rtol=TOLERANCE, atol=0.05 if RUNS[case].get("precision") else TOLERANCE)
 
 
 def numbers(value, path=""):
@@ -198,9 +196,7 @@ def store() -> None:
     runs = {}
     for case in sorted(RUNS):
         runs[", ".join(case)] = " ".join(map(short_hex, trained(*case).flatten().tolist()))
-    STORED.write_text(
-        json.dumps({"machine": machine(), "runs": runs, "evaluation": evaluation}, indent=0) + "\n"
-    )
+    STORED.write_text(json.dumps({"machine": machine(), "runs": runs, "evaluation": evaluation}, indent=0) + "\n")
 
 
 if __name__ == "__main__":

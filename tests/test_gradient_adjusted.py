@@ -63,18 +63,12 @@ def test_the_products_of_deviation_and_error_add_up_to_the_diversity():
     # Lemma D.2, with its sign.
     outputs, targets = example()
     products = ((outputs.mean(0) - outputs) * (targets - outputs)).sum((0, 2))
-    torch.testing.assert_close(
-        products, 5 * decompose(outputs, targets, "mse").diversity, rtol=1e-10, atol=1e-10
-    )
+    torch.testing.assert_close(products, 5 * decompose(outputs, targets, "mse").diversity, rtol=1e-10, atol=1e-10)
 
 
 @settings(deadline=None, max_examples=25)
-@given(
-    step=st.floats(0, 20), num_members=st.integers(2, 8), others_only=st.booleans(), seed=st.integers(0, 1000)
-)
-def test_an_attached_target_is_the_joint_objective_times_one_plus_step_squared(
-    step, num_members, others_only, seed
-):
+@given(step=st.floats(0, 20), num_members=st.integers(2, 8), others_only=st.booleans(), seed=st.integers(0, 1000))
+def test_an_attached_target_is_the_joint_objective_times_one_plus_step_squared(step, num_members, others_only, seed):
     outputs, targets = example(num_members, seed)
     beta = beta_from_step(step, num_members, others_only)
     loss = gradient_adjusted_loss(outputs, targets, step, others_only)
@@ -83,17 +77,14 @@ def test_an_attached_target_is_the_joint_objective_times_one_plus_step_squared(
 
 
 @settings(deadline=None, max_examples=25)
-@given(
-    step=st.floats(0, 20), num_members=st.integers(2, 8), others_only=st.booleans(), seed=st.integers(0, 1000)
-)
+@given(step=st.floats(0, 20), num_members=st.integers(2, 8), others_only=st.booleans(), seed=st.integers(0, 1000))
 def test_a_detached_target_has_the_gradient_of_the_joint_objective_times_one_plus_step(
     step, num_members, others_only, seed
 ):
     outputs, targets = example(num_members, seed)
     beta = beta_from_step(step, num_members, others_only, detach=True)
     moved = gradient(
-        lambda f: gradient_adjusted_loss(f, targets, step, others_only, detach=True, allow_unbounded=True),
-        outputs,
+        lambda f: gradient_adjusted_loss(f, targets, step, others_only, detach=True, allow_unbounded=True), outputs
     )
     joint = gradient(lambda f: joint_loss(f, targets, beta, "mse", allow_unbounded=True), outputs)
     torch.testing.assert_close(moved, (1 + step) * joint, rtol=1e-10, atol=1e-10)
@@ -104,8 +95,7 @@ def test_detaching_changes_the_gradient_and_not_the_value():
     values = [gradient_adjusted_loss(outputs, targets, detach=detach) for detach in (False, True)]
     assert values[0] == values[1]
     gradients = [
-        gradient(lambda f, d=detach: gradient_adjusted_loss(f, targets, detach=d), outputs)
-        for detach in (False, True)
+        gradient(lambda f, d=detach: gradient_adjusted_loss(f, targets, detach=d), outputs) for detach in (False, True)
     ]
     assert not torch.allclose(gradients[0], gradients[1])
 
@@ -113,9 +103,7 @@ def test_detaching_changes_the_gradient_and_not_the_value():
 @pytest.mark.parametrize("others_only", [False, True])
 def test_attached_gradients_are_those_of_finite_differences(others_only):
     outputs, targets = example()
-    assert gradcheck(
-        lambda f: gradient_adjusted_loss(f, targets, 1.5, others_only), (outputs.requires_grad_(),)
-    )
+    assert gradcheck(lambda f: gradient_adjusted_loss(f, targets, 1.5, others_only), (outputs.requires_grad_(),))
 
 
 def test_no_step_is_independent_training():

@@ -16,9 +16,7 @@ WEIGHTS = LOSSES / LOSSES.mean() ** 2
 
 
 def seen(strength=0.5, losses=LOSSES, held_out=None):
-    return obj.Seen(
-        losses / losses.mean() ** 2, losses, torch.tensor(strength, dtype=torch.float64), held_out
-    )
+    return obj.Seen(losses / losses.mean() ** 2, losses, torch.tensor(strength, dtype=torch.float64), held_out)
 
 
 @pytest.mark.parametrize("strength", [0.1, 0.5, 10.0])

@@ -176,13 +176,11 @@ class TestHardDelta:
         run = ds.fit(ens, (x, y), objective=objective, epochs=60, batch_size=30, lr=0.01, engine="eager")
         reported = run.history.by_epoch("tail" if batch_norm == "eval" else "tail_in_use")[-5:]
         tails = [
-            objective._tails(ens.view(), ens, x[None], torch.Size((4,)), Noise(torch.arange(2) + i))
-            for i in range(20)
+            objective._tails(ens.view(), ens, x[None], torch.Size((4,)), Noise(torch.arange(2) + i)) for i in range(20)
         ]
         ens.eval()
         shown = [
-            obj.uniform_cross_entropy(ens.forward_pair(0 * t.flatten(0, 1), -t.flatten(0, 1))).mean()
-            for t in tails
+            obj.uniform_cross_entropy(ens.forward_pair(0 * t.flatten(0, 1), -t.flatten(0, 1))).mean() for t in tails
         ]
         # Statistics of x and of tails meet in "mix" and "train", so that each step's report is noisier there.
         tolerance = 0.03 if batch_norm == "eval" else 0.15
@@ -206,20 +204,14 @@ class TestHardDelta:
     @pytest.mark.parametrize("settings", VARIANTS, ids=str)
     @pytest.mark.parametrize("statistics", ["batch", "training"])
     def test_networks_learn_to_say_less_of_tails(self, settings, statistics):
-        if (
-            statistics == "training"
-            and settings["law"] in ("outputs", "features")
-            and settings["tails"] == "real"
-        ):
+        if statistics == "training" and settings["law"] in ("outputs", "features") and settings["tails"] == "real":
             with pytest.raises(ValueError, match="is measured on each batch"):
                 obj.HardDelta(obj.Independent(), **settings, statistics=statistics)
             return
         found = {}
         for weight in (0.0, 1.0):
             objective = obj.HardDelta(obj.Independent(), weight, **settings, statistics=statistics)
-            run = ds.fit(
-                anchored(), (x, y), objective=objective, epochs=12, batch_size=30, lr=0.03, engine="eager"
-            )
+            run = ds.fit(anchored(), (x, y), objective=objective, epochs=12, batch_size=30, lr=0.03, engine="eager")
             found[weight] = run.history.by_epoch("tail")[-1]
         assert log(3) <= found[1.0] < found[0.0] - 0.05
 
@@ -271,9 +263,7 @@ class TestHardDelta:
 
     def test_the_number_of_samples_can_be_chosen(self):
         objective = obj.HardDelta(obj.Independent(), samples=7)
-        tails = objective._tails(
-            anchored().view(), anchored(), x[None], torch.Size((4,)), Noise(torch.arange(2))
-        )
+        tails = objective._tails(anchored().view(), anchored(), x[None], torch.Size((4,)), Noise(torch.arange(2)))
         assert tails.shape == (2, 7, 4)
 
     @pytest.mark.parametrize(("law", "kept"), [("diagonal", 60), ("outputs", 7), ("features", 7)])
@@ -295,9 +285,7 @@ class TestHardDelta:
     @pytest.mark.parametrize("settings", VARIANTS, ids=str)
     def test_memory_is_bounded_for_large_images(self, settings):
         images, labels = torch.randn(4, 3, 224, 224), torch.arange(4) % 2
-        large = nn.Sequential(
-            nn.Conv2d(3, 2, 16, stride=16), nn.ReLU(), nn.Flatten(), nn.Linear(2 * 14 * 14, 2)
-        )
+        large = nn.Sequential(nn.Conv2d(3, 2, 16, stride=16), nn.ReLU(), nn.Flatten(), nn.Linear(2 * 14 * 14, 2))
         ens = ds.Anchored(large, images, 1)
         with Largest() as largest:
             obj.HardDelta(obj.Independent(), **settings)(ens.view(), images, labels, a_step(1))
@@ -342,9 +330,7 @@ class TestHardDelta:
     def test_statistics_of_all_inputs_need_arrays(self):
         objective = obj.HardDelta(obj.Independent(), statistics="training")
         loader = DataLoader(TensorDataset(x, y), batch_size=20)
-        with pytest.raises(
-            ValueError, match=r"HardDelta measures all training inputs.*statistics='training'"
-        ):
+        with pytest.raises(ValueError, match=r"HardDelta measures all training inputs.*statistics='training'"):
             ds.fit(anchored(), loader, objective=objective, epochs=1)
 
     @pytest.mark.parametrize("wrapper", [obj.HardDelta, obj.MaskedUniform])

@@ -97,16 +97,7 @@ class TestFrozen:
         whole, plain = ensemble(), ds.DeepEnsemble(head, 3, seed=4)
         features = small_backbone().eval()(x).detach()
         run = ds.fit(whole, (x, y), epochs=3, batch_size=25, lr=0.01, engine=engine, device="cpu")
-        ds.fit(
-            plain,
-            (features, y),
-            epochs=3,
-            batch_size=25,
-            lr=0.01,
-            batches="shared",
-            engine=engine,
-            device="cpu",
-        )
+        ds.fit(plain, (features, y), epochs=3, batch_size=25, lr=0.01, batches="shared", engine=engine, device="cpu")
         assert run.members is whole
         torch.testing.assert_close(ds.predict(whole, x), ds.predict(plain, features), rtol=1e-4, atol=1e-5)
 
@@ -123,9 +114,7 @@ class TestFrozen:
         ens = ensemble(6)
         before = state(ens)
         objective = PickSome(count=2)
-        ds.fit(
-            ens, (x, y), objective=objective, epochs=1, batch_size=100, engine=engine, device="cpu", seed=1
-        )
+        ds.fit(ens, (x, y), objective=objective, epochs=1, batch_size=100, engine=engine, device="cpu", seed=1)
         now = ens.state_dict()
         moved = {
             name: (now[name] != before[name]).flatten(1).any(1)
@@ -232,14 +221,7 @@ class TestRefused:
 def test_an_objective_that_compares_members_trains_heads():
     ens = ensemble(4)
     run = ds.fit(
-        ens,
-        (x, y),
-        objective=obj.Joint(0.5),
-        epochs=8,
-        batch_size=25,
-        lr=0.02,
-        validation=(x, y),
-        device="cpu",
+        ens, (x, y), objective=obj.Joint(0.5), epochs=8, batch_size=25, lr=0.02, validation=(x, y), device="cpu"
     )
     losses = run.history.by_epoch("ensemble_loss")
     assert losses[-1] < losses[0]

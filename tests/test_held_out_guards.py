@@ -16,9 +16,7 @@ def accuracy_guard(inputs, labels=None):
     return obj.HeldOutAccuracy(inputs, labels, reference=0.9)
 
 
-GUARDS = pytest.mark.parametrize(
-    "guard", [obj.HeldOutLoss, accuracy_guard], ids=["HeldOutLoss", "HeldOutAccuracy"]
-)
+GUARDS = pytest.mark.parametrize("guard", [obj.HeldOutLoss, accuracy_guard], ids=["HeldOutLoss", "HeldOutAccuracy"])
 
 
 def trained(guard, members=None, data=(x, y), **options):
@@ -41,10 +39,7 @@ def trained(guard, members=None, data=(x, y), **options):
 @pytest.mark.parametrize("engine", ["eager", "captured"])
 def test_arrays_and_other_precisions_are_the_same_held_out_data(guard, inputs, labels, engine):
     torch.testing.assert_close(
-        trained(guard(inputs, labels), engine=engine),
-        trained(guard(x, y), engine="eager"),
-        rtol=1e-3,
-        atol=1e-4,
+        trained(guard(inputs, labels), engine=engine), trained(guard(x, y), engine="eager"), rtol=1e-3, atol=1e-4
     )
 
 

@@ -126,9 +126,7 @@ def test_batches_come_in_the_order_of_arrays_on_the_device(own, threads):
     states = [dict(f.tensors) | {"position": torch.zeros((), dtype=torch.int64)} for f in (here, there)]
     for number in range(2):
         states[1]["position"].zero_()
-        for sizes in zip(
-            *(f.epoch(number, 0, s) for f, s in zip((here, there), states, strict=True)), strict=True
-        ):
+        for sizes in zip(*(f.epoch(number, 0, s) for f, s in zip((here, there), states, strict=True)), strict=True):
             got, want = (f.batch(s, sizes[0]) for f, s in zip((here, there), states, strict=True))
             assert sizes[0] == sizes[1]
             assert torch.equal(got[0], want[0])
@@ -203,9 +201,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="memory is counted in other units, and maps kept, elsewhere"
-)
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is counted in other units, and maps kept, elsewhere")
 def test_a_file_larger_than_what_training_needs_is_never_in_memory_whole(tmp_path):
     path, megabytes = tmp_path / "x.npy", 320
     # A sparse file: zeros that take no room on the disk.

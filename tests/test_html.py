@@ -127,8 +127,7 @@ def test_a_page_refers_to_nothing_outside_itself(page):
 def test_several_figures_on_a_page_share_no_identifier_and_every_reference_is_kept(page):
     same = figure()
     text = page(
-        Section("One", Picture(same, alt="a"), Picture(same, alt="b")),
-        Section("Two", Picture(figure(), alt="c")),
+        Section("One", Picture(same, alt="a"), Picture(same, alt="b")), Section("Two", Picture(figure(), alt="c"))
     )
     outline = Outline(text)
     ids = [attrs["id"] for _, attrs in outline.elements if "id" in attrs]

@@ -32,9 +32,7 @@ def example(loss="cross_entropy", seed=0, device="cpu", dtype=torch.float64):
 class TestEveryLoss:
     @settings(deadline=None, max_examples=10)
     @given(beta=st.floats(0, 1), seed=st.integers(0, 1000))
-    def test_subtracts_a_share_of_the_diversity_from_the_member_error(
-        self, loss, average, weights, beta, seed
-    ):
+    def test_subtracts_a_share_of_the_diversity_from_the_member_error(self, loss, average, weights, beta, seed):
         outputs, targets = example(loss, seed)
         d = decompose(outputs, targets, loss, average, weights)
         wanted = (d.member_error - beta * d.diversity).mean()
@@ -60,9 +58,7 @@ class TestEveryLoss:
         if loss == "zero_one":
             assert not joint_loss(outputs.requires_grad_(), targets, 0.5, loss).requires_grad
             return
-        assert gradcheck(
-            lambda f: joint_loss(f, targets, 0.4, loss, average, weights), (outputs.requires_grad_(),)
-        )
+        assert gradcheck(lambda f: joint_loss(f, targets, 0.4, loss, average, weights), (outputs.requires_grad_(),))
 
 
 class TestLogitGradients:
@@ -89,9 +85,7 @@ class TestLogitGradients:
 
     def test_joint_training_on_scores_gives_every_member_the_same_gradient(self):
         wanted = (self.logits.mean(0).softmax(-1) - F.one_hot(self.label, CLASSES)) / MEMBERS
-        torch.testing.assert_close(
-            self.gradient(1.0, "scores"), wanted.expand(MEMBERS, 1, CLASSES), rtol=0, atol=1e-8
-        )
+        torch.testing.assert_close(self.gradient(1.0, "scores"), wanted.expand(MEMBERS, 1, CLASSES), rtol=0, atol=1e-8)
 
 
 class TestBeyondBetaOne:

@@ -79,13 +79,10 @@ def test_validation_judges_the_ensemble_that_is_trained(loss, average, weights):
 
 def test_the_history_has_the_held_out_error_of_averaged_scores():
     ens = ds.DeepEnsemble(net, 3)
-    run = ds.fit(
-        ens, (x, y), objective=obj.Joint(0.8, average="scores"), epochs=3, lr=0.05, validation=(x, y)
-    )
+    run = ds.fit(ens, (x, y), objective=obj.Joint(0.8, average="scores"), epochs=3, lr=0.05, validation=(x, y))
     outputs = ds.predict(ens, x)
     by_scores, by_probs = (
-        obj.decompose(outputs, y, average=average).ensemble_error.mean().item()
-        for average in ("scores", "probs")
+        obj.decompose(outputs, y, average=average).ensemble_error.mean().item() for average in ("scores", "probs")
     )
     assert run.history.by_epoch("ensemble_loss")[-1] == pytest.approx(by_scores, rel=1e-5)
     assert abs(by_scores - by_probs) > 1e-5
@@ -116,23 +113,14 @@ def test_joint_training_of_regression_members_ends_in_collusion():
     # The recorded check: 10 learners of one hidden layer of 20, 400 points of 8 features.
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(800, 8, generator=generator)
-    truth = (
-        inputs[:, :1].sin()
-        + 0.5 * inputs[:, 1:2] * inputs[:, 2:3]
-        + 0.3 * torch.randn(800, 1, generator=generator)
-    )
+    truth = inputs[:, :1].sin() + 0.5 * inputs[:, 1:2] * inputs[:, 2:3] + 0.3 * torch.randn(800, 1, generator=generator)
     train, test = slice(0, 400), slice(400, 800)
     found = {}
     for beta in (0.0, 1.0):
         ens = ds.DeepEnsemble(lambda: nn.Sequential(nn.Linear(8, 20), nn.ReLU(), nn.Linear(20, 1)), 10)
         data = (inputs[train], truth[train])
-        ds.fit(
-            ens, data, objective=obj.Joint(beta, "mse"), epochs=150, batch_size=32, optimizer="adam", lr=0.01
-        )
-        found[beta] = (
-            obj.decompose(ds.predict(ens, inputs[test]), truth[test], "mse"),
-            ds.predict(ens, inputs[test]),
-        )
+        ds.fit(ens, data, objective=obj.Joint(beta, "mse"), epochs=150, batch_size=32, optimizer="adam", lr=0.01)
+        found[beta] = (obj.decompose(ds.predict(ens, inputs[test]), truth[test], "mse"), ds.predict(ens, inputs[test]))
     diversity = {beta: d.diversity.mean().item() for beta, (d, _) in found.items()}
     error = {beta: d.ensemble_error.mean().item() for beta, (d, _) in found.items()}
     assert diversity[1.0] > 50 * diversity[0.0]
@@ -159,18 +147,9 @@ def test_joint_training_of_regression_members_ends_in_collusion():
             lambda: ds.fit(ds.DeepEnsemble(net, 2), (x, y), objective=obj.Joint(), batches="own", epochs=1),
             "share batches",
         ),
-        (
-            lambda: ds.fit(ds.DeepEnsemble(net, 2), (x, y), objective=obj.Joint(weights=(1.0,)), epochs=1),
-            "each of 2",
-        ),
-        (
-            lambda: ds.fit(ds.DeepEnsemble(net, 2), (x, y), objective=obj.Joint(), on_divergence="drop"),
-            "couple",
-        ),
-        (
-            lambda: ds.fit(ds.DeepEnsemble(net, 2), (x, y), objective=obj.Joint(), concurrent_members=1),
-            "couples",
-        ),
+        (lambda: ds.fit(ds.DeepEnsemble(net, 2), (x, y), objective=obj.Joint(weights=(1.0,)), epochs=1), "each of 2"),
+        (lambda: ds.fit(ds.DeepEnsemble(net, 2), (x, y), objective=obj.Joint(), on_divergence="drop"), "couple"),
+        (lambda: ds.fit(ds.DeepEnsemble(net, 2), (x, y), objective=obj.Joint(), concurrent_members=1), "couples"),
     ],
 )
 def test_bad_input_gets_one_clear_sentence(make, message):
@@ -182,9 +161,7 @@ def test_held_out_accuracy_is_that_of_what_is_averaged():
     # Two members lean weakly to class 0, one strongly to class 1: probabilities say 0, scores say 1.
     weak, strong = torch.tensor([2.0, 0.0]), torch.tensor([0.0, 9.0])
     outputs = torch.stack([weak, weak, strong])[:, None]
-    by_probs, by_scores = (
-        obj.Joint(average=average).likelihood.pooled(outputs) for average in ("probs", "scores")
-    )
+    by_probs, by_scores = (obj.Joint(average=average).likelihood.pooled(outputs) for average in ("probs", "scores"))
     assert by_probs.argmax(-1).item() == 0
     assert by_scores.argmax(-1).item() == 1
     first_only = obj.Joint(average="scores", weights=(1.0, 0.0, 0.0)).likelihood.pooled(outputs)

@@ -88,9 +88,7 @@ def test_cross_entropy_is_that_of_torch_for_labels_and_soft_labels():
 def test_own_labels_are_read_member_by_member():
     logits, labels = torch.randn(3, 8, 5), torch.randint(0, 5, (3, 8))
     got = LIKELIHOODS["cross_entropy"].per_example(logits, labels)
-    expected = torch.stack(
-        [F.cross_entropy(z, y, reduction="none") for z, y in zip(logits, labels, strict=True)]
-    )
+    expected = torch.stack([F.cross_entropy(z, y, reduction="none") for z, y in zip(logits, labels, strict=True)])
     torch.testing.assert_close(got, expected)
 
 
@@ -140,9 +138,7 @@ class TestLikelihoodContract:
             with pytest.raises(ValueError, match="how far two outputs are"):
                 divergence(p, q)
             return
-        torch.testing.assert_close(
-            divergence(p, p), torch.zeros(3, 6, dtype=torch.float64), atol=1e-12, rtol=0
-        )
+        torch.testing.assert_close(divergence(p, p), torch.zeros(3, 6, dtype=torch.float64), atol=1e-12, rtol=0)
         assert (divergence(p, q) > 0).all()
 
     def test_gradients_are_right(self, name):
@@ -162,9 +158,7 @@ def test_density_divergence_is_the_kl_of_torch(law):
     kind = {"gaussian": torch.distributions.Normal, "laplace": torch.distributions.Laplace}[law]
     p, q = torch.randn(2, 5, 2, dtype=torch.float64)
     got = LIKELIHOODS[f"{law}_nll"].divergence(p, q)
-    expected = torch.distributions.kl_divergence(
-        kind(*obj.mean_and_scale(p)), kind(*obj.mean_and_scale(q))
-    ).squeeze(-1)
+    expected = torch.distributions.kl_divergence(kind(*obj.mean_and_scale(p)), kind(*obj.mean_and_scale(q))).squeeze(-1)
     torch.testing.assert_close(got, expected)
 
 

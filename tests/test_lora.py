@@ -111,9 +111,7 @@ def test_adapters_on_a_model_of_transformers():
 def test_a_member_is_what_peft_makes_of_its_matrices():
     peft = pytest.importorskip("peft")
     layers = ["query", "value"]
-    ens = ds.LoRAEnsemble(
-        tiny_bert(), 2, 2, alpha=4.0, layers=[f"*.{name}" for name in layers], output="logits"
-    )
+    ens = ds.LoRAEnsemble(tiny_bert(), 2, 2, alpha=4.0, layers=[f"*.{name}" for name in layers], output="logits")
     for _, adapter in ens.adapters():
         nn.init.normal_(adapter.b)
     model = peft.get_peft_model(tiny_bert(), peft.LoraConfig(r=2, lora_alpha=4, target_modules=layers)).eval()

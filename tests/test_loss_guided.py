@@ -43,17 +43,15 @@ def test_the_loss_is_the_published_formula_with_means(members):
     loss, parts = obj.LossGuided(0.7, active=None, guard=None).on_outputs(outputs, LABELS, step)
     torch.testing.assert_close(loss, written_out(outputs, LABELS, 0.7))
     torch.testing.assert_close(parts["weight"], obj.loss_guided_weights(outputs, LABELS).mean())
-    torch.testing.assert_close(
-        parts["loss"], torch.stack([F.cross_entropy(each, LABELS) for each in outputs])
-    )
+    torch.testing.assert_close(parts["loss"], torch.stack([F.cross_entropy(each, LABELS) for each in outputs]))
 
 
 def test_the_documents_constant_halves_the_regulariser():
     outputs = outputs_of()
     values = {
-        (strength, reduction): obj.LossGuided(
-            strength, active=None, reduction=reduction, guard=None
-        ).on_outputs(outputs, LABELS, a_step())[0]
+        (strength, reduction): obj.LossGuided(strength, active=None, reduction=reduction, guard=None).on_outputs(
+            outputs, LABELS, a_step()
+        )[0]
         for strength in (0.5, 1.0)
         for reduction in ("mean", "document")
     }
@@ -103,9 +101,7 @@ def test_divdis_is_weighted_over_the_batch_and_by_the_mean_weight():
 def test_every_regulariser_falls_where_it_counts(regulariser, orientation):
     found = {}
     for strength in (0.0, 0.5):
-        objective = obj.LossGuided(
-            strength, None, regulariser, orientation=orientation, guard=obj.LossShare(1.0)
-        )
+        objective = obj.LossGuided(strength, None, regulariser, orientation=orientation, guard=obj.LossShare(1.0))
         run = ds.fit(ds.DeepEnsemble(net, 3), (x, y), objective=objective, epochs=15, batch_size=50, lr=0.02)
         found[strength] = run.history.by_epoch("pair_term")[-1]
     assert found[0.5] < found[0.0] - 0.003
@@ -246,9 +242,7 @@ def test_members_that_a_step_did_not_draw_stay_bit_for_bit_as_they_were(optimize
         engine=engine,
     )
     for before, after in pairwise(history):
-        moved = {
-            name: {m for m in range(5) if not torch.equal(before[name][m], after[name][m])} for name in before
-        }
+        moved = {name: {m for m in range(5) if not torch.equal(before[name][m], after[name][m])} for name in before}
         changed = moved["net.0.weight"]
         assert len(changed) == 2
         # Weights, BatchNorm's statistics and its count of passes: all of those drawn, nothing of the others.
@@ -309,10 +303,7 @@ def test_recorded_steps_give_the_same_curve(regulariser, weights_from, active):
 def test_it_can_be_wrapped_and_says_so_where_it_cannot():
     inner = obj.LossGuided(0.5, active=2)
     ds.fit(ds.DeepEnsemble(net, 3), (x, y), objective=obj.Adversarial(inner, 0.01), epochs=1)
-    for other in (
-        replace(inner, weights_from="all"),
-        replace(inner, guard=obj.HeldOutLoss(x, y)),
-    ):
+    for other in (replace(inner, weights_from="all"), replace(inner, guard=obj.HeldOutLoss(x, y))):
         with pytest.raises(ValueError, match="by itself"):
             ds.fit(ds.DeepEnsemble(net, 3), (x, y), objective=obj.Adversarial(other, 0.01), epochs=1)
 
@@ -330,14 +321,9 @@ def test_it_can_be_wrapped_and_says_so_where_it_cannot():
         (lambda: obj.LossGuided(orientation="random"), "orientation"),
         (lambda: obj.LossGuided(label_smoothing=1.0), "label_smoothing"),
         (lambda: obj.LossGuided(guard="careful"), "guard"),
+        (lambda: ds.fit(ds.DeepEnsemble(net, 1), (x, y), objective=obj.LossGuided(), epochs=1), "compares members"),
         (
-            lambda: ds.fit(ds.DeepEnsemble(net, 1), (x, y), objective=obj.LossGuided(), epochs=1),
-            "compares members",
-        ),
-        (
-            lambda: ds.fit(
-                ds.DeepEnsemble(net, 3), (x, y), objective=obj.LossGuided(), epochs=1, batches="own"
-            ),
+            lambda: ds.fit(ds.DeepEnsemble(net, 3), (x, y), objective=obj.LossGuided(), epochs=1, batches="own"),
             "share batches",
         ),
     ],

@@ -30,9 +30,7 @@ def step_of(make, objective):
     """How far one plain gradient step of size 1 moves every parameter."""
     ens = make()
     before = {name: tensor.detach().clone() for name, tensor in ens.named_parameters()}
-    ds.fit(
-        ens, (x, y), objective=objective, epochs=1, batch_size=100, optimizer="sgd", lr=1.0, weight_decay=0.0
-    )
+    ds.fit(ens, (x, y), objective=objective, epochs=1, batch_size=100, optimizer="sgd", lr=1.0, weight_decay=0.0)
     return {name: before[name] - tensor.detach() for name, tensor in ens.named_parameters()}
 
 

@@ -30,9 +30,7 @@ ORACLES = [
 
 def count_mask_sets(width, num_masks, ones):
     """Sets that use every column, by inclusion and exclusion of empty columns."""
-    return sum(
-        (-1) ** k * comb(width, k) * comb(width - k, ones) ** num_masks for k in range(width - ones + 1)
-    )
+    return sum((-1) ** k * comb(width, k) * comb(width - k, ones) ** num_masks for k in range(width - ones + 1))
 
 
 def all_mask_sets(slots, num_masks, ones):
@@ -78,9 +76,7 @@ class TestOracleTable:
     def test_exact_law_of_the_width_has_these_moments(self, num_masks, ones, scale, width, sd, iou, chance):
         slots = round(ones * scale)
         total = comb(slots, ones) ** num_masks
-        law = {
-            w: comb(slots, w) * count_mask_sets(w, num_masks, ones) / total for w in range(ones, slots + 1)
-        }
+        law = {w: comb(slots, w) * count_mask_sets(w, num_masks, ones) / total for w in range(ones, slots + 1)}
         mean = sum(w * p for w, p in law.items())
         variance = sum((w - mean) ** 2 * p for w, p in law.items())
         assert mk.expected_width(ones, scale, num_masks) == pytest.approx(mean)
@@ -126,17 +122,13 @@ def test_trimmed_masks_of_a_given_width_are_uniform_whatever_the_number_of_slots
 @pytest.mark.parametrize("width", [2, 5, 10, 33, 64, 200, 512])
 def test_log_counts_equal_exact_counts_in_whole_numbers(width, num_masks):
     fewest = math.ceil(width / num_masks)
-    for ones in {fewest, fewest + 1, width // 3, width // 2, width - 1, width} & set(
-        range(fewest, width + 1)
-    ):
+    for ones in {fewest, fewest + 1, width // 3, width // 2, width - 1, width} & set(range(fewest, width + 1)):
         _, log_counts = mk._log_counts(width, num_masks, ones)[-1]
         exact = count_mask_sets(width, num_masks, ones)
         assert log_counts[-1] == pytest.approx(math.log(exact), rel=1e-12, abs=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("width", "num_masks", "ones"), [(4, 3, 2), (5, 2, 3), (3, 4, 1), (6, 3, 2), (3, 3, 2)]
-)
+@pytest.mark.parametrize(("width", "num_masks", "ones"), [(4, 3, 2), (5, 2, 3), (3, 4, 1), (6, 3, 2), (3, 3, 2)])
 def test_generated_masks_are_uniform_among_all_that_use_every_column(width, num_masks, ones):
     allowed = [s for s in all_mask_sets(width, num_masks, ones) if len(trim(s)[0]) == width]
     draws = 25 * len(allowed)
@@ -197,9 +189,7 @@ def test_masks_have_the_width_the_count_and_a_scale_near_the_one_asked(width, nu
         assert abs(1 / mk.effective_scale(masks) - 1 / scale) <= (num_masks + 1) / width
 
 
-@pytest.mark.parametrize(
-    ("width", "num_masks", "scale"), [(10, 2, 4.0), (100, 8, 1.1), (10, 4, 2.5), (64, 2, 6.0)]
-)
+@pytest.mark.parametrize(("width", "num_masks", "scale"), [(10, 2, 4.0), (100, 8, 1.1), (10, 4, 2.5), (64, 2, 6.0)])
 def test_settings_on_which_rejection_samplers_fail_work(width, num_masks, scale):
     check_masks(mk.generate(width, num_masks, scale), width, num_masks)
 
@@ -258,9 +248,7 @@ def test_solved_scale_has_the_width_as_its_expected_width(width, num_masks, data
 @settings(max_examples=40, deadline=None)
 def test_solved_ones_are_the_nearest_of_all_in_one_over_scale(width, num_masks, scale):
     assume(width >= scale * num_masks)
-    possible = [
-        mk.solve(width, ones=n, num_masks=num_masks) for n in range(math.ceil(width / num_masks), width + 1)
-    ]
+    possible = [mk.solve(width, ones=n, num_masks=num_masks) for n in range(math.ceil(width / num_masks), width + 1)]
     solved = mk.solve(width, num_masks=num_masks, scale=scale)
     assert abs(1 / solved.scale - 1 / scale) == min(abs(1 / s.scale - 1 / scale) for s in possible)
 

@@ -52,9 +52,7 @@ class TestEveryNetwork:
     def test_at_scale_one_all_members_are_the_network(self, name):
         net, ens, inputs = made(name, scale=1.0)
         expected = net.eval()(inputs)
-        torch.testing.assert_close(
-            ens.eval()(inputs), expected.expand(3, *expected.shape), rtol=1e-4, atol=1e-5
-        )
+        torch.testing.assert_close(ens.eval()(inputs), expected.expand(3, *expected.shape), rtol=1e-4, atol=1e-5)
 
     def test_a_grown_network_has_the_given_one_as_its_first_member(self, name):
         net, _, inputs = made(name)
@@ -141,9 +139,7 @@ def test_a_type_does_not_put_masks_on_the_stem():
 
 
 def test_a_member_says_where_it_keeps_a_mask_and_why(caplog):
-    ens = ds.Masksembles(
-        architectures.resnet18(width=8), 4, 2.0, layers=["stage1.0.activation", "stage1.0.residual.2"]
-    )
+    ens = ds.Masksembles(architectures.resnet18(width=8), 4, 2.0, layers=["stage1.0.activation", "stage1.0.residual.2"])
     kept, trimmed = ens.masked_layers
     assert (kept.form, trimmed.form) == ("masked", "trimmed")
     assert "sum" in kept.reason
@@ -360,9 +356,7 @@ def test_random_operations_of_a_network_follow_the_seed():
     [
         (lambda: ds.Masksembles(nn.Linear(4, 3), 4), "no activation to mask.*Candidates: none"),
         (
-            lambda: ds.Masksembles(
-                nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2)), 4
-            ),
+            lambda: ds.Masksembles(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2)), 4),
             "stem.*'1' \\(8 channels\\)",
         ),
         (lambda: ds.Masksembles(norm_net(), 4, layers="7"), "no layer '7'.*Candidates: '2' \\(8 channels\\)"),
@@ -373,19 +367,11 @@ def test_random_operations_of_a_network_follow_the_seed():
         (lambda: ds.Masksembles(norm_net(), 4, batches="half"), "'split' or 'whole'"),
         (lambda: ds.Masksembles(norm_net(), 4, execution="fast"), "'tiled'"),
         (lambda: ds.Masksembles(norm_net, 4), "must be an nn.Module"),
-        (
-            lambda: ds.Masksembles(nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.Linear(4, 2)), 4),
-            "no shape yet",
-        ),
+        (lambda: ds.Masksembles(nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.Linear(4, 2)), 4), "no shape yet"),
         (lambda: ds.Masksembles(norm_net(), 0), "at least one member"),
+        (lambda: ds.Masksembles(Peeking(), 4, layers="body.3", grow=True), "cannot be widened.*Candidates: 'body.1'"),
         (
-            lambda: ds.Masksembles(Peeking(), 4, layers="body.3", grow=True),
-            "cannot be widened.*Candidates: 'body.1'",
-        ),
-        (
-            lambda: ds.Masksembles(
-                architectures.resnet18(width=8), 4, layers="stage1.0.activation", grow=True
-            ),
+            lambda: ds.Masksembles(architectures.resnet18(width=8), 4, layers="stage1.0.activation", grow=True),
             "cannot be widened.*sum",
         ),
         (lambda: ds.Masksembles(norm_net(), 4, grow=True, axis=1), "`axis`"),

@@ -35,10 +35,7 @@ NETS = {
     "mlp": (lambda: net(0.4), (4,)),
     "cnn": (architectures.cnn, (3, 32, 32)),
     "tokens": (Tokens, (7, 5)),
-    "alpha": (
-        lambda: nn.Sequential(nn.Linear(4, 16), nn.SELU(), nn.AlphaDropout(0.2), nn.Linear(16, 3)),
-        (4,),
-    ),
+    "alpha": (lambda: nn.Sequential(nn.Linear(4, 16), nn.SELU(), nn.AlphaDropout(0.2), nn.Linear(16, 3)), (4,)),
     "twice": (Twice, (12,)),
 }
 

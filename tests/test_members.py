@@ -14,12 +14,7 @@ def mlp(dropout: float = 0.0) -> nn.Module:
 
 def conv() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(2, 4, 3, padding=1),
-        nn.BatchNorm2d(4),
-        nn.ReLU(),
-        nn.Dropout2d(0.3),
-        nn.Flatten(),
-        nn.Linear(64, 3),
+        nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout2d(0.3), nn.Flatten(), nn.Linear(64, 3)
     )
 
 
@@ -116,9 +111,7 @@ class TestEveryArchitecture:
         plain = ens.member(1)
         plain(x).square().sum().backward()
         for name, parameter in plain.named_parameters():
-            torch.testing.assert_close(
-                ens.get_parameter(f"net.{name}").grad[1], parameter.grad, rtol=1e-4, atol=1e-4
-            )
+            torch.testing.assert_close(ens.get_parameter(f"net.{name}").grad[1], parameter.grad, rtol=1e-4, atol=1e-4)
 
     def test_training_passes_update_buffers_as_plain_modules_do(self, make):
         ens = ds.DeepEnsemble(make, 3, seed=0)
@@ -384,9 +377,7 @@ class WarningNet(nn.Module):
         return self.out(self.drop(self.rnn(x[:, None])[0][:, -1]))
 
 
-@pytest.mark.parametrize(
-    "make", [lambda: ds.DeepEnsemble(WarningNet, 2), lambda: ds.MCDropout(WarningNet(), 2)]
-)
+@pytest.mark.parametrize("make", [lambda: ds.DeepEnsemble(WarningNet, 2), lambda: ds.MCDropout(WarningNet(), 2)])
 def test_weights_that_are_slices_are_no_news(make):
     ens, inputs = make(), torch.randn(20, 4)
     ds.fit(ens, (inputs, torch.arange(20) % 3), epochs=1, device="cpu")

@@ -20,12 +20,7 @@ EXACT = ("independent", "joint, gathered", "loss-guided")
 TRAINED = [name for name in OBJECTIVES if name not in ("adversarial", "loss-guided, two")]
 SPREAD = [(name, (2, 1)) for name in (*EXACT, "joint")] + [(name, (4, 1)) for name in TRAINED]
 CUT = [(name, (2, 2)) for name in (*EXACT, "joint", "joint, dropped")]
-CUT += [
-    ("independent", (1, 2)),
-    ("joint", (1, 4)),
-    ("loss-guided, two", (1, 2)),
-    ("loss-guided, two", (1, 4)),
-]
+CUT += [("independent", (1, 2)), ("joint", (1, 4)), ("loss-guided, two", (1, 2)), ("loss-guided, two", (1, 4))]
 OTHERS = {
     "five": ("independent", (2, 1), {"members": 5}),
     "uneven": ("joint", (2, 1), {"members": 5}),
@@ -57,12 +52,7 @@ REFUSED = {
     "wrapped": ("independent", (2, 1), {"norm": "wrapped"}, "Member 0 is sharded over processes (FSDP)"),
     "cut norms": ("independent", (1, 2), {"norm": "batch"}, "BatchNorm sees the whole batch"),
     # Not refused by the mesh: torch itself has it on accelerators only.
-    "synchronised norms": (
-        "independent",
-        (1, 2),
-        {"norm": "sync"},
-        "SyncBatchNorm expected input tensor to be on",
-    ),
+    "synchronised norms": ("independent", (1, 2), {"norm": "sync"}, "SyncBatchNorm expected input tensor to be on"),
 }
 
 
@@ -108,9 +98,7 @@ def found(tmp_path_factory):
         if then is not None:
             cases.append((name, objective, then, kept | {"resume": True}))
     results = results_of(cases, folder, 4)
-    results["lost"] = [results["lost"]] + [
-        json.loads((folder / f"{rank}.json").read_text()) for rank in (1, 2)
-    ]
+    results["lost"] = [results["lost"]] + [json.loads((folder / f"{rank}.json").read_text()) for rank in (1, 2)]
     results["folder"] = folder
     return results
 
@@ -122,10 +110,7 @@ def alone(objective, settings="{}"):
 
 def difference(result, expected):
     """Return the largest difference of any weight."""
-    pairs = [
-        (torch.tensor(result["weights"][name]), torch.tensor(own))
-        for name, own in expected["weights"].items()
-    ]
+    pairs = [(torch.tensor(result["weights"][name]), torch.tensor(own)) for name, own in expected["weights"].items()]
     return max(float((one - other).abs().max()) for one, other in pairs)
 
 
@@ -157,9 +142,7 @@ def test_what_is_decided_on_a_mesh_is_what_one_process_decides(found, name):
     assert result["history"].keys() == expected["history"].keys()
     for column, values in expected["history"].items():
         assert result["history"][column] == pytest.approx(values, rel=1e-4, abs=1e-5), column
-    torch.testing.assert_close(
-        torch.tensor(result["outputs"]), torch.tensor(expected["outputs"]), rtol=1e-4, atol=1e-5
-    )
+    torch.testing.assert_close(torch.tensor(result["outputs"]), torch.tensor(expected["outputs"]), rtol=1e-4, atol=1e-5)
 
 
 def test_these_cases_do_what_their_names_say():
@@ -285,10 +268,7 @@ def test_on_gpus_a_mesh_trains_what_one_process_trains(tmp_path, backend, mesh):
 @pytest.mark.parametrize("engine", ["captured", "compiled"])
 @pytest.mark.parametrize(("backend", "mesh"), [("nccl", (1, 1)), ("gloo", (2, 1)), ("gloo", (1, 2))])
 def test_on_gpus_programs_train_what_eager_steps_train(tmp_path, backend, mesh, engine):
-    cases = [
-        (each, each, mesh, {"device": "cuda", "engine": engine})
-        for each in ("independent", "joint, gathered")
-    ]
+    cases = [(each, each, mesh, {"device": "cuda", "engine": engine}) for each in ("independent", "joint, gathered")]
     if mesh[1] > 1:
         cases.append(("sync", "independent", mesh, {"device": "cuda", "engine": engine, "norm": "sync"}))
     seen = results_of(cases, tmp_path, mesh[0] * mesh[1], backend)
@@ -336,8 +316,7 @@ checkpoint_every = 5
 
 def recipe(folder, epochs):
     rows = [
-        f"{','.join(f'{v:.4f}' for v in row)},{'abc'[label]}"
-        for row, label in zip(x.tolist(), y.tolist(), strict=True)
+        f"{','.join(f'{v:.4f}' for v in row)},{'abc'[label]}" for row, label in zip(x.tolist(), y.tolist(), strict=True)
     ]
     (folder / "data.csv").write_text("\n".join(["a,b,c,d,y", *rows]) + "\n")
     (folder / "recipe.toml").write_text(RECIPE.format(epochs=epochs))
@@ -346,12 +325,7 @@ def recipe(folder, epochs):
 @pytest.mark.slow
 def test_a_run_that_lost_one_process_of_four_goes_on_with_two(tmp_path):
     recipe(tmp_path, epochs=150)
-    options = {
-        "cwd": tmp_path,
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.STDOUT,
-        "start_new_session": True,
-    }
+    options = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "start_new_session": True}
     process = torchrun(4, "-m", "dissensus", "train", "recipe.toml", "-o", "run", **options)
     while process.poll() is None and not list(tmp_path.glob("run/last-*.safetensors")):
         time.sleep(0.05)

@@ -87,9 +87,7 @@ def test_equal_mass_bins_keep_equal_confidences_together():
 
 
 def test_more_equal_mass_bins_than_inputs_give_each_input_its_own():
-    curve = metrics.confidence_reliability(
-        np.array([0.3, 0.9, 0.6]), np.array([1, 0, 1]), bins=10, binning="mass"
-    )
+    curve = metrics.confidence_reliability(np.array([0.3, 0.9, 0.6]), np.array([1, 0, 1]), bins=10, binning="mass")
     assert curve.confidence.tolist() == pytest.approx([0.3, 0.6, 0.9])
     assert curve.accuracy.tolist() == [1.0, 1.0, 0.0]
 

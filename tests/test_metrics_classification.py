@@ -53,9 +53,7 @@ def test_agreement_with_scikit_learn(seed):
     )
     binary = probs[:, :2] / probs[:, :2].sum(1, keepdims=True)
     # scikit-learn counts one class of two, we count both.
-    assert metrics.brier(binary, labels % 2) == pytest.approx(
-        2 * sk.brier_score_loss(labels % 2, binary[:, 1])
-    )
+    assert metrics.brier(binary, labels % 2) == pytest.approx(2 * sk.brier_score_loss(labels % 2, binary[:, 1]))
 
 
 @settings(max_examples=25, deadline=None)

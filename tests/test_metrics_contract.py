@@ -64,9 +64,7 @@ def test_tensors_and_arrays_of_any_layout_agree(kind, name):
     assert evaluate(kind, name, [a[::-1].copy()[::-1] for a in arrays]) == expected
     assert (
         evaluate(
-            kind,
-            name,
-            [np.asfortranarray(a.astype(a.dtype.newbyteorder()), a.dtype.newbyteorder()) for a in arrays],
+            kind, name, [np.asfortranarray(a.astype(a.dtype.newbyteorder()), a.dtype.newbyteorder()) for a in arrays]
         )
         == expected
     )
@@ -206,9 +204,7 @@ def test_every_public_name_exists():
 
 
 def test_metrics_import_neither_scikit_learn_nor_scipy():
-    code = (
-        "import sys, dissensus.metrics; print(sorted({'sklearn', 'scipy', 'matplotlib'} & set(sys.modules)))"
-    )
+    code = "import sys, dissensus.metrics; print(sorted({'sklearn', 'scipy', 'matplotlib'} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 

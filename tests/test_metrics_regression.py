@@ -29,9 +29,7 @@ def integrated_crps(distribution, target):
     below, above = np.linspace(-60, target, 200_001), np.linspace(target, 60, 200_001)
     left = distribution.cdf(torch.from_numpy(below)).square().numpy()
     right = (1 - distribution.cdf(torch.from_numpy(above))).square().numpy()
-    return sum(
-        torch.trapezoid(*map(torch.from_numpy, half)).item() for half in ((left, below), (right, above))
-    )
+    return sum(torch.trapezoid(*map(torch.from_numpy, half)).item() for half in ((left, below), (right, above)))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -112,9 +110,7 @@ def test_central_intervals_cover_what_they_claim(family, level):
 
 
 def test_the_ends_of_an_interval_belong_to_it():
-    assert metrics.interval_coverage(np.zeros(3), np.ones(3), np.array([0.0, 1.0, 1.1])) == pytest.approx(
-        2 / 3
-    )
+    assert metrics.interval_coverage(np.zeros(3), np.ones(3), np.array([0.0, 1.0, 1.1])) == pytest.approx(2 / 3)
 
 
 def test_impossible_scales_and_intervals_are_refused():

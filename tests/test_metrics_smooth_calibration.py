@@ -66,9 +66,7 @@ def test_truncation_at_one_half_gives_the_values_of_relplot(case, value):
 def test_a_fixed_bandwidth_gives_the_stated_values():
     assert metrics.smooth_ece(*CROSSED, bandwidth=0.05) == pytest.approx(0.8, abs=1e-4)
     assert metrics.smooth_ece(*CASES["step"], bandwidth=0.05) == pytest.approx(0.2131, abs=1e-4)
-    assert metrics.smooth_ece(*CASES["step"], bandwidth=0.05, truncate=0.5) == pytest.approx(
-        0.212308, abs=1e-5
-    )
+    assert metrics.smooth_ece(*CASES["step"], bandwidth=0.05, truncate=0.5) == pytest.approx(0.212308, abs=1e-5)
 
 
 @pytest.mark.parametrize("bandwidth", [0.003, 0.02, 0.1, 0.5, 1.0])
@@ -123,9 +121,7 @@ def test_truncation_reproduces_relplot_on_random_and_saturated_confidences(shape
         assert metrics.smooth_ece(confidence, correct, truncate=0.5) == pytest.approx(expected, abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    "options", [{"truncate": 0.0}, {"truncate": 1.5}, {"bandwidth": 0.0}, {"bandwidth": 2.0}]
-)
+@pytest.mark.parametrize("options", [{"truncate": 0.0}, {"truncate": 1.5}, {"bandwidth": 0.0}, {"bandwidth": 2.0}])
 def test_impossible_kernels_are_refused(options):
     with pytest.raises(ValueError, match=f"`{next(iter(options))}`"):
         metrics.smooth_ece(*CROSSED, **options)

@@ -31,9 +31,7 @@ def test_the_temperature_of_each_member_is_recovered(true):
     factors = torch.tensor([true, 2 * true])
     fitted = metrics.fit_temperature(clean * factors[:, None, None], labels)
     torch.testing.assert_close(fitted.value, factors.double(), rtol=0.02, atol=0)
-    torch.testing.assert_close(
-        fitted.apply(clean * factors[:, None, None])[1], clean[0], rtol=0.02, atol=1e-6
-    )
+    torch.testing.assert_close(fitted.apply(clean * factors[:, None, None])[1], clean[0], rtol=0.02, atol=1e-6)
 
 
 def test_the_temperature_of_the_pool_is_recovered():
@@ -164,9 +162,7 @@ def test_pieces_change_nothing(monkeypatch):
 @pytest.mark.parametrize("of", ["members", "pool"])
 def test_scaled_logits_keep_their_precision(dtype, of):
     logits = random_logits(6).to(dtype)
-    assert (
-        metrics.fit_temperature(logits, sampled_labels(logits[0].float()), of=of).apply(logits).dtype == dtype
-    )
+    assert metrics.fit_temperature(logits, sampled_labels(logits[0].float()), of=of).apply(logits).dtype == dtype
 
 
 def test_bad_logits_are_refused():

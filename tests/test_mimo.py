@@ -66,11 +66,7 @@ class TwoEnds(nn.Module):
         (TwoEnds, {}, "there must be one; found left, right"),
         (net(), {}, "got a network"),
         (net, {"repetition": 1.5}, "`repetition` must be a share"),
-        (
-            lambda: nn.Sequential(nn.Conv1d(4, 4, 1, groups=2), nn.Flatten(), nn.Linear(4, 2)),
-            {},
-            "has groups",
-        ),
+        (lambda: nn.Sequential(nn.Conv1d(4, 4, 1, groups=2), nn.Flatten(), nn.Linear(4, 2)), {}, "has groups"),
     ],
 )
 def test_what_cannot_be_widened_is_told_in_one_sentence(make, options, sentence):

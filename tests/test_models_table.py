@@ -20,9 +20,7 @@ import dissensus as ds
 QUICK = ("linear", "tied weights", "dictionary out")
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in TORCH]
-)
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in TORCH])
 def test_a_model_trains_answers_and_is_saved(name):
     try_out(*TORCH[name])
 

@@ -9,25 +9,10 @@ import dissensus as ds
 CASES = {
     "sgd": ("sgd", {}, torch.optim.SGD, {}),
     "momentum": ("sgd", {"momentum": 0.9}, torch.optim.SGD, {"momentum": 0.9}),
-    "nesterov": (
-        "sgd",
-        {"momentum": 0.9, "nesterov": True},
-        torch.optim.SGD,
-        {"momentum": 0.9, "nesterov": True},
-    ),
-    "dampening": (
-        "sgd",
-        {"momentum": 0.9, "dampening": 0.5},
-        torch.optim.SGD,
-        {"momentum": 0.9, "dampening": 0.5},
-    ),
+    "nesterov": ("sgd", {"momentum": 0.9, "nesterov": True}, torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
+    "dampening": ("sgd", {"momentum": 0.9, "dampening": 0.5}, torch.optim.SGD, {"momentum": 0.9, "dampening": 0.5}),
     "adam": ("adam", {}, torch.optim.Adam, {}),
-    "adam betas": (
-        "adam",
-        {"betas": (0.5, 0.9), "eps": 1e-3},
-        torch.optim.Adam,
-        {"betas": (0.5, 0.9), "eps": 1e-3},
-    ),
+    "adam betas": ("adam", {"betas": (0.5, 0.9), "eps": 1e-3}, torch.optim.Adam, {"betas": (0.5, 0.9), "eps": 1e-3}),
     "adamw": ("adamw", {}, torch.optim.AdamW, {}),
 }
 
@@ -73,24 +58,14 @@ def test_every_member_follows_the_torch_optimizer_of_the_same_name(case, decay):
         weight_decay=decay,
     )
     for j, model in enumerate(plain):
-        plain_training(
-            model, started(kind(model.parameters(), lr=0.02, weight_decay=decay, **torch_options)), 20
-        )
+        plain_training(model, started(kind(model.parameters(), lr=0.02, weight_decay=decay, **torch_options)), 20)
         compare(ens, model, j)
 
 
 def test_members_can_have_rates_of_their_own():
     ens = ds.DeepEnsemble(norm_net, 2).double()
     plain = [ens.member(j) for j in range(2)]
-    ds.fit(
-        ens,
-        (x.double(), y),
-        epochs=10,
-        batch_size=100,
-        batches="shared",
-        lr=[0.1, 0.001],
-        weight_decay=[0.0, 0.5],
-    )
+    ds.fit(ens, (x.double(), y), epochs=10, batch_size=100, batches="shared", lr=[0.1, 0.001], weight_decay=[0.0, 0.5])
     for j, (model, lr, decay) in enumerate(zip(plain, [0.1, 0.001], [0.0, 0.5], strict=True)):
         plain_training(model, started(torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=decay)), 10)
         compare(ens, model, j)
@@ -110,9 +85,7 @@ def grouped(named):
 
 FACTORIES = {
     "groups": grouped,
-    "amsgrad runs member by member": lambda named: torch.optim.AdamW(
-        [p for _, p in named], lr=0.01, amsgrad=True
-    ),
+    "amsgrad runs member by member": lambda named: torch.optim.AdamW([p for _, p in named], lr=0.01, amsgrad=True),
     "rmsprop": lambda named: torch.optim.RMSprop([p for _, p in named], lr=0.01),
     "adafactor": lambda named: torch.optim.Adafactor([p for _, p in named], lr=0.01),
 }
@@ -132,9 +105,7 @@ def test_a_factory_of_one_members_parameters_trains_every_member_like_it(factory
 def test_any_torch_optimizer_class_works():
     ens = ds.DeepEnsemble(norm_net, 2).double()
     plain = ens.member(0)
-    ds.fit(
-        ens, (x.double(), y), epochs=5, batch_size=100, batches="shared", optimizer=torch.optim.NAdam, lr=0.01
-    )
+    ds.fit(ens, (x.double(), y), epochs=5, batch_size=100, batches="shared", optimizer=torch.optim.NAdam, lr=0.01)
     plain_training(plain, started(torch.optim.NAdam(plain.parameters(), lr=0.01)), 5)
     compare(ens, plain, 0)
 
@@ -142,16 +113,7 @@ def test_any_torch_optimizer_class_works():
 def test_gradients_are_clipped_member_by_member():
     ens = ds.DeepEnsemble(norm_net, 2).double()
     plain = [ens.member(j) for j in range(2)]
-    ds.fit(
-        ens,
-        (x.double(), y),
-        epochs=5,
-        batch_size=100,
-        batches="shared",
-        optimizer="sgd",
-        lr=1.0,
-        clip_norm=0.05,
-    )
+    ds.fit(ens, (x.double(), y), epochs=5, batch_size=100, batches="shared", optimizer="sgd", lr=1.0, clip_norm=0.05)
     for j, model in enumerate(plain):
         plain_training(model, started(torch.optim.SGD(model.parameters(), lr=1.0)), 5, clip=0.05)
         compare(ens, model, j)
@@ -160,16 +122,7 @@ def test_gradients_are_clipped_member_by_member():
 def test_members_of_different_architectures_train_like_each_alone():
     nets = [norm_net().double(), nn.Sequential(nn.Linear(4, 3)).double()]
     ens = ds.DeepEnsemble.from_members(nets)
-    ds.fit(
-        ens,
-        (x.double(), y),
-        epochs=10,
-        batch_size=100,
-        batches="shared",
-        optimizer="adam",
-        lr=0.01,
-        clip_norm=0.5,
-    )
+    ds.fit(ens, (x.double(), y), epochs=10, batch_size=100, batches="shared", optimizer="adam", lr=0.01, clip_norm=0.5)
     for j, model in enumerate(nets):
         plain_training(model, started(torch.optim.Adam(model.parameters(), lr=0.01)), 10, clip=0.5)
         compare(ens, model, j)

@@ -25,9 +25,7 @@ def other() -> nn.Module:
 def test_sets_of_an_evaluation(ens):
     own, far = ds.cache_features(ens, (x, y)), ds.cache_features(other(), 9 * x)
     for known in (own, (x, y)):
-        with pytest.raises(
-            ValueError, match="Set 'far' cannot be read: These features were computed by another"
-        ):
+        with pytest.raises(ValueError, match="Set 'far' cannot be read: These features were computed by another"):
             ds.evaluate(ens, known, ood={"far": far}, bootstrap=0)
     with pytest.raises(ValueError, match="Set 'later' cannot be read"):
         ds.evaluate(ens, own, shifted={"later": ds.cache_features(other(), (x + 1, y))}, bootstrap=0)
@@ -38,9 +36,7 @@ def test_sets_of_an_evaluation(ens):
 def test_an_evaluation_refuses_them_before_anything_runs(ens):
     ens.heads.register_forward_pre_hook(lambda *_: pytest.fail("it ran"))
     with pytest.raises(ValueError, match="Set 'far'"):
-        ds.evaluate(
-            ens, ds.cache_features(ens, (x, y)), ood={"far": ds.cache_features(other(), x)}, bootstrap=0
-        )
+        ds.evaluate(ens, ds.cache_features(ens, (x, y)), ood={"far": ds.cache_features(other(), x)}, bootstrap=0)
 
 
 class TestBesideTheTrainingData:
@@ -52,9 +48,7 @@ class TestBesideTheTrainingData:
             ens.check_beside(own, wrong, "unlabelled")
 
     def test_inputs_and_features_do_not_go_together(self, ens):
-        with pytest.raises(
-            ValueError, match="unlabelled data are cached features and the training data are inputs"
-        ):
+        with pytest.raises(ValueError, match="unlabelled data are cached features and the training data are inputs"):
             ens.check_beside((x, y), ds.cache_features(ens, x), "unlabelled")
 
     def test_of_members_that_have_no_backbone(self, ens):

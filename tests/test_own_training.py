@@ -189,9 +189,7 @@ def test_the_averaged_weights_are_validated_selected_and_stored(tmp_path):
     ens, run = trained((x, y), ema=0.9, validation=(x, y), checkpoint_dir=tmp_path / "run", epochs=4)
     last = torch.nn.functional.cross_entropy(ds.predict(ens, x)[1], y)
     assert run.history["validation_loss"][-2] == pytest.approx(float(last), abs=1e-6)
-    again, _ = trained(
-        (x, y), ema=0.9, validation=(x, y), checkpoint_dir=tmp_path / "run", epochs=4, resume=True
-    )
+    again, _ = trained((x, y), ema=0.9, validation=(x, y), checkpoint_dir=tmp_path / "run", epochs=4, resume=True)
     assert torch.equal(ds.predict(again, x), ds.predict(ens, x))
     chosen, run = trained((x, y), ema=0.9, validation=(x, y), select="ensemble_loss", epochs=4)
     assert run.best_step == run.step

@@ -30,11 +30,7 @@ def as_in_the_paper(ens, x):
     norm = [state[f"1.{name}"] for name in ("running_mean", "running_var", "weight", "bias")]
     z = F.batch_norm(z, *norm).relu()
     z = F.conv2d(
-        F.pad(z, (1, 1, 1, 1), mode="circular"),
-        state["3.weight"],
-        state["3.bias"],
-        stride=2,
-        groups=groups * ens.gamma,
+        F.pad(z, (1, 1, 1, 1), mode="circular"), state["3.weight"], state["3.bias"], stride=2, groups=groups * ens.gamma
     )
     z = z.relu().flatten(1).unsqueeze(-1)
     z = F.conv1d(z, state["6.weight"].unsqueeze(-1), state["6.bias"], groups=groups).squeeze(-1)

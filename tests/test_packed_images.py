@@ -138,9 +138,7 @@ def test_the_real_cifar_10_comes_out_as_it_is_known():
 @pytest.mark.shared
 @shared
 def test_every_real_packed_file_can_be_read():
-    paths = [
-        path for path in SHARED.glob("*.npz") if path.stat().st_size < 5_000_000 and path.stem != "mnist_test"
-    ]
+    paths = [path for path in SHARED.glob("*.npz") if path.stat().st_size < 5_000_000 and path.stem != "mnist_test"]
     assert paths
     for path in paths:
         with np.load(path) as arrays:

@@ -31,10 +31,7 @@ def test_a2d_of_certain_members_is_minus_log_eps_if_they_agree_and_zero_if_not()
 
 @given(st.floats(0.0, 1.0))
 def test_a2d_is_log_two_where_the_first_gives_its_class_one_half_whatever_the_second_says(p):
-    first, second = (
-        torch.tensor([[0.5, 0.5]], dtype=torch.float64),
-        torch.tensor([[p, 1 - p]], dtype=torch.float64),
-    )
+    first, second = (torch.tensor([[0.5, 0.5]], dtype=torch.float64), torch.tensor([[p, 1 - p]], dtype=torch.float64))
     assert obj.a2d(first, second).item() == pytest.approx(log(2), abs=1e-8)
 
 
@@ -88,8 +85,7 @@ def test_gradients_of_both_forms_are_those_of_equations_19_and_20():
         return alpha * (2 * g_c - 1) / (f_c + g_c - 2 * f_c * g_c)
 
     torch.testing.assert_close(
-        slope[0],
-        torch.tensor([-1 / 0.1, by_hand(0.6, 0.3), by_hand(0.3, 0.5)], dtype=torch.float64),
+        slope[0], torch.tensor([-1 / 0.1, by_hand(0.6, 0.3), by_hand(0.3, 0.5)], dtype=torch.float64)
     )
 
 
@@ -141,8 +137,7 @@ class TestPairTerms:
 
 
 @pytest.mark.parametrize(
-    ("name", "same", "disjoint"),
-    [("jensen_shannon", 0.0, -log(2)), ("cosine", 1.0, 0.0), ("kl", 0.0, -600.0)],
+    ("name", "same", "disjoint"), [("jensen_shannon", 0.0, -log(2)), ("cosine", 1.0, 0.0), ("kl", 0.0, -600.0)]
 )
 def test_pair_terms_have_their_stated_values_for_certain_members(name, same, disjoint):
     certain = (600 * one_hot(3, [0, 1])).log_softmax(-1)

@@ -81,9 +81,7 @@ def test_members_that_convolve_and_are_compared_run_in_parts_where_they_are_fast
 
     monkeypatch.setattr(engines, "plan_of", watched)
     monkeypatch.setattr(ds.DeepEnsemble, "faster_apart", True)
-    ds.fit(
-        ds.DeepEnsemble(conv_net, 2), (images, labels), objective=obj.Joint(0.5), epochs=2, engine="captured"
-    )
+    ds.fit(ds.DeepEnsemble(conv_net, 2), (images, labels), objective=obj.Joint(0.5), epochs=2, engine="captured")
     ds.fit(ds.DeepEnsemble(conv_net, 2), (images, labels), objective=obj.Adversarial(obj.Joint(0.5), 0.1), epochs=2,
            engine="captured")  # fmt: skip
     assert kinds == [InParts, Whole]
@@ -107,8 +105,6 @@ def test_a_program_splits_where_its_last_input_is_first_used():
 
 
 def test_a_program_whose_result_needs_the_last_input_is_refused():
-    program = torch.fx.experimental.proxy_tensor.make_fx(lambda a, last: a * last)(
-        torch.ones(3), torch.ones(3)
-    )
+    program = torch.fx.experimental.proxy_tensor.make_fx(lambda a, last: a * last)(torch.ones(3), torch.ones(3))
     with pytest.raises(RuntimeError, match="not finished"):
         split_at_last_input(program)

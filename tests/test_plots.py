@@ -32,41 +32,28 @@ def single(draw):
 def plane(draw):
     probs = torch.full((4, 4, 3), 1 / 3)
     return draw(
-        torch.rand(10, 2),
-        torch.arange(10) % 3,
-        torch.linspace(-1, 1, 4),
-        probs,
-        torch.rand(4, 4),
-        torch.rand(4, 4),
+        torch.rand(10, 2), torch.arange(10) % 3, torch.linspace(-1, 1, 4), probs, torch.rand(4, 4), torch.rand(4, 4)
     )
 
 
 CURVE = metrics.reliability_curve(torch.tensor([[0.8, 0.2], [0.6, 0.4]]), torch.tensor([0, 1]))
 DRAWINGS = {
-    "bands": lambda: single(
-        lambda ax: plots.bands([0, 1], [0, 1], [1, 1], ax, truth=[0, 1], points=([0], [1]))
-    ),
+    "bands": lambda: single(lambda ax: plots.bands([0, 1], [0, 1], [1, 1], ax, truth=[0, 1], points=([0], [1]))),
     "member_bands": lambda: plots.member_bands([0, 1], torch.zeros(3, 2), torch.ones(3, 2)),
     "four_panels": lambda: plane(plots.four_panels),
     "class_maps": lambda: plots.class_maps([0, 1], torch.full((2, 2, 2, 3), 1 / 3), ["a", "b"]),
     "class_points": lambda: single(lambda ax: plots.class_points(torch.rand(4, 2), [0, 0, 1, 2], ax)),
     "reliability": lambda: single(lambda ax: plots.reliability(CURVE, ax)),
-    "score_histograms": lambda: single(
-        lambda ax: plots.score_histograms({"id": [0.1, 0.3], "ood": [0.5]}, ax)
-    ),
+    "score_histograms": lambda: single(lambda ax: plots.score_histograms({"id": [0.1, 0.3], "ood": [0.5]}, ax)),
     "p_value_histogram": lambda: single(
         lambda ax: plots.p_value_histogram({"known": [0.1, 0.9], "strange": [0.01]}, ax, false_alarms=0.05)
     ),
     "martingale_path": lambda: single(
         lambda ax: plots.martingale_path({"stream": [0.0, 1.0, 900.0]}, ax, thresholds=(20, 100))
     ),
-    "training_curves": lambda: single(
-        lambda ax: plots.training_curves(history_of([[1.0, 2.0], [0.0, 1.0]]), ax)
-    ),
+    "training_curves": lambda: single(lambda ax: plots.training_curves(history_of([[1.0, 2.0], [0.0, 1.0]]), ax)),
     "member_count_curves": lambda: single(
-        lambda ax: plots.member_count_curves(
-            [1, 2], {"a": ([2, 1], [0.1, 0.1]), "b": ([3, 2], [0.1, 0.1])}, ax
-        )
+        lambda ax: plots.member_count_curves([1, 2], {"a": ([2, 1], [0.1, 0.1]), "b": ([3, 2], [0.1, 0.1])}, ax)
     ),
     "drop_curve": lambda: single(
         lambda ax: plots.drop_curve(
@@ -144,12 +131,7 @@ def test_member_panels_and_the_mixtures_show_their_own_moments(family):
 
 def test_an_odd_number_of_members_leaves_no_empty_panel():
     figure = plots.member_bands([0, 1], torch.zeros(3, 2), torch.ones(3, 2))
-    assert [ax.get_title() for ax in figure.axes] == [
-        "member 0",
-        "member 1",
-        "member 2",
-        "mixture of 3 members",
-    ]
+    assert [ax.get_title() for ax in figure.axes] == ["member 0", "member 1", "member 2", "mixture of 3 members"]
 
 
 def test_four_panels_show_the_grids_they_were_given():
@@ -237,15 +219,10 @@ def test_member_count_curves_show_values_and_standard_errors():
         (lambda ax: plots.score_histograms({"bad": [float("nan")]}, ax), "'bad'"),
         (lambda ax: plots.score_histograms({}, ax), "at least one set"),
         (lambda ax: plots.training_curves(history_of([[1.0]]), ax, column="loos"), "loos"),
-        (
-            lambda ax: plots.member_bands([0], torch.zeros(2, 1, 1), torch.ones(2, 1, 1)),
-            r"\(members, points\)",
-        ),
+        (lambda ax: plots.member_bands([0], torch.zeros(2, 1, 1), torch.ones(2, 1, 1)), r"\(members, points\)"),
         (lambda ax: plots.class_maps([0, 1], torch.rand(1, 2, 2, 9), ["many"]), "9"),
         (
-            lambda ax: plots.four_panels(
-                [[0, 0]], [0], [0, 1], torch.rand(2, 2, 3), torch.rand(2, 2), torch.rand(4)
-            ),
+            lambda ax: plots.four_panels([[0, 0]], [0], [0, 1], torch.rand(2, 2, 3), torch.rand(2, 2), torch.rand(4)),
             "knowledge_uncertainty",
         ),
     ],

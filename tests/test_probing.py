@@ -15,10 +15,7 @@ def task(count=600, features=8, classes=4, seed=0, noise=1.0, dtype=torch.float6
     generator = torch.Generator().manual_seed(seed)
     spread = torch.linspace(0.1, 5, features, dtype=dtype)
     x = torch.randn(count, features, generator=generator, dtype=dtype) * spread + 3
-    weights = (
-        torch.randn(features, classes, generator=torch.Generator().manual_seed(7), dtype=dtype)
-        / spread[:, None]
-    )
+    weights = torch.randn(features, classes, generator=torch.Generator().manual_seed(7), dtype=dtype) / spread[:, None]
     y = ((x - 3) @ weights + noise * torch.randn(count, classes, generator=generator, dtype=dtype)).argmax(1)
     return (x[: count // 2], y[: count // 2]), (x[count // 2 :], y[count // 2 :])
 
@@ -35,9 +32,7 @@ def test_it_is_scikit_learns_logistic_regression(strength, standardise):
     peer.fit(scaler.transform(train[0].numpy()), train[1].numpy())
     wanted = torch.tensor(peer.predict_proba(scaler.transform(test[0].numpy())))
     torch.testing.assert_close(probe.probs, wanted, rtol=0, atol=2e-3)
-    assert probe.accuracy == pytest.approx(
-        peer.score(scaler.transform(test[0].numpy()), test[1].numpy()), abs=0.004
-    )
+    assert probe.accuracy == pytest.approx(peer.score(scaler.transform(test[0].numpy()), test[1].numpy()), abs=0.004)
     assert probe.strength == strength
     assert probe.curve == ()
 
@@ -143,10 +138,7 @@ def test_the_global_generators_are_left_alone():
         ({"method": "newton"}, "'lbfgs' or 'sgd'"),
         ({"strengths": []}, "positive numbers, at least one"),
         ({"strengths": [1.0, 0.0]}, "positive numbers"),
-        (
-            {"strengths": 1.0},
-            r"`strengths` must be a list or tuple, each a number.*got 1.0",
-        ),
+        ({"strengths": 1.0}, r"`strengths` must be a list or tuple, each a number.*got 1.0"),
         ({"strengths": np.ones((2, 2))}, "`strengths` must be finite positive numbers"),
         ({"strengths": torch.tensor(1.0)}, "`strengths` must be finite positive numbers"),
         ({"strengths": "a"}, "`strengths` must be a list or tuple"),

@@ -87,9 +87,7 @@ def test_seeded_blocks_repeat_and_leave_every_global_generator_as_found():
     assert before[2] == random.getstate()
 
 
-@pytest.mark.parametrize(
-    "keys", [torch.tensor(12345678901234567), torch.tensor([1, -5, 3])], ids=["one", "three"]
-)
+@pytest.mark.parametrize("keys", [torch.tensor(12345678901234567), torch.tensor([1, -5, 3])], ids=["one", "three"])
 def test_draws_used_as_places_are_the_same_compiled(keys):
     # Compiled for a CPU, a signed product that wraps let the compiler end the loop early: images were garbage.
     def shifted(keys, images):
@@ -106,9 +104,7 @@ def test_draws_used_as_places_are_the_same_compiled(keys):
 
 def test_ensembles_made_in_threads_have_the_weights_of_their_seeds():
     def make(seed: int) -> torch.Tensor:
-        ens = ds.DeepEnsemble(
-            lambda: torch.nn.Sequential(*(torch.nn.Linear(30, 30) for _ in range(20))), 3, seed=seed
-        )
+        ens = ds.DeepEnsemble(lambda: torch.nn.Sequential(*(torch.nn.Linear(30, 30) for _ in range(20))), 3, seed=seed)
         return torch.cat([p.detach().flatten() for p in ens.parameters()])
 
     state = torch.get_rng_state()
@@ -138,9 +134,7 @@ def fitted(kind: str, seed: int) -> torch.Tensor:
     ens = ds.DeepEnsemble(lambda: NoisyNetwork(3, 2), 2, seed=seed)
     data = NoisyItems() if kind == "dataset" else DataLoader(NoisyItems(), batch_size=8, shuffle=True)
     options = {"batch_size": 8} if kind == "dataset" else {}
-    run = ds.fit(
-        ens, data, epochs=2, seed=seed, validation=NoisyItems(), device="cpu", engine="eager", **options
-    )
+    run = ds.fit(ens, data, epochs=2, seed=seed, validation=NoisyItems(), device="cpu", engine="eager", **options)
     losses = torch.tensor([row["validation_loss"] for row in run.history.rows])
     predicted = ds.predict(ens, NoisyItems())
     return torch.cat([*(p.detach().flatten() for p in ens.parameters()), losses, predicted.flatten()])

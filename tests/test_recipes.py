@@ -53,9 +53,7 @@ class TestNames:
 
     @pytest.mark.parametrize("name", SCHEDULES)
     def test_every_schedule_can_be_named(self, name, blobs):
-        options = {"step": {"every": 5}, "multi_step": {"milestones": [1, 2]}, "cyclic": {"cycles": 2}}.get(
-            name, {}
-        )
+        options = {"step": {"every": 5}, "multi_step": {"milestones": [1, 2]}, "cyclic": {"cycles": 2}}.get(name, {})
         resolved = recipe(blobs, training={"schedule": {"name": name, **options}}).training["schedule"]
         assert isinstance(build_schedule(resolved), SCHEDULES[name])
 
@@ -126,10 +124,7 @@ class TestNames:
         ({"ensemble": {"execution": "fast"}}, "'auto' or 'vectorised' or 'loop'"),
         ({"ensemble": {"kind": "anchored", "masked_target": "labels"}}, "'label' or 'uniform'"),
         (
-            {
-                "ensemble": {"kind": "anchored", "masked_target": "uniform"},
-                "objective": {"name": "joint", "beta": 0.5},
-            },
+            {"ensemble": {"kind": "anchored", "masked_target": "uniform"}, "objective": {"name": "joint", "beta": 0.5}},
             "Joint compares networks",
         ),
         ({"ensemble": {"kind": "anchored", "temperature": "hot"}}, "'exponential' or 'deviation'"),
@@ -175,10 +170,7 @@ def test_the_resolved_recipe_says_the_same(blobs):
         blobs,
         data={"leave_out": [2], "unlabelled": "more.npz", "test": "other.npz"},
         objective={"name": "virtual_adversarial", "inner": {"label_smoothing": 0.1}},
-        training={
-            "schedule": {"name": "multi_step", "milestones": [1, 2]},
-            "optimizer_options": {"betas": [0.8, 0.9]},
-        },
+        training={"schedule": {"name": "multi_step", "milestones": [1, 2]}, "optimizer_options": {"betas": [0.8, 0.9]}},
         augment={"gaussian_noise": {"scale": 0.1}},
     )
     # Read from another folder: paths must not depend on it.
@@ -189,10 +181,7 @@ def test_the_resolved_recipe_says_the_same(blobs):
 
 def test_the_recipes_of_examples_and_docs_are_recipes():
     page = "".join((ROOT / "docs" / name).read_text() for name in ("recipes.md", "recipe-keys.md"))
-    shown = [
-        Recipe.from_tables(tomllib.loads(block))
-        for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
-    ]
+    shown = [Recipe.from_tables(tomllib.loads(block)) for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL)]
     assert len(shown) == 3
     assert shown[0] == Recipe.read(ROOT / "examples" / "digits.toml")
 
@@ -229,9 +218,7 @@ class TestRows:
 
     def test_files_of_their_own_are_read_for_validation_and_test(self, blobs):
         np.savez(blobs / "more.npz", x=np.zeros((4, 2)), y=np.array([0, 1, 2, 2]))
-        sets = recipe(
-            blobs, data={"validation": "more.npz", "test": "more.npz", "leave_out": [2]}
-        ).load_sets()
+        sets = recipe(blobs, data={"validation": "more.npz", "test": "more.npz", "leave_out": [2]}).load_sets()
         assert sets.validation.y.tolist() == sets.test.y.tolist() == [0, 1]
         assert len(sets.train) == 60
 
@@ -272,9 +259,7 @@ class TestRows:
             "words": ["a", "b"] * 30,
         }[kind]
         (tmp_path / "a.csv").write_text("u,y\n" + "".join(f"{n / 7},{y}\n" for n, y in enumerate(rows)))
-        described = recipe(
-            tmp_path, "a.csv", data={"target": "y"}, training={"epochs": "auto", "batch_size": "auto"}
-        )
+        described = recipe(tmp_path, "a.csv", data={"target": "y"}, training={"epochs": "auto", "batch_size": "auto"})
         settled = described.settled(described.load_sets())
         regression = kind in ("fractions", "many numbers")
         assert settled.objective["loss"] == ("gaussian_nll" if regression else "cross_entropy")
@@ -329,9 +314,7 @@ class TestPreprocessing:
 
     def test_inputs_of_another_kind_are_refused(self):
         images = self.learn(torch.zeros(2, 1, 8, 8, dtype=torch.uint8))
-        with pytest.raises(
-            ValueError, match=r"trained on uint8 images of range 0 to 255; got torch\.float32"
-        ):
+        with pytest.raises(ValueError, match=r"trained on uint8 images of range 0 to 255; got torch\.float32"):
             images(torch.zeros(2, 1, 8, 8))
         with pytest.raises(ValueError, match="images of 8 x 8 pixels and 1 channel; got 3 features"):
             images(torch.zeros(2, 3))

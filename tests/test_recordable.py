@@ -204,7 +204,6 @@ def test_what_a_callback_changes_in_modules_is_seen_by_the_eager_engine():
     run = ds.fit(ds.DeepEnsemble(dropping, 2), (x, y), callback=calm, **settings)
     never = ds.fit(ds.DeepEnsemble(dropping, 2), (x, y), **settings)
     losses = [
-        [row["loss"] for row in each.history.rows if row["epoch"] == 4 and row["member"] == 0]
-        for each in (run, never)
+        [row["loss"] for row in each.history.rows if row["epoch"] == 4 and row["member"] == 0] for each in (run, never)
     ]
     assert losses[0] != losses[1]

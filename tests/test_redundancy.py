@@ -12,9 +12,7 @@ from dissensus import objectives as obj
 
 def by_table(probs, weights=None, prior=None):
     """The definition, with every joint table and every product of marginals."""
-    weights = (
-        torch.full((probs.shape[1],), 1 / probs.shape[1], dtype=probs.dtype) if weights is None else weights
-    )
+    weights = torch.full((probs.shape[1],), 1 / probs.shape[1], dtype=probs.dtype) if weights is None else weights
     weights = weights / weights.sum()
     joint = torch.einsum("b,hbc,gbd->hgcd", weights, probs, probs)
     marginal = torch.einsum("b,hbc->hc", weights, probs)
@@ -68,9 +66,7 @@ def test_gradients_are_those_of_the_table():
         (theirs,) = torch.autograd.grad(by_table(probs, **chosen), probs)
         # Along directions that keep rows at sum 1: the two forms differ by a constant across classes.
         torch.testing.assert_close(ours - ours.mean(-1, keepdim=True), theirs - theirs.mean(-1, keepdim=True))
-    assert torch.autograd.gradcheck(
-        lambda z: obj.divdis(z.softmax(-1), prior), (probs.detach().requires_grad_(),)
-    )
+    assert torch.autograd.gradcheck(lambda z: obj.divdis(z.softmax(-1), prior), (probs.detach().requires_grad_(),))
 
 
 def test_saturated_members_have_finite_slopes():

@@ -64,9 +64,7 @@ def full_page(full, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def plain():
-    return evaluate(
-        trained_classifier(), labelled(80), {"far": unlabelled(60)}, bootstrap=40, name="four nets"
-    )
+    return evaluate(trained_classifier(), labelled(80), {"far": unlabelled(60)}, bootstrap=40, name="four nets")
 
 
 def page_of(results, folder, **options):
@@ -97,14 +95,10 @@ def test_a_full_evaluation_has_every_section(full_page):
 def test_every_headline_number_stands_on_the_page_with_its_interval(full, full_page):
     page = full_page.replace("\N{NO-BREAK SPACE}", " ")
     numbers = [full.number(metric) for metric in ("accuracy", "nll", "brier", "ece", "smooth_ece")]
-    numbers += [
-        full.number("auroc", name, score=score) for name in ("noise", "both") for score in full.score_names
-    ]
+    numbers += [full.number("auroc", name, score=score) for name in ("noise", "both") for score in full.score_names]
     numbers += [full.number("accuracy", name, severity=5) for name in ("gaussian_noise", "contrast")]
     for number in numbers:
-        text = "{:.3f} [{:.3f}, {:.3f}]".format(
-            *(value + 0.0 for value in (number.value, number.low, number.high))
-        )
+        text = "{:.3f} [{:.3f}, {:.3f}]".format(*(value + 0.0 for value in (number.value, number.low, number.high)))
         assert text in page, number
 
 
@@ -149,9 +143,7 @@ def test_regression_has_the_sections_that_fit_it(loss, tmp_path):
 
 
 def test_runs_stand_side_by_side_with_paired_differences(plain, tmp_path):
-    other = evaluate(
-        classifier(4, seed=2), labelled(80), {"far": unlabelled(60)}, bootstrap=40, name="untrained"
-    )
+    other = evaluate(classifier(4, seed=2), labelled(80), {"far": unlabelled(60)}, bootstrap=40, name="untrained")
     page = page_of([plain, other], tmp_path)
     assert titles(page)[:2] == ["Main numbers", "Differences between runs"]
     for title in titles(page):
@@ -161,9 +153,7 @@ def test_runs_stand_side_by_side_with_paired_differences(plain, tmp_path):
 
 
 def test_runs_that_cannot_be_paired_have_no_differences_and_the_page_says_why(plain, tmp_path):
-    other = evaluate(
-        classifier(4, seed=2), labelled(70), {"far": unlabelled(60)}, bootstrap=40, name="elsewhere"
-    )
+    other = evaluate(classifier(4, seed=2), labelled(70), {"far": unlabelled(60)}, bootstrap=40, name="elsewhere")
     said = section(page_of([plain, other], tmp_path), "Differences between runs")
     assert "elsewhere is not compared with four nets" in said
     assert "inputs, so they cannot be paired" in said
@@ -195,9 +185,7 @@ def test_what_cannot_share_a_page_is_refused(plain, tmp_path):
     for given, kinds in (([], "none"), ([plain, "run"], "Evaluation, str")):
         with pytest.raises((ValueError, TypeError), match=f"what `evaluate` returned.*; got {kinds}|results"):
             page_of(given, tmp_path)
-    one, two = (
-        evaluate(classifier(2), labelled(40), scores=[name], bootstrap=0) for name in ("bma", "max_logit")
-    )
+    one, two = (evaluate(classifier(2), labelled(40), scores=[name], bootstrap=0) for name in ("bma", "max_logit"))
     with pytest.raises(ValueError, match="a score in common"):
         page_of([one, two], tmp_path)
 
@@ -237,9 +225,7 @@ def test_skewed_scores_are_shown_on_a_logarithmic_axis():
 
 
 def test_severity_curves_show_intervals_only_where_all_levels_have_one():
-    numbers = {
-        level: Number("accuracy", "id", "id", 1 / (level + 1), low=0.1, high=0.9) for level in range(3)
-    }
+    numbers = {level: Number("accuracy", "id", "id", 1 / (level + 1), low=0.1, high=0.9) for level in range(3)}
     (ax,) = figures.severity_curves({"run": numbers}, "accuracy").axes
     np.testing.assert_allclose(ax.lines[0].get_xydata(), [[0, 1], [1, 1 / 2], [2, 1 / 3]])
     assert len(ax.collections) == 1
@@ -270,24 +256,11 @@ def test_a_radar_has_a_corner_for_each_number_on_a_scale_that_holds_all():
 @pytest.mark.parametrize(
     ("label", "names", "lines"),
     [
-        (
-            1,
-            (),
-            [
-                "is 1",
-                "says 0",
-                f"0 {TIMES}3, 1 {TIMES}1, 2 {TIMES}1",
-            ],
-        ),
+        (1, (), ["is 1", "says 0", f"0 {TIMES}3, 1 {TIMES}1, 2 {TIMES}1"]),
         (
             None,
             ("cat", "dog", "a very long name of a class"),
-            [
-                "is unknown",
-                "says cat",
-                f"cat {TIMES}3, dog {TIMES}1",
-                f"a very long name of… {TIMES}1",
-            ],
+            ["is unknown", "says cat", f"cat {TIMES}3, dog {TIMES}1", f"a very long name of… {TIMES}1"],
         ),
     ],
 )
@@ -394,8 +367,4 @@ def test_single_inputs_of_a_regression_have_their_mean():
 
 def test_points_of_members_can_be_read_where_the_pointer_rests(plain, full_page):
     dots = section(full_page, "Members and ensemble")
-    assert re.findall(r"<title>(member \d+): [\d.]+</title>", dots)[:3] == [
-        "member 0",
-        "member 1",
-        "member 2",
-    ]
+    assert re.findall(r"<title>(member \d+): [\d.]+</title>", dots)[:3] == ["member 0", "member 1", "member 2"]

@@ -39,9 +39,7 @@ def opened(path, scheme="light", width=1280):
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is an extra")
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        context = browser.new_context(
-            viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True
-        )
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True)
         view = context.new_page()
         view.goto(path.as_uri())
         yield view
@@ -66,9 +64,7 @@ def page(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     runs = [
-        evaluate(
-            classifier(3, seed=seed), labelled(40), {"far": unlabelled(30)}, bootstrap=20, name=f"seed {seed}"
-        )
+        evaluate(classifier(3, seed=seed), labelled(40), {"far": unlabelled(30)}, bootstrap=20, name=f"seed {seed}")
         for seed in (0, 1)
     ]
     return report(runs, tmp_path_factory.mktemp("pair") / "report.html")
@@ -140,9 +136,7 @@ def test_inputs_can_be_searched_and_sorted(page):
             view.click("table[data-search] thead th:nth-child(6) button")
             assert view.get_attribute("table[data-search] thead th:nth-child(6)", "aria-sort") == order
             column = [float(v) for v in view.evaluate(f"[...{rows}].map(row => row.cells[5].textContent)")]
-            assert [sign * value for value in column] == sorted(
-                (sign * value for value in column), reverse=True
-            )
+            assert [sign * value for value in column] == sorted((sign * value for value in column), reverse=True)
 
 
 @pytest.mark.slow
@@ -150,9 +144,7 @@ def test_inputs_can_be_searched_and_sorted(page):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 375])
 def test_axe_finds_nothing_on_the_report(which, scheme, width, request):
-    axe = pytest.importorskip(
-        "axe_playwright_python.sync_playwright", reason="axe-playwright-python is an extra"
-    )
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is an extra")
     with opened(request.getfixturevalue(which), scheme, width) as view:
         assert view.evaluate("document.documentElement.scrollWidth") <= width
         found = axe.Axe().run(view).response["violations"]

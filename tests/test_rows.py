@@ -37,11 +37,7 @@ def test_rows_are_those_of_the_array_in_memory(stored, mode):
 def test_views_of_a_file_are_in_the_file_and_copies_are_not(stored):
     values, path = stored
     mapped = np.load(path, mmap_mode="r")
-    for view, want in (
-        (mapped[5:], values[5:]),
-        (np.asarray(mapped)[::2], values[::2]),
-        (mapped.T, values.T),
-    ):
+    for view, want in ((mapped[5:], values[5:]), (np.asarray(mapped)[::2], values[::2]), (mapped.T, values.T)):
         rows = rows_of(view, "x")
         assert isinstance(rows, OnDisk)
         assert torch.equal(rows[:2], as_tensor(want[:2], "x"))
@@ -49,9 +45,7 @@ def test_views_of_a_file_are_in_the_file_and_copies_are_not(stored):
         assert isinstance(rows_of(array, "x"), torch.Tensor)
 
 
-@pytest.mark.parametrize(
-    "labels", [["cat", "dog"], np.array(["cat", "dog"]), np.array([b"cat", b"dog"])], ids=str
-)
+@pytest.mark.parametrize("labels", [["cat", "dog"], np.array(["cat", "dog"]), np.array([b"cat", b"dog"])], ids=str)
 def test_names_of_classes_are_refused_with_a_way_to_number_them(labels):
     with pytest.raises(ValueError, match=r"`y` must be .* of strings. Number classes .*return_inverse=True"):
         as_tensor(labels, "y")

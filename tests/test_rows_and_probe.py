@@ -18,9 +18,7 @@ def a_net() -> nn.Module:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize(
-    "objective", [obj.Independent(), obj.LossGuided(0.5)], ids=lambda o: type(o).__name__
-)
+@pytest.mark.parametrize("objective", [obj.Independent(), obj.LossGuided(0.5)], ids=lambda o: type(o).__name__)
 def test_parameters_in_several_rows_train_as_in_one(monkeypatch, optimizer, objective):
     def predictions(rows: int) -> torch.Tensor:
         blocks = []

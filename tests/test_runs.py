@@ -65,9 +65,7 @@ class TestRuns:
             patch.setattr(History, "save", killed)
             with pytest.raises(KeyboardInterrupt):
                 described.train(blobs / "run")
-        with pytest.raises(
-            ValueError, match=r"has not finished\. Go on with: dissensus train .*run --resume"
-        ):
+        with pytest.raises(ValueError, match=r"has not finished\. Go on with: dissensus train .*run --resume"):
             load_run(blobs / "run")
         described.train(blobs / "run", resume=True)
         x = torch.randn(5, 2)
@@ -168,10 +166,7 @@ class TestRuns:
             load_run("run")
         assert load_run("run", allow_import=True).ensemble.num_members == 5
         assert str(blobs) not in sys.path
-        for name, words in {
-            "my_networks:no": "no function 'no'",
-            "no_such_module:f": "cannot be imported",
-        }.items():
+        for name, words in {"my_networks:no": "no function 'no'", "no_such_module:f": "cannot be imported"}.items():
             with pytest.raises(ValueError, match=words):
                 member_factory({"name": name}, (2,), 3, allow_import=True)
         monkeypatch.delitem(sys.modules, "my_networks")
@@ -180,11 +175,7 @@ class TestRuns:
         ("model", "shape", "words"),
         [
             ({"name": "cnn"}, (4,), "is for images; this data has 4 features"),
-            (
-                {"name": "mlp", "hidden": [3], "outputs": 5},
-                (4,),
-                "outputs in .* is 5, but the data asks for 3",
-            ),
+            ({"name": "mlp", "hidden": [3], "outputs": 5}, (4,), "outputs in .* is 5, but the data asks for 3"),
         ],
     )
     def test_networks_that_do_not_fit_the_data_are_refused(self, model, shape, words):
@@ -226,9 +217,9 @@ class TestRegression:
 
     def test_mixing_labels_makes_no_sense_there(self, line):
         with pytest.raises(ValueError, match=r"mixup in \[augment\] mixes class labels"):
-            recipe(
-                line, "line.csv", data={"target": "y"}, objective={"loss": "mse"}, augment={"mixup": True}
-            ).train(line / "run")
+            recipe(line, "line.csv", data={"target": "y"}, objective={"loss": "mse"}, augment={"mixup": True}).train(
+                line / "run"
+            )
 
 
 class TestFurtherData:
@@ -251,9 +242,7 @@ class TestFurtherData:
         prepare = load_run(tmp_path / "run").preprocessing
         assert prepare.shape == (3, 3, 5)
         for name in ("a.npz", "b.npz"):
-            np.testing.assert_array_equal(
-                prepare.read(tmp_path / name).x.numpy(), pixels.transpose(0, 3, 1, 2)
-            )
+            np.testing.assert_array_equal(prepare.read(tmp_path / name).x.numpy(), pixels.transpose(0, 3, 1, 2))
 
     def test_pictures_of_any_size_fit_a_run_on_square_images(self, tmp_path):
         np.savez(tmp_path / "a.npz", x=np.zeros((12, 8, 8), np.uint8), y=np.arange(12) % 2)

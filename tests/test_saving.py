@@ -29,9 +29,7 @@ class Tied(nn.Module):
 
 
 KNOWN = {
-    "deep": lambda: ds.DeepEnsemble(
-        lambda: mlp(4, [8], 3, activation=nn.GELU, dropout=0.1, norm=True), 3, seed=5
-    ),
+    "deep": lambda: ds.DeepEnsemble(lambda: mlp(4, [8], 3, activation=nn.GELU, dropout=0.1, norm=True), 3, seed=5),
     "partial": lambda: ds.DeepEnsemble(partial(mlp, 4, [8], outputs=3), 2),
     "one layer": lambda: ds.DeepEnsemble(partial(nn.Linear, 4, 3), 2),
     "from members": lambda: ds.DeepEnsemble.from_members([mlp(4, [8], 3), mlp(4, [8], 3)]),

@@ -27,10 +27,7 @@ def torch_factors(make, steps):
         (S.MultiStep((4, 7), 0.2), lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [4, 7], 0.2)),
         ("cosine", lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 12)),
         (S.Cosine(final=0.1, period=6), None),
-        (
-            lambda epoch, epochs: 1 / (1 + epoch),
-            lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda e: 1 / (1 + e)),
-        ),
+        (lambda epoch, epochs: 1 / (1 + epoch), lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda e: 1 / (1 + e))),
     ],
 )
 def test_factors_by_epoch_are_those_of_torch(ours, theirs):

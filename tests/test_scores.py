@@ -30,9 +30,7 @@ WEIGHTED = {name for name, score in SCORES.items() if "weights" in inspect.signa
 properties = settings(deadline=None, max_examples=25)
 
 
-def random_logits(
-    *shape: int, seed: int = 0, spread: float = 2.0, dtype: torch.dtype = torch.float64
-) -> Tensor:
+def random_logits(*shape: int, seed: int = 0, spread: float = 2.0, dtype: torch.dtype = torch.float64) -> Tensor:
     return spread * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
@@ -45,9 +43,7 @@ def sure_of_different_classes(num_members: int, num_classes: int) -> Tensor:
 @st.composite
 def member_logits(draw: st.DrawFn) -> Tensor:
     shape = draw(st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(2, 6)))
-    return random_logits(
-        *shape, seed=draw(st.integers(0, 2**31)), spread=draw(st.sampled_from([0.1, 1.0, 10.0]))
-    )
+    return random_logits(*shape, seed=draw(st.integers(0, 2**31)), spread=draw(st.sampled_from([0.1, 1.0, 10.0])))
 
 
 def random_weights(num_members: int) -> Tensor:
@@ -98,9 +94,7 @@ def test_mutual_information_of_disjoint_one_hot_members_is_log_m(num_members):
 @properties
 def test_mutual_information_is_the_mean_divergence_from_the_mixture(logits):
     mixture = Categorical(probs=logits.softmax(-1).mean(0))
-    divergence = torch.stack([kl_divergence(Categorical(logits=member), mixture) for member in logits]).mean(
-        0
-    )
+    divergence = torch.stack([kl_divergence(Categorical(logits=member), mixture) for member in logits]).mean(0)
     assert_close(scores.mutual_information(logits), divergence, rtol=1e-6, atol=1e-7)
 
 
@@ -419,8 +413,7 @@ class TestDense:
     def test_an_axis_that_is_none_is_refused(self, axis):
         with pytest.raises(ValueError, match="`class_axis` must be an axis after members and batch"):
             scores.mutual_information(
-                torch.zeros(2, 3, 4, 5, 6)[..., 0] if axis == 5 else torch.zeros(2, 3, 4, 5, 6),
-                class_axis=axis,
+                torch.zeros(2, 3, 4, 5, 6)[..., 0] if axis == 5 else torch.zeros(2, 3, 4, 5, 6), class_axis=axis
             )
         with pytest.raises(ValueError, match="give it there and nowhere else"):
             scores.over_positions(torch.zeros(1, 2), limit=0.5)

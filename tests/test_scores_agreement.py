@@ -58,9 +58,7 @@ def exact_divergences(logits: Tensor, weights: Tensor) -> dict[str, Tensor]:
     seed=st.integers(0, 999),
 )
 @properties
-def test_copies_of_one_member_score_exactly_zero_at_any_weights(
-    name, num_members, num_classes, dtype, spread, seed
-):
+def test_copies_of_one_member_score_exactly_zero_at_any_weights(name, num_members, num_classes, dtype, spread, seed):
     one = (spread * normal(1, 20, num_classes, seed=seed)).to(dtype)
     copies = one.expand(num_members, -1, -1)
     assert (SCORES[name](copies) == 0).all()

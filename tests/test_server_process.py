@@ -130,9 +130,11 @@ async def send(port, content, linger=0.0, sentences=None):
 
 def request(body, path=b"/score", kind=b"application/json", length=None):
     size = len(body) if length is None else length
-    return (
-        b"POST %b HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b"
-        % (path, kind, size, body)
+    return b"POST %b HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b" % (
+        path,
+        kind,
+        size,
+        body,
     )
 
 
@@ -168,9 +170,7 @@ def test_stopping_answers_what_was_accepted(path):
 
 def hostile(rng):
     """Make one request that is wrong, and say which answers are right."""
-    numbers = [
-        rng.choice([0, 1, -1, 1e308, 1e-320, "1", None, [], {}, True]) for _ in range(rng.randrange(4))
-    ]
+    numbers = [rng.choice([0, 1, -1, 1e308, 1e-320, "1", None, [], {}, True]) for _ in range(rng.randrange(4))]
     bodies = [
         bytes(rng.randrange(256) for _ in range(rng.randrange(200))),
         json.dumps({"rows": numbers}).encode(),
@@ -181,11 +181,7 @@ def hostile(rng):
         b'{"rows":[[' + b"9" * rng.randrange(6000) + b",1]]}",
         b'{"rows":[[NaN,Infinity]]}',
         json.dumps(
-            {
-                "inputs": [
-                    {"name": "x", "shape": [1, rng.randrange(-3, 10**12)], "datatype": "FP32", "data": [1]}
-                ]
-            }
+            {"inputs": [{"name": "x", "shape": [1, rng.randrange(-3, 10**12)], "datatype": "FP32", "data": [1]}]}
         ).encode(),
     ]
     body = rng.choice(bodies)
@@ -282,9 +278,7 @@ def test_https(path, tmp_path):
     port = free_port()
     options = ["--tls-cert", str(tmp_path / "c.pem"), "--tls-key", str(tmp_path / "k.pem")]
     command = [sys.executable, "-m", "dissensus", "serve", str(path), "--port", str(port), *options]
-    process = subprocess.Popen(
-        command, stderr=subprocess.DEVNULL, env={**os.environ, "DISSENSUS_API_KEY": "k"}
-    )
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env={**os.environ, "DISSENSUS_API_KEY": "k"})
     try:
         import ssl
 

@@ -40,10 +40,7 @@ def client(path):
 
 
 def infer(data=(0.5, -1.0), shape=(1, 2), datatype="FP32", name="x", **more):
-    return {
-        "inputs": [{"name": name, "shape": list(shape), "datatype": datatype, "data": list(data)}],
-        **more,
-    }
+    return {"inputs": [{"name": name, "shape": list(shape), "datatype": datatype, "data": list(data)}], **more}
 
 
 class TestRows:
@@ -51,9 +48,7 @@ class TestRows:
         answer = client.post("/score", json={"rows": ROWS}).json()["rows"]
         probabilities = softmax(np.array(ROWS) @ MATRIX)
         np.testing.assert_allclose([row["probabilities"] for row in answer], probabilities, rtol=1e-6)
-        assert [row["prediction"] for row in answer] == [
-            "red" if p[0] == max(p) else "blue" for p in probabilities
-        ]
+        assert [row["prediction"] for row in answer] == ["red" if p[0] == max(p) else "blue" for p in probabilities]
         np.testing.assert_allclose([row["p_value"] for row in answer], np.exp([-1.0, -3.0]), rtol=1e-6)
         assert [row["flag"] for row in answer] == [False, True]
         assert "members" not in answer[0]

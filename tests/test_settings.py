@@ -86,9 +86,7 @@ def test_a_whole_number_is_a_number():
 
 def test_changes_reach_inner_tables_and_leave_the_original_alone():
     tables = {"training": {"lr": 0.1, "schedule": {"name": "step"}}}
-    found = changed(
-        tables, ["training.schedule.every=5", "training.lr=1e-3", "data.path=a b.csv", "x.y=[1, 2]"]
-    )
+    found = changed(tables, ["training.schedule.every=5", "training.lr=1e-3", "data.path=a b.csv", "x.y=[1, 2]"])
     assert found == {
         "training": {"lr": 1e-3, "schedule": {"name": "step", "every": 5}},
         "data": {"path": "a b.csv"},

@@ -19,10 +19,7 @@ def save_images(path, count=2, shape=(32, 32, 3)):
 
 def test_the_openood_protocol_for_cifar10():
     groups = {group: [s.name for s in OPENOOD_CIFAR10.sets if s.group == group] for group in ("near", "far")}
-    assert groups == {
-        "near": ["cifar100", "tiny_imagenet"],
-        "far": ["mnist", "svhn", "textures", "places"],
-    }
+    assert groups == {"near": ["cifar100", "tiny_imagenet"], "far": ["mnist", "svhn", "textures", "places"]}
 
 
 def test_what_is_there_is_loaded_like_the_known_data_and_the_rest_is_named(tmp_path):

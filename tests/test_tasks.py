@@ -52,9 +52,7 @@ class TestLossesOfYourOwn:
                 obj.Adversarial(obj.Independent(loss), epsilon=0.01),
             ):
                 ens = ds.DeepEnsemble(linear(1), 2)
-                run = ds.fit(
-                    ens, (X, y[:, None]), objective=objective, validation=(X, y[:, None]), **SETTINGS
-                )
+                run = ds.fit(ens, (X, y[:, None]), objective=objective, validation=(X, y[:, None]), **SETTINGS)
                 ends.append((ds.predict(ens, X), run.history.rows[-1]["ensemble_loss"]))
         for named, own in zip(ends[:3], ends[3:], strict=True):
             torch.testing.assert_close(named[0], own[0], atol=1e-4, rtol=1e-4)
@@ -130,13 +128,7 @@ def test_quantiles_of_a_constant_network_are_those_of_the_data():
     x = torch.zeros(200, 1)
     for loss, levels in ((obj.Pinball((0.1, 0.5, 0.9)), (0.1, 0.5, 0.9)), ("pinball", (1 / 6, 0.5, 5 / 6))):
         ens = ds.DeepEnsemble(Constant, 1)
-        settings = SETTINGS | {
-            "batch_size": 200,
-            "epochs": 300,
-            "lr": 0.02,
-            "schedule": "cosine",
-            "optimizer": "adam",
-        }
+        settings = SETTINGS | {"batch_size": 200, "epochs": 300, "lr": 0.02, "schedule": "cosine", "optimizer": "adam"}
         ds.fit(ens, (x, y), objective=obj.Independent(loss), **settings)
         torch.testing.assert_close(ds.predict(ens, x)[0, 0], torch.tensor(levels), atol=0.02, rtol=0)
 
@@ -190,9 +182,7 @@ class TestPositions:
             class_axis_of(torch.zeros(2, 4, 5, 5), torch.zeros(4, 6), None)
 
     @pytest.mark.parametrize("weights", [None, (1.0, 2.0, 0.5)])
-    @pytest.mark.parametrize(
-        "make", [obj.Independent, lambda **o: obj.Joint(0.0, **o)], ids=["independent", "joint"]
-    )
+    @pytest.mark.parametrize("make", [obj.Independent, lambda **o: obj.Joint(0.0, **o)], ids=["independent", "joint"])
     def test_the_loss_is_torchs_with_what_is_ignored(self, make, weights):
         outputs, y = torch.randn(2, 4, 3, 5, 6), torch.randint(0, 3, (4, 5, 6))
         y[0, :3] = -100
@@ -204,9 +194,7 @@ class TestPositions:
     def test_with_batches_of_their_own_and_weights(self):
         outputs, y, shares = torch.randn(2, 4, 3, 5), torch.randint(0, 3, (2, 4, 5)), torch.rand(2, 4)
         _, parts = obj.Independent().on_outputs(outputs, y, step(shares, own=True))
-        losses = torch.stack(
-            [F.cross_entropy(o, t, reduction="none") for o, t in zip(outputs, y, strict=True)]
-        )
+        losses = torch.stack([F.cross_entropy(o, t, reduction="none") for o, t in zip(outputs, y, strict=True)])
         wanted = (shares[..., None] * losses).sum((1, 2)) / (5 * shares.sum(1))
         torch.testing.assert_close(parts["loss"], wanted)
 
@@ -216,9 +204,7 @@ class TestPositions:
         x = torch.randn(12, 1, 6, 6, generator=g)
         y = (x[:, 0] > 0).long()
         y[:, 0] = -100
-        ens = ds.DeepEnsemble(
-            lambda: nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 1)), 3
-        )
+        ens = ds.DeepEnsemble(lambda: nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 1)), 3)
         settings = SETTINGS | {"engine": engine, "batch_size": 6, "epochs": 20}
         run = ds.fit(ens, (x, y), validation=(x, y), **settings)
         logits = ds.predict(ens, x)

@@ -84,10 +84,7 @@ class Kept(Blocks):
         (OtherMembers, r"member\(1\) gives other outputs than row 1"),
         (Draws, "Made again with its seed, the ensemble has other members"),
         (lambda: Forgets(net, 3), "The last member ends differently in company than alone"),
-        (
-            lambda num_members=2: ds.DeepEnsemble(net, num_members, seed=num_members),
-            "Adding a member changes",
-        ),
+        (lambda num_members=2: ds.DeepEnsemble(net, num_members, seed=num_members), "Adding a member changes"),
         (lambda: nn.Linear(4, 3), "must be a ds.Members"),
     ],
 )

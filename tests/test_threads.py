@@ -30,12 +30,7 @@ def test_large_steps_get_more_threads_and_all_are_given_back(four_threads, work,
 def test_small_steps_train_with_one_thread_and_the_log_says_so(four_threads, caplog):
     seen = []
     with caplog.at_level(logging.INFO, logger="dissensus"):
-        ds.fit(
-            ds.DeepEnsemble(net, 2),
-            (x, y),
-            epochs=1,
-            callback=lambda run: seen.append(torch.get_num_threads()),
-        )
+        ds.fit(ds.DeepEnsemble(net, 2), (x, y), epochs=1, callback=lambda run: seen.append(torch.get_num_threads()))
     assert (seen, torch.get_num_threads()) == ([1], 4)
     assert caplog.text.count("1 of 4 threads") == 1
 

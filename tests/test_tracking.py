@@ -11,9 +11,7 @@ from dissensus import tracking
 def trained(callback=None, epochs=2):
     x = torch.randn(48, 3, generator=torch.Generator().manual_seed(0))
     ens = ds.DeepEnsemble(lambda: torch.nn.Linear(3, 2), 2)
-    run = ds.fit(
-        ens, (x, (x[:, 0] > 0).long()), epochs=epochs, device="cpu", engine="eager", callback=callback
-    )
+    run = ds.fit(ens, (x, (x[:, 0] > 0).long()), epochs=epochs, device="cpu", engine="eager", callback=callback)
     return ens, run, x
 
 

@@ -9,11 +9,7 @@ import dissensus as ds
 from dissensus import objectives as obj
 
 ENGINES = ["captured", pytest.param("compiled", marks=pytest.mark.slow)]
-OBJECTIVES = {
-    "independent": obj.Independent(),
-    "joint": obj.Joint(0.5),
-    "loss-guided": obj.LossGuided(0.5),
-}
+OBJECTIVES = {"independent": obj.Independent(), "joint": obj.Joint(0.5), "loss-guided": obj.LossGuided(0.5)}
 
 
 def curve(engine: str, objective: obj.Objective, make=norm_net, **settings) -> list[float]:
@@ -40,8 +36,7 @@ def test_in_bf16_engines_differ_by_no_more_than_rounding(engine):
         return net(0.1)
 
     wanted, found = (
-        torch.tensor(curve(name, OBJECTIVES["independent"], make, precision="bf16"))
-        for name in ("eager", engine)
+        torch.tensor(curve(name, OBJECTIVES["independent"], make, precision="bf16")) for name in ("eager", engine)
     )
     assert (found / wanted - 1).abs().max() < 0.03
     assert found.mean() == pytest.approx(wanted.mean().item(), rel=0.003)

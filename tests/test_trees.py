@@ -102,9 +102,7 @@ def test_every_kind_trains_on_several_inputs(kind):
     x, y = data()
     ens = KINDS[kind]()
     before = ds.predict(ens, x)
-    run = ds.fit(
-        ens, (x, y), epochs=8, lr=0.02, batch_size=20, device="cpu", validation=(x, y), engine="eager"
-    )
+    run = ds.fit(ens, (x, y), epochs=8, lr=0.02, batch_size=20, device="cpu", validation=(x, y), engine="eager")
     after = ds.predict(ens, x)
     loss = torch.nn.functional.cross_entropy
     assert all(loss(b, y) < loss(a, y) for a, b in zip(before, after, strict=True))
@@ -131,9 +129,7 @@ class Items(Dataset):
 
     def __getitem__(self, index):
         inputs = {name: part[index] for name, part in self.x.items()}
-        return (
-            (inputs, self.y[index]) if self.weights is None else (inputs, self.y[index], self.weights[index])
-        )
+        return (inputs, self.y[index]) if self.weights is None else (inputs, self.y[index], self.weights[index])
 
 
 @pytest.mark.parametrize("engine", ["eager", pytest.param("captured", marks=pytest.mark.slow)])
@@ -218,9 +214,7 @@ def test_token_outputs_of_differing_length_are_refused_in_one_sentence():
         def forward(self, input_ids, attention_mask):
             return super().forward(input_ids, attention_mask)["last_hidden_state"]
 
-    with pytest.raises(
-        ValueError, match=r"differ in shape from batch to batch.*Pad all inputs to one length"
-    ):
+    with pytest.raises(ValueError, match=r"differ in shape from batch to batch.*Pad all inputs to one length"):
         ds.predict(ds.DeepEnsemble(Each, 2), sentences())
 
 
@@ -247,9 +241,7 @@ def test_resuming_on_trees_ends_where_an_uninterrupted_run_does(tmp_path):
 
 def test_outputs_are_picked_by_key_index_and_function():
     x, _ = data()
-    keys = [
-        ds.DeepEnsemble(Two, 2, output=output).eval()(x) for output in ("logits", lambda o: o["logits"], None)
-    ]
+    keys = [ds.DeepEnsemble(Two, 2, output=output).eval()(x) for output in ("logits", lambda o: o["logits"], None)]
     assert all(torch.equal(each, keys[0]) for each in keys)
     hidden = ds.DeepEnsemble(Two, 2, output="hidden").eval()
     assert hidden(x).shape == (2, 40, 8)
@@ -276,10 +268,7 @@ def test_all_outputs_are_a_tree_of_members(kind):
     if kind == "heads":
         assert found.shape == (3, 40, 3)
         return
-    assert {name: tuple(part.shape) for name, part in found.items()} == {
-        "hidden": (3, 40, 8),
-        "logits": (3, 40, 3),
-    }
+    assert {name: tuple(part.shape) for name, part in found.items()} == {"hidden": (3, 40, 8), "logits": (3, 40, 3)}
     torch.testing.assert_close(found["logits"], ds.predict(ens, x))
 
 
@@ -334,10 +323,7 @@ def test_scores_and_evaluation_read_trees():
     assert scores.shape == (24,)
     other = {"input_ids": x["input_ids"].flip(0) % 7, "attention_mask": torch.ones_like(x["attention_mask"])}
     result = ds.evaluate(
-        ens,
-        (x, y),
-        ood={"plain": other, "pair": ({**other, "input_ids": x["input_ids"] % 5}, None)},
-        bootstrap=0,
+        ens, (x, y), ood={"plain": other, "pair": ({**other, "input_ids": x["input_ids"] % 5}, None)}, bootstrap=0
     )
     wanted = (ds.predict(ens, x).softmax(-1).mean(0).argmax(-1) == y).double().mean()
     assert result.number("accuracy").value == pytest.approx(float(wanted))
@@ -423,9 +409,7 @@ class TestSampleWeights:
         settings = {"epochs": 5, "optimizer": "sgd", "lr": 0.1, "device": "cpu", "batches": "shared"}
         ds.fit(weighted, (image, y, weights), batch_size=20, **settings)
         ds.fit(repeated, (image[rows], y[rows]), batch_size=30, **settings)
-        torch.testing.assert_close(
-            ds.predict(weighted, image), ds.predict(repeated, image), atol=1e-5, rtol=1e-4
-        )
+        torch.testing.assert_close(ds.predict(weighted, image), ds.predict(repeated, image), atol=1e-5, rtol=1e-4)
 
     @pytest.mark.parametrize(
         "objective",
@@ -495,6 +479,4 @@ class TestSampleWeights:
             ds.predict(ens, image).flatten(0, 1), y.repeat(2), reduction="none"
         ).reshape(2, 20)
         wanted = (weights * losses).sum(1) / weights.sum()
-        assert [row["validation_loss"] for row in run.history.rows] == pytest.approx(
-            wanted.tolist(), rel=1e-5
-        )
+        assert [row["validation_loss"] for row in run.history.rows] == pytest.approx(wanted.tolist(), rel=1e-5)

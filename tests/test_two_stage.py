@@ -42,11 +42,7 @@ def test_cached_features_are_split_into_features_of_the_same_backbone(in_a_file,
 
 @pytest.mark.parametrize(
     ("logits", "message"),
-    [
-        (LOGITS[None], r"\(1, 100, 3\)"),
-        (LOGITS[:, 0], r"\(100,\)"),
-        (LOGITS[:50], "got 50 rows for 100 inputs"),
-    ],
+    [(LOGITS[None], r"\(1, 100, 3\)"), (LOGITS[:, 0], r"\(100,\)"), (LOGITS[:50], "got 50 rows for 100 inputs")],
 )
 def test_logits_of_another_shape_get_one_clear_sentence(logits, message):
     with pytest.raises(ValueError, match=message):

@@ -12,9 +12,7 @@ import dissensus as ds
 from dissensus import objectives as obj
 
 COLUMNS = [
-    f"{data}_{what}"
-    for data in ("train", "validation")
-    for what in ("member_error", "ensemble_error", "diversity")
+    f"{data}_{what}" for data in ("train", "validation") for what in ("member_error", "ensemble_error", "diversity")
 ]
 x = torch.randn(120, 4, generator=torch.Generator().manual_seed(0))
 y = (x[:, 0] > 0).long() + (x[:, 1] > 0.5).long()
@@ -35,9 +33,7 @@ def test_the_columns_are_the_decomposition_of_the_trained_ensemble(average):
     for name, (inputs, labels) in {"train": (x[:80], y[:80]), "validation": held_out}.items():
         parts = obj.decompose(ds.predict(ensemble, inputs), labels, average=average)
         for what in ("member_error", "ensemble_error", "diversity"):
-            assert run.history[-1][f"{name}_{what}"] == pytest.approx(
-                float(getattr(parts, what).mean()), rel=1e-4
-            )
+            assert run.history[-1][f"{name}_{what}"] == pytest.approx(float(getattr(parts, what).mean()), rel=1e-4)
 
 
 @pytest.mark.parametrize("loss", ["mse", "mae", "gaussian_nll"])
@@ -47,9 +43,7 @@ def test_regression_is_watched_by_the_squared_error_of_predictions(loss):
     run = fit(ensemble, (x, target[:, 0]), obj.Independent(loss))
     means = ds.predict(ensemble, x)[..., :1]
     parts = obj.decompose(means, target, "mse")
-    assert run.history[-1]["train_ensemble_error"] == pytest.approx(
-        float(parts.ensemble_error.mean()), rel=1e-4
-    )
+    assert run.history[-1]["train_ensemble_error"] == pytest.approx(float(parts.ensemble_error.mean()), rel=1e-4)
     assert "validation_diversity" not in run.history.columns
 
 
@@ -78,9 +72,7 @@ def test_datasets_and_loaders_are_watched_too(make):
     options = {"batch_size": None} if make is not Items else {}
     run = fit(ensemble, make(), obj.Joint(beta=0.5), **options)
     parts = obj.decompose(ds.predict(ensemble, x), y)
-    assert run.history[-1]["train_diversity"] == pytest.approx(
-        float(parts.diversity.mean()), rel=1e-3, abs=1e-7
-    )
+    assert run.history[-1]["train_diversity"] == pytest.approx(float(parts.diversity.mean()), rel=1e-3, abs=1e-7)
 
 
 def test_joint_training_warns_once_and_independent_training_never(caplog):
@@ -93,9 +85,7 @@ def test_joint_training_warns_once_and_independent_training_never(caplog):
         warned = [record for record in caplog.records if "members collude" in record.getMessage()]
         assert len(warned) == (beta == 1.0)
         assert run.history[-1]["colluding"] == (beta == 1.0)
-        finding = ds.diagnose(
-            ds.predict(ensemble, case.test[0]), case.test[1], "mse", history=run.history, repeats=2
-        )
+        finding = ds.diagnose(ds.predict(ensemble, case.test[0]), case.test[1], "mse", history=run.history, repeats=2)
         assert len(finding.checks) == 30
         assert finding.colluding == (beta == 1.0)
 

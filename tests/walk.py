@@ -14,11 +14,7 @@ def files_passed(call: Callable[[], object]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
 
     def look(frame, event, _):
-        if (
-            event == "call"
-            and frame.f_code.co_filename.startswith(str(PACKAGE))
-            and frame.f_code.co_name != "<module>"
-        ):
+        if event == "call" and frame.f_code.co_filename.startswith(str(PACKAGE)) and frame.f_code.co_name != "<module>":
             name = str(Path(frame.f_code.co_filename).relative_to(PACKAGE))
             found.setdefault(name, set()).add(frame.f_code.co_qualname)
 

@@ -61,8 +61,7 @@ def guided_heads(
     cached = ds.CachedFeatures(x, y)
     make = _maker(size)
     problems = [
-        Problem(count, make, x, y, size.batch, turn_steps, "cross_entropy", "adamw", bf16=x.is_cuda)
-        for count in counts
+        Problem(count, make, x, y, size.batch, turn_steps, "cross_entropy", "adamw", bf16=x.is_cuda) for count in counts
     ]
     yardstick = guided_loop(problems[0])
     results: list[dict[str, Any]] = []
@@ -106,9 +105,7 @@ def cost_rows(results: Sequence[Mapping[str, Any]]) -> list[tuple[str, float, fl
         for side in result["sides"].values():
             if "s_an_epoch" in side:
                 faster = result["sides"][LOOP]["ms"] / side["ms"]
-                rows.append(
-                    (result["what"], side["ms"], side["s_an_epoch"], side["times_the_fewest"], faster)
-                )
+                rows.append((result["what"], side["ms"], side["s_an_epoch"], side["times_the_fewest"], faster))
     return rows
 
 

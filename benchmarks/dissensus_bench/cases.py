@@ -101,9 +101,7 @@ def two_inputs(options: Options) -> list[Result]:
         nobody = Stopwatch({}, problem.device)
         one = time_fit(problem, engine, nobody, repeats=options.repeats)
         members = ds.DeepEnsemble(TwoInputs, problem.members, output="prediction")
-        two = time_fit(
-            problem, engine, nobody, repeats=options.repeats, members=members, data=(tree, problem.y)
-        )
+        two = time_fit(problem, engine, nobody, repeats=options.repeats, members=members, data=(tree, problem.y))
         sides |= {f"one tensor, {engine}": one, f"two inputs, {engine}": two}
         ratios[f"two inputs against one tensor, {engine}"] = one["ms"] / two["ms"]
     what = f"{problem.members} networks of two inputs, batch {problem.batch}, Adam"
@@ -272,8 +270,7 @@ def inference(options: Options) -> list[Result]:
     if options.cuda:
         jobs["5 ResNet-18"] = (5, resnet18, (3, 32, 32), 8192, 512)
     return [
-        compare_inference(what, *job, device=options.device, repeats=2 * options.repeats)
-        for what, job in jobs.items()
+        compare_inference(what, *job, device=options.device, repeats=2 * options.repeats) for what, job in jobs.items()
     ]
 
 
@@ -282,11 +279,7 @@ _SIZES: Mapping[str, tuple[int, ...]] = {
     "batch": (16, 64, 256, 1024),
     "width": (16, 32, 64, 128, 256, 512),
 }
-_QUICK_SIZES: Mapping[str, tuple[int, ...]] = {
-    "members": (1, 10, 50),
-    "batch": (16, 256),
-    "width": (16, 128),
-}
+_QUICK_SIZES: Mapping[str, tuple[int, ...]] = {"members": (1, 10, 50), "batch": (16, 256), "width": (16, 128)}
 
 
 def scaling(options: Options) -> list[Result]:

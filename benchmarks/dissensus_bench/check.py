@@ -55,9 +55,7 @@ def check_comparable(about: Mapping[str, Any], stored: Mapping[str, Any]) -> Non
             )
 
 
-def find_slower(
-    now: Mapping[str, float], stored: Mapping[str, float], tolerance: float = TOLERANCE
-) -> list[Slower]:
+def find_slower(now: Mapping[str, float], stored: Mapping[str, float], tolerance: float = TOLERANCE) -> list[Slower]:
     """Return the ratios that are worse than the stored ones by more than the tolerance.
 
     Ratios that only one side has are passed over, `find_unmatched` names them; ValueError if they have none in common.
@@ -68,9 +66,7 @@ def find_slower(
     """
     common = [name for name in now if name in stored]
     if not common:
-        raise ValueError(
-            "None of the stored ratios was measured in this run; name the same cases and engines."
-        )
+        raise ValueError("None of the stored ratios was measured in this run; name the same cases and engines.")
     return [Slower(name, stored[name], now[name]) for name in common if stored[name] > tolerance * now[name]]
 
 
@@ -105,7 +101,6 @@ def _merge(
 ) -> dict[str, Any]:
     ratios = {name: pick(value, second["ratios"][name]) for name, value in first["ratios"].items()}
     sides = {
-        name: min(side, second["sides"][name], key=lambda timed: timed["ms"])
-        for name, side in first["sides"].items()
+        name: min(side, second["sides"][name], key=lambda timed: timed["ms"]) for name, side in first["sides"].items()
     }
     return {**first, "ratios": ratios, "sides": sides}

@@ -25,15 +25,13 @@ def bench(
     engines: Annotated[
         str | None,
         typer.Option(
-            metavar="NAMES",
-            help="eager, captured, compiled, auto, with commas.",
-            show_default="each case's own",
+            metavar="NAMES", help="eager, captured, compiled, auto, with commas.", show_default="each case's own"
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Smaller and fewer, in under a minute.")] = False,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="Folder for the results.")
-    ] = Path("runs/bench"),
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder for the results.")] = Path(
+        "runs/bench"
+    ),
     check: Annotated[
         Path | None,
         typer.Option(
@@ -49,14 +47,7 @@ def bench(
     """
     from dissensus_bench.one_run import run
 
-    slower = run(
-        output,
-        device=device,
-        cases=_names(cases),
-        engines=_names(engines),
-        quick=quick,
-        check=check,
-    )
+    slower = run(output, device=device, cases=_names(cases), engines=_names(engines), quick=quick, check=check)
     if check is not None:
         for worse in slower:
             typer.echo(f"Slower than stored: {worse}", err=True)

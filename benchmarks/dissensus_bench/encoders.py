@@ -121,8 +121,9 @@ def encoder_problems(device: str, quick: bool) -> dict[str, Problem]:
         f" batch {batches[0]}, AdamW, {precision}": problem(
             batches[0], 4, lambda: TextEncoder(text), tree, output="logits"
         ),
-        f"{members} {name}, width {image.width}, {image.depth} blocks, batch {batches[1]}, AdamW,"
-        f" {precision}": problem(batches[1], 10, vit, images),
+        f"{members} {name}, width {image.width}, {image.depth} blocks, batch {batches[1]}, AdamW, {precision}": problem(
+            batches[1], 10, vit, images
+        ),
     }
 
 

@@ -100,17 +100,14 @@ def _measure(name: str, options: Options) -> list[Result]:
     return CASES[name].run(options)
 
 
-def _compare(
-    results: list[Result], stored: dict[str, float], options: Options
-) -> tuple[list[Result], list[Slower]]:
+def _compare(results: list[Result], stored: dict[str, float], options: Options) -> tuple[list[Result], list[Slower]]:
     """Return results, and what is slower than stored however often its case is measured."""
     slower = find_slower(flat_ratios(results), stored)
     for _ in range(_REPEATS):
         for name in dict.fromkeys(worse.name.split(" | ")[0] for worse in slower):
             again = {result["what"]: result for result in _measure(name, options)}
             results = [
-                keep_better(result, again[result["what"]]) if result["case"] == name else result
-                for result in results
+                keep_better(result, again[result["what"]]) if result["case"] == name else result for result in results
             ]
         slower = find_slower(flat_ratios(results), stored)
     return results, slower

@@ -93,11 +93,7 @@ def aims(results: Sequence[Result]) -> list[list[str]]:
             f"{scores:.2f} for five ResNet-18, {tiny:.2f} for 5 × 64-512-512-10",
             _reached(min(scores, tiny) >= 0.9, "reached where networks cost something"),
         ],
-        [
-            "as fast as JAX",
-            f"{jax:.2f} for 20 MLPs, {wide:.2f} for 10 wider ones",
-            _reached(min(jax, wide) >= 1),
-        ],
+        ["as fast as JAX", f"{jax:.2f} for 20 MLPs, {wide:.2f} for 10 wider ones", _reached(min(jax, wide) >= 1)],
     ]
 
 

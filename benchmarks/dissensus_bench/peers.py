@@ -13,12 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dissensus_bench.lightning_peers import (
-    ensemble_routine,
-    loaded_when_needed,
-    member_after_member,
-    wrapped_forward,
-)
+from dissensus_bench.lightning_peers import ensemble_routine, loaded_when_needed, member_after_member, wrapped_forward
 from dissensus_bench.problems import Problem
 from dissensus_bench.rivals import Turn
 

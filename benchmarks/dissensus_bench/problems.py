@@ -110,9 +110,7 @@ def mlp(widths: tuple[int, ...]) -> nn.Module:
     return nn.Sequential(*layers[:-1])
 
 
-def mlp_problem(
-    members: int, widths: tuple[int, ...], batch: int, steps: int, turn_steps: int, device: str
-) -> Problem:
+def mlp_problem(members: int, widths: tuple[int, ...], batch: int, steps: int, turn_steps: int, device: str) -> Problem:
     """Return MLPs that learn a smooth function by Adam on the squared error.
 
     Args:

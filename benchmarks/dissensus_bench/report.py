@@ -19,9 +19,7 @@ _AXES = {"members": "members", "batch": "batch", "width": "hidden width"}
 def ratio_rows(results: Sequence[Result]) -> list[tuple[str, str, str, float]]:
     """Return case, job, comparison and ratio, row by row."""
     return [
-        (result["case"], result["what"], name, value)
-        for result in results
-        for name, value in result["ratios"].items()
+        (result["case"], result["what"], name, value) for result in results for name, value in result["ratios"].items()
     ]
 
 
@@ -37,10 +35,7 @@ def missing_peers(results: Sequence[Result]) -> dict[str, str]:
 def print_results(results: Sequence[Result]) -> None:
     """Print the ratios, and which peers are missing."""
     if find_spec("rich") is None:
-        print(
-            *(f"{case} | {job} | {name}: {ratio:.3g}" for case, job, name, ratio in ratio_rows(results)),
-            sep="\n",
-        )
+        print(*(f"{case} | {job} | {name}: {ratio:.3g}" for case, job, name, ratio in ratio_rows(results)), sep="\n")
     else:
         _print_grid(results)
     for job, ms, seconds, growth, faster in cost_rows(results):
@@ -81,13 +76,10 @@ def write_results(folder: Path, about: Mapping[str, Any], results: Sequence[Resu
     sections = [
         Section("Ratios", _ratio_table(results), *_peer_lines(results)),
         *_case_sections(results, pictures),
-        Section(
-            "Measured on", Table(("what", "value"), [(key, _plain(value)) for key, value in about.items()])
-        ),
+        Section("Measured on", Table(("what", "value"), [(key, _plain(value)) for key, value in about.items()])),
     ]
     lead = (
-        "Every ratio compares two best times of one run, taken in turns. Above 1, this library is faster; "
-        "1 is a tie."
+        "Every ratio compares two best times of one run, taken in turns. Above 1, this library is faster; 1 is a tie."
     )
     return write_page(folder / "report.html", "Speed", sections, lead)
 
@@ -122,11 +114,7 @@ def _case_sections(results: Sequence[Result], pictures: Mapping[str, Picture]) -
             "Milliseconds a step; for inference, for all inputs.",
         )
         own = cost_rows([result for result in results if result["case"] == case])
-        costs = (
-            [Table(("job", "ms a step", "s an epoch", "x the fewest", "x as fast as a loop"), own)]
-            if own
-            else []
-        )
+        costs = [Table(("job", "ms a step", "s an epoch", "x the fewest", "x as fast as a loop"), own)] if own else []
         sections.append(Section(case, *([pictures[case]] if case in pictures else []), table, *costs))
     return sections
 
@@ -159,12 +147,7 @@ def times_figure(results: Sequence[Result]) -> "matplotlib.figure.Figure":
         ax.scatter(times, names, color=colours, zorder=2)
         for name, ms in zip(names, times, strict=True):
             ax.annotate(
-                cell_text(ms),
-                (ms, name),
-                xytext=(7, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize="small",
+                cell_text(ms), (ms, name), xytext=(7, 0), textcoords="offset points", va="center", fontsize="small"
             )
         ax.set_xscale("log")
         ax.minorticks_off()

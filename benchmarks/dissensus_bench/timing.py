@@ -179,8 +179,6 @@ def compare(
     sides: dict[str, dict[str, Any]] = {f"ds.fit, {engine}": timed for engine, timed in ours.items()}
     sides |= {name: {"ms": ms} for name, ms in theirs.items()}
     ratios = {
-        f"{engine} against {name}": ms / timed["ms"]
-        for engine, timed in ours.items()
-        for name, ms in theirs.items()
+        f"{engine} against {name}": ms / timed["ms"] for engine, timed in ours.items() for name, ms in theirs.items()
     }
     return sides, ratios

@@ -97,13 +97,7 @@ def test_picking_trains_so_many_members_of_ours():
     before = ens(TINY.x).detach()
     y = torch.randint(0, 3, (len(TINY.x),))
     ds.fit(
-        ens,
-        (TINY.x, y),
-        objective=timing.PickSome(count=2),
-        epochs=1,
-        batch_size=len(y),
-        engine="eager",
-        device="cpu",
+        ens, (TINY.x, y), objective=timing.PickSome(count=2), epochs=1, batch_size=len(y), engine="eager", device="cpu"
     )
     assert (ens(TINY.x) - before).flatten(1).abs().amax(1).gt(0).sum() == 2
 
@@ -145,9 +139,7 @@ def test_heads_compare_the_cost_of_many_members_with_that_of_few(monkeypatch):
     def fake(problem, engines, rivals, *, repeats):
         ours, yard = next(times)
         ms = ours | dict.fromkeys(rivals, yard)
-        return {name: {"ms": value} for name, value in ms.items()}, {
-            f"eager against {name}": 1.0 for name in rivals
-        }
+        return {name: {"ms": value} for name, value in ms.items()}, {f"eager against {name}": 1.0 for name in rivals}
 
     monkeypatch.setattr(cases, "compare", fake)
     few, many = heads_results("cpu", (2, 5), (6, 4, 3), 8, 4, 2, "eager", repeats=2)
@@ -170,9 +162,7 @@ def test_the_image_case_has_one_model_beside_the_ensemble():
     problem = Problem(2, make, x, y, 8, 2, "cross_entropy", "sgd", augment=HorizontalFlip())
     entry = resnet_result("tiny", problem, "eager", repeats=2, in_flight=1)
     check_result(entry)
-    assert {"one eager model", "one model, ds.fit, eager", "ds.fit, eager, 1 in flight"} <= set(
-        entry["sides"]
-    )
+    assert {"one eager model", "one model, ds.fit, eager", "ds.fit, eager, 1 in flight"} <= set(entry["sides"])
 
 
 def test_inference_compares_with_bare_forward_passes():
@@ -185,13 +175,7 @@ def test_inference_compares_with_bare_forward_passes():
 
 def small_convolutional_net():
     return nn.Sequential(
-        nn.Conv2d(1, 4, 3),
-        nn.ReLU(),
-        nn.Conv2d(4, 8, 3),
-        nn.BatchNorm2d(8),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(32, 3),
+        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3)
     )
 
 

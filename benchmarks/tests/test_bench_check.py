@@ -9,14 +9,7 @@ import torch
 from bench_records import result
 from dissensus_bench import cases, one_run
 from dissensus_bench.cases import LOOP
-from dissensus_bench.check import (
-    check_comparable,
-    find_slower,
-    flat_ratios,
-    keep_better,
-    keep_worse,
-    read_stored,
-)
+from dissensus_bench.check import check_comparable, find_slower, flat_ratios, keep_better, keep_worse, read_stored
 from dissensus_bench.report import missing_peers, scaling_figure, write_results
 from typer.testing import CliRunner
 
@@ -94,9 +87,7 @@ def test_a_reference_is_stored_from_several_runs(tmp_path, monkeypatch, one_case
 @pytest.mark.parametrize("about", [{"device": "cuda"}, {"quick": False}])
 def test_only_runs_of_one_kind_are_compared(about):
     with pytest.raises(ValueError, match="same way"):
-        check_comparable(
-            {"device": "cpu", "quick": True} | about, {"about": {"device": "cpu", "quick": True}}
-        )
+        check_comparable({"device": "cpu", "quick": True} | about, {"about": {"device": "cpu", "quick": True}})
 
 
 @pytest.mark.parametrize("text", ["no json", "[]", "{}", '{"about": {}, "results": []}'])
@@ -108,16 +99,7 @@ def test_a_file_that_is_no_result_is_refused(tmp_path, text):
 
 
 def bench(tmp_path, *arguments):
-    given = [
-        "bench",
-        "--device",
-        "cpu",
-        "--quick",
-        "--cases",
-        "small-mlps",
-        "--output",
-        str(tmp_path / "out"),
-    ]
+    given = ["bench", "--device", "cpu", "--quick", "--cases", "small-mlps", "--output", str(tmp_path / "out")]
     return CliRunner().invoke(cli.app, [*given, *map(str, arguments)])
 
 

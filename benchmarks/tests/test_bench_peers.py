@@ -15,9 +15,7 @@ from torch import nn
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 TINY = mlp_problem(3, (4, 8, 1), batch=8, steps=4, turn_steps=2, device="cpu")
-CLASSES = replace(
-    TINY, y=torch.arange(32) % 3, make=lambda: mlp((4, 8, 3)), loss="cross_entropy", widths=None
-)
+CLASSES = replace(TINY, y=torch.arange(32) % 3, make=lambda: mlp((4, 8, 3)), loss="cross_entropy", widths=None)
 TRAINERS = ["TorchUncertainty", "lightning-uq-box", "TorchEnsemble"]
 
 
@@ -56,9 +54,7 @@ def test_peers_take_part_in_training_and_predictions_as_they_are_listed(monkeypa
     seen = []
     turn = peers.Turn(lambda: 0.5, 4)
     listed = {
-        "both": peers.Peer(
-            "torch", lambda problem: turn, lambda nets, x, batch: lambda: seen.append(len(nets))
-        ),
+        "both": peers.Peer("torch", lambda problem: turn, lambda nets, x, batch: lambda: seen.append(len(nets))),
         "refuses": peers.Peer("torch", lambda problem: "written for something else"),
     }
     monkeypatch.setattr(peers, "PEERS", listed)
@@ -70,9 +66,7 @@ def test_peers_take_part_in_training_and_predictions_as_they_are_listed(monkeypa
 
 
 @pytest.mark.parametrize("name", TRAINERS)
-@pytest.mark.parametrize(
-    "problem", [replace(TINY, picked=2), replace(TINY, augment=lambda x, y, noise: (x, y))]
-)
+@pytest.mark.parametrize("problem", [replace(TINY, picked=2), replace(TINY, augment=lambda x, y, noise: (x, y))])
 def test_peers_say_what_they_do_not_do(name, problem):
     installed(name)
     assert isinstance(peers.PEERS[name].train(problem), str)

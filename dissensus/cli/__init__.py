@@ -36,10 +36,7 @@ class Commands(TyperGroup):
 
 
 app = typer.Typer(
-    cls=Commands,
-    no_args_is_help=True,
-    add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    cls=Commands, no_args_is_help=True, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]}
 )
 
 Seed = Annotated[int, typer.Option(help="Decides everything that is random.")]
@@ -57,8 +54,7 @@ def _print_version(wanted: bool) -> bool:
 @app.callback()
 def dissensus(
     version: Annotated[
-        bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit."),
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Train ensembles that agree where the data speaks and disagree where it does not.
@@ -69,9 +65,9 @@ def dissensus(
 
 @app.command()
 def demo(
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="Folder for the page.")
-    ] = Path("demo-report"),
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder for the page.")] = Path(
+        "demo-report"
+    ),
     members: Annotated[int, typer.Option(help="Size of the ensemble.")] = 5,
     seed: Seed = 0,
 ) -> None:
@@ -88,11 +84,7 @@ def demo(
 
 # What the repository has and the wheel has not: packages that add a command of their own where they are installed.
 _BESIDE = {
-    "study": (
-        "dissensus_studies",
-        "studies",
-        "Run an experiment of the documents by name (in the repository).",
-    ),
+    "study": ("dissensus_studies", "studies", "Run an experiment of the documents by name (in the repository)."),
     "bench": ("dissensus_bench", "benchmarks", "Measure speed beside other libraries (in the repository)."),
 }
 

@@ -16,28 +16,19 @@ _SERVED = "served.onnx"
 
 def export(
     run: RunFolder,
-    to: Annotated[
-        str, typer.Option("--to", metavar="FORMAT", help="onnx, or pt2 for torch.export.load.")
-    ] = "onnx",
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="onnx, or pt2 for torch.export.load.")] = "onnx",
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="Where to write.", show_default="RUN/model.onnx"),
     ] = None,
     precision: Annotated[
-        str,
-        typer.Option(
-            help="fp32, fp16, or int8 for weights in 8 bits; refused where scores change their order."
-        ),
+        str, typer.Option(help="fp32, fp16, or int8 for weights in 8 bits; refused where scores change their order.")
     ] = "fp32",
     false_alarms: Annotated[
         float | None,
-        typer.Option(
-            help="The alarm's rate of false alarms, unless a caller gives another.", show_default="the run's"
-        ),
+        typer.Option(help="The alarm's rate of false alarms, unless a caller gives another.", show_default="the run's"),
     ] = None,
-    members: Annotated[
-        bool, typer.Option("--members", help="Give each member's own prediction, too.")
-    ] = False,
+    members: Annotated[bool, typer.Option("--members", help="Give each member's own prediction, too.")] = False,
     allow_import: AllowImport = False,
 ) -> None:
     """Write a run as one file: prediction, uncertainty, alarm, and what happens to inputs before.
@@ -77,9 +68,7 @@ def export(
 
 
 def serve(
-    source: Annotated[
-        Path, typer.Argument(metavar="RUN|FILE", help="A trained run, or an exported .onnx file.")
-    ],
+    source: Annotated[Path, typer.Argument(metavar="RUN|FILE", help="A trained run, or an exported .onnx file.")],
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
     workers: Annotated[int, typer.Option(min=1, help="Processes; one that dies is started again.")] = 1,
@@ -89,9 +78,7 @@ def serve(
     ] = None,
     api_key_file: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Ask for the key in this file; or in the environment, DISSENSUS_API_KEY."
-        ),
+        typer.Option(metavar="FILE", help="Ask for the key in this file; or in the environment, DISSENSUS_API_KEY."),
     ] = None,
     tls_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="TLS certificate.")] = None,
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its private key.")] = None,
@@ -101,9 +88,7 @@ def serve(
     drift_threshold: Annotated[
         float, typer.Option(min=1.0, help="Unchanged inputs ring the drift alarm once in so many streams.")
     ] = 100.0,
-    log_level: Annotated[
-        str, typer.Option(help="debug, info (a line a request), warning or error.")
-    ] = "info",
+    log_level: Annotated[str, typer.Option(help="debug, info (a line a request), warning or error.")] = "info",
     allow_import: AllowImport = False,
 ) -> None:
     """Answer HTTP requests: /score for rows, /v2 for KServe's protocol, /metrics, and a page at /.

@@ -30,34 +30,27 @@ def evaluate(
     run: RunFolder,
     ood: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME=DATA", help="Unknown inputs to tell from the known ones; may be repeated."
-        ),
+        typer.Option(metavar="NAME=DATA", help="Unknown inputs to tell from the known ones; may be repeated."),
     ] = None,
     suite: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="SUITE=DIR",
-            help="A named suite of unknown sets in a folder, such as openood-cifar10=DIR.",
+            metavar="SUITE=DIR", help="A named suite of unknown sets in a folder, such as openood-cifar10=DIR."
         ),
     ] = None,
     group: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME=SET,SET",
-            help="Unknown sets to average, such as near=cifar100,tin; may be repeated.",
+            metavar="NAME=SET,SET", help="Unknown sets to average, such as near=cifar100,tin; may be repeated."
         ),
     ] = None,
     corruptions: Annotated[
         str | None,
         typer.Option(
-            metavar="NAMES",
-            help="Corrupt the known images: standard, extra, cbar, all, or names with commas.",
+            metavar="NAMES", help="Corrupt the known images: standard, extra, cbar, all, or names with commas."
         ),
     ] = None,
-    severities: Annotated[
-        str, typer.Option(metavar="NUMBERS", help="Severities of the corruptions.")
-    ] = "1,2,3,4,5",
+    severities: Annotated[str, typer.Option(metavar="NUMBERS", help="Severities of the corruptions.")] = "1,2,3,4,5",
     corruption_folder: Annotated[
         Path | None,
         typer.Option(
@@ -67,12 +60,10 @@ def evaluate(
         ),
     ] = None,
     frost_folder: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Take frost from these pictures.", show_default=False),
+        Path | None, typer.Option(metavar="DIR", help="Take frost from these pictures.", show_default=False)
     ] = None,
     data: Annotated[
-        str | None,
-        typer.Option(metavar="DATA", help="Known inputs with targets; by default what the recipe held out."),
+        str | None, typer.Option(metavar="DATA", help="Known inputs with targets; by default what the recipe held out.")
     ] = None,
     output: Annotated[
         Path | None,
@@ -154,21 +145,15 @@ def diagnose(
     ],
     data: Annotated[
         str | None,
-        typer.Option(
-            metavar="DATA", help="Held-out inputs with targets; by default what the recipe held out."
-        ),
+        typer.Option(metavar="DATA", help="Held-out inputs with targets; by default what the recipe held out."),
     ] = None,
     loss: Annotated[
         str | None,
-        typer.Option(
-            help="Loss of predictions: mse, cross_entropy, brier, ...", show_default="from the targets"
-        ),
+        typer.Option(help="Loss of predictions: mse, cross_entropy, brier, ...", show_default="from the targets"),
     ] = None,
     average: Annotated[
         str | None,
-        typer.Option(
-            help="What the ensemble averages: probs or scores.", show_default="as trained, or probs"
-        ),
+        typer.Option(help="What the ensemble averages: probs or scores.", show_default="as trained, or probs"),
     ] = None,
     drop_per: Annotated[
         str, typer.Option(help="Drop other members for each example, or for the whole set.")
@@ -176,11 +161,7 @@ def diagnose(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output",
-            "-o",
-            metavar="DIR",
-            help="Folder for the results.",
-            show_default="RUN, or beside PREDICTIONS",
+            "--output", "-o", metavar="DIR", help="Folder for the results.", show_default="RUN, or beside PREDICTIONS"
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Decides which members are dropped.")] = 0,

@@ -17,9 +17,7 @@ UNDERTRAINED = "Probably undertrained: the loss was still falling when training 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a trained run.")]
 AllowImport = Annotated[
     bool,
-    typer.Option(
-        "--allow-import", help="Let the recipe import its network from a module; runs that module's code."
-    ),
+    typer.Option("--allow-import", help="Let the recipe import its network from a module; runs that module's code."),
 ]
 Device = Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda, cuda:1, ...")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Inputs that go through the members at once.")]

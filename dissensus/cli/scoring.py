@@ -28,24 +28,19 @@ def score(
     data: Annotated[
         str,
         typer.Argument(
-            metavar="DATA",
-            help="A file or folder of inputs; FILE.npz#test for a split; 'in/*.parquet' for many files.",
+            metavar="DATA", help="A file or folder of inputs; FILE.npz#test for a split; 'in/*.parquet' for many files."
         ),
     ],
     output: Annotated[
         Path,
         typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE|DIR",
-            help="Where to write: .csv or .parquet; a folder for many files.",
+            "--output", "-o", metavar="FILE|DIR", help="Where to write: .csv or .parquet; a folder for many files."
         ),
     ],
     carry: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="COLUMN",
-            help="A column of the table to copy; may be repeated. Identifiers are copied anyway.",
+            metavar="COLUMN", help="A column of the table to copy; may be repeated. Identifiers are copied anyway."
         ),
     ] = None,
     false_alarms: Annotated[
@@ -58,9 +53,7 @@ def score(
     shard: Annotated[
         str | None,
         typer.Option(
-            metavar="I/N",
-            help="Of many files only every Nth, from the Ith (0 to N-1, or 1 to N).",
-            show_default=False,
+            metavar="I/N", help="Of many files only every Nth, from the Ith (0 to N-1, or 1 to N).", show_default=False
         ),
     ] = None,
     ray: Annotated[
@@ -81,16 +74,12 @@ def score(
     for _, target in there:
         say(f"{target} is there already.")
     files = [pair for pair in files if pair not in there]
-    scorer = partial(
-        Scorer, run, device, allow_import, false_alarms, coverage, tuple(carry or ()), batch_size
-    )
+    scorer = partial(Scorer, run, device, allow_import, false_alarms, coverage, tuple(carry or ()), batch_size)
     if ray:
         bad = _score_with_ray(scorer, files)
     else:
         load = cache(scorer)
-        bad = sum(
-            _told(source, target, load().score(source, target, _Line(source))) for source, target in files
-        )
+        bad = sum(_told(source, target, load().score(source, target, _Line(source))) for source, target in files)
     if bad:
         raise typer.Exit(SOME_ROWS_BAD)
 
@@ -121,9 +110,7 @@ class Scorer:
             )
         self.carry, self.batch_size = carry, batch_size
 
-    def score(
-        self, source: str, target: Path, progress: Callable[[int, float], None] | None = None
-    ) -> "Scored":
+    def score(self, source: str, target: Path, progress: Callable[[int, float], None] | None = None) -> "Scored":
         """Score one file."""
         from dissensus.recipes.scoring import score_file
 

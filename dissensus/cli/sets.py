@@ -17,12 +17,7 @@ if TYPE_CHECKING:
 
 
 def sets_of(
-    run: "LoadedRun",
-    folder: Path,
-    data: str | None,
-    ood: Sequence[str],
-    suites: Sequence[str],
-    groups: Sequence[str],
+    run: "LoadedRun", folder: Path, data: str | None, ood: Sequence[str], suites: Sequence[str], groups: Sequence[str]
 ) -> "RunSets":
     """Return known inputs with targets, unknown ones by name, and the groups of these."""
     known, left_out = known_data(run, folder, data)
@@ -50,9 +45,7 @@ def sets_of(
 def _check_new(names: Iterable[str], taken: Collection[str]) -> None:
     for name in names:
         if name in taken:
-            raise ValueError(
-                f"Every set needs a name of its own; {name!r} is given twice. Rename or leave out one."
-            )
+            raise ValueError(f"Every set needs a name of its own; {name!r} is given twice. Rename or leave out one.")
 
 
 def known_data(run: "LoadedRun", folder: Path, data: str | None) -> tuple["Loaded", "Loaded | None"]:

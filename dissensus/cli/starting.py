@@ -8,14 +8,10 @@ import typer
 
 
 def init(
-    data: Annotated[
-        Path, typer.Argument(metavar="DATA", help="A .csv, .parquet or .npz file, or a folder of images.")
-    ],
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="A .csv, .parquet or .npz file, or a folder of images.")],
     target: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", help="Column or array to predict.", show_default="the last column of a table"
-        ),
+        typer.Option(metavar="NAME", help="Column or array to predict.", show_default="the last column of a table"),
     ] = None,
 ) -> None:
     """Look at data, say what is in it, and write a recipe for it.

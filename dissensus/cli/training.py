@@ -25,15 +25,11 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")] = False,
     change: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", metavar="TABLE.KEY=VALUE", help="Change a setting of the recipe; may be repeated."
-        ),
+        typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Change a setting of the recipe; may be repeated."),
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="How many arms of a [sweep] run at a time.")] = 1,
     ray: Annotated[bool, typer.Option("--ray", help="Run the arms of a [sweep] on a Ray cluster.")] = False,
-    one: Annotated[
-        bool, typer.Option("--one", hidden=True, help="Train one run whatever [sweep] says.")
-    ] = False,
+    one: Annotated[bool, typer.Option("--one", hidden=True, help="Train one run whatever [sweep] says.")] = False,
     allow_import: AllowImport = False,
     mesh: Annotated[
         str | None,
@@ -83,13 +79,7 @@ def train(
 
 
 def _train_arms(
-    recipe: Path,
-    folder: Path,
-    sweep: dict[str, Any],
-    jobs: int,
-    ray: bool,
-    changes: Sequence[str],
-    allow_import: bool,
+    recipe: Path, folder: Path, sweep: dict[str, Any], jobs: int, ray: bool, changes: Sequence[str], allow_import: bool
 ) -> None:
     """Train the arms of a sweep, and say how to compare them."""
     from dissensus.recipes.sweeps import run_sweep
@@ -98,9 +88,7 @@ def _train_arms(
     options += ["--allow-import"] if allow_import else []
     failed = run_sweep(recipe, folder, sweep, jobs=jobs, options=options, say=typer.echo, ray=ray)
     if failed:
-        raise ValueError(
-            f"{len(failed)} arms failed: {', '.join(failed)}. Call the same command again to go on."
-        )
+        raise ValueError(f"{len(failed)} arms failed: {', '.join(failed)}. Call the same command again to go on.")
     typer.echo(f"Runs: {folder}\nNext: dissensus report {folder} -o report.html")
 
 
@@ -110,9 +98,7 @@ def _summary(run: "Run", recipe: "Recipe") -> str:
         + (", stopped early." if run.stopped_early else ".")
     ]
     if run.dropped:
-        lines.append(
-            f"Dropped because their loss was not finite: {', '.join(f'member {m}' for m in run.dropped)}."
-        )
+        lines.append(f"Dropped because their loss was not finite: {', '.join(f'member {m}' for m in run.dropped)}.")
     if "ensemble_loss" in run.history.columns:
         lines.append(_validation(run, recipe))
     if is_undertrained(run.history):

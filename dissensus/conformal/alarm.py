@@ -10,16 +10,7 @@ from numpy.typing import NDArray
 
 from dissensus._files import read_state, write_state
 from dissensus._signatures import checked, whole_number
-from dissensus.conformal.ranks import (
-    Floats,
-    Values,
-    fraction,
-    labels_of,
-    like,
-    p_values_among,
-    vector,
-    warn_of_few,
-)
+from dissensus.conformal.ranks import Floats, Values, fraction, labels_of, like, p_values_among, vector, warn_of_few
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -164,9 +155,7 @@ class Alarm:
         scorer = scorer_of(ens, held_out, score, loss)
         x = inputs_of(held_out)
         if examples is not None and score != "auto":
-            raise ValueError(
-                f"`examples` choose among scores, but `score` is {scorer.name!r}. Leave one out."
-            )
+            raise ValueError(f"`examples` choose among scores, but `score` is {scorer.name!r}. Leave one out.")
         aurocs: dict[str, float] = {}
         if examples is None:
             scores = scorer(ens, x)

@@ -7,16 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dissensus._signatures import checked, real_number
-from dissensus.conformal.ranks import (
-    Floats,
-    Values,
-    array,
-    fraction,
-    labels_of,
-    like,
-    vector,
-    warn_of_few,
-)
+from dissensus.conformal.ranks import Floats, Values, array, fraction, labels_of, like, vector, warn_of_few
 
 SetMethod: TypeAlias = Literal["lac", "aps", "raps"]
 IntervalMethod: TypeAlias = Literal["normalised", "cqr"]
@@ -69,14 +60,10 @@ def sets(
     level = fraction(coverage, "coverage")
     held_out, new = _probabilities(probs_cal, "probs_cal"), _probabilities(probs, "probs")
     if held_out.shape[1] != new.shape[1]:
-        raise ValueError(
-            f"`probs` must have the classes of `probs_cal`, {held_out.shape[1]}; got {new.shape[1]}."
-        )
+        raise ValueError(f"`probs` must have the classes of `probs_cal`, {held_out.shape[1]}; got {new.shape[1]}.")
     y = labels_of(y_cal, "y_cal", len(held_out))
     if y.dtype.kind not in "iu" or y.min() < 0 or y.max() >= held_out.shape[1]:
-        raise ValueError(
-            f"`y_cal` must be classes from 0 to {held_out.shape[1] - 1}; got {y.min()} to {y.max()}."
-        )
+        raise ValueError(f"`y_cal` must be classes from 0 to {held_out.shape[1] - 1}; got {y.min()} to {y.max()}.")
     slope = real_number("penalty", penalty) if method == "raps" else 0.0
     of_true = _class_scores(held_out, method, slope, free_ranks)[np.arange(len(y)), y]
     limits = (
@@ -146,9 +133,7 @@ def intervals(
 def _limits_by_group(scores: Floats, level: float, groups_cal: Any, groups: Any, num: int) -> Floats:
     """Return the limit for each new input, that of its own group where there are groups."""
     if (groups_cal is None) != (groups is None):
-        raise ValueError(
-            "Groups must be given for held-out and new inputs alike: pass `groups_cal` and `groups`."
-        )
+        raise ValueError("Groups must be given for held-out and new inputs alike: pass `groups_cal` and `groups`.")
     if groups_cal is None:
         return np.full(num, _limit(scores, level, ""))
     known, new = labels_of(groups_cal, "groups_cal", len(scores)), labels_of(groups, "groups", num)
@@ -175,9 +160,7 @@ def _class_scores(probs: Floats, method: str, slope: float, free_ranks: int) -> 
         return 1 - probs
     order = np.argsort(-probs, axis=1, kind="stable")
     ranks = np.arange(1, probs.shape[1] + 1)
-    ranked = np.cumsum(np.take_along_axis(probs, order, 1), axis=1) + slope * np.maximum(
-        0, ranks - free_ranks
-    )
+    ranked = np.cumsum(np.take_along_axis(probs, order, 1), axis=1) + slope * np.maximum(0, ranks - free_ranks)
     scores = np.empty_like(probs)
     np.put_along_axis(scores, order, ranked, 1)
     return scores
@@ -186,13 +169,9 @@ def _class_scores(probs: Floats, method: str, slope: float, free_ranks: int) -> 
 def _probabilities(values: Values, name: str) -> NDArray[np.float64]:
     found = array(values, name)
     if found.ndim != 2 or found.shape[1] < 2:
-        raise ValueError(
-            f"`{name}` must be shaped (inputs, classes); got {found.shape}. For members, pass their mean."
-        )
+        raise ValueError(f"`{name}` must be shaped (inputs, classes); got {found.shape}. For members, pass their mean.")
     if found.min() < 0 or np.abs(found.sum(1) - 1).max() > 1e-2:
-        raise ValueError(
-            f"`{name}` must be probabilities, each row with sum 1. For logits, pass `logits.softmax(-1)`."
-        )
+        raise ValueError(f"`{name}` must be probabilities, each row with sum 1. For logits, pass `logits.softmax(-1)`.")
     return found
 
 

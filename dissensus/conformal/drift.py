@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 FORMAT = "dissensus drift monitor 1"
 # Bets, as Beta densities of p: scores a little, clearly, far above earlier ones; the same below; both tails; the middle.
-_BETS = np.array(
-    [(0.8, 1.4), (0.5, 1.8), (0.25, 2.0), (1.4, 0.8), (1.8, 0.5), (2.0, 0.25), (0.5, 0.5), (3.0, 3.0)]
-)
+_BETS = np.array([(0.8, 1.4), (0.5, 1.8), (0.25, 2.0), (1.4, 0.8), (1.8, 0.5), (2.0, 0.25), (0.5, 0.5), (3.0, 3.0)])
 _LOG_NORM = np.array([lgamma(a) + lgamma(b) - lgamma(a + b) for a, b in _BETS])
 _WAITING = 0.25  # after t values, t ** -0.25 of the capital still waits for a change
 _ROWS = 1024  # values looked at together
@@ -166,14 +164,7 @@ class DriftMonitor:
     @classmethod
     @checked
     def calibrate(
-        cls,
-        ens: "Members",
-        held_out: Any,
-        *,
-        score: Score = "auto",
-        loss: str = "auto",
-        bins: int = 256,
-        seed: int = 0,
+        cls, ens: "Members", held_out: Any, *, score: Score = "auto", loss: str = "auto", bins: int = 256, seed: int = 0
     ) -> "DriftMonitor":
         """Return a monitor for an ensemble, from inputs that it was not trained on.
 
@@ -227,9 +218,7 @@ class DriftMonitor:
         bins = np.searchsorted(self.edges, vector(scores, "scores"))
         draws = _uniforms(self.seed, self.martingale.seen, len(bins))
         parts = range(_ROWS, len(bins), _ROWS)
-        ranks = [
-            self._ranks(*part) for part in zip(np.split(bins, parts), np.split(draws, parts), strict=True)
-        ]
+        ranks = [self._ranks(*part) for part in zip(np.split(bins, parts), np.split(draws, parts), strict=True)]
         return self.martingale.log_path(np.concatenate(ranks))
 
     def _ranks(self, bins: NDArray[np.intp], draws: Floats) -> Floats:
@@ -285,9 +274,7 @@ class DriftMonitor:
         write_state(path, FORMAT, self.state())
 
     @classmethod
-    def load(
-        cls, path: Path | str, ens: "Members | None" = None, *, score: Score | None = None
-    ) -> "DriftMonitor":
+    def load(cls, path: Path | str, ens: "Members | None" = None, *, score: Score | None = None) -> "DriftMonitor":
         """Read a monitor that was saved; with its ensemble it takes inputs again, without only scores."""
         return cls.from_state(read_state(path, FORMAT), ens, score=score)
 

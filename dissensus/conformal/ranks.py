@@ -60,9 +60,7 @@ def array(values: Values, name: str) -> Floats:
             given = given.detach().cpu()
             given = given.double().numpy() if not given.is_complex() else given.numpy()
         given = np.asarray(given)
-        found = given.astype(
-            np.float64, casting="unsafe" if given.dtype == object else "same_kind", copy=False
-        )
+        found = given.astype(np.float64, casting="unsafe" if given.dtype == object else "same_kind", copy=False)
     except (TypeError, ValueError, NotImplementedError):
         raise ValueError(f"`{name}` must hold numbers; got {type(values).__name__}. Pass an array.") from None
     if found.size == 0:

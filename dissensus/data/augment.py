@@ -78,9 +78,7 @@ class RandomCrop:
         rows = top[..., None] + torch.arange(height, device=x.device)
         columns = left[..., None] + torch.arange(width, device=x.device)
         # One gather an axis; images of a batch are shifted by different amounts.
-        padded = padded.gather(
-            -2, rows[..., None, :, None].expand(*padded.shape[:-2], height, padded.shape[-1])
-        )
+        padded = padded.gather(-2, rows[..., None, :, None].expand(*padded.shape[:-2], height, padded.shape[-1]))
         return padded.gather(-1, columns[..., None, None, :].expand(*padded.shape[:-1], width)), y
 
 
@@ -110,10 +108,7 @@ class Rotation:
         # The sampling grid is in units of half the image, so turning a rectangle needs its aspect ratio.
         zero = torch.zeros_like(cos)
         turn = torch.stack(
-            [
-                torch.stack([cos, -sin * height / width, zero], -1),
-                torch.stack([sin * width / height, cos, zero], -1),
-            ],
+            [torch.stack([cos, -sin * height / width, zero], -1), torch.stack([sin * width / height, cos, zero], -1)],
             -2,
         ).to(flat.dtype)
         grid = F.affine_grid(turn, list(flat.shape), align_corners=False)
@@ -133,9 +128,7 @@ class ColourJitter:
         draws = _per_example(noise, x, 3) * 2 - 1
         brightness, contrast, saturation = (
             _spread(1 + strength * draw, x)
-            for strength, draw in zip(
-                (self.brightness, self.contrast, self.saturation), draws.unbind(-1), strict=True
-            )
+            for strength, draw in zip((self.brightness, self.contrast, self.saturation), draws.unbind(-1), strict=True)
         )
         x = _real(x, self) * brightness
         grey = x.mean(-3, keepdim=True)

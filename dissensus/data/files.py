@@ -191,9 +191,7 @@ def _no_array(
     parts = [(key.rpartition("_")[::2], key.partition("_")[::-2]) for key in keys if "_" in key]
     splits = sorted({split for pair in parts for base, split in pair if base.lower() in usual})
     one = f"Read one part of it, such as {name}#{splits[0]}." if splits and options.split is None else ""
-    return ValueError(
-        f"{name} holds {', '.join(keys)}; none of them is called {called}. {one or f'Name the {what}.'}"
-    )
+    return ValueError(f"{name} holds {', '.join(keys)}; none of them is called {called}. {one or f'Name the {what}.'}")
 
 
 def first_there(names: Iterable[str], there: Container[str]) -> str | None:
@@ -212,9 +210,7 @@ def _load_npy(path: Path, target: str | None, options: Options) -> Loaded:
         return with_targets(loaded, _open(beside), beside.name)
     if not options.strict:
         return loaded
-    raise ValueError(
-        f"The target of an .npy file is the name of another one beside it; there is no {beside}."
-    )
+    raise ValueError(f"The target of an .npy file is the name of another one beside it; there is no {beside}.")
 
 
 def as_inputs(array: np.ndarray, layout: Layout, name: str) -> Tensor:
@@ -222,9 +218,7 @@ def as_inputs(array: np.ndarray, layout: Layout, name: str) -> Tensor:
     if array.dtype.kind not in "buif":
         raise ValueError(f"Inputs must be numbers; {name} holds {array.dtype}.")
     if array.ndim < 2:
-        raise ValueError(
-            f"Inputs need an axis of rows and one of features or more; {name} is shaped {array.shape}."
-        )
+        raise ValueError(f"Inputs need an axis of rows and one of features or more; {name} is shaped {array.shape}.")
     x = as_tensor(array, name)
     if x.ndim == 4 or (x.ndim == 3 and x.dtype == torch.uint8):
         return as_images(x if x.dtype == torch.uint8 else x.float(), layout, name)
@@ -272,9 +266,7 @@ def _split_item(item: Any, inputs: str | None, target: str | None, name: str) ->
     if isinstance(item, Mapping):
         key = first_there((inputs,) if inputs else INPUT_NAMES, item)
         if key is None:
-            raise ValueError(
-                f"Items of {name} hold {', '.join(map(str, item))}; name the one that is the input."
-            )
+            raise ValueError(f"Items of {name} hold {', '.join(map(str, item))}; name the one that is the input.")
         return item[key], item.get(first_there((target,) if target else TARGET_NAMES, item))
     if isinstance(item, tuple | list):
         return item[0], item[1] if len(item) > 1 else None
@@ -445,17 +437,11 @@ def _read_frame(frame: Any, target: str | None, options: Options) -> Loaded:
 
 def _learn(inputs: Any, target: Any, named: str | None, options: Options) -> TableEncoder:
     """Learn how to read a table; columns that share the target's name are no features."""
-    twins = [
-        name
-        for name in inputs.columns
-        if named is not None and re.fullmatch(rf"{re.escape(named)}\.\d+", name)
-    ]
+    twins = [name for name in inputs.columns if named is not None and re.fullmatch(rf"{re.escape(named)}\.\d+", name)]
     return TableEncoder.fit(inputs, target, drop=[*options.drop, *twins], keep=options.keep)
 
 
-def _without_rows(
-    frame: Any, lacking: np.ndarray, what: str, options: Options
-) -> tuple[Any, tuple[str, ...]]:
+def _without_rows(frame: Any, lacking: np.ndarray, what: str, options: Options) -> tuple[Any, tuple[str, ...]]:
     """Leave out rows that lack something, or refuse them."""
     count, rows = int(lacking.sum()), len(frame)
     if count == 0:

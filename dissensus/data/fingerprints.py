@@ -94,11 +94,7 @@ def sum_of_rows(x: Tensor, start: int) -> int:
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, range, torch.dtype)
 _NAMED = (type, FunctionType, BuiltinFunctionType)
 # What every module keeps for itself, and what compiling leaves in it.
-_OF_MODULES = frozenset(nn.Module().__dict__) | {
-    "_compiled_call_impl",
-    "_torchdynamo_wrapper_id",
-    "_is_torch_compile",
-}
+_OF_MODULES = frozenset(nn.Module().__dict__) | {"_compiled_call_impl", "_torchdynamo_wrapper_id", "_is_torch_compile"}
 # Values of a network's tensor that are hashed as one row.
 _PART = 1 << 20
 
@@ -150,9 +146,7 @@ def _parts(value: Any, depth: int) -> str | None:
     return _object(value, depth)
 
 
-def _filled(
-    template: str, texts: Iterable[str | None], separator: str = ", ", ordered: bool = False
-) -> str | None:
+def _filled(template: str, texts: Iterable[str | None], separator: str = ", ", ordered: bool = False) -> str | None:
     """Return the texts in a template; None if one of them is."""
     found = list(texts)
     if None in found:

@@ -33,9 +33,7 @@ def read_table(path: Path) -> tuple[Any, tuple[str, ...]]:
 def check_not_a_pipe(path: Path) -> None:
     """Refuse what is no file: to open a pipe waits until somebody writes into it."""
     if path.exists() and not path.is_file() and not path.is_dir():
-        raise ValueError(
-            f"{path} is no file or folder but a pipe or a device. Write what it gives into a file first."
-        )
+        raise ValueError(f"{path} is no file or folder but a pipe or a device. Write what it gives into a file first.")
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
@@ -85,9 +83,7 @@ def csv_options(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     cells = [cell.strip().strip('"') for cell in first.strip().split(separator)]
     headless = bool(first.strip()) and all(number_of(cell) is not None for cell in cells)
     options = {"sep": separator, "header": None if headless else 0, "skipinitialspace": True}
-    notes = (
-        (f"its first line holds numbers, so columns are called 0 to {len(cells) - 1}",) if headless else ()
-    )
+    notes = (f"its first line holds numbers, so columns are called 0 to {len(cells) - 1}",) if headless else ()
     return {**options, "encoding": "utf-8-sig"}, notes
 
 
@@ -115,9 +111,7 @@ def table_parts(path: Path, texts: Sequence[str], rows: int) -> Iterator[tuple[i
     """
     pandas = import_pandas(path)
     start = 0
-    for frame, share in (_parquet_parts if path.suffix == ".parquet" else _csv_parts)(
-        pandas, path, texts, rows
-    ):
+    for frame, share in (_parquet_parts if path.suffix == ".parquet" else _csv_parts)(pandas, path, texts, rows):
         frame.columns = unique_names([str(name) for name in frame.columns])
         yield start, frame, share
         start += len(frame)

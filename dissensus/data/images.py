@@ -210,12 +210,8 @@ def decode(pictures: Iterable[Any], names: Sequence[str], size: Size | None) -> 
 def height_and_width(size: Any) -> tuple[int, int]:
     """Return a size that is one number, of a square, or two."""
     both = (size, size) if isinstance(size, int) else tuple(size) if isinstance(size, list | tuple) else ()
-    if len(both) != 2 or not all(
-        isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in both
-    ):
-        raise ValueError(
-            f"`size` of images must be a whole number of at least 1, or [height, width]; got {size!r}."
-        )
+    if len(both) != 2 or not all(isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in both):
+        raise ValueError(f"`size` of images must be a whole number of at least 1, or [height, width]; got {size!r}.")
     return both[0], both[1]
 
 

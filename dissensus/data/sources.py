@@ -141,8 +141,7 @@ def tree_rows(value: Any, name: str) -> Rows:
         return rows_of(value, name)
     parts = Tree.of(value)
     rows = Tree(
-        [rows_of(leaf, f"{name}: {part}") for part, leaf in zip(parts.names(), parts.leaves, strict=True)],
-        parts.spec,
+        [rows_of(leaf, f"{name}: {part}") for part, leaf in zip(parts.names(), parts.leaves, strict=True)], parts.spec
     )
     lengths = {leaf.shape[:1] for leaf in rows.leaves}
     if len(lengths) > 1 or () in lengths:
@@ -188,9 +187,7 @@ def device_named(device: str | torch.device) -> torch.device:
     except (RuntimeError, TypeError):
         raise ValueError(f"`device` must be 'auto', 'cpu', 'cuda' or 'cuda:N'; got {device!r}.") from None
     if target.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            "device='cuda' was asked for and this machine has no CUDA device. Use device='auto'."
-        )
+        raise ValueError("device='cuda' was asked for and this machine has no CUDA device. Use device='auto'.")
     return target
 
 
@@ -308,11 +305,7 @@ def check_weights(weights: Tensor | None, count: int, name: str) -> None:
     if weights is None:
         return
     usable = weights.shape == (count,) and not weights.is_complex()
-    if (
-        not usable
-        or not bool((torch.isfinite(weights) & (weights >= 0)).all())
-        or not bool((weights > 0).any())
-    ):
+    if not usable or not bool((torch.isfinite(weights) & (weights >= 0)).all()) or not bool((weights > 0).any()):
         raise ValueError(
             f"The {name} weights must be one number for each of {count} examples, none negative, not all zero; got "
             f"{weights.dtype} shaped {tuple(weights.shape)}"
@@ -469,11 +462,7 @@ class Items:
     def _load(self, indices: range | list[int], number: int, workers: int) -> InOrder:
         items = _Seeded(self.dataset, indices, derive(self.key, "items", number))
         loader: DataLoader[Any] = DataLoader(
-            items,
-            self.batch_size,
-            num_workers=workers,
-            collate_fn=self.collate,
-            generator=torch.Generator(),
+            items, self.batch_size, num_workers=workers, collate_fn=self.collate, generator=torch.Generator()
         )
         yield from map(_pair, loader)
 
@@ -513,9 +502,7 @@ def _arrays_in_order(data: Any, batch_size: int) -> Arrays:
     parts = [tree_rows(part, name) for part, name in zip(data, ("x", "y", "weights"), strict=False)]
     if len(data) != 2 or len(parts[0]) != len(parts[1]):
         sizes = ", ".join(str(len(part)) for part in parts)
-        raise ValueError(
-            f"Data must be a pair (inputs, targets) with one target for each input; got lengths {sizes}."
-        )
+        raise ValueError(f"Data must be a pair (inputs, targets) with one target for each input; got lengths {sizes}.")
     return Arrays(parts[0], data[1], batch_size)
 
 
@@ -523,15 +510,11 @@ def _check_in_order(loader: DataLoader[Any]) -> None:
     if isinstance(loader.dataset, IterableDataset):
         return  # refused for what it is
     if loader.batch_sampler is None:
-        raise ValueError(
-            "A DataLoader with batch_size=None gives no batches of examples. Hand over its dataset."
-        )
+        raise ValueError("A DataLoader with batch_size=None gives no batches of examples. Hand over its dataset.")
     # A batch sampler of one's own leaves `loader.sampler` at its default.
     sampler = getattr(loader.batch_sampler, "sampler", None)
     if type(loader.batch_sampler) is not BatchSampler or not isinstance(sampler, SequentialSampler):
-        raise ValueError(
-            "A DataLoader must give its items in order. Leave shuffling out, or hand over its dataset."
-        )
+        raise ValueError("A DataLoader must give its items in order. Leave shuffling out, or hand over its dataset.")
 
 
 def _pair(batch: Any) -> tuple[Batch, Tensor | None]:

@@ -94,8 +94,7 @@ class LoadedSuite:
     def explain(self) -> str:
         """Say in words what is there, what is missing and what was changed."""
         lines = [
-            f"{name} ({self.groups[name]}): {len(x)} images"
-            + "".join(f", {note}" for note in self.notes[name])
+            f"{name} ({self.groups[name]}): {len(x)} images" + "".join(f", {note}" for note in self.notes[name])
             for name, x in self.sets.items()
         ]
         if self.missing:

@@ -18,26 +18,7 @@ MOST_LEVELS = 100
 """A text column keeps as many of its values, the most frequent ones; the others are read as none of them."""
 
 MISSING = frozenset(
-    [
-        "",
-        *[
-            "?",
-            "NA",
-            "N/A",
-            "n/a",
-            "#N/A",
-            "#NA",
-            "<NA>",
-            "NaN",
-            "nan",
-            "-NaN",
-            "-nan",
-            "NULL",
-            "null",
-            "None",
-            "NaT",
-        ],
-    ]
+    ["", *["?", "NA", "N/A", "n/a", "#N/A", "#NA", "<NA>", "NaN", "nan", "-NaN", "-nan", "NULL", "null", "None", "NaT"]]
 )
 """Texts that stand for a missing value, in whatever kind of file."""
 
@@ -110,9 +91,7 @@ def texts_of(values: np.ndarray) -> list[str | None]:
     if values.dtype.kind == "f":
         return [None if value != value else _short(value) for value in values.tolist()]
     if values.dtype.kind == "M":
-        return [
-            None if value == "NaT" else value for value in values.astype("datetime64[s]").astype(str).tolist()
-        ]
+        return [None if value == "NaT" else value for value in values.astype("datetime64[s]").astype(str).tolist()]
     return [_text(value) for value in values.tolist()]
 
 
@@ -236,9 +215,7 @@ class Number(_Numeric):
         numbers = self._numbers(values, problems)
         too_large = np.abs(numbers) > np.finfo(np.float32).max
         for row in np.flatnonzero(too_large).tolist():
-            problems.setdefault(
-                row, f"column {self.name!r} must hold finite numbers; it holds {numbers[row]:g} there"
-            )
+            problems.setdefault(row, f"column {self.name!r} must hold finite numbers; it holds {numbers[row]:g} there")
         return np.where(too_large, np.nan, numbers)
 
     def _numbers(self, values: np.ndarray, problems: Problems) -> np.ndarray:
@@ -288,9 +265,7 @@ class Category(_Readable):
         if not counts:
             return LeftOut(self.name, "it is empty")
         often = sorted(counts, key=lambda text: (-counts[text], text))[:MOST_LEVELS]
-        return replace(
-            self, levels=tuple(sorted(often)), indicator=None in texts, rarer=len(counts) - len(often)
-        )
+        return replace(self, levels=tuple(sorted(often)), indicator=None in texts, rarer=len(counts) - len(often))
 
     def codes(self, values: np.ndarray, problems: Problems) -> np.ndarray:
         """Return the place of each value among the levels, `(rows,)`; -1 for others, NaN for missing values."""
@@ -333,9 +308,7 @@ class Date(_Numeric):
         """Return days since 1970, `(rows,)`, NaN where they are missing; rows that cannot be read are added to the problems."""
         days = _days(values, self.form)
         texts = values.tolist() if values.dtype == object else []
-        for row in [
-            row for row in np.flatnonzero(np.isnan(days)).tolist() if texts and _text(texts[row]) is not None
-        ]:
+        for row in [row for row in np.flatnonzero(np.isnan(days)).tolist() if texts and _text(texts[row]) is not None]:
             problems.setdefault(
                 row, f"column {self.name!r} must hold dates, as in training; it holds {texts[row]!r} there"
             )
@@ -420,12 +393,7 @@ class TableEncoder:
 
     @classmethod
     def fit(
-        cls,
-        table: Any,
-        target: Any = None,
-        *,
-        drop: Sequence[str] = (),
-        keep: Sequence[str] = (),
+        cls, table: Any, target: Any = None, *, drop: Sequence[str] = (), keep: Sequence[str] = ()
     ) -> "TableEncoder":
         """Decide what each column is, and learn what reading it takes.
 

@@ -81,9 +81,7 @@ def spirals(
     return x, np.repeat(np.arange(num_classes, dtype=np.int64), points_per_class)
 
 
-def spiral_angles(
-    points_per_class: int = 1000, num_classes: int = 3, noise: float = 0.3, seed: int = 0
-) -> Floats:
+def spiral_angles(points_per_class: int = 1000, num_classes: int = 3, noise: float = 0.3, seed: int = 0) -> Floats:
     r"""Return the angles of the points of `spirals`, in radians, not reduced to one turn.
 
     $$\theta = 8\,(j + r) + \mathcal N(0, \text{noise}^2)\,(1 + r)$$
@@ -130,9 +128,7 @@ def digits() -> Loaded:
 
 def photographs() -> list[Tensor]:
     """Two colour photographs, uint8 `(3, height, width)`: a temple, a flower (Pillow must be installed)."""
-    return [
-        torch.from_numpy(image.copy()).permute(2, 0, 1) for image in _datasets().load_sample_images().images
-    ]
+    return [torch.from_numpy(image.copy()).permute(2, 0, 1) for image in _datasets().load_sample_images().images]
 
 
 def breast_cancer() -> Loaded:
@@ -165,7 +161,5 @@ def _table(data: Any) -> Loaded:
     classes = tuple(map(str, data.target_names)) if "target_names" in data else None
     y = torch.from_numpy(data.target.astype(np.float32 if classes is None else np.int64))
     names = tuple(map(str, data.feature_names))
-    columns = TableEncoder(
-        tuple(Number(name, float(np.median(data.data[:, i]))) for i, name in enumerate(names))
-    )
+    columns = TableEncoder(tuple(Number(name, float(np.median(data.data[:, i]))) for i, name in enumerate(names)))
     return Loaded(torch.from_numpy(data.data.astype(np.float32)), y, classes, columns=columns)

@@ -48,9 +48,7 @@ class Tree:
         leaves, spec = tree_flatten(plain(value))
         if not leaves or any(leaf is None for leaf in leaves):
             held = "None in the place of one" if leaves else "none at all"
-            raise ValueError(
-                f"A {type(value).__name__} of inputs must hold a tensor in each part; got {held}."
-            )
+            raise ValueError(f"A {type(value).__name__} of inputs must hold a tensor in each part; got {held}.")
         strange = next((leaf for leaf in leaves if not hasattr(leaf, "shape")), None)
         if strange is not None:
             raise ValueError(
@@ -69,9 +67,7 @@ class Tree:
     def names(self) -> list[str]:
         """Return what to call each tensor: the way to it."""
         paths = [path for path, _ in tree_flatten_with_path(self.value())[0]]
-        return [
-            ".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path) for path in paths
-        ]
+        return [".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path) for path in paths]
 
     def __len__(self) -> int:
         return len(self.leaves[0])
@@ -150,9 +146,7 @@ class Tree:
 
 
 # vmap, captured programs and gradients look into trees by themselves.
-register_pytree_node(
-    Tree, lambda tree: (list(tree.leaves), tree.spec), lambda leaves, spec: Tree(list(leaves), spec)
-)
+register_pytree_node(Tree, lambda tree: (list(tree.leaves), tree.spec), lambda leaves, spec: Tree(list(leaves), spec))
 
 Batch: TypeAlias = Tensor | Tree
 
@@ -194,9 +188,7 @@ def batch_of(value: Any) -> Batch:
 def describe(x: Any) -> str:
     """Return shapes and dtypes of a batch, for a message."""
     if not isinstance(x, Tree):
-        return (
-            f"({', '.join(['batch', *map(str, x.shape[1:])])}{'' if len(x.shape) > 1 else ','}) of {x.dtype}"
-        )
+        return f"({', '.join(['batch', *map(str, x.shape[1:])])}{'' if len(x.shape) > 1 else ','}) of {x.dtype}"
     return ", ".join(f"{name}: {describe(leaf)}" for name, leaf in zip(x.names(), x.leaves, strict=True))
 
 
@@ -311,9 +303,7 @@ def _named(returned: Any, output: str | int | Any) -> Any:
     try:
         return value[output]
     except (KeyError, IndexError, TypeError):
-        raise ValueError(
-            f"There is no output {output!r} in what a member returned. {_choices(returned)}"
-        ) from None
+        raise ValueError(f"There is no output {output!r} in what a member returned. {_choices(returned)}") from None
 
 
 def _obvious(returned: Any) -> Any:
@@ -324,9 +314,7 @@ def _obvious(returned: Any) -> Any:
     tensors = [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, Tensor)]
     if len(tensors) == 1:
         return tensors[0]
-    raise ValueError(
-        f"A member must return one tensor to score; got {type(returned).__name__}. {_choices(returned)}"
-    )
+    raise ValueError(f"A member must return one tensor to score; got {type(returned).__name__}. {_choices(returned)}")
 
 
 def _choices(returned: Any) -> str:

@@ -75,9 +75,7 @@ def drop_curves(
         return {name: float(metric(pooled).mean()) for name, metric in metrics.items()}
 
     full = measured(weights)
-    runs = [
-        [measured(_kept(outputs, count, weights, per, generator)) for _ in range(repeats)] for count in counts
-    ]
+    runs = [[measured(_kept(outputs, count, weights, per, generator)) for _ in range(repeats)] for count in counts]
     exact = _exact(outputs, targets, counts, full["error"]) if loss == "mse" and weights is None else ()
     curves = []
     for name in metrics:
@@ -96,9 +94,7 @@ def drop_curves(
     return tuple(curves), outputs.shape[1]
 
 
-def _affordable(
-    outputs: Tensor, targets: Tensor, times: int, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
+def _affordable(outputs: Tensor, targets: Tensor, times: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Return as many examples, drawn at random, as can be averaged so often in seconds."""
     affordable = max(100, _LARGEST_WORK * outputs.shape[1] // (outputs.numel() * times))
     if affordable >= outputs.shape[1]:
@@ -107,9 +103,7 @@ def _affordable(
     return outputs[:, rows.to(outputs.device)], targets[rows.to(targets.device)]
 
 
-def _kept(
-    outputs: Tensor, dropped: int, weights: Tensor | None, per: str, generator: torch.Generator
-) -> Tensor:
+def _kept(outputs: Tensor, dropped: int, weights: Tensor | None, per: str, generator: torch.Generator) -> Tensor:
     """Weights of what is left, `(members, batch)`: those of dropped members are zero, the others sum to one."""
     members, batch = outputs.shape[:2]
     draws = torch.rand(batch if per == "example" else 1, members, generator=generator, dtype=torch.float64)
@@ -128,9 +122,7 @@ def _exact(outputs: Tensor, targets: Tensor, counts: Mapping[int, float], full: 
     return tuple(full + diversity * n / ((members - n) * (members - 1)) for n in counts)
 
 
-def _pool_and_metrics(
-    outputs: Tensor, targets: Tensor, loss: Loss, average: str
-) -> tuple[Pool, dict[str, Metric]]:
+def _pool_and_metrics(outputs: Tensor, targets: Tensor, loss: Loss, average: str) -> tuple[Pool, dict[str, Metric]]:
     """How outputs become one prediction, given weights `(members, batch)`; and metrics of it, per example or of the set."""
     if loss == "zero_one":
         return _vote_pool_and_metrics(outputs, targets)
@@ -192,9 +184,4 @@ def _class_metrics(outputs: Tensor, targets: Tensor, loss: str) -> dict[str, Met
         return gaps.abs().sum() / len(labels)
 
     other = {"brier": brier} if loss == "cross_entropy" else {"nll": nll}
-    return {
-        "error": nll if loss == "cross_entropy" else brier,
-        "accuracy": accuracy,
-        **other,
-        "ece": ece,
-    }
+    return {"error": nll if loss == "cross_entropy" else brier, "accuracy": accuracy, **other, "ece": ece}

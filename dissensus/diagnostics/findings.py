@@ -71,13 +71,15 @@ def _errors(finding: "Finding") -> Iterator[Reading]:
     yield "best member error", _error(finding.best_member_error, loss), gain
     if measures.ensemble_accuracy is not None:
         own = measures.member_accuracies
-        beside = f"best member {_percent(max(own))}, mean member {_percent(fmean(own))}, chance {_percent(measures.chance)}"
+        beside = (
+            f"best member {_percent(max(own))}, mean member {_percent(fmean(own))}, chance {_percent(measures.chance)}"
+        )
         yield "accuracy", _percent(measures.ensemble_accuracy), beside
     if measures.kept_best is not None:
-        kept, by_mean = (
-            _percent(max(0.0, share or 0.0)) for share in (measures.kept_best, measures.kept_mean)
+        kept, by_mean = (_percent(max(0.0, share or 0.0)) for share in (measures.kept_best, measures.kept_mean))
+        reading = (
+            f"of what the ensemble explains beyond a constant, by its best member alone; {by_mean} by the mean one"
         )
-        reading = f"of what the ensemble explains beyond a constant, by its best member alone; {by_mean} by the mean one"
         yield "skill kept", kept, reading
 
 
@@ -86,15 +88,9 @@ def _diversity(finding: "Finding") -> Iterator[Reading]:
     usual = "diversity / ensemble error; trained alone mostly below 0.5, colluding often above 10"
     yield "diversity ratio", _number(finding.diversity_ratio), usual
     shares = {
-        "bias share": (
-            finding.bias_share,
-            "of the diversity is constant offsets; trained alone mostly below 10 %",
-        ),
+        "bias share": (finding.bias_share, "of the diversity is constant offsets; trained alone mostly below 10 %"),
         "scale share": (finding.scale_share, "of it is members stretching the ensemble's own prediction"),
-        "example share": (
-            finding.example_share,
-            "of it is more than members that err independently can have",
-        ),
+        "example share": (finding.example_share, "of it is more than members that err independently can have"),
         "class share": (
             finding.measures.class_share,
             "of the differences between members is constant in each class; fitted well alone, mostly below 10 %",
@@ -111,14 +107,11 @@ def _diversity(finding: "Finding") -> Iterator[Reading]:
 def _dependence(finding: "Finding") -> Iterator[Reading]:
     if finding.drops:
         yield "codependence", _percent(finding.codependence), _dropping(finding)
-    none = (
-        f"of examples are answered best by one member; {_percent(1 / finding.num_members)} if none dominates"
-    )
+    none = f"of examples are answered best by one member; {_percent(1 / finding.num_members)} if none dominates"
     yield "dominance", _percent(finding.dominance), none
     if finding.pairs:
         diversity, upper, lower = (
-            _number(fmean(getattr(pair, name) for pair in finding.pairs))
-            for name in ("diversity", "upper", "lower")
+            _number(fmean(getattr(pair, name) for pair in finding.pairs)) for name in ("diversity", "upper", "lower")
         )
         reading = f"disagreement / error; {lower} for noisy copies, {upper} for independent errors"
         yield "pair diversity", diversity, reading
@@ -157,9 +150,7 @@ def _useless(measures: Measures) -> str:
     if measures.kept_best is not None and measures.kept_best <= 0:
         return f"{text}even the best is no better than a constant."
     kept = (
-        "is no better than a constant"
-        if (measures.kept_mean or 0.0) <= 0
-        else f"keeps {_percent(measures.kept_mean)}"
+        "is no better than a constant" if (measures.kept_mean or 0.0) <= 0 else f"keeps {_percent(measures.kept_mean)}"
     )
     return f"{text}of what it explains the mean member {kept}, the best {_percent(measures.kept_best)}."
 
@@ -189,9 +180,7 @@ def _percent(share: float | None) -> str:
         return "–" if share is None or isnan(share) else "infinite"
     if abs(share) >= 10:
         return f"{share:.3g} times"
-    return (
-        f"{100 * share:.0f} %" if abs(share) >= 1 else f"{100 * share:.3g} %" if abs(share) > 1e-5 else "0 %"
-    )
+    return f"{100 * share:.0f} %" if abs(share) >= 1 else f"{100 * share:.3g} %" if abs(share) > 1e-5 else "0 %"
 
 
 FORMAT = "dissensus diagnosis 1"

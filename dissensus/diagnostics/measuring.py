@@ -38,9 +38,7 @@ class Predictions(NamedTuple):
     @property
     def loss(self) -> str:
         """The loss that such targets have: cross-entropy for whole numbers beside several outputs, else squared error."""
-        classes = (
-            not self.targets.is_floating_point() and self.outputs.ndim == 3 and self.outputs.shape[-1] > 1
-        )
+        classes = not self.targets.is_floating_point() and self.outputs.ndim == 3 and self.outputs.shape[-1] > 1
         return "cross_entropy" if classes else "mse"
 
 
@@ -88,9 +86,7 @@ def _pair(outputs: Any, targets: Any, source: Path) -> tuple[Tensor, Tensor]:
 def _numbers(values: Any, name: str, source: Path) -> Tensor:
     array = np.asarray(values)
     if array.dtype.kind not in "biuf":
-        raise ValueError(
-            f"The {name} in {source.name} must be numbers; got {array.dtype}. Number the classes from 0."
-        )
+        raise ValueError(f"The {name} in {source.name} must be numbers; got {array.dtype}. Number the classes from 0.")
     real = name == "outputs" or array.dtype.kind == "f"
     # A copy: what pandas and npz files give may not be written to, which torch warns about.
     return torch.from_numpy(np.array(array, dtype=np.float64 if real else np.int64, order="C"))
@@ -101,9 +97,7 @@ def _read_npz(source: Path) -> list[tuple[Any, Any]]:
         names = [tuple(_first(arrays.files, names, source) for names in (OUTPUT_NAMES, TARGET_NAMES))]
         there = tuple(name for name in TRAINING_NAMES if name in arrays.files)
         if len(there) == 1:
-            raise ValueError(
-                f"{source.name} has {there[0]} alone; give {' and '.join(TRAINING_NAMES)}, or neither."
-            )
+            raise ValueError(f"{source.name} has {there[0]} alone; give {' and '.join(TRAINING_NAMES)}, or neither.")
         return [(arrays[pair[0]], arrays[pair[1]]) for pair in [*names, there] if pair]
 
 
@@ -137,9 +131,7 @@ def _first(found: list[str], names: tuple[str, ...], source: Path) -> str:
     for name in names:
         if name in found:
             return name
-    raise ValueError(
-        f"{source.name} has none of {', '.join(names)}; it has {', '.join(map(str, found[:8]))}."
-    )
+    raise ValueError(f"{source.name} has none of {', '.join(names)}; it has {', '.join(map(str, found[:8]))}.")
 
 
 # Beyond so many members, pairs are of some of them: their number grows with the square.
@@ -209,15 +201,7 @@ def diagnose(
         trained = measure(seen, training[1].detach().to(seen.device), loss, average, weights)
     checks, watched = _checks(history)
     curves, examples = drop_curves(
-        values,
-        targets,
-        loss,
-        average,
-        weights,
-        fractions=drop_fractions,
-        repeats=repeats,
-        per=drop_per,
-        seed=seed,
+        values, targets, loss, average, weights, fractions=drop_fractions, repeats=repeats, per=drop_per, seed=seed
     )
     scale_share, example_share = _shares(values, targets, loss, average, weights)
     return Finding(
@@ -236,9 +220,7 @@ def diagnose(
         drop_per=drop_per,
         drop_examples=examples,
         dominance=_dominance(values, targets, loss, average),
-        error_spread=ratio(
-            max(measures.member_errors) - min(measures.member_errors), abs(measures.member_error)
-        ),
+        error_spread=ratio(max(measures.member_errors) - min(measures.member_errors), abs(measures.member_error)),
         num_classes=values.shape[-1] if loss in CLASS_LOSSES else 0,
         pairs=_pairs(values, targets) if loss in CLASS_LOSSES else (),
         checks=checks,
@@ -281,9 +263,7 @@ def _offsets(outputs: Tensor, loss: Loss, average: str, weights: Tensor | None) 
     return tuple(output_sum(bias.square(), leading=1).sqrt().tolist())
 
 
-def _shares(
-    outputs: Tensor, targets: Tensor, loss: Loss, average: str, weights: Tensor | None
-) -> tuple[float, float]:
+def _shares(outputs: Tensor, targets: Tensor, loss: Loss, average: str, weights: Tensor | None) -> tuple[float, float]:
     """Shares of the squared distances between members: multiples of the ensemble's prediction; beyond independence."""
     found = predictions(outputs, targets, loss, average, weights)
     if found is None or len(outputs) < 2:
@@ -340,15 +320,9 @@ def _checks(history: Iterable[Mapping[str, Any]] | None) -> tuple[tuple[Check, .
             "`history` must hold the columns train_member_error and train_ensemble_error; it does not. "
             "Train with fit(..., watch_collusion=True), or leave it out."
         )
-    errors = (
-        "train_member_error",
-        "train_ensemble_error",
-        "validation_member_error",
-        "validation_ensemble_error",
-    )
+    errors = ("train_member_error", "train_ensemble_error", "validation_member_error", "validation_ensemble_error")
     checks = [
-        Check(int(rows[step]["epoch"]), step, *(_cell(rows[step], name) for name in errors))
-        for step in sorted(rows)
+        Check(int(rows[step]["epoch"]), step, *(_cell(rows[step], name) for name in errors)) for step in sorted(rows)
     ]
     return tuple(checks), ("watched",) if _cell(rows[max(rows)], "colluding") > 0 else ()
 

@@ -101,11 +101,7 @@ class Captured(Generic[Result]):
     """
 
     def __init__(
-        self,
-        function: Callable[..., Result],
-        owner: Module | None = None,
-        name: str = "",
-        passes: int | None = None,
+        self, function: Callable[..., Result], owner: Module | None = None, name: str = "", passes: int | None = None
     ) -> None:
         self.function, self.name, self.passes = function, name, passes
         self._known = {} if owner is None else _KNOWN.setdefault(owner, {})

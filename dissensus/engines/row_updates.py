@@ -20,9 +20,7 @@ def runs_as_kernel(values: Tensor) -> bool:
     return values.is_cuda and values.dtype == torch.float32 and find_spec("triton") is not None
 
 
-@library.custom_op(
-    "dissensus::update_by_adam", mutates_args=("values", "first", "second"), device_types="cuda"
-)
+@library.custom_op("dissensus::update_by_adam", mutates_args=("values", "first", "second"), device_types="cuda")
 def update_by_adam(
     values: Tensor,
     first: Tensor,

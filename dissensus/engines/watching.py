@@ -50,9 +50,7 @@ def draws(func: Any, args: Any, kwargs: Any) -> bool:
 def _draws_nothing(func: Any, args: Any, kwargs: Any) -> bool:
     given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
     # Attention kernels carry the tag whatever their dropout is.
-    rates = [
-        given[name] for name in ("dropout_p", "p", "dropout") if isinstance(given.get(name), int | float)
-    ]
+    rates = [given[name] for name in ("dropout_p", "p", "dropout") if isinstance(given.get(name), int | float)]
     if not rates and "scaled_dot_product" in str(func):
         return True
     return given.get("train") is False or (bool(rates) and not any(rates))

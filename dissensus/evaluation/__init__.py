@@ -2,15 +2,7 @@
 
 from dissensus.evaluation.comparison import Comparison, Difference, compare
 from dissensus.evaluation.one_pass import evaluate
-from dissensus.evaluation.results import (
-    Disputed,
-    Evaluation,
-    Histogram,
-    Number,
-    Reliability,
-    Roc,
-    SetInfo,
-)
+from dissensus.evaluation.results import Disputed, Evaluation, Histogram, Number, Reliability, Roc, SetInfo
 
 __all__ = [
     "Comparison",

@@ -133,9 +133,7 @@ class Classification:
         Corrupted images are resampled together with the clean ones that they came from.
         """
         kind: Kind = "corruption"
-        ece, smooth = (
-            replace(number, severity=severity) for number in self._calibration(kind, name, columns)
-        )
+        ece, smooth = (replace(number, severity=severity) for number in self._calibration(kind, name, columns))
         values, numbers = [], []
         for score, own, known in zip(self.score_names, columns["scores"], clean["scores"], strict=True):
             auroc = metrics.auroc(own, known)

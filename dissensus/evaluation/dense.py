@@ -78,10 +78,7 @@ class Dense:
             return cls(inner, positions, 0, 1)
         binary = inner.task == "labels"
         if binary:
-            inner, outputs = (
-                Classification(inner.score_names, inner.weights, inner.loss),
-                as_two_classes(outputs),
-            )
+            inner, outputs = (Classification(inner.score_names, inner.weights, inner.loss), as_two_classes(outputs))
         # The known inputs come first, and have labels.
         assert targets is not None
         axis = class_axis_of(outputs, targets, -1 if binary else positions.class_axis)
@@ -158,9 +155,7 @@ class Dense:
         per_input = counts.flatten(1)
         batch, (weights, classes) = len(per_input), (per_input.double(), self.positions.class_weights)
         if classes is not None and truth is not None:
-            weights = weights * torch.tensor(classes, dtype=torch.float64, device=rows.device)[truth].reshape(
-                batch, -1
-            )
+            weights = weights * torch.tensor(classes, dtype=torch.float64, device=rows.device)[truth].reshape(batch, -1)
 
         def summed(values: Tensor) -> Tensor:
             values = values.double().unflatten(-1, (batch, -1))
@@ -171,9 +166,7 @@ class Dense:
         ]
         columns = {"scores": torch.stack(per_input_scores), "size": weights.sum(-1)}
         if isinstance(self.inner, Classification):
-            columns |= {
-                f"sum {metric}": summed(values) for metric, values in self.inner.averaged(inner).items()
-            }
+            columns |= {f"sum {metric}": summed(values) for metric, values in self.inner.averaged(inner).items()}
             if "dispute" in inner:
                 columns["dispute"] = over_positions(inner["dispute"].reshape(counts.shape), counts=counts)
                 maps = inner["dispute"].reshape(counts.shape)

@@ -248,18 +248,13 @@ class CalibrationError:
         """Make it from confidences and outcomes, with the bins of `metrics.ece`."""
         edges = (torch.arange(1, _BINS, dtype=torch.float64) / _BINS).to(confidence.dtype)
         return cls(
-            [number],
-            resampled,
-            torch.bucketize(confidence, edges),
-            (confidence - correct.to(confidence)).float(),
+            [number], resampled, torch.bucketize(confidence, edges), (confidence - correct.to(confidence)).float()
         )
 
     def resampled(self, draws: Mapping[str, Tensor]) -> Tensor:
         """Return the error on resamples, `(1, resamples)`."""
         counts = draws[self.set]
-        totals = counts.new_zeros(_BINS, counts.shape[1]).index_add_(
-            0, self.bins, counts * self.gaps[:, None]
-        )
+        totals = counts.new_zeros(_BINS, counts.shape[1]).index_add_(0, self.bins, counts * self.gaps[:, None])
         return totals.abs().sum(0, keepdim=True) / len(counts)
 
 
@@ -294,9 +289,7 @@ class RiskCoverage:
         # Through a group of equal scores, from `before` inputs on, errors rise evenly by `slope` an input:
         # the risks add up to sum of (errors_before + slope * t) / (before + t) over t = 1 ... group size.
         slope = (errors - errors_before) / (kept - before).clamp_min(1)
-        harmonic = torch.cat(
-            [kept.new_zeros(1), (1 / torch.arange(1, size + 1, dtype=torch.float64)).cumsum(0)]
-        )
+        harmonic = torch.cat([kept.new_zeros(1), (1 / torch.arange(1, size + 1, dtype=torch.float64)).cumsum(0)])
         inverse = harmonic[kept.long()] - harmonic[before.long()]
         area = (errors_before - slope * before) * inverse + slope * (kept - before)
         return (area.sum(1) / size).float()[None]
@@ -357,9 +350,7 @@ def _first_above(cumulative: Tensor, bound: float) -> Tensor:
     return torch.searchsorted(cumulative, bounds, right=True)
 
 
-def detection(
-    kind: Kind, unknown: str, score: str, ood_scores: Tensor, id_scores: Tensor, known: str
-) -> Detection:
+def detection(kind: Kind, unknown: str, score: str, ood_scores: Tensor, id_scores: Tensor, known: str) -> Detection:
     """Return every metric of `metrics.OOD_METRICS` for one score and set, all from one sort."""
     size, ood_size = len(id_scores), len(ood_scores)
     # Values sort several times faster than places, and two sorted halves merge fast.
@@ -372,9 +363,7 @@ def detection(
     counts = np.diff(np.stack([known_to, ends + 1 - known_to]), prepend=0.0)
     known_counts, ood_counts = torch.from_numpy(counts)[:, None]
     values = _detection_metrics(known_counts, ood_counts, size, ood_size)[:, 0].tolist()
-    numbers = [
-        Number(name, unknown, kind, value, score) for name, value in zip(OOD_METRICS, values, strict=True)
-    ]
+    numbers = [Number(name, unknown, kind, value, score) for name, value in zip(OOD_METRICS, values, strict=True)]
     return Detection(numbers, known, unknown, id_scores, ood_scores)
 
 
@@ -408,9 +397,7 @@ def placements(ood_scores: Tensor, id_scores: Tensor) -> tuple[NDArray[Any], NDA
 
 def _share_below(values: NDArray[Any], others: NDArray[Any]) -> NDArray[Any]:
     ranked = np.sort(others)
-    return (np.searchsorted(ranked, values, "left") + np.searchsorted(ranked, values, "right")) / (
-        2 * len(others)
-    )
+    return (np.searchsorted(ranked, values, "left") + np.searchsorted(ranked, values, "right")) / (2 * len(others))
 
 
 def grouped(groups: Tensor, counts: Tensor, total: int | None = None) -> Tensor:
@@ -450,17 +437,12 @@ def replicates_of(
     statistics: Sequence[Statistic], sizes: Mapping[str, int], count: int, seed: int
 ) -> NDArray[np.float32]:
     """Return all numbers of all statistics on `count` resamples of each set, `(numbers, count)`."""
-    values = torch.tensor(
-        [number.value for part in statistics for number in part.numbers], dtype=torch.float64
-    )
+    values = torch.tensor([number.value for part in statistics for number in part.numbers], dtype=torch.float64)
     whole = {name: torch.ones(size, 1) for name, size in sizes.items()}
     with one_thread():
         # Statistics may take short cuts (scores in groups, float32); replicates are shifted to the exact value.
         shift = values[:, None] - torch.cat([part.resampled(whole) for part in statistics])
-        parts = [
-            torch.cat([part.resampled(draws) for part in statistics])
-            for draws in draw_counts(sizes, count, seed)
-        ]
+        parts = [torch.cat([part.resampled(draws) for part in statistics]) for draws in draw_counts(sizes, count, seed)]
     return (torch.cat(parts, dim=1) + shift).numpy().astype(np.float32)
 
 

@@ -65,12 +65,7 @@ def _must_be_read(data: Any) -> bool:
     if isinstance(data, str | Path):
         return True
     known = (Tensor, np.ndarray, list, Loaded, CachedFeatures, DataLoader, TensorDataset)
-    if (
-        isinstance(data, known)
-        or is_tree(data)
-        or not hasattr(data, "__len__")
-        or not hasattr(data, "__getitem__")
-    ):
+    if isinstance(data, known) or is_tree(data) or not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
         return False
     rows = len(data)
     if not isinstance(data, Dataset):
@@ -170,15 +165,11 @@ def named_sets(
 
 def _by_name(argument: str, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
     if given is not None and not isinstance(given, Mapping):
-        raise ValueError(
-            f"`{argument}` must map names to data; got {type(given).__name__}. Pass {{'name': data}}."
-        )
+        raise ValueError(f"`{argument}` must map names to data; got {type(given).__name__}. Pass {{'name': data}}.")
     return given or {}
 
 
-def checked_groups(
-    groups: Mapping[str, Iterable[str]] | None, sets: list[NamedSet]
-) -> dict[str, tuple[str, ...]]:
+def checked_groups(groups: Mapping[str, Iterable[str]] | None, sets: list[NamedSet]) -> dict[str, tuple[str, ...]]:
     """Return groups of OOD sets; refuse unknown sets, empty groups and clashing names."""
     known = [part.name for part in sets if part.kind == "ood"]
     given = groups or {}
@@ -209,9 +200,7 @@ def value_range(raw: trees.Batch) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def warn_of_ranges(
-    known: str, known_range: tuple[float, float], name: str, its_range: tuple[float, float]
-) -> None:
+def warn_of_ranges(known: str, known_range: tuple[float, float], name: str, its_range: tuple[float, float]) -> None:
     """Warn where one of two sets of images has pixels from 0 to 1 and the other from 0 to 255."""
     for small, large in ((known_range, its_range), (its_range, known_range)):
         if 0 <= small[0] <= small[1] <= 1 and large[0] >= 0 and large[1] > _NO_FRACTIONS:

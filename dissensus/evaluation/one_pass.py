@@ -22,14 +22,7 @@ from dissensus.evaluation.classification import Classification, score_names
 from dissensus.evaluation.corrupting import Corruptor, corruptor_of
 from dissensus.evaluation.dense import Over, Positions
 from dissensus.evaluation.estimates import Statistic, average, detection, replicates_of, with_intervals
-from dissensus.evaluation.inputs import (
-    NamedSet,
-    Source,
-    check_not_twice,
-    checked_groups,
-    named_sets,
-    warn_of_ranges,
-)
+from dissensus.evaluation.inputs import NamedSet, Source, check_not_twice, checked_groups, named_sets, warn_of_ranges
 from dissensus.evaluation.labels import Labels
 from dissensus.evaluation.regression import OwnLoss, Regression, variance_names
 from dissensus.evaluation.results import (

@@ -118,11 +118,7 @@ class Regression:
         centre = member_mean(mean, weights)
         knowledge = member_mean(deviations(mean, weights).square(), weights)
         data = member_mean(spread, weights)
-        variances = {
-            "total_variance": data + knowledge,
-            "data_variance": data,
-            "knowledge_variance": knowledge,
-        }
+        variances = {"total_variance": data + knowledge, "data_variance": data, "knowledge_variance": knowledge}
         columns = {
             "scores": torch.stack([variances[name].mean(-1) for name in self.score_names]),
             "predicted": centre[:, 0],
@@ -154,13 +150,7 @@ class Regression:
         return outputs, nothing, nothing
 
     def _density_columns(
-        self,
-        mean: Tensor,
-        scale: Tensor,
-        centre: Tensor,
-        deviation: Tensor,
-        truth: Tensor,
-        weights: Tensor | None,
+        self, mean: Tensor, scale: Tensor, centre: Tensor, deviation: Tensor, truth: Tensor, weights: Tensor | None
     ) -> Columns:
         family = FAMILIES[self.loss]
         pooled = deviation / sqrt(family.variance)
@@ -213,9 +203,7 @@ class Regression:
         if self.task == "points":
             return None
         inside = tuple(columns["inside"].double().mean(-1).tolist())
-        return Reliability(
-            name, COVERAGE_LEVELS, inside, (1.0,) * len(inside), COVERAGE_LEVELS, COVERAGE_LEVELS
-        )
+        return Reliability(name, COVERAGE_LEVELS, inside, (1.0,) * len(inside), COVERAGE_LEVELS, COVERAGE_LEVELS)
 
 
 @dataclass(frozen=True)

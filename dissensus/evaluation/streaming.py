@@ -98,9 +98,7 @@ class Gallery:
         self._best: dict[bool, dict[str, Tensor]] = {}
         self._seen = 0
 
-    def add(
-        self, images: Tensor, dispute: Tensor, votes: Tensor, predicted: Tensor, labels: Tensor | None
-    ) -> None:
+    def add(self, images: Tensor, dispute: Tensor, votes: Tensor, predicted: Tensor, labels: Tensor | None) -> None:
         """Take in a batch; `votes` is `(members, batch)`, all else has the batch first."""
         batch = {
             "dispute": dispute,
@@ -291,9 +289,7 @@ class Reader:
             self._show(gallery, raw, columns, y)
             kept.add(columns)
             for cell, copy in corruptor.copies(raw, y, start):
-                columns = self._columns(
-                    run, copy, y, f"{part.name} with {cell[0]} at severity {cell[1]}", start
-                )
+                columns = self._columns(run, copy, y, f"{part.name} with {cell[0]} at severity {cell[1]}", start)
                 corrupted[cell].add(columns)
             if start == 0:
                 span = value_range(raw)
@@ -332,9 +328,7 @@ class Reader:
         else:
             if y is not None:
                 # Before they are used as indices; of the outputs only the shape matters here.
-                self.task.check_targets(
-                    y, torch.empty(self.shape[0], 0, self.shape[1], device=raw.device), name, start
-                )
+                self.task.check_targets(y, torch.empty(self.shape[0], 0, self.shape[1], device=raw.device), name, start)
             with _named(name, raw):
                 outputs, usable, columns = program.captured(raw, targets)
             self._check_batch(outputs, None, len(raw), name, start)

@@ -47,25 +47,9 @@ TITLES = {
 }
 _PREDICTION_METRICS = {
     "classification": ("accuracy", "member_accuracy", "mean_iou", "nll", "brier", "ece", "smooth_ece"),
-    "density": (
-        "rmse",
-        "mixture_nll",
-        "gaussian_nll",
-        "laplace_nll",
-        "gaussian_crps",
-        "laplace_crps",
-        "coverage_90",
-    ),
+    "density": ("rmse", "mixture_nll", "gaussian_nll", "laplace_nll", "gaussian_crps", "laplace_crps", "coverage_90"),
     "points": ("rmse", "mae", "mixture_nll"),
-    "labels": (
-        "mean_average_precision",
-        "macro_auroc",
-        "label_accuracy",
-        "subset_accuracy",
-        "nll",
-        "brier",
-        "ece",
-    ),
+    "labels": ("mean_average_precision", "macro_auroc", "label_accuracy", "subset_accuracy", "nll", "brier", "ece"),
     "own": ("loss",),
 }
 
@@ -156,8 +140,7 @@ def severity_table(result: Evaluation, score: str) -> Cells:
     rows = []
     for level in levels:
         cells = [
-            find(result, metric, ALL_CORRUPTIONS, None, level)
-            for metric in ("accuracy", "nll", "ece", "smooth_ece")
+            find(result, metric, ALL_CORRUPTIONS, None, level) for metric in ("accuracy", "nll", "ece", "smooth_ece")
         ]
         auroc = find(result, "auroc", ALL_CORRUPTIONS, score, level)
         rows.append([str(level), *map(interval_text, cells), interval_text(auroc)])
@@ -168,10 +151,7 @@ def corruption_table(results: Sequence[Evaluation], severity: int) -> Cells:
     """Return accuracies of every corruption at one severity, run by run."""
     names = list(dict.fromkeys(n.set for result in results for n in result.numbers if n.kind == "corruption"))
     rows = [
-        [
-            name.replace("_", " "),
-            *(interval_text(find(result, "accuracy", name, None, severity)) for result in results),
-        ]
+        [name.replace("_", " "), *(interval_text(find(result, "accuracy", name, None, severity)) for result in results)]
         for name in names
     ]
     heads = [result.name for result in results] if len(results) > 1 else ["accuracy"]
@@ -255,10 +235,7 @@ def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return columns and rows as aligned text."""
     lines = [list(columns), *map(list, rows)]
     widths = [max(len(line[place]) for line in lines) for place in range(len(columns))]
-    texts = [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    ]
+    texts = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
     return "\n".join([texts[0], "  ".join("-" * width for width in widths), *texts[1:]])
 
 

@@ -187,9 +187,7 @@ def as_inputs(references: Array) -> Tensor:
             "Of pairs and data sets hand over the inputs alone."
         ) from problem
     if inputs.ndim < 2 or len(inputs) == 0:
-        raise ValueError(
-            f"`references` must be a batch of inputs, (references, ...); got shape {tuple(inputs.shape)}."
-        )
+        raise ValueError(f"`references` must be a batch of inputs, (references, ...); got shape {tuple(inputs.shape)}.")
     if not inputs.is_floating_point():
         raise ValueError(
             f"`references` must be real numbers, prepared like the inputs; got {inputs.dtype}. Convert and normalise them as "
@@ -200,9 +198,7 @@ def as_inputs(references: Array) -> Tensor:
     return inputs
 
 
-def check_settings(
-    references: Tensor, num_members: int, mask_probability: float, temperature: str | None
-) -> int:
+def check_settings(references: Tensor, num_members: int, mask_probability: float, temperature: str | None) -> int:
     """Refuse numbers that cannot be; return how many members a network has, as Python's own number."""
     whole = isinstance(num_members, Integral) and not isinstance(num_members, bool)
     if not whole or not 1 <= num_members <= len(references):
@@ -337,9 +333,7 @@ class Anchored(Members):
         self.member_keys = self.member_keys.to(anchors.device)
         self.training = self.inner.training
 
-    def run(
-        self, tensors: Mapping[str, Tensor], x: Tensor, *, own: bool, rows: Tensor | None, keys: Keys
-    ) -> Tensor:
+    def run(self, tensors: Mapping[str, Tensor], x: Tensor, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Run networks, in evaluation with each of K references; see `Members.run`. `rows` are networks."""
         self.check_inputs(x, own)
         if self.training:
@@ -547,16 +541,16 @@ class Anchored(Members):
 
     def extra_repr(self) -> str:
         """Show what the references do."""
-        return f"references={len(self.references)}, anchors={self.num_anchors}, mask_probability={self.mask_probability:g}"
+        return (
+            f"references={len(self.references)}, anchors={self.num_anchors}, mask_probability={self.mask_probability:g}"
+        )
 
 
 class _SomeMembers(View):
     """Some members of a view in evaluation: rows of parameters are networks, so these are not rows of its own."""
 
     def __init__(self, whole: View, chosen: Tensor) -> None:
-        super().__init__(
-            whole.members, whole.parameters, whole.buffers, keys=whole.keys, whole=lambda: whole.whole
-        )
+        super().__init__(whole.members, whole.parameters, whole.buffers, keys=whole.keys, whole=lambda: whole.whole)
         self.chosen = chosen
 
     @property

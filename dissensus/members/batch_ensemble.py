@@ -106,9 +106,7 @@ def _split_off(layer: Any, name: str, num_members: int, seed: int) -> None:
     """Give a layer factors, and members a bias each in place of the layer's."""
     weight = layer.weight
     linear = isinstance(layer, nn.Linear)
-    inputs, outputs = (
-        (layer.in_features, layer.out_features) if linear else (layer.in_channels, layer.out_channels)
-    )
+    inputs, outputs = (layer.in_features, layer.out_features) if linear else (layer.in_channels, layer.out_channels)
     bias = None if layer.bias is None else layer.bias.detach().repeat(num_members, 1)
     factors = Factors(
         _signs(seed, f"{name} r", num_members, inputs).to(weight),
@@ -146,9 +144,7 @@ def _fold_in(layer: Any, index: int) -> None:
     groups = getattr(layer, "groups", 1)
     # A group's outputs see that group's inputs only: row o of the weight has those of o's group.
     r = factors.r[index].detach().reshape(groups, -1).repeat_interleave(len(weight) // groups, 0)
-    folded = weight * (factors.s[index].detach()[:, None] * r).reshape(
-        *r.shape, *(1 for _ in weight.shape[2:])
-    )
+    folded = weight * (factors.s[index].detach()[:, None] * r).reshape(*r.shape, *(1 for _ in weight.shape[2:]))
     layer.weight = nn.Parameter(folded, layer.weight.requires_grad)
     if factors.bias is not None:
         layer.bias = nn.Parameter(factors.bias[index].detach().clone(), factors.bias.requires_grad)

@@ -96,21 +96,14 @@ class DeepEnsemble(Members):
 
     @classmethod
     def from_members(
-        cls,
-        nets: Sequence[nn.Module],
-        seed: int = 0,
-        *,
-        execution: Execution = "auto",
-        output: Output = None,
+        cls, nets: Sequence[nn.Module], seed: int = 0, *, execution: Execution = "auto", output: Output = None
     ) -> "DeepEnsemble":
         """Make an ensemble of networks that exist already, trained or not, of one architecture or several.
 
         The networks are copied. Those of different architectures run in a loop and need only give outputs of one shape.
         """
         # An nn.Sequential is one network: its layers are not members.
-        if not isinstance(nets, Iterable) or (
-            isinstance(nets, nn.Module) and not isinstance(nets, nn.ModuleList)
-        ):
+        if not isinstance(nets, Iterable) or (isinstance(nets, nn.Module) and not isinstance(nets, nn.ModuleList)):
             raise ValueError(
                 f"`from_members` wants a list of networks, from_members([net_a, net_b]); got {type(nets).__name__}."
             )
@@ -179,9 +172,7 @@ class DeepEnsemble(Members):
         self._follow_modes([index])
         return copy.deepcopy(self._shells[index])
 
-    def run(
-        self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys
-    ) -> Tensor:
+    def run(self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Run members on the given tensors; see `Members.run`."""
         decision = self._decide(tensors, x, own, rows, keys)
         if decision["why_loop"] is None:
@@ -292,17 +283,13 @@ class DeepEnsemble(Members):
     def _run_vectorised(self, tensors: Mapping[str, Tensor], x: Any, own: bool, keys: Keys) -> Tensor:
         net = self.net
         if net is None:
-            raise ValueError(
-                "Members of different architectures cannot run vectorised. Leave `execution` at 'auto'."
-            )
+            raise ValueError("Members of different architectures cannot run vectorised. Leave `execution` at 'auto'.")
         stacked = under("net.", tensors)
         if self._drops:
             stacked.update(dropout_keys(net, keys))
 
         def run_one(one: dict[str, Tensor], batch: Any) -> Any:
-            return pick(
-                call(lambda *parts, **named: functional_call(net, one, parts, named), batch), self.picks
-            )
+            return pick(call(lambda *parts, **named: functional_call(net, one, parts, named), batch), self.picks)
 
         mended = self._pads or torch.is_autocast_enabled(x.device.type)
         with _quiet_vmap(), RulesOfVmap() if mended else nullcontext():
@@ -312,13 +299,7 @@ class DeepEnsemble(Members):
         return outputs
 
     def _run_loop(
-        self,
-        tensors: Mapping[str, Tensor],
-        x: Any,
-        own: bool,
-        rows: Tensor | None,
-        keys: Keys,
-        random: bool,
+        self, tensors: Mapping[str, Tensor], x: Any, own: bool, rows: Tensor | None, keys: Keys, random: bool
     ) -> Tensor:
         block = settled_block(self)
         if rows is None and not own and block is not None:
@@ -346,11 +327,7 @@ class DeepEnsemble(Members):
         """Run members in turn where neither weights nor modes change between passes: they keep the rows they were lent."""
         members = range(self.num_members)
         if self._loan is None or not self._loan.holds(tensors, block):
-            if (
-                self.net is not None
-                and self._not_one_program is None
-                and runs_otherwise(self.net, self._shells[0])
-            ):
+            if self.net is not None and self._not_one_program is None and runs_otherwise(self.net, self._shells[0]):
                 return self._run_vectorised(tensors, x, False, keys)
             self._follow_modes(members)
             self._loan = Loan(self._shells, tensors, self._split(tensors, members), block)
@@ -476,9 +453,7 @@ class SingleMember(Members):
         """Tensors have no member axis."""
         return False
 
-    def run(
-        self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys
-    ) -> Tensor:
+    def run(self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Run the member on its tensors; see `Members.run`."""
         row = under("net.", tensors)
         net = self._shell.net

@@ -95,9 +95,7 @@ class HeadEnsemble(Members):
         own = next((t for t in self.heads.parameters() if t.is_floating_point()), features)
         return features.to(own.dtype) if features.is_floating_point() else features
 
-    def run(
-        self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys
-    ) -> Tensor:
+    def run(self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Run the backbone once and the heads on what it gives; see `Members.run`."""
         features = self._features(tensors, x.flatten(0, 1) if own else x)
         if own:
@@ -209,9 +207,7 @@ class HeadOnBackbone(nn.Sequential):
 
 def _factory(make_head: MakeHead) -> Callable[[], nn.Module]:
     if isinstance(make_head, nn.Module):
-        raise ValueError(
-            "`make_head` must be a function that makes a head; got a network. Write `lambda: Head(...)`."
-        )
+        raise ValueError("`make_head` must be a function that makes a head; got a network. Write `lambda: Head(...)`.")
     if callable(make_head):
         return make_head
     if (

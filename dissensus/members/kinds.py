@@ -114,13 +114,7 @@ def snapshots(make_member: MakeNet, num_members: int, seed: int = 0) -> Snapshot
 
 
 def swag(
-    make_member: MakeNet,
-    num_members: int,
-    seed: int = 0,
-    *,
-    start: float = 0.5,
-    rank: int = 20,
-    scale: float = 1.0,
+    make_member: MakeNet, num_members: int, seed: int = 0, *, start: float = 0.5, rank: int = 20, scale: float = 1.0
 ) -> SWAG:
     """Make one network around whose path members are drawn."""
     return SWAG(make_member, num_members, seed, start=start, rank=rank, scale=scale)
@@ -190,9 +184,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             },
         ),
         "mc_dropout": Kind(mc_dropout, {"p": lambda make_net, x: mc_dropout(make_net, 3, p=0.2)}),
-        "batch_ensemble": Kind(
-            batch_ensemble, {"whole batches": lambda make_net, x: BatchEnsemble(make_net, 3)}
-        ),
+        "batch_ensemble": Kind(batch_ensemble, {"whole batches": lambda make_net, x: BatchEnsemble(make_net, 3)}),
         "packed": Kind(
             packed,
             {

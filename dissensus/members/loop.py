@@ -99,9 +99,7 @@ def _with_fixed_masks(member: nn.Module, example: Any) -> nn.Module:
         del layer.drop
     return replace_layers(
         member.net,
-        lambda part: (
-            _FixedDropout(part, drawn[part]) if isinstance(part, SampledDropout) and drawn[part] else None
-        ),
+        lambda part: _FixedDropout(part, drawn[part]) if isinstance(part, SampledDropout) and drawn[part] else None,
     )
 
 

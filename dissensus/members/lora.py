@@ -72,9 +72,7 @@ class LoRAEnsemble(SharedMembers):
         real_number("alpha", alpha, above=True)
         check_nets([net])
         if isinstance(net, Members):
-            raise ValueError(
-                f"`net` must be one network; got a {type(net).__name__}. Take one of its members."
-            )
+            raise ValueError(f"`net` must be one network; got a {type(net).__name__}. Take one of its members.")
         net.requires_grad_(False)
         grown = twin(net)
         linear = {name: module for name, module in grown.named_modules() if type(module) is nn.Linear}
@@ -108,11 +106,7 @@ class LoRAEnsemble(SharedMembers):
         return ((name, module) for name, module in self.named_modules() if isinstance(module, _Adapter))
 
     def _own_names(self) -> list[str]:
-        return [
-            f"{name}.{own}"
-            for name, layer in self.adapters()
-            for own, _ in layer.named_parameters(recurse=False)
-        ]
+        return [f"{name}.{own}" for name, layer in self.adapters() for own, _ in layer.named_parameters(recurse=False)]
 
     @property
     def shared_buffers(self) -> frozenset[str]:  # type: ignore[override]
@@ -161,9 +155,7 @@ class LoRAEnsemble(SharedMembers):
         for name, tensor in self.state_dict().items():
             if name in self.shared_buffers:
                 digest.update(name.encode())
-                digest.update(
-                    tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-                )
+                digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         return {"network": digest.hexdigest()[:16], **super().identity()}
 
     def settings(self) -> dict[str, object]:

@@ -147,14 +147,10 @@ class Masksembles(SharedMembers):
     def masks(self, layer: str) -> Tensor:
         """Return a layer's masks: True where a member keeps the channel, `(members, channels)`."""
         if layer not in self._trimmer[0].sites:
-            raise ValueError(
-                f"{layer!r} has no masks; these layers do: {listed(list(self._trimmer[0].sites))}."
-            )
+            raise ValueError(f"{layer!r} has no masks; these layers do: {listed(list(self._trimmer[0].sites))}.")
         return self.get_buffer(f"net.{layer}.mask.values")
 
-    def run(
-        self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys
-    ) -> Tensor:
+    def run(self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Run members on the given tensors; see `Members.run`."""
         if self.training or any(module.training for module in self.net.modules()):
             return super().run(tensors, x, own=own, rows=rows, keys=keys)
@@ -237,9 +233,7 @@ class Masksembles(SharedMembers):
 
     def _saves_arithmetic(self) -> bool:
         """Whether members on their own are so much smaller that running one after the other pays."""
-        smaller = [
-            layer for layer in self.masked_layers if layer.form != "masked" and layer.ones < layer.width
-        ]
+        smaller = [layer for layer in self.masked_layers if layer.form != "masked" and layer.ones < layer.width]
         wide = any(layer.width >= WIDE for layer in smaller)
         convolves = any(isinstance(module, nn.modules.conv._ConvNd) for module in self.net.modules())
         return wide or (convolves and bool(smaller))
@@ -310,9 +304,7 @@ def _on_axis(site: Site, axis: int) -> Site:
     return replace(site, axis=axis)
 
 
-def _put_mask(
-    net: nn.Module, site: Site, num_members: int, scale: float, seed: int, grown: bool, places: Map
-) -> Site:
+def _put_mask(net: nn.Module, site: Site, num_members: int, scale: float, seed: int, grown: bool, places: Map) -> Site:
     """Draw a place's masks and attach them; widen the place first if wanted."""
     width = site.width
     try:

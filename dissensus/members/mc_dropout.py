@@ -87,9 +87,7 @@ class MCDropout(SharedMembers):
         self.register_buffer("member_keys", self.member_keys, persistent=True)
         self.masks: Masks = masks
 
-    def run(
-        self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys
-    ) -> Tensor:
+    def run(self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Run members on the given tensors; see `Members.run`."""
         if not self.training:
             chosen = self.member_keys if rows is None else self.member_keys.index_select(0, rows)
@@ -107,12 +105,7 @@ class MCDropout(SharedMembers):
     def settings(self) -> dict[str, object]:
         """Return what decides training beside the tensors, and which draws members are."""
         rates = [layer.p for layer in _layers(self.net)]
-        return {
-            **super().settings(),
-            "masks": self.masks,
-            "dropout": rates,
-            "draws": self.member_keys.tolist(),
-        }
+        return {**super().settings(), "masks": self.masks, "dropout": rates, "draws": self.member_keys.tolist()}
 
 
 class DropoutMember(nn.Module):
@@ -164,8 +157,7 @@ def _input_keys(x: Batch) -> Tensor:
     """Return a hash of each row's values, `(rows,)`."""
     if isinstance(x, Tree):
         return fold(
-            torch.stack([_input_keys(leaf) for leaf in x.leaves], -1),
-            torch.arange(len(x.leaves), device=x.device),
+            torch.stack([_input_keys(leaf) for leaf in x.leaves], -1), torch.arange(len(x.leaves), device=x.device)
         ).sum(-1)
     values = x.detach().reshape(len(x), -1)
     if values.is_floating_point():

@@ -131,9 +131,7 @@ class Members(nn.Module, ABC):
         self.decisions: dict[str, dict[str, Any]] = {}
 
     @abstractmethod
-    def run(
-        self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys
-    ) -> Tensor:
+    def run(self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Run members on the given tensors instead of the registered ones.
 
         Args:
@@ -205,10 +203,7 @@ class Members(nn.Module, ABC):
         self._passes += 1
         number = self._passes
         return View(
-            self,
-            dict(self.named_parameters()),
-            dict(self.named_buffers()),
-            keys=lambda: fold(self.member_keys, number),
+            self, dict(self.named_parameters()), dict(self.named_buffers()), keys=lambda: fold(self.member_keys, number)
         )
 
     def picked(self, view: "View", rows: Tensor) -> "View":
@@ -232,11 +227,7 @@ class Members(nn.Module, ABC):
 
     def check_beside(self, data: object, side: object, name: str) -> None:
         """Refuse further data of a run that do not go with its training data; `name` says what they are."""
-        if (
-            isinstance(side, CachedFeatures)
-            and isinstance(data, CachedFeatures)
-            and side.of_another_backbone(data)
-        ):
+        if isinstance(side, CachedFeatures) and isinstance(data, CachedFeatures) and side.of_another_backbone(data):
             raise ValueError(
                 f"The {name} data are features of another backbone than the training data's. Cache both with one backbone."
             )
@@ -274,9 +265,7 @@ class Members(nn.Module, ABC):
 
     def all_decisions(self) -> dict[str, dict[str, dict[str, Any]]]:
         """Return what this ensemble and those inside it have decided by now; a checkpoint keeps it."""
-        return {
-            name: dict(part.decisions) for name, part in self.named_modules() if isinstance(part, Members)
-        }
+        return {name: dict(part.decisions) for name, part in self.named_modules() if isinstance(part, Members)}
 
     def decide_as(self, decided: Mapping[str, Mapping[str, dict[str, Any]]]) -> None:
         """Go by what was decided before, in another sitting, rather than finding it out again with other weights."""
@@ -347,9 +336,7 @@ class Members(nn.Module, ABC):
         rows = self.parameter_rows()
         groups = [list(values)] if view.num_members == 1 else [names for _, names in rows]
         if len(groups) != view.num_members:
-            raise ValueError(
-                "The norm of each member's parameters is asked for, and these members share theirs."
-            )
+            raise ValueError("The norm of each member's parameters is asked for, and these members share theirs.")
         sums = [[values[name].sum() for name in names if name in values] for names in groups]
         return torch.stack([torch.stack(each).sum() for each in sums])
 
@@ -444,9 +431,7 @@ class View:
         networks = self.members.num_trained if self.rows is None else len(self.rows)
         if self.in_one_pass:
             return self.members.outputs_of_one_pass(networks)
-        return (
-            networks if self.training else networks * (self.members.num_members // self.members.num_trained)
-        )
+        return networks if self.training else networks * (self.members.num_members // self.members.num_trained)
 
     @property
     def training(self) -> bool:
@@ -494,9 +479,7 @@ class View:
         if run is None:
             run = self._next or (self.members.run_one_pass if self.in_one_pass else self.members.run)
             self._next = None
-        return run(
-            {**self.parameters, **buffers}, x, own=own, rows=self.rows, keys=lambda: fold(self.keys(), number)
-        )
+        return run({**self.parameters, **buffers}, x, own=own, rows=self.rows, keys=lambda: fold(self.keys(), number))
 
     @contextmanager
     def perturbed(self) -> Iterator[None]:
@@ -542,9 +525,7 @@ class View:
             value = fn(x)
             real = [leaf for leaf in tree_leaves(x) if leaf.requires_grad]
             found = iter(
-                torch.autograd.grad(
-                    value.sum(), real, retain_graph=True, allow_unused=not isinstance(x, Tensor)
-                )
+                torch.autograd.grad(value.sum(), real, retain_graph=True, allow_unused=not isinstance(x, Tensor))
             )
         gradients = tree_map(lambda t: _detached(next(found)) if t.requires_grad else None, x)
         return value, gradients

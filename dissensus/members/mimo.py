@@ -63,14 +63,10 @@ class MIMO(SharedMembers):
         super().__init__(net, num_members, seed, "whole", output)
         self.repetition, self.axes = repetition, axes
 
-    def run(
-        self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys
-    ) -> Tensor:
+    def run(self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Run the network on M inputs at once; see `Members.run`."""
         if not isinstance(x, Tensor):
-            raise ValueError(
-                "MIMO takes one tensor a network, on whose channels inputs are put side by side."
-            )
+            raise ValueError("MIMO takes one tensor a network, on whose channels inputs are put side by side.")
         if self.training:
             outputs = self._run_mixed(tensors, x, own, rows, keys)
             return outputs if rows is None else outputs[rows]
@@ -152,9 +148,7 @@ def _widened(net: nn.Module, count: int) -> tuple[nn.Module, tuple[int, int]]:
         )
     part = parts[0]
     (first, flat), last = _first_layer(part), _last_layer(part)
-    for node, sides in (
-        ((first, (count, 1)), (last, (1, count))) if first is not last else ((first, (count, count)),)
-    ):
+    for node, sides in ((first, (count, 1)), (last, (1, count))) if first is not last else ((first, (count, count)),):
         net = put_layer(net, part.name(node), _wider(part.module(node), *sides))
     first_is_linear, last_is_linear = (isinstance(part.module(n), nn.Linear) for n in (first, last))
     return net, (-1 if first_is_linear and not flat else 1, -1 if last_is_linear else 1)
@@ -205,7 +199,5 @@ def _only(part: Traced, found: list[fx.Node], what: str) -> fx.Node:
         )
     module = part.module(found[0])
     if getattr(module, "groups", 1) != 1 or not part.called_once(found[0]):
-        raise ValueError(
-            f"The layer {part.name(found[0])!r} has groups or runs twice, so it cannot be widened."
-        )
+        raise ValueError(f"The layer {part.name(found[0])!r} has groups or runs twice, so it cannot be widened.")
     return found[0]

@@ -89,9 +89,7 @@ class PackedEnsemble(SharedMembers):
         self._layers = [module for module in self.net.modules() if isinstance(module, _Packed)]
         self.to(next(wide.parameters()).device)
 
-    def run(
-        self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys
-    ) -> Tensor:
+    def run(self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Run members as rows of one batch through grouped layers; see `Members.run`."""
         for layer in self._layers:
             layer.chosen = rows
@@ -109,9 +107,7 @@ class PackedEnsemble(SharedMembers):
         packed = self.net.state_dict()
         net.load_state_dict(
             {
-                name: packed[name].unflatten(0, (self.num_members, -1))[index]
-                if tensor.ndim
-                else packed[name]
+                name: packed[name].unflatten(0, (self.num_members, -1))[index] if tensor.ndim else packed[name]
                 for name, tensor in net.state_dict().items()
             }
         )
@@ -232,9 +228,7 @@ def _convolution(packed: _Packed, plain: Any, x: Tensor) -> Tensor:
     flat_bias = None if bias is None else bias.flatten()
     groups = len(weight) * plain.groups
     convolve = _CONVOLUTIONS[type(plain)]
-    return packed.unfold(
-        convolve(x, weight.flatten(0, 1), flat_bias, plain.stride, padding, plain.dilation, groups)
-    )
+    return packed.unfold(convolve(x, weight.flatten(0, 1), flat_bias, plain.stride, padding, plain.dilation, groups))
 
 
 def _batch_norm(packed: _Packed, plain: Any, x: Tensor) -> Tensor:
@@ -392,9 +386,7 @@ class _Thinned:
         return inputs // given[0] * given[1]
 
 
-def _thin_embedding(
-    module: nn.Embedding, width: int, name: str, options: dict[str, Any]
-) -> Callable[[], nn.Module]:
+def _thin_embedding(module: nn.Embedding, width: int, name: str, options: dict[str, Any]) -> Callable[[], nn.Module]:
     """Return what makes an embedding of this width."""
     if module.padding_idx is not None or module.max_norm is not None:
         raise ValueError(f"The embedding {name!r} has padding_idx or max_norm, which are not packed.")

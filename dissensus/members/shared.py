@@ -13,13 +13,7 @@ from dissensus.data import trees
 from dissensus.data.trees import Batch, Output, Tree, WholeOutput, pick, repeat_rows
 from dissensus.engines.watching import kept_as_is, look_at
 from dissensus.members.members import Keys, Members, View, under
-from dissensus.members.stacking import (
-    PROBE_ROWS,
-    keep_weights_apart,
-    quiet_weights,
-    recurs,
-    tensors_of,
-)
+from dissensus.members.stacking import PROBE_ROWS, keep_weights_apart, quiet_weights, recurs, tensors_of
 from dissensus.nets.dropout import dropout_keys, key_dropout, rewind_dropout
 from dissensus.randomness import seeded
 
@@ -38,9 +32,7 @@ class PerRow(nn.Module):
     def take(self, values: Tensor, x: Tensor, axis: int) -> Tensor:
         """Return each row's own values, `(members, features)`, shaped to multiply `x` along `axis`."""
         if self.rows is None:
-            raise ValueError(
-                "This layer belongs to an ensemble and runs only inside it; use `ens.member(j)`."
-            )
+            raise ValueError("This layer belongs to an ensemble and runs only inside it; use `ens.member(j)`.")
         # A net may fold positions into its batch axis, as long as each example's rows stay together.
         if len(x) % len(self.rows):
             raise ValueError(
@@ -78,9 +70,7 @@ class SharedMembers(Members):
     own_batches: ClassVar[bool] = False
     separate: ClassVar[bool] = False
 
-    def __init__(
-        self, net: nn.Module, num_members: int, seed: int, batches: BatchUse, output: Output = None
-    ) -> None:
+    def __init__(self, net: nn.Module, num_members: int, seed: int, batches: BatchUse, output: Output = None) -> None:
         super().__init__(num_members, seed)
         self.output = output
         if batches not in ("split", "whole"):
@@ -94,9 +84,7 @@ class SharedMembers(Members):
         self._recurs = recurs(self.net)
         self._per_row = [module for module in self.net.modules() if isinstance(module, PerRow)]
 
-    def run(
-        self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys
-    ) -> Tensor:
+    def run(self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Run members as rows of one batch, member after member; see `Members.run`."""
         members = self.all_members(x.device) if rows is None else rows
         count, batch = len(members), x.shape[1] if own else x.shape[0]
@@ -207,9 +195,7 @@ def call(net: nn.Module, tensors: dict[str, Tensor], x: Batch, output: Output | 
 def made(make_net: Callable[[], nn.Module], num_members: int) -> nn.Module:
     """Return what a function makes, or say what is wrong with it or with the number of members."""
     if isinstance(make_net, nn.Module):
-        raise ValueError(
-            "`make_net` must be a function that makes a network; got a network. Write `lambda: Net(...)`."
-        )
+        raise ValueError("`make_net` must be a function that makes a network; got a network. Write `lambda: Net(...)`.")
     return adopt(make_net(), num_members, "make_net()")
 
 

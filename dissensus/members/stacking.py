@@ -15,21 +15,8 @@ from torch.overrides import TorchFunctionMode
 
 from dissensus.data.trees import Tree
 
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)
-_BOOKKEEPING = {
-    "_parameters",
-    "_buffers",
-    "_modules",
-    "training",
-    "_flat_weights",
-    "_flat_weight_refs",
-    "calls",
-}
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_BOOKKEEPING = {"_parameters", "_buffers", "_modules", "training", "_flat_weights", "_flat_weight_refs", "calls"}
 
 
 def tensors_of(net: nn.Module) -> dict[str, Tensor]:
@@ -40,9 +27,7 @@ def tensors_of(net: nn.Module) -> dict[str, Tensor]:
 def twin(net: nn.Module) -> nn.Module:
     """Return a copy of a network that shares its parameters and buffers."""
     if isinstance(net, torch.jit.ScriptModule):
-        raise ValueError(
-            "A scripted network cannot be a member. Give the network that torch.jit.script was given."
-        )
+        raise ValueError("A scripted network cannot be a member. Give the network that torch.jit.script was given.")
     try:
         return copy.deepcopy(net, {id(tensor): tensor for tensor in tensors_of(net).values()})
     except RuntimeError as problem:
@@ -89,10 +74,7 @@ def _check_net(index: int, net: object) -> None:
 def can_stack(nets: Sequence[nn.Module]) -> bool:
     """Whether all nets have tensors of the same names, shapes and dtypes, so that they can be stored as one."""
     layouts = [
-        [
-            (n, t.shape, t.dtype, t.requires_grad, isinstance(t, nn.Parameter))
-            for n, t in tensors_of(net).items()
-        ]
+        [(n, t.shape, t.dtype, t.requires_grad, isinstance(t, nn.Parameter)) for n, t in tensors_of(net).items()]
         for net in nets
     ]
     modules = [[name for name, _ in net.named_modules()] for net in nets]
@@ -304,9 +286,7 @@ class Shell:
         made: dict[str, nn.Parameter] = {}
         for module, name, source in twin._parameters:
             if source not in made:
-                made[source] = nn.Parameter(
-                    row[source].detach().clone(), requires_grad=row[source].requires_grad
-                )
+                made[source] = nn.Parameter(row[source].detach().clone(), requires_grad=row[source].requires_grad)
             del module.__dict__[name]
             setattr(module, name, made[source])
         for module in twin.net.modules():
@@ -355,11 +335,7 @@ class Loan:
     """Rows lent to shells for the passes of one block of evaluation, in which the tensors stay where they are."""
 
     def __init__(
-        self,
-        shells: Sequence[Shell],
-        tensors: Mapping[str, Tensor],
-        rows: Sequence[Mapping[str, Tensor]],
-        block: int,
+        self, shells: Sequence[Shell], tensors: Mapping[str, Tensor], rows: Sequence[Mapping[str, Tensor]], block: int
     ) -> None:
         self.shells, self.rows, self.block = shells, rows, block
         self._places = [(tensor, tensor.data_ptr()) for tensor in tensors.values()]
@@ -467,11 +443,7 @@ class _Attempt(NamedTuple):
 
 
 def _attempt(
-    run: Run,
-    weights: Mapping[str, Tensor],
-    buffers: Mapping[str, Tensor],
-    x: Tensor,
-    trainable: Collection[str],
+    run: Run, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor], x: Tensor, trainable: Collection[str]
 ) -> _Attempt:
     """Run on copies of the buffers; return outputs, the copies as the pass left them, and gradients."""
     copies = {name: tensor.clone() for name, tensor in buffers.items()}
@@ -514,9 +486,7 @@ def _first_line(problem: Exception) -> str:
 
 def _tolerance(tensors: Sequence[Tensor]) -> float:
     """Return by how much results may differ: by the rounding of the coarsest of them."""
-    return max(
-        (_TOLERANCES.get(t.dtype, _TOLERANCE_OF_HALF) for t in tensors if t.is_floating_point()), default=0.0
-    )
+    return max((_TOLERANCES.get(t.dtype, _TOLERANCE_OF_HALF) for t in tensors if t.is_floating_point()), default=0.0)
 
 
 def _largest(tensor: Tensor) -> float:

@@ -29,9 +29,7 @@ class Trajectory(SharedMembers):
 
     comparable: ClassVar[bool] = False
 
-    def __init__(
-        self, make_net: Callable[[], nn.Module], num_members: int, seed: int, output: Output = None
-    ) -> None:
+    def __init__(self, make_net: Callable[[], nn.Module], num_members: int, seed: int, output: Output = None) -> None:
         with seeded(derive(seed, "initial weights", 0), alone=True):
             net = made(make_net, num_members)
         super().__init__(net, num_members, seed, "whole", output)
@@ -40,9 +38,7 @@ class Trajectory(SharedMembers):
         self.kept = _in_buffers(DeepEnsemble.from_members(copies, seed, output=output))
         self.member_keys = self.member_keys.to(self.kept.member_keys.device)
 
-    def run(
-        self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys
-    ) -> Tensor:
+    def run(self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Run members in evaluation; see `Members.run`. In training there is one network."""
         if self.training:
             return self.run_one_pass(tensors, x, own=own, rows=rows, keys=keys)
@@ -110,12 +106,7 @@ class SnapshotEnsemble(Trajectory):
     """
 
     def __init__(
-        self,
-        make_net: Callable[[], nn.Module],
-        num_members: int = 5,
-        seed: int = 0,
-        *,
-        output: Output = None,
+        self, make_net: Callable[[], nn.Module], num_members: int = 5, seed: int = 0, *, output: Output = None
     ) -> None:
         super().__init__(make_net, num_members, seed, output)
 

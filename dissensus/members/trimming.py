@@ -195,9 +195,7 @@ class Trimmer:
 
     def kept(self, tensors: Mapping[str, Tensor], rows: Tensor) -> list[dict[str, Tensor]]:
         """Return the channels that each of these members keeps, by place."""
-        by_site = {
-            site: tensors[name].index_select(0, rows).unbind() for name, site in self.kept_names.items()
-        }
+        by_site = {site: tensors[name].index_select(0, rows).unbind() for name, site in self.kept_names.items()}
         return [{site: kept[place] for site, kept in by_site.items()} for place in range(len(rows))]
 
     def tensors(self, tensors: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -241,12 +239,9 @@ def replace_tensors(net: nn.Module, make: Callable[[str, Tensor], Tensor]) -> No
 
 def sides_cut(site: Site, form: Form) -> list[Side]:
     """Return the sides on which a member has fewer channels."""
-    return {
-        "trimmed": [site.before, site.after],
-        "expanded": [site.before],
-        "selected": [site.after],
-        "masked": [],
-    }[form]
+    return {"trimmed": [site.before, site.after], "expanded": [site.before], "selected": [site.after], "masked": []}[
+        form
+    ]
 
 
 def _mask_tensor(site: str) -> str:

@@ -19,9 +19,7 @@ def as_tensor(values: Array, name: str) -> Tensor:
     """Detached tensor of a real dtype, on the CPU or a CUDA device."""
     tensor = values.detach() if isinstance(values, Tensor) else _from_numpy(np.asarray(values), name)
     if tensor.numel() == 0:
-        raise ValueError(
-            f"`{name}` is empty (shape {tuple(tensor.shape)}); a metric needs at least one value."
-        )
+        raise ValueError(f"`{name}` is empty (shape {tuple(tensor.shape)}); a metric needs at least one value.")
     # Sums are taken in float64, which other devices (mps) do not have.
     return tensor if tensor.device.type in ("cpu", "cuda") else tensor.cpu()
 
@@ -88,9 +86,7 @@ def indices(values: Array, name: str, size: int | None = None) -> Tensor:
             f"{tuple(tensor.shape)}. For probabilities or logits, pass their `argmax(-1)`."
         )
     if size is not None and len(tensor) != size:
-        raise ValueError(
-            f"`{name}` must have one entry per input; got {len(tensor)} entries for {size} inputs."
-        )
+        raise ValueError(f"`{name}` must have one entry per input; got {len(tensor)} entries for {size} inputs.")
     return tensor.long()
 
 
@@ -106,8 +102,7 @@ def class_indices(values: Array, name: str, size: int, num_classes: int) -> Tens
     low, high = extremes(tensor)
     if low < 0 or high >= num_classes:
         raise ValueError(
-            f"`{name}` must lie in [0, {num_classes}), one index per class; "
-            f"got values from {low:.0f} to {high:.0f}."
+            f"`{name}` must lie in [0, {num_classes}), one index per class; got values from {low:.0f} to {high:.0f}."
         )
     return tensor
 
@@ -127,9 +122,7 @@ def outcomes(values: Array, name: str, size: int) -> Tensor:
     """Boolean tensor of shape `(size,)`, from booleans or from zeros and ones."""
     tensor = as_tensor(values, name)
     if tuple(tensor.shape) != (size,):
-        raise ValueError(
-            f"`{name}` must be shaped ({size},), one per input; got shape {tuple(tensor.shape)}."
-        )
+        raise ValueError(f"`{name}` must be shaped ({size},), one per input; got shape {tuple(tensor.shape)}.")
     if tensor.dtype == torch.bool:
         return tensor
     answer = tensor == 1

@@ -17,13 +17,7 @@ from torch import Tensor
 
 from dissensus._checks import check_member_logits
 from dissensus._signatures import checked
-from dissensus.metrics._inputs import (
-    Array,
-    class_indices,
-    confidences_and_correct,
-    floats,
-    probabilities_and_labels,
-)
+from dissensus.metrics._inputs import Array, class_indices, confidences_and_correct, floats, probabilities_and_labels
 
 Binning = Literal["width", "mass"]
 
@@ -85,9 +79,7 @@ def ece(probs: Array, labels: Array, bins: int = 15, binning: Binning = "width")
 
 
 @checked
-def reliability_curve(
-    probs: Array, labels: Array, bins: int = 15, binning: Binning = "width"
-) -> ReliabilityCurve:
+def reliability_curve(probs: Array, labels: Array, bins: int = 15, binning: Binning = "width") -> ReliabilityCurve:
     """Confidence against accuracy of the most probable class, bin by bin.
 
     Reading: points below the diagonal (accuracy < confidence) are overconfident.

@@ -157,12 +157,9 @@ def roc_curve(ood_scores: Array, id_scores: Array, points: int = 1000) -> RocCur
     if points < 3:
         raise ValueError(f"`points` must be at least 3; got {points}.")
     ood, known = (_ascending(scores) for scores in scores_pair(ood_scores, id_scores))
-    threshold = torch.unique(
-        torch.cat([_thinned(scores, (points - 1) // 2) for scores in (ood, known)])
-    ).flip(0)
+    threshold = torch.unique(torch.cat([_thinned(scores, (points - 1) // 2) for scores in (ood, known)])).flip(0)
     rates = [
-        (len(scores) - torch.searchsorted(scores, threshold)).double().cpu() / len(scores)
-        for scores in (known, ood)
+        (len(scores) - torch.searchsorted(scores, threshold)).double().cpu() / len(scores) for scores in (known, ood)
     ]
     fpr, tpr = (torch.cat([rate.new_zeros(1), rate]) for rate in rates)
     start = torch.full((1,), torch.inf, dtype=torch.float64)

@@ -132,10 +132,7 @@ def ood_disagreement_bound(
 
 @checked
 def pair_diversity(
-    predictions_a: Array,
-    predictions_b: Array,
-    labels: Array,
-    accuracy_of: Literal["pair", "a", "b"] = "pair",
+    predictions_a: Array, predictions_b: Array, labels: Array, accuracy_of: Literal["pair", "a", "b"] = "pair"
 ) -> float:
     """Disagreement of two members, divided by their error rate.
 

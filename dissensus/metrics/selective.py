@@ -80,9 +80,7 @@ def risk_coverage_curve(scores: Array, correct: Array, points: int = 1000) -> Ri
     risks = _risks(scores, correct)
     kept = np.unique(np.linspace(1, len(risks), min(points, len(risks))).round().astype(np.intp))
     return RiskCoverageCurve(
-        coverage=torch.from_numpy(kept / len(risks)),
-        risk=torch.from_numpy(risks[kept - 1]),
-        area=float(risks.mean()),
+        coverage=torch.from_numpy(kept / len(risks)), risk=torch.from_numpy(risks[kept - 1]), area=float(risks.mean())
     )
 
 

@@ -88,9 +88,7 @@ def cut(
 class _Part(nn.Module):
     """One side of a cut: the layers that it calls, under their own names, and the traced code that calls them."""
 
-    def __init__(
-        self, model: nn.Module, graph: fx.Graph, select: int | None = None, add_token: bool = False
-    ) -> None:
+    def __init__(self, model: nn.Module, graph: fx.Graph, select: int | None = None, add_token: bool = False) -> None:
         super().__init__()
         traced = fx.GraphModule(model, graph)
         for name, child in traced.named_children():
@@ -202,10 +200,7 @@ def _split(graph: fx.Graph, first: fx.Node) -> tuple[fx.Graph, fx.Graph]:
             behind[node] = None
     # Constants (parameters that forward itself uses) belong to whoever needs them.
     crossing = dict.fromkeys(
-        source
-        for node in behind
-        for source in node.all_input_nodes
-        if source not in behind and source.op != "get_attr"
+        source for node in behind for source in node.all_input_nodes if source not in behind and source.op != "get_attr"
     )
     if len(crossing) != 1:
         raise ValueError(
@@ -265,9 +260,7 @@ def _replace_last_linear(head: nn.Module, outputs: int) -> None:
         raise ValueError("`outputs` replaces the last linear layer, and the heads have none.")
     old = head.get_submodule(linear[-1])
     assert isinstance(old, nn.Linear)
-    new = nn.Linear(
-        old.in_features, outputs, old.bias is not None, device=old.weight.device, dtype=old.weight.dtype
-    )
+    new = nn.Linear(old.in_features, outputs, old.bias is not None, device=old.weight.device, dtype=old.weight.dtype)
     put_layer(head, linear[-1], new)
 
 

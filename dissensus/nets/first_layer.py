@@ -258,9 +258,7 @@ def _find(net: nn.Module, x: Tensor) -> str:
     """Return the name of the first layer with weights that runs."""
     order = _running_order(net, x)
     if not order:
-        raise ValueError(
-            f"The first layer cannot be doubled: no layer with weights runs. {_PUT_ONE_IN_FRONT}"
-        )
+        raise ValueError(f"The first layer cannot be doubled: no layer with weights runs. {_PUT_ONE_IN_FRONT}")
     found = order[0]
     if (why := _why_not(net, found)) is not None:
         where = found or "the network itself"
@@ -320,7 +318,9 @@ def _why_not(net: nn.Module, name: str) -> str | None:
             "layer in front of the network."
         )
     if _groups(layer) > 1 and type(layer) not in IN_GROUPS:
-        return f"is a {type(layer).__name__} in groups, which only torch's own convolutions may have. {_PUT_ONE_IN_FRONT}"
+        return (
+            f"is a {type(layer).__name__} in groups, which only torch's own convolutions may have. {_PUT_ONE_IN_FRONT}"
+        )
     return None
 
 
@@ -442,9 +442,7 @@ def _check_equal(net: nn.Module, pair: Tensor, before: list[Tensor], name: str, 
 
 def _close(after: Tensor, before: Tensor) -> bool:
     scale = float(before.abs().max().nan_to_num(1.0).clamp_min(1e-6))
-    return after.shape == before.shape and torch.allclose(
-        after, before, rtol=1e-2, atol=1e-2 * scale, equal_nan=True
-    )
+    return after.shape == before.shape and torch.allclose(after, before, rtol=1e-2, atol=1e-2 * scale, equal_nan=True)
 
 
 def _first_line(problem: Exception) -> str:

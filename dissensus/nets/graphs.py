@@ -44,20 +44,9 @@ ZERO_KEEPING_NAMES = _names(
 _ZERO_MOVING_NAMES = _names("sigmoid softplus hardtanh hardsigmoid logsigmoid")
 _ELEMENTWISE_NAMES = frozenset(("dropout", "contiguous"))
 _POOLING_NAMES = frozenset(
-    f"{kind}{n}d"
-    for kind in ("max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool")
-    for n in (1, 2, 3)
+    f"{kind}{n}d" for kind in ("max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool") for n in (1, 2, 3)
 )
-_COMBINING = (
-    operator.add,
-    operator.iadd,
-    operator.sub,
-    operator.mul,
-    operator.imul,
-    torch.add,
-    torch.sub,
-    torch.mul,
-)
+_COMBINING = (operator.add, operator.iadd, operator.sub, operator.mul, operator.imul, torch.add, torch.sub, torch.mul)
 _COMBINING_NAMES = frozenset(("add", "add_", "sub", "mul", "mul_"))
 _SHAPE_NAMES = frozenset(("size", "dim"))
 

@@ -166,13 +166,7 @@ def _back_through(side: Side, part: Traced, node: fx.Node) -> fx.Node | None:
 
 
 def _add_slices(
-    side: Side,
-    part: Traced,
-    node: fx.Node,
-    tied: Set[str],
-    names: Sequence[str],
-    axis: int,
-    block: int = 1,
+    side: Side, part: Traced, node: fx.Node, tied: Set[str], names: Sequence[str], axis: int, block: int = 1
 ) -> None:
     """Note the tensors of a module that hold the channels."""
     module = part.module(node)
@@ -324,9 +318,7 @@ class Map:
                 f"{name}.linear1",
                 module.linear1.out_features,
                 -1,
-                Side(
-                    [Slice(f"{name}.linear1.{n}", 0) for n in ("weight", "bias") if _has(module.linear1, n)]
-                ),
+                Side([Slice(f"{name}.linear1.{n}", 0) for n in ("weight", "bias") if _has(module.linear1, n)]),
                 Side([Slice(f"{name}.linear2.weight", 1)]),
                 f"{name}.linear1",
                 keeps_zero=getattr(module.activation, "__name__", "") in ZERO_KEEPING_NAMES,
@@ -419,9 +411,7 @@ class Map:
         if self.candidates:
             return listed([str(site) for site in self.candidates])
         widths = {name: width_of(module) for name, module in self.net.named_modules() if name}
-        return listed(
-            [f"{name!r} ({known[0]} channels)" for name, known in widths.items() if known is not None]
-        )
+        return listed([f"{name!r} ({known[0]} channels)" for name, known in widths.items() if known is not None])
 
 
 def _has(module: nn.Module, name: str) -> bool:

@@ -83,9 +83,7 @@ class Adversarial(Wrapper):
 
     def _check_real(self, x: Any) -> None:
         moved = named_leaves(x, self.part) if isinstance(x, Tree) else [True]
-        if not any(
-            moves and leaf.is_floating_point() for leaf, moves in zip(tree_leaves(x), moved, strict=True)
-        ):
+        if not any(moves and leaf.is_floating_point() for leaf, moves in zip(tree_leaves(x), moved, strict=True)):
             raise ValueError(
                 f"Adversarial moves real numbers, and there are none to move in {describe(x)}. Leave it out, or name another `part`."
             )
@@ -93,9 +91,7 @@ class Adversarial(Wrapper):
     def _attacked(self, x: Any, gradient: Any) -> Any:
         """Return inputs moved by their gradients; of several tensors those that are asked for."""
         ranges = (
-            [1.0] * len(tree_leaves(x))
-            if self.ranges is None
-            else [r.to(x.device) for r in tree_leaves(self.ranges)]
+            [1.0] * len(tree_leaves(x)) if self.ranges is None else [r.to(x.device) for r in tree_leaves(self.ranges)]
         )
         leaves, spec = tree_flatten(x)
         gradients = [gradient] if isinstance(x, Tensor) else list(gradient.leaves)
@@ -178,9 +174,7 @@ class VirtualAdversarial(Wrapper):
             direction = noise.normal(*own.shape[1:]).to(own.dtype)
             for _ in range(self.iterations):
                 start = self.xi * _unit(direction)
-                _, direction = members.input_gradient(
-                    lambda d: divergence(clean, members.each(own + d)), start
-                )
+                _, direction = members.input_gradient(lambda d: divergence(clean, members.each(own + d)), start)
             worst = (own + self.epsilon * _unit(direction)).detach()
             return divergence(clean, members.each(worst)).mean(-1)
 

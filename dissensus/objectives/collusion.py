@@ -97,9 +97,7 @@ class Measures:
     def diversity_ratio(self) -> float:
         """Diversity over ensemble error; infinite where only the latter is zero, up to rounding."""
         rounding = _ROUNDING * max(abs(self.member_error), abs(self.trivial_error or 0.0))
-        above, below = (
-            0.0 if abs(value) <= rounding else value for value in (self.diversity, self.ensemble_error)
-        )
+        above, below = (0.0 if abs(value) <= rounding else value for value in (self.diversity, self.ensemble_error))
         return ratio(above, below)
 
     @property
@@ -148,9 +146,7 @@ class Measures:
         if self.trivial_error is None:
             return self.diversity_ratio > LEAST_RATIO
         explained = self.trivial_error - self.ensemble_error
-        beside_skill = (
-            explained > LEAST_OF_TRIVIAL * self.trivial_error and self.diversity > LEAST_RATIO * explained
-        )
+        beside_skill = explained > LEAST_OF_TRIVIAL * self.trivial_error and self.diversity > LEAST_RATIO * explained
         return self._diversity_matters and (self.diversity_ratio > LEAST_RATIO or beside_skill)
 
     def signs(self, *, trained_on: bool = False) -> tuple[str, ...]:
@@ -185,10 +181,7 @@ class Measures:
 
     @property
     def _cancelling(self) -> bool:
-        return (
-            self.cancellation > LEAST_CANCELLATION
-            and self.cancellation > STANDARD_ERRORS * self.cancellation_error
-        )
+        return self.cancellation > LEAST_CANCELLATION and self.cancellation > STANDARD_ERRORS * self.cancellation_error
 
     @property
     def _shifted(self) -> bool:
@@ -398,9 +391,7 @@ def _shares(weights: Tensor | None, like: Tensor) -> Tensor:
     return like.new_full((len(like),), 1 / len(like)) if weights is None else weights
 
 
-def _of_classes(
-    outputs: Tensor, targets: Tensor, average: str, weights: Tensor | None, loss: str
-) -> dict[str, Any]:
+def _of_classes(outputs: Tensor, targets: Tensor, average: str, weights: Tensor | None, loss: str) -> dict[str, Any]:
     """Return the numbers that only classes have."""
     labels = targets.argmax(-1) if targets.is_floating_point() else class_labels(targets, outputs)
     members, ensemble = _answers(outputs, average, weights, loss)

@@ -13,14 +13,7 @@ from dissensus.data.features import CachedFeatures, content_of, wrapped
 from dissensus.data.sources import Array, Inputs, all_inputs, as_tensor
 from dissensus.data.trees import join_rows
 from dissensus.members import View
-from dissensus.objectives.disagreement import (
-    Orientation,
-    PairTerm,
-    divdis,
-    mean_over_pairs,
-    oriented,
-    pair_term,
-)
+from dissensus.objectives.disagreement import Orientation, PairTerm, divdis, mean_over_pairs, oriented, pair_term
 from dissensus.objectives.likelihoods import (
     Likelihood,
     check_class_weights,
@@ -29,13 +22,7 @@ from dissensus.objectives.likelihoods import (
     likelihood_of,
     smooth_labels,
 )
-from dissensus.objectives.loss_guided import (
-    check_active,
-    check_enough,
-    check_strength,
-    draw_members,
-    drawn_scale,
-)
+from dissensus.objectives.loss_guided import check_active, check_enough, check_strength, draw_members, drawn_scale
 from dissensus.objectives.losses import class_labels
 from dissensus.objectives.objective import BatchNorm, Objective, Parts, Step
 from dissensus.types import Correct
@@ -133,9 +120,7 @@ class Disagree(Objective):
         """Return the loss on labelled data plus the weighted regulariser on the others, and both."""
         others = step.inputs("unlabelled", x)
         if others is None:
-            raise ValueError(
-                "Disagree needs inputs to disagree on: Disagree(ood_data), or unlabelled=... in `fit`."
-            )
+            raise ValueError("Disagree needs inputs to disagree on: Disagree(ood_data), or unlabelled=... in `fit`.")
         outputs, elsewhere = self._run(members, x, others, rows=y.shape[0])
         targets = smooth_labels(y, outputs.shape[-1], self.label_smoothing)
         shares = class_weighted(self.class_weights, outputs, y, step.weights)
@@ -215,10 +200,7 @@ def low_confidence(logits: Array, threshold: float = 0.2, labels: Array | None =
     probs = full(logits.float() if not logits.is_floating_point() else logits).softmax(-1)
     if labels is None:
         return probs.amax(-1) < threshold
-    return (
-        probs.gather(-1, class_labels(as_tensor(labels, "labels"), logits[None])[:, None]).squeeze(-1)
-        < threshold
-    )
+    return probs.gather(-1, class_labels(as_tensor(labels, "labels"), logits[None])[:, None]).squeeze(-1) < threshold
 
 
 @checked

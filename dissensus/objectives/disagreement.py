@@ -190,8 +190,7 @@ def divdis(probs: MemberLogits, prior: Tensor | None = None, weights: Tensor | N
     """
     if probs.ndim != 3 or len(probs) < 2:
         raise ValueError(
-            "`probs` must be shaped (members, batch, classes) with two members or more; "
-            f"got {tuple(probs.shape)}."
+            f"`probs` must be shaped (members, batch, classes) with two members or more; got {tuple(probs.shape)}."
         )
     for name, given, size in (("prior", prior, probs.shape[2]), ("weights", weights, probs.shape[1])):
         if given is not None and given.shape != (size,):

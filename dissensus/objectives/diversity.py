@@ -158,8 +158,7 @@ def _check_target_values(targets: Tensor, loss: Loss) -> None:
     """Refuse targets coded for another loss, which would give a number all the same."""
     if loss in ("logistic", "exponential") and not bool((targets.abs() == 1).all()):
         raise ValueError(
-            f"`targets` of the {loss} loss must be -1 or +1; got other values. "
-            "For labels 0 and 1, pass `2 * y - 1`."
+            f"`targets` of the {loss} loss must be -1 or +1; got other values. For labels 0 and 1, pass `2 * y - 1`."
         )
     if loss == "sigmoid" and not bool(((targets >= 0) & (targets <= 1)).all()):
         raise ValueError(
@@ -168,16 +167,14 @@ def _check_target_values(targets: Tensor, loss: Loss) -> None:
         )
     if loss == "poisson" and not bool((targets >= 0).all()):
         raise ValueError(
-            "`targets` of the poisson loss must be counts; got negative values. "
-            "Pass counts, not their logarithm."
+            "`targets` of the poisson loss must be counts; got negative values. Pass counts, not their logarithm."
         )
     if loss in ("cross_entropy", "brier") and targets.is_floating_point():
         # Loose enough for rows stored in bfloat16.
         normalised = (targets.float().sum(-1) - 1).abs() < 1e-2
         if not bool(normalised.all() & (targets >= 0).all()):
             raise ValueError(
-                "Soft `targets` must be non-negative and sum to 1 over the classes; these do not. "
-                "Normalise each row."
+                "Soft `targets` must be non-negative and sum to 1 over the classes; these do not. Normalise each row."
             )
 
 
@@ -390,9 +387,7 @@ def _averaged(
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """What the ensemble averages, `(members, batch, ...)`, and the loss `(members, batch)` of it."""
     if loss == "zero_one":
-        raise ValueError(
-            "The zero_one loss has no second derivative. Use `decompose` or `diversity_closed_form`."
-        )
+        raise ValueError("The zero_one loss has no second derivative. Use `decompose` or `diversity_closed_form`.")
     if average == "probs" and loss == "brier":
         target_probs = dense_targets(targets, outputs, label_smoothing)
         return outputs.softmax(-1), lambda probs: (probs - target_probs).square().sum(-1)
@@ -402,9 +397,7 @@ def _averaged(
     return outputs, lambda scores: errors(scores, targets, loss, average, label_smoothing=label_smoothing)[0]
 
 
-def _curvature(
-    values: Tensor, loss_at: Callable[[Tensor], Tensor], weights: Tensor | None, time: float
-) -> Tensor:
+def _curvature(values: Tensor, loss_at: Callable[[Tensor], Tensor], weights: Tensor | None, time: float) -> Tensor:
     """Second derivative of the loss along each deviation, `time` of the way from ensemble to member."""
     mean = weighted_mean(values, weights)
     deviation = values - mean

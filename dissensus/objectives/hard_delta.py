@@ -14,15 +14,7 @@ from dissensus.members import View
 from dissensus.members.members import Keys
 from dissensus.objectives.adversarial import VirtualAdversarial
 from dissensus.objectives.likelihoods import full
-from dissensus.objectives.objective import (
-    BatchNorm,
-    NormPenalty,
-    Objective,
-    OutputObjective,
-    Parts,
-    Step,
-    Wrapper,
-)
+from dissensus.objectives.objective import BatchNorm, NormPenalty, Objective, OutputObjective, Parts, Step, Wrapper
 from dissensus.randomness import Noise, seeded
 
 if TYPE_CHECKING:
@@ -80,9 +72,7 @@ def residual_factor(x: Tensor, rank: int | None) -> Tensor:
         `(rank, values)`.
     """
     if rank is None:
-        sizes, directions = torch.linalg.eigh(
-            2 * torch.cov(x.flatten(1).double().T).reshape(x[0].numel(), -1)
-        )
+        sizes, directions = torch.linalg.eigh(2 * torch.cov(x.flatten(1).double().T).reshape(x[0].numel(), -1))
         return (sizes.clamp_min(0).sqrt()[:, None] * directions.T).float()
     few = max(_VALUES_LOOKED_AT // max(x[0].numel(), 1), rank + 1)
     x = x[:: -(-len(x) // few)].flatten(1).float()
@@ -296,9 +286,7 @@ class HardDelta(Wrapper):
         if self.statistics == "batch" or self.measured is not None:
             return prepared
         if self.law in _WITH_FACTOR:
-            return replace(
-                prepared, measured=residual_factor(x, self.rank if self.law == "low_rank" else None)
-            )
+            return replace(prepared, measured=residual_factor(x, self.rank if self.law == "low_rank" else None))
         return replace(prepared, measured=residual_scale(x.flatten(1).float()))
 
     def __call__(self, members: View, x: Any, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
@@ -331,9 +319,7 @@ class HardDelta(Wrapper):
         with torch.no_grad(), quiet:
             return self._tails(members, anchored, inputs, x.shape[1 + step.own :], noise)
 
-    def _tails(
-        self, members: View, anchored: "Anchored", x: Tensor, shape: torch.Size, noise: Noise
-    ) -> Tensor:
+    def _tails(self, members: View, anchored: "Anchored", x: Tensor, shape: torch.Size, noise: Noise) -> Tensor:
         """Return tail residuals, `(members, samples, ...)`, of inputs `(members or 1, batch, values)`."""
         if self.law in _OF_THE_NETWORK:
             return self._tails_by_network(members, anchored, x, shape, noise)
@@ -364,14 +350,10 @@ class HardDelta(Wrapper):
         count = x.shape[1]
         partners = noise.at(2).uniform(count).argsort(-1)
         real = x - x.gather(1, partners[..., None].expand_as(x))
-        candidates = self.radius * (
-            real if self.tails == "real" else self._drawn(x, count, 1, noise).to(x.dtype)
-        )
+        candidates = self.radius * (real if self.tails == "real" else self._drawn(x, count, 1, noise).to(x.dtype))
         # What the law is measured on, `(members, samples, values)`: what networks say of residuals, or their features.
         run = anchored.run_features if self.law == "features" else anchored.run_pairs
-        known, said = (
-            _masked(members, anchored, run, each.unflatten(-1, shape)) for each in (real, candidates)
-        )
+        known, said = (_masked(members, anchored, run, each.unflatten(-1, shape)) for each in (real, candidates))
         distances = mahalanobis(said, known, diagonal=self.law == "features")
         kept = distances.topk(max(count // self.least_likely_of, 1), dim=1).indices
         tails = candidates.gather(1, kept[..., None].expand(*kept.shape, x.shape[-1]))
@@ -410,9 +392,7 @@ class MaskedUniform(Wrapper):
                 "itself. Take another objective, or keep the labels: masked_target='label'."
             )
         if self.inner.likelihood.kind != "classes":
-            raise ValueError(
-                f"MaskedUniform gives uniform class targets; the loss is {self.inner.likelihood.name!r}."
-            )
+            raise ValueError(f"MaskedUniform gives uniform class targets; the loss is {self.inner.likelihood.name!r}.")
 
     def __call__(self, members: View, x: Any, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Return the inner loss for these targets."""
@@ -462,9 +442,7 @@ def _beside(members: View, anchored: "Anchored", residuals: Tensor) -> list[Tens
     """Have the next pass run [0, 0 - t] in one batch with the examples; what networks say of it is in the list afterwards."""
     taken: list[Tensor] = []
 
-    def run(
-        tensors: Mapping[str, Tensor], x: Tensor, *, own: bool, rows: Tensor | None, keys: Keys
-    ) -> Tensor:
+    def run(tensors: Mapping[str, Tensor], x: Tensor, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         examples = anchored.training_pairs(tensors, x, own=own, keys=keys)
         both = torch.cat([examples, _masked_pairs(anchored, residuals)], dim=1)
         outputs = anchored.run_pairs(tensors, both, own=True, rows=rows, keys=keys)

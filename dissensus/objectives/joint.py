@@ -152,9 +152,7 @@ class Joint(OutputObjective):
         for beta in _values(self.beta):
             check_beta(beta, self.allow_unbounded)
         if not callable(self.loss) and self.loss not in _IN_ERRORS:
-            raise ValueError(
-                f"`loss` must be one of {', '.join(_IN_ERRORS)} or a function; got {self.loss!r}."
-            )
+            raise ValueError(f"`loss` must be one of {', '.join(_IN_ERRORS)} or a function; got {self.loss!r}.")
         check_class_weights(self.class_weights, likelihood_of(self.loss))
         real_number("member_dropout", self.member_dropout, below=1.0)
         if self.weights is not None and (min(self.weights) < 0 or abs(sum(self.weights) - 1) > 1e-6):
@@ -192,11 +190,7 @@ class Joint(OutputObjective):
         weights, counts = self._weights(outputs, step)
         losses, own, error = self._errors(outputs, y, weights, counts, step)
         beta = torch.as_tensor(self.beta(step.progress)).to(own) if callable(self.beta) else self.beta
-        parts = {
-            "loss": losses.detach(),
-            "ensemble_error": error.detach(),
-            "diversity": (own - error).detach(),
-        }
+        parts = {"loss": losses.detach(), "ensemble_error": error.detach(), "diversity": (own - error).detach()}
         return _count(outputs, step) * own.lerp(error, beta), parts
 
     def _errors(
@@ -205,9 +199,7 @@ class Joint(OutputObjective):
         """Means over the batch: of each member's error, of their average, and of the ensemble's error."""
         if self.loss == "mse" and weights is None and step.weights is None:
             return _squared_errors(outputs, y)
-        member, ensemble = errors(
-            outputs, y, self._loss, self.average, weights, self.label_smoothing, step.others
-        )
+        member, ensemble = errors(outputs, y, self._loss, self.average, weights, self.label_smoothing, step.others)
         losses, error = step.mean(member), _mean(ensemble, counts, step)
         if counts is None:
             return losses, weighted_mean(losses, weights, step.others), error
@@ -243,9 +235,7 @@ class Joint(OutputObjective):
         if self.weights is None:
             return None
         if len(self.weights) != count:
-            raise ValueError(
-                f"`weights` must be one number for each of {count} members; got {len(self.weights)}."
-            )
+            raise ValueError(f"`weights` must be one number for each of {count} members; got {len(self.weights)}.")
         return torch.tensor(self.weights, dtype=torch.float32, device=device)
 
 
@@ -266,9 +256,7 @@ def _mean(values: Tensor, counts: Tensor | None, step: Step) -> Tensor:
     if counts is None:
         return step.mean(values)
     shares = counts.to(values.dtype) if step.weights is None else counts * step.weights.to(values.dtype)
-    return torch.where(counts, values * shares, 0.0).sum() / shares.sum().clamp_min(
-        torch.finfo(values.dtype).tiny
-    )
+    return torch.where(counts, values * shares, 0.0).sum() / shares.sum().clamp_min(torch.finfo(values.dtype).tiny)
 
 
 def _squared_errors(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -168,9 +168,7 @@ class Likelihood:
         if self.kind != "classes":
             found = outputs.flatten(1)[..., None], targets.flatten(lead - 1)[..., None]
         else:
-            outputs = outputs.movedim(
-                class_axis_of(outputs, targets[0] if own else targets, self.class_axis), -1
-            )
+            outputs = outputs.movedim(class_axis_of(outputs, targets[0] if own else targets, self.class_axis), -1)
             found = outputs.flatten(1, -2), targets.flatten(lead - 1)
         counts = None if weights is None else weights.reshape(*weights.shape, *(1 for _ in positions))
         if self.kind == "classes":
@@ -204,9 +202,7 @@ def class_axis_of(outputs: Tensor, targets: Tensor, class_axis: int | None) -> i
         2
     """
     shape = tuple(outputs.shape)
-    fitting = [
-        axis for axis in range(2, len(shape)) if (*shape[1:axis], *shape[axis + 1 :]) == tuple(targets.shape)
-    ]
+    fitting = [axis for axis in range(2, len(shape)) if (*shape[1:axis], *shape[axis + 1 :]) == tuple(targets.shape)]
     if class_axis is not None and class_axis % len(shape) in fitting:
         return class_axis % len(shape)
     if class_axis is None and len(fitting) == 1:
@@ -283,8 +279,7 @@ def _points(error: Callable[[Tensor], Tensor]) -> tuple[Callable[[Tensor, Tensor
 
 
 def _density(
-    nll: Callable[[Tensor, Tensor, Tensor], Tensor],
-    divergence: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
+    nll: Callable[[Tensor, Tensor, Tensor], Tensor], divergence: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 ) -> tuple[Callable[[Tensor, Tensor], Tensor], ...]:
     def per_example(outputs: Tensor, targets: Tensor) -> Tensor:
         mean, scale = mean_and_scale(full(outputs))
@@ -301,9 +296,7 @@ def _density(
 
 def _gaussian_divergence(mean: Tensor, scale: Tensor, other_mean: Tensor, other_scale: Tensor) -> Tensor:
     return (
-        (other_scale / scale).log()
-        + (scale.square() + (mean - other_mean).square()) / (2 * other_scale.square())
-        - 0.5
+        (other_scale / scale).log() + (scale.square() + (mean - other_mean).square()) / (2 * other_scale.square()) - 0.5
     )
 
 
@@ -315,9 +308,9 @@ def _laplace_divergence(mean: Tensor, scale: Tensor, other_mean: Tensor, other_s
 def _binary(logits: Tensor, targets: Tensor) -> Tensor:
     """Sum over labels of the cross-entropy of yes or no."""
     logits = full(logits)
-    return F.binary_cross_entropy_with_logits(
-        logits, targets.to(logits.dtype).expand_as(logits), reduction="none"
-    ).sum(-1)
+    return F.binary_cross_entropy_with_logits(logits, targets.to(logits.dtype).expand_as(logits), reduction="none").sum(
+        -1
+    )
 
 
 def _mixture_binary(logits: Tensor, targets: Tensor) -> Tensor:
@@ -384,9 +377,7 @@ class Pinball:
         """Return the level of each of so many outputs."""
         levels = self.levels or tuple((2 * k + 1) / (2 * count) for k in range(count))
         if len(levels) != count:
-            raise ValueError(
-                f"Quantiles at {len(levels)} levels want as many outputs; the network has {count}."
-            )
+            raise ValueError(f"Quantiles at {len(levels)} levels want as many outputs; the network has {count}.")
         return levels
 
 
@@ -428,12 +419,7 @@ LIKELIHOODS: Mapping[str, Likelihood] = MappingProxyType(
             Likelihood("laplace_nll", "density", *_density(laplace_losses, _laplace_divergence)),
             Likelihood("poisson", "points", _poisson, _mixture_poisson, _poisson_divergence),
             Likelihood(
-                "binary_cross_entropy",
-                "labels",
-                _binary,
-                _mixture_binary,
-                _binary_divergence,
-                pooled=_mean_answers,
+                "binary_cross_entropy", "labels", _binary, _mixture_binary, _binary_divergence, pooled=_mean_answers
             ),
             replace(_own_loss(Pinball()), name="pinball"),
         )

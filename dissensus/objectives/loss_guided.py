@@ -17,14 +17,7 @@ from dissensus._signatures import checked
 from dissensus.data.features import CachedFeatures
 from dissensus.data.sources import Array, all_inputs, as_tensor, check_pair
 from dissensus.members import View
-from dissensus.objectives.disagreement import (
-    Orientation,
-    PairTerm,
-    divdis,
-    mean_over_pairs,
-    oriented,
-    pair_term,
-)
+from dissensus.objectives.disagreement import Orientation, PairTerm, divdis, mean_over_pairs, oriented, pair_term
 from dissensus.objectives.likelihoods import (
     LIKELIHOODS,
     Likelihood,
@@ -292,9 +285,7 @@ def _held_out(x: Array | CachedFeatures, y: Array | None) -> tuple[Tensor, Tenso
     return inputs, labels
 
 
-GUARDS: Mapping[str, Guard | None] = MappingProxyType(
-    {"share": LossShare(), "cap": WeightCap(), "none": None}
-)
+GUARDS: Mapping[str, Guard | None] = MappingProxyType({"share": LossShare(), "cap": WeightCap(), "none": None})
 """Guards that need no data, by the name that `LossGuided(guard=...)` takes; `"none"` is the published form."""
 
 
@@ -545,9 +536,7 @@ def check_strength(strength: object) -> None:
 def check_active(active: int | None) -> None:
     """Refuse to compare fewer than two members."""
     if active is not None and (not isinstance(active, Integral) or active < 2):
-        raise ValueError(
-            f"`active` must be a whole number from 2 on, or None for all members; got {active!r}."
-        )
+        raise ValueError(f"`active` must be a whole number from 2 on, or None for all members; got {active!r}.")
 
 
 def check_enough(objective: object, outputs: Tensor) -> None:

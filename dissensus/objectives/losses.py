@@ -215,9 +215,7 @@ def like_outputs(targets: Tensor, outputs: Tensor) -> Tensor:
 def check_arguments(outputs: Tensor, loss: Loss, average: str, label_smoothing: float) -> None:
     """Refuse unknown names and shapes that cannot be meant."""
     if not callable(loss) and loss not in LOSSES:
-        raise ValueError(
-            f"`loss` must be a callable or one of {', '.join(LOSSES)}; got {loss!r}. Pick one of these."
-        )
+        raise ValueError(f"`loss` must be a callable or one of {', '.join(LOSSES)}; got {loss!r}. Pick one of these.")
     if average not in ("probs", "scores"):
         raise ValueError(f'`average` must be "probs" or "scores"; got {average!r}. Pick one of these.')
     wanted = LOSSES.get(loss, "(members, batch, ...)") if isinstance(loss, str) else "(members, batch, ...)"

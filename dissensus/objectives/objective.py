@@ -71,9 +71,7 @@ class Step:
         if isinstance(like, Tree):
             if f"{name}.0" not in self.streams:
                 return None
-            return Tree(
-                [self.inputs(f"{name}.{place}", leaf) for place, leaf in enumerate(like.leaves)], like.spec
-            )
+            return Tree([self.inputs(f"{name}.{place}", leaf) for place, leaf in enumerate(like.leaves)], like.spec)
         batch = self.streams.get(name)
         if batch is None or not (batch.is_floating_point() and like.is_floating_point()):
             return batch
@@ -264,9 +262,7 @@ class Independent(OutputObjective):
         self.__dict__["_likelihood"] = meant
         smoothed = likelihood.kind not in ("classes", "labels") and self.label_smoothing
         if smoothed or (likelihood.kind != "classes" and self.over_classes):
-            raise ValueError(
-                f"`label_smoothing` and `over_classes` are for class labels; the loss is {self.loss!r}."
-            )
+            raise ValueError(f"`label_smoothing` and `over_classes` are for class labels; the loss is {self.loss!r}.")
 
     @property
     def likelihood(self) -> Likelihood:

@@ -90,9 +90,7 @@ OBJECTIVES: Mapping[str, Entry] = MappingProxyType(
             },
             kinds=("anchored",),
         ),
-        "masked_uniform": Entry(
-            MaskedUniform, {"labels": lambda x: MaskedUniform(Independent())}, kinds=("anchored",)
-        ),
+        "masked_uniform": Entry(MaskedUniform, {"labels": lambda x: MaskedUniform(Independent())}, kinds=("anchored",)),
     }
 )
 """Objectives by name; one that is listed is covered by the contract tests."""

@@ -12,11 +12,7 @@ if TYPE_CHECKING:
 
 
 def p_value_histogram(
-    p_values: Mapping[str, Values],
-    ax: "matplotlib.axes.Axes",
-    *,
-    bins: int = 20,
-    false_alarms: float | None = None,
+    p_values: Mapping[str, Values], ax: "matplotlib.axes.Axes", *, bins: int = 20, false_alarms: float | None = None
 ) -> None:
     """Draw the p-values of several sets, in common bins from 0 to 1; each has area one.
 
@@ -37,9 +33,7 @@ def p_value_histogram(
     """
     ax.axhline(1, color=NOTE_COLOUR, linestyle="--", linewidth=1, label="uniform")
     if false_alarms is not None:
-        ax.axvline(
-            false_alarms, color=NOTE_COLOUR, linestyle=":", linewidth=1, label=f"rings below {false_alarms:g}"
-        )
+        ax.axvline(false_alarms, color=NOTE_COLOUR, linestyle=":", linewidth=1, label=f"rings below {false_alarms:g}")
     edges = np.linspace(0, 1, bins + 1)
     for place, (name, values) in enumerate(p_values.items()):
         height = np.histogram(flat_array(values), edges, density=True)[0]
@@ -50,10 +44,7 @@ def p_value_histogram(
 
 
 def martingale_path(
-    log_values: Mapping[str, Values],
-    ax: "matplotlib.axes.Axes",
-    *,
-    thresholds: Sequence[float] = (20.0,),
+    log_values: Mapping[str, Values], ax: "matplotlib.axes.Axes", *, thresholds: Sequence[float] = (20.0,)
 ) -> None:
     """Draw how the drift martingales of several streams went, in powers of ten.
 
@@ -73,12 +64,8 @@ def martingale_path(
     """
     for place, (name, values) in enumerate(log_values.items()):
         logs = flat_array(values) / np.log(10)
-        ax.plot(
-            np.arange(1, len(logs) + 1), logs, color=COLOURS[place % len(COLOURS)], linewidth=1.2, label=name
-        )
+        ax.plot(np.arange(1, len(logs) + 1), logs, color=COLOURS[place % len(COLOURS)], linewidth=1.2, label=name)
     for threshold in thresholds:
-        ax.axhline(
-            np.log10(threshold), color=NOTE_COLOUR, linestyle="--", linewidth=1, label=f"{threshold:g}"
-        )
+        ax.axhline(np.log10(threshold), color=NOTE_COLOUR, linestyle="--", linewidth=1, label=f"{threshold:g}")
     ax.set(xlabel="inputs", ylabel="value of the martingale, log10")
     ax.legend(frameon=False, fontsize="small")

@@ -34,13 +34,7 @@ def reliability(curve: ReliabilityCurve, ax: "matplotlib.axes.Axes", *, label: s
     """
     edges, width = as_array(curve.lower), as_array(curve.upper) - as_array(curve.lower)
     ax.bar(
-        edges,
-        as_array(curve.weight),
-        width=width,
-        align="edge",
-        color="#BBBBBB",
-        linewidth=0,
-        label="share of inputs",
+        edges, as_array(curve.weight), width=width, align="edge", color="#BBBBBB", linewidth=0, label="share of inputs"
     )
     ax.plot([0, 1], [0, 1], color=NOTE_COLOUR, linestyle="--", linewidth=1, label="calibrated")
     (line,) = ax.plot(
@@ -55,10 +49,7 @@ def reliability(curve: ReliabilityCurve, ax: "matplotlib.axes.Axes", *, label: s
     columns = (curve.confidence.tolist(), curve.accuracy.tolist(), curve.weight.tolist())
     hover(
         line,
-        [
-            f"confidence {c:.3f}, accuracy {a:.3f}, {100 * w:.1f} % of inputs"
-            for c, a, w in zip(*columns, strict=True)
-        ],
+        [f"confidence {c:.3f}, accuracy {a:.3f}, {100 * w:.1f} % of inputs" for c, a, w in zip(*columns, strict=True)],
     )
     ax.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
     ax.legend(frameon=True, framealpha=0.85, edgecolor="none", fontsize="small", loc="best")
@@ -102,12 +93,7 @@ def score_histograms(
 
 
 def training_curves(
-    history: History,
-    ax: "matplotlib.axes.Axes",
-    *,
-    column: str = "loss",
-    colour: str = COLOURS[0],
-    label: str = "",
+    history: History, ax: "matplotlib.axes.Axes", *, column: str = "loss", colour: str = COLOURS[0], label: str = ""
 ) -> None:
     """Draw a column of a training history: a thin line for each member, a thick one for their mean.
 

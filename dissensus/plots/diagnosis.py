@@ -14,11 +14,7 @@ if TYPE_CHECKING:
 
 
 def drop_curve(
-    curve: DropCurve,
-    ax: "matplotlib.axes.Axes",
-    *,
-    label: str = "measured",
-    colour: str = COLOURS[0],
+    curve: DropCurve, ax: "matplotlib.axes.Axes", *, label: str = "measured", colour: str = COLOURS[0]
 ) -> None:
     """Draw a metric against the number of members that are dropped at test time.
 
@@ -79,9 +75,7 @@ def offset_bars(offsets: Sequence[float], ax: "matplotlib.axes.Axes", *, ensembl
     """
     ax.bar(range(len(offsets)), offsets, color=COLOURS[0], width=0.7)
     if ensemble_error > 0:
-        ax.axhline(
-            ensemble_error, color=COLOURS[1], linestyle="--", linewidth=1.4, label="ensemble's typical error"
-        )
+        ax.axhline(ensemble_error, color=COLOURS[1], linestyle="--", linewidth=1.4, label="ensemble's typical error")
         ax.legend(frameon=False, fontsize="small")
     ax.set(xlabel="member", ylabel="constant offset", xlim=(-0.6, len(offsets) - 0.4))
     if len(offsets) <= 20:

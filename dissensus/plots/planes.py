@@ -121,15 +121,7 @@ def class_points(points: Values, labels: Values, ax: "matplotlib.axes.Axes") -> 
         chosen = place[kind == index]
         colour = COLOURS[int(index)]
         # Thousands of points as vectors make files that viewers choke on.
-        ax.plot(
-            chosen[:, 0],
-            chosen[:, 1],
-            ".",
-            color=colour,
-            markersize=2,
-            rasterized=True,
-            label=f"class {index}",
-        )
+        ax.plot(chosen[:, 0], chosen[:, 1], ".", color=colour, markersize=2, rasterized=True, label=f"class {index}")
 
 
 def _class_image(probs: Tensor, axis: Values, ax: "matplotlib.axes.Axes") -> None:

@@ -54,19 +54,11 @@ def bands(
         shade = tint(COLOURS[0], 0.45 * depth / len(levels))
         ax.fill_between(place, low, high, color=shade, linewidth=0, label=f"± {level:g} sd")
     if truth is not None:
-        ax.plot(
-            place, flat_array(truth)[order], color=TRUTH_COLOUR, linestyle="--", linewidth=1.2, label="truth"
-        )
+        ax.plot(place, flat_array(truth)[order], color=TRUTH_COLOUR, linestyle="--", linewidth=1.2, label="truth")
     ax.plot(place, centre, color=COLOURS[0], linewidth=1.6, label=label)
     if points is not None:
         ax.plot(
-            flat_array(points[0]),
-            flat_array(points[1]),
-            "o",
-            color=POINT_COLOUR,
-            markersize=3,
-            alpha=0.8,
-            label="data",
+            flat_array(points[0]), flat_array(points[1]), "o", color=POINT_COLOUR, markersize=3, alpha=0.8, label="data"
         )
 
 

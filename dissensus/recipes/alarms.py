@@ -97,11 +97,7 @@ class Calibration:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # too few rows for the coverage: everything is covered
             return [
-                float(
-                    intervals((np.zeros(len(own)), np.ones(len(own))), own, ([0.0], [1.0]), self.coverage)[
-                        0, 1
-                    ]
-                )
+                float(intervals((np.zeros(len(own)), np.ones(len(own))), own, ([0.0], [1.0]), self.coverage)[0, 1])
                 for own in self.misses
             ]
 
@@ -126,9 +122,7 @@ def calibrate_run(run: LoadedRun, sets: Sets, settings: AlarmSettings, folder: P
             false_alarms=settings.false_alarms,
             loss=run.recipe.likelihood.name if run.preprocessing.classes is None else "cross_entropy",
         )
-    write_state(
-        folder / COVERAGE, _FORMAT, {"coverage": settings.coverage, "misses": _misses(run, x, y).tolist()}
-    )
+    write_state(folder / COVERAGE, _FORMAT, {"coverage": settings.coverage, "misses": _misses(run, x, y).tolist()})
     alarm.save(folder / ALARM)
     if len(x) > 2:
         monitor = DriftMonitor.of_scores(alarm.calibration[None])
@@ -180,10 +174,7 @@ def check_alarm(
         unknown: Raw inputs of unknown sets by name.
     """
     alarm = calibration.alarm
-    scores = {
-        name: alarm.scorer(run.ensemble, run.preprocessing(x))
-        for name, x in {ID: known[0], **unknown}.items()
-    }
+    scores = {name: alarm.scorer(run.ensemble, run.preprocessing(x)) for name, x in {ID: known[0], **unknown}.items()}
     p_values = {name: alarm.p_values_of(own) for name, own in scores.items()}
     monitor = calibration.for_a_stream().monitor
     drift = np.zeros(1) if monitor is None else monitor.log_path(scores[ID])

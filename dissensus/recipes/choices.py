@@ -78,9 +78,7 @@ def resolve_objective(table: Mapping[str, Any], where: str = "[objective]") -> d
     return resolved | ({"loss": AUTO} if is_open else {}) | inner
 
 
-def _resolve_inner(
-    name: str, make: Callable[..., Any], table: Mapping[str, Any], where: str
-) -> dict[str, Any]:
+def _resolve_inner(name: str, make: Callable[..., Any], table: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the settings of the objective that another wraps, under its key; nothing where it wraps none."""
     if "inner" not in _all_parameters(make):
         if "inner" in table:
@@ -93,9 +91,7 @@ def _resolve_inner(
             )
     inner = table.get("inner", {})
     if not isinstance(inner, Mapping):
-        raise ValueError(
-            f"inner in {where} must be a table such as {{ name = 'independent' }}; got {inner!r}."
-        )
+        raise ValueError(f"inner in {where} must be a table such as {{ name = 'independent' }}; got {inner!r}.")
     return {"inner": resolve_objective(inner, f"{where[:-1]}.inner]")}
 
 
@@ -103,9 +99,7 @@ def with_loss(resolved: Mapping[str, Any], regression: bool) -> dict[str, Any]:
     """Return settings of an objective with the loss that suits the targets where the recipe leaves it open."""
     settled = dict(resolved)
     if settled.get("loss") == AUTO:
-        settled["loss"] = (
-            "cross_entropy" if not regression else "mse" if settled["name"] == "joint" else "gaussian_nll"
-        )
+        settled["loss"] = "cross_entropy" if not regression else "mse" if settled["name"] == "joint" else "gaussian_nll"
     if "inner" in settled:
         settled["inner"] = with_loss(settled["inner"], regression)
     return settled
@@ -167,9 +161,7 @@ def resolve_augment(table: Mapping[str, Any]) -> dict[str, Any]:
         if options is False:
             continue
         if options is not True and not isinstance(options, Mapping):
-            raise ValueError(
-                f"{name} in [augment] must be true, false or a table of options; got {options!r}."
-            )
+            raise ValueError(f"{name} in [augment] must be true, false or a table of options; got {options!r}.")
         given = {} if options is True else options
         resolved[name] = checked(make, given, f"{name} of [augment]", without=("num_classes",))
     return resolved
@@ -203,10 +195,7 @@ def resolve_model(table: Mapping[str, Any], folder: Path = Path()) -> dict[str, 
     make = choose(ARCHITECTURES, name, "[model]")
     given = {key: value for key, value in table.items() if key not in ("name", "activation")}
     # Sizes that the data decides, unless the recipe gives them.
-    resolved = {
-        "name": name,
-        **checked(make, given, "[model]", without=[n for n in _FROM_DATA if n not in given]),
-    }
+    resolved = {"name": name, **checked(make, given, "[model]", without=[n for n in _FROM_DATA if n not in given])}
     if "activation" in table:
         choose(ACTIVATIONS, table["activation"], "[model]")
         resolved["activation"] = table["activation"]
@@ -284,9 +273,7 @@ def _import_factory(name: str, folder: str) -> Callable[..., nn.Module]:
     try:
         module = importlib.import_module(module_name)
     except Exception as problem:  # whatever a module of the user's does
-        raise ValueError(
-            f"The module {module_name} of [model] cannot be imported: {_where(problem)}."
-        ) from problem
+        raise ValueError(f"The module {module_name} of [model] cannot be imported: {_where(problem)}.") from problem
     finally:
         sys.path[:] = before
     make = getattr(module, attribute, None)

@@ -56,12 +56,7 @@ def diagnose_run(
 
 
 def diagnose_predictions(
-    path: Path,
-    *,
-    loss: str | None = None,
-    average: Any = None,
-    drop_per: Any = "example",
-    seed: int = 0,
+    path: Path, *, loss: str | None = None, average: Any = None, drop_per: Any = "example", seed: int = 0
 ) -> Finding:
     """Diagnose outputs and targets of a file; see `read_predictions`."""
     found = read_predictions(path)
@@ -77,9 +72,7 @@ def diagnose_predictions(
 
 
 def _outputs(run: LoadedRun, x: Tensor, batch_size: int) -> Tensor:
-    parts = [
-        predict(run.ensemble, run.preprocessing(part), batch_size=batch_size) for part in x.split(batch_size)
-    ]
+    parts = [predict(run.ensemble, run.preprocessing(part), batch_size=batch_size) for part in x.split(batch_size)]
     outputs = torch.cat(parts, dim=1)
     return mean_and_scale(outputs)[0] if run.recipe.likelihood.kind == "density" else outputs
 

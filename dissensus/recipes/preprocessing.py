@@ -77,9 +77,7 @@ class Preprocessing:
         x = x.float() / 255 if self.pixels else x.float()
         if self.mean is None or self.std is None:
             return x
-        spread = (
-            (-1, *(1 for _ in self.shape[1:])) if self.pixels or len(self.shape) == 3 else (self.shape[-1],)
-        )
+        spread = (-1, *(1 for _ in self.shape[1:])) if self.pixels or len(self.shape) == 3 else (self.shape[-1],)
         mean, std = (_on_device(values, x.device).reshape(spread) for values in (self.mean, self.std))
         return (x - mean) / std
 
@@ -123,9 +121,7 @@ class Preprocessing:
     def targets_in_units(self, loaded: Loaded) -> Tensor:
         """Return class indices, or values in the units of the data, `(rows, targets)`."""
         if loaded.y is None:
-            raise ValueError(
-                "The data has no targets" + (f" called {self.target!r}." if self.target else ".")
-            )
+            raise ValueError("The data has no targets" + (f" called {self.target!r}." if self.target else "."))
         if self.classes is not None:
             return class_indices(loaded, self.classes)
         return loaded.y.float().reshape(len(loaded.y), -1)

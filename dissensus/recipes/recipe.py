@@ -138,9 +138,7 @@ class Recipe:
         uniform = self.ensemble.get("masked_target") == "uniform"
         return objective.uniform_where_masked() if uniform else objective
 
-    def build_ensemble(
-        self, preprocessing: Preprocessing, outputs: int, *, allow_import: bool = False
-    ) -> Members:
+    def build_ensemble(self, preprocessing: Preprocessing, outputs: int, *, allow_import: bool = False) -> Members:
         """Make the untrained ensemble.
 
         Args:
@@ -148,9 +146,7 @@ class Recipe:
             outputs: Values a prediction of one member has.
             allow_import: Whether `module:factory` of `[model]` may be imported, which runs that module's code.
         """
-        options = {
-            key: value for key, value in self.ensemble.items() if key not in ("kind", "members", "seed")
-        }
+        options = {key: value for key, value in self.ensemble.items() if key not in ("kind", "members", "seed")}
         make = member_factory(self.model, preprocessing.shape, outputs, allow_import)
         kind = KINDS[self.ensemble["kind"]]
         if "shape" in parameters(kind):
@@ -304,9 +300,7 @@ def _resolve_ensemble(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _resolve_training(table: Mapping[str, Any]) -> dict[str, Any]:
-    is_open = {
-        name: AUTO for name in ("epochs", "batch_size", "checkpoint_every") if table.get(name, AUTO) == AUTO
-    }
+    is_open = {name: AUTO for name in ("epochs", "batch_size", "checkpoint_every") if table.get(name, AUTO) == AUTO}
     given = {name: value for name, value in table.items() if name not in is_open}
     return checked(fit, given, "[training]", without=_NOT_TRAINING) | is_open
 

@@ -91,11 +91,7 @@ def save_ensemble(
     digests: Mapping[str, Tensor],
 ) -> None:
     """Write the ensemble's tensors, what is needed to build it again, and which rows are which, in one step."""
-    facts = {
-        "preprocessing": preprocessing.to_json(),
-        "outputs": outputs,
-        "members": list(ensemble.member_ids),
-    }
+    facts = {"preprocessing": preprocessing.to_json(), "outputs": outputs, "members": list(ensemble.member_ids)}
     rows = {f"{_ROWS}{part}": hashes for part, hashes in digests.items()}
     CheckpointFolder(folder).save(ENSEMBLE, step, {**ensemble.state_dict(), **rows}, facts)
 
@@ -162,9 +158,7 @@ def load_run(folder: str | Path, *, allow_import: bool = False) -> LoadedRun:
         )
     recipe = Recipe.read(folder / RECIPE)
     if not CheckpointFolder(folder).exists(ENSEMBLE):
-        raise ValueError(
-            f"The run in {folder} has not finished. Go on with: dissensus train {folder} --resume"
-        )
+        raise ValueError(f"The run in {folder} has not finished. Go on with: dissensus train {folder} --resume")
     tensors, facts, problem = CheckpointFolder(folder).load(ENSEMBLE)
     if problem is not None:
         log.warning("%s The ensemble saved before it is used.", problem)
@@ -177,9 +171,7 @@ def load_run(folder: str | Path, *, allow_import: bool = False) -> LoadedRun:
         ensemble.load_state_dict(tensors)
     except RuntimeError as difference:
         first = str(difference).strip().splitlines()[-1].strip()
-        raise CheckpointError(
-            f"The ensemble in {folder} does not fit the network of its recipe: {first}"
-        ) from None
+        raise CheckpointError(f"The ensemble in {folder} does not fit the network of its recipe: {first}") from None
     return LoadedRun(_in_units(ensemble.eval(), recipe, preprocessing), recipe, preprocessing)
 
 
@@ -217,7 +209,5 @@ def _in_units(ensemble: Members, recipe: "Recipe", preprocessing: Preprocessing)
         return ensemble
     mean, std = torch.tensor(preprocessing.target_mean), torch.tensor(preprocessing.target_std)
     density = recipe.likelihood.kind == "density"
-    nets = [
-        nn.Sequential(ensemble.member(j), InUnits(mean, std, density)) for j in range(ensemble.num_members)
-    ]
+    nets = [nn.Sequential(ensemble.member(j), InUnits(mean, std, density)) for j in range(ensemble.num_members)]
     return DeepEnsemble.from_members(nets, seed=ensemble.seed).eval()

@@ -211,8 +211,7 @@ def predicted_columns(
     """
     prepared = (run.preprocessing(part) for part in x.split(batch_size))
     parts = [
-        _of_outputs(run, part, predict(run.ensemble, part, batch_size=batch_size), calibration)
-        for part in prepared
+        _of_outputs(run, part, predict(run.ensemble, part, batch_size=batch_size), calibration) for part in prepared
     ]
     return {name: np.concatenate([np.asarray(part[name]) for part in parts]) for name in parts[0]}
 
@@ -227,9 +226,7 @@ def _of_outputs(run: LoadedRun, x: Tensor, outputs: Tensor, calibration: Calibra
     else:
         mean, scores = _variances(run, outputs)
         columns = _by_target({"prediction": mean.mean(0), "std": scores["total_variance"].sqrt(), **scores})
-    return (
-        columns if calibration is None else columns | calibrated_columns(run, calibration, x, outputs, scores)
-    )
+    return columns if calibration is None else columns | calibrated_columns(run, calibration, x, outputs, scores)
 
 
 def _variances(run: LoadedRun, outputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

@@ -228,9 +228,7 @@ def _no_names(whole: Loaded, settings: DataSettings) -> list[str]:
 def _classes_of(labels: Sequence[str]) -> tuple[str, ...]:
     classes, rows = _sorted_names(labels), len(labels)
     if len(classes) < 2:
-        raise ValueError(
-            f"There must be two classes or more to tell apart; the data holds {listed(classes)}."
-        )
+        raise ValueError(f"There must be two classes or more to tell apart; the data holds {listed(classes)}.")
     if len(classes) > max(10, rows / 2):
         raise ValueError(
             f"The target holds {len(classes)} different classes in {rows} rows ({listed(classes, 3)}), too few rows of each. "
@@ -256,9 +254,7 @@ def without_left_out(other: Loaded, names: Sequence[str | int]) -> Loaded:
     if not names or other.y is None:
         return other
     wanted = {str(name) for name in names}
-    return other.rows(
-        torch.tensor([row for row, label in enumerate(label_names(other)) if label not in wanted])
-    )
+    return other.rows(torch.tensor([row for row, label in enumerate(label_names(other)) if label not in wanted]))
 
 
 def digests_of(sets: Sets) -> dict[str, Tensor]:

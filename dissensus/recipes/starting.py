@@ -34,11 +34,7 @@ def look_at(path: Path, target: str | None = None) -> tuple[str, str]:
     if loaded.y is None:
         raise ValueError(f"{path} holds no targets that could be found. Name them with --target.")
     regression = is_regression(loaded)
-    words = (
-        _rows_in_words(loaded, path),
-        _columns_in_words(loaded),
-        _target_in_words(loaded, target, regression),
-    )
+    words = (_rows_in_words(loaded, path), _columns_in_words(loaded), _target_in_words(loaded, target, regression))
     found = "\n\n".join(part for part in words if part)
     return found, _recipe(loaded, path, target, regression, options.get("size"))
 
@@ -71,9 +67,7 @@ def _columns_in_words(loaded: Loaded) -> str:
     for column in loaded.columns.columns:
         rows.append((column.name, column.read_as, str(missing.get(column.name) or ""), column.note))
     widths = [max(len(row[place]) for row in rows) for place in range(3)]
-    return "\n".join(
-        f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}}  {d}".rstrip() for a, b, c, d in rows
-    )
+    return "\n".join(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}}  {d}".rstrip() for a, b, c, d in rows)
 
 
 def _target_in_words(loaded: Loaded, target: str | None, regression: bool) -> str:

@@ -111,9 +111,7 @@ def run_sweep(
     train = partial(train_arm, recipe.absolute(), folder.absolute(), list(options))
     if "trials" in sweep:
         if ray:
-            raise ValueError(
-                "--ray runs grids; a search with `trials` goes on with --jobs, or in several processes."
-            )
+            raise ValueError("--ray runs grids; a search with `trials` goes on with --jobs, or in several processes.")
         return _search(train, folder, sweep, jobs, say)
     arms = arms_of(sweep)
     folder.mkdir(parents=True, exist_ok=True)
@@ -137,9 +135,7 @@ def train_arm(recipe: Path, folder: Path, options: Sequence[str], name: str, cha
     return "done" if done.returncode == 0 else next((line for line in lines if _BUSY in line), lines[-1])
 
 
-def _in_threads(
-    train: Callable[..., str], arms: Mapping[str, list[str]], jobs: int
-) -> Iterator[tuple[str, str]]:
+def _in_threads(train: Callable[..., str], arms: Mapping[str, list[str]], jobs: int) -> Iterator[tuple[str, str]]:
     with ThreadPoolExecutor(jobs) as pool:
         yield from zip(arms, pool.map(train, arms, arms.values()), strict=True)
 
@@ -167,11 +163,7 @@ def started_ray() -> Any:
 
 
 def _search(
-    train: Callable[..., str],
-    folder: Path,
-    sweep: Mapping[str, Any],
-    jobs: int,
-    say: Callable[[str], None],
+    train: Callable[..., str], folder: Path, sweep: Mapping[str, Any], jobs: int, say: Callable[[str], None]
 ) -> list[str]:
     """Let optuna choose arms by the validation loss of earlier ones, until there are as many as asked for."""
     settings, study = settings_of(sweep), _study(folder)
@@ -198,9 +190,7 @@ def _search(
                 continue  # a process that shares the journal has it
             value = _validation_loss(folder / name) if is_finished(folder / name) else None
             with asking:
-                study.tell(
-                    number, value, state=None if value is not None else _optuna().trial.TrialState.FAIL
-                )
+                study.tell(number, value, state=None if value is not None else _optuna().trial.TrialState.FAIL)
                 say(f"{name}: {answer}" + ("" if value is None else f", validation loss {value:.4f}"))
                 failed.extend([name] if value is None else [])
 

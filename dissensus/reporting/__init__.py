@@ -21,11 +21,7 @@ _MAIN_SCORES = {
 
 @checked
 def report(
-    results: Evaluation | Sequence[Evaluation],
-    path: Path | str,
-    *,
-    title: str | None = None,
-    score: str | None = None,
+    results: Evaluation | Sequence[Evaluation], path: Path | str, *, title: str | None = None, score: str | None = None
 ) -> Path:
     """Write one HTML page on one evaluation, or on several side by side.
 
@@ -61,9 +57,7 @@ def report(
     runs = _named_apart(given)
     tasks = sorted({run.task for run in runs})
     if len(tasks) > 1:
-        raise ValueError(
-            f"A page shows evaluations of one task; got {', '.join(tasks)}. Write one page for each."
-        )
+        raise ValueError(f"A page shows evaluations of one task; got {', '.join(tasks)}. Write one page for each.")
     return write_report(path, title or title_of_page(runs), runs, _main_score(runs, score))
 
 

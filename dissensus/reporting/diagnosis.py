@@ -58,12 +58,7 @@ def _of_one(finding: Finding, name: str) -> list[Block]:
     head = f"{name}: " if name else ""
     caption = f"Numbers behind the verdict{f' on {name}' if name else ''}"
     table = Table(["quantity", "value", "how to read it"], readings(finding), caption)
-    return [
-        Text(head + verdict(finding)),
-        table,
-        Text(advice(finding).replace("`", "")),
-        *_pictures(finding, name),
-    ]
+    return [Text(head + verdict(finding)), table, Text(advice(finding).replace("`", "")), *_pictures(finding, name)]
 
 
 def _pictures(finding: Finding, name: str) -> Iterator[Picture]:
@@ -122,9 +117,7 @@ def _over_training(finding: Finding, name: str, of: str) -> Picture:
         f"{last.train_member_error:.3g}; held out, {last.validation_ensemble_error:.3g} and "
         f"{last.validation_member_error:.3g}."
     )
-    return Picture(
-        figure, alt, "Shaded: the diversity, by which the mean member errs more than the ensemble."
-    )
+    return Picture(figure, alt, "Shaded: the diversity, by which the mean member errs more than the ensemble.")
 
 
 def _panel(title: str) -> tuple[Any, Any]:

@@ -58,9 +58,7 @@ def _of(run: Evaluation, runs: Runs) -> str:
 
 
 def _detection_tables(run: Evaluation, score: str, of_run: str) -> list[Table]:
-    told = as_table(
-        detection_table(run), f"AUROC{of_run}: how well each score tells each set from known inputs"
-    )
+    told = as_table(detection_table(run), f"AUROC{of_run}: how well each score tells each set from known inputs")
     rows, columns = range(len(told.rows)), range(1, len(told.columns))
     best = [cell for column in columns for cell in best_cells(told, rows, column, large=True)]
     main = {run.score_names.index(name) for name in (score, best_score(run)) if name in run.score_names}
@@ -186,8 +184,7 @@ def decomposition(runs: Runs, score: str) -> Section | None:
         Text(
             "Total uncertainty has two parts: data uncertainty, which each member has by itself (noise, ambiguity), and "
             "knowledge uncertainty, what members disagree about (too little was learned there). Knowledge uncertainty "
-            "should be small on known inputs and larger on unknown ones."
-            + ("" if classes else _HOW_BARS_SPLIT)
+            "should be small on known inputs and larger on unknown ones." + ("" if classes else _HOW_BARS_SPLIT)
         ),
         *(_uncertainty_bars(run, parts, classes, run.name if len(runs) > 1 else "") for run in shown),
     )
@@ -241,9 +238,7 @@ def disputed_inputs(runs: Runs, score: str) -> Section | None:
         ),
         *(
             _votes(
-                items,
-                names[run],
-                f"{'Most' if most else 'Least'} disputed of {part}" + (f", {run}" if several else ""),
+                items, names[run], f"{'Most' if most else 'Least'} disputed of {part}" + (f", {run}" if several else "")
             )
             for (run, part, most), items in shown.items()
         ),

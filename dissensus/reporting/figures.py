@@ -89,13 +89,7 @@ def score_histogram(histograms: Sequence[Histogram], xlabel: str, title: str, ax
         if place == 0:
             ax.stairs(part.shares, part.edges, fill=True, color=look["color"], alpha=0.2)
         ax.stairs(part.shares, part.edges, linewidth=1.4, label=part.set, **look)
-    ax.set(
-        title=title,
-        xlabel=xlabel,
-        ylabel="share of inputs",
-        xscale=axis.scale,
-        xlim=axis.ends,
-    )
+    ax.set(title=title, xlabel=xlabel, ylabel="share of inputs", xscale=axis.scale, xlim=axis.ends)
     ax.legend(frameon=False, fontsize="small")
     return figure
 
@@ -115,9 +109,7 @@ def severity_curves(curves: Mapping[str, Mapping[int, Number]], ylabel: str) -> 
     figure, (ax,) = panels(width=4.4, height=3.3)
     for place, (label, numbers) in enumerate(curves.items()):
         levels, look = sorted(numbers), style(place)
-        values, low, high = (
-            [getattr(numbers[level], end) for level in levels] for end in ("value", "low", "high")
-        )
+        values, low, high = ([getattr(numbers[level], end) for level in levels] for end in ("value", "low", "high"))
         (line,) = ax.plot(levels, values, marker="o", markersize=4, label=label, **look)
         pairs = zip(levels, values, strict=True)
         hover(line, [f"{label}, severity {level}: {value:.3f}" for level, value in pairs])
@@ -140,17 +132,13 @@ def uncertainty_bars(parts: Mapping[str, Mapping[str, float]], unit: str, title:
         ax.barh(names, values, left=starts, height=0.62, color=COLOURS[place], label=part)
         starts = starts + values
     for row, total in enumerate(starts):
-        ax.annotate(
-            short(total), (total, row), (5, 0), textcoords="offset points", va="center", fontsize="small"
-        )
+        ax.annotate(short(total), (total, row), (5, 0), textcoords="offset points", va="center", fontsize="small")
     ax.invert_yaxis()
     ax.margins(x=0.14)
     ax.set(title=title, xlabel=f"mean uncertainty ({unit}); the number is the total")
     ax.tick_params(axis="y", length=0)
     ax.spines[["top", "right"]].set_visible(False)
-    figure.legend(
-        *ax.get_legend_handles_labels(), frameon=False, fontsize="small", loc="outside lower center", ncols=2
-    )
+    figure.legend(*ax.get_legend_handles_labels(), frameon=False, fontsize="small", loc="outside lower center", ncols=2)
     return figure
 
 
@@ -170,9 +158,7 @@ def member_dots(members: Sequence[Number], ensemble: Number, ylabel: str, title:
     if len(members) <= 20:
         ax.set_xticks(places)
     ax.margins(y=0.2)
-    figure.legend(
-        *ax.get_legend_handles_labels(), frameon=False, fontsize="small", loc="outside lower center", ncols=2
-    )
+    figure.legend(*ax.get_legend_handles_labels(), frameon=False, fontsize="small", loc="outside lower center", ncols=2)
     return figure
 
 
@@ -187,9 +173,7 @@ def votes_sheet(items: Sequence[Disputed], class_names: Sequence[str]) -> "Figur
     for place, item in enumerate(items):
         left, top = place % _PICTURES_A_ROW * cell_width, height - place // _PICTURES_A_ROW * cell_height
         margin = (cell_width - side) / 2
-        ax = figure.add_axes(
-            ((left + margin) / width, (top - margin - side) / height, side / width, side / height)
-        )
+        ax = figure.add_axes(((left + margin) / width, (top - margin - side) / height, side / width, side / height))
         image = item.image.transpose(1, 2, 0)
         ax.imshow(image.squeeze(-1) if image.shape[-1] == 1 else image, cmap="gray", vmin=0, vmax=255)
         ax.set_axis_off()

@@ -75,7 +75,9 @@ def best_cells(table: Table, rows: Iterable[int], column: int, *, large: bool) -
 def _brackets(runs: Runs) -> str:
     if not all(run.bootstrap for run in runs):
         return ""
-    return " In brackets: 95 % intervals, within which the number would lie had other inputs of the same kind been drawn."
+    return (
+        " In brackets: 95 % intervals, within which the number would lie had other inputs of the same kind been drawn."
+    )
 
 
 def differences(runs: Runs, score: str) -> Section | None:
@@ -93,10 +95,7 @@ def differences(runs: Runs, score: str) -> Section | None:
         "Differences between runs",
         *([Text(reading)] if pairs else []),
         # Clear differences stand out.
-        *(
-            replace(table, main=[number for number, row in enumerate(table.rows) if row[-1] != "–"])
-            for table in tables
-        ),
+        *(replace(table, main=[number for number, row in enumerate(table.rows) if row[-1] != "–"]) for table in tables),
         *(
             Text(f"{name} is not compared with {runs[0].name}, input by input. {reason}")
             for name, reason in refused.items()
@@ -260,6 +259,4 @@ def as_table(cells: Cells, caption: str) -> Table:
     """Return cells as a table of the page."""
     columns, rows = cells
     # Where a cell is narrow, the interval goes to a line of its own and stays in one piece.
-    return Table(
-        columns, [[cell.replace(", ", ",\N{NO-BREAK SPACE}") for cell in row] for row in rows], caption
-    )
+    return Table(columns, [[cell.replace(", ", ",\N{NO-BREAK SPACE}") for cell in row] for row in rows], caption)

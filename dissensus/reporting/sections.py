@@ -81,9 +81,7 @@ SECTIONS: tuple[Callable[[Runs, str], Section | None], ...] = (
 )
 
 
-def write_report(
-    path: Path | str, title: str, runs: Runs, score: str, *, first: Sequence[Section] = ()
-) -> Path:
+def write_report(path: Path | str, title: str, runs: Runs, score: str, *, first: Sequence[Section] = ()) -> Path:
     """Write the page: sections of the caller's, then every section that there is data for."""
     found = [section for make in SECTIONS if (section := make(runs, score)) is not None]
     several = len(runs) > 1
@@ -137,9 +135,7 @@ def _headlines(runs: Runs, score: str) -> list[Headline]:
     (run,) = runs
     shown = ("accuracy", "mean_iou") if _is_dense(run) else _QUALITY[run.task]
     found = [
-        Headline(
-            title_with_unit(metric, run.target), _value(run.number(metric), run), _between(run, metric)[2:]
-        )
+        Headline(title_with_unit(metric, run.target), _value(run.number(metric), run), _between(run, metric)[2:])
         for metric in shown
     ]
     if told_apart(run):
@@ -206,9 +202,7 @@ def _quality(run: Evaluation) -> str:
         return f"predicts {what} known inputs with an error (RMSE) of {short(run.number('rmse').value)}"
     what, gap = ("positions of ", "ece") if _is_dense(run) else ("", "smooth_ece")
     accuracy, off = (_percent(run.number(metric).value) for metric in ("accuracy", gap))
-    return (
-        f"is right on {accuracy} of {what}{size} known inputs, and its confidence is off by {off} on average"
-    )
+    return f"is right on {accuracy} of {what}{size} known inputs, and its confidence is off by {off} on average"
 
 
 def _size(run: Evaluation) -> int:

@@ -104,9 +104,7 @@ def _add_protocol(app: FastAPI, service: Service) -> None:
         _check_name(model, name)
         return _json({"name": name, "ready": True})
 
-    @app.get(
-        "/v2/models/{model}", responses=schema.answers(schema.like(schema.MODEL), 401, 404), tags=["protocol"]
-    )
+    @app.get("/v2/models/{model}", responses=schema.answers(schema.like(schema.MODEL), 401, 404), tags=["protocol"])
     async def metadata(model: Name, request: Request) -> Response:
         """Describe a model: its inputs and outputs, and what its file says about itself."""
         _check_key(request, service)
@@ -161,9 +159,7 @@ def _add_rows(app: FastAPI, service: Service) -> None:
         _check_key(request, service)
         asked = await _read(request, service)
         if unknown := set(asked) - {"rows", "limit", "members"}:
-            raise BadInput(
-                f'A request has "rows", and may have "limit" and "members"; got {min(unknown)[:60]!r}.'
-            )
+            raise BadInput(f'A request has "rows", and may have "limit" and "members"; got {min(unknown)[:60]!r}.')
         limit = None if asked.get("limit") is None else _limit(asked["limit"], service)
         members = asked.get("members", False)
         if not isinstance(members, bool):
@@ -188,12 +184,7 @@ def _add_watching(app: FastAPI, service: Service) -> None:
         _check_key(request, service)
         return _json(service.drift())
 
-    @app.get(
-        "/metrics",
-        response_class=PlainTextResponse,
-        responses=schema.refusals(401),
-        tags=["watching"],
-    )
+    @app.get("/metrics", response_class=PlainTextResponse, responses=schema.refusals(401), tags=["watching"])
     async def metrics(request: Request) -> Response:
         """Return counters for Prometheus."""
         _check_key(request, service)
@@ -204,9 +195,7 @@ def _page(name: str) -> tuple[str, str]:
     """Return the page, and a policy that lets its own script and style run and nothing else."""
     page = files("dissensus.serving").joinpath("page.html").read_text(encoding="utf-8")
     page = page.replace("{model}", html.escape(name))
-    script, style = (
-        _hash(page.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]) for tag in ("script", "style")
-    )
+    script, style = (_hash(page.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]) for tag in ("script", "style"))
     return page, (
         f"default-src 'none'; script-src '{script}'; style-src '{style}'; connect-src 'self'; img-src blob: data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -234,17 +223,13 @@ async def _read(request: Request, service: Service) -> dict[str, Any]:
                 if len(body) > most:
                     raise too_large
     except TimeoutError:
-        raise HTTPException(
-            408, f"The request took more than {service.settings.seconds:g} s to arrive."
-        ) from None
+        raise HTTPException(408, f"The request took more than {service.settings.seconds:g} s to arrive.") from None
     except ClientDisconnect:
         raise HTTPException(400, "The request ended before it was whole.") from None
     try:
         asked = _DECODER.decode(body.decode())
     except (ValueError, RecursionError):
-        raise BadInput(
-            "The request is not JSON, whose numbers are finite; NaN and Infinity are none."
-        ) from None
+        raise BadInput("The request is not JSON, whose numbers are finite; NaN and Infinity are none.") from None
     if not isinstance(asked, dict):
         raise BadInput(f"A request is a JSON object; got {type(asked).__name__}.")
     return asked
@@ -261,9 +246,7 @@ def _tensors(asked: dict[str, Any], service: Service) -> tuple[Arrays, float | N
     """Return the inputs of a protocol request, and its limit."""
     given = asked.get("inputs")
     if not _are_objects(given):
-        raise BadInput(
-            '"inputs" must be a list of tensors, each with "name", "shape", "datatype" and "data".'
-        )
+        raise BadInput('"inputs" must be a list of tensors, each with "name", "shape", "datatype" and "data".')
     named = {str(each.get("name")): each for each in given}
     fields, rest = service.model.inputs, named.keys() - {"limit"}
     if rest != set(fields) or len(given) != len(named):
@@ -296,9 +279,7 @@ def _shaped(tensor: dict[str, Any], field: Field) -> Any:
         raise BadInput(f'"shape" of {name!r} must be a list of whole numbers.')
     found = _numbers(data, name)
     if found.size != math.prod(shape) or found.ndim not in (1, len(shape)):
-        raise BadInput(
-            f'"data" of {name!r} must have {math.prod(shape)} numbers, as its shape says; got {found.size}.'
-        )
+        raise BadInput(f'"data" of {name!r} must have {math.prod(shape)} numbers, as its shape says; got {found.size}.')
     return found.reshape(shape)
 
 
@@ -320,20 +301,13 @@ def _wanted(asked: dict[str, Any], service: Service) -> list[str]:
     if given is None:
         return [output for output in outputs if output != "members"]
     if not _are_objects(given) or not all(each.get("name") in outputs for each in given):
-        raise BadInput(
-            f'"outputs" must be a list of objects whose "name" is one of {", ".join(map(repr, outputs))}.'
-        )
+        raise BadInput(f'"outputs" must be a list of objects whose "name" is one of {", ".join(map(repr, outputs))}.')
     return [each["name"] for each in given]
 
 
 def _tensor(service: Service, name: str, values: Any) -> dict[str, Any]:
     field = service.model.outputs[name]
-    return {
-        "name": name,
-        "datatype": field.datatype,
-        "shape": list(values.shape),
-        "data": values.ravel().tolist(),
-    }
+    return {"name": name, "datatype": field.datatype, "shape": list(values.shape), "data": values.ravel().tolist()}
 
 
 def _limit(value: Any, service: Service) -> float:
@@ -366,9 +340,7 @@ def _check_key(request: Request, service: Service) -> None:
         return
     given = request.headers.get("authorization", "").encode("latin-1").removeprefix(b"Bearer ")
     if not hmac.compare_digest(given, service.settings.api_key.encode()):
-        raise HTTPException(
-            401, "Send the server's key as Authorization: Bearer KEY.", {"WWW-Authenticate": "Bearer"}
-        )
+        raise HTTPException(401, "Send the server's key as Authorization: Bearer KEY.", {"WWW-Authenticate": "Bearer"})
 
 
 def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -37,9 +37,7 @@ class Batcher:
         batch_rows: How many rows run at once, at most, unless one request has more.
     """
 
-    def __init__(
-        self, run: Callable[[Arrays], Arrays], queue_rows: int = 1024, batch_rows: int = 256
-    ) -> None:
+    def __init__(self, run: Callable[[Arrays], Arrays], queue_rows: int = 1024, batch_rows: int = 256) -> None:
         self._run, self.queue_rows, self.batch_rows = run, queue_rows, batch_rows
         self._queue: deque[_Waiting] = deque()
         self.waiting_rows = 0
@@ -102,9 +100,7 @@ class Batcher:
         batch = [self._queue.popleft()]
         rows = batch[0].rows
         while (
-            self._queue
-            and rows + self._queue[0].rows <= self.batch_rows
-            and self._queue[0].shapes == batch[0].shapes
+            self._queue and rows + self._queue[0].rows <= self.batch_rows and self._queue[0].shapes == batch[0].shapes
         ):
             batch.append(self._queue.popleft())
             rows += batch[-1].rows
@@ -122,7 +118,5 @@ def _hand_out(batch: list[_Waiting], outputs: Arrays) -> None:
     start = 0
     for each in batch:
         if not each.done.done():  # its client may have gone
-            each.done.set_result(
-                {name: values[start : start + each.rows] for name, values in outputs.items()}
-            )
+            each.done.set_result({name: values[start : start + each.rows] for name, values in outputs.items()})
         start += each.rows

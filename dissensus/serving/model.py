@@ -91,9 +91,7 @@ class Field:
                 found = array.astype(self.dtype)
             if not np.isfinite(found).all():
                 row = int(np.argwhere(~np.isfinite(found))[0][0])
-                raise BadInput(
-                    f"{self.name!r} must hold finite numbers of {self.datatype}; row {row} does not."
-                )
+                raise BadInput(f"{self.name!r} must hold finite numbers of {self.datatype}; row {row} does not.")
             return found
         limits = (0, 1) if self.dtype is np.bool_ else (np.iinfo(self.dtype).min, np.iinfo(self.dtype).max)
         if array.dtype.kind != "b" and array.size and (array.min() < limits[0] or array.max() > limits[1]):
@@ -137,9 +135,7 @@ class Model:
             raise ValueError(f"{self.path} cannot be read as ONNX: {str(problem).splitlines()[0]}") from None
         self.facts = self._session.facts
         if "dissensus" not in self.facts:
-            raise ValueError(
-                f"{self.path} was not written by dissensus export, so its outputs cannot be told."
-            )
+            raise ValueError(f"{self.path} was not written by dissensus export, so its outputs cannot be told.")
         self.inputs = {each.name: Field.of(each) for each in self._session.inputs.values()}
         self.outputs = {each.name: Field.of(each) for each in self._session.output_values}
         self.classes: list[str] | None = self.facts.get("classes")

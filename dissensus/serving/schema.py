@@ -38,26 +38,15 @@ def like(example: Any) -> Schema:
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 ERROR = _object({"error": {**_TEXT, "description": "One sentence: what was wanted, what came, what to do."}})
 _FIELD = {"name": "", "datatype": "", "shape": [1]}
-MODEL = {
-    "name": "",
-    "versions": [""],
-    "platform": "",
-    "inputs": [_FIELD],
-    "outputs": [_FIELD],
-    "parameters": {},
-}
+MODEL = {"name": "", "versions": [""], "platform": "", "inputs": [_FIELD], "outputs": [_FIELD], "parameters": {}}
 
 
 def _tensor(name: Schema, datatype: Schema) -> Schema:
     data = _list({}, description="Numbers, flat or nested as the shape says.")
-    return _object(
-        {"name": name, "shape": _list({**_WHOLE, "minimum": 0}), "datatype": datatype, "data": data}
-    )
+    return _object({"name": name, "shape": _list({**_WHOLE, "minimum": 0}), "datatype": datatype, "data": data})
 
 
-INFERRED = _object(
-    {"model_name": _TEXT, "model_version": _TEXT, "outputs": _list(_tensor(_TEXT, _TEXT))}, id=_TEXT
-)
+INFERRED = _object({"model_name": _TEXT, "model_version": _TEXT, "outputs": _list(_tensor(_TEXT, _TEXT))}, id=_TEXT)
 _UNCERTAINTY = {
     "total": {**_NUMBER, "description": "Total uncertainty: an entropy in nats, or a variance."},
     "data": {**_NUMBER, "description": "The part that members see in the data."},
@@ -68,10 +57,7 @@ SCORED = _object(
     {
         "rows": _list(
             _object(
-                {
-                    "prediction": {"description": "Name or number of the class, or the value(s)."},
-                    **_UNCERTAINTY,
-                },
+                {"prediction": {"description": "Name or number of the class, or the value(s)."}, **_UNCERTAINTY},
                 probabilities=_list(_NUMBER),
                 p_value={**_NUMBER, "description": "Small where an input is unlike held-out ones."},
                 flag={**_FLAG, "description": "Whether the p-value is at most the limit."},
@@ -100,11 +86,7 @@ def score(model: Model) -> Schema:
 def _row(model: Model) -> Schema:
     if model.table is not None:
         names = model.table.names
-        columns = {
-            "type": "object",
-            "properties": {name: _VALUE for name in names},
-            "additionalProperties": False,
-        }
+        columns = {"type": "object", "properties": {name: _VALUE for name in names}, "additionalProperties": False}
         return {"anyOf": [columns, _list(_VALUE, minItems=len(names), maxItems=len(names))]}
     arrays = {name: _array(field, field.shape) for name, field in model.inputs.items()}
     return _object(arrays) if len(arrays) > 1 else next(iter(arrays.values()))
@@ -120,10 +102,7 @@ def _array(field: Field, shape: Sequence[int | None]) -> Schema:
 
 def infer(model: Model) -> Schema:
     """Describe what the protocol's `infer` takes for this model."""
-    names, types = (
-        [*model.inputs, "limit"],
-        sorted({field.datatype for field in model.inputs.values()} | {"FP32"}),
-    )
+    names, types = ([*model.inputs, "limit"], sorted({field.datatype for field in model.inputs.values()} | {"FP32"}))
     tensor = _tensor({"type": "string", "enum": names}, {"type": "string", "enum": types})
     outputs = _object({"name": {"type": "string", "enum": list(model.outputs)}})
     return _object(

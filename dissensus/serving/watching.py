@@ -29,25 +29,17 @@ class Metrics:
             "dissensus_requests", "Requests by route and status.", ["route", "status"], registry=registry
         )
         self.seconds = Histogram(
-            "dissensus_request_seconds",
-            "Time to answer.",
-            ["route"],
-            buckets=_SECONDS,
-            registry=registry,
+            "dissensus_request_seconds", "Time to answer.", ["route"], buckets=_SECONDS, registry=registry
         )
         self.rows = Counter("dissensus_rows", "Rows predicted.", registry=registry)
-        self.flagged = Counter(
-            "dissensus_flagged_rows", "Rows flagged at the file's own limit.", registry=registry
-        )
+        self.flagged = Counter("dissensus_flagged_rows", "Rows flagged at the file's own limit.", registry=registry)
         self.p_values = Histogram(
             "dissensus_p_value",
             "P-values of rows; uniform while inputs are as the held-out ones.",
             buckets=_P_VALUES,
             registry=registry,
         )
-        self.batches = Histogram(
-            "dissensus_batch_rows", "Rows that ran together.", buckets=_ROWS, registry=registry
-        )
+        self.batches = Histogram("dissensus_batch_rows", "Rows that ran together.", buckets=_ROWS, registry=registry)
         self.waiting = Gauge(
             "dissensus_waiting_rows", "Rows that wait.", registry=registry, multiprocess_mode="livesum"
         )
@@ -138,8 +130,7 @@ class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
         line: dict[str, Any] = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-            + f".{record.msecs:03.0f}Z",
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{record.msecs:03.0f}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -156,8 +147,5 @@ def log_as_json(level: str) -> None:
     handler.setFormatter(JsonLines())
     for name in ("dissensus.server", "uvicorn", "uvicorn.error"):
         logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = (
-            [handler] if name != "uvicorn.error" else [],
-            name == "uvicorn.error",
-        )
+        logger.handlers, logger.propagate = ([handler] if name != "uvicorn.error" else [], name == "uvicorn.error")
         logger.setLevel(level.upper())

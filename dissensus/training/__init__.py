@@ -7,12 +7,4 @@ from dissensus.training.history import History
 from dissensus.training.optimizers import diverse_hyperparameters
 from dissensus.training.trainer import DivergedError, Run
 
-__all__ = [
-    "CheckpointError",
-    "DivergedError",
-    "History",
-    "Run",
-    "diverse_hyperparameters",
-    "fit",
-    "schedules",
-]
+__all__ = ["CheckpointError", "DivergedError", "History", "Run", "diverse_hyperparameters", "fit", "schedules"]

@@ -190,11 +190,7 @@ def _modules(members: Members) -> dict[str, str]:
 
 
 def fingerprint(
-    settings: "Settings",
-    objective: Objective,
-    feed: Feed,
-    streams: Mapping[str, Tensor],
-    validation: Any,
+    settings: "Settings", objective: Objective, feed: Feed, streams: Mapping[str, Tensor], validation: Any
 ) -> dict[str, Any]:
     """Return every setting that decides the numbers."""
     return {
@@ -240,9 +236,7 @@ def check_same_run(
 ) -> None:
     """Refuse a checkpoint of another network or of a run with other settings; `where` names it."""
     if (difference := first_difference(facts["architecture"], network)) is not None:
-        raise CheckpointError(
-            f"{where} is of another architecture: {difference}. Use the network it was made with."
-        )
+        raise CheckpointError(f"{where} is of another architecture: {difference}. Use the network it was made with.")
     if (difference := first_difference(facts["settings"], settings)) is not None:
         raise CheckpointError(
             f"{where} belongs to a run with other settings: {difference}. Give the same settings, or choose another folder."

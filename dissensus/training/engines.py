@@ -81,9 +81,7 @@ class Plan(ABC):
 
     def compile(self) -> None:
         """Have the programs compiled when they first run."""
-        self.run_program = {
-            name: compile_program(program, self.combine) for name, program in self.programs.items()
-        }
+        self.run_program = {name: compile_program(program, self.combine) for name, program in self.programs.items()}
 
     def count_step(self) -> None:
         """Count the step, and the passes of BatchNorm layers, for all members at once."""
@@ -157,9 +155,7 @@ class InParts(Plan):
             return train_step.judge(state.with_leaves(tensors[:-1]), size, tensors[-1])
 
         modules = list(single.members.parts())
-        shape = shapes_of(
-            lambda *tensors: single.run_forward(row.with_leaves(tensors), size)[0], row.leaves(), modules
-        )
+        shape = shapes_of(lambda *tensors: single.run_forward(row.with_leaves(tensors), size)[0], row.leaves(), modules)
         output = torch.zeros(shape.shape, dtype=shape.dtype, device=state.index.device)
         program = trace(step, [*row.leaves(), output], modules)
         self.counters = take_out_counters(program, [*row.names(), ""])
@@ -261,9 +257,7 @@ def plan_of(train_step: TrainStep, state: TrainState, concurrent: int | None) ->
     if isinstance(train_step, MeshStep):
         return OnMesh
     members = train_step.members
-    on_streams = state.index.is_cuda and any(
-        isinstance(m, torch.nn.modules.conv._ConvNd) for m in members.modules()
-    )
+    on_streams = state.index.is_cuda and any(isinstance(m, torch.nn.modules.conv._ConvNd) for m in members.modules())
     faster = on_streams or members.faster_apart
     if (faster or concurrent is not None) and why_not_by_member(train_step, state) is None:
         return ByMember
@@ -477,18 +471,11 @@ COMPILE_GAIN = 1.6
 def check_engine(name: str, traceable: bool) -> None:
     """Refuse an engine that the optimizer cannot run with."""
     if not traceable:
-        raise ValueError(
-            f"engine={name!r} needs sgd, adam or adamw; other optimizers run with engine='eager'."
-        )
+        raise ValueError(f"engine={name!r} needs sgd, adam or adamw; other optimizers run with engine='eager'.")
 
 
 def choose_engine(
-    name: str,
-    train_step: TrainStep,
-    state: TrainState,
-    size: int,
-    steps: int,
-    concurrent: int | None = None,
+    name: str, train_step: TrainStep, state: TrainState, size: int, steps: int, concurrent: int | None = None
 ) -> Engine:
     """Return the engine asked for (other than the eager one), or by a rule the one that will finish `steps` steps soonest."""
     free = name == "auto" and concurrent is None

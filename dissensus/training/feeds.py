@@ -131,9 +131,7 @@ class Layout:
         leaves, self.spec = tree_flatten(batch if batch[2] is not None else batch[:2])
         self.names = [f"{prefix}.{place}" for place in range(len(leaves))]
 
-    def read(
-        self, state: Mapping[str, Tensor], change: Callable[[Tensor], Tensor] = lambda leaf: leaf
-    ) -> Triple:
+    def read(self, state: Mapping[str, Tensor], change: Callable[[Tensor], Tensor] = lambda leaf: leaf) -> Triple:
         """Return the batch that the state holds, each tensor changed."""
         parts = tree_unflatten([change(state[name]) for name in self.names], self.spec)
         return parts if len(parts) == 3 else (*parts, None)
@@ -222,9 +220,7 @@ class OrderedFeed(Feed):
 class ArrayFeed(OrderedFeed):
     """Arrays on the device, from which each step gathers its batch."""
 
-    def __init__(
-        self, data: Triple, batch_size: int, order_keys: Tensor, own: bool, drop_last: bool = False
-    ) -> None:
+    def __init__(self, data: Triple, batch_size: int, order_keys: Tensor, own: bool, drop_last: bool = False) -> None:
         super().__init__(data, batch_size, order_keys, own, drop_last)
         self.inputs = data[0]
         order = torch.zeros(*order_keys.shape, self.count, dtype=torch.int64, device=data[1].device)
@@ -362,11 +358,7 @@ class LoaderFeed(PlacedFeed):
             batches = iter(self.loader)
         places = range(self.steps_per_epoch)
         ahead = _loads_elsewhere(self.loader)
-        pairs = (
-            self.carrier.ahead(lambda _: self._next(batches), places)
-            if ahead
-            else self._here(batches, number)
-        )
+        pairs = self.carrier.ahead(lambda _: self._next(batches), places) if ahead else self._here(batches, number)
         for pair in islice(pairs, skip, None):
             yield self.place(pair, state)
 
@@ -409,13 +401,7 @@ class DatasetFeed(PlacedFeed):
     """A map-style Dataset, loaded item by item in a seeded order."""
 
     def __init__(
-        self,
-        dataset: Dataset[Any],
-        batch_size: int,
-        seed: int,
-        device: torch.device,
-        drop_last: bool,
-        workers: int = 0,
+        self, dataset: Dataset[Any], batch_size: int, seed: int, device: torch.device, drop_last: bool, workers: int = 0
     ) -> None:
         super().__init__(device)
         count = len(dataset)  # type: ignore[arg-type]
@@ -432,10 +418,7 @@ class DatasetFeed(PlacedFeed):
         order = permutation(torch.tensor(derive(self.seed, "order", number)), self.count).tolist()
         places = range(skip, self.steps_per_epoch)
         self.jobs[:] = [
-            (
-                derive(self.seed, "items", number, place),
-                order[place * self.batch_size : (place + 1) * self.batch_size],
-            )
+            (derive(self.seed, "items", number, place), order[place * self.batch_size : (place + 1) * self.batch_size])
             for place in places
         ]
         if self.loader is None:
@@ -523,13 +506,7 @@ class FeatureFeed(ArrayFeed):
     """Features on the device. Each epoch takes every example once, from another pass than the epoch before."""
 
     def __init__(
-        self,
-        cached: CachedFeatures,
-        y: Tensor,
-        batch_size: int,
-        order_keys: Tensor,
-        own: bool,
-        drop_last: bool = False,
+        self, cached: CachedFeatures, y: Tensor, batch_size: int, order_keys: Tensor, own: bool, drop_last: bool = False
     ) -> None:
         x = cached.resident(order_keys.device)
         self.count, self.passes = cached.num_examples, cached.passes

@@ -114,9 +114,7 @@ def _feed_of(data: Pairs, wishes: _Wishes) -> tuple[Feed, tuple[Any, Tensor]]:
         return _feature_feed(data, wishes)
     if (arrays := arrays_of(data)) is not None:
         return _array_feed(*arrays, wishes)
-    wishes.only_shared(
-        "A Dataset or DataLoader gives shared batches. For batches='own' hand over tensors or arrays."
-    )
+    wishes.only_shared("A Dataset or DataLoader gives shared batches. For batches='own' hand over tensors or arrays.")
     if isinstance(data, DataLoader):
         if wishes.batch_size is not None:
             raise ValueError("A DataLoader has its own batch size; leave `batch_size` out.")
@@ -137,9 +135,7 @@ def _first_of(data: Pairs, batch_size: int) -> tuple[Batch, Tensor]:
     return x[:2], y
 
 
-def _array_feed(
-    x: Rows, y: Tensor, weights: Tensor | None, wishes: _Wishes
-) -> tuple[Feed, tuple[Any, Tensor]]:
+def _array_feed(x: Rows, y: Tensor, weights: Tensor | None, wishes: _Wishes) -> tuple[Feed, tuple[Any, Tensor]]:
     """Return batches of arrays, from the device if they fit there."""
     check_pair(x, y, "training")
     check_weights(weights, len(x), "training")
@@ -206,9 +202,7 @@ def _outputs(members: Members, x: Batch, which: str) -> Tensor:
         raise
     except (RuntimeError, TypeError, ValueError, IndexError) as problem:
         reason = next(iter(str(problem).strip().splitlines()), type(problem).__name__)
-        raise ValueError(
-            f"The members cannot run on {which}inputs shaped {describe(x)}: {reason}"
-        ) from problem
+        raise ValueError(f"The members cannot run on {which}inputs shaped {describe(x)}: {reason}") from problem
 
 
 def check_smallest_batch(members: Members, smallest: int | None, accumulate: int, x: Batch) -> None:
@@ -359,9 +353,7 @@ class _Slices:
     weights: Tensor | None
 
     def __iter__(self) -> Iterator[Triple]:
-        yield from weighted_batches(
-            (self.x, self.y) if self.weights is None else (self.x, self.y, self.weights), 2048
-        )
+        yield from weighted_batches((self.x, self.y) if self.weights is None else (self.x, self.y, self.weights), 2048)
 
 
 class _Again:
@@ -535,15 +527,7 @@ def fit(
     for name, side in (*objective.side_data().items(), ("unlabelled", unlabelled)):
         whole.check_beside(data, side, name)
     wishes = _Wishes(
-        members,
-        objective,
-        batch_size,
-        batches,
-        last_batch,
-        workers,
-        settings.seed,
-        target,
-        settings.accumulate,
+        members, objective, batch_size, batches, last_batch, workers, settings.seed, target, settings.accumulate
     )
     feed, sample = _feed_of(data, wishes)
     outputs = check_outputs(members, *sample, objective.likelihood)
@@ -551,9 +535,7 @@ def fit(
     objective = _prepared(objective, feed, sample[0])
     streams = _streams_of(objective, unlabelled, sample[0], target)
     held_out = list_batches(held, members, objective.likelihood, outputs)
-    watch = (
-        CollusionWatch.of(members, data, objective, outputs.shape[2:].numel()) if watch_collusion else None
-    )
+    watch = CollusionWatch.of(members, data, objective, outputs.shape[2:].numel()) if watch_collusion else None
     trainer = Trainer(members, objective, feed, _flat(streams), held_out, settings, watch)
     trainer.result.members = whole.train()
     with _threads_of(members, sample[0], (feed.batch_size or 128) // settings.accumulate):
@@ -574,9 +556,7 @@ def _objective_of(members: Members, data: Any) -> Objective:
     if arrays is None or not arrays[1].is_floating_point() or not len(arrays[1]):
         return Independent()
     y, x = arrays[1], arrays[0][:2]
-    shares = (
-        y.ndim > 1 and y.shape[-1] > 1 and bool(((y[:2].sum(-1) - 1).abs() < 1e-3).all())
-    )  # class probabilities
+    shares = y.ndim > 1 and y.shape[-1] > 1 and bool(((y[:2].sum(-1) - 1).abs() < 1e-3).all())  # class probabilities
     with evaluation_mode(members), seeded(0):
         outputs = explained(members, members)(x.to(device_of(members)))
     fits = isinstance(outputs, Tensor) and regression_loss(outputs.shape[-1], y) == "mse"

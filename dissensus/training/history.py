@@ -127,12 +127,7 @@ class Progress:
     """Shows epoch, loss, its named parts and the time left: rewritten ten times a second on a terminal, else a line an epoch."""
 
     def __init__(
-        self,
-        total_steps: int,
-        epochs: int,
-        done: int = 0,
-        stream: TextIO | None = None,
-        show: bool | None = None,
+        self, total_steps: int, epochs: int, done: int = 0, stream: TextIO | None = None, show: bool | None = None
     ) -> None:
         self.stream = sys.stderr if stream is None else stream
         self.show = self.stream.isatty() if show is None else show
@@ -156,9 +151,7 @@ class Progress:
             return
         share = step / self.total
         bar = "█" * int(20 * share)
-        self.stream.write(
-            f"\r\x1b[2K{bar:░<20} epoch {epoch}/{self.epochs}{self._values}  {self._left(step, now)}"
-        )
+        self.stream.write(f"\r\x1b[2K{bar:░<20} epoch {epoch}/{self.epochs}{self._values}  {self._left(step, now)}")
         self.stream.flush()
 
     def values(self, values: Mapping[str, float]) -> None:

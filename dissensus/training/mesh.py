@@ -90,9 +90,7 @@ class Mesh:
         """Return all members' outputs from those of this process's."""
         if self.members == 1:
             return outputs
-        parts = _all_gather(
-            _padded(outputs, 0, -(-count // self.members)), self.group("members"), self.members
-        )
+        parts = _all_gather(_padded(outputs, 0, -(-count // self.members)), self.group("members"), self.members)
         sizes = [self.rows(count, rank) for rank in range(self.members)]
         return torch.cat([part[: rows.stop - rows.start] for part, rows in zip(parts, sizes, strict=True)])
 
@@ -271,9 +269,7 @@ class MeshStep(TrainStep):
         mine = self.mesh.rows(self.members.num_trained)
         return torch.arange(mine.start, mine.stop, device=state.index.device)
 
-    def forward(
-        self, state: TrainState, size: int, begun: Begun | None = None
-    ) -> tuple[Tensor, list[Tensor], Tensor]:
+    def forward(self, state: TrainState, size: int, begun: Begun | None = None) -> tuple[Tensor, list[Tensor], Tensor]:
         """Return the outputs of this process's members for its part of the batch, the leaves of their graph, and which members they are."""
         step, x, _, _ = begun = begun or self._begin(state, size)
         rows, part = self.rows(state, size, begun), self.mesh.part(size)
@@ -419,9 +415,7 @@ def together(mesh: str | None) -> "Iterator[tuple[int, int] | None]":
         return
     shape = _read_shape(mesh or f"{size}x1")
     if size == 1 and "MASTER_ADDR" not in os.environ:
-        raise ValueError(
-            "--mesh needs several processes: torchrun --nproc-per-node N -m dissensus train RECIPE.toml"
-        )
+        raise ValueError("--mesh needs several processes: torchrun --nproc-per-node N -m dissensus train RECIPE.toml")
     dist.init_process_group("nccl" if _take_gpu() else "gloo", timeout=PATIENCE)
     try:
         yield shape

@@ -76,8 +76,7 @@ class Block:
         parts = torch.split(flat, [*self.sizes, self.padding], dim=1)
         lead = (len(flat),) if self.stacked else ()
         return {
-            name: _shaped(part, lead, shape)
-            for name, shape, part in zip(self.names, self.shapes, parts, strict=False)
+            name: _shaped(part, lead, shape) for name, shape, part in zip(self.names, self.shapes, parts, strict=False)
         }
 
 
@@ -120,9 +119,7 @@ def pack(members: Members) -> list[Block]:
     """Move every trainable parameter of the ensemble into flat arrays; the registered ones become views of them."""
     blocks = []
     for rows, names in members.parameter_rows():
-        trainable = {
-            name: members.get_parameter(name) for name in names if members.get_parameter(name).requires_grad
-        }
+        trainable = {name: members.get_parameter(name) for name in names if members.get_parameter(name).requires_grad}
         stacked = rows is not None and members.stacked
         for chosen in _groups(trainable, len(rows) if stacked and rows is not None else 1):
             block = _packed(chosen, rows, stacked)
@@ -163,9 +160,7 @@ def check_attached(members: nn.Module, blocks: Sequence[Block]) -> None:
     home = {name: block.flat.untyped_storage().data_ptr() for block in blocks for name in block.names}
     found = dict(members.named_parameters())
     if gone := [name for name in home if name not in found]:
-        raise ValueError(
-            f"A callback removed {gone[0]!r}, which is being trained. Do so between two calls of `fit`."
-        )
+        raise ValueError(f"A callback removed {gone[0]!r}, which is being trained. Do so between two calls of `fit`.")
     for name, parameter in found.items():
         if parameter.requires_grad != (name in home):
             what = "unfroze" if parameter.requires_grad else "froze"
@@ -271,9 +266,7 @@ class Adam(Rule):
         factors = self._factors(given, values.dtype)
         update_by_adam(values, slots["first"], slots["second"], [given.gradient], rows, *factors, *self.betas)
 
-    def _factors(
-        self, given: Given, dtype: torch.dtype
-    ) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
+    def _factors(self, given: Given, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
         """Return the factor on the values, the share of them in the gradient, the rate, and what is added to the root."""
         # In float64 the corrections, close to 1, stay exact where count is large.
         lr, decay, exact = given.lr, given.decay, given.count.double()
@@ -330,17 +323,14 @@ class RowOptimizer:
         self.tensors = [
             {
                 **{slot: torch.zeros_like(block.flat) for slot in self.slots},
-                "count": aligned_rows(
-                    torch.zeros(len(block.flat), dtype=torch.int64, device=block.flat.device)
-                ),
+                "count": aligned_rows(torch.zeros(len(block.flat), dtype=torch.int64, device=block.flat.device)),
                 "lr": _rows(lr, block),
                 "decay": _rows(decay, block),
             }
             for block in blocks
         ]
         self.columns = [
-            {} if groups is None else {"column_lr": groups[0], "column_decay": groups[1]}
-            for groups in columns
+            {} if groups is None else {"column_lr": groups[0], "column_decay": groups[1]} for groups in columns
         ]
 
     def update(
@@ -442,9 +432,7 @@ def _plain_names(parameters: Mapping[str, nn.Parameter]) -> list[tuple[str, nn.P
     plain = []
     for name, parameter in parameters.items():
         head, _, rest = name.partition(".")
-        plain.append(
-            (rest.partition(".")[2] if head == "nets" else rest if head == "net" else name, parameter)
-        )
+        plain.append((rest.partition(".")[2] if head == "nets" else rest if head == "net" else name, parameter))
     return plain
 
 
@@ -550,8 +538,7 @@ def _columns(factory: Factory, block: Block) -> tuple[Tensor, Tensor]:
     found = []
     for key in ("lr", "weight_decay"):
         values = torch.tensor(
-            [float(group_of[id(p)][key]) if id(p) in group_of else 0.0 for p in row.values()],
-            dtype=torch.float64,
+            [float(group_of[id(p)][key]) if id(p) in group_of else 0.0 for p in row.values()], dtype=torch.float64
         )
         columns = F.pad(values.repeat_interleave(sizes), (0, block.padding))
         found.append(columns.to(block.flat.device)[None])
@@ -564,13 +551,9 @@ def per_member(value: float | Sequence[float], count: int, name: str, blocks: Se
         return [float(value)] * count
     values = [float(v) for v in value]
     if len(values) != count:
-        raise ValueError(
-            f"`{name}` must be one number or one for each of {count} members; got {len(values)}."
-        )
+        raise ValueError(f"`{name}` must be one number or one for each of {count} members; got {len(values)}.")
     if any(block.members is None for block in blocks):
-        raise ValueError(
-            f"`{name}` cannot differ between members that share their parameters; give one number."
-        )
+        raise ValueError(f"`{name}` cannot differ between members that share their parameters; give one number.")
     return values
 
 
@@ -608,11 +591,7 @@ def diverse_hyperparameters(
     """
     num_members = whole_number("num_members", num_members, 1)
     bounds = {"lr": lr, "weight_decay": weight_decay, **others}
-    return {
-        name: _draw(name, low_high, num_members, seed)
-        for name, low_high in bounds.items()
-        if low_high is not None
-    }
+    return {name: _draw(name, low_high, num_members, seed) for name, low_high in bounds.items() if low_high is not None}
 
 
 def _draw(name: str, bounds: tuple[float, float], num_members: int, seed: int) -> list[float]:

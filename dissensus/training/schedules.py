@@ -56,9 +56,7 @@ class MultiStep(Schedule):
 
     def __post_init__(self) -> None:
         if isinstance(self.milestones, str) or not isinstance(self.milestones, Sequence):
-            raise ValueError(
-                f"`milestones` must be numbers of epochs, such as (30, 60); got {self.milestones!r}."
-            )
+            raise ValueError(f"`milestones` must be numbers of epochs, such as (30, 60); got {self.milestones!r}.")
         for one in self.milestones:
             real_number("milestones", one)
         real_number("factor_each", self.factor_each)

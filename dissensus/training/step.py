@@ -146,11 +146,7 @@ class TrainState:
 
     def _changed(self, change: Callable[[Rows, Tensor], Tensor]) -> "TrainState":
         return replace(
-            self,
-            **{
-                name: _rebuilt(getattr(self, name), partial(change, part.rows))
-                for name, part in PARTS.items()
-            },
+            self, **{name: _rebuilt(getattr(self, name), partial(change, part.rows)) for name, part in PARTS.items()}
         )
 
 
@@ -236,13 +232,7 @@ class TrainStep:
                 state.data["position"].add_(1)
 
     def _gradients(
-        self,
-        state: TrainState,
-        leaves: list[Tensor],
-        rows: Tensor | None,
-        step: Step,
-        x: Any,
-        y: Tensor,
+        self, state: TrainState, leaves: list[Tensor], rows: Tensor | None, step: Step, x: Any, y: Tensor
     ) -> tuple[tuple[Tensor | None, ...], Mapping[str, Tensor]]:
         """Return the gradients of the objective on a batch, and its logged parts; buffers are as the pass leaves them."""
         view = self._view(state, leaves, rows, step)
@@ -258,14 +248,7 @@ class TrainStep:
         return gradients, parts
 
     def _accumulated(
-        self,
-        state: TrainState,
-        leaves: list[Tensor],
-        rows: Tensor | None,
-        step: Step,
-        x: Any,
-        y: Tensor,
-        size: int,
+        self, state: TrainState, leaves: list[Tensor], rows: Tensor | None, step: Step, x: Any, y: Tensor, size: int
     ) -> tuple[tuple[Tensor | None, ...], Mapping[str, Tensor]]:
         """Return the mean of the gradients on equal parts of a batch, one after another: a pass has the memory of one part."""
         total: list[Tensor | None] = [None] * len(leaves)
@@ -286,9 +269,7 @@ class TrainStep:
             share = (part.stop - part.start) / size
             for index, gradient in enumerate(gradients):
                 if gradient is not None:
-                    scaled = gradient * (
-                        share if step.weights is None else self._share(step, inner, index, rows)
-                    )
+                    scaled = gradient * (share if step.weights is None else self._share(step, inner, index, rows))
                     before = total[index]
                     total[index] = scaled if before is None else before + scaled
             for name, value in parts.items():
@@ -333,9 +314,7 @@ class TrainStep:
             self._log(state, parts, rows)
         return gradient
 
-    def run_backward(
-        self, state: TrainState, outputs: Tensor, leaves: list[Tensor], output_gradient: Tensor
-    ) -> None:
+    def run_backward(self, state: TrainState, outputs: Tensor, leaves: list[Tensor], output_gradient: Tensor) -> None:
         """Descend along the gradient that the outputs' gradient gives."""
         gradients = torch.autograd.grad(outputs, leaves, output_gradient, allow_unused=True)
         with torch.no_grad():
@@ -373,18 +352,12 @@ class TrainStep:
         sources = dict.fromkeys(name.partition(".")[0] for name in state.streams)
         keys = {source: step.noise(shared=not self.feed.own).keys for source in sources}
         step.streams = {
-            name: stream_batch(values, keys[name.partition(".")[0]], size)
-            for name, values in state.streams.items()
+            name: stream_batch(values, keys[name.partition(".")[0]], size) for name, values in state.streams.items()
         }
         return step
 
     def _view(
-        self,
-        state: TrainState,
-        leaves: list[Tensor],
-        rows: Tensor | None,
-        step: Step,
-        part: int | None = None,
+        self, state: TrainState, leaves: list[Tensor], rows: Tensor | None, step: Step, part: int | None = None
     ) -> View:
         """Return the members as the step finds them; rows of another part of the batch draw other noise."""
         parameters, buffers = dict(state.frozen), dict(state.buffers)
@@ -409,9 +382,7 @@ class TrainStep:
 
     def _precision(self, device: torch.device) -> AbstractContextManager[Any]:
         # The cache of cast weights would outlive a captured step.
-        return (
-            torch.autocast(device.type, torch.bfloat16, cache_enabled=False) if self.bf16 else nullcontext()
-        )
+        return torch.autocast(device.type, torch.bfloat16, cache_enabled=False) if self.bf16 else nullcontext()
 
     def _descend(self, state: TrainState, gradients: tuple[Tensor | None, ...], rows: Tensor | None) -> None:
         """Have the optimizer take its step on every block of parameters."""
@@ -430,14 +401,10 @@ class TrainStep:
             if self.ema is not None:
                 _average(state.averages[index], values, self.ema, block_rows)
 
-    def _clipped(
-        self, gradients: tuple[Tensor | None, ...], rows: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
+    def _clipped(self, gradients: tuple[Tensor | None, ...], rows: Tensor | None) -> tuple[Tensor | None, ...]:
         """Keep each number of a gradient within the largest value allowed, then scale each member's down to the largest norm."""
         if (limit := self.clip_value) is not None:
-            gradients = tuple(
-                None if gradient is None else gradient.clamp(-limit, limit) for gradient in gradients
-            )
+            gradients = tuple(None if gradient is None else gradient.clamp(-limit, limit) for gradient in gradients)
         return gradients if self.clip_norm is None else self._within_norm(self.clip_norm, gradients, rows)
 
     def _within_norm(

@@ -21,25 +21,12 @@ from dissensus.data.augment import Augmentation
 from dissensus.members import Members
 from dissensus.objectives import Objective
 from dissensus.randomness import derive, seeded
-from dissensus.training.checkpoints import (
-    CheckpointError,
-    CheckpointFolder,
-    architecture,
-    check_same_run,
-    fingerprint,
-)
+from dissensus.training.checkpoints import CheckpointError, CheckpointFolder, architecture, check_same_run, fingerprint
 from dissensus.training.engines import EngineName, check_engine, choose_engine
 from dissensus.training.feeds import Feed
 from dissensus.training.history import History, Progress, mean_of
 from dissensus.training.mesh import Mesh, MeshStep, check_mesh, training_on
-from dissensus.training.optimizers import (
-    Factory,
-    SeparateOptimizers,
-    check_attached,
-    detach,
-    make_optimizer,
-    pack,
-)
+from dissensus.training.optimizers import Factory, SeparateOptimizers, check_attached, detach, make_optimizer, pack
 from dissensus.training.schedules import AnySchedule, Plateau, factor_table
 from dissensus.training.step import PARTS, Eager, Engine, TrainState, TrainStep
 from dissensus.training.validation import NOT_SHOWN, CollusionWatch, Validation, Watch, validate
@@ -248,11 +235,9 @@ class Trainer:
             (
                 self.validation is None and (settings.select is not None or plateau),
                 "Selecting, stopping early and reducing the rate on a plateau look at validation data; give `validation=`.",
-            ),
+            )
         )
-        measured = (
-            ["loss", "accuracy"] if self.objective.likelihood.kind in ("classes", "labels") else ["loss"]
-        )
+        measured = ["loss", "accuracy"] if self.objective.likelihood.kind in ("classes", "labels") else ["loss"]
         of_whom = ["validation"] if settings.per_member else ["ensemble", "validation"]
         columns = [f"{whose}_{what}" for what in measured for whose in of_whom]
         if settings.select is not None and settings.select not in columns:
@@ -314,9 +299,7 @@ class Trainer:
             if settings.engine not in ("auto", "eager") or settings.concurrent_members is not None:
                 check_engine(settings.engine, optimizer.traceable)
             if settings.per_member and isinstance(optimizer, SeparateOptimizers):
-                raise ValueError(
-                    "per_member=True needs sgd, adam or adamw, whose members have rates of their own."
-                )
+                raise ValueError("per_member=True needs sgd, adam or adamw, whose members have rates of their own.")
         except Exception:
             detach(members, blocks)
             raise
@@ -567,9 +550,7 @@ class Trainer:
         if isinstance(settings.schedule, Plateau):
             self.plateau.see(values["ensemble_loss"], self.result.step)
             if self.plateau.stale >= settings.schedule.patience:
-                scale = max(
-                    float(self.state.plateau) * settings.schedule.factor_each, settings.schedule.floor
-                )
+                scale = max(float(self.state.plateau) * settings.schedule.factor_each, settings.schedule.floor)
                 self.state.plateau.fill_(scale)
                 self.plateau.stale = 0
         if settings.select is None:

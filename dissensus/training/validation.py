@@ -174,10 +174,7 @@ def _measured(
     likelihood: Likelihood, outputs: Tensor, y: Tensor, collusion: CollusionWatch | None
 ) -> dict[str, Tensor]:
     """Return what is measured of each example: by members `(members, batch)`, by the ensemble `(batch,)`."""
-    found = {
-        "validation_loss": likelihood.losses(outputs, y),
-        "ensemble_loss": likelihood.mixture(outputs, y),
-    }
+    found = {"validation_loss": likelihood.losses(outputs, y), "ensemble_loss": likelihood.mixture(outputs, y)}
     if collusion is not None:
         own, together = collusion.errors(outputs, y)
         found["validation_member_error"], found["validation_ensemble_error"] = own, together

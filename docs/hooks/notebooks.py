@@ -27,16 +27,10 @@ def cells_of(page: str, outputs: list[str]) -> list[dict[str, Any]]:
     for number, part in enumerate(_BLOCK.split(page)):
         if not part.strip():
             continue
-        cell: dict[str, Any] = {
-            "id": f"cell-{number}",
-            "metadata": {},
-            "source": part.strip().splitlines(True),
-        }
+        cell: dict[str, Any] = {"id": f"cell-{number}", "metadata": {}, "source": part.strip().splitlines(True)}
         if number % 2:
             text = outputs[number // 2] if number // 2 < len(outputs) else ""
-            shown = (
-                [{"output_type": "stream", "name": "stdout", "text": text.splitlines(True)}] if text else []
-            )
+            shown = [{"output_type": "stream", "name": "stdout", "text": text.splitlines(True)}] if text else []
             cells.append({"cell_type": "code", "execution_count": None, "outputs": shown, **cell})
         else:
             cells.append({"cell_type": "markdown", **cell})
@@ -57,9 +51,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
     def with_output(block: re.Match[str]) -> str:
         text = next(outputs, "")
-        return block[0].rstrip("\n") + (
-            f'\n\n```text title="prints"\n{text.rstrip()}\n```\n' if text else "\n"
-        )
+        return block[0].rstrip("\n") + (f'\n\n```text title="prints"\n{text.rstrip()}\n```\n' if text else "\n")
 
     return _BLOCK.sub(with_output, markdown)
 
@@ -69,9 +61,7 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
     if not page.file.src_uri.startswith("journeys/"):
         return html
     name = Path(page.file.src_uri).stem
-    return html.replace(
-        "</h1>", f'</h1>\n<p><a href="../{name}.ipynb" download>This page as a notebook</a></p>', 1
-    )
+    return html.replace("</h1>", f'</h1>\n<p><a href="../{name}.ipynb" download>This page as a notebook</a></p>', 1)
 
 
 def on_post_build(config: Any, **_: Any) -> None:

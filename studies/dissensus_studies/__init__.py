@@ -36,13 +36,7 @@ class Study:
     reads_data: bool = True
 
     def run(
-        self,
-        output: Path,
-        *,
-        quick: bool = False,
-        seed: int = 0,
-        data: Path | None = None,
-        **options: Any,
+        self, output: Path, *, quick: bool = False, seed: int = 0, data: Path | None = None, **options: Any
     ) -> Path:
         """Run the experiment; return the path of its page.
 

@@ -167,11 +167,7 @@ def make_members(setting: Setting, sets: ImageSets, network: Callable[[], nn.Mod
         "batch ensemble": lambda: BatchEnsemble(make, NUM_MEMBERS, setting.seed),
         "mc dropout": lambda: MCDropout(with_dropout(net, DROPOUT), NUM_MEMBERS, setting.seed),
         "anchored": lambda: Anchored(
-            network,
-            sets.normalise(sets.train.x[:REFERENCES]),
-            NUM_MEMBERS,
-            seed=setting.seed,
-            mask_probability=0.0625,
+            network, sets.normalise(sets.train.x[:REFERENCES]), NUM_MEMBERS, seed=setting.seed, mask_probability=0.0625
         ),
     }
     return makers[setting.kind]()
@@ -189,26 +185,20 @@ def make_objective(name: str, elsewhere: Tensor) -> Objective:
     return objectives[name]()
 
 
-def _arm(
-    setting: Setting, sets: ImageSets, elsewhere: Tensor, budget: float, epochs: int | None, quick: bool
-) -> Arm:
+def _arm(setting: Setting, sets: ImageSets, elsewhere: Tensor, budget: float, epochs: int | None, quick: bool) -> Arm:
     def network() -> nn.Module:
         return (small_network if quick else resnet18)(sets.num_classes)
 
     def work() -> Record:
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
-        transform = (
-            sets.normalise if setting.kind in ("anchored",) or setting.objective == "adversarial" else None
-        )
+        transform = sets.normalise if setting.kind in ("anchored",) or setting.objective == "adversarial" else None
         if setting.kind == "heads":
             members, seconds, record = _heads(setting, sets, elsewhere, network, budget, epochs)
         else:
             plain = transform is not None and setting.kind != "anchored"
             members = (
-                DeepEnsemble(network, NUM_MEMBERS, setting.seed)
-                if plain
-                else make_members(setting, sets, network)
+                DeepEnsemble(network, NUM_MEMBERS, setting.seed) if plain else make_members(setting, sets, network)
             )
             run = _train(members, setting, sets, elsewhere, budget, epochs, transform)
             seconds, record = run["seconds"], run
@@ -223,12 +213,7 @@ def _arm(
             bootstrap=0,
             seed=setting.seed,
         )
-        found |= {
-            "setting": asdict(setting),
-            "family": setting.family,
-            "training": record,
-            "train_seconds": seconds,
-        }
+        found |= {"setting": asdict(setting), "family": setting.family, "training": record, "train_seconds": seconds}
         found |= _cost(members, sets, transform)
         found["line"] = summary_line(found)
         return found
@@ -287,18 +272,14 @@ def _heads(
 ) -> tuple[Members, float, Record]:
     """Train one network for three quarters of the budget, freeze it but for its last layer, and train heads on it for the rest."""
     backbone = DeepEnsemble(lambda: on_pixels(network(), sets), 1, setting.seed)
-    first = _train(
-        backbone, replace(setting, objective="independent"), sets, elsewhere, 0.75 * budget, epochs
-    )
+    first = _train(backbone, replace(setting, objective="independent"), sets, elsewhere, 0.75 * budget, epochs)
     trained = backbone.member(0).eval()
     pixels, net = trained.get_submodule("pixels"), trained.get_submodule("net")
     body = nn.Sequential(pixels, cut(net, 1)[0])
     with torch.no_grad():
         width = body(sets.train.x[:2].to(next(net.parameters()).device)).shape[-1]
     members = HeadEnsemble(body, (width, sets.num_classes), NUM_MEMBERS, setting.seed)
-    second = _train(
-        members, setting, sets, elsewhere, 0.25 * budget, None if epochs is None else max(epochs // 4, 1)
-    )
+    second = _train(members, setting, sets, elsewhere, 0.25 * budget, None if epochs is None else max(epochs // 4, 1))
     return members, first["seconds"] + second["seconds"], second
 
 
@@ -362,9 +343,7 @@ def _report(outputs: Outputs, done: Arms, sets: ImageSets, budget: float) -> Pat
             ),
             Table(("arm", *names), rows),
             outputs.picture(
-                "choosing_pareto",
-                pareto_figure(table),
-                "negative log-likelihood against the cost of a prediction",
+                "choosing_pareto", pareto_figure(table), "negative log-likelihood against the cost of a prediction"
             ),
         ),
         Section(
@@ -386,9 +365,7 @@ def _report(outputs: Outputs, done: Arms, sets: ImageSets, budget: float) -> Pat
 
 def _scores_by_family(pairs: Sequence[tuple[str, Record]]) -> dict[str, list[float | None]]:
     families = dict.fromkeys(family for family, _ in pairs)
-    names = dict.fromkeys(
-        score for _, record in pairs for group in record["auroc"].values() for score in group
-    )
+    names = dict.fromkeys(score for _, record in pairs for group in record["auroc"].values() for score in group)
     found: dict[str, list[float | None]] = {}
     for name in names:
         found[name] = []
@@ -407,20 +384,12 @@ def _scores_by_family(pairs: Sequence[tuple[str, Record]]) -> dict[str, list[flo
 def pareto_figure(table: Mapping[str, Mapping[str, Any]]) -> "matplotlib.figure.Figure":
     """Draw NLL against the time of a prediction; what nothing else beats in both is joined by a line."""
     figure, (ax,) = plots.panels(width=6.8, height=4.2)
-    points = {
-        family: (1e3 / table["images / s"][family].mean, found.mean) for family, found in table["NLL"].items()
-    }
+    points = {family: (1e3 / table["images / s"][family].mean, found.mean) for family, found in table["NLL"].items()}
     for index, (family, (cost, loss)) in enumerate(points.items()):
         ax.scatter(
-            cost,
-            loss,
-            color=plots.COLOURS[index % len(plots.COLOURS)],
-            marker="osD^vP*X"[index % 8],
-            label=family,
+            cost, loss, color=plots.COLOURS[index % len(plots.COLOURS)], marker="osD^vP*X"[index % 8], label=family
         )
-    front = sorted(
-        p for p in points.values() if not any(q[0] < p[0] and q[1] < p[1] for q in points.values())
-    )
+    front = sorted(p for p in points.values() if not any(q[0] < p[0] and q[1] < p[1] for q in points.values()))
     ax.plot(*zip(*front, strict=True), "--", color=plots.NOTE_COLOUR, linewidth=1)
     ax.set(xlabel="milliseconds an image", ylabel="NLL, nats", xscale="log")
     ax.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))

@@ -13,53 +13,39 @@ def register(app: typer.Typer) -> None:
 
 def study(
     name: Annotated[
-        str | None,
-        typer.Argument(metavar="NAME", help="Which study; leave it out to list them.", show_default=False),
+        str | None, typer.Argument(metavar="NAME", help="Which study; leave it out to list them.", show_default=False)
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output", "-o", metavar="DIR", help="Folder for the results.", show_default="runs/NAME"
-        ),
+        typer.Option("--output", "-o", metavar="DIR", help="Folder for the results.", show_default="runs/NAME"),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A short version, to see that it runs.")] = False,
     seed: Annotated[int, typer.Option(help="Decides everything that is random.")] = 0,
     data: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR", help="Folder with the real data, for studies that need it.", show_default=False
-        ),
+        typer.Option(metavar="DIR", help="Folder with the real data, for studies that need it.", show_default=False),
     ] = None,
     epochs: Annotated[
-        int | None,
-        typer.Option(min=1, help="Train so long instead of as long as the study does.", show_default=False),
+        int | None, typer.Option(min=1, help="Train so long instead of as long as the study does.", show_default=False)
     ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(
-            min=0, help="Begin no further part after this time; what is done is kept.", show_default=False
-        ),
+        typer.Option(min=0, help="Begin no further part after this time; what is done is kept.", show_default=False),
     ] = None,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Use at most so many training images.", show_default=False)
     ] = None,
     arms: Annotated[
         str | None,
-        typer.Option(
-            help="Run only these parts: names or their beginnings, with commas between.", show_default=False
-        ),
+        typer.Option(help="Run only these parts: names or their beginnings, with commas between.", show_default=False),
     ] = None,
     known: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", help="Which of the folder's image sets to train on.", show_default=False
-        ),
+        typer.Option(metavar="NAME", help="Which of the folder's image sets to train on.", show_default=False),
     ] = None,
     setting: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", help="Another setting of the study, such as imagenet.", show_default=False
-        ),
+        typer.Option(metavar="NAME", help="Another setting of the study, such as imagenet.", show_default=False),
     ] = None,
     backbone: Annotated[
         str | None,
@@ -71,8 +57,7 @@ def study(
         ),
     ] = None,
     seconds: Annotated[
-        float | None,
-        typer.Option(min=0, help="Train each part for about so many seconds.", show_default=False),
+        float | None, typer.Option(min=0, help="Train each part for about so many seconds.", show_default=False)
     ] = None,
     repeats: Annotated[
         int | None, typer.Option(min=1, help="Run so many seeds instead of the study's.", show_default=False)

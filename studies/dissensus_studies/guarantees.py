@@ -60,9 +60,7 @@ def regression_pool(num: int) -> tuple[Pools, Floats, Floats, Floats]:
     """Return variances of fresh inputs by name, and mean, standard deviation and target of each, from one regressor."""
     x, y = _targets(400, seed=0)
     ens = ds.DeepEnsemble(_network(2), num_members=5)
-    ds.fit(
-        ens, (x, y), objective=ds.objectives.Independent("gaussian_nll"), epochs=10, lr=1e-2, batch_size=64
-    )
+    ds.fit(ens, (x, y), objective=ds.objectives.Independent("gaussian_nll"), epochs=10, lr=1e-2, batch_size=64)
     x, y = _targets(num, seed=1)
     mean, scale = mean_and_scale(ds.predict(ens, x).double())
     scores = {name: score(mean, scale)[:, 0].numpy() for name, score in REGRESSION_SCORES.items()}
@@ -106,9 +104,7 @@ def false_alarms_by_class(repetitions: int = REPETITIONS) -> dict[str, dict[str,
     return found | {UNKNOWN_CLASS: _rates_by_class(scores["total_entropy"], places, None)}
 
 
-def _rates_by_class(
-    scores: Floats, places: NDArray[np.intp], known: NDArray[np.int64] | None
-) -> dict[str, float]:
+def _rates_by_class(scores: Floats, places: NDArray[np.intp], known: NDArray[np.int64] | None) -> dict[str, float]:
     """Return how often the last input of each class rings, the others being held out."""
     labels = np.repeat(np.arange(4), HELD_OUT)
     rings = []
@@ -125,8 +121,7 @@ def coverage(repetitions: int = REPETITIONS) -> dict[str, float]:
     found = {}
     for method in SET_METHODS:
         held = [
-            conformal.sets(probs[i[:-1]], y[i[:-1]], probs[i[-1:]], 1 - RATE, method=method)[0, y[i[-1]]]
-            for i in rows
+            conformal.sets(probs[i[:-1]], y[i[:-1]], probs[i[-1:]], 1 - RATE, method=method)[0, y[i[-1]]] for i in rows
         ]
         found[f"sets, {method}"] = float(np.mean(held))
     _, mean, sd, target = regression_pool(rows.size)
@@ -327,9 +322,7 @@ def figure(record: Mapping[str, Any]) -> "matplotlib.figure.Figure":
     ax.axvspan(low, high, color="#CCCCCC", alpha=0.5, linewidth=0)
     ax.axvline(record["rate"], color=plots.NOTE_COLOUR, linestyle="--", linewidth=1)
     ax.plot(list(record["false_alarms"].values()), range(len(names)), "o", color=plots.COLOURS[0])
-    ax.set_yticks(
-        range(len(names)), [f"{name.replace('_', ' ')}{' *' if name in DISCRETE else ''}" for name in names]
-    )
+    ax.set_yticks(range(len(names)), [f"{name.replace('_', ' ')}{' *' if name in DISCRETE else ''}" for name in names])
     ax.invert_yaxis()
     ax.set(xlabel="false alarms; grey: chance around the promised rate", xlim=(0, None))
     return drawing
@@ -348,10 +341,7 @@ def _rate(scores: Floats) -> float:
     """Return how often the last of each row rings, the others being held out."""
     return float(
         np.mean(
-            [
-                conformal.Alarm.of_scores(row[:-1], false_alarms=RATE).p_values_of(row[-1:])[0] <= RATE
-                for row in scores
-            ]
+            [conformal.Alarm.of_scores(row[:-1], false_alarms=RATE).p_values_of(row[-1:])[0] <= RATE for row in scores]
         )
     )
 
@@ -387,9 +377,7 @@ def _finite(value: float) -> float:
 
 def _by_columns(rows: Mapping[str, Mapping[str, float]], form: str, corner: str) -> list[str]:
     columns = list(next(iter(rows.values())))
-    return _table(
-        [corner, *columns], [[name, *(form.format(own[c]) for c in columns)] for name, own in rows.items()]
-    )
+    return _table([corner, *columns], [[name, *(form.format(own[c]) for c in columns)] for name, own in rows.items()])
 
 
 def _table(head: list[str], rows: list[list[str]]) -> list[str]:

@@ -87,9 +87,7 @@ def _by_seed(records: Iterable[Record], classes: int, row: str) -> dict[int, Rec
     }
 
 
-def paired(
-    first: Mapping[int, Record], second: Mapping[int, Record], read: Read, other: Read | None = None
-) -> Over:
+def paired(first: Mapping[int, Record], second: Mapping[int, Record], read: Read, other: Read | None = None) -> Over:
     """Return by how much the first arm's number is above the second's, over the seeds that both have."""
     return Over(read(first[seed]) - (other or read)(second[seed]) for seed in first if seed in second)
 
@@ -184,9 +182,7 @@ def guard_table(records: Sequence[Record]) -> str:
     for classes in (10, 100, 1000):
         plain = _by_seed(records, classes, _INDEPENDENT)
         for strength in ("0.5", "5"):
-            forms = [
-                _by_seed(records, classes, f"ldr={strength} {form} A=2 M=5") for form in ("none", "share")
-            ]
+            forms = [_by_seed(records, classes, f"ldr={strength} {form} A=2 M=5") for form in ("none", "share")]
             free, held = (paired(form, plain, worst) for form in forms)
             lines.append(
                 [
@@ -234,14 +230,7 @@ def guard_figure(records: Sequence[Record]) -> "matplotlib.figure.Figure":
 def sizes_table(records: Sequence[Record]) -> str:
     """Return two, five and ten heads at strength 0.5 beside each other."""
     lines = [
-        [
-            "heads",
-            "form",
-            "seeds",
-            "worst member, points",
-            "different answers",
-            *(f"{g}: PDS / energy" for g in GROUPS),
-        ]
+        ["heads", "form", "seeds", "worst member, points", "different answers", *(f"{g}: PDS / energy" for g in GROUPS)]
     ]
     for size in (2, 5, 10, 50):
         drawn = " A=2" if size > 2 else ""
@@ -262,9 +251,7 @@ def sizes_table(records: Sequence[Record]) -> str:
                         "" if name == "independent" else _points(paired(own, plain, worst)),
                         Over(each["unique"]["test"] for each in seeds).text(2),
                         *(
-                            " / ".join(
-                                Over(map(auroc(g, SCORES[s]), seeds)).text() for s in ("PDS", "energy")
-                            )
+                            " / ".join(Over(map(auroc(g, SCORES[s]), seeds)).text() for s in ("PDS", "energy"))
                             for g in GROUPS
                         ),
                     ]
@@ -285,11 +272,7 @@ def judged(cases: Mapping[str, Over]) -> tuple[str, str]:
         )
     if len(cases) == 1:
         return "not reproduced", "not reproduced"
-    parts = [
-        f"{word} for {', '.join(names)}"
-        for word, names in (("holds", higher), ("the opposite", lower))
-        if names
-    ]
+    parts = [f"{word} for {', '.join(names)}" for word, names in (("holds", higher), ("the opposite", lower)) if names]
     return "not reproduced", "; ".join(parts)
 
 
@@ -309,9 +292,7 @@ def pretrained_claims(records: Sequence[Record]) -> dict[str, Record]:
         first: Mapping[int, Record], second: Mapping[int, Record], one: str, two: str
     ) -> tuple[dict[str, Over], str]:
         cases = {g: paired(first, second, auroc(g, one), auroc(g, two)) for g in GROUPS}
-        text = ", ".join(
-            f"{g} {mean(first, auroc(g, one))} against {mean(second, auroc(g, two))}" for g in GROUPS
-        )
+        text = ", ".join(f"{g} {mean(first, auroc(g, one))} against {mean(second, auroc(g, two))}" for g in GROUPS)
         return cases, text
 
     def unique(name: str) -> Read:
@@ -348,8 +329,7 @@ def pretrained_claims(records: Sequence[Record]) -> dict[str, Record]:
     found["PDS is the best of all scores for them."] = (
         {g: paired(guided, guided, auroc(g, pds), auroc(g, top[g])) for g in GROUPS},
         ", ".join(
-            f"{g} {mean(guided, auroc(g, pds))} against {mean(guided, auroc(g, top[g]))} ({top[g]})"
-            for g in GROUPS
+            f"{g} {mean(guided, auroc(g, pds))} against {mean(guided, auroc(g, top[g]))} ({top[g]})" for g in GROUPS
         ),
     )
     rivals = {
@@ -357,9 +337,7 @@ def pretrained_claims(records: Sequence[Record]) -> dict[str, Record]:
         for row in (_INDEPENDENT, "a2d=0.1 M=5", "divdis=1 M=5", "two-stage=0.5 A=2 M=5", "joint=0.4 M=5")
         for score in (bma, pds)
     }
-    first = {
-        g: max(rivals, key=lambda key: fmean(map(auroc(g, key[1]), rivals[key].values()))) for g in GROUPS
-    }
+    first = {g: max(rivals, key=lambda key: fmean(map(auroc(g, key[1]), rivals[key].values()))) for g in GROUPS}
     found["Loss-guided training with PDS detects better than any other method with BMA or PDS."] = (
         {g: paired(guided, rivals[first[g]], auroc(g, pds), auroc(g, first[g][1])) for g in GROUPS},
         ", ".join(
@@ -467,9 +445,7 @@ def scores_table(kinds: Sequence[Record], heads: Sequence[Record]) -> str:
             or (record["row"].startswith("ldr") and "share" in record["row"])
         )
     ]
-    lines = [
-        ["score", "kinds: near / far", "their lowest set", "pretrained heads: near / far", "their lowest set"]
-    ]
+    lines = [["score", "kinds: near / far", "their lowest set", "pretrained heads: near / far", "their lowest set"]]
     found: dict[str, tuple[float, ...]] = {}
     for score in tabled[0]["auroc"]["near"]:
         cells = []
@@ -488,13 +464,9 @@ def pareto_figure(records: Sequence[Record]) -> "matplotlib.figure.Figure":
     from dissensus import plots
 
     figure, (ax,) = plots.panels(width=7.2, height=4.2)
-    points = {
-        record["family"]: (1e6 / record["images_a_second"], record["test"]["nll"]) for record in records
-    }
+    points = {record["family"]: (1e6 / record["images_a_second"], record["test"]["nll"]) for record in records}
     front = sorted(
-        p
-        for p in points.values()
-        if not any(q != p and q[0] <= p[0] and q[1] <= p[1] for q in points.values())
+        p for p in points.values() if not any(q != p and q[0] <= p[0] and q[1] <= p[1] for q in points.values())
     )
     ax.plot(*zip(*front, strict=True), "--", color=plots.NOTE_COLOUR, linewidth=1)
     for family, (cost, loss) in points.items():

@@ -41,17 +41,7 @@ VERDICTS: tuple[str, ...] = get_args(Verdict)
 Record = dict[str, Any]
 
 # Of an arm's record: what is on the line itself, curves, examples, and what is too long for what it says.
-_LEFT_OUT = (
-    "line",
-    "made",
-    "arm_seconds",
-    "history",
-    "gallery",
-    "corruption",
-    "fpr95",
-    "risk_coverage",
-    "pds",
-)
+_LEFT_OUT = ("line", "made", "arm_seconds", "history", "gallery", "corruption", "fpr95", "risk_coverage", "pds")
 
 # The figure of each page that shows its verdicts; it stands at the top, the others where the text speaks of them.
 FIGURES = {
@@ -143,9 +133,7 @@ def pages(records: Path = RECORDS, templates: Path = TEMPLATES) -> dict[str, str
         lines = template.read_text(encoding="utf-8").split("\n")
         found[template.name] = "\n".join(_filled(line, rows, claims, layouts) for line in lines)
     for name, text in found.items():
-        own = [
-            claim for claim in claims if claim["table"].startswith(f"{Path(name).stem}/") and "claim" in claim
-        ]
+        own = [claim for claim in claims if claim["table"].startswith(f"{Path(name).stem}/") and "claim" in claim]
         found[name] = folded(text, verdicts(own), FIGURES[Path(name).stem])
     measured, trials = (read_records(records / f"{name}.jsonl") for name in ("tabular", "tabular-defaults"))
     tables = folded(write_report(measured, trials), f"{standing(measured)}\n\n{RANKS_FIGURE}")
@@ -158,11 +146,7 @@ def choosing_guide(text: str, claims: Sequence[Record], records: Path = RECORDS)
     kinds, heads = load("choosing", records), load("diversification", records)
     claims = [claim for claim in claims if "claim" in claim]
     short = sum(claim["verdict"] == VERDICTS[-1] for claim in claims)
-    parts = {
-        "kinds": kinds_table(kinds),
-        "scores": scores_table(kinds, heads),
-        "claims": f"{short} of {len(claims)}",
-    }
+    parts = {"kinds": kinds_table(kinds), "scores": scores_table(kinds, heads), "claims": f"{short} of {len(claims)}"}
     for name, part in parts.items():
         text = text.replace(f"<!-- {name} -->", part)
     return text
@@ -199,10 +183,7 @@ def verdicts(claims: Sequence[Record]) -> str:
     header = ["claim", "verdict", "measured", "seeds"]
 
     def table(some: Sequence[Record]) -> str:
-        lines = [
-            [claim["claim"], _judgement(claim), _one_number(claim), str(claim["seeds"] or "")]
-            for claim in some
-        ]
+        lines = [[claim["claim"], _judgement(claim), _one_number(claim), str(claim["seeds"] or "")] for claim in some]
         return _table(header, "|" + "---|" * len(header), lines)
 
     counts = Counter(claim["verdict"] for claim in claims)
@@ -267,9 +248,7 @@ def by_columns(rows: Sequence[Record], layout: Mapping[str, Any]) -> str:
         if "group" in line:
             lines.append([line["group"], *("" for _ in rows)])
         else:
-            lines.append(
-                [line["label"], *(_cell(row, line["key"], line["pattern"], line["style"]) for row in rows)]
-            )
+            lines.append([line["label"], *(_cell(row, line["key"], line["pattern"], line["style"]) for row in rows)])
     return _table([layout["corner"], *(row["arm"][0] for row in rows)], layout["rule"], lines)
 
 
@@ -282,8 +261,7 @@ def _cell(row: Record, name: str, pattern: str, style: str) -> str:
         return value
     numbers = value if isinstance(value, list) else [value]
     shown = [
-        str(number).replace("0.", ".", 1) if style == "bare" and abs(number) < 1 else str(number)
-        for number in numbers
+        str(number).replace("0.", ".", 1) if style == "bare" and abs(number) < 1 else str(number) for number in numbers
     ]
     text = pattern.format(*shown) if pattern.count("{}") == len(shown) else " / ".join(shown)
     return f"**{text}**" if name in row.get("best", ()) else text
@@ -299,10 +277,7 @@ def _table(header: Sequence[str], rule: str, lines: Sequence[Sequence[str]]) -> 
 
 def floor_sentence(rows: Sequence[Record], images: int) -> str:
     """Say how large a calibration error is by chance, and which arms are not told apart from the best one."""
-    floors = {
-        row["arm"][0]: ece_floor(typical_confidence(float(row["numbers"]["accuracy"]), images))
-        for row in rows
-    }
+    floors = {row["arm"][0]: ece_floor(typical_confidence(float(row["numbers"]["accuracy"]), images)) for row in rows}
     errors = {row["arm"][0]: float(row["numbers"]["ECE"]) for row in rows}
     best = min(errors, key=errors.__getitem__)
     noise = [name for name, error in errors.items() if name != best and error - errors[best] < floors[name]]
@@ -322,26 +297,16 @@ def diversity_figure(rows: Sequence[Record], num_classes: int = 10) -> "matplotl
     upper = [metrics.diversity_bounds(place, place, num_classes).upper for place in places]
     ax.plot(places, upper, "--", color=plots.NOTE_COLOUR)
     ax.annotate(
-        "independent errors",
-        (places[25], upper[25]),
-        (0, -14),
-        textcoords="offset points",
-        ha="center",
-        fontsize=8,
+        "independent errors", (places[25], upper[25]), (0, -14), textcoords="offset points", ha="center", fontsize=8
     )
     ax.margins(x=0.12)
     for index, (row, accuracy) in enumerate(zip(rows, accuracies, strict=True)):
-        style: dict[str, Any] = {
-            "color": plots.COLOURS[index % len(plots.COLOURS)],
-            "marker": "osD^vP*X"[index % 8],
-        }
+        style: dict[str, Any] = {"color": plots.COLOURS[index % len(plots.COLOURS)], "marker": "osD^vP*X"[index % 8]}
         height = float(row["numbers"]["diversity"])
         ax.scatter(accuracy, height, **style)
         name = row["arm"][0].split(",")[0]
         ax.annotate(name, (accuracy, height), (0, 7), textcoords="offset points", ha="center", fontsize=8)
-    ax.set(
-        xlabel="mean accuracy of members", ylabel="diversity: disagreement / error rate", ylim=(-0.05, None)
-    )
+    ax.set(xlabel="mean accuracy of members", ylabel="diversity: disagreement / error rate", ylim=(-0.05, None))
     return figure
 
 
@@ -428,9 +393,7 @@ def _counted(claims: Sequence[Record]) -> str:
     parts = []
     for number, (_, title, *_) in DOCUMENTS.items():
         own = Counter(claim["verdict"] for claim in claims if claim["document"] == number)
-        parts.append(
-            f"{title}: " + ", ".join(f"{own[verdict]} {verdict}" for verdict in VERDICTS if own[verdict])
-        )
+        parts.append(f"{title}: " + ", ".join(f"{own[verdict]} {verdict}" for verdict in VERDICTS if own[verdict]))
     return "; ".join(parts)
 
 
@@ -444,8 +407,7 @@ def verdict_figure(claims: Sequence[Record]) -> "matplotlib.figure.Figure":
     starts = [0] * len(names)
     for verdict, colour in colours.items():
         sizes = [
-            sum(claim["document"] == number and claim["verdict"] == verdict for claim in claims)
-            for number in DOCUMENTS
+            sum(claim["document"] == number and claim["verdict"] == verdict for claim in claims) for number in DOCUMENTS
         ]
         ax.barh(names, sizes, left=starts, color=colour, height=0.66, label=verdict)
         ink = "white" if verdict in VERDICTS[:2] else "black"
@@ -456,9 +418,7 @@ def verdict_figure(claims: Sequence[Record]) -> "matplotlib.figure.Figure":
     ax.invert_yaxis()
     ax.tick_params(axis="y", length=0)
     ax.set(xlabel="claims")
-    figure.legend(
-        *ax.get_legend_handles_labels(), frameon=False, fontsize="small", loc="outside upper center", ncols=4
-    )
+    figure.legend(*ax.get_legend_handles_labels(), frameon=False, fontsize="small", loc="outside upper center", ncols=4)
     return figure
 
 
@@ -501,9 +461,7 @@ def add(run: Path, records: Path = RECORDS) -> int:
     new = [as_record(study, arm) for arm in arms]
     names = {(tuple(row["arm"]), json.dumps(row["setting"])) for row in new}
     kept = [line for line in kept if _name_of(json.loads(line)) not in names]
-    path.write_text(
-        "\n".join([*kept, *(json.dumps(row, ensure_ascii=False) for row in new)]) + "\n", encoding="utf-8"
-    )
+    path.write_text("\n".join([*kept, *(json.dumps(row, ensure_ascii=False) for row in new)]) + "\n", encoding="utf-8")
     return len(new)
 
 

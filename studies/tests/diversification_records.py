@@ -17,9 +17,7 @@ def fake(setting, *, pds=0.8, bma=0.7, worst=0.9, unique=1.2, accuracy=0.9, seco
         "members": [worst, 0.95],
         "unique": {part: value(unique) for part in ("test", *parts)},
         "pds": {part: value(1 + setting.strength) for part in ("test", *parts)},
-        "accuracy": {
-            p: {"mean_logits": value(accuracy), "oracle": value(worst)} for p in ("test", "C-1", "C-5")
-        },
+        "accuracy": {p: {"mean_logits": value(accuracy), "oracle": value(worst)} for p in ("test", "C-1", "C-5")},
         "auroc": {part: found for part in parts},
         "pds_minus": {part: {"bma": value(pds - bma)} for part in parts},
         "gain": {part: {"bma": value(gain)} for part in parts},

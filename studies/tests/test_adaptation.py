@@ -53,9 +53,7 @@ class TestTasks:
         for part in (task.train, task.test):
             assert part.x.float().mean((1, 2, 3)).tolist() == [100.0 * label for label in part.y]
         save("test", "d")
-        assert (
-            "class 'd', which the training images lack" in load_tasks(tmp_path, (3, 32, 32)).missing["pets"]
-        )
+        assert "class 'd', which the training images lack" in load_tasks(tmp_path, (3, 32, 32)).missing["pets"]
 
     def test_what_is_missing_or_left_out_is_told_apart(self, tmp_path):
         self.save(tmp_path / "cifar10_test.npz", 4)
@@ -71,8 +69,7 @@ class TestTasks:
 
 class TestLayouts:
     @pytest.mark.parametrize(
-        "layout",
-        ["dtd", "dtd/images", "dtd/dtd/images", "DTD/Images", "dtd/train", "dtd/images/test", "dtd/jpg"],
+        "layout", ["dtd", "dtd/images", "dtd/dtd/images", "DTD/Images", "dtd/train", "dtd/images/test", "dtd/jpg"]
     )
     def test_classes_may_lie_deeper(self, tmp_path, layout):
         for name in ("banded", "dotted", "woven"):
@@ -81,9 +78,7 @@ class TestLayouts:
         task = load(tmp_path).found["dtd"]
         assert task.train.y.tolist() == task.test.y.tolist() == [0, 0, 1, 1, 2, 2]
 
-    @pytest.mark.parametrize(
-        ("train", "test"), [("train", "val"), ("cars_train", "cars_test"), ("Train", "Test")]
-    )
+    @pytest.mark.parametrize(("train", "test"), [("train", "val"), ("cars_train", "cars_test"), ("Train", "Test")])
     def test_parts_are_told_from_classes(self, tmp_path, train, test):
         for part in (train, test):
             for name in ("audi", "bmw"):

@@ -113,8 +113,7 @@ class TestTables:
     def test_severities_are_columns(self):
         found = record()
         found["corrupted"] = {
-            level: {"accuracy": [value, None, None]}
-            for level, value in (("1", 0.9), ("5", 0.4), ("all", 0.7))
+            level: {"accuracy": [value, None, None]} for level, value in (("1", 0.9), ("5", 0.4), ("all", 0.7))
         }
         table = by_severity({("resnet18", "plain"): [found, found]}, "accuracy", "Accuracy")
         assert table.columns[2:] == ("runs", "severity 1", "severity 5", "mean of all")
@@ -144,9 +143,7 @@ class TestClaims:
         }
         verdicts = {claim.statement: claim.verdict for claim in anchoring_claims(rows)}
         assert set(verdicts.values()) == {"reproduced"}
-        rows[("resnet18", "alpha=0.25")] = [
-            record(accuracy=0.8, corrupted=0.6, ece=0.2, auroc=0.8, adapted=0.4)
-        ]
+        rows[("resnet18", "alpha=0.25")] = [record(accuracy=0.8, corrupted=0.6, ece=0.2, auroc=0.8, adapted=0.4)]
         assert {claim.verdict for claim in anchoring_claims(rows)} == {"not reproduced"}
 
     def test_a_difference_within_the_noise_of_several_runs_does_not_count(self):
@@ -199,10 +196,7 @@ class TestClaims:
             assert verdicts["Masked anchoring keeps clean accuracy (within one point)."] == verdict
 
     def test_repeats_on_few_images_tell_no_difference_either(self):
-        rows = {
-            ("resnet18", "plain"): [judged(0.7, 100)] * 3,
-            ("resnet18", "alpha=0.25"): [judged(0.72, 100)] * 3,
-        }
+        rows = {("resnet18", "plain"): [judged(0.7, 100)] * 3, ("resnet18", "alpha=0.25"): [judged(0.72, 100)] * 3}
         (claim,) = (claim for claim in anchoring_claims(rows) if "raises accuracy" in claim.statement)
         assert claim.verdict == "not told apart from noise"
 
@@ -300,9 +294,7 @@ def test_a_folder_without_unknown_sets_is_enough(tmp_path, monkeypatch, capsys):
     for part, count in (("train", 80), ("test", 30)):
         pixels = generator.integers(0, 255, (count, 32, 32, 3)).astype(np.uint8)
         np.savez(folder / f"cifar100_{part}.npz", x=pixels, y=np.arange(count) % 10)
-    page = STUDIES["anchoring"].run(
-        tmp_path / "out", quick=True, data=folder, known="cifar100", limit=40, epochs=1
-    )
+    page = STUDIES["anchoring"].run(tmp_path / "out", quick=True, data=folder, known="cifar100", limit=40, epochs=1)
     printed = capsys.readouterr().out
     assert printed.index("pets cannot be used: ") < printed.index("[1/4]")
     text = page.read_text()

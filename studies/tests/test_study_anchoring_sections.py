@@ -48,10 +48,7 @@ def test_one_anchored_network_gives_the_radar(other, tmp_path):
 )
 def test_a_comparison_without_one_side_is_said_to_be_missing(arms, lacking, tmp_path):
     (section,) = alpha_sections(Outputs(tmp_path), records(*arms))
-    assert shown(section) == (
-        [],
-        f"Not drawn: what anchoring and masking change, because {lacking} is among the arms.",
-    )
+    assert shown(section) == ([], f"Not drawn: what anchoring and masking change, because {lacking} is among the arms.")
 
 
 def test_mining_is_drawn_against_networks_without_it(tmp_path):

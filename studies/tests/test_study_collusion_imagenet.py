@@ -18,9 +18,7 @@ CLASSES, SIZE = 3, 64
 
 @pytest.fixture
 def vision():
-    return pytest.importorskip(
-        "torchvision", reason="torchvision, whose networks these are, is not installed"
-    )
+    return pytest.importorskip("torchvision", reason="torchvision, whose networks these are, is not installed")
 
 
 @pytest.fixture

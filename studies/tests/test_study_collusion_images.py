@@ -91,10 +91,7 @@ def test_errors_and_diversity_add_up(average):
 
 
 def fake(beta, accuracy, error, diversity, member=0.9, dropped=0.0, gap=0.1, family="cnn M=5"):
-    interval = {
-        "accuracy": [accuracy, accuracy - 0.005, accuracy + 0.005],
-        "nll": [error, error - 0.01, error + 0.01],
-    }
+    interval = {"accuracy": [accuracy, accuracy - 0.005, accuracy + 0.005], "nll": [error, error - 0.01, error + 0.01]}
     interval["member_accuracy"] = [member, member - 0.005, member + 0.005]
     return {
         "setting": {"beta": beta, "member_dropout": dropped},
@@ -104,10 +101,7 @@ def fake(beta, accuracy, error, diversity, member=0.9, dropped=0.0, gap=0.1, fam
         "member_accuracy": member,
         "ensemble_error": error,
         "diversity": diversity,
-        "training": {
-            "clean": {"ensemble_error": [1.0, 0.5]},
-            "history": {"ensemble_loss": [1.0, 0.5 + gap]},
-        },
+        "training": {"clean": {"ensemble_error": [1.0, 0.5]}, "history": {"ensemble_loss": [1.0, 0.5 + gap]}},
     }
 
 
@@ -139,10 +133,7 @@ def test_a_difference_within_two_standard_errors_is_unresolved():
 
 def test_the_gap_is_that_of_the_last_epochs():
     record = {
-        "training": {
-            "clean": {"ensemble_error": [0.1] * 20},
-            "history": {"ensemble_loss": [9.0] * 18 + [0.3, 0.5]},
-        }
+        "training": {"clean": {"ensemble_error": [0.1] * 20}, "history": {"ensemble_loss": [9.0] * 18 + [0.3, 0.5]}}
     }
     assert final_gap(record) == pytest.approx(0.3)
 
@@ -171,11 +162,7 @@ def test_the_study_runs_stops_and_goes_on(folder, tmp_path, capsys, monkeypatch)
         arms, "train_and_measure", lambda setting, *a: trained.append(setting.name) or original(setting, *a)
     )
     page = STUDIES["collusion-images"].run(output, data=folder, **QUICK)
-    assert trained == [
-        "cnn M=5 beta=1 seed=0",
-        "cnn M=5 scores beta=1 seed=0",
-        "cnn M=5 beta=1 drop=0.4 seed=0",
-    ]
+    assert trained == ["cnn M=5 beta=1 seed=0", "cnn M=5 scores beta=1 seed=0", "cnn M=5 beta=1 drop=0.4 seed=0"]
     text = page.read_text(encoding="utf-8")
     for title in ("What the document says", "Generalisation gap", "Leaving members out", "What it ran on"):
         assert title in text
@@ -196,19 +183,12 @@ def made_up(setting, work):
     """A record as `train_and_measure` gives it, without training: joint training is worse in every way."""
     worse = setting.beta**4 * (1 - 0.5 * setting.member_dropout) + 0.01 * setting.seed
     accuracy, member, error = 0.95 - 0.1 * worse, 0.94 - 0.3 * worse, 0.2 + 0.3 * worse
-    interval = {
-        name: [value, value - 0.005, value + 0.005]
-        for name, value in (("accuracy", accuracy), ("nll", error))
-    }
+    interval = {name: [value, value - 0.005, value + 0.005] for name, value in (("accuracy", accuracy), ("nll", error))}
     test_error = [0.9, 0.5, error]
     return {
         "setting": asdict(setting),
         "family": setting.family,
-        "test": {
-            **interval,
-            "member_accuracy": [member, member - 0.005, member + 0.005],
-            "ece": [0.02, 0.01, 0.03],
-        },
+        "test": {**interval, "member_accuracy": [member, member - 0.005, member + 0.005], "ece": [0.02, 0.01, 0.03]},
         "auroc": {"svhn": {"bma": [0.9, 0.89, 0.91], "mutual_information": [0.8, 0.79, 0.81]}},
         "accuracy": accuracy,
         "member_accuracy": member,
@@ -235,30 +215,11 @@ def test_a_complete_study_has_every_figure_of_the_document(folder, tmp_path, mon
     monkeypatch.setattr(arm_log.gc, "collect", lambda: 0)
     output = tmp_path / "out"
     text = study.run(output, data=folder).read_text(encoding="utf-8")
-    families = (
-        "resnet18_m5",
-        "resnet34_m5",
-        "resnet18_m10",
-        "resnet18_m5_scores",
-        "cnn_m5",
-        "cnn_m10",
-        "vgg_m5",
-    )
+    families = ("resnet18_m5", "resnet34_m5", "resnet18_m10", "resnet18_m5_scores", "cnn_m5", "cnn_m10", "vgg_m5")
     for name in (*families, "gap_resnet18_m5", "gap_resnet18_m5_parts", "dropout"):
         assert (output / f"collusion_{name}.svg").stat().st_size > 10_000
-    for figure in (
-        "6 (left) and 17",
-        "5 (left panel) and 10",
-        "11 (left panel) and 12",
-        "13",
-        "14",
-        "15",
-        "16",
-        "18",
-    ):
-        assert (
-            f"As the document&#x27;s figure {figure}" in text or f"As the document's figure {figure}" in text
-        )
+    for figure in ("6 (left) and 17", "5 (left panel) and 10", "11 (left panel) and 12", "13", "14", "15", "16", "18"):
+        assert f"As the document&#x27;s figure {figure}" in text or f"As the document's figure {figure}" in text
     results = json.loads((output / "results.json").read_text(encoding="utf-8"))
     assert len(results["arms"]) == len(settings_of(quick=False, seed=0))
     assert [claim["verdict"] for claim in results["claims"]][:5] == ["reproduced"] * 5

@@ -60,9 +60,7 @@ def test_a_skewed_feature_becomes_its_logarithm_and_others_stay():
 
 def test_a_split_holds_every_row_once_in_the_documents_shares():
     problem = make_problem(rows=200)
-    marked = data.Problem(
-        torch.arange(200.0).double()[:, None], torch.arange(200.0).double(), torch.tensor([False])
-    )
+    marked = data.Problem(torch.arange(200.0).double()[:, None], torch.arange(200.0).double(), torch.tensor([False]))
     parts = data.split_problem(marked, "document", 5)
     assert [len(part) for part in (parts.test_x, parts.validation_x, parts.x)] == [40, 32, 128]
     # Standardising keeps the order, so ranks tell the rows.
@@ -93,9 +91,7 @@ def test_the_grouped_objective_is_the_sum_of_joint_losses(betas, seed):
     y = torch.randn(7, 1, generator=generator, dtype=torch.float64)
     loss, parts = GroupedJoint(tuple(betas)).on_outputs(outputs, y, None)
     groups = outputs.unflatten(0, (len(betas), 3))
-    expected = sum(
-        3 * obj.joint_loss(group, y, beta, loss="mse") for group, beta in zip(groups, betas, strict=True)
-    )
+    expected = sum(3 * obj.joint_loss(group, y, beta, loss="mse") for group, beta in zip(groups, betas, strict=True))
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(parts["loss"], (outputs - y).square().mean((1, 2)))
 
@@ -120,9 +116,7 @@ def test_a_group_is_trained_and_stopped_as_fit_does_it_with_the_joint_objective(
     )
     assert found.validation_errors[1].item() == pytest.approx(run.best, rel=1e-3)
     assert found.epochs[1].item() * 3 == run.best_step
-    torch.testing.assert_close(
-        found.test_outputs[1], ds.predict(ensemble, split.test_x)[..., 0], atol=2e-3, rtol=1e-3
-    )
+    torch.testing.assert_close(found.test_outputs[1], ds.predict(ensemble, split.test_x)[..., 0], atol=2e-3, rtol=1e-3)
 
 
 def test_training_again_with_the_validation_rows_takes_the_epochs_found_without_them(split):
@@ -174,8 +168,7 @@ def test_joint_training_explodes_in_diversity_and_a_fifth_of_the_members_is_miss
         engine="captured",
     )
     apart, joint = (
-        measures.measure(outputs, y[400:, 0])
-        for outputs in ds.predict(both, x[400:])[..., 0].unflatten(0, (2, 10))
+        measures.measure(outputs, y[400:, 0]) for outputs in ds.predict(both, x[400:])[..., 0].unflatten(0, (2, 10))
     )
     assert joint["diversity"] > 50 * apart["diversity"]
     assert joint["mse"] > apart["mse"]
@@ -189,8 +182,7 @@ def test_the_expected_increase_is_the_mean_over_all_choices_of_members(share):
     outputs, targets = torch.randn(5, 6).double(), torch.randn(6).double()
     left = 5 - int(5 * share)
     errors = [
-        (outputs[list(kept)].mean(0) - targets).square().mean()
-        for kept in itertools.combinations(range(5), left)
+        (outputs[list(kept)].mean(0) - targets).square().mean() for kept in itertools.combinations(range(5), left)
     ]
     increase = torch.stack(errors).mean() - (outputs.mean(0) - targets).square().mean()
     assert measures.expected_drop_increase(outputs, share) == pytest.approx(increase.item(), abs=1e-12)
@@ -203,9 +195,7 @@ def test_members_are_dropped_row_by_row():
     # repeats; if it were lost on all rows or none, single repeats would be 0 or 4.
     outputs = torch.zeros(5, 2000, dtype=torch.float64)
     outputs[0] = 10.0
-    single = [
-        measures.drop_increase(outputs, torch.zeros(2000), 0.2, repeats=1, seed=seed) for seed in range(5)
-    ]
+    single = [measures.drop_increase(outputs, torch.zeros(2000), 0.2, repeats=1, seed=seed) for seed in range(5)]
     kept = (10 / 4) ** 2
     assert single == pytest.approx([0.8 * kept - 4.0] * 5, abs=0.3)
 
@@ -242,9 +232,7 @@ def test_without_optuna_the_study_says_how_to_get_it(tmp_path, monkeypatch):
 
 
 def fake_run(job):
-    betas = [
-        {"beta": beta, **dict.fromkeys(("mse", "train_mse", "diversity"), 1.0)} for beta in job.settings.betas
-    ]
+    betas = [{"beta": beta, **dict.fromkeys(("mse", "train_mse", "diversity"), 1.0)} for beta in job.settings.betas]
     return {
         "set": job.name,
         "run": job.run,
@@ -273,9 +261,7 @@ def test_a_study_that_was_ended_goes_on_where_it_was(tmp_path, monkeypatch):
     assert [json.loads(line)["arm"] for line in lines] == ["one run=0", "two run=0", "one run=1"]
     found = measure_all(problems, 3, Settings(), tmp_path)
     assert begun[3:] == [("two", 1), ("two", 1), ("one", 2), ("two", 2)]
-    assert [(result["set"], result["run"]) for result in found] == list(
-        itertools.product(("one", "two"), range(3))
-    )
+    assert [(result["set"], result["run"]) for result in found] == list(itertools.product(("one", "two"), range(3)))
     # Runs with other settings are others: all begin anew.
     assert len(measure_all(problems, 3, Settings(search_beta=0.0), tmp_path)) == 6
     assert len(begun) == 7 + 6
@@ -306,9 +292,7 @@ def test_runs_measured_here_use_one_thread_and_give_the_others_back(tmp_path, mo
     before, seen = torch.get_num_threads(), []
     done = {"set": "made", "run": 0, "search_seconds": 0.0, "retrain_seconds": 0.0}
     monkeypatch.setattr(
-        uci_protocol,
-        "measure_run",
-        lambda job: seen.append(torch.get_num_threads()) or {**done, "run": job.run},
+        uci_protocol, "measure_run", lambda job: seen.append(torch.get_num_threads()) or {**done, "run": job.run}
     )
     chosen = Settings()
     torch.set_num_threads(2)
@@ -322,9 +306,7 @@ def test_runs_measured_here_use_one_thread_and_give_the_others_back(tmp_path, mo
 def test_processes_side_by_side_find_what_one_finds(tmp_path):
     settings = Settings(trials=1, betas=(0.0, 1.0), most_epochs=2)
     problems = {"one": make_problem(rows=60)}
-    found = [
-        measure_all(problems, 2, settings, tmp_path / str(workers), workers=workers) for workers in (1, 2)
-    ]
+    found = [measure_all(problems, 2, settings, tmp_path / str(workers), workers=workers) for workers in (1, 2)]
     for here, there in zip(*found, strict=True):
         assert here["betas"] == there["betas"]
 
@@ -333,12 +315,7 @@ def with_numbers(**columns):
     """Ten runs of one set with the same numbers in each, at three values of beta."""
     betas = (0.0, 0.8, 1.0)
     rows = [
-        {
-            "beta": beta,
-            "train_mse": 0.1,
-            "drop_0.6": 0.0,
-            **{name: values[place] for name, values in columns.items()},
-        }
+        {"beta": beta, "train_mse": 0.1, "drop_0.6": 0.0, **{name: values[place] for name, values in columns.items()}}
         for place, beta in enumerate(betas)
     ]
     return by_set([{"set": "made", "run": run, "betas": rows} for run in range(10)])
@@ -350,10 +327,7 @@ def verdicts(sets):
 
 def test_runs_that_collude_reproduce_every_claim():
     sets = with_numbers(
-        mse=(0.5, 0.5, 0.8),
-        diversity=(0.02, 0.1, 4.0),
-        bias_share=(0.02, 0.02, 0.5),
-        **{"drop_0.6": (0.0, 0.01, 0.6)},
+        mse=(0.5, 0.5, 0.8), diversity=(0.02, 0.1, 4.0), bias_share=(0.02, 0.02, 0.5), **{"drop_0.6": (0.0, 0.01, 0.6)}
     )
     assert set(verdicts(sets)) == {"reproduced"}
 
@@ -371,9 +345,7 @@ def test_the_quick_study_needs_no_data_and_writes_everything(tmp_path, monkeypat
     page = STUDIES["collusion-uci"].run(tmp_path / "out", quick=True, runs=2)
     names = {path.name for path in page.parent.iterdir()}
     figures = {
-        f"collusion_{name}.{kind}"
-        for name in ("diversity", "change", "bias", "drop")
-        for kind in ("svg", "png")
+        f"collusion_{name}.{kind}" for name in ("diversity", "change", "bias", "drop") for kind in ("svg", "png")
     }
     assert figures | {"report.html", "results.json", "results.parquet", "arms.jsonl"} <= names
     pandas = pytest.importorskip("pandas")

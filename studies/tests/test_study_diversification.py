@@ -63,27 +63,14 @@ def test_the_study_runs_stops_and_goes_on(tmp_path, capsys, few_arms):
     lines = (tmp_path / "arms.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(lines) == len(FEW)
     guided = results["arms"]["heads half ldr=0.5 none A=2 M=5 seed=0"]
-    assert set(guided["auroc"]) == {
-        "digits 8, 9",
-        "photographs",
-        "near",
-        "far",
-        "not trained with",
-        "C-1",
-        "C-5",
-    }
+    assert set(guided["auroc"]) == {"digits 8, 9", "photographs", "near", "far", "not trained with", "C-1", "C-5"}
     assert guided["gain"]["near"].keys() == guided["auroc"]["near"].keys()
     assert guided["training"]["epochs"] == 3
     assert {"mean_logits", "mean_probs", "majority_vote", "soup", "oracle"} == set(guided["accuracy"]["C-5"])
     assert "mahalanobis" in results["arms"]["backbone half seed=0"]["detectors"]["C-5"]
     assert results["arms"]["heads half two-stage=0.5 A=2 M=5 seed=0"]["unsure"] > 0
     text = page.read_text(encoding="utf-8")
-    for title in (
-        "What the document says",
-        "worked example",
-        "Networks from scratch",
-        "Backgrounds that mislead",
-    ):
+    for title in ("What the document says", "worked example", "Networks from scratch", "Backgrounds that mislead"):
         assert title in text
     for number in (1, 2, 3, 6, 7, 8, 9):
         assert f"Table {number}" in text
@@ -92,9 +79,7 @@ def test_the_study_runs_stops_and_goes_on(tmp_path, capsys, few_arms):
     assert results["guard"]["outcome"] in ("default", "other", "harmless", "harmful")
     stored = np.load(tmp_path / "outputs" / "nets_deep_M5_seed0.npz")
     assert stored["test"].shape == (5, len(stored["labels"]), 8)
-    right = (
-        (torch.from_numpy(stored["test"]).argmax(-1) == torch.from_numpy(stored["labels"])).float().mean(1)
-    )
+    right = (torch.from_numpy(stored["test"]).argmax(-1) == torch.from_numpy(stored["labels"])).float().mean(1)
     assert right.tolist() == pytest.approx(results["arms"]["nets deep M=5 seed=0"]["members"], abs=1e-5)
     assert (tmp_path / "diversification_heads_half_bars.svg").is_file()
     assert "| the document says |" in (tmp_path / "tables.md").read_text(encoding="utf-8")
@@ -103,34 +88,18 @@ def test_the_study_runs_stops_and_goes_on(tmp_path, capsys, few_arms):
 # What the page must show once its arms are there, and what those arms are.
 SHOWN = {
     "Table 1:": ["heads half deep M=5", "heads half ldr=0.5 none A=2 M=5"],
-    "Table 2:": [
-        "heads half single",
-        "heads half diverse M=5",
-        "heads half a2d=0.1 M=5",
-        "heads half divdis=1 M=5",
-    ],
+    "Table 2:": ["heads half single", "heads half diverse M=5", "heads half a2d=0.1 M=5", "heads half divdis=1 M=5"],
     "Table 3:": ["heads half ldr=0 none A=2 M=50", "heads half diverse M=50", "heads half deep M=50"],
     "Tables 4 and 5:": ["heads half deep layers=1 M=5", "heads half ldr=0.5 none A=2 layers=1 M=5"],
     "Table 6:": ["heads half ldr=0.5 none A=2 M=5"],
     "Table 7:": ["heads half two-stage=0.5 A=2 M=5"],
-    "Table 8:": [
-        "spurious deep M=4",
-        "spurious ldr=0.5 none M=4",
-        "spurious a2d=0.1 M=4",
-        "spurious divdis=1 M=4",
-    ],
+    "Table 8:": ["spurious deep M=4", "spurious ldr=0.5 none M=4", "spurious a2d=0.1 M=4", "spurious divdis=1 M=4"],
     "Table 9:": ["heads half a2d=0.1 source=2 M=5", "heads half divdis=1 source=2 M=5"],
     "Table 10:": [
         *(f"heads half ldr=0.5 none A={active} M=5" for active in (2, 3, 4, 5)),
         *(f"heads half ldr=0.5 none A={active} M=50" for active in (2, 5, 10)),
     ],
-    "figure 4;": [
-        "nets single",
-        "nets dropout M=5",
-        "nets masksembles M=5",
-        "nets batch M=5",
-        "backbone half",
-    ],
+    "figure 4;": ["nets single", "nets dropout M=5", "nets masksembles M=5", "nets batch M=5", "backbone half"],
     "figure 5. Bands": [f"heads half ldr={s:g} none A=2 M=5" for s in (0, 0.1, 0.5, 1, 5, 10)],
     "figure 5, strength": [f"heads half ldr=0.5 none A=2 M={size}" for size in (2, 5, 10, 50)],
     "figure 3:": ["heads half ldr=0.5 share A=2 M=5"],
@@ -191,19 +160,9 @@ def test_strength_makes_answers_differ_and_members_useless_while_the_ensemble_ho
     x = centres[y] + torch.randn(3000, 20, generator=generator)
     unique, best, whole, useless = [], [], [], []
     for strength in (0.0, 0.5, 5.0):
-        ens = ds.DeepEnsemble(
-            lambda: nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 10)), 5, seed=0
-        )
+        ens = ds.DeepEnsemble(lambda: nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 10)), 5, seed=0)
         objective = obj.LossGuided(strength, active=2, guard=None)
-        ds.fit(
-            ens,
-            (x[:2000], y[:2000]),
-            objective=objective,
-            epochs=25,
-            batch_size=100,
-            device="cpu",
-            progress=False,
-        )
+        ds.fit(ens, (x[:2000], y[:2000]), objective=objective, epochs=25, batch_size=100, device="cpu", progress=False)
         logits = ds.predict(ens, x[2000:])
         record = quality_record(Judged(logits, y[2000:], {}, {}))
         unique.append(record["unique"]["test"][0])

@@ -21,9 +21,7 @@ def test_they_are_judged_by_what_was_measured():
     good = [fake(deep, pds=0.6, bma=0.7)] + [fake(s, pds=0.8 + s.strength / 50, unique=2.0) for s in guided]
     found = verdicts(good)
     assert found["PDS of loss-guided ensembles detects better than BMA; published form."] == "reproduced"
-    better = (
-        "Loss-guided training with PDS detects better than any other method with BMA or PDS; published form."
-    )
+    better = "Loss-guided training with PDS detects better than any other method with BMA or PDS; published form."
     assert found[better] == "reproduced"
     assert found["PDS is poor without diversity: below BMA for a deep ensemble."] == "reproduced"
     assert found["Diversity"] == "reproduced"
@@ -31,9 +29,7 @@ def test_they_are_judged_by_what_was_measured():
     found = verdicts(bad)
     assert found["PDS of loss-guided ensembles detects better than BMA; published form."] == "not reproduced"
     assert found[better] == "not reproduced"
-    harmless = next(
-        verdict for name, verdict in found.items() if name.startswith("Members are made to differ")
-    )
+    harmless = next(verdict for name, verdict in found.items() if name.startswith("Members are made to differ"))
     assert harmless == "not reproduced"
 
 
@@ -54,6 +50,4 @@ def test_the_cost_claim_compares_sizes():
     five = Setting("heads", "ldr", 5, 0.5, "none", 2, backbone="half")
     records = [fake(five, seconds=0.1), fake(replace(five, num_members=50), seconds=0.3)]
     found = verdicts(records)
-    assert (
-        found["With pairs, the cost of a step does not depend on the number of members."] == "not reproduced"
-    )
+    assert found["With pairs, the cost of a step does not depend on the number of members."] == "not reproduced"

@@ -28,9 +28,7 @@ def judged(members=4, classes=5, seed=0, skill=2.0):
         level: {name: test[:, :100] + scale * logits(100) for name in ("fog", "snow")}
         for level, scale in (("C-1", 0.3), ("C-5", 2.0))
     }
-    return Judged(
-        test, labels, {"near": logits(200), "far": 2 * logits(150)}, corrupted, {"all": ["near", "far"]}
-    )
+    return Judged(test, labels, {"near": logits(200), "far": 2 * logits(150)}, corrupted, {"all": ["near", "far"]})
 
 
 def test_numbers_are_those_of_the_metrics():
@@ -42,9 +40,7 @@ def test_numbers_are_those_of_the_metrics():
     assert record["test"]["brier"][0] == pytest.approx(metrics.brier(mixture, case.labels), abs=1e-5)
     answers = case.test.argmax(-1)
     assert record["test"]["disagreement"][0] == pytest.approx(metrics.mean_disagreement(answers), abs=1e-6)
-    assert record["unique"]["far"][0] == pytest.approx(
-        scores.num_unique(case.ood["far"]).mean().item(), abs=1e-5
-    )
+    assert record["unique"]["far"][0] == pytest.approx(scores.num_unique(case.ood["far"]).mean().item(), abs=1e-5)
     pds = scores.predictive_diversity(case.test).mean().item() * case.test.shape[-1]
     assert record["pds"]["test"][0] == pytest.approx(pds, abs=1e-5)
     two = [scores.num_unique(x).mean().item() for x in case.corrupted["C-5"].values()]

@@ -8,13 +8,7 @@ import numpy as np
 import pytest
 import torch
 from dissensus_studies import STUDIES
-from dissensus_studies.diversification.pretrained import (
-    Features,
-    independent_arms,
-    numbers,
-    settings_of,
-    superclasses,
-)
+from dissensus_studies.diversification.pretrained import Features, independent_arms, numbers, settings_of, superclasses
 from torch import nn
 
 CLASSES, OUTPUTS = 40, 16
@@ -71,9 +65,7 @@ def test_the_guard_is_looked_at_with_few_classes_and_with_the_backbones_own(tmp_
     assert len(main.train[0]) == 200
 
 
-def test_arms_are_recorded_with_every_number_and_compared_with_independent_heads_of_their_seed(
-    tmp_path, backbone
-):
+def test_arms_are_recorded_with_every_number_and_compared_with_independent_heads_of_their_seed(tmp_path, backbone):
     write_images(tmp_path)
     arms = ["heads pretrained C=40 * M=5 seed=0", "heads pretrained C=10 deep*"]
     options = {"setting": "pretrained", "backbone": backbone, "data": tmp_path, "epochs": 2, "arms": arms}

@@ -44,10 +44,7 @@ def test_the_error_of_a_difference_is_that_of_paired_inputs():
     generator = torch.Generator().manual_seed(3)
     differences, errors, separate = [], [], []
     for _ in range(400):
-        known, unknown = (
-            torch.randn(1, 80, generator=generator),
-            1 + torch.randn(1, 60, generator=generator),
-        )
+        known, unknown = (torch.randn(1, 80, generator=generator), 1 + torch.randn(1, 60, generator=generator))
         first = Ranks.of(known, unknown)
         noise = [0.3 * torch.randn(1, n, generator=generator) for n in (80, 60)]
         second = Ranks.of(known + noise[0], unknown + noise[1])
@@ -59,7 +56,5 @@ def test_the_error_of_a_difference_is_that_of_paired_inputs():
 
 
 def test_the_mean_over_sets_is_the_mean_of_their_aurocs():
-    parts = [
-        Ranks.of(torch.zeros(1, 5), torch.full((1, count), value)) for count, value in ((3, 1.0), (9, 0.0))
-    ]
+    parts = [Ranks.of(torch.zeros(1, 5), torch.full((1, count), value)) for count, value in ((3, 1.0), (9, 0.0))]
     assert Ranks.mean(parts).auroc.item() == pytest.approx(0.75)

@@ -24,24 +24,12 @@ def test_what_the_document_varies_is_there():
     settings = [setting for setting in settings_of(False, 0) if setting.seed == 0]
     half = [s for s in settings if s.family == "heads half" and s.method == "ldr" and s.layers == 2]
     for size in (2, 5, 10, 50):
-        published = {
-            s.strength for s in half if s.num_members == size and s.guard == "none" and s.active == 2
-        }
+        published = {s.strength for s in half if s.num_members == size and s.guard == "none" and s.active == 2}
         assert {0, 0.1, 0.5, 1, 5, 10} <= published
     drawn = {(s.num_members, s.active) for s in half if s.strength == 0.5 and s.guard == "none"}
     assert {(5, 2), (5, 3), (5, 4), (5, 5), (50, 2), (50, 5), (50, 10)} <= drawn
     methods = {s.method for s in settings if s.kind == "nets"}
-    assert {
-        "single",
-        "deep",
-        "diverse",
-        "ldr",
-        "a2d",
-        "divdis",
-        "masksembles",
-        "dropout",
-        "batch",
-    } == methods
+    assert {"single", "deep", "diverse", "ldr", "a2d", "divdis", "masksembles", "dropout", "batch"} == methods
     assert {"share", "none", "cap", "falling", "held-out loss", "held-out accuracy"} == {
         s.guard for s in settings if s.kind == "nets" and s.method == "ldr" and s.strength == 0.5
     }
@@ -67,11 +55,7 @@ def test_guards_become_objectives():
     assert falling.guard == "none"
     assert falling.strength(torch.tensor(0.5)).item() == pytest.approx(0.125)
     outside = objective_of(Setting("nets", "divdis", strength=3.0, source=1), sources)
-    assert (outside.regulariser, outside.strength, outside.ood_data is sources[1]) == (
-        "divdis",
-        3.0,
-        True,
-    )
+    assert (outside.regulariser, outside.strength, outside.ood_data is sources[1]) == ("divdis", 3.0, True)
     assert isinstance(objective_of(Setting("nets"), sources), obj.Independent)
 
 
@@ -90,11 +74,7 @@ def test_layers_of_a_head_are_counted():
 
 
 def test_labels_tell_rows_of_a_table_apart():
-    rows = {
-        (s.num_members, s.active, s.layers, s.fixed, label(s))
-        for s in settings_of(False, 0)
-        if s.kind == "heads"
-    }
+    rows = {(s.num_members, s.active, s.layers, s.fixed, label(s)) for s in settings_of(False, 0) if s.kind == "heads"}
     names = {s.row for s in settings_of(False, 0) if s.kind == "heads"}
     assert len(rows) == len(names)
 

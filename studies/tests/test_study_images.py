@@ -134,9 +134,7 @@ class TestSets:
         assert len(every.unique(dim=0)) == len(every)
 
     @pytest.mark.shared
-    @pytest.mark.skipif(
-        not (SHARED / "images").is_dir(), reason="the image sets are not in ../shared/data/images"
-    )
+    @pytest.mark.skipif(not (SHARED / "images").is_dir(), reason="the image sets are not in ../shared/data/images")
     def test_the_real_folder_has_what_its_studies_need(self, tmp_path):
         # The small files, so that the test does not decode all of them.
         wanted = ("cifar10_*", "svhn*", "dtd*", "tin_val_crop*", "mnist*")
@@ -171,9 +169,7 @@ class TestTraining:
             augmentation(sets, "colour")
 
     def test_rotated_bytes_become_numbers_from_0_to_1(self, sets):
-        changed, _ = augmentation(sets, "crop+rotation")(
-            sets.train.x[:8], sets.train.y[:8], Noise(torch.tensor(3))
-        )
+        changed, _ = augmentation(sets, "crop+rotation")(sets.train.x[:8], sets.train.y[:8], Noise(torch.tensor(3)))
         assert changed.is_floating_point()
         assert changed.min() >= 0
         assert changed.max() <= 1
@@ -187,9 +183,7 @@ class TestTraining:
     @pytest.mark.parametrize("prepared", [False, True], ids=["on pixels", "normalised when loaded"])
     def test_training_runs_and_is_recorded(self, sets, prepared):
         members = ds.DeepEnsemble(lambda: small_net(3), 2) if prepared else ensemble_on(sets)
-        run = fit_images(
-            members, sets, epochs=3, lr=0.1, batch_size=8, transform=sets.normalise if prepared else None
-        )
+        run = fit_images(members, sets, epochs=3, lr=0.1, batch_size=8, transform=sets.normalise if prepared else None)
         record = training_record(run)
         assert record["epochs"] == 3
         assert record["history"]["epoch"] == [1, 2, 3]
@@ -278,9 +272,7 @@ class TestArms:
         run_arms([self.arm(str(n), made) for n in range(10)], tmp_path, settings={}, minutes=0)
         assert "10 arms were not run: 0; 1; 2; 3; 4; 5; 6; 7; and 2 more\n" in capsys.readouterr().out
 
-    def test_an_arm_for_which_one_like_it_took_too_long_gives_way_to_a_shorter_one(
-        self, tmp_path, monkeypatch
-    ):
+    def test_an_arm_for_which_one_like_it_took_too_long_gives_way_to_a_shorter_one(self, tmp_path, monkeypatch):
         now, made = [0.0], []
         monkeypatch.setattr(arm_log.time, "monotonic", lambda: now[0])
 
@@ -297,9 +289,7 @@ class TestArms:
         assert made == ["large 1", "small"]
         assert found.not_run == {"large 2": "no time left"}
 
-    @pytest.mark.parametrize(
-        "error", [ds.DivergedError("member 1 diverged."), torch.OutOfMemoryError("no room")]
-    )
+    @pytest.mark.parametrize("error", [ds.DivergedError("member 1 diverged."), torch.OutOfMemoryError("no room")])
     def test_an_arm_that_fails_is_named_and_the_next_is_begun(self, tmp_path, error):
         made = []
         arms = [self.arm("bad", made, fails=error), self.arm("good", made)]

@@ -10,13 +10,7 @@ from dissensus_studies.diversification.measures import Judged, Scored, detection
 from dissensus_studies.diversification.ranks import Ranks
 from dissensus_studies.diversification.reading import Share, aggregated, auroc, estimate, pds_minus
 from dissensus_studies.diversification.spurious import group_record
-from dissensus_studies.harness.statistics import (
-    NORMAL_95,
-    Estimate,
-    mean_interval,
-    share_ends,
-    share_interval,
-)
+from dissensus_studies.harness.statistics import NORMAL_95, Estimate, mean_interval, share_ends, share_interval
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -82,9 +76,7 @@ def test_every_accuracy_and_auroc_of_a_record_has_its_interval_inside():
     values += [value for scores in detected["auroc"].values() for value in scores.values()]
     assert min(end for value in values for end in ends_of(value)) >= 0
     assert max(end for value in values for end in ends_of(value)) <= 1
-    assert quality["accuracy"]["test"]["mean_logits"] == pytest.approx(
-        [143 / 144, 0.961715, 0.998773], abs=2e-6
-    )
+    assert quality["accuracy"]["test"]["mean_logits"] == pytest.approx([143 / 144, 0.961715, 0.998773], abs=2e-6)
 
 
 def test_differences_of_aurocs_keep_their_symmetric_intervals():
@@ -95,11 +87,7 @@ def test_differences_of_aurocs_keep_their_symmetric_intervals():
 
 
 def record(value):
-    return {
-        "accuracy": {"test": {"vote": value}},
-        "auroc": {"far": {"bma": value}},
-        "setting": {"num_members": 5},
-    }
+    return {"accuracy": {"test": {"vote": value}}, "auroc": {"far": {"bma": value}}, "setting": {"num_members": 5}}
 
 
 READS = {"accuracy": aggregated("test", "vote"), "auroc": auroc("far", "bma")}

@@ -48,9 +48,7 @@ class TestLaws:
     @pytest.mark.parametrize(
         ("scale", "num_masks", "width", "overlap"), [(2.0, 4, 60.0, 0.3357), (3.0, 4, 77.037, 0.20204)]
     )
-    def test_simulated_masks_have_the_widths_and_overlaps_of_the_closed_form(
-        self, scale, num_masks, width, overlap
-    ):
+    def test_simulated_masks_have_the_widths_and_overlaps_of_the_closed_form(self, scale, num_masks, width, overlap):
         widths, overlaps = simulate(scale, num_masks, 4000)
         assert widths.mean() == pytest.approx(width, abs=0.2)
         assert overlaps.mean() == pytest.approx(overlap, abs=0.003)
@@ -91,14 +89,7 @@ class TestArms:
         logits = torch.randn(4, 200, 5, generator=torch.Generator().manual_seed(0))
         labels = torch.randint(0, 5, (200,), generator=torch.Generator().manual_seed(1))
         numbers = ensemble_numbers(logits, labels)
-        assert [pair["members"] for pair in numbers["pairs"]] == [
-            [0, 1],
-            [0, 2],
-            [0, 3],
-            [1, 2],
-            [1, 3],
-            [2, 3],
-        ]
+        assert [pair["members"] for pair in numbers["pairs"]] == [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
         votes = logits.argmax(-1)
         assert numbers["pairs"][4]["diversity"] == ds.metrics.pair_diversity(votes[1], votes[3], labels)
 
@@ -126,12 +117,7 @@ class TestClaims:
                 (1.0, 0.01),
                 "At S = 1 the members are one model",
             ),
-            (
-                (0.0, 0.3, 0.2, 0.7, 0.8),
-                (0.05, 0.04, 0.03, 0.02, 0.015),
-                (1.0, 0.01),
-                "Diversity rises with S.",
-            ),
+            ((0.0, 0.3, 0.2, 0.7, 0.8), (0.05, 0.04, 0.03, 0.02, 0.015), (1.0, 0.01), "Diversity rises with S."),
             (
                 (0.0, 0.3, 0.5, 0.7, 1.2),
                 (0.05, 0.04, 0.03, 0.02, 0.015),

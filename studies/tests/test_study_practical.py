@@ -147,9 +147,7 @@ def test_measurements_are_those_of_the_mixture_distribution(family):
         rmse = (target - whole.mean).square().mean().sqrt().item()
         assert found["rmse"].values[repeat] == pytest.approx(rmse, rel=1e-5)
         assert found["sd_outside"].values[repeat] == pytest.approx(whole.stddev.item(), rel=1e-5)
-        assert found["knowledge_near"].values[repeat] == pytest.approx(
-            parts.loc.std(correction=0).item(), rel=1e-5
-        )
+        assert found["knowledge_near"].values[repeat] == pytest.approx(parts.loc.std(correction=0).item(), rel=1e-5)
         _, near = regression_arms.region("near")
         below = whole.cdf(near[:, 0].double())
         covered = ((below >= 0.05) & (below <= 0.95)).double().mean().item()
@@ -203,19 +201,14 @@ def test_the_practicals_members_start_from_its_scales():
     for member, scale in enumerate(practical_scales().scales):
         parameters = torch.cat([p.flatten() for p in run.members.member(member).parameters()])
         start = torch.cat(
-            [
-                p.flatten()
-                for p in scaled_mlp(regression_arms.SIZES, scale, 0, "practical", member).parameters()
-            ]
+            [p.flatten() for p in scaled_mlp(regression_arms.SIZES, scale, 0, "practical", member).parameters()]
         )
         assert (parameters - start).abs().max() <= 1.001 * regression_arms.LEARNING_RATE
         assert start.std().item() == pytest.approx(scale, rel=0.2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "arm", [arm for arm in spiral_arms.ARMS if not arm.adversarial], ids=lambda arm: arm.name
-)
+@pytest.mark.parametrize("arm", [arm for arm in spiral_arms.ARMS if not arm.adversarial], ids=lambda arm: arm.name)
 def test_the_practicals_spirals_are_learnt_and_unknown_beyond_the_data(arm):
     run = spiral_arms.train_spirals(arm, check_every=spiral_arms.STEPS)
     found = spiral_arms.measure(run, spiral_arms.Plane.of(run.members))

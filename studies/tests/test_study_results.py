@@ -22,9 +22,7 @@ def test_claims_are_judged_by_the_arms_of_runs(tmp_path):
     assert (results.RECORDS / "claims.jsonl").read_text(encoding="utf-8") == results.judged_claims()
     for path in results.RECORDS.glob("*.jsonl"):
         text = path.read_text(encoding="utf-8")
-        (tmp_path / path.name).write_text(
-            text.replace('"predictive_diversity": 0.', '"predictive_diversity": 1.')
-        )
+        (tmp_path / path.name).write_text(text.replace('"predictive_diversity": 0.', '"predictive_diversity": 1.'))
     claims = map(json.loads, results.judged_claims(tmp_path).splitlines())
     verdicts = {claim["claim"]: claim["verdict"] for claim in claims if claim.get("seeds") == 3}
     assert verdicts["PDS is the best of all scores for them."] == "reproduced"
@@ -43,9 +41,7 @@ def test_intervals_over_seeds_are_students():
 def test_a_changed_record_changes_its_page(tmp_path):
     for path in results.RECORDS.glob("*.jsonl"):
         text = path.read_text(encoding="utf-8")
-        (tmp_path / path.name).write_text(
-            text.replace('"accuracy": 0.909', '"accuracy": 0.123'), encoding="utf-8"
-        )
+        (tmp_path / path.name).write_text(text.replace('"accuracy": 0.909', '"accuracy": 0.123'), encoding="utf-8")
     assert "| masks S = 1, the single network | 0.123 |" in results.pages(tmp_path)["masksembles.md"]
 
 
@@ -55,8 +51,7 @@ def test_every_line_of_the_record_says_what_it_is(path):
     if path.stem == "claims":
         claims = [row for row in rows if "claim" in row]
         assert all(
-            claim["verdict"] in results.VERDICTS and claim["command"].startswith("dissensus study")
-            for claim in claims
+            claim["verdict"] in results.VERDICTS and claim["command"].startswith("dissensus study") for claim in claims
         )
         assert {claim["document"] for claim in claims} == {"000", "001", "002", "003", "004"}
         return

@@ -24,9 +24,7 @@ def write_set(folder, name="bostonHousing", rows=60, num_splits=3, seed=0):
     x = np.column_stack([rng.normal(50, 7, rows), rng.normal(0, 0.1, rows), np.full(rows, 3.0)])
     y = 1000 + 20 * x[:, 0] + 300 * x[:, 1] + rng.normal(0, 5, rows)
     orders = np.stack([rng.permutation(rows) for _ in range(num_splits)])
-    np.savez(
-        folder / f"{name}.npz", X=x, y=y, train_idx=orders[:, : rows - 10], test_idx=orders[:, rows - 10 :]
-    )
+    np.savez(folder / f"{name}.npz", X=x, y=y, train_idx=orders[:, : rows - 10], test_idx=orders[:, rows - 10 :])
     return x, y, orders
 
 
@@ -39,9 +37,7 @@ def test_splits_are_standardised_on_their_training_part(tmp_path):
         std[2] = 1.0
         np.testing.assert_allclose(splits.x[split], (x[train] - mean) / std, atol=1e-5)
         np.testing.assert_allclose(splits.test_x[split], (x[test] - mean) / std, atol=1e-5)
-        np.testing.assert_allclose(
-            splits.y[split, :, 0], (y[train] - y[train].mean()) / y[train].std(), atol=1e-5
-        )
+        np.testing.assert_allclose(splits.y[split, :, 0], (y[train] - y[train].mean()) / y[train].std(), atol=1e-5)
         np.testing.assert_allclose(splits.test_y[split], y[test])
     assert torch.isfinite(splits.x).all()
     torch.testing.assert_close(splits.ranges[1, 0], splits.x[1].amax(0) - splits.x[1].amin(0))
@@ -61,9 +57,7 @@ def test_the_mixtures_error_is_never_above_the_mean_of_single_nets(tmp_path):
     write_set(tmp_path)
     found = uci.measure_set(uci.Splits.load(tmp_path / "bostonHousing.npz"), hidden=5, epochs=2)
     for suffix in ("", " + adversarial"):
-        pairs = zip(
-            found[f"mixture{suffix}"]["rmse"].values, found[f"single{suffix}"]["rmse"].values, strict=True
-        )
+        pairs = zip(found[f"mixture{suffix}"]["rmse"].values, found[f"single{suffix}"]["rmse"].values, strict=True)
         assert all(mixed <= single + 1e-9 for mixed, single in pairs)
 
 
@@ -107,9 +101,7 @@ def test_the_study_writes_its_page(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.shared
 @shared
-@pytest.mark.parametrize(
-    ("name", "rmse", "nll"), [("boston", 4.5, 3.0), ("concrete", 7.0, 3.4), ("wine", 0.75, 1.3)]
-)
+@pytest.mark.parametrize(("name", "rmse", "nll"), [("boston", 4.5, 3.0), ("concrete", 7.0, 3.4), ("wine", 0.75, 1.3)])
 def test_mixtures_on_real_sets_are_as_good_as_they_should_be(name, rmse, nll):
     splits = uci.Splits.load(uci.find_sets(SHARED)[name], num_splits=3)
     found = uci.measure_set(splits, hidden=50)

@@ -21,16 +21,7 @@ from dissensus.data.corruptions._images import image_keys
 from dissensus.data.corruptions._parameters import PARAMETERS, Parameters
 from dissensus.data.corruptions.files import load_corrupted
 
-__all__ = [
-    "CBAR",
-    "CORRUPTIONS",
-    "EXTRA",
-    "SEVERITIES",
-    "STANDARD",
-    "Corruption",
-    "corrupt",
-    "load_corrupted",
-]
+__all__ = ["CBAR", "CORRUPTIONS", "EXTRA", "SEVERITIES", "STANDARD", "Corruption", "corrupt", "load_corrupted"]
 
 SEVERITIES = (1, 2, 3, 4, 5)
 
@@ -184,9 +175,7 @@ def _checked(images: Tensor, name: str, severity: int, frost_folder: str | None)
             "Enlarge them first."
         )
     if frost_folder is not None and name != "frost":
-        raise ValueError(
-            f"`frost_folder` is for the corruption 'frost' only; got it with {name!r}. Leave it out."
-        )
+        raise ValueError(f"`frost_folder` is for the corruption 'frost' only; got it with {name!r}. Leave it out.")
     return CORRUPTIONS[name]
 
 

@@ -40,9 +40,7 @@ def bits(keys: Tensor, shape: tuple[int, ...], stream: int = 0) -> Tensor:
     return halves[:, :count].reshape(-1, *shape)
 
 
-def uniform(
-    keys: Tensor, shape: tuple[int, ...] = (), low: float = 0.0, high: float = 1.0, stream: int = 0
-) -> Tensor:
+def uniform(keys: Tensor, shape: tuple[int, ...] = (), low: float = 0.0, high: float = 1.0, stream: int = 0) -> Tensor:
     """Uniform numbers, float32 `(batch, *shape)`, on 2^23 midpoints: never exactly `low` or `high`."""
     # The upper 23 bits are a signed multiple of 2^9; every sum and product below is exact on (0, 1).
     unit = bits(keys, shape, stream).bitwise_and_(-(2**9)).to(torch.float32)
@@ -233,10 +231,7 @@ def streak(images: Tensor, degrees: Tensor, radius: float, sd: float) -> Tensor:
     padded = F.pad(images.float(), (reach, reach, 0, 0), mode="replicate")
     windows = padded.flatten().unfold(0, width, 1)
     planes = torch.arange(batch * channels, device=images.device).view(batch, channels, 1) * height
-    lines = (
-        planes
-        + (torch.arange(height, device=images.device) + down[:, :, None]).clamp(0, height - 1)[:, :, None]
-    )
+    lines = planes + (torch.arange(height, device=images.device) + down[:, :, None]).clamp(0, height - 1)[:, :, None]
     starts = lines * padded.shape[-1] + (right + reach)[:, :, None, None]
     total = windows.index_select(0, starts[0].flatten()).mul_(weights[0])
     for start, weight in zip(starts[1:], weights[1:], strict=True):

@@ -51,10 +51,7 @@ class Parameters:
 
 
 def _single(
-    name: str,
-    cifar: tuple[float | int, ...],
-    imagenet: tuple[float | int, ...] | None = None,
-    power: int = 0,
+    name: str, cifar: tuple[float | int, ...], imagenet: tuple[float | int, ...] | None = None, power: int = 0
 ) -> Parameters:
     """Parameters of a corruption with one number a severity."""
     return Parameters(
@@ -129,13 +126,7 @@ PARAMETERS: Mapping[str, Parameters] = MappingProxyType(
         "elastic_transform": Parameters(
             ("strength", "sd", "affine"),
             ((0, 0, 2.56), (1.6, 6.4, 2.24), (2.56, 1.92, 1.92), (3.2, 1.28, 1.6), (3.2, 0.96, 0.96)),
-            (
-                (488, 170.8, 24.4),
-                (488, 19.52, 48.8),
-                (12.2, 2.44, 4.88),
-                (17.08, 2.44, 4.88),
-                (29.28, 2.44, 4.88),
-            ),
+            ((488, 170.8, 24.4), (488, 19.52, 48.8), (12.2, 2.44, 4.88), (17.08, 2.44, 4.88), (29.28, 2.44, 4.88)),
             {"strength": 2, "sd": 1, "affine": 1},
         ),
         "pixelate": _single("factor", (0.95, 0.9, 0.85, 0.75, 0.65), (0.6, 0.5, 0.4, 0.3, 0.25)),

@@ -112,9 +112,7 @@ def _star(images: Tensor, keys: Tensor, centre: Tensor, radius: float, stream: i
     around = torch.atan2(down, right).div_(2 * math.pi).add_(0.5).mul_(_RAYS)
     ray = around.floor()
     share, ray = around.sub_(ray), ray.int()
-    length = (normal(keys, (_RAYS,), stream=stream) * 0.25 + 1).clamp_(min=0.1).double() * (
-        radius * _side(images)
-    )
+    length = (normal(keys, (_RAYS,), stream=stream) * 0.25 + 1).clamp_(min=0.1).double() * (radius * _side(images))
     # The last rays are followed by the first.
     length = torch.cat([length, length[:, :2]], dim=1)
     reach = _looked_up(length[:, :-1], ray).addcmul_(_looked_up(length.diff(dim=1), ray), share)
@@ -210,9 +208,7 @@ def transverse_chromatic_abberation(images: Tensor, keys: Tensor, spread: float)
     factor = (1 + order * (spread / 2)).view(-1, 1, 1)
     channels = images.expand(-1, 3, -1, -1).reshape(-1, 1, *images.shape[2:])
     moved = sample(
-        channels,
-        middle_row + (rows - middle_row) / factor,
-        middle_column + (columns - middle_column) / factor,
+        channels, middle_row + (rows - middle_row) / factor, middle_column + (columns - middle_column) / factor
     )
     coloured = moved.view(-1, 3, *images.shape[2:])
     return to_uint8(luma(coloured) if images.shape[1] == 1 else coloured)

@@ -15,15 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dissensus.data.corruptions._images import (
-    box_pixelate,
-    gaussian,
-    positions,
-    sample,
-    separable,
-    to_uint8,
-    uniform,
-)
+from dissensus.data.corruptions._images import box_pixelate, gaussian, positions, sample, separable, to_uint8, uniform
 
 _LUMA_TABLE = (
     (16, 11, 10, 16, 24, 40, 51, 61),

@@ -62,9 +62,7 @@ _LOOKS = (
 
 
 @lru_cache(maxsize=4)
-def textures(
-    folder: str | None, scale: float, height: int, width: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def textures(folder: str | None, scale: float, height: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """All textures at `scale`, each at least `(height, width)`, laid end to end.
 
     Returns:
@@ -80,9 +78,7 @@ def textures(
 def _resized(picture: Tensor, scale: float, height: int, width: int) -> Tensor:
     """Bilinear without smoothing, as in the published code; never smaller than the crop taken from it."""
     enough = max(scale, height / picture.shape[1], width / picture.shape[2])
-    size = [
-        max(round(n * enough), least) for n, least in zip(picture.shape[1:], (height, width), strict=True)
-    ]
+    size = [max(round(n * enough), least) for n, least in zip(picture.shape[1:], (height, width), strict=True)]
     return F.interpolate(picture[None], size=size, mode="bilinear", align_corners=False)[0]
 
 
@@ -274,9 +270,7 @@ def frost(
 ) -> Tensor:
     """Weighted sum of the image and a random crop of a random frost texture."""
     height, width = images.shape[-2:]
-    pixels, first, heights, widths = (
-        part.to(images.device) for part in textures(folder, texture_scale, height, width)
-    )
+    pixels, first, heights, widths = (part.to(images.device) for part in textures(folder, texture_scale, height, width))
     chosen = integers(keys, len(first))
     top = integers(keys, (heights[chosen] - height + 1), stream=1)
     left = integers(keys, (widths[chosen] - width + 1), stream=2)
@@ -291,14 +285,7 @@ def frost(
 
 
 def spatter(
-    images: Tensor,
-    keys: Tensor,
-    loc: float,
-    scale: float,
-    sd: float,
-    threshold: float,
-    opacity: float,
-    mud_sd: float,
+    images: Tensor, keys: Tensor, loc: float, scale: float, sd: float, threshold: float, opacity: float, mud_sd: float
 ) -> Tensor:
     """Drops on the lens: clear water that adds light, or mud (`mud_sd` > 0) that hides the scene."""
     height, width = images.shape[-2:]

@@ -12,15 +12,7 @@ from dissensus.data.images import match_images
 from dissensus.data.toy import digits
 from dissensus.html import Section, Table, Text
 from dissensus_studies.anchoring.adaptation import ADAPTATION, UNUSABLE, Labelled, Task, Tasks, load_tasks
-from dissensus_studies.anchoring.arms import (
-    ANCHORS,
-    CORRUPTIONS,
-    EPOCHS,
-    QUICK_CORRUPTIONS,
-    SCORES,
-    SHORT,
-    arms_of,
-)
+from dissensus_studies.anchoring.arms import ANCHORS, CORRUPTIONS, EPOCHS, QUICK_CORRUPTIONS, SCORES, SHORT, arms_of
 from dissensus_studies.anchoring.claims import anchoring_claims
 from dissensus_studies.anchoring.imagenet import run_imagenet
 from dissensus_studies.anchoring.qualities import (

@@ -86,11 +86,7 @@ ADAPTATION = _labelled_suite(
 
 
 def load_tasks(
-    folder: str | Path,
-    shape: tuple[int, int, int],
-    *,
-    without: Sequence[str] = (),
-    limit: int | None = None,
+    folder: str | Path, shape: tuple[int, int, int], *, without: Sequence[str] = (), limit: int | None = None
 ) -> Tasks:
     """Load the labelled sets that a folder holds, with channels and size of the network's own images.
 
@@ -273,9 +269,7 @@ def _numbered(loaded: Loaded, classes: tuple[str, ...] | None) -> Loaded:
         return loaded
     if unknown := sorted(set(loaded.classes) - set(classes)):
         raise ValueError(f"the test images have the class {unknown[0]!r}, which the training images lack")
-    return replace(
-        loaded, y=torch.tensor([classes.index(name) for name in loaded.classes])[loaded.y], classes=classes
-    )
+    return replace(loaded, y=torch.tensor([classes.index(name) for name in loaded.classes])[loaded.y], classes=classes)
 
 
 def _read(loaded: Loaded, shape: tuple[int, int, int]) -> tuple[Labelled, tuple[str, ...]]:

@@ -20,13 +20,7 @@ from dissensus.probing import linear_probe
 from dissensus.training.schedules import MultiStep
 from dissensus_studies.anchoring.adaptation import Task
 from dissensus_studies.harness.arm_log import Arm, Record
-from dissensus_studies.harness.image_arms import (
-    CORRUPTED_IMAGES,
-    fit_images,
-    measure,
-    record_of,
-    summary_line,
-)
+from dissensus_studies.harness.image_arms import CORRUPTED_IMAGES, fit_images, measure, record_of, summary_line
 from dissensus_studies.harness.image_sets import ImageSets
 from dissensus_studies.harness.image_study import Work
 
@@ -121,9 +115,7 @@ def arms_of(work: Work) -> list[Arm]:
     """Return an arm for every network: it is trained, measured, and adapted to other sets."""
     return [
         Arm(
-            each.name,
-            partial(train_and_measure, each, work),
-            like=f"{each.architecture} tail={bool(each.tail_weight)}",
+            each.name, partial(train_and_measure, each, work), like=f"{each.architecture} tail={bool(each.tail_weight)}"
         )
         for each in settings_of(work.quick, work.seed)
     ]
@@ -227,9 +219,7 @@ def adapt(
     for name, task in tasks.items():
         train, test = ((sets.normalise(part.x), part.y) for part in (task.train, task.test))
         try:
-            probe = linear_probe(
-                backbone, train, test, strengths=strengths, max_steps=PROBE_STEPS, batch_size=512
-            )
+            probe = linear_probe(backbone, train, test, strengths=strengths, max_steps=PROBE_STEPS, batch_size=512)
         except (ValueError, RuntimeError) as problem:
             # A set that does not fit must not cost a trained network.
             skipped[name] = (str(problem).splitlines() or [type(problem).__name__])[0]

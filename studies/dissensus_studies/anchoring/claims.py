@@ -52,12 +52,7 @@ def _claims(architecture: str, rows: Mapping[str, Records]) -> list[Claim | None
 
 
 def _compared(
-    architecture: str,
-    rows: Mapping[str, Records],
-    statement: str,
-    quality: Quality,
-    against: str,
-    expected: str,
+    architecture: str, rows: Mapping[str, Records], statement: str, quality: Quality, against: str, expected: str
 ) -> Claim | None:
     """Compare every masked network with another one."""
     masked = [row for row in MASKED if row in rows]
@@ -131,9 +126,7 @@ def _mined(architecture: str, rows: Mapping[str, Records]) -> list[Claim | None]
     for tails in dict.fromkeys(row.split()[-1] for row in rows if "tail=" in row):
         mined = {row: found for row, found in rows.items() if "tail=" in row and row.endswith(f" {tails}")}
         heaviest = max(mined, key=lambda row: float(row.split("tail=")[1].split()[0]))
-        statement = (
-            f"Hard-delta mining ({tails} tails) raises AUROC at the cost of accuracy under corruption."
-        )
+        statement = f"Hard-delta mining ({tails} tails) raises AUROC at the cost of accuracy under corruption."
         lacking = [quality for quality in expected if not measured(quality, masked, mined[heaviest])]
         if lacking:
             claims.append(_not_tested(statement, architecture, *lacking))

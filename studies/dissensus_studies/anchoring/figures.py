@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 # Each is better when it is larger.
 QUALITIES: Sequence[Quality] = (
     ROBUSTNESS,
-    Quality(
-        "1 - smooth ECE under corruption", lambda record: 1 - CALIBRATION.read(record), CALIBRATION.error
-    ),
+    Quality("1 - smooth ECE under corruption", lambda record: 1 - CALIBRATION.read(record), CALIBRATION.error),
     ADAPTATION,
     DETECTION,
 )
@@ -85,9 +83,7 @@ def _in_lines(name: str) -> str:
     return name.replace(" accuracy", "\naccuracy").replace(" under", "\nunder")
 
 
-def tail_figure(
-    masked: Records, mined: Mapping[str, Mapping[float, Records]]
-) -> "matplotlib.figure.Figure | None":
+def tail_figure(masked: Records, mined: Mapping[str, Mapping[float, Records]]) -> "matplotlib.figure.Figure | None":
     """Draw mean AUROC and corruption accuracy against the weight of hard-delta mining, a line for each way to find tails.
 
     Args:

@@ -110,9 +110,7 @@ def references_of(images: FolderImages, seed: int, count: int = REFERENCES) -> T
     return chosen[permutation(torch.tensor(derive(seed, "references")), len(chosen))]
 
 
-def run_imagenet(
-    options: Options, size: int = SIZE, architectures: Sequence[Architecture] = ARCHITECTURES
-) -> Path:
+def run_imagenet(options: Options, size: int = SIZE, architectures: Sequence[Architecture] = ARCHITECTURES) -> Path:
     """Train every network plain, anchored and masked; write tables 10 and 11 beside ours."""
     read: list[ImageSets] = []
 
@@ -139,9 +137,7 @@ def _row(alpha: float | None) -> str:
     return f"alpha={alpha:g}" if alpha else "plain" if alpha is None else "anchored"
 
 
-def _work(
-    each: Architecture, alpha: float | None, images: FolderImages, sets: ImageSets, options: Options
-) -> Record:
+def _work(each: Architecture, alpha: float | None, images: FolderImages, sets: ImageSets, options: Options) -> Record:
     """Train and measure one network, with references unless `alpha` is None."""
     seed, epochs = options.seed, options.epochs or each.epochs
     members: Members = DeepEnsemble(partial(each.make, sets.num_classes), 1, seed)

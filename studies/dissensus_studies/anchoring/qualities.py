@@ -126,14 +126,9 @@ def _adaptation_error(record: Record) -> float:
     return sqrt(sum(variances)) / len(found) if found else 0.0
 
 
-CLEAN = Quality(
-    "test accuracy", lambda record: float(record["test"]["accuracy"][0]), _clean_error, between_runs=0.0
-)
+CLEAN = Quality("test accuracy", lambda record: float(record["test"]["accuracy"][0]), _clean_error, between_runs=0.0)
 ROBUSTNESS = Quality(
-    "corruption accuracy",
-    lambda record: corrupted(record, "accuracy"),
-    _corrupted_error,
-    between_runs=ROBUSTNESS_NOISE,
+    "corruption accuracy", lambda record: corrupted(record, "accuracy"), _corrupted_error, between_runs=ROBUSTNESS_NOISE
 )
 CALIBRATION = Quality(
     "smooth ECE under corruption",

@@ -56,9 +56,7 @@ def _alpha_blocks(
     blocks: list[Text | Picture] = []
     if len(alphas) > 1:
         alt = "clean and corruption accuracy, calibration, adaptation and detection against the masking probability"
-        blocks.append(
-            outputs.picture(f"anchoring_alpha_{architecture}", alpha_figure(plain, alphas), alt, BANDS)
-        )
+        blocks.append(outputs.picture(f"anchoring_alpha_{architecture}", alpha_figure(plain, alphas), alt, BANDS))
     else:
         left_out.append(
             "Not drawn: qualities against the masking probability, because the arms have one such probability only."
@@ -147,13 +145,9 @@ def tasks_table(tasks: Tasks, found: Arms) -> Table:
         notes = task.notes if count else (*task.notes, "in the folder, but these arms were run without it")
         classes = int(task.train.y.max()) + 1
         rows.append((name, of_arms, len(task.train.x), len(task.test.x), classes, ", ".join(notes)))
-    rows += [
-        (name, "none", None, None, None, reason) for name, reason in tasks.missing.items() if name not in used
-    ]
+    rows += [(name, "none", None, None, None, reason) for name, reason in tasks.missing.items() if name not in used]
     return Table(
-        ("set", "used by arms", "training images", "test images", "classes", "remark"),
-        rows,
-        "Sets to adapt to",
+        ("set", "used by arms", "training images", "test images", "classes", "remark"), rows, "Sets to adapt to"
     )
 
 

@@ -110,16 +110,12 @@ def beside(published: Published, records: Rows, read: Read) -> Table:
                 cells.append(None if number is None else f"{number:.{published.digits}f}")
             cells.append(mean(row, name))
         rows.append([*cells, *(mean(row, name) for name in further)])
-    return Table(
-        ("architecture", "row", *head, *(f"{name}, ours" for name in further)), rows, published.title
-    )
+    return Table(("architecture", "row", *head, *(f"{name}, ours" for name in further)), rows, published.title)
 
 
 def by_severity(records: Rows, metric: str, title: str) -> Table:
     """Return a metric under corruption, mean over corruptions and runs: a row for each network, a column for each severity."""
-    levels = sorted(
-        {level for found in records.values() for record in found for level in record["corrupted"]}
-    )
+    levels = sorted({level for found in records.values() for record in found for level in record["corrupted"]})
     rows = [
         (*row, len(found), *(_mean(found, under_corruption(metric), level, 4) for level in levels))
         for row, found in records.items()

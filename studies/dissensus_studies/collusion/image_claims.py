@@ -83,7 +83,9 @@ def _worst(family: Family, name: str, *, larger_is_worse: bool) -> Case:
     choose = max if larger_is_worse else min
     beta = choose(others, key=lambda each: others[each].value)
     above = joint.above(others[beta])
-    text = f"{joint.value:.4f} at beta = 1, next worst {others[beta].value:.4f} at {beta:g}, {others[0.0].value:.4f} at 0"
+    text = (
+        f"{joint.value:.4f} at beta = 1, next worst {others[beta].value:.4f} at {beta:g}, {others[0.0].value:.4f} at 0"
+    )
     return text, None if above is None else above == larger_is_worse
 
 
@@ -100,9 +102,7 @@ def _diversity(family: Family) -> Case:
 
 
 def _gap(family: Family) -> Case:
-    independent, joint = (
-        Estimate.of([[final_gap(record)] for record in family[beta]]) for beta in (0.0, 1.0)
-    )
+    independent, joint = (Estimate.of([[final_gap(record)] for record in family[beta]]) for beta in (0.0, 1.0))
     text = f"{independent.value:.4f} nats at 0, {joint.value:.4f} at 1 over the last tenth of epochs"
     return text, joint.above(independent)
 

@@ -146,8 +146,7 @@ def _hits(logits: Tensor, labels: Tensor) -> Tensor:
 def _sections(rows: Sequence[Row], found: Arms, outputs: Outputs) -> tuple[list[Table], list[Section]]:
     ours = ("independent top-1", "top-5", "joint top-1", "top-5")
     cells = [
-        [row.name, row.num_members, *_percents(row, found), _pair(row.independent), _pair(row.joint)]
-        for row in rows
+        [row.name, row.num_members, *_percents(row, found), _pair(row.independent), _pair(row.joint)] for row in rows
     ]
     columns = ("network", "members", *ours, "document: independent", "document: joint")
     table = Table(columns, cells, "Accuracy in per cent")
@@ -161,9 +160,7 @@ def _sections(rows: Sequence[Row], found: Arms, outputs: Outputs) -> tuple[list[
     curves = [
         Section(
             name,
-            outputs.picture(
-                f"imagenet_{name}", _curve_figure(records), f"validation accuracy of {name} over training"
-            ),
+            outputs.picture(f"imagenet_{name}", _curve_figure(records), f"validation accuracy of {name} over training"),
         )
         for name, records in by_name.items()
     ]

@@ -28,9 +28,7 @@ OFFSETS = (0.0, 0.5, 1.0, 2.0, 4.0)
 def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None = None) -> Path:
     """Run the study; see `dissensus_studies.Study.run`. It is quick as it is, draws nothing at random and needs no data."""
     outputs = Outputs(output)
-    gammas = [
-        [members, *(beta_from_step(step, members, others_only=True) for step in STEPS)] for members in MEMBERS
-    ]
+    gammas = [[members, *(beta_from_step(step, members, others_only=True) for step in STEPS)] for members in MEMBERS]
     offsets = _offset_rows()
     outputs.sections += [
         Section(
@@ -54,18 +52,14 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
                 "gamma against the step for five ensemble sizes",
                 "Figure 8: the share γ that a step against the other members amounts to. It is 1 at α = M − 1 and falls beyond.",
             ),
-            Table(
-                ("members", *(f"α = {step:g}" for step in STEPS)),
-                gammas,
-                "γ of a step against the other members",
-            ),
+            Table(("members", *(f"α = {step:g}" for step in STEPS)), gammas, "γ of a step against the other members"),
         ),
         Section(
             "Beyond joint training there is no minimum",
             Text(
                 "Two members that move apart leave their average where it is. Up to β = 1 that costs, or costs nothing; above, the "
                 "loss falls without end (theorem 5.1), for squared error and for cross-entropy with averaged probabilities alike. "
-                "This is why joint_loss and Joint refuse β > 1.",
+                "This is why joint_loss and Joint refuse β > 1."
             ),
             outputs.picture(
                 "collusion_unbounded",
@@ -78,7 +72,7 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
             "Collusion is invisible to the ensemble",
             Text(
                 "Figure 1 and appendix F. Two of three members are shifted by c up and down. The ensemble, and with it the joint "
-                "loss, stays as it is; the members' error and the diversity grow together, and their ratio tends to 1.",
+                "loss, stays as it is; the members' error and the diversity grow together, and their ratio tends to 1."
             ),
             outputs.picture(
                 "collusion_shift",
@@ -120,11 +114,7 @@ def gamma_figure() -> "matplotlib.figure.Figure":
         ax.plot(steps, gammas, color=colour, label=f"M = {members}")
         ax.plot([members - 1], [1], "o", color=colour, markersize=4)
     ax.plot(
-        steps,
-        [beta_from_step(step) for step in steps],
-        color=plots.NOTE_COLOUR,
-        linestyle="--",
-        label="all members",
+        steps, [beta_from_step(step) for step in steps], color=plots.NOTE_COLOUR, linestyle="--", label="all members"
     )
     ax.set(xlabel="step α", ylabel="γ", xscale="log", ylim=(0, 1.04))
     ax.legend(frameon=False, fontsize="small")

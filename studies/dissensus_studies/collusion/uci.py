@@ -26,13 +26,7 @@ from dissensus_studies.collusion.uci_data import (
     load_problem,
 )
 from dissensus_studies.collusion.uci_figures import Sets, by_set, over_beta
-from dissensus_studies.collusion.uci_protocol import (
-    SEARCH_SPACE,
-    Found,
-    Settings,
-    import_optuna,
-    measure_all,
-)
+from dissensus_studies.collusion.uci_protocol import SEARCH_SPACE, Found, Settings, import_optuna, measure_all
 from dissensus_studies.collusion.uci_training import DROP_REPEATS, DROP_SHARES, population_sd
 from dissensus_studies.harness.claims import claims_table
 from dissensus_studies.harness.outputs import Outputs, print_table
@@ -76,10 +70,7 @@ def run(
         raise ValueError(f"`setting` must be 'tangos', 'train+validation' or left out; got {setting!r}.")
     preparation: Preparation = "tangos" if setting == "tangos" else "document"
     settings = Settings(
-        preparation=preparation,
-        search_beta=search_beta,
-        seed=seed,
-        on_validation_too=setting == "train+validation",
+        preparation=preparation, search_beta=search_beta, seed=seed, on_validation_too=setting == "train+validation"
     )
     if quick:
         settings = replace(settings, **QUICK)
@@ -113,15 +104,7 @@ def _report(outputs: Outputs, found: Sequence[Found], settings: Settings, quick:
     sets = by_set(found)
     claims = uci_claims(sets)
     rows = _beta_rows(sets)
-    columns = (
-        "set",
-        "β",
-        "MSE",
-        "diversity",
-        "members' MSE",
-        "removed by debiasing",
-        "rise if 60 % are dropped",
-    )
+    columns = ("set", "β", "MSE", "diversity", "members' MSE", "removed by debiasing", "rise if 60 % are dropped")
     outputs.sections += [
         Section("What the document says", claims_table(claims), Text(JUDGED)),
         Section(
@@ -187,9 +170,7 @@ JUDGED = (
 
 
 def _protocol(settings: Settings) -> list[str]:
-    also = (
-        ", then once more with the validation rows for as many epochs" if settings.on_validation_too else ""
-    )
+    also = ", then once more with the validation rows for as many epochs" if settings.on_validation_too else ""
     space = "; ".join(
         f"{name.replace('_', ' ')} {', '.join(f'{choice:g}' for choice in choices)}"
         for name, choices in SEARCH_SPACE.items()

@@ -22,19 +22,11 @@ def uci_claims(sets: Sets) -> list[Claim]:
     return [
         _higher("Joint training (β = 1) has a larger test error than independent training", sets, _at("mse")),
         _worst(sets),
-        _each(
-            "Diversity at β = 1 is far above the ensemble's error (its median is above the MSE)", sets, _above
-        ),
+        _each("Diversity at β = 1 is far above the ensemble's error (its median is above the MSE)", sets, _above),
         _each(f"It stays low for most β (below the MSE for all β ≤ {ELSEWHERE:g})", sets, _low_elsewhere),
-        _each(
-            "Debiasing removes around half of the diversity at β = 1 (a third to two thirds)",
-            sets,
-            _half_is_bias,
-        ),
+        _each("Debiasing removes around half of the diversity at β = 1 (a third to two thirds)", sets, _half_is_bias),
         _higher("Debiasing removes more at β = 1 than at β = 0", sets, _at("bias_share")),
-        _each(
-            f"Dropping members harms only near β = 1 ({dropped}, by less up to {ELSEWHERE:g})", sets, _drop
-        ),
+        _each(f"Dropping members harms only near β = 1 ({dropped}, by less up to {ELSEWHERE:g})", sets, _drop),
         _higher("Joint training has the larger generalisation gap (test minus training error)", sets, _gap),
     ]
 

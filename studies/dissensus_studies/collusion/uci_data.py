@@ -55,12 +55,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             ("nHM", "N-072", "B02[C-N]", "F04[C-O]"),
         ),
         "weather": Source(
-            "Bias_correction_ucl.csv",
-            "Next_Tmax",
-            ("Date", "Next_Tmin"),
-            ("station",),
-            drop_first=True,
-            shortened=True,
+            "Bias_correction_ucl.csv", "Next_Tmax", ("Date", "Next_Tmin"), ("station",), drop_first=True, shortened=True
         ),
         "facebook": Source("dataset_Facebook.csv", "Lifetime Post Total Impressions", (), ("Type",)),
         "abalone": Source("abalone.csv", "Rings", (), ("Sex",), drop_first=True, shortened=True),

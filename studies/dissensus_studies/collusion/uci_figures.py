@@ -95,9 +95,7 @@ def change(ax: "matplotlib.axes.Axes", runs: SetRuns) -> None:
     ax.axhline(0, color=plots.NOTE_COLOUR, linewidth=1, linestyle=":")
 
 
-def _band(
-    ax: "matplotlib.axes.Axes", betas: Sequence[float], values: Column, colour: str, label: str
-) -> None:
+def _band(ax: "matplotlib.axes.Axes", betas: Sequence[float], values: Column, colour: str, label: str) -> None:
     """Draw a mean over runs, and one standard deviation to each side as far as there are values."""
     mean, deviation = values.mean(0), values.std(0)
     low = np.maximum(mean - deviation, values.min(0))

@@ -78,9 +78,7 @@ class Job:
 Found = dict[str, Any]
 
 
-def search(
-    evaluate: Callable[[Configuration], float], trials: int, seed: int
-) -> tuple[Configuration, list[Found]]:
+def search(evaluate: Callable[[Configuration], float], trials: int, seed: int) -> tuple[Configuration, list[Found]]:
     """Look for the configuration with the lowest value by Bayesian optimisation.
 
     Args:
@@ -96,9 +94,7 @@ def search(
 
     def objective(trial: Any) -> float:
         # Places in the space, not values: the process then knows their order.
-        places = {
-            name: trial.suggest_int(name, 0, len(choices) - 1) for name, choices in SEARCH_SPACE.items()
-        }
+        places = {name: trial.suggest_int(name, 0, len(choices) - 1) for name, choices in SEARCH_SPACE.items()}
         configuration = Configuration(**{name: SEARCH_SPACE[name][place] for name, place in places.items()})
         value = evaluate(configuration)
         tried.append({**asdict(configuration), "value": value})
@@ -134,9 +130,7 @@ def measure_run(job: Job) -> Found:
     start = time.process_time()
 
     def evaluate(configuration: Configuration) -> float:
-        tried = train(
-            split, configuration, [settings.search_beta], seed=key, most_epochs=settings.most_epochs
-        )
+        tried = train(split, configuration, [settings.search_beta], seed=key, most_epochs=settings.most_epochs)
         return float(tried.validation_errors[0])
 
     configuration, tried = search(evaluate, settings.trials, derive(key, "search"))
@@ -198,11 +192,7 @@ def measure_all(
         minutes: Begin no run after this time.
     """
     path, plain = folder / "arms.jsonl", settings.as_json()
-    jobs = {
-        _arm(name, run): Job(name, run, problems[name], settings)
-        for run in range(num_runs)
-        for name in problems
-    }
+    jobs = {_arm(name, run): Job(name, run, problems[name], settings) for run in range(num_runs) for name in problems}
     found = {arm: record for arm, record in read_records(path, plain).items() if arm in jobs}
     deadline = float("inf") if minutes is None else time.monotonic() + 60 * minutes
     for result in _results([job for arm, job in jobs.items() if arm not in found], workers, deadline):

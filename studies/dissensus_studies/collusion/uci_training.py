@@ -162,9 +162,7 @@ def train(
     `on_validation_too` they are then trained again on training and validation rows, each beta for its own best number of epochs.
     """
     widths = [configuration.hidden] * configuration.layers
-    start = DeepEnsemble(
-        lambda: mlp(split.x.shape[1], widths, 1), configuration.num_members, derive(seed, "start")
-    )
+    start = DeepEnsemble(lambda: mlp(split.x.shape[1], widths, 1), configuration.num_members, derive(seed, "start"))
 
     def fit_groups(x: Tensor, y: Tensor, keep: BestOfGroups) -> DeepEnsemble:
         nets = [start.member(j) for _ in betas for j in range(configuration.num_members)]
@@ -196,8 +194,7 @@ def train(
         x, y = torch.cat([split.x, split.validation_x]), torch.cat([split.y, split.validation_y])
         ensemble = fit_groups(x, y, AtEpochs(best.epochs))
     train_outputs, test_outputs = (
-        predict(ensemble, x, batch_size=4096)[..., 0].unflatten(0, (len(betas), -1))
-        for x in (split.x, split.test_x)
+        predict(ensemble, x, batch_size=4096)[..., 0].unflatten(0, (len(betas), -1)) for x in (split.x, split.test_x)
     )
     return Trained(train_outputs, test_outputs, best.errors, best.epochs)
 

@@ -152,9 +152,7 @@ def _practical(outputs: Outputs, seed: int) -> dict[str, object]:
             outputs.picture("practical_regression", main, "bands of six members and of their mixture"),
             members,
             outputs.picture("practical_regression_arms", figure, "bands of the mixture in four arms"),
-            Table(
-                ("arm", "best net, nats", "worst net, nats", "mean sd, |x| ≤ 4", "mean sd, 5 ≤ |x| ≤ 6"), rows
-            ),
+            Table(("arm", "best net, nats", "worst net, nats", "mean sd, |x| ≤ 4", "mean sd, 5 ≤ |x| ≤ 6"), rows),
         )
     )
     return found
@@ -194,9 +192,7 @@ def _repeat(num_repeats: int, seed: int) -> Results:
 def _members_table(losses: list[float]) -> Table:
     seeds, scales = practical_scales(len(losses))
     rows = [(member, *values) for member, values in enumerate(zip(seeds, scales, losses, strict=True))]
-    return Table(
-        ("member", "seed", "scale", "final NLL, nats"), rows, "The Gaussian nets without adversarial training"
-    )
+    return Table(("member", "seed", "scale", "final NLL, nats"), rows, "The Gaussian nets without adversarial training")
 
 
 def _arms_table(results: Results, caption: str, read: Callable[[Summary], object]) -> Table:

@@ -154,9 +154,7 @@ class Repeats:
         return every.unflatten(0, (len(self.x), -1, num_members)).movedim(2, 0).double()
 
 
-def train_repeats(
-    arm: Arm, num_repeats: int, num_members: int = NETS, seed: int = 0, steps: int = STEPS
-) -> Repeats:
+def train_repeats(arm: Arm, num_repeats: int, num_members: int = NETS, seed: int = 0, steps: int = STEPS) -> Repeats:
     """Train nets on fresh samples; samples, scales and initial draws are those of the other arms."""
     samples = [toy.cubic(NUM_POINTS, seed=_numpy_seed(seed, "sample", r)) for r in range(num_repeats)]
     x = torch.from_numpy(np.stack([x for x, _ in samples])).float()
@@ -220,9 +218,7 @@ def measure(trained: Repeats, num_members: int, test: tuple[Tensor, Tensor]) -> 
             found[f"sd_{name}"] = _moments(there, arm.family)[1]
             found[f"knowledge_{name}"] = mean_and_scale(there)[0][..., 0].std(0, correction=0)
         found["overfit"] = found["nll"].mean(-1, keepdim=True) - found["nll_train"].mean(-1, keepdim=True)
-        found["ratio"] = found["sd_outside"].mean(-1, keepdim=True) / found["sd_inside"].mean(
-            -1, keepdim=True
-        )
+        found["ratio"] = found["sd_outside"].mean(-1, keepdim=True) / found["sd_inside"].mean(-1, keepdim=True)
     return {name: Summary(tuple(values.mean((1, 2)).tolist())) for name, values in found.items()}
 
 

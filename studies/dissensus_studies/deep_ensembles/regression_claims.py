@@ -10,35 +10,15 @@ Results = Mapping[tuple[Arm, int], Measures]
 
 # What adversarial training does to a single net: statement, direction, quantity.
 _ADVERSARIAL = (
-    (
-        "Adversarial training makes a single net more robust (NLL at attacked inputs falls).",
-        "lower",
-        "nll_attacked",
-    ),
-    (
-        "It keeps a single net from fitting noise (NLL on fresh data minus NLL on its own falls).",
-        "lower",
-        "overfit",
-    ),
+    ("Adversarial training makes a single net more robust (NLL at attacked inputs falls).", "lower", "nll_attacked"),
+    ("It keeps a single net from fitting noise (NLL on fresh data minus NLL on its own falls).", "lower", "overfit"),
     ("It improves a single net's predictions (NLL on fresh data falls).", "lower", "nll"),
-    (
-        "It makes a single net less sure just beside the data (mean sd over 4 < |x| < 4.5 rises).",
-        "higher",
-        "sd_near",
-    ),
-    (
-        "It makes a single net less often too sure there (coverage over 4 < |x| < 4.5 rises).",
-        "higher",
-        "coverage_near",
-    ),
+    ("It makes a single net less sure just beside the data (mean sd over 4 < |x| < 4.5 rises).", "higher", "sd_near"),
+    ("It makes a single net less often too sure there (coverage over 4 < |x| < 4.5 rises).", "higher", "coverage_near"),
 )
 # What an ensemble of the practical's size does against a single net.
 _ENSEMBLE = (
-    (
-        "is less often too sure where there are no data (coverage over 5 < |x| < 6 rises)",
-        "higher",
-        "coverage_outside",
-    ),
+    ("is less often too sure where there are no data (coverage over 5 < |x| < 6 rises)", "higher", "coverage_outside"),
     ("improves the NLL on fresh data (Jensen: it cannot be worse than its members' mean)", "lower", "nll"),
     ("improves the error of the mean (Jensen again)", "lower", "rmse"),
 )
@@ -57,8 +37,7 @@ def regression_claims(results: Results) -> list[Claim]:
 
     def with_members(name: str, few: int, many: int) -> dict[str, Comparison]:
         return {
-            arm.name: Comparison.of(results[arm, few][name].values, results[arm, many][name].values)
-            for arm in ARMS
+            arm.name: Comparison.of(results[arm, few][name].values, results[arm, many][name].values) for arm in ARMS
         }
 
     def with_adversarial(name: str) -> dict[str, Comparison]:
@@ -79,10 +58,7 @@ def regression_claims(results: Results) -> list[Claim]:
     first, middle, last = (mean("nll", count) for count in (1, members, most))
     gained = {name: (first[name] - middle[name]) / (first[name] - last[name]) for name in first}
     return [
-        *(
-            Claim.compared(statement, expected, with_adversarial(name))
-            for statement, expected, name in _ADVERSARIAL
-        ),
+        *(Claim.compared(statement, expected, with_adversarial(name)) for statement, expected, name in _ADVERSARIAL),
         Claim.compared(
             f"Members that agree on the data disagree where there are none (sd of {members} members' means: "
             "5 < |x| < 6 against |x| < 4).",

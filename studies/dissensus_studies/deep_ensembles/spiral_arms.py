@@ -65,9 +65,7 @@ def spirals(seed: int = 0) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(x).float(), torch.from_numpy(y)
 
 
-def train_spirals(
-    arm: Arm, seed: int = 0, steps: int = STEPS, num_members: int = NUM_MEMBERS, **settings: Any
-) -> Run:
+def train_spirals(arm: Arm, seed: int = 0, steps: int = STEPS, num_members: int = NUM_MEMBERS, **settings: Any) -> Run:
     """Train the practical's ensemble on its data, one full batch a step; settings are passed on to `fit`."""
     x, y = spirals()
     nets = [scaled_mlp(SIZES, SCALE, seed, "spirals", member) for member in range(num_members)]

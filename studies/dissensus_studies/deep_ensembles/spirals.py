@@ -67,11 +67,7 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
     results, runs = _train(num_repeats=1 if quick else 6, steps=steps, seed=seed)
     claims = classification_claims(results)
     num_repeats = len(results[PRACTICAL]["train_nll"].values)
-    repeated = (
-        f"Mean over {num_repeats} initialisations ± standard error"
-        if num_repeats > 1
-        else "One initialisation"
-    )
+    repeated = f"Mean over {num_repeats} initialisations ± standard error" if num_repeats > 1 else "One initialisation"
     fits = _table(FIT_COLUMNS, results, repeated)
     outputs.sections += [
         Section(
@@ -80,7 +76,7 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
                 f"{NUM_MEMBERS} nets 2-150-150-3 with ReLU, all parameters starting from 0.1 times normal noise, take {steps} "
                 "steps of Adam at 0.1 on all 3000 points. The practical's loss divides cross-entropy by the number of classes "
                 "and adds 0.001 times the norm of the parameters; the usual loss has neither, but weight decay of 0.0001, "
-                f"which is what that norm amounts to here. Adversarial training moves inputs by {EPSILON}.",
+                f"which is what that norm amounts to here. Adversarial training moves inputs by {EPSILON}."
             ),
             outputs.picture("practical_spirals", _data_figure(), "three spirals, one a class"),
             outputs.picture(
@@ -185,11 +181,7 @@ _ADVERSARIAL = (
         "higher",
         "data_uncertainty_inside",
     ),
-    (
-        "It makes predictions near the data more robust (NLL at attacked points falls).",
-        "lower",
-        "attacked_nll",
-    ),
+    ("It makes predictions near the data more robust (NLL at attacked points falls).", "lower", "attacked_nll"),
     (
         "It makes predictions near the data less confident (mean confidence on the data falls).",
         "lower",
@@ -268,9 +260,7 @@ def _training_figure(runs: Mapping[Arm, Run]) -> "matplotlib.figure.Figure":
     )
     for ax, (column, label) in zip(axes, shown, strict=True):
         for index, arm in enumerate((PRACTICAL, ATTACKED)):
-            plots.training_curves(
-                runs[arm].history, ax, column=column, colour=plots.COLOURS[index], label=arm.name
-            )
+            plots.training_curves(runs[arm].history, ax, column=column, colour=plots.COLOURS[index], label=arm.name)
         ax.set_ylabel(label)
     axes[0].legend(frameon=False)
     return figure

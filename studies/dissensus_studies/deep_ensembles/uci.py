@@ -87,9 +87,7 @@ class Splits:
         """Read a file with X, y, train_idx and test_idx."""
         with np.load(path) as stored:
             inputs, targets = (torch.from_numpy(stored[name].astype(np.float64)) for name in ("X", "y"))
-            train, test = (
-                torch.from_numpy(stored[n].astype(np.int64))[:num_splits] for n in ("train_idx", "test_idx")
-            )
+            train, test = (torch.from_numpy(stored[n].astype(np.int64))[:num_splits] for n in ("train_idx", "test_idx"))
         x, y = inputs[train], targets[train]
         x_mean, x_std = x.mean(1, keepdim=True), x.std(1, keepdim=True, correction=0)
         # A constant input (naval has two) carries nothing; divided by its deviation it would be NaN.
@@ -144,20 +142,16 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
             "Error and likelihood",
             Text(
                 "Mean over splits ± standard error, in the targets' own units. A single net is the mean over the five members, each "
-                f"judged alone. Adam at {LEARNING_RATE:g}, each member's gradient clipped at norm {CLIP_NORM:g}.",
+                f"judged alone. Adam at {LEARNING_RATE:g}, each member's gradient clipped at norm {CLIP_NORM:g}."
             ),
             Table(("set", *ARMS), tables["rmse"], "RMSE"),
-            Table(
-                ("set", *ARMS),
-                tables["nll"],
-                "NLL, nats; of a mixture: the normal distribution with its moments",
-            ),
+            Table(("set", *ARMS), tables["nll"], "NLL, nats; of a mixture: the normal distribution with its moments"),
         ),
         Section(
             "Does it help?",
             Text(
                 "Paired over splits, by an exact sign test at 5 %. Lower is better. Splits of one set share most of their rows, so p is "
-                "too small. That the mixture's RMSE is below the mean of its members' is no finding: it is so by Jensen's inequality.",
+                "too small. That the mixture's RMSE is below the mean of its members' is no finding: it is so by Jensen's inequality."
             ),
             Table(("set", "what", "RMSE", "NLL"), _comparisons(results)),
             outputs.picture("uci_nll", _figure(results), "change of NLL against a single net, set by set"),
@@ -166,7 +160,7 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
             "The usual learning rate",
             Text(
                 f"At {USUAL_RATE:g} and without clipping, nets run away: where a net is sure, its gradient goes with one over the "
-                "squared scale, and one such batch throws the weights far off. Means over splits show it, medians less.",
+                "squared scale, and one such batch throws the weights far off. Means over splits show it, medians less."
             ),
             Table(("set", "statistic", *ARMS), fast_rows, f"RMSE, Adam at {USUAL_RATE:g}, no clipping"),
         ),
@@ -214,13 +208,9 @@ def measure_set(
     owner = [split for split in range(len(splits.x)) for _ in range(NUM_MEMBERS)]
     attack = Adversarial(plain, epsilon=EPSILON, of_range=True, ranges=splits.ranges[owner])
     for suffix, objective in (("", plain), (" + adversarial", attack)):
-        mean, scale = _train(
-            splits, hidden, objective, owner, lr=lr, clip_norm=clip_norm, epochs=epochs, seed=seed
-        )
+        mean, scale = _train(splits, hidden, objective, owner, lr=lr, clip_norm=clip_norm, epochs=epochs, seed=seed)
         single = [_judge(mean[[m]], scale[[m]], splits.test_y) for m in range(NUM_MEMBERS)]
-        found[f"single{suffix}"] = _summaries(
-            {k: torch.stack([s[k] for s in single]).mean(0) for k in single[0]}
-        )
+        found[f"single{suffix}"] = _summaries({k: torch.stack([s[k] for s in single]).mean(0) for k in single[0]})
         found[f"mixture{suffix}"] = _summaries(_judge(mean, scale, splits.test_y))
     return {arm: found[arm] for arm in ARMS}
 
@@ -235,31 +225,18 @@ def _train(
 
     ensemble = DeepEnsemble(network, len(owner), seed)
     fit_own_sets(
-        ensemble,
-        splits.x,
-        splits.y,
-        owner,
-        objective,
-        batch_size=BATCH_SIZE,
-        optimizer="adam",
-        seed=seed,
-        **settings,
+        ensemble, splits.x, splits.y, owner, objective, batch_size=BATCH_SIZE, optimizer="adam", seed=seed, **settings
     )
     with torch.no_grad():
         outputs = ensemble.eval().each(splits.test_x[owner]).double()
-    mean, scale = (
-        part[..., 0].unflatten(0, (-1, NUM_MEMBERS)).movedim(1, 0) for part in mean_and_scale(outputs)
-    )
+    mean, scale = (part[..., 0].unflatten(0, (-1, NUM_MEMBERS)).movedim(1, 0) for part in mean_and_scale(outputs))
     return mean * splits.spread + splits.centre, scale * splits.spread
 
 
 def _judge(mean: Tensor, scale: Tensor, target: Tensor) -> dict[str, Tensor]:
     """Return RMSE and NLL of the mixture of the given members, `(splits,)` each."""
     centre, std = mixture(mean, scale)
-    return {
-        "rmse": (centre - target).square().mean(-1).sqrt(),
-        "nll": gaussian_nll(centre, std, target).mean(-1),
-    }
+    return {"rmse": (centre - target).square().mean(-1).sqrt(), "nll": gaussian_nll(centre, std, target).mean(-1)}
 
 
 def _summaries(values: Mapping[str, Tensor]) -> dict[str, Summary]:

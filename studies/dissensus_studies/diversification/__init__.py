@@ -107,9 +107,7 @@ def page(work: Work, done: Arms) -> Page:
                 "BMA looks at the members' average, which is the same for members that are all unsure and members that contradict "
                 "each other. PDS sums what any member gives to each class: it tells the two apart, and reacts to nothing else."
             ),
-            outputs.picture(
-                "diversification_example", example_figure(), "predictions of three members in two cases"
-            ),
+            outputs.picture("diversification_example", example_figure(), "predictions of three members in two cases"),
             example_table(),
         )
         guard = [] if verdict is None else [Section("Which guard", Text(verdict.text))]
@@ -139,23 +137,19 @@ def _family_section(outputs: Outputs, found: Found, family: str, material: Mater
         blocks.insert(0, Text(members))
     bars = baseline_bars(found, family)
     if bars:
-        caption = "The better one of BMA and PDS, PDS alone for LDR, as the document's figure 4; detectors look at features."
+        caption = (
+            "The better one of BMA and PDS, PDS alone for LDR, as the document's figure 4; detectors look at features."
+        )
         alt = f"AUROC at severity 5 of every method, {family}"
         blocks.append(outputs.picture(f"diversification_{name}_bars", baseline_figure(bars), alt, caption))
     blocks.append(generalisation_table(found, family))
     for kind, figure, alt in (
-        (
-            "strength",
-            strength_figure(found, family),
-            "diversity, members' accuracy and AUROC against the strength",
-        ),
+        ("strength", strength_figure(found, family), "diversity, members' accuracy and AUROC against the strength"),
         ("size", size_figure(found, family), "AUROC of PDS against the number of members"),
         ("trade", trade_figure(found, family), "AUROC of PDS against the worst member's accuracy, by guard"),
     ):
         if figure is not None:
-            blocks.append(
-                outputs.picture(f"diversification_{name}_{kind}", figure, f"{alt}, {family}", _FIGURES[kind])
-            )
+            blocks.append(outputs.picture(f"diversification_{name}_{kind}", figure, f"{alt}, {family}", _FIGURES[kind]))
     guided = found.one(family, f"ldr={SHOWN:g} share{' A=2' if family != 'nets' else ''} M=5")
     gallery = gallery_figure(guided[0], material.sets) if guided else None
     if gallery is not None:
@@ -203,9 +197,7 @@ def _all_arms(found: Arms) -> Table:
         "NLL": lambda record: with_interval(record.get("test", {}).get("nll")),
         "ECE": lambda record: with_interval(record.get("test", {}).get("ece")),
         "#unique": lambda record: record.get("unique", {}).get("test", [None])[0],
-        "colluding": lambda record: {True: "yes", False: "no"}.get(
-            record.get("finding", {}).get("colluding")
-        ),
+        "colluding": lambda record: {True: "yes", False: "no"}.get(record.get("finding", {}).get("colluding")),
         "epochs": lambda record: record["training"]["epochs"],
         "s": lambda record: round(record["training"]["seconds"], 1),
         "s an epoch": lambda record: record["training"].get("epoch_seconds"),
@@ -237,11 +229,7 @@ def _remarks(material: Material, work: Work) -> list[str]:
         "the number of epochs ('fixed').",
         f"Networks from scratch train for {material.epochs} epochs in one cycle{' (a small network)' if work.quick else ''}; all members "
         "are in every step.",
-        *(
-            ["Short: shorter than the study's own 30 epochs."]
-            if work.epochs is not None and work.epochs < 30
-            else []
-        ),
+        *(["Short: shorter than the study's own 30 epochs."] if work.epochs is not None and work.epochs < 30 else []),
     ]
 
 
@@ -252,8 +240,6 @@ run = ImageStudy(
     arms_of,
     page,
     {"imagenet": run_imagenet, "pretrained": run_pretrained},
-    prepare=lambda work: Material(
-        work.sets, work.output, epochs=work.epochs, quick=work.quick, seed=work.seed
-    ),
+    prepare=lambda work: Material(work.sets, work.output, epochs=work.epochs, quick=work.quick, seed=work.seed),
     do=_done,
 ).run

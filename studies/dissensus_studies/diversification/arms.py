@@ -21,12 +21,7 @@ from dissensus.objectives.loss_guided import Weighting
 from dissensus.predictions import predict
 from dissensus.training import Run, diverse_hyperparameters, fit
 from dissensus_studies.diversification.data import Features, Material
-from dissensus_studies.diversification.measures import (
-    detector_record,
-    image_detectors,
-    judge,
-    reference_path,
-)
+from dissensus_studies.diversification.measures import detector_record, image_detectors, judge, reference_path
 from dissensus_studies.diversification.settings import Setting
 from dissensus_studies.harness.arm_log import Record
 from dissensus_studies.harness.image_arms import file_name, fit_images, summary_line, training_record
@@ -117,9 +112,7 @@ def _accuracy_of(members: Members, x: Tensor, y: Tensor) -> float:
     return max(float(right.float().mean(-1).min()), 1e-3)
 
 
-def objective_of(
-    setting: Setting, sources: tuple[Tensor, ...], guard: obj.Guard | str | None = None
-) -> Objective:
+def objective_of(setting: Setting, sources: tuple[Tensor, ...], guard: obj.Guard | str | None = None) -> Objective:
     """Return what an ensemble minimises.
 
     Args:
@@ -194,10 +187,7 @@ def train_heads(
     """Return trained heads on features, the run, and what else is to be kept of it."""
     classes, width = material.sets.num_classes, features.width
     ensemble = HeadEnsemble(
-        features.backbone,
-        partial(make_head, width, setting.layers, classes),
-        setting.num_members,
-        setting.seed,
+        features.backbone, partial(make_head, width, setting.layers, classes), setting.num_members, setting.seed
     )
     epochs = head_epochs(setting, material)
     chosen: dict[str, Any] = {
@@ -236,9 +226,7 @@ def _held_out_guard(setting: Setting, features: Features, material: Material) ->
     if setting.guard == "held-out loss":
         return obj.HeldOutLoss(*features.validation)
     if setting.guard == "held-out accuracy":
-        return obj.HeldOutAccuracy(
-            *features.validation, reference=_reference_accuracy(setting, features, material)
-        )
+        return obj.HeldOutAccuracy(*features.validation, reference=_reference_accuracy(setting, features, material))
     return None
 
 
@@ -253,11 +241,7 @@ def _reference_accuracy(setting: Setting, features: Features, material: Material
 
 
 def _two_stage(
-    setting: Setting,
-    ensemble: HeadEnsemble,
-    features: Features,
-    epochs: tuple[int, int],
-    chosen: dict[str, Any],
+    setting: Setting, ensemble: HeadEnsemble, features: Features, epochs: tuple[int, int], chosen: dict[str, Any]
 ) -> tuple[Run, Record]:
     """Fit one head, and disagree on the training features that it is least sure of."""
     x, y = features.train.resident(features.validation[0].device), features.train.targets
@@ -269,9 +253,7 @@ def _two_stage(
     fit(alone, rows, epochs=epochs[0], **{**chosen, "callback": None})
     logits = predict(alone, x)[0]
     threshold = float(torch.quantile(logits.softmax(-1).amax(-1).float()[: 10**6], UNSURE_SHARE))
-    data, objective = obj.two_stage(
-        x, y, logits, threshold, strength=setting.strength, active=setting.active or None
-    )
+    data, objective = obj.two_stage(x, y, logits, threshold, strength=setting.strength, active=setting.active or None)
     passes = features.train.passes
     run = fit(ensemble.heads, data, objective=objective, epochs=ceil(epochs[1] / passes), **chosen)
     return run, {"threshold": round(threshold, 5), "unsure": len(objective.ood_data)}  # type: ignore[arg-type]
@@ -289,8 +271,4 @@ def with_line(record: Record) -> Record:
 
 _SHOWN = {"BMA": "bma", "PDS": "predictive_diversity"}
 
-WORKS: Mapping[str, Callable[[Setting, Material], Record]] = {
-    "nets": _nets,
-    "backbone": _backbone,
-    "heads": _heads,
-}
+WORKS: Mapping[str, Callable[[Setting, Material], Record]] = {"nets": _nets, "backbone": _backbone, "heads": _heads}

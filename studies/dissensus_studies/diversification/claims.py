@@ -100,10 +100,7 @@ def _of_family(found: Found, family: str) -> list[Claim]:
         claims.append(
             _claim(
                 "PDS is poor without diversity: below BMA for a deep ensemble.",
-                {
-                    part: case and (case[0], None if case[1] is None else not case[1])
-                    for part, case in poor.items()
-                },
+                {part: case and (case[0], None if case[1] is None else not case[1]) for part, case in poor.items()},
             )
         )
         claims += _generalisation(found.guided(family, 0.0, PUBLISHED), deep, "strength 0")
@@ -143,16 +140,14 @@ def _guided_claims(found: Found, family: str, guided: Records, deep: Records, wo
             _compared(guided, deep, answers),
         ),
         _claim(
-            f"Loss-guided training with PDS detects better than any other method with BMA or PDS; {words}.",
-            best_of_all,
+            f"Loss-guided training with PDS detects better than any other method with BMA or PDS; {words}.", best_of_all
         ),
         _claim(
             f"PDS of loss-guided ensembles detects better than BMA; {words}.",
             {part: _pds_against(guided, part, BMA) for part in parts},
         ),
         _claim(
-            f"PDS is the best of all scores for them; {words}.",
-            {part: _best_score(guided, part) for part in parts},
+            f"PDS is the best of all scores for them; {words}.", {part: _best_score(guided, part) for part in parts}
         ),
         *_generalisation(guided, deep, words),
         _unharmed(guided, deep, words),
@@ -189,7 +184,9 @@ def _unharmed(guided: Records, deep: Records, words: str) -> Claim:
     # The spread of one member's accuracy over images, from that of all members' average, which is a little smaller.
     spread = estimate(deep, on_test("member_accuracy"))
     near = spread is not None and abs(lost - MARGIN) <= 2 * spread.error
-    statement = f"Members are made to differ without harm to what they learn (within {100 * MARGIN:.0f} points); {words}."
+    statement = (
+        f"Members are made to differ without harm to what they learn (within {100 * MARGIN:.0f} points); {words}."
+    )
     return _claim(statement, {"": (text, None if near else lost <= MARGIN)})
 
 
@@ -219,16 +216,11 @@ def _strength_claims(found: Found, family: str) -> list[Claim]:
     }
     if len(by_strength) < 3:
         return []
-    means = {
-        s: sum(record["pds"]["C-5"][0] for record in records) / len(records)
-        for s, records in by_strength.items()
-    }
+    means = {s: sum(record["pds"]["C-5"][0] for record in records) / len(records) for s, records in by_strength.items()}
     cases: dict[str, Case] = {}
     for part in pooled_parts(by_strength[min(by_strength)]):
         values = {
-            s: value
-            for s, records in by_strength.items()
-            if (value := estimate(records, auroc(part, PDS))) is not None
+            s: value for s, records in by_strength.items() if (value := estimate(records, auroc(part, PDS))) is not None
         }
         weakest = min(values)
         best = max(values, key=lambda s: values[s].value)

@@ -75,12 +75,7 @@ CONFIGURATIONS: Sequence[Configuration] = (
         "ldr 50 members",
         50,
         0.0,
-        training={
-            **SGD,
-            "lr": 1e-3 / _SCALE_50,
-            "weight_decay": 1e-4 * _SCALE_50,
-            "batch_size": 16,
-        },
+        training={**SGD, "lr": 1e-3 / _SCALE_50, "weight_decay": 1e-4 * _SCALE_50, "batch_size": 16},
     ),
     Configuration("deep ensemble", training=_adamw(1e-4, 0.01, 256)),
     Configuration("one model", 1, training=_adamw(1e-4, 0.01, 256)),

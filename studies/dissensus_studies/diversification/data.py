@@ -123,8 +123,7 @@ class Material:
         """Images that ensembles are judged by, on the device."""
         sets = self.sets
         ood = {
-            name: (x[len(x) // 2 :] if name in self.source_names else x).to(self.device)
-            for name, x in sets.ood.items()
+            name: (x[len(x) // 2 :] if name in self.source_names else x).to(self.device) for name, x in sets.ood.items()
         }
         few = sets.test.x[: QUICK_CORRUPTED if self.quick else CORRUPTED_IMAGES].to(self.device)
         corrupted = {
@@ -150,9 +149,7 @@ class Material:
         backbone = self._train_backbone(kind)
         sets = self.sets
         change = augmentation(sets)
-        train = cache_features(
-            backbone, sets.train, passes=PASSES, augment=change, seed=self.seed, device=self.device
-        )
+        train = cache_features(backbone, sets.train, passes=PASSES, augment=change, seed=self.seed, device=self.device)
         assert isinstance(train.features, Tensor)
         train = replace(train, features=train.features.to(self.device))
         return Features(
@@ -177,9 +174,7 @@ class Material:
             sets,
             watch="nothing",
             seed=self.seed,
-            checkpoint_dir=self.folder
-            / "backbones"
-            / f"{kind}-{self.epochs}-{len(sets.train.x)}-{self.seed}",
+            checkpoint_dir=self.folder / "backbones" / f"{kind}-{self.epochs}-{len(sets.train.x)}-{self.seed}",
             checkpoint_every=self.epochs,
             resume=True,
             **self.training,  # type: ignore[arg-type]
@@ -202,9 +197,5 @@ def of_first_classes(sets: ImageSets, classes: int) -> ImageSets:
     if classes >= sets.num_classes:
         return sets
     return replace(
-        sets,
-        train=part(sets.train),
-        validation=part(sets.validation),
-        test=part(sets.test),
-        num_classes=classes,
+        sets, train=part(sets.train), validation=part(sets.validation), test=part(sets.test), num_classes=classes
     )

@@ -68,9 +68,7 @@ def example_figure() -> "matplotlib.figure.Figure":
             ax.bar(places, values, 0.22, color=plots.COLOURS[member], label=f"member {member + 1}")
         means = torch.tensor(probs).mean(0).tolist()
         classes = range(len(means))
-        ax.hlines(
-            means, [c - 0.36 for c in classes], [c + 0.36 for c in classes], colors="k", label="average"
-        )
+        ax.hlines(means, [c - 0.36 for c in classes], [c + 0.36 for c in classes], colors="k", label="average")
         confidence, diversity = example_scores()[name]
         ax.set(title=f"{name}: BMA {confidence:.2f}, PDS {diversity:.2f}", ylim=(0, 1.05), xlabel="class")
         ax.set_xticks(range(len(means)), ["a", "b", "c"])
@@ -214,9 +212,7 @@ def baseline_figure(bars: Sequence[tuple[str, Estimate]]) -> "matplotlib.figure.
 def trade_figure(found: Found, family: str) -> "matplotlib.figure.Figure | None":
     """Draw what members lose against what detection gains, one point for each loss-guided ensemble."""
     guided = found.where(family=family, method="ldr", num_members=5, **USUAL)
-    rows = [
-        (setting, records) for setting, records in guided.items() if setting.guard != "inverse probability"
-    ]
+    rows = [(setting, records) for setting, records in guided.items() if setting.guard != "inverse probability"]
     if len(rows) < 3:
         return None
     guards = list(dict.fromkeys(setting.guard for setting, _ in rows))
@@ -238,13 +234,7 @@ def trade_figure(found: Found, family: str) -> "matplotlib.figure.Figure | None"
             left = guard != PUBLISHED
             offset, across_by, up_by = ((-7, 0), "right", "center") if left else ((5, 4), "left", "bottom")
             ax.annotate(
-                words,
-                (across, up),
-                offset,
-                textcoords="offset points",
-                fontsize="x-small",
-                ha=across_by,
-                va=up_by,
+                words, (across, up), offset, textcoords="offset points", fontsize="x-small", ha=across_by, va=up_by
             )
     ax.margins(0.12)
     ax.set(xlabel="worst member's accuracy", ylabel="AUROC of PDS, C-5")

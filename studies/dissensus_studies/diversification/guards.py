@@ -126,9 +126,7 @@ class Guarded:
     @property
     def ensemble_loss(self) -> float:
         """Accuracy that the ensemble has lost, mean over runs."""
-        before, after = (
-            fmean(r["test"]["accuracy"][0] for r in runs) for runs in (self.independent, self.records)
-        )
+        before, after = (fmean(r["test"]["accuracy"][0] for r in runs) for runs in (self.independent, self.records))
         return before - after
 
     @property
@@ -141,9 +139,7 @@ class Guarded:
         """What the diagnosis of collusion says of members in any of the runs."""
         words = {"colluding": "members collude", "members_useless": "members of no use alone"}
         return ", ".join(
-            text
-            for key, text in words.items()
-            if any(record.get("finding", {}).get(key) for record in self.records)
+            text for key, text in words.items() if any(record.get("finding", {}).get(key) for record in self.records)
         )
 
     @cached_property
@@ -280,10 +276,7 @@ def guard_verdict(found: Found) -> Verdict | None:
     elif not harmed:
         outcome, rest = "harmless", "No guard does both; the default harms no member."
     else:
-        outcome, rest = (
-            "harmful",
-            f"No guard does both, and the default costs members in {', '.join(harmed)}.",
-        )
+        outcome, rest = ("harmful", f"No guard does both, and the default costs members in {', '.join(harmed)}.")
     return Verdict(outcome, f"{words} {rest}{_listed(both)}")
 
 
@@ -304,8 +297,5 @@ def _words(rows: Sequence[Guarded]) -> str:
 def _listed(both: Mapping[tuple[str, float], Sequence[Guarded]]) -> str:
     if not both:
         return ""
-    names = (
-        f"{label(rows[0].setting)} ({', '.join(row.setting.family for row in rows)})"
-        for rows in both.values()
-    )
+    names = (f"{label(rows[0].setting)} ({', '.join(row.setting.family for row in rows)})" for rows in both.values())
     return f" Both: {'; '.join(names)}."

@@ -106,17 +106,12 @@ class Folders:
     missing: Sequence[str]
 
 
-def read_folders(
-    folder: Path, size: int, limit: int | None = None, corruptions: Sequence[str] = STANDARD
-) -> Folders:
+def read_folders(folder: Path, size: int, limit: int | None = None, corruptions: Sequence[str] = STANDARD) -> Folders:
     """Find the images of all sets; `limit` takes so many of each, evenly spread."""
     train, val, classes = read_folder(folder, size)
     there = {name: place for name, place in LABELLED.items() if (folder / place).is_dir()}
     unknown = {name: place for name, place in UNKNOWN.items() if (folder / place).is_dir()}
-    labelled = {
-        "Val": val,
-        **{name: read_part(folder, place, classes, size) for name, place in there.items()},
-    }
+    labelled = {"Val": val, **{name: read_part(folder, place, classes, size) for name, place in there.items()}}
     labelled = {name: images.spread(limit) for name, images in labelled.items()}
     return Folders(
         train.spread(limit),
@@ -183,10 +178,7 @@ class Looked:
 
 @torch.no_grad()
 def look(
-    heads: Members,
-    features: CachedFeatures,
-    names: Sequence[str],
-    classes: Sequence[int] | None = None,
+    heads: Members, features: CachedFeatures, names: Sequence[str], classes: Sequence[int] | None = None
 ) -> Looked:
     """Run heads over features in small batches, keeping scores and answers only."""
     place = device_of(heads)
@@ -247,9 +239,7 @@ def run_imagenet(
     )
 
 
-def _work(
-    each: Configuration, store: FeatureStore, make_head: Callable[[], nn.Module], options: Options
-) -> Record:
+def _work(each: Configuration, store: FeatureStore, make_head: Callable[[], nn.Module], options: Options) -> Record:
     train = store.train()
     ensemble = HeadEnsemble(store.backbone, make_head, each.num_members, options.seed)
     chosen = {"schedule": "constant", **each.training}
@@ -322,15 +312,11 @@ def _labelled(
         name: look(heads, store.of(name, data), names, images.restricted.get(name))
         for name, data in images.labelled.items()
     }
-    accuracy = {
-        name: _accuracies(looked[name], torch.tensor(data.labels)) for name, data in images.labelled.items()
-    }
+    accuracy = {name: _accuracies(looked[name], torch.tensor(data.labels)) for name, data in images.labelled.items()}
     labels = torch.tensor(images.labelled["Val"].labels)
     corrupted: dict[str, dict[str, Looked]] = {}
     for level, sets in images.corrupted.items():
-        corrupted[level] = {
-            name: look(heads, store.of(f"{level} {name}", data), names) for name, data in sets.items()
-        }
+        corrupted[level] = {name: look(heads, store.of(f"{level} {name}", data), names) for name, data in sets.items()}
         each = [_accuracies(found, labels) for found in corrupted[level].values()]
         accuracy[level] = {way: [round(sum(part[way][0] for part in each) / len(each), 6)] for way in each[0]}
     return looked, corrupted, accuracy
@@ -391,13 +377,7 @@ def _tables(found: Arms, configurations: Sequence[Configuration]) -> list[Table]
     tables = []
     for caption, columns in shown.items():
         rows = [
-            (
-                name,
-                *(
-                    _beside(_numbers(record).get(each), published.get(name, {}).get(each), each)
-                    for each in columns
-                ),
-            )
+            (name, *(_beside(_numbers(record).get(each), published.get(name, {}).get(each), each) for each in columns))
             for name, record in found.done.items()
         ]
         tables.append(Table(("configuration", *columns), rows, caption))

@@ -253,8 +253,7 @@ def accuracies(judged: Judged) -> dict[str, dict[str, list[float]]]:
     for name, sets in labelled_sets(judged).items():
         labels = judged.labels[: sets[0].shape[1]]
         found[name] = {
-            way: hits_interval([pool(logits.float()) for logits in sets], labels)
-            for way, pool in AGGREGATIONS.items()
+            way: hits_interval([pool(logits.float()) for logits in sets], labels) for way, pool in AGGREGATIONS.items()
         }
         best = [oracle_selection(logits.float(), labels).member for logits in sets]
         own = [logits[member] for logits, member in zip(sets, best, strict=True)]
@@ -264,10 +263,7 @@ def accuracies(judged: Judged) -> dict[str, dict[str, list[float]]]:
 
 def labelled_sets(judged: Judged) -> dict[str, list[Tensor]]:
     """Return the test images, and for each severity those of all corruptions."""
-    return {
-        "test": [judged.test],
-        **{level: list(found.values()) for level, found in judged.corrupted.items()},
-    }
+    return {"test": [judged.test], **{level: list(found.values()) for level, found in judged.corrupted.items()}}
 
 
 def hits_interval(answers: Sequence[Tensor], labels: Tensor) -> list[float]:
@@ -295,9 +291,7 @@ def collusion_record(logits: Tensor, labels: Tensor) -> Record:
     }
 
 
-def judge(
-    members: Members, setting: Setting, inputs: Judged, references: Path, outputs: Path | None = None
-) -> Record:
+def judge(members: Members, setting: Setting, inputs: Judged, references: Path, outputs: Path | None = None) -> Record:
     """Return everything that is measured of a trained ensemble, and compare it with its deep ensemble.
 
     Args:

@@ -105,17 +105,11 @@ class Features:
         outputs = int(head(known.test[:2]).shape[-1])
         return {
             FEW: Task(
-                (train[few], groups[0][few]),
-                Judged(known.test[few_test], groups[1][few_test], {}, {}),
-                FEW,
-                source,
+                (train[few], groups[0][few]), Judged(known.test[few_test], groups[1][few_test], {}, {}), FEW, source
             ),
             outputs: Task((train, own), replace(known, labels=own_test), outputs, source),
             len(coarse): Task(
-                (train, labels),
-                replace(known, ood=unknown, groups=sets.ood_groups),
-                len(coarse),
-                source,
+                (train, labels), replace(known, ood=unknown, groups=sets.ood_groups), len(coarse), source
             ),
         }
 
@@ -147,9 +141,7 @@ def settings_of(classes: int, backbone_classes: int, seed: int) -> Iterator[Sett
     for size, strengths in ((2, (0.1, 1.0)), (10, (0.1, 1.0)), (50, (5.0,))):
         for repeat in repeats:
             yield from ldr(
-                replace(base(classes, repeat), num_members=size, active=2 if size > 2 else 0),
-                strengths,
-                FORMS,
+                replace(base(classes, repeat), num_members=size, active=2 if size > 2 else 0), strengths, FORMS
             )
 
 
@@ -202,9 +194,7 @@ def superclasses(data: Path) -> Tensor:
     """Return the superclass of each class of CIFAR-100, from the labels `y` and `y_coarse` of its test file."""
     path = image_folder(data) / "cifar100_test.npz"
     if not path.is_file():
-        raise ValueError(
-            f"The pretrained setting trains on CIFAR-100; there is no {path.name} in {path.parent}."
-        )
+        raise ValueError(f"The pretrained setting trains on CIFAR-100; there is no {path.name} in {path.parent}.")
     with np.load(path, allow_pickle=False) as arrays:
         if "y_coarse" not in arrays.files:
             raise ValueError(f"{path.name} must hold the superclasses, y_coarse, beside the classes, y.")
@@ -226,12 +216,7 @@ def _work(setting: Setting, features: Features, epochs: int) -> Record:
     record["test"]["ece_floor"] = round(ece_floor(confidence.cpu().numpy()), 5)
     record["auroc"] = _detection(logits) if logits.ood else {}
     record |= {
-        "training": {
-            "epochs": run.epoch,
-            "steps": run.step,
-            "seconds": round(run.seconds, 3),
-            "engine": run.engine,
-        },
+        "training": {"epochs": run.epoch, "steps": run.step, "seconds": round(run.seconds, 3), "engine": run.engine},
         "setting": asdict(setting),
         "family": setting.family,
         "row": setting.row,
@@ -263,19 +248,13 @@ def _train(members: DeepEnsemble, setting: Setting, task: Task, epochs: int) -> 
     }
     length = ceil(epochs * setting.num_members / setting.active) if setting.active else epochs
     if setting.method != "two-stage":
-        return fit(
-            members, (x, y), objective=objective_of(setting, (task.source,)), epochs=length, **options
-        ), {}
+        return fit(members, (x, y), objective=objective_of(setting, (task.source,)), epochs=length, **options), {}
     alone = DeepEnsemble.from_members([members.member(0)])
     fit(alone, (x, y), epochs=epochs, **options)
     logits = predict(alone, x)[0]
     threshold = float(torch.quantile(logits.softmax(-1).amax(-1).float(), UNSURE_SHARE))
-    rest, objective = obj.two_stage(
-        x, y, logits, threshold, strength=setting.strength, active=setting.active or None
-    )
-    return fit(members, rest, objective=objective, epochs=length, **options), {
-        "threshold": round(threshold, 5)
-    }
+    rest, objective = obj.two_stage(x, y, logits, threshold, strength=setting.strength, active=setting.active or None)
+    return fit(members, rest, objective=objective, epochs=length, **options), {"threshold": round(threshold, 5)}
 
 
 def _detection(logits: Judged) -> dict[str, dict[str, float]]:
@@ -327,9 +306,7 @@ def reference(setting: Mapping[str, Any]) -> str:
 
 def independent_arms(records: Sequence[Record]) -> dict[str, Record]:
     """Return the arms of independent heads by `reference`."""
-    return {
-        reference(record["setting"]): record for record in records if record["setting"]["method"] == "deep"
-    }
+    return {reference(record["setting"]): record for record in records if record["setting"]["method"] == "deep"}
 
 
 def _report(outputs: Outputs, done: Arms, sets: ImageSets) -> Path:
@@ -341,9 +318,7 @@ def _report(outputs: Outputs, done: Arms, sets: ImageSets) -> Path:
         names = list(numbers(own[0], plain))
         pairs = [(record["row"], record) for record in own]
         table = {name: over_seeds(pairs, partial(_number, name=name, plain=plain)) for name in names}
-        rows = [
-            (row, *(_text(table[name][row]) for name in names)) for row in dict.fromkeys(r for r, _ in pairs)
-        ]
+        rows = [(row, *(_text(table[name][row]) for name in names)) for row in dict.fromkeys(r for r, _ in pairs)]
         outputs.sections.append(Section(family, Table(("ensemble", *names), rows, "Over seeds.")))
     outputs.sections += [
         Section(

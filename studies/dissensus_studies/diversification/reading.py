@@ -65,14 +65,7 @@ class Found:
         return {first[key]: records for key, records in found.items()}
 
     def guided(
-        self,
-        family: str,
-        strength: float,
-        guard: str,
-        *,
-        num_members: int = 5,
-        layers: int = 2,
-        active: int = -1,
+        self, family: str, strength: float, guard: str, *, num_members: int = 5, layers: int = 2, active: int = -1
     ) -> list[Record]:
         """Return the usual loss-guided ensemble of a family: pairs drawn for heads, all members for networks."""
         if active < 0:
@@ -92,9 +85,7 @@ class Found:
 
     def one(self, family: str, row: str) -> list[Record]:
         """Return all repeats of one ensemble; none where it was not run."""
-        return [
-            record for record in self.records.values() if (record["family"], record["row"]) == (family, row)
-        ]
+        return [record for record in self.records.values() if (record["family"], record["row"]) == (family, row)]
 
     @property
     def families(self) -> list[str]:

@@ -69,9 +69,7 @@ class Setting:
     def name(self) -> str:
         """Name of the arm."""
         first = f"{self.kind} {self.backbone}".strip()
-        return (
-            f"{first} seed={self.seed}" if self.kind == "backbone" else f"{first} {self.row} seed={self.seed}"
-        )
+        return f"{first} seed={self.seed}" if self.kind == "backbone" else f"{first} {self.row} seed={self.seed}"
 
     @property
     def family(self) -> str:
@@ -82,11 +80,7 @@ class Setting:
     def plain(self) -> "Setting":
         """The deep ensemble that it is compared with."""
         return Setting(
-            self.kind,
-            num_members=max(self.num_members, 2),
-            layers=self.layers,
-            backbone=self.backbone,
-            seed=self.seed,
+            self.kind, num_members=max(self.num_members, 2), layers=self.layers, backbone=self.backbone, seed=self.seed
         )
 
     @property

@@ -73,9 +73,7 @@ def spurious_sets(sets: ImageSets, seed: int = 0) -> SpuriousSets:
     ):
         objects = Images(images.x[:count], _binary(sets, images.y[:count]))
         # No background is in two parts.
-        made.append(
-            _pasted(objects, (warm[place::3], cool[place::3]), aligned, derive(seed, "spurious", place))
-        )
+        made.append(_pasted(objects, (warm[place::3], cool[place::3]), aligned, derive(seed, "spurious", place)))
     (train, _), (validation, validation_groups), (test, test_groups) = made
     combined = replace(
         sets, name=f"{sets.name} on {source}", train=train, validation=validation, test=test, num_classes=2
@@ -97,9 +95,7 @@ def _by_hue(x: Tensor) -> tuple[Tensor, Tensor]:
     return x[order[:third].sort().values], x[order[-third:].sort().values]
 
 
-def _pasted(
-    objects: Images, backgrounds: tuple[Tensor, Tensor], aligned: float, key: int
-) -> tuple[Images, Tensor]:
+def _pasted(objects: Images, backgrounds: tuple[Tensor, Tensor], aligned: float, key: int) -> tuple[Images, Tensor]:
     """Put each object on a background of its class's kind in a share of the cases, else of the other kind."""
     count = len(objects.x)
     order = permutation(torch.tensor(derive(key, "aligned")), count)
@@ -108,10 +104,7 @@ def _pasted(
     kinds = torch.where(goes_with, objects.y, 1 - objects.y)
     draws = permutation(torch.tensor(derive(key, "backgrounds")), count)
     x = torch.stack(
-        [
-            backgrounds[kind][draw % len(backgrounds[kind])]
-            for kind, draw in zip(kinds.tolist(), draws, strict=True)
-        ]
+        [backgrounds[kind][draw % len(backgrounds[kind])] for kind, draw in zip(kinds.tolist(), draws, strict=True)]
     )
     small = interpolate(objects.x.float(), size=(OBJECT_SIZE, OBJECT_SIZE), mode="area")
     start = (x.shape[-1] - OBJECT_SIZE) // 2

@@ -36,13 +36,8 @@ def _cell(records: Sequence[Record], read: Read) -> str | None:
     return None if value is None else value.text
 
 
-def _table(
-    rows: Rows, columns: Mapping[str, Read], caption: str, name: Callable[[Setting], str] = label
-) -> Table:
-    cells = [
-        (name(setting), *(_cell(records, read) for read in columns.values()))
-        for setting, records in rows.items()
-    ]
+def _table(rows: Rows, columns: Mapping[str, Read], caption: str, name: Callable[[Setting], str] = label) -> Table:
+    cells = [(name(setting), *(_cell(records, read) for read in columns.values())) for setting, records in rows.items()]
     return Table(("ensemble", *columns), cells, caption)
 
 
@@ -81,11 +76,7 @@ def detection_table(found: Found, family: str) -> Table:
 def generalisation_table(found: Found, family: str) -> Table:
     """Table 3: accuracy by every way to make one answer."""
     ways = {"mean logits": "mean_logits", "vote": "majority_vote", "soup": "soup", "oracle": "oracle"}
-    columns = {
-        f"{word} {part}": aggregated(part, way)
-        for word, way in ways.items()
-        for part in ("test", "C-1", "C-5")
-    }
+    columns = {f"{word} {part}": aggregated(part, way) for word, way in ways.items() for part in ("test", "C-1", "C-5")}
     rows = dict(plain_rows(found, family)) | dict(plain_rows(found, family, 50))
     return _table(
         rows,
@@ -174,9 +165,7 @@ def stochastic_table(found: Found, family: str) -> Table | None:
         "worst member": worst_member,
         **{f"PDS {part}": auroc(part, PDS) for part in parts},
     }
-    ordered = dict(
-        sorted(rows.items(), key=lambda item: (item[0].num_members, item[0].active, item[0].fixed))
-    )
+    ordered = dict(sorted(rows.items(), key=lambda item: (item[0].num_members, item[0].active, item[0].fixed)))
     return _table(
         ordered,
         columns,

@@ -40,9 +40,7 @@ class Claim:
     @classmethod
     def checked(cls, statement: str, measured: str, holds: bool, *, noise: bool = False) -> "Claim":
         """Judge a claim by a condition; where what it looks at differs by chance alone, there is nothing to judge."""
-        return cls(
-            statement, measured, "within noise" if noise else "reproduced" if holds else "not reproduced"
-        )
+        return cls(statement, measured, "within noise" if noise else "reproduced" if holds else "not reproduced")
 
     def as_json(self) -> dict[str, str]:
         """Return everything, for a results file."""

@@ -176,11 +176,7 @@ def training_record(run: Run) -> Record:
 
 def record_of(setting: Any, run: Run) -> Record:
     """Return what every record has besides numbers: the setting (a dataclass), the training and the device."""
-    return {
-        "setting": asdict(setting),
-        "training": training_record(run),
-        "device": device_name(),
-    }
+    return {"setting": asdict(setting), "training": training_record(run), "device": device_name()}
 
 
 def device_name() -> str:
@@ -227,13 +223,7 @@ def measure(
         sets of "auroc" are the unknown ones and "near" and "far", their averages. With corruptions also
         `{"corrupted": {"1": {metric: [...]}, ..., "all": ...}, "corruption": {name: {"1": {...}}}}`.
     """
-    common: dict[str, Any] = {
-        "bootstrap": bootstrap,
-        "seed": seed,
-        "transform": transform,
-        "name": name,
-        **options,
-    }
+    common: dict[str, Any] = {"bootstrap": bootstrap, "seed": seed, "transform": transform, "name": name, **options}
     scores = None if scores is None else list(scores)
     with as_in_training():
         result = evaluate(members, sets.test, dict(sets.ood), groups=sets.ood_groups, scores=scores, **common)
@@ -242,9 +232,7 @@ def measure(
         "members": [round(n.value, 5) for n in result.numbers if n.member is not None and n.set == "id"],
         "auroc": _by_score(result, "auroc"),
         "fpr95": _by_score(result, "fpr95_ood_positive"),
-        "risk_coverage": {
-            str(n.score): _interval(n) for n in result.numbers if n.metric == "risk_coverage_area"
-        },
+        "risk_coverage": {str(n.score): _interval(n) for n in result.numbers if n.metric == "risk_coverage_area"},
     }
     if corruptions is not None:
         few = (sets.test.x[:corrupted_images], sets.test.y[:corrupted_images])
@@ -286,9 +274,7 @@ def as_in_training() -> AbstractContextManager[Any]:
     return torch.autocast("cuda", torch.bfloat16) if torch.cuda.is_available() else nullcontext()
 
 
-def _metrics(
-    numbers: Iterable[Number], part: str, severity: int | None = None
-) -> dict[str, list[float | None]]:
+def _metrics(numbers: Iterable[Number], part: str, severity: int | None = None) -> dict[str, list[float | None]]:
     return {
         number.metric: _interval(number)
         for number in numbers
@@ -317,9 +303,7 @@ def _corrupted(result: Evaluation) -> Record:
             **{str(level): _metrics(averages, ALL_CORRUPTIONS, level) for level in levels},
             "all": _metrics(averages, ALL_CORRUPTIONS),
         },
-        "corruption": {
-            name: {str(level): _metrics(result.numbers, name, level) for level in levels} for name in names
-        },
+        "corruption": {name: {str(level): _metrics(result.numbers, name, level) for level in levels} for name in names},
     }
 
 

@@ -27,9 +27,7 @@ def with_interval(value: Sequence[float | None] | None) -> str | None:
     middle = f"{value[0]:.{DIGITS}f}"
     low, high = (value[1], value[2]) if len(value) == 3 else (None, None)
     # Spaces that do not break keep a value and its interval on one line.
-    return (
-        middle if low is None or high is None else f"{middle}\u00a0[{low:.{DIGITS}f},\u00a0{high:.{DIGITS}f}]"
-    )
+    return middle if low is None or high is None else f"{middle}\u00a0[{low:.{DIGITS}f},\u00a0{high:.{DIGITS}f}]"
 
 
 def marked(index: int) -> dict[str, Any]:
@@ -124,15 +122,11 @@ def sets_section(sets: ImageSets, arms: Arms, remarks: Sequence[str] = ()) -> Se
     device = sorted({str(record["device"]) for record in arms.done.values() if "device" in record})
     seconds = sum(float(record["arm_seconds"]) for record in arms.done.values())
     text = [
-        f"{len(arms.done)} arms took {seconds / 60:.1f} minutes"
-        + (f" on {', '.join(device)}." if device else "."),
+        f"{len(arms.done)} arms took {seconds / 60:.1f} minutes" + (f" on {', '.join(device)}." if device else "."),
         *remarks,
         *(f"Images: {note}." for note in sets.notes),
     ]
-    blocks: list[Text | Table] = [
-        Text(*text),
-        Table(("set", "part", "images", "remark"), sets.describe(), "Sets"),
-    ]
+    blocks: list[Text | Table] = [Text(*text), Table(("set", "part", "images", "remark"), sets.describe(), "Sets")]
     if arms.not_run:
         blocks.append(Table(("arm", "why"), list(arms.not_run.items()), "Arms that were not run"))
     return Section("What it ran on", *blocks)

@@ -89,13 +89,7 @@ class ImageSets:
 
     def identity(self, *, epochs: int | None, limit: int | None, quick: bool) -> dict[str, object]:
         """Return the settings under which arms are the same arms: others begin anew."""
-        return {
-            "data": self.name,
-            "epochs": epochs,
-            "limit": limit,
-            "quick": quick,
-            "images": len(self.train.x),
-        }
+        return {"data": self.name, "epochs": epochs, "limit": limit, "quick": quick, "images": len(self.train.x)}
 
     def describe(self) -> list[tuple[str, str, int | None, str]]:
         """Return a row for each set: name, what it is, number of images, remark."""
@@ -241,9 +235,7 @@ def _train_files(folder: Path, known: str) -> list[Path]:
     total = max((total for _, total in found.values()), default=0)
     if found and sorted(found) != list(range(1, total + 1)):
         lacking = ", ".join(str(n) for n in range(1, total + 1) if n not in found)
-        raise ValueError(
-            f"The training images of {known} come in {total} parts; {folder} lacks part {lacking}."
-        )
+        raise ValueError(f"The training images of {known} come in {total} parts; {folder} lacks part {lacking}.")
     return [found[number][0] for number in sorted(found)]
 
 
@@ -370,7 +362,6 @@ def normalised(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor
     """Return uint8 images as float32 with these means and deviations, over 255, taken out of their channels."""
     # Filled on the device, not copied to it: a pass that begins with this can be captured on a GPU.
     shift, scale = (
-        torch.cat([x.new_full((1, 1, 1), value, dtype=torch.float32) for value in values])
-        for values in (mean, std)
+        torch.cat([x.new_full((1, 1, 1), value, dtype=torch.float32) for value in values]) for values in (mean, std)
     )
     return (x.float() / 255 - shift) / scale

@@ -141,9 +141,7 @@ class ImageStudy:
         work = replace(work, material=self.prepare(work))
         found = self.do(self.arms(work), output, settings=work.identity, minutes=minutes, only=arms)
         if not found.done:
-            raise ValueError(
-                "No arm was finished: there is nothing to show. Give more minutes, or fewer epochs."
-            )
+            raise ValueError("No arm was finished: there is nothing to show. Give more minutes, or fewer epochs.")
         return self._report(work, found, self.page(work, found))
 
     def _report(self, work: Work, found: Arms, page: Page) -> Path:

@@ -201,9 +201,7 @@ def run_folder(
     }
     identity.update(settings or {})
     outputs = Outputs(options.output)
-    found = run_arms(
-        arms(folder), options.output, settings=identity, minutes=options.minutes, only=options.arms
-    )
+    found = run_arms(arms(folder), options.output, settings=identity, minutes=options.minutes, only=options.arms)
     if not found.done:
         raise ValueError(f"No arm was finished: {'; '.join(f'{k}: {v}' for k, v in found.not_run.items())}.")
     outputs.results({"arms": found.done, "not_run": found.not_run, "settings": identity})

@@ -110,9 +110,7 @@ def _digits(value: float, size: float | None = None) -> str:
     size = abs(value) if size is None else size
     if size >= 1e6:
         return f"{value:.1e}"
-    decimals = next(
-        (decimals for least, decimals in ((100, 0), (10, 2), (0.1, 3), (0.01, 4)) if size >= least), 5
-    )
+    decimals = next((decimals for least, decimals in ((100, 0), (10, 2), (0.1, 3), (0.01, 4)) if size >= least), 5)
     return f"{value:.{decimals}f}"
 
 

@@ -102,9 +102,7 @@ def _dial_claims(scales: Mapping[float, Sequence[Record]], deep: Sequence[Record
     claims.append(Claim.checked(f"Diversity rises with S{words}.", _listed(diversity), rises))
     if not deep:
         return claims
-    best, single, of_deep = (
-        fmean(record[name] for record in deep) for name in ("diversity", "member_ece", "ece")
-    )
+    best, single, of_deep = (fmean(record[name] for record in deep) for name in ("diversity", "member_ece", "ece"))
     most, last = max(diversity.values()), max(error)
     floor = max(record.get("ece_floor", 0.0) for record in deep)
     chance = f"a single network {single:.4f}; by chance alone {floor:.4f}."
@@ -140,10 +138,7 @@ def page(work: Work, found: Arms) -> Page:
     families = in_order(found)
     measured_laws = laws(draws=1000 if work.quick else 5000)
     runs = min(map(len, families.values()))
-    rows = [
-        [name, *(fmean(map(read, records)) for read in NUMBERS.values())]
-        for name, records in families.items()
-    ]
+    rows = [[name, *(fmean(map(read, records)) for read in NUMBERS.values())] for name, records in families.items()]
     return Page(
         mask_claims(families, measured_laws),
         f"Means over {runs} run{'s' if runs > 1 else ''} and all pairs of members are compared as they are. Diversity is the share of "
@@ -156,11 +151,7 @@ def page(work: Work, found: Arms) -> Page:
 
 
 def _sections(
-    outputs: Outputs,
-    work: Work,
-    found: Arms,
-    families: Families,
-    measured_laws: Sequence[Mapping[str, float]],
+    outputs: Outputs, work: Work, found: Arms, families: Families, measured_laws: Sequence[Mapping[str, float]]
 ) -> list[Section]:
     laws_picture = outputs.picture(
         "masksembles_laws",
@@ -308,9 +299,7 @@ def _imagenet_sections(found: Arms, outputs: Outputs) -> tuple[list[Table], list
     columns = ("arm", "accuracy", "mean member", "diversity", "ECE", "ECE of a member")
     rows = [[record[name] for name in names] for record in found.done.values()]
     table = Table(columns, rows, "Validation images")
-    picture = outputs.picture(
-        "masksembles_imagenet", calibration_figure(curves), "accuracy against confidence"
-    )
+    picture = outputs.picture("masksembles_imagenet", calibration_figure(curves), "accuracy against confidence")
     return [table], [Section("Calibration", picture, table)]
 
 

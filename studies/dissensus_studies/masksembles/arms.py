@@ -153,9 +153,7 @@ def make_members(setting: MaskSetting, make: Callable[[], nn.Module], num_member
     if setting.kind == "dropout":
         return MCDropout(with_dropout(net, DROPOUT), num_members, setting.seed)
     assert setting.scale is not None
-    return Masksembles(
-        net, num_members, setting.scale, seed=setting.seed, grow=setting.grow, batches=setting.batches
-    )
+    return Masksembles(net, num_members, setting.scale, seed=setting.seed, grow=setting.grow, batches=setting.batches)
 
 
 def with_dropout(net: nn.Module, rate: float) -> nn.Module:

@@ -71,9 +71,7 @@ def laws_figure(rows: Sequence[Mapping[str, float]]) -> "matplotlib.figure.Figur
             label=f"{num_masks} masks",
         )
         label = f"simulated, {num_masks} masks"
-        right.plot(
-            scales, [row["overlap"] for row in found], marker, color=colour, mfc="none", ms=5, label=label
-        )
+        right.plot(scales, [row["overlap"] for row in found], marker, color=colour, mfc="none", ms=5, label=label)
     right.plot(curve, [masks.expected_iou(s) for s in curve], color=plots.NOTE_COLOUR, label="1 / (2 S - 1)")
     left.set(xlabel="scale S", ylabel="width after trimming", ylim=(0, None))
     right.set(xlabel="scale S", ylabel="intersection over union", ylim=(0, 1.03))
@@ -133,9 +131,7 @@ def calibration_figure(curves: Mapping[str, Mapping[str, Sequence[float]]]) -> "
     left.plot([0, 1], [0, 1], "--", color=plots.NOTE_COLOUR, linewidth=1)
     right.axhline(0, linestyle="--", color=plots.NOTE_COLOUR, linewidth=1)
     for index, (name, curve) in enumerate(curves.items()):
-        confidence, accuracy, weight = (
-            np.array(curve[part]) for part in ("confidence", "accuracy", "weight")
-        )
+        confidence, accuracy, weight = (np.array(curve[part]) for part in ("confidence", "accuracy", "weight"))
         error = float((weight * np.abs(accuracy - confidence)).sum())
         style = {**marked(index), "ms": 4}
         left.plot(confidence, accuracy, **style, label=f"{name} ({error:.4f})")

@@ -186,9 +186,7 @@ def split(table: Table, seed: int) -> Split:
     count = min(TRAINING_ROWS, len(order) * 3 // 4)
     train, test = order[:count], order[count : count + TEST_ROWS]
     x = table.x.iloc[test].reset_index(drop=True)
-    shuffled = pd.DataFrame({name: chance.permutation(x[name].array) for name in x}).astype(
-        x.dtypes.to_dict()
-    )
+    shuffled = pd.DataFrame({name: chance.permutation(x[name].array) for name in x}).astype(x.dtypes.to_dict())
     numbers = [name for name in x if x[name].dtype.kind in "if" and x[name].nunique() > 2]
     wrong = x.astype(dict.fromkeys(numbers, np.float64))
     for row, name in enumerate(chance.choice(numbers, len(x))):
@@ -333,17 +331,14 @@ def _detected(model: Any, parts: Split, score: Callable[[pd.DataFrame], np.ndarr
     for name, way in ways.items():
         known = torch.from_numpy(way(parts.test.x))
         found[name] = {
-            kind: round(float(metrics.auroc(torch.from_numpy(way(x)), known)), 5)
-            for kind, x in parts.unlike.items()
+            kind: round(float(metrics.auroc(torch.from_numpy(way(x)), known)), 5) for kind, x in parts.unlike.items()
         }
     if hasattr(model, "p_values"):
         found["false_alarms"] = round(float(np.mean(model.p_values(parts.test.x) <= 0.05)), 5)
     return found
 
 
-def measure_all(
-    records: Path, data: Path | None, tables: Sequence[str], repeats: int, seed: int
-) -> list[Record]:
+def measure_all(records: Path, data: Path | None, tables: Sequence[str], repeats: int, seed: int) -> list[Record]:
     """Measure what the file has not yet, line by line; return all that it then has."""
     known = read_records(records)
     done = {(line["table"], line["repeat"], line["method"]) for line in known}
@@ -383,12 +378,7 @@ def noted(path: Path, table: str, arm: str, repeat: int, seed: int, parts: Split
 
 
 def run(
-    output: Path,
-    *,
-    quick: bool = False,
-    seed: int = 0,
-    data: Path | None = None,
-    arms: Sequence[str] | None = None,
+    output: Path, *, quick: bool = False, seed: int = 0, data: Path | None = None, arms: Sequence[str] | None = None
 ) -> Path:
     """Measure what `records.jsonl` in the folder has not yet, and write the page.
 

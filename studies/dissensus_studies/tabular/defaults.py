@@ -56,9 +56,7 @@ def _taught(teacher: str, classes: int, seed: int) -> Table:
     if teacher == "network":
         score = np.tanh(x @ chance.normal(size=(10, 20)) / 3) @ chance.normal(size=(20, outputs))
     else:
-        inside = (
-            x[:, chance.integers(0, 10, size=(8, outputs, 2))] > chance.normal(size=(8, outputs, 2))
-        ).all(-1)
+        inside = (x[:, chance.integers(0, 10, size=(8, outputs, 2))] > chance.normal(size=(8, outputs, 2))).all(-1)
         score = (inside * chance.normal(size=(8, outputs))).sum(1)
     score = 3 * score / score.std()
     if classes:
@@ -73,9 +71,7 @@ def _orders(classes: bool, seed: int) -> Table:
     price, count = chance.lognormal(3, 1, rows), chance.poisson(3, rows).astype(np.float64)
     shop, kind, gift = chance.integers(0, 8, rows), chance.integers(0, 3, rows), chance.random(rows) < 0.3
     score = (
-        chance.normal(size=(8, 3))[shop, kind]
-        + 0.7 * (np.log(price) - 3) * np.where(gift, -1, 1)
-        + 0.5 * (count > 4)
+        chance.normal(size=(8, 3))[shop, kind] + 0.7 * (np.log(price) - 3) * np.where(gift, -1, 1) + 0.5 * (count > 4)
     )
     frame = pd.DataFrame(
         {

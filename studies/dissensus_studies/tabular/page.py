@@ -97,18 +97,14 @@ def standing(records: Sequence[Record]) -> str:
             if key in ranks:
                 order = sorted(methods, key=ranks[key].__getitem__)
                 verdict = "**first**" if order[0] == OURS else f"{order.index(OURS) + 1}. behind {order[0]}"
-                rows.append(
-                    [f"{title}, {name}", verdict, f"{ranks[key][OURS]:.2f} of {len(methods)}", str(repeats)]
-                )
+                rows.append([f"{title}, {name}", verdict, f"{ranks[key][OURS]:.2f} of {len(methods)}", str(repeats)])
     return _markdown(["the ensemble by", "place", "mean rank", "seeds"], rows)
 
 
 def _ranked(task: str, lines: Sequence[Record]) -> tuple[list[str], dict[str, dict[str, float]]]:
     """Return the methods, and each one's mean rank by each measure that has a better end."""
     methods = sorted(dict.fromkeys(line["method"] for line in lines), key=lambda method: method != OURS)
-    return methods, {
-        key: _ranks(lines, methods, key) for key, _ in MEASURES[task] if key not in ("covered", "seconds")
-    }
+    return methods, {key: _ranks(lines, methods, key) for key, _ in MEASURES[task] if key not in ("covered", "seconds")}
 
 
 def ranks_figure(records: Sequence[Record]) -> "matplotlib.figure.Figure":
@@ -116,9 +112,7 @@ def ranks_figure(records: Sequence[Record]) -> "matplotlib.figure.Figure":
     from dissensus import plots
 
     figure, axes = plots.panels(columns=2, width=4.6, height=2.9)
-    for ax, (task, title) in zip(
-        axes, (("classes", "classification"), ("numbers", "regression")), strict=True
-    ):
+    for ax, (task, title) in zip(axes, (("classes", "classification"), ("numbers", "regression")), strict=True):
         methods, ranks = _ranked(task, [line for line in records if line["task"] == task])
         names = [name.split(",")[0] for key, name in MEASURES[task] if key in ranks]
         for place, method in enumerate(methods):
@@ -144,9 +138,7 @@ def ranks_figure(records: Sequence[Record]) -> "matplotlib.figure.Figure":
 def _task(task: str, lines: Sequence[Record]) -> str:
     title = {"classes": "Classification", "numbers": "Regression"}[task]
     methods, ranks = _ranked(task, lines)
-    rows = [
-        [method, *(_rank_text(ranks, key, method, lines) for key, _ in MEASURES[task])] for method in methods
-    ]
+    rows = [[method, *(_rank_text(ranks, key, method, lines) for key, _ in MEASURES[task])] for method in methods]
     overview = _markdown(["mean rank, 1 is best", *(name for _, name in MEASURES[task])], rows)
     tables = []
     for key, name in MEASURES[task]:
@@ -158,9 +150,7 @@ def _task(task: str, lines: Sequence[Record]) -> str:
     return "\n\n".join([f"## {title}", overview, _verdict(task, lines, methods, ranks), *tables])
 
 
-def _rank_text(
-    ranks: Mapping[str, Mapping[str, float]], key: str, method: str, lines: Sequence[Record]
-) -> str:
+def _rank_text(ranks: Mapping[str, Mapping[str, float]], key: str, method: str, lines: Sequence[Record]) -> str:
     if key in ranks:
         return f"{ranks[key][method]:.2f}"
     values = [line[key] for line in lines if line["method"] == method]
@@ -171,17 +161,13 @@ def _ranks(lines: Sequence[Record], methods: Sequence[str], key: str) -> dict[st
     """Return each method's mean rank over tables, by its mean over repeats."""
     sign = -1 if key == "auroc" else 1
     tables = dict.fromkeys(line["table"] for line in lines)
-    ranks = [
-        rankdata([sign * _summary(lines, table, method, key).mean for method in methods]) for table in tables
-    ]
+    ranks = [rankdata([sign * _summary(lines, table, method, key).mean for method in methods]) for table in tables]
     return dict(zip(methods, np.mean(ranks, 0).tolist(), strict=True))
 
 
 def _summary(lines: Sequence[Record], table: str, method: str, key: str) -> Summary:
     found = [line[key] for line in lines if line["table"] == table and line["method"] == method]
-    return Summary(
-        tuple(float(np.mean(list(v.values()))) if isinstance(v, dict) else float(v) for v in found)
-    )
+    return Summary(tuple(float(np.mean(list(v.values()))) if isinstance(v, dict) else float(v) for v in found))
 
 
 def _verdict(
@@ -205,9 +191,7 @@ def _verdict(
         for key in ("error", "nll")
     }
     error = MEASURES[task][0][1]
-    likewise = (
-        ": where a table of yours is like those, take `HistGradientBoosting`" if any(better.values()) else ""
-    )
+    likewise = ": where a table of yours is like those, take `HistGradientBoosting`" if any(better.values()) else ""
     return (
         f"By mean rank of {len(methods)} the ensemble is {', '.join(places)}. Boosting has the lower {error} on "
         f"{_listed(better['error'], tables)}, and the lower NLL on {_listed(better['nll'], tables)}{likewise}. It trains faster, and "
@@ -224,17 +208,11 @@ def _detection(records: Sequence[Record]) -> str:
     """Say where the AUROC comes from: the distance to the training rows, or members that disagree."""
     ours = [line for line in records if line["method"] == OURS]
     kinds = list(ours[0]["auroc"])
-    names = {
-        "auroc": "distance to training rows (the alarm)",
-        "auroc_knowledge": "knowledge",
-        "auroc_total": "total",
-    }
+    names = {"auroc": "distance to training rows (the alarm)", "auroc_knowledge": "knowledge", "auroc_total": "total"}
     rows = [_aurocs(name, ours, key) for key, name in names.items()]
     others = dict.fromkeys(line["method"] for line in records if line["method"] != OURS)
     for method in others:
-        rows.append(
-            _aurocs(f"{method}'s own", [line for line in records if line["method"] == method], "auroc")
-        )
+        rows.append(_aurocs(f"{method}'s own", [line for line in records if line["method"] == method], "auroc"))
     alarms = Summary(tuple(line["false_alarms"] for line in ours))
     means = {key: np.mean([list(line[key].values()) for line in ours]) for key in names}
     return f"""## Where the AUROC comes from
