@@ -19,7 +19,7 @@ GPU, CPU = ROOT / "benchmarks" / "records" / "h200.json", ROOT / "benchmarks" / 
 PAGE = ROOT / "docs" / "results" / "speed.md"
 WORDS = Path(__file__).with_name("speed.md")
 OURS, SMALL = "ds.fit, compiled", "20 x 10-30-30-1,"
-TRAINING = ("small-mlps", "heads", "resnet")
+TRAINING = ("small-mlps", "heads", "resnet", "transformers")
 
 
 def load(path: Path) -> tuple[Mapping[str, Any], list[Result]]:
@@ -63,6 +63,8 @@ def aims(results: Sequence[Result]) -> list[list[str]]:
     growth = costs[-1] / costs[0]
     loop, jax = ratio(small, "plain loop"), ratio(small, "JAX vmap + scan")
     wide = ratio("10 x 10-128-128-1", "JAX vmap + scan")
+    bert, vit = ratio("5 BERT-shaped", "plain loop"), ratio("5 ViT", "plain loop")
+    tree = ratio("20 networks of two inputs", "one tensor, compiled", "two inputs, compiled")
     predicted = "bare forward passes"
     scores = ratio("5 ResNet-18, 8192", predicted, "ds.predict_scores")
     tiny = ratio("5 x 64-512-512-10", predicted, "ds.predict_scores")
@@ -93,6 +95,12 @@ def aims(results: Sequence[Result]) -> list[list[str]]:
             f"{scores:.2f} for five ResNet-18, {tiny:.2f} for 5 × 64-512-512-10",
             _reached(min(scores, tiny) >= 0.9, "reached where networks cost something"),
         ],
+        [
+            "five BERT-shaped networks, and five ViT, at least 4 × faster than the loop",
+            f"{bert:.1f} × and {vit:.0f} ×",
+            _reached(min(bert, vit) >= 4),
+        ],
+        ["two inputs as fast as one tensor", f"{tree:.2f} × the speed", _reached(tree >= 0.95)],
         ["as fast as JAX", f"{jax:.2f} for 20 MLPs, {wide:.2f} for 10 wider ones", _reached(min(jax, wide) >= 1)],
     ]
 
@@ -107,7 +115,7 @@ def times_table(results: Sequence[Result], cases: Sequence[str]) -> str:
     for result in results:
         if result["case"] not in cases:
             continue
-        own = [timed["ms"] for name, timed in result["sides"].items() if name.startswith("ds.")]
+        own = [timed["ms"] for name, timed in result["sides"].items() if name.startswith(("ds.", "two inputs"))]
         for place, (name, timed) in enumerate(result["sides"].items()):
             extra = [f"{timed[key]:.3g}" if key in timed else "" for key in ("first_epoch_s", "peak_GB")]
             shown = f"`{name.replace(', ', '`, ', 1)}" if name.startswith("ds.") else name
@@ -138,6 +146,7 @@ def page() -> str:
         f"{about['versions']['torch'].split('+')[0]} with CUDA {about['cuda']}, JAX {about['versions']['jax']}, Python "
         f"{about['python']}; {about['date']}.",
         "training": times_table(gpu, TRAINING),
+        "trees": times_table(gpu, ["two-inputs"]),
         "inference": times_table(gpu, ["inference"]),
         "cpu": f"One thread of an {cpu_about['processor'].replace('(R)', '')}, torch {cpu_about['versions']['torch'].split('+')[0]}, "
         f"Python {cpu_about['python']}, {cpu_about['date']}: of {cpu_about['runs']} quick runs on a "
