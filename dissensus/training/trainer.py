@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -22,13 +22,14 @@ from dissensus.members import Members
 from dissensus.objectives import Objective
 from dissensus.randomness import derive, seeded
 from dissensus.training.checkpoints import CheckpointError, CheckpointFolder, architecture, check_same_run, fingerprint
-from dissensus.training.engines import EngineName, check_engine, choose_engine
+from dissensus.training.engines import EngineName, Recorded, check_engine, choose_engine
 from dissensus.training.feeds import Feed
 from dissensus.training.history import History, Progress, mean_of
 from dissensus.training.mesh import Mesh, MeshStep, check_mesh, training_on
 from dissensus.training.optimizers import Factory, SeparateOptimizers, check_attached, detach, make_optimizer, pack
 from dissensus.training.schedules import AnySchedule, Plateau, factor_table
-from dissensus.training.step import PARTS, Eager, Engine, TrainState, TrainStep
+from dissensus.training.state import PARTS, TrainState
+from dissensus.training.step import TrainStep
 from dissensus.training.validation import NOT_SHOWN, CollusionWatch, Validation, Watch, validate
 
 
@@ -198,8 +199,6 @@ class Trainer:
         self.folder = None if settings.checkpoint_dir is None else CheckpointFolder(settings.checkpoint_dir)
         self.good: dict[str, Tensor] | None = None
         self.state: TrainState
-        # The same dictionary throughout: a running epoch of a loader puts its batches into it.
-        self.data: dict[str, Tensor] = {}
         self.checked_step = self.shared_step = 0
         # Shapes of an example in the order they came: those of padded batches differ.
         self.shapes: list[str] = []
@@ -303,30 +302,13 @@ class Trainer:
         except Exception:
             detach(members, blocks)
             raise
-        kind = TrainStep if settings.mesh is None else partial(MeshStep, mesh=settings.mesh)
-        self.step = kind(
-            members,
-            self.objective,
-            blocks,
-            optimizer,
-            self.feed,
-            self.feed.batch_size,
-            self.total_steps,
-            settings.seed,
-            settings.augment,
-            settings.clip_norm,
-            settings.clip_value,
-            settings.bf16,
-            settings.accumulate,
-            settings.ema,
-        )
+        kind = TrainStep if settings.mesh is None else MeshStep
+        self.step = kind(members, self.objective, blocks, optimizer, self.feed, self.total_steps, settings)
         self.state = self.step.initial_state(factors, self.streams)
         if settings.mesh is not None:
             check_mesh(settings.mesh, members, self.objective, self.step.picks(self.state))
-        self.data.clear()
-        self.data.update(self.state.data)
-        self.state.data = self.data
-        self.engine: Engine | None = None
+        self.engine: Recorded | None = None
+        self.chosen = False
 
     def _left(self, values: Any) -> Any:
         """Return the values of the members that are left, where some were dropped and each has its own."""
@@ -360,10 +342,7 @@ class Trainer:
     def _go_through_data(self, progress: Progress) -> None:
         """Take the steps of one epoch that are left, until patience runs out."""
         result, every = self.result, self.settings.check_every
-        skip = result.step % self.feed.steps_per_epoch
-        if skip == 0:
-            self.data["position"].zero_()
-        sizes = self.feed.epoch(result.epoch, skip, self.data)
+        sizes = self.feed.epoch(result.epoch, result.step % self.feed.steps_per_epoch)
         for size in sizes:
             ahead = self._take_steps(size) - 1
             deque(islice(sizes, ahead), maxlen=0)
@@ -375,26 +354,26 @@ class Trainer:
 
     def _take_steps(self, size: int) -> int:
         """Take one step, or as many as the engine takes at once; return how many."""
-        if self._as_written():
+        engine, taken = None if self._as_written() else self._engine(size), 1
+        if engine is None:
             self.step(self.state, size)
-            self.result.step += 1
-            return 1
-        if self.engine is None:
-            self.engine = self._engine(size)
-            self.result.engine = self.engine.name
-        limit = self.feed.alike(self.result.step % self.feed.steps_per_epoch)
-        if (every := self.settings.check_every) != "epoch":
-            limit = min(limit, every - self.result.step % every)
-        taken = self.engine.take(self.state, size, limit)
+        else:
+            limit = self.feed.alike(self.result.step % self.feed.steps_per_epoch)
+            if (every := self.settings.check_every) != "epoch":
+                limit = min(limit, every - self.result.step % every)
+            taken = engine.take(self.state, size, limit)
         self.result.step += taken
         return taken
 
-    def _engine(self, size: int) -> Engine:
+    def _engine(self, size: int) -> Recorded | None:
+        """Return what executes steps other than as they are written, chosen when first asked for."""
         settings, asked = self.settings, self.result.engine or self.settings.engine
-        if asked == "eager" and settings.concurrent_members is None:
-            return Eager(self.step)
-        left = self.total_steps - self.result.step
-        return choose_engine(asked, self.step, self.state, size, left, settings.concurrent_members)
+        if not self.chosen:
+            if asked != "eager" or settings.concurrent_members is not None:
+                left = self.total_steps - self.result.step
+                self.engine = choose_engine(asked, self.step, self.state, size, left, settings.concurrent_members)
+            self.chosen, self.result.engine = True, "eager" if self.engine is None else self.engine.name
+        return self.engine
 
     def _as_written(self) -> bool:
         """Whether the step is taken eagerly, whatever the engine: the first one with examples of a shape, and all those beyond many shapes.
@@ -404,7 +383,7 @@ class Trainer:
         """
         if self.settings.concurrent_members is not None:
             return False
-        shape = " ".join(str(list(t.shape[1:])) for name, t in self.data.items() if name.startswith("batch."))
+        shape = " ".join(str(list(self.feed.tensors[name].shape[1:])) for name in self.feed.placed)
         known = shape in self.shapes
         if not known:
             self.shapes.append(shape)
@@ -530,10 +509,12 @@ class Trainer:
         if self.settings.mesh is not None:  # those that are left are spread anew
             others = tuple(part for part in PARTS if part != "optimizer")
             self.settings.mesh.share(self.state.saved(without=others), self.members)
-        old_state, old_blocks = replace(self.state, data=dict(self.data)), self.step.blocks
+        old_state, old_blocks = self.state, self.step.blocks
         self.members.keep_members(keep)
         self.feed.keep_members(keep)
         self._build()
+        for name, total in old_state.sums.items():
+            self.step.make_sum(self.state, name, total[keep].shape if total.ndim else ())
         self.state.carry_over(old_state, old_blocks, keep)
         # The best so far was the best of other members too: the search begins again.
         self.good, self.watch = None, Watch(self.watch.name)
@@ -679,12 +660,14 @@ class Trainer:
     def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Go on from what `_tensors` and `_save` wrote."""
         separate, good = _taken_out(tensors, "separate."), _taken_out(tensors, "good.")
+        for name, tensor in tensors.items():
+            if name.startswith("sums."):
+                self.step.make_sum(self.state, name.removeprefix("sums."), tensor.shape)
         if (stranger := self.state.load(tensors)) is not None:
             raise CheckpointError(
                 f"The checkpoint in {self.settings.checkpoint_dir} was written by another version of dissensus, which laid "
                 f"tensors out differently ({stranger}). Begin again in another folder, or go on with that version."
             )
-        self.data["position"].fill_(facts["step"] % self.feed.steps_per_epoch)
         if isinstance(self.step.optimizer, SeparateOptimizers):
             self.step.optimizer.load(separate)
         self.good = {name: t.to(self.state.index.device) for name, t in good.items()} or None
