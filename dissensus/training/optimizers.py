@@ -15,13 +15,6 @@ from dissensus.members import Members
 from dissensus.randomness import Noise, derive
 from dissensus.training.step import ALIGNMENT, SGD, Adam, AdamW, Block, RowOptimizer, Rule
 
-
-def _columns_of(parameter: Tensor, rows: int, shape: torch.Size) -> Tensor:
-    """Return a parameter as `(rows, columns)`, in the order in which `_shaped` reads it."""
-    values = parameter.detach()
-    return (values.movedim(-3, -1) if len(shape) == 4 else values).reshape(rows, -1)
-
-
 # Bytes of a member's row of parameters. A gradient is put together from those of a row's parameters, which takes twice their
 # memory while it is done: with one row for everything that would be the most memory that training takes.
 ROW_BYTES = 8 * 2**20
@@ -31,15 +24,12 @@ def _groups(parameters: Mapping[str, nn.Parameter], count: int) -> list[dict[str
     """Return parameters of one dtype each, in order, as few groups as keep rows short; `count` is the number of rows."""
     groups: list[dict[str, nn.Parameter]] = []
     for dtype in dict.fromkeys(p.dtype for p in parameters.values()):
-        group: dict[str, nn.Parameter] = {}
+        groups.append({})
         for name, parameter in parameters.items():
-            if parameter.dtype != dtype:
-                continue
-            if group and sum(p.nbytes for p in (*group.values(), parameter)) > count * ROW_BYTES:
-                groups.append(group)
-                group = {}
-            group[name] = parameter
-        groups.append(group)
+            if parameter.dtype == dtype:
+                if groups[-1] and sum(p.nbytes for p in (*groups[-1].values(), parameter)) > count * ROW_BYTES:
+                    groups.append({})
+                groups[-1][name] = parameter
     return groups
 
 
@@ -52,27 +42,25 @@ def pack(members: Members) -> list[Block]:
         for chosen in _groups(trainable, len(rows) if stacked and rows is not None else 1):
             block = _packed(chosen, rows, stacked)
             blocks.append(block)
-            attach(members, block)
+            for name, view in block.unpack(block.flat).items():
+                members.get_parameter(name).data = view
     if not blocks:
         raise ValueError("There is nothing to train: no parameter of the ensemble requires a gradient.")
     return blocks
 
 
 def _packed(parameters: Mapping[str, nn.Parameter], rows: Sequence[int] | None, stacked: bool) -> Block:
-    """Return parameters of one dtype as a block of so many rows."""
-    values = list(parameters.values())
+    """Return parameters of one dtype as a block of so many rows; `Block.unpack` reads them in the same order."""
+    values = [parameter.detach() for parameter in parameters.values()]
     count = len(values[0]) if stacked else 1
     shapes = tuple(p.shape[1:] if stacked else p.shape for p in values)
-    columns = [_columns_of(p, count, shape) for p, shape in zip(values, shapes, strict=True)]
+    columns = [
+        (p.movedim(-3, -1) if len(shape) == 4 else p).reshape(count, -1)
+        for p, shape in zip(values, shapes, strict=True)
+    ]
     padding = columns[0].new_zeros(count, -sum(c.shape[1] for c in columns) % ALIGNMENT)
     flat = torch.cat([*columns, padding], dim=1).contiguous()
     return Block(tuple(parameters), shapes, stacked, None if rows is None else tuple(rows), flat)
-
-
-def attach(members: nn.Module, block: Block) -> None:
-    """Make the registered parameters views of the block."""
-    for name, view in block.unpack(block.flat).items():
-        members.get_parameter(name).data = view
 
 
 def detach(members: nn.Module, blocks: Sequence[Block]) -> None:
@@ -100,12 +88,7 @@ def check_attached(members: nn.Module, blocks: Sequence[Block]) -> None:
 
 
 RULES: Mapping[str, type[Rule]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
-TORCH_RULES: Mapping[type[Optimizer], type[Rule]] = {
-    torch.optim.SGD: SGD,
-    torch.optim.Adam: Adam,
-    torch.optim.AdamW: AdamW,
-}
-DEFAULT_DECAY: Mapping[type[Rule], float] = {SGD: 0.0, Adam: 0.0, AdamW: 1e-2}
+TORCH_RULES = {torch.optim.SGD: SGD, torch.optim.Adam: Adam, torch.optim.AdamW: AdamW}
 
 Factory = Callable[[Iterable[tuple[str, nn.Parameter]]], Optimizer]
 
@@ -194,14 +177,14 @@ def make_optimizer(
     has_complex = any(block.flat.is_complex() for block in blocks)
     if isinstance(optimizer, str):
         rule = _named_rule(optimizer, options)
-        decay = DEFAULT_DECAY[type(rule)] if weight_decay is None else weight_decay
+        decay = rule.default_decay if weight_decay is None else weight_decay
         decays = per_member(decay, num_members, "weight_decay", blocks)
         if has_complex:
             raise ValueError(
                 "Complex parameters train with a torch optimizer class, such as optimizer=torch.optim.Adam; got the name "
                 f"{optimizer!r}."
             )
-        return RowOptimizer(rule, blocks, rates, decays, [None] * len(blocks))
+        return RowOptimizer(rule, blocks, rates, decays)
     factory = _factory_of(optimizer, lr, weight_decay, options)
     trial = factory(_plain_names(_leaves(blocks[0], 0)))
     if not isinstance(trial, Optimizer):
@@ -256,35 +239,26 @@ def _factory_of(
 
 
 def _row_rule(optimizer: Optimizer) -> Rule | None:
-    """Return the row-wise rule that is this torch optimizer, None if there is none."""
-    rules = [_rule_of(type(optimizer), group) for group in optimizer.param_groups]
+    """Return the row-wise rule that is this torch optimizer with all its groups of parameters, None if there is none."""
+    kind, groups, rules = TORCH_RULES.get(type(optimizer)), optimizer.param_groups, []
+    if kind is None or any(group.get("amsgrad") or group.get("maximize") for group in groups):
+        return None
+    for group in groups:
+        rule = AdamW if kind is Adam and group.get("decoupled_weight_decay") else kind
+        rules.append(rule(**{f.name: group[f.name] for f in fields(rule)}))
     return rules[0] if all(rule == rules[0] for rule in rules) else None
 
 
-def _rule_of(optimizer: type[Optimizer], group: Mapping[str, Any]) -> Rule | None:
-    """Return the row-wise rule of one group of parameters."""
-    kind = TORCH_RULES.get(optimizer)
-    if kind is None or group.get("amsgrad") or group.get("maximize"):
-        return None
-    if kind is Adam and group.get("decoupled_weight_decay"):
-        kind = AdamW
-    return kind(**{f.name: group[f.name] for f in fields(kind)})
-
-
-def _columns(factory: Factory, block: Block) -> tuple[Tensor, Tensor]:
+def _columns(factory: Factory, block: Block) -> dict[str, Tensor]:
     """Return learning rate and decay of every column, from the groups that the factory makes of one member."""
     row = _leaves(block, 0)
-    optimizer = factory(_plain_names(row))
-    group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-    sizes = torch.tensor(block.sizes)
-    found = []
-    for key in ("lr", "weight_decay"):
-        values = torch.tensor(
-            [float(group_of[id(p)][key]) if id(p) in group_of else 0.0 for p in row.values()], dtype=torch.float64
-        )
-        columns = F.pad(values.repeat_interleave(sizes), (0, block.padding))
-        found.append(columns.to(block.flat.device)[None])
-    return found[0], found[1]
+    group_of = {id(p): group for group in factory(_plain_names(row)).param_groups for p in group["params"]}
+    found = {}
+    for name, key in (("column_lr", "lr"), ("column_decay", "weight_decay")):
+        numbers = [float(group_of[id(p)][key]) if id(p) in group_of else 0.0 for p in row.values()]
+        columns = torch.tensor(numbers, dtype=torch.float64).repeat_interleave(torch.tensor(block.sizes))
+        found[name] = F.pad(columns, (0, block.padding)).to(block.flat.device)[None]
+    return found
 
 
 def per_member(value: float | Sequence[float], count: int, name: str, blocks: Sequence[Block]) -> list[float]:

@@ -462,6 +462,7 @@ class Rule(ABC):
     """An elementwise update, the same arithmetic as torch's optimizer of that name, on `(rows, columns)`."""
 
     slots: ClassVar[tuple[str, ...]]
+    default_decay: ClassVar[float] = 0.0
 
     @abstractmethod
     def update(self, values: Tensor, slots: Slots, given: Given) -> None:
@@ -551,6 +552,7 @@ class AdamW(Adam):
     """Adam with decoupled decay, as `torch.optim.AdamW`."""
 
     decoupled: ClassVar[bool] = True
+    default_decay: ClassVar[float] = 1e-2
 
 
 def _once_a_row(numbers: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
@@ -570,10 +572,11 @@ class RowOptimizer:
         blocks: Sequence[Block],
         lr: Sequence[float],
         decay: Sequence[float],
-        columns: Sequence[tuple[Tensor, Tensor] | None],
+        columns: Sequence[dict[str, Tensor]] | None = None,
     ) -> None:
         self.rule, self.blocks = rule, blocks
-        self.decays = any(decay) or any(groups is not None and bool(groups[1].any()) for groups in columns)
+        self.columns = list(columns or [{} for _ in blocks])
+        self.decays = any(decay) or any(bool(groups["column_decay"].any()) for groups in self.columns if groups)
         self.slots = () if isinstance(rule, SGD) and not rule.momentum else rule.slots
         self.tensors = [
             {
@@ -583,9 +586,6 @@ class RowOptimizer:
                 "decay": _rows(decay, block),
             }
             for block in blocks
-        ]
-        self.columns = [
-            {} if groups is None else {"column_lr": groups[0], "column_decay": groups[1]} for groups in columns
         ]
 
     def update(
