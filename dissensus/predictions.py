@@ -58,14 +58,10 @@ def predict(
         >>> predict(ens, torch.zeros(10, 3)).shape
         torch.Size([5, 10, 2])
     """
-    members, batch_size = as_members(members), whole_number("batch_size", batch_size, 1)
-    if device is not None:
-        members.to(device_named(device))
     if outputs not in ("scored", "all"):
         raise ValueError(f"`outputs` must be 'scored' or 'all'; got {outputs!r}.")
-    given: Inputs = as_data(x, "x", targets=False)
-    home = given.device if isinstance(given, Tensor) else torch.device("cpu")
-    reader = explained(members.reader(given), members)
+    given, home, reader = _opened(members, x, device)
+    batch_size = whole_number("batch_size", batch_size, 1)
     run = Captured(reader, members, f"{outputs} outputs", num_batches(given, batch_size))
     # Seeded: loaders, and members that draw even in evaluation, would move the global generators.
     with evaluation_mode(members), seeded(0), members.returning_all(outputs == "all"):
@@ -118,11 +114,7 @@ def predict_scores(
     if not chosen:
         raise ValueError("`names` must name at least one score; leave it out for all of them.")
     shares = as_weights(weights, members.num_members)
-    if device is not None:
-        members.to(device_named(device))
-    given: Inputs = as_data(x, "x", targets=False)
-    home = given.device if isinstance(given, Tensor) else torch.device("cpu")
-    reader = explained(members.reader(given), members)
+    given, home, reader = _opened(members, x, device)
 
     def work(batch: Batch) -> tuple[Tensor, Tensor]:
         outputs = reader(batch)
@@ -148,6 +140,18 @@ def predict_scores(
         row = int((~scores.isfinite()).any(0).nonzero()[0, 0])
         raise ValueError(f"Outputs must be finite; those for input {row} are not. Leave such inputs out.")
     return dict(zip(chosen, scores, strict=True))
+
+
+def _opened(
+    members: Members, x: Inputs | str | Path | Loaded, device: str | torch.device | None
+) -> tuple[Inputs, torch.device, Callable[[Any], Tensor]]:
+    """Return what to read, the device that results go to, and what of the ensemble, moved to its device, runs on it."""
+    members = as_members(members)
+    if device is not None:
+        members.to(device_named(device))
+    given: Inputs = as_data(x, "x", targets=False)
+    home = given.device if isinstance(given, Tensor) else torch.device("cpu")
+    return given, home, explained(members.reader(given), members)
 
 
 def _of_rows(result: Any, batch: Batch) -> Any:

@@ -11,8 +11,8 @@ from training_helpers import net, norm_net, x, y
 import dissensus as ds
 from dissensus import objectives as obj
 from dissensus.data import augment
-from dissensus.training import engines, step
-from dissensus.training.engines import ByMember, why_not_by_member
+from dissensus.training import engines
+from dissensus.training.engines import why_not_by_member
 
 images = torch.randn(40, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 labels = torch.arange(40) % 3
@@ -53,11 +53,11 @@ def test_a_program_for_each_member_is_the_same_step(monkeypatch, objective, batc
     whole, apart = ds.DeepEnsemble(conv_net, 3).double(), ds.DeepEnsemble(conv_net, 3).double()
     run = ds.fit(whole, (images.double(), labels), **settings)
 
-    def plan(train_step, state, concurrent):
+    def form(train_step, state, concurrent):
         assert why_not_by_member(train_step, state) is None
-        return ByMember
+        return "by member"
 
-    monkeypatch.setattr(engines, "plan_of", plan)
+    monkeypatch.setattr(engines, "form_of", form)
     settings["engine"] = "captured"
     other = ds.fit(apart, (images.double(), labels), **settings)
     torch.testing.assert_close(ds.predict(apart, images.double()), ds.predict(whole, images.double()))
@@ -109,16 +109,13 @@ def test_auto_runs_short_trainings_eagerly_and_long_ones_captured():
 
 
 def test_compiling_is_a_rule_of_steps_and_work():
-    class Plan(engines.Whole):
-        def __init__(self, operations, work):
-            self.size, self.state = (operations, work), SimpleNamespace(index=torch.zeros(()))
-
-        work = property(lambda self: self.size)
+    def replay(operations, work):
+        return SimpleNamespace(work=(operations, work), units=[()], state=SimpleNamespace(index=torch.zeros(())))
 
     # An MLP's step takes half a millisecond and compiling it eight seconds.
-    assert [engines.compiling_pays(Plan(100, 1e5), steps) for steps in (10_000, 100_000)] == [False, True]
+    assert [engines.compiling_pays(replay(100, 1e5), steps) for steps in (10_000, 100_000)] == [False, True]
     # A step of ten seconds of arithmetic repays at once.
-    assert engines.compiling_pays(Plan(1500, 2e11), 20)
+    assert engines.compiling_pays(replay(1500, 2e11), 20)
 
 
 def test_auto_compiles_where_it_pays_and_not_the_smaller_last_batch(monkeypatch):
@@ -204,11 +201,10 @@ def test_steps_taken_several_at_once_are_the_same_steps(monkeypatch, every):
         return taken
 
     runs = []
-    for several in (False, True):
-        if several:
-            monkeypatch.setattr(step.Eager, "take", take)
+    monkeypatch.setattr(engines.Recorded, "take", take)
+    for engine in ("eager", "captured"):
         ens = ds.DeepEnsemble(net, 2)
-        run = ds.fit(ens, (x, y), epochs=3, batch_size=7, engine="eager", check_every=every)
+        run = ds.fit(ens, (x, y), epochs=3, batch_size=7, engine=engine, check_every=every)
         runs.append((run.step, run.history["loss"], ds.predict(ens, x)))
     assert max(limits) > 2
     assert runs[0][:2] == runs[1][:2]

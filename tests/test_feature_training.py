@@ -15,6 +15,7 @@ from dissensus import objectives as obj
 from dissensus.data.augment import GaussianNoise
 from dissensus.training import feeds
 from dissensus.training.feeds import FeatureFeed, MappedFeed, fits
+from dissensus.training.step import read_batch
 
 NOISE = GaussianNoise(0.1)
 
@@ -103,13 +104,12 @@ def orders(feed, epochs):
     """The rows that a feed gives, epoch by epoch; targets hold their numbers."""
     seen = []
     for number in range(epochs):
-        state = dict(feed.tensors) | {"position": torch.zeros((), dtype=torch.int64)}
         rows = []
-        for size in feed.epoch(number, 0, state):
-            batch_x, batch_y, _ = feed.batch(state, size)
+        for size in feed.epoch(number, 0):
+            batch_x, batch_y, _ = read_batch(feed, feed.tensors, size)
             assert torch.equal(batch_x[..., 0], batch_y.float())
             rows.append(batch_y)
-            state["position"].add_(1)
+            feed.tensors["position"].add_(1)
         seen.append(torch.cat(rows, -1))
     return seen
 
@@ -175,8 +175,7 @@ class TestOrder:
     def test_a_resumed_epoch_skips_what_was_seen(self, tmp_path):
         feed = streamed(numbered(tmp_path))
         (whole,) = orders(feed, 1)
-        state: dict = {}
-        rows = [feed.batch(state, size)[1] for size in feed.epoch(0, 4, state)]
+        rows = [read_batch(feed, feed.tensors, size)[1] for size in feed.epoch(0, 4)]
         assert torch.equal(torch.cat(rows), whole[40:])
 
     def test_the_smaller_last_batch_can_be_dropped(self, tmp_path):
@@ -192,11 +191,11 @@ class TestOrder:
 
         object.__setattr__(feed.cached, "spans", broken)
         with pytest.raises(OSError, match="the disk is gone"):
-            list(feed.epoch(0, 0, {}))
+            list(feed.epoch(0, 0))
 
     def test_the_thread_ends_when_training_does(self, tmp_path):
         feed = streamed(numbered(tmp_path))
-        epoch = feed.epoch(0, 0, {})
+        epoch = feed.epoch(0, 0)
         next(epoch)
         assert any(thread.name.startswith("dissensus data") for thread in threading.enumerate())
         epoch.close()

@@ -15,6 +15,7 @@ from dissensus import objectives as obj
 from dissensus.data.augment import GaussianNoise
 from dissensus.training import feeds
 from dissensus.training.feeds import ArrayFeed, HostFeed, lives_on
+from dissensus.training.step import read_batch
 
 CPU = torch.device("cpu")
 
@@ -123,28 +124,24 @@ def test_batches_come_in_the_order_of_arrays_on_the_device(own, threads):
     rows = torch.arange(103)
     there = ArrayFeed((rows[:, None].float(), rows, None), 10, here.order_keys, own)
     assert (here.identity(), here.steps_per_epoch) == (there.identity(), there.steps_per_epoch)
-    states = [dict(f.tensors) | {"position": torch.zeros((), dtype=torch.int64)} for f in (here, there)]
     for number in range(2):
-        states[1]["position"].zero_()
-        for sizes in zip(*(f.epoch(number, 0, s) for f, s in zip((here, there), states, strict=True)), strict=True):
-            got, want = (f.batch(s, sizes[0]) for f, s in zip((here, there), states, strict=True))
+        for sizes in zip(*(f.epoch(number, 0) for f in (here, there)), strict=True):
+            got, want = (read_batch(f, f.tensors, sizes[0]) for f in (here, there))
             assert sizes[0] == sizes[1]
             assert torch.equal(got[0], want[0])
             assert torch.equal(got[1], want[1])
-            states[1]["position"].add_(1)
+            there.tensors["position"].add_(1)
 
 
 def test_an_epoch_can_begin_in_the_middle():
     source = feed()
-    state = dict(source.tensors)
-    whole = [source.batch(state, size)[1] for size in source.epoch(1, 0, state)]
-    rest = [source.batch(state, size)[1] for size in source.epoch(1, 4, state)]
+    whole, rest = ([read_batch(source, source.tensors, size)[1] for size in source.epoch(1, skip)] for skip in (0, 4))
     assert all(torch.equal(a, b) for a, b in zip(whole[4:], rest, strict=True))
 
 
 def test_threads_are_ahead_of_training_and_end_with_it():
     source = feed()
-    epoch = source.epoch(0, 0, dict(source.tensors))
+    epoch = source.epoch(0, 0)
     next(epoch)
     assert any(thread.name.startswith("dissensus data") for thread in threading.enumerate())
     epoch.close()
@@ -159,7 +156,7 @@ def test_data_that_cannot_be_read_stops_training_with_its_error():
     source = feed()
     source.leaves = (source.leaves[0].as_subclass(Broken), *source.leaves[1:])
     with pytest.raises(OSError, match="the disk is gone"):
-        list(source.epoch(0, 0, dict(source.tensors)))
+        list(source.epoch(0, 0))
 
 
 class TestRoom:

@@ -11,6 +11,7 @@ from training_helpers import net, norm_net, x, y
 
 import dissensus as ds
 from dissensus.training.feeds import DatasetFeed, LoaderFeed, prefetched
+from dissensus.training.step import read_batch
 
 CPU = torch.device("cpu")
 
@@ -28,8 +29,7 @@ class Noisy(Dataset):
 def epochs(feed, count=3, skip=0):
     found = []
     for number in range(count):
-        state: dict = {}
-        found.append(torch.cat([feed.batch(state, size)[0] for size in feed.epoch(number, skip, state)]))
+        found.append(torch.cat([read_batch(feed, feed.tensors, size)[0] for size in feed.epoch(number, skip)]))
     return found
 
 
@@ -57,7 +57,7 @@ def test_no_process_is_left_behind():
 
 def test_a_loader_with_processes_is_read_ahead_by_a_thread():
     loader = DataLoader(Noisy(), batch_size=8, shuffle=True, num_workers=1)
-    epoch = LoaderFeed(loader, 0, CPU).epoch(0, 0, {})
+    epoch = LoaderFeed(loader, 0, CPU).epoch(0, 0)
     before = torch.get_rng_state()
     next(epoch)
     assert any(thread.name.startswith("dissensus data") for thread in threading.enumerate())

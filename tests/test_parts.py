@@ -9,7 +9,6 @@ from dissensus import objectives as obj
 from dissensus.data import augment
 from dissensus.engines.trace import split_at_last_input
 from dissensus.training import engines
-from dissensus.training.engines import InParts, Whole
 
 images = torch.randn(40, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 labels = torch.arange(40) % 3
@@ -28,7 +27,7 @@ def conv_net() -> nn.Module:
 
 
 def trained(objective, engine, kind, monkeypatch, dtype=torch.float64):
-    monkeypatch.setattr(engines, "plan_of", lambda *_: kind)
+    monkeypatch.setattr(engines, "form_of", lambda *_: kind)
     ens = ds.DeepEnsemble(conv_net, 3).to(dtype)
     run = ds.fit(
         ens,
@@ -53,8 +52,8 @@ def trained(objective, engine, kind, monkeypatch, dtype=torch.float64):
     ids=["joint", "joint with dropped members", "independent"],
 )
 def test_a_step_in_parts_is_the_whole_step(objective, monkeypatch):
-    whole, one = trained(objective, "eager", Whole, monkeypatch)
-    parts, other = trained(objective, "captured", InParts, monkeypatch)
+    whole, one = trained(objective, "eager", "whole", monkeypatch)
+    parts, other = trained(objective, "captured", "in parts", monkeypatch)
     assert other.engine == "captured"
     torch.testing.assert_close(ds.predict(parts, images.double()), ds.predict(whole, images.double()))
     for column in one.history.columns:
@@ -66,25 +65,25 @@ def test_a_step_in_parts_is_the_whole_step(objective, monkeypatch):
 
 @pytest.mark.slow
 def test_compiled_parts_are_the_same_step(monkeypatch):
-    whole, _ = trained(obj.Joint(0.7), "eager", Whole, monkeypatch, torch.float32)
-    parts, _ = trained(obj.Joint(0.7), "compiled", InParts, monkeypatch, torch.float32)
+    whole, _ = trained(obj.Joint(0.7), "eager", "whole", monkeypatch, torch.float32)
+    parts, _ = trained(obj.Joint(0.7), "compiled", "in parts", monkeypatch, torch.float32)
     torch.testing.assert_close(ds.predict(parts, images), ds.predict(whole, images), rtol=1e-4, atol=1e-5)
 
 
 def test_members_that_convolve_and_are_compared_run_in_parts_where_they_are_faster_apart(monkeypatch):
     kinds = []
-    real = engines.plan_of
+    real = engines.form_of
 
     def watched(*args):
         kinds.append(real(*args))
         return kinds[-1]
 
-    monkeypatch.setattr(engines, "plan_of", watched)
+    monkeypatch.setattr(engines, "form_of", watched)
     monkeypatch.setattr(ds.DeepEnsemble, "faster_apart", True)
     ds.fit(ds.DeepEnsemble(conv_net, 2), (images, labels), objective=obj.Joint(0.5), epochs=2, engine="captured")
     ds.fit(ds.DeepEnsemble(conv_net, 2), (images, labels), objective=obj.Adversarial(obj.Joint(0.5), 0.1), epochs=2,
            engine="captured")  # fmt: skip
-    assert kinds == [InParts, Whole]
+    assert kinds == ["in parts", "whole"]
 
 
 def test_a_program_splits_where_its_last_input_is_first_used():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dissensus.engines import row_updates
-from dissensus.training.optimizers import SGD, Adam, AdamW, Given, Rule
+from dissensus.training.step import SGD, Adam, AdamW, Given, Rule
 
 ROWS = torch.tensor([4, 1])
 RULES = {"sgd": SGD(momentum=0.9), "adam": Adam(), "adamw": AdamW(betas=(0.5, 0.9), eps=1e-3)}

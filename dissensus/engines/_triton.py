@@ -5,32 +5,11 @@ import triton
 import triton.language as tl
 
 
+# fmt: off
 @triton.jit
-def adam_rows_kernel(
-    values,
-    first,
-    second,
-    part0,
-    part1,
-    part2,
-    part3,
-    size0,
-    size1,
-    size2,
-    size3,
-    start,
-    rows,
-    kept,
-    decay,
-    rate,
-    floor,
-    columns,
-    beta1: tl.float32,
-    beta2: tl.float32,
-    KEEPS: tl.constexpr,
-    DECAYS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+def adam_rows_kernel(values, first, second, part0, part1, part2, part3, size0, size1, size2, size3, start, rows,
+                     kept, decay, rate, floor, columns, beta1: tl.float32, beta2: tl.float32,
+                     KEEPS: tl.constexpr, DECAYS: tl.constexpr, BLOCK: tl.constexpr):
     """Take a step of Adam on a stretch of one row; see `row_updates.update_by_adam`.
 
     The gradient is in up to four parts, of columns from `start` on; a program's stretch lies in one of them. Each branch does all
@@ -46,7 +25,6 @@ def adam_rows_kernel(
     end0 = tl.cdiv(size0, BLOCK)
     end1 = end0 + tl.cdiv(size1, BLOCK)
     end2 = end1 + tl.cdiv(size2, BLOCK)
-    # fmt: off
     if stretch < end0:
         _adam(values, first, second, part0, size0, row, stretch,
               place, keep, share, scale, least, beta1, beta2, KEEPS, DECAYS, BLOCK)
@@ -59,29 +37,11 @@ def adam_rows_kernel(
     else:
         _adam(values, first, second, part3, size3, row + size0 + size1 + size2, stretch - end2,
               place, keep, share, scale, least, beta1, beta2, KEEPS, DECAYS, BLOCK)
-    # fmt: on
 
 
 @triton.jit
-def _adam(
-    values,
-    first,
-    second,
-    gradient,
-    size,
-    row,
-    stretch,
-    place,
-    keep,
-    share,
-    scale,
-    least,
-    beta1,
-    beta2,
-    KEEPS: tl.constexpr,
-    DECAYS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+def _adam(values, first, second, gradient, size, row, stretch, place, keep, share, scale, least, beta1, beta2,
+          KEEPS: tl.constexpr, DECAYS: tl.constexpr, BLOCK: tl.constexpr):
     """Update a stretch of the columns that one part of the gradient is of, the first of them at `row`."""
     column = stretch * BLOCK + tl.arange(0, BLOCK)
     inside = column < size

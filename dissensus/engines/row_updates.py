@@ -58,28 +58,11 @@ def update_by_adam(
         sizes = [part.shape[1] for part in four]
         blocks = sum(-(-size // _BLOCK) for size in sizes)
         missing = 4 - len(four)
-        _kernel()[(len(rows), blocks)](
-            values,
-            first,
-            second,
-            *four,
-            *[four[0]] * missing,
-            *sizes,
-            *[0] * missing,
-            start,
-            rows.contiguous(),
-            rate if kept is None else kept.contiguous(),
-            rate if decay is None else decay.contiguous(),
-            rate.contiguous(),
-            floor.contiguous(),
-            columns,
-            beta1,
-            beta2,
-            KEEPS=kept is not None,
-            DECAYS=decay is not None,
-            BLOCK=_BLOCK,
-            num_warps=4,
-        )
+        pointers = [values, first, second, *four, *[four[0]] * missing]
+        factors = [rate if factor is None else factor.contiguous() for factor in (kept, decay, rate, floor)]
+        numbers = [*sizes, *[0] * missing, start, rows.contiguous(), *factors, columns, beta1, beta2]
+        flags = {"KEEPS": kept is not None, "DECAYS": decay is not None, "BLOCK": _BLOCK}
+        _kernel()[len(rows), blocks](*pointers, *numbers, **flags, num_warps=4)
         start += sum(sizes)
     assert start <= columns
 

@@ -330,20 +330,9 @@ def take_out_counters(program: GraphModule, names: list[str]) -> dict[str, int]:
 
 
 def _is_view(node: Node) -> bool:
-    """Whether an operation only looks at its input another way. Looked up when needed: torch loads operators by and by."""
-    aten = torch.ops.aten
-    return node.target in (
-        operator.getitem,
-        aten.split_with_sizes.default,
-        aten.view.default,
-        aten._unsafe_view.default,
-        aten.permute.default,
-        aten.transpose.int,
-        aten.t.default,
-        aten.select.int,
-        aten.squeeze.dim,
-        aten.unsqueeze.default,
-    )
+    """Whether an operation only looks at its input another way."""
+    looks = getattr(node.target, "is_view", False) or node.target is aten._unsafe_view.default
+    return looks or node.target is operator.getitem
 
 
 def split_at_last_input(program: GraphModule) -> tuple[GraphModule, GraphModule]:

@@ -41,7 +41,7 @@ class CheckpointFolder:
 
     def exists(self, kind: str = "last") -> bool:
         """Whether there is a checkpoint of this kind, whole or not."""
-        return bool(self._paths(kind)) or self._old(kind)
+        return bool(self._paths(kind))
 
     def save(
         self,
@@ -82,10 +82,6 @@ class CheckpointFolder:
                 return tensors, facts, " ".join(problems) or None
             except CheckpointError as problem:
                 problems.append(str(problem))
-        if self._old(kind):
-            problems.append(
-                "It was written by an earlier version of dissensus, whose checkpoints this one does not read."
-            )
         raise CheckpointError(
             f"No usable checkpoint in {self.folder}: {' '.join(problems) or 'there is none.'} "
             "To start again, move or delete the folder."
@@ -112,20 +108,9 @@ class CheckpointFolder:
             if name not in kept and name < newest:
                 block.unlink(missing_ok=True)
 
-    def _old(self, kind: str) -> bool:
-        """Whether there is a checkpoint of an earlier format: a list of them, or one file with its digest in the header."""
-        return (self.folder / f"{kind}.json").exists() or any(
-            _begins_with_digest(path) for path in self.folder.glob(f"{kind}-*.safetensors")
-        )
-
 
 def _block(name: str, place: int, count: int) -> str:
     return f"{name}{'' if count == 1 else f'-{place}-of-{count}'}.safetensors"
-
-
-def _begins_with_digest(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(64)[8:].startswith(b'{"__metadata__":{"sha256"')
 
 
 def _digest(body: Mapping[str, Any]) -> str:

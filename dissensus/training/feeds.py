@@ -4,7 +4,7 @@ import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from itertools import islice
@@ -12,13 +12,13 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from dissensus.data.features import CachedFeatures, as_real
+from dissensus.data.features import CachedFeatures
 from dissensus.data.fingerprints import digest_of, row_hashes
 from dissensus.data.sources import Rows, Triple, triple_of
-from dissensus.data.trees import Tree, join_rows
+from dissensus.data.trees import join_rows
 from dissensus.randomness import bits, derive, fold, permutation, seeded
 
 # The tensors of a batch: inputs, targets, and weights where there are any.
@@ -71,13 +71,18 @@ class Carrier:
 
         def ready(place: int) -> Parts | None:
             parts = make(place)
-            return None if parts is None else self._hold(place, parts)
+            # Into pinned memory, if it is like the batches before it.
+            return parts if parts is None or not self.slots else tuple(map(_into, self.slots[place % _SLOTS], parts))
 
         with closing(prefetched(ready, places, threads)) as made:
             for parts in made:
                 if parts is None:
                     return
-                self._make_slots(parts)
+                if self.device.type == "cuda" and not self.slots and not parts[0].is_pinned():
+                    pinned = [
+                        tuple(torch.empty_like(t, device="cpu", pin_memory=True) for t in parts) for _ in range(_SLOTS)
+                    ]
+                    self.slots = pinned
                 yield self.move(parts)
 
     def move(self, parts: Parts) -> Parts:
@@ -97,25 +102,10 @@ class Carrier:
         self._wait(_UNDER_WAY)
         return moved
 
-    def _make_slots(self, like: Parts) -> None:
-        """Have pinned memory for threads to write to, unless batches come in such memory."""
-        if self.device.type == "cuda" and not self.slots and not like[0].is_pinned():
-            self.slots = [tuple(map(_pinned_like, like)) for _ in range(_SLOTS)]
-
-    def _hold(self, place: int, parts: Parts) -> Parts:
-        """Return a batch in pinned memory, if it is like those before it; called by threads."""
-        if not self.slots:
-            return parts
-        return tuple(map(_into, self.slots[place % _SLOTS], parts))
-
     def _wait(self, left: int) -> None:
         """Wait until no more than so many copies are under way."""
         while len(self.under_way) > left:
             self.under_way.popleft().synchronize()
-
-
-def _pinned_like(values: Tensor) -> Tensor:
-    return torch.empty_like(values, device="cpu", pin_memory=True)
 
 
 def _into(slot: Tensor, values: Tensor) -> Tensor:
@@ -123,35 +113,41 @@ def _into(slot: Tensor, values: Tensor) -> Tensor:
     return slot[: len(values)].copy_(values) if like else values
 
 
-class Layout:
-    """How a batch (inputs, targets, weights) lies in the training state: one tensor a leaf, named by its place."""
-
-    def __init__(self, batch: tuple[Any, Any, Any], prefix: str) -> None:
-        """Look at a batch, or at whole data, of the kind."""
-        leaves, self.spec = tree_flatten(batch if batch[2] is not None else batch[:2])
-        self.names = [f"{prefix}.{place}" for place in range(len(leaves))]
-
-    def read(self, state: Mapping[str, Tensor], change: Callable[[Tensor], Tensor] = lambda leaf: leaf) -> Triple:
-        """Return the batch that the state holds, each tensor changed."""
-        parts = tree_unflatten([change(state[name]) for name in self.names], self.spec)
-        return parts if len(parts) == 3 else (*parts, None)
-
-
-def leaves_of(batch: tuple[Any, Any, Any]) -> Parts:
-    """Return the tensors of a batch."""
-    return tuple(leaf for leaf in tree_leaves(batch) if leaf is not None)
-
-
 class Feed(ABC):
-    """Where batches come from. `tensors` joins the training state; `batch` reads from that state only."""
+    """Where batches come from. Its tensors are part of the training state, from which a step reads its batch.
 
-    own: bool
-    # Examples a batch, where that is settled here.
+    Attributes:
+        own: Whether each member has batches of its own.
+        batch_size: Examples a batch, where that is settled here.
+        stride: How far in the order a step is from the one before it.
+        as_real: Whether inputs are made float32 where they are less precise.
+        steps_per_epoch: Batches in an epoch.
+        smallest: Size of the smallest batch, where it is known.
+        tensors: Examples, `position` in the epoch, and `order`, in which a step finds the rows of its batch; without an order the
+            examples are one batch.
+        names: Names of the examples' tensors: inputs, targets, weights.
+        placed: Those of them that are other tensors in each step.
+    """
+
+    own: bool = False
     batch_size: int = 0
+    stride: int = 0
+    as_real: bool = False
     steps_per_epoch: int
-    # Size of the smallest batch, where it is known.
     smallest: int | None = None
-    tensors: dict[str, Tensor]
+
+    def __init__(self, device: torch.device) -> None:
+        self.tensors = {"position": torch.zeros((), dtype=torch.int64, device=device)}
+        self.names: list[str] = []
+        self.placed: list[str] = []
+
+    def laid_out(self, batch: tuple[Any, Any, Any], prefix: str = "batch") -> Parts:
+        """Return the tensors of a batch, or of whole data, and know how they make one."""
+        leaves, spec = tree_flatten(batch if batch[2] is not None else batch[:2])
+        if not self.names:
+            self.spec = spec
+            self.names += [f"{prefix}.{place}" for place in range(len(leaves))]
+        return tuple(leaves)
 
     def identity(self) -> str:
         """Return a text that tells this data from other data, as far as that is cheap to see."""
@@ -165,20 +161,21 @@ class Feed(ABC):
         self.steps_per_epoch, self.smallest = len(sizes), sizes[-1]
         return sizes
 
+    def epoch(self, number: int, skip: int) -> Iterator[int]:
+        """Yield the size of each batch of the epoch after the first `skip`, once it can be read from the tensors."""
+        self.tensors["position"].fill_(skip)
+        yield from self._fill(number, skip)
+
     @abstractmethod
-    def epoch(self, number: int, skip: int, state: MutableMapping[str, Tensor]) -> Iterator[int]:
-        """Yield the size of each batch of the epoch after the first `skip`, once it can be read from the state."""
+    def _fill(self, number: int, skip: int) -> Iterator[int]:
+        """Have the tensors of each batch in place, one after another, and yield its size."""
 
     def keep_members(self, keep: Sequence[int]) -> None:  # noqa: B027
         """Let go of the data orders of members that are gone, where each has its own."""
 
     def alike(self, position: int) -> int:
-        """Return how many steps from this place in the epoch on have batches of one size and need nothing but the state."""
+        """Return how many steps from this place in the epoch on have batches of one size and need nothing but the tensors."""
         return 1
-
-    @abstractmethod
-    def batch(self, state: MutableMapping[str, Tensor], size: int) -> Triple:
-        """Return inputs, targets and weights (None without any) of the step at `state["position"]`."""
 
 
 class OrderedFeed(Feed):
@@ -192,8 +189,8 @@ class OrderedFeed(Feed):
         own: bool,
         drop_last: bool = False,
     ) -> None:
-        self.layout = Layout(data, "data")
-        self.leaves, self.count = leaves_of(data), len(data[0])
+        super().__init__(order_keys.device)
+        self.leaves, self.count = self.laid_out(data, "data"), len(data[0])
         self.own, self.order_keys = own, order_keys
         self.sizes = self.cut(self.count, batch_size, drop_last)
 
@@ -210,7 +207,7 @@ class OrderedFeed(Feed):
         """Let go of the data orders of members that are gone."""
         if self.own:
             self.order_keys = self.order_keys[list(keep)]
-            self.tensors = {**self.tensors, "order": self.tensors["order"][list(keep)].clone()}
+            self.tensors["order"] = self.tensors["order"][list(keep)].clone()
 
     def order_of(self, number: int) -> Tensor:
         """Return the order of an epoch, `order_keys.shape + (examples,)`."""
@@ -222,29 +219,17 @@ class ArrayFeed(OrderedFeed):
 
     def __init__(self, data: Triple, batch_size: int, order_keys: Tensor, own: bool, drop_last: bool = False) -> None:
         super().__init__(data, batch_size, order_keys, own, drop_last)
-        self.inputs = data[0]
+        self.inputs, self.stride = data[0], self.batch_size
         order = torch.zeros(*order_keys.shape, self.count, dtype=torch.int64, device=data[1].device)
-        self.tensors = {**dict(zip(self.layout.names, leaves_of(data), strict=True)), "order": order}
+        self.tensors |= {**dict(zip(self.names, self.leaves, strict=True)), "order": order}
 
-    def epoch(self, number: int, skip: int, state: MutableMapping[str, Tensor]) -> Iterator[int]:
-        """Draw the epoch's order, then yield batch sizes."""
-        state["order"].copy_(self.order_of(number))
+    def _fill(self, number: int, skip: int) -> Iterator[int]:
+        self.tensors["order"].copy_(self.order_of(number))
         yield from self.sizes[skip:]
 
     def alike(self, position: int) -> int:
         """Return how many batches of the same size follow, this one included."""
         return max(1, self.count // self.batch_size - position)
-
-    def batch(self, state: MutableMapping[str, Tensor], size: int) -> Triple:
-        """Gather the batch: `(size, ...)`, or `(members, size, ...)` if members have orders of their own."""
-        columns = state["position"] * self.batch_size + torch.arange(size, device=state["order"].device)
-        chosen = state["order"].index_select(-1, columns)
-        return self.layout.read(state, lambda leaf: gather(leaf, chosen))
-
-
-def gather(values: Tensor, index: Tensor) -> Tensor:
-    """Return rows, `index.shape + (...)`."""
-    return values.index_select(0, index.reshape(-1)).reshape(*index.shape, *values.shape[1:])
 
 
 class HostFeed(OrderedFeed):
@@ -264,24 +249,17 @@ class HostFeed(OrderedFeed):
         threads: int = 2,
     ) -> None:
         super().__init__(data, batch_size, order_keys, own, drop_last)
-        self.threads = threads
-        self.leaves = tuple(leaf.cpu() if isinstance(leaf, Tensor) else leaf for leaf in leaves_of(data))
-        device = order_keys.device
-        self.carrier = Carrier(device)
-        rows = order_keys.numel() * self.batch_size
-        self.tensors = {
-            **{
-                name: torch.zeros(rows, *leaf.shape[1:], dtype=leaf.dtype, device=device)
-                for name, leaf in zip(self.layout.names, self.leaves, strict=True)
-            },
-            "order": torch.arange(rows, device=device).reshape(*order_keys.shape, self.batch_size),
-        }
+        self.threads, self.carrier = threads, Carrier(order_keys.device)
+        self.leaves = tuple(leaf.cpu() if isinstance(leaf, Tensor) else leaf for leaf in self.leaves)
+        rows, device = order_keys.numel() * self.batch_size, order_keys.device
+        for name, leaf in zip(self.names, self.leaves, strict=True):
+            self.tensors[name] = torch.zeros(rows, *leaf.shape[1:], dtype=leaf.dtype, device=device)
+        self.tensors["order"] = torch.arange(rows, device=device).reshape(*order_keys.shape, self.batch_size)
 
-    def epoch(self, number: int, skip: int, state: MutableMapping[str, Tensor]) -> Iterator[int]:
-        """Yield batch sizes once their rows are on the device."""
-        order = self.order_of(number).cpu()
+    def _fill(self, number: int, skip: int) -> Iterator[int]:
+        order, held = self.order_of(number).cpu(), self.tensors["order"]
         # Members may have been dropped since the epoch before, and the others moved up.
-        state["order"].copy_(torch.arange(state["order"].numel()).reshape(state["order"].shape))
+        held.copy_(torch.arange(held.numel()).reshape(held.shape))
 
         def rows(position: int) -> Parts:
             start = position * self.batch_size
@@ -291,8 +269,8 @@ class HostFeed(OrderedFeed):
         places = range(skip, self.steps_per_epoch)
         with closing(self.carrier.ahead(rows, places, self.threads)) as batches:
             for position, parts in zip(places, batches, strict=True):
-                for name, values in zip(self.layout.names, parts, strict=True):
-                    self._write(state[name], values, self.sizes[position])
+                for name, values in zip(self.names, parts, strict=True):
+                    self._write(self.tensors[name], values, self.sizes[position])
                 yield self.sizes[position]
 
     def _write(self, held: Tensor, values: Tensor, size: int) -> None:
@@ -301,38 +279,22 @@ class HostFeed(OrderedFeed):
         held = held[: members * self.batch_size].unflatten(0, (members, self.batch_size))
         held[:, :size].copy_(values.unflatten(0, (members, size)), non_blocking=True)
 
-    def batch(self, state: MutableMapping[str, Tensor], size: int) -> Triple:
-        """Return the examples that the device holds."""
-        chosen = state["order"][..., :size]
-        return self.layout.read(state, lambda leaf: gather(leaf, chosen))
-
 
 class PlacedFeed(Feed):
-    """Batches from elsewhere that are placed in the state one by one; all members share them."""
-
-    own = False
+    """Batches from elsewhere that are placed among the tensors one by one; all members share them."""
 
     def __init__(self, device: torch.device) -> None:
-        self.carrier = Carrier(device)
-        self.tensors = {}
-        self.layout: Layout | None = None
+        super().__init__(device)
+        self.carrier, self.placed = Carrier(device), self.names
 
-    def laid_out(self, batch: Triple) -> Parts:
-        """Return the tensors of a batch, and know from then on how they make one."""
-        if self.layout is None:
-            self.layout = Layout(batch, "batch")
-        return leaves_of(batch)
+    def _fill(self, number: int, skip: int) -> Iterator[int]:
+        for parts in self.batches(number, skip):
+            self.tensors.update(zip(self.names, parts, strict=True))
+            yield len(parts[0])
 
-    def place(self, parts: Parts, state: MutableMapping[str, Tensor]) -> int:
-        """Put a batch that is on the device into the state; return its size."""
-        assert self.layout is not None
-        state.update(zip(self.layout.names, parts, strict=True))
-        return len(parts[0])
-
-    def batch(self, state: MutableMapping[str, Tensor], size: int) -> Triple:
-        """Return the batch that was placed."""
-        assert self.layout is not None
-        return self.layout.read(state)
+    @abstractmethod
+    def batches(self, number: int, skip: int) -> Iterator[Parts]:
+        """Yield the tensors of each batch, on the device."""
 
 
 class LoaderFeed(PlacedFeed):
@@ -352,15 +314,14 @@ class LoaderFeed(PlacedFeed):
         self.loader, self.seed = loader, seed
         self.smallest = _smallest(loader, accumulate)
 
-    def epoch(self, number: int, skip: int, state: MutableMapping[str, Tensor]) -> Iterator[int]:
-        """Yield batch sizes as the loader gives batches; its own shuffling is seeded by (seed, epoch)."""
+    def batches(self, number: int, skip: int) -> Iterator[Parts]:
+        """Yield what the loader gives; its own shuffling is seeded by (seed, epoch)."""
         with seeded(derive(self.seed, "loader", number), alone=True):
             batches = iter(self.loader)
         places = range(self.steps_per_epoch)
         ahead = _loads_elsewhere(self.loader)
-        pairs = self.carrier.ahead(lambda _: self._next(batches), places) if ahead else self._here(batches, number)
-        for pair in islice(pairs, skip, None):
-            yield self.place(pair, state)
+        parts = self.carrier.ahead(lambda _: self._next(batches), places) if ahead else self._here(batches, number)
+        yield from islice(parts, skip, None)
 
     def _here(self, batches: Iterator[Any], number: int) -> Iterator[Parts]:
         for position in range(self.steps_per_epoch):
@@ -409,12 +370,18 @@ class DatasetFeed(PlacedFeed):
             raise ValueError("The training data is empty: the Dataset has no items.")
         self.count, self.seed = count, seed
         self.cut(count, batch_size, drop_last)
-        self.batches = _SeededBatches(dataset)
+        self.items = _SeededBatches(dataset)
         self.jobs: list[Job] = []
-        self.loader = _in_processes(self.batches, self.jobs, workers) if workers else None
+        # Its processes stay from epoch to epoch; each epoch it goes through the jobs that the list then holds.
+        self.loader: DataLoader[Any] | None = None
+        if workers:
+            options: dict[str, Any] = {"num_workers": workers, "persistent_workers": True, "prefetch_factor": 4}
+            self.loader = DataLoader(
+                self.items, batch_size=None, sampler=self.jobs, generator=torch.Generator(), **options
+            )
 
-    def epoch(self, number: int, skip: int, state: MutableMapping[str, Tensor]) -> Iterator[int]:
-        """Yield batch sizes; random transforms in the dataset draw under seeds of (seed, epoch, batch)."""
+    def batches(self, number: int, skip: int) -> Iterator[Parts]:
+        """Yield items as batches; random transforms in the dataset draw under seeds of (seed, epoch, batch)."""
         order = permutation(torch.tensor(derive(self.seed, "order", number)), self.count).tolist()
         places = range(skip, self.steps_per_epoch)
         self.jobs[:] = [
@@ -422,12 +389,9 @@ class DatasetFeed(PlacedFeed):
             for place in places
         ]
         if self.loader is None:
-            pairs = (self.carrier.move(self.laid_out(triple_of(self.batches[job]))) for job in self.jobs)
-        else:
-            loaded = iter(self.loader)
-            pairs = self.carrier.ahead(lambda _: self.laid_out(triple_of(next(loaded))), places)
-        for pair in pairs:
-            yield self.place(pair, state)
+            return (self.carrier.move(self.laid_out(triple_of(self.items[job]))) for job in self.jobs)
+        loaded = iter(self.loader)
+        return self.carrier.ahead(lambda _: self.laid_out(triple_of(next(loaded))), places)
 
 
 Job: TypeAlias = tuple[int, list[int]]
@@ -445,35 +409,13 @@ class _SeededBatches(Dataset[Any]):
             return default_collate([self.dataset[index] for index in indices])
 
 
-def _in_processes(batches: _SeededBatches, jobs: list[Job], workers: int) -> DataLoader[Any]:
-    """Return a loader whose processes stay from epoch to epoch; each epoch it goes through the jobs that the list then holds."""
-    return DataLoader(
-        batches,
-        batch_size=None,
-        sampler=jobs,
-        num_workers=workers,
-        persistent_workers=True,
-        prefetch_factor=4,
-        generator=torch.Generator(),
-    )
-
-
-def stream_batch(values: Tensor, keys: Tensor, size: int) -> Tensor:
-    """Return a batch of a second stream, drawn with replacement: `keys.shape + (size, ...)`."""
-    return gather(values, bits(keys, size).remainder(len(values)))
-
-
 def lives_on(x: Rows, device: torch.device) -> bool:
     """Whether inputs are on a device whole: those that are, and up to half of the memory that is free on a GPU."""
-    if isinstance(x, Tree):
-        held = [lives_on(leaf, device) for leaf in x.leaves]
-        return all(held) and (
-            device.type == "cpu" or x.device.type == device.type or x.nbytes <= free_memory(device) // 2
-        )
+    leaves = tree_leaves(x)
     if device.type == "cpu":
-        return isinstance(x, Tensor)
-    there = isinstance(x, Tensor) and x.device.type == device.type
-    return there or x.nbytes <= free_memory(device) // 2
+        return all(isinstance(leaf, Tensor) for leaf in leaves)
+    there = [isinstance(leaf, Tensor) and leaf.device.type == device.type for leaf in leaves]
+    return all(there) or sum(leaf.nbytes for leaf in leaves) <= free_memory(device) // 2
 
 
 def free_memory(device: torch.device) -> int:
@@ -505,32 +447,27 @@ def fits(cached: CachedFeatures, device: torch.device) -> bool:
 class FeatureFeed(ArrayFeed):
     """Features on the device. Each epoch takes every example once, from another pass than the epoch before."""
 
+    as_real = True
+
     def __init__(
         self, cached: CachedFeatures, y: Tensor, batch_size: int, order_keys: Tensor, own: bool, drop_last: bool = False
     ) -> None:
-        x = cached.resident(order_keys.device)
-        self.count, self.passes = cached.num_examples, cached.passes
-        super().__init__((x[: self.count], y[: self.count], None), batch_size, order_keys, own, drop_last)
-        self.tensors = {**self.tensors, **dict(zip(self.layout.names, (x, y), strict=True))}
+        x, count = cached.resident(order_keys.device), cached.num_examples
+        self.passes = cached.passes
+        super().__init__((x[:count], y[:count], None), batch_size, order_keys, own, drop_last)
+        self.tensors |= dict(zip(self.names, (x, y), strict=True))
 
     def identity(self) -> str:
         """Return what tells other features apart, and how often the data was gone through for them."""
         return f"features, {self.passes} passes, {super().identity()}"
 
-    def epoch(self, number: int, skip: int, state: MutableMapping[str, Tensor]) -> Iterator[int]:
-        """Draw the epoch's order, and from which pass each example is taken."""
-        order = permutation(fold(self.order_keys, number), self.count)
-        if self.passes > 1:
-            first = bits(fold(self.order_keys, -2), self.count).remainder(self.passes)
-            order = order + self.count * (first.gather(-1, order) + number).remainder(self.passes)
-        state["order"].copy_(order)
-        yield from self.sizes[skip:]
-
-    def batch(self, state: MutableMapping[str, Tensor], size: int) -> Triple:
-        """Gather the batch, in the precision in which networks compute."""
-        x, y, weights = super().batch(state, size)
-        assert isinstance(x, Tensor)
-        return as_real(x), y, weights
+    def order_of(self, number: int) -> Tensor:
+        """Return the epoch's order, each example from one of the passes."""
+        order = super().order_of(number)
+        if self.passes == 1:
+            return order
+        first = bits(fold(self.order_keys, -2), self.count).remainder(self.passes)
+        return order + self.count * (first.gather(-1, order) + number).remainder(self.passes)
 
 
 class MappedFeed(PlacedFeed):
@@ -566,18 +503,17 @@ class MappedFeed(PlacedFeed):
             f"{self.batch_size}, chunks of {self.chunk} by {self.chunks_at_once}, {digest.hexdigest()[:12]}"
         )
 
-    def epoch(self, number: int, skip: int, state: MutableMapping[str, Tensor]) -> Iterator[int]:
-        """Yield batch sizes as the thread brings batches."""
-        batches = self._batches(number, skip)
+    def batches(self, number: int, skip: int) -> Iterator[Parts]:
+        """Yield batches as the thread brings them."""
+        pairs = self._pairs(number, skip)
 
         def make(_: int) -> Parts | None:
-            pair = next(batches, None)
+            pair = next(pairs, None)
             return None if pair is None else self.laid_out((*pair, None))
 
-        for parts in self.carrier.ahead(make, range(skip, self.steps_per_epoch)):
-            yield self.place(parts, state)
+        return self.carrier.ahead(make, range(skip, self.steps_per_epoch))
 
-    def _batches(self, number: int, skip: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _pairs(self, number: int, skip: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the epoch's batches after the first `skip`, joined across the ends of buffers."""
         waiting: list[tuple[Tensor, Tensor]] = []
         held = position = 0
@@ -589,10 +525,10 @@ class MappedFeed(PlacedFeed):
                 place, held = place + len(rows), held + len(rows)
                 if held == self.batch_size:
                     if position >= skip:
-                        yield self._joined(waiting)
+                        yield _joined(waiting)
                     waiting, held, position = [], 0, position + 1
         if held and self.steps_per_epoch > position >= skip:
-            yield self._joined(waiting)
+            yield _joined(waiting)
 
     def _buffers(self, number: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield the epoch's rows, buffer by buffer, and the order in which to take them."""
@@ -613,6 +549,7 @@ class MappedFeed(PlacedFeed):
             x, y = self.cached.spans(spans), torch.cat([self.y[span] for span in spans])
             yield x, y, permutation(fold(key, place), len(x))
 
-    def _joined(self, parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        x, y = (part[0] if len(part) == 1 else torch.cat(part) for part in zip(*parts, strict=True))
-        return x, y
+
+def _joined(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    x, y = (join_rows(part) for part in zip(*parts, strict=True))
+    return x, y

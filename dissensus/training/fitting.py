@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from dissensus._checks import explained
@@ -66,7 +66,7 @@ class _Wishes:
     objective: Objective
     batch_size: int | None
     batches: Batches | None
-    last_batch: str
+    drop: bool
     workers: int
     seed: int
     device: torch.device
@@ -81,11 +81,6 @@ class _Wishes:
     def size(self) -> int:
         """Examples a step: `accumulate` batches of the size asked for."""
         return (self.batch_size or 128) * self.accumulate
-
-    @property
-    def drop(self) -> bool:
-        """Whether a smaller last batch is left out."""
-        return self.last_batch == "drop"
 
     def order(self, count: int, wish: Batches) -> tuple[Tensor, bool]:
         """Return the keys of the orders in which so many examples come, and whether each member has one of its own."""
@@ -169,17 +164,13 @@ def _feature_feed(data: CachedFeatures, wishes: _Wishes) -> tuple[Feed, tuple[Ba
 
 
 def _targets(x: Rows, y: Tensor, likelihood: Likelihood) -> Tensor:
+    """Return targets in the type that the loss wants: real ones as columns, in the precision of the inputs where those are real."""
     if likelihood.kind == "own":
         return y
     if likelihood.kind == "labels":
         return y.float()
-    if likelihood.kind != "classes":
-        return _real_targets(x, y)
-    return y if y.is_floating_point() else y.long()
-
-
-def _real_targets(x: Rows, y: Tensor) -> Tensor:
-    """Return regression targets as columns of real numbers, in the precision of the inputs where those are real."""
+    if likelihood.kind == "classes":
+        return y if y.is_floating_point() else y.long()
     if not y.is_floating_point():
         y = y.to(x.dtype if x.dtype == torch.float64 else torch.float32)
     return as_columns(y)
@@ -219,8 +210,7 @@ def check_smallest_batch(members: Members, smallest: int | None, accumulate: int
 
     hooks = [module.register_forward_pre_hook(look) for module in norms]
     try:
-        with evaluation_mode(members), seeded(0):
-            members(x.to(next(members.parameters()).device))
+        _outputs(members, x, "")
     finally:
         for hook in hooks:
             hook.remove()
@@ -251,9 +241,27 @@ def _check_own(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str) ->
     likelihood.losses(outputs[:, :few], y[:few].to(outputs.device))
 
 
+# What bfloat16, the coarsest format, leaves of a row of probabilities that sums to one: 8 bits of each.
+_ROUNDED = 0.01
+
+
 def _check_classes(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str) -> None:
+    """Refuse labels that are no classes, and real targets whose rows are no distributions over classes."""
     check_labels_fit(y, outputs.shape[-1], name)
-    _check_probabilities(y, name)
+    if not y.is_floating_point():
+        return
+    if y.ndim != 2:
+        raise ValueError(
+            f"The {name} targets must be one row of class probabilities for each input; got shape {tuple(y.shape)}. Flatten further axes."
+        )
+    sums, lowest = y.sum(-1, dtype=torch.float32), y.amin(-1).float()
+    wrong = ((sums - 1).abs() > _ROUNDED) | (lowest < -_ROUNDED)
+    if bool(wrong.any()):
+        raise ValueError(
+            f"The {name} targets must be class indices (integers) or class probabilities, rows that are not negative and sum to 1; "
+            f"{int(wrong.sum())} of {len(y)} rows are not, the first sums to {float(sums[wrong][0]):.4g}. Normalise them, or "
+            "for regression pass objective=Independent('mse') or Independent('gaussian_nll')."
+        )
 
 
 def _check_columns(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str) -> None:
@@ -293,28 +301,6 @@ def _check_positions(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: s
     counted = y[y != likelihood.ignore_index]
     if len(counted):
         check_labels_fit(counted, outputs.shape[axis], name)
-
-
-# What bfloat16, the coarsest format, leaves of a row of probabilities that sums to one: 8 bits of each.
-_ROUNDED = 0.01
-
-
-def _check_probabilities(y: Tensor, name: str) -> None:
-    """Refuse real targets of a classifier whose rows are no distributions over classes."""
-    if not y.is_floating_point():
-        return
-    if y.ndim != 2:
-        raise ValueError(
-            f"The {name} targets must be one row of class probabilities for each input; got shape {tuple(y.shape)}. Flatten further axes."
-        )
-    sums, lowest = y.sum(-1, dtype=torch.float32), y.amin(-1).float()
-    wrong = ((sums - 1).abs() > _ROUNDED) | (lowest < -_ROUNDED)
-    if bool(wrong.any()):
-        raise ValueError(
-            f"The {name} targets must be class indices (integers) or class probabilities, rows that are not negative and sum to 1; "
-            f"{int(wrong.sum())} of {len(y)} rows are not, the first sums to {float(sums[wrong][0]):.4g}. Normalise them, or "
-            "for regression pass objective=Independent('mse') or Independent('gaussian_nll')."
-        )
 
 
 # How targets are checked, by what outputs are: plain ones, (members, batch, outputs), and those with positions, where they can have any.
@@ -526,9 +512,8 @@ def fit(
         )
     for name, side in (*objective.side_data().items(), ("unlabelled", unlabelled)):
         whole.check_beside(data, side, name)
-    wishes = _Wishes(
-        members, objective, batch_size, batches, last_batch, workers, settings.seed, target, settings.accumulate
-    )
+    drop = last_batch == "drop"
+    wishes = _Wishes(members, objective, batch_size, batches, drop, workers, settings.seed, target, settings.accumulate)
     feed, sample = _feed_of(data, wishes)
     outputs = check_outputs(members, *sample, objective.likelihood)
     check_smallest_batch(members, feed.smallest, settings.accumulate, sample[0])
@@ -536,7 +521,7 @@ def fit(
     streams = _streams_of(objective, unlabelled, sample[0], target)
     held_out = list_batches(held, members, objective.likelihood, outputs)
     watch = CollusionWatch.of(members, data, objective, outputs.shape[2:].numel()) if watch_collusion else None
-    trainer = Trainer(members, objective, feed, _flat(streams), held_out, settings, watch)
+    trainer = Trainer(members, objective, feed, streams, held_out, settings, watch)
     trainer.result.members = whole.train()
     with _threads_of(members, sample[0], (feed.batch_size or 128) // settings.accumulate):
         run = trainer.run()
@@ -587,8 +572,8 @@ def _prepared(objective: Objective, feed: Feed, x: Batch) -> Objective:
     return objective
 
 
-def _streams_of(objective: Objective, unlabelled: Any, x: Batch, device: torch.device) -> dict[str, Any]:
-    """Return further inputs that the objective reads, on the device, checked against the training inputs."""
+def _streams_of(objective: Objective, unlabelled: Any, x: Batch, device: torch.device) -> dict[str, Tensor]:
+    """Return further inputs that the objective reads, tensor by tensor, on the device, checked against the training inputs."""
     streams = {name: values.to(device) for name, values in objective.stream_data().items()}
     if unlabelled is not None:
         if "unlabelled" not in objective.streams:
@@ -600,34 +585,22 @@ def _streams_of(objective: Objective, unlabelled: Any, x: Batch, device: torch.d
                 f"{type(objective).__name__} brings its own unlabelled data. Give it there, or here as `unlabelled`, not both."
             )
         streams["unlabelled"] = all_inputs(unlabelled, "unlabelled").to(device)
-    _check_streams(streams, x)
-    return streams
-
-
-def _check_streams(streams: Mapping[str, Any], x: Batch) -> None:
-    """Refuse further inputs that are not shaped as those that members train on."""
     for name, values in streams.items():
-        if not name.endswith(".y") and not _alike(values, x):
+        if not name.endswith(".y") and _shapes(values) != _shapes(x):
             raise ValueError(
                 f"The {name.removesuffix('.x')} inputs must be shaped as the training inputs, {describe(x)}; got "
                 f"{describe(values)}."
             )
-
-
-def _alike(values: Batch, x: Batch) -> bool:
-    if isinstance(values, Tensor) or isinstance(x, Tensor):
-        return isinstance(values, Tensor) and isinstance(x, Tensor) and values.shape[1:] == x.shape[1:]
-    shapes = [[leaf.shape[1:] for leaf in tree.leaves] for tree in (values, x)]
-    return values.spec == x.spec and shapes[0] == shapes[1]
-
-
-def _flat(streams: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return streams tensor by tensor; those of one tree are drawn together."""
     return {
         name if isinstance(values, Tensor) else f"{name}.{place}": leaf
         for name, values in streams.items()
         for place, leaf in enumerate(tree_leaves(values))
     }
+
+
+def _shapes(batch: Batch) -> tuple[list[torch.Size], Any]:
+    leaves, spec = tree_flatten(batch)
+    return [leaf.shape[1:] for leaf in leaves], spec
 
 
 def _with_whole(whole: Members, callback: Callable[[Run], None] | None) -> Callable[[Run], None] | None:

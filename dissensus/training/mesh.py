@@ -11,7 +11,7 @@ import os
 import re
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property
 from threading import Event, Thread
@@ -21,9 +21,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dissensus.objectives import Objective
+from dissensus.objectives import Objective, Step
 from dissensus.objectives.objective import OutputObjective
-from dissensus.training.step import Begun, TrainState, TrainStep
+from dissensus.randomness import fold
+from dissensus.training.state import TrainState
+from dissensus.training.step import Begun, TrainStep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -239,59 +241,39 @@ def check_mesh(mesh: Mesh, members: "Members", objective: Objective, picks: bool
 class MeshStep(TrainStep):
     """A step of which this process takes its part: its members, on its part of the batch, beside the outputs of all others."""
 
-    mesh: Mesh = field(kw_only=True)
-
     def __post_init__(self) -> None:
+        assert self.settings.mesh is not None
+        self.mesh, needs = self.settings.mesh, getattr(self.objective, "needs", "outputs")
         beside = self.mesh.group("data")  # made now, not in the middle of tracing
         for norm in _own_norms(self.members):
             norm.process_group = beside
+        # Whether every process judges the outputs of all members, and whether it takes means over those of other processes.
+        self.compares = self.mesh.members > 1 and needs == "outputs"
+        self.asks_others = self.mesh.members > 1 and needs == "means"
+        self.batch_is_cut = self.mesh.data > 1
 
     def __call__(self, state: TrainState, size: int, *, advance: bool = True) -> None:
-        """Take one step on a batch of `size` examples; without `advance` the step's number stays as it is.
-
-        `forward`, `exchange`, `judge` and `update` are its parts, so that programs can take their places around the exchange.
-        """
+        """Take one step on a batch of `size` examples; without `advance` the step's number stays as it is."""
         begun = self._begin(state, size)
         outputs, leaves, rows = self.forward(state, size, begun)
         gradient = self.judge(state, size, self.exchange(outputs, size), begun)
-        gradients = torch.autograd.grad(outputs, leaves, gradient, materialize_grads=True)
-        self.update(state, tuple(map(self.mesh.sum_over_data, gradients)), rows)
+        gradients = self.backward(outputs, leaves, gradient)
+        self.descend(state, list(map(self.mesh.sum_over_data, gradients)), rows)
         if advance:
-            with torch.no_grad():
-                state.index.add_(1)
-                state.data["position"].add_(1)
+            self._advance(state)
 
-    def rows(self, state: TrainState, size: int, begun: Begun | None = None) -> Tensor:
-        """Return which members this process trains in this step."""
-        _, _, _, picked = begun or self._begin(state, size)
-        if picked is not None:  # not along members, which would have to be spread anew each step
-            return picked
-        mine = self.mesh.rows(self.members.num_trained)
-        return torch.arange(mine.start, mine.stop, device=state.index.device)
+    def _begin(self, state: TrainState, size: int) -> Begun:
+        """Return the step, this process's part of the inputs, all targets, and the members that this process trains."""
+        step, x, y, rows = super()._begin(state, size)
+        mine, part = self.mesh.rows(self.members.num_trained), self.mesh.part(size)
+        if rows is None:  # drawn ones are not spread along members, which would have to be done anew each step
+            rows = torch.arange(mine.start, mine.stop, device=state.index.device)
+        return step, x[rows][:, part] if step.own else x[part], y, rows
 
-    def forward(self, state: TrainState, size: int, begun: Begun | None = None) -> tuple[Tensor, list[Tensor], Tensor]:
-        """Return the outputs of this process's members for its part of the batch, the leaves of their graph, and which members they are."""
-        step, x, _, _ = begun = begun or self._begin(state, size)
-        rows, part = self.rows(state, size, begun), self.mesh.part(size)
-        leaves = self._leaves(state, rows)
-        view = self._view(state, leaves, rows, step, self.mesh.data_rank if self.mesh.data > 1 else None)
-        with self._precision(x.device):
-            outputs = view.each(x[rows][:, part]) if step.own else view(x[part])
-        with torch.no_grad():
-            self.members.put_rows(state.buffers, rows, view.buffers)
-        return outputs, leaves, rows
-
-    @property
-    def compares(self) -> bool:
-        """Whether every process judges the outputs of all members, rather than of its own."""
-        assert isinstance(self.objective, OutputObjective)
-        return self.mesh.members > 1 and self.objective.needs == "outputs"
-
-    @property
-    def asks_others(self) -> bool:
-        """Whether judging takes means over members of other processes."""
-        assert isinstance(self.objective, OutputObjective)
-        return self.mesh.members > 1 and self.objective.needs == "means"
+    def _pass_keys(self, step: Step, rows: Tensor | None) -> Tensor:
+        """Rows of another part of the batch draw other noise."""
+        keys = super()._pass_keys(step, rows)
+        return fold(keys, self.mesh.data_rank) if self.batch_is_cut else keys
 
     def exchange(self, outputs: Tensor, size: int) -> Tensor:
         """Return the outputs that this process judges, for the whole batch."""
@@ -300,26 +282,18 @@ class MeshStep(TrainStep):
 
     def judge(self, state: TrainState, size: int, outputs: Tensor, begun: Begun | None = None) -> Tensor:
         """Log the parts of the objective on exchanged outputs; return its gradient with respect to this process's own."""
-        assert isinstance(self.objective, OutputObjective)
-        step, _, y, logged = begun = begun or self._begin(state, size)
+        step, x, y, rows = begun or self._begin(state, size)
         mine, part = self.mesh.rows(self.members.num_trained), self.mesh.part(size)
         if self.mesh.members > 1 and not self.compares:
-            logged = self.rows(state, size, begun)
             step = replace(step, others=self.mesh.others(self.members.num_trained))
             if step.own:
                 y, step.weights = y[mine], None if step.weights is None else step.weights[mine]
-        outputs = outputs.detach().requires_grad_()
-        with self._precision(outputs.device):
-            loss, parts = self.objective.on_outputs(outputs, y, step)
-        (gradient,) = torch.autograd.grad(loss, outputs)
-        with torch.no_grad():
-            self._log(state, parts, logged)
+        gradient = super().judge(state, size, outputs, (step, x, y, None if self.compares else rows))
         return gradient[mine, part] if self.compares else gradient[:, part]
 
-    def update(self, state: TrainState, gradients: tuple[Tensor, ...], rows: Tensor) -> None:
-        """Descend along these gradients of this process's members."""
-        with torch.no_grad():
-            self._descend(state, gradients, rows)
+    def backward(self, outputs: Tensor, leaves: list[Tensor], gradient: Tensor) -> tuple[Tensor, ...]:
+        """Return the gradients of the leaves, for this part of the batch, from that of the outputs."""
+        return torch.autograd.grad(outputs, leaves, gradient, materialize_grads=True)
 
 
 def _own_norms(members: "Members") -> list[nn.SyncBatchNorm]:

@@ -1,11 +1,9 @@
-"""All trainable parameters as few flat arrays, one row a member, and the optimizers that update them row by row."""
+"""What training needs once: parameters packed into rows, and the optimizer that was asked for made of them."""
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from math import prod
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,86 +11,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dissensus._signatures import checked, whole_number
-from dissensus.engines.row_updates import runs_as_kernel, update_by_adam
 from dissensus.members import Members
 from dissensus.randomness import Noise, derive
-
-# Columns are padded to a multiple of this, so that every row starts where vector loads and cuDNN want it.
-ALIGNMENT = 64
-
-
-def aligned_rows(values: Tensor) -> Tensor:
-    """Return one value a row, `(rows,)`, with each row's memory as well aligned as a new tensor's."""
-    spread = values.new_zeros(len(values), ALIGNMENT)[:, 0]
-    return spread.copy_(values)
-
-
-def computed_once(values: Tensor) -> Tensor:
-    """Return few values by way of a reduction that changes nothing.
-
-    A compiler keeps the result of a reduction; what leads to it without one, it computes again for every weight that it is
-    used with. Powers and roots of a step count took three times as long so as the update itself.
-    """
-    return values[..., None].expand(*values.shape, 16).amax(-1)
-
-
-@dataclass(frozen=True)
-class Block:
-    """Parameters of one dtype that share their rows: `flat` is `(rows, columns)`, each parameter a range of columns.
-
-    Weights of 2-D convolutions lie in channels-last order, in which GPUs convolve fastest; it is an order of memory only.
-
-    Attributes:
-        names: Registered names of the parameters, in column order.
-        shapes: Shape of each one's row.
-        stacked: Whether a parameter's first axis is the row; if not there is one row, the whole parameter.
-        members: Which member each row belongs to; None where members share the row.
-        flat: The values.
-    """
-
-    names: tuple[str, ...]
-    shapes: tuple[torch.Size, ...]
-    stacked: bool
-    members: tuple[int, ...] | None
-    flat: Tensor
-
-    @property
-    def sizes(self) -> list[int]:
-        """Number of columns of each parameter."""
-        return [prod(shape) for shape in self.shapes]
-
-    @property
-    def padding(self) -> int:
-        """Number of columns at the end that belong to no parameter."""
-        return -sum(self.sizes) % ALIGNMENT
-
-    def rows_of(self, members: Collection[int]) -> list[int]:
-        """Return the rows of these members, by their places in the ensemble."""
-        return [row for row, member in enumerate(self.members or ()) if member in members]
-
-    def unpack(self, flat: Tensor) -> dict[str, Tensor]:
-        """Return the parameters as views of `flat`, which may hold fewer rows than the block."""
-        # One split: its backward is a single concatenation, the gradient of the whole row.
-        parts = torch.split(flat, [*self.sizes, self.padding], dim=1)
-        lead = (len(flat),) if self.stacked else ()
-        return {
-            name: _shaped(part, lead, shape) for name, shape, part in zip(self.names, self.shapes, parts, strict=False)
-        }
-
-
-def _shaped(part: Tensor, lead: tuple[int, ...], shape: torch.Size) -> Tensor:
-    """Return one parameter's columns in its own shape."""
-    if len(shape) != 4:
-        return part.reshape(*lead, *shape)
-    out, channels, height, width = shape
-    return part.reshape(*lead, out, height, width, channels).movedim(-1, -3)
-
-
-def _columns_of(parameter: Tensor, rows: int, shape: torch.Size) -> Tensor:
-    """Return a parameter as `(rows, columns)`, in the order in which `_shaped` reads it."""
-    values = parameter.detach()
-    return (values.movedim(-3, -1) if len(shape) == 4 else values).reshape(rows, -1)
-
+from dissensus.training.step import ALIGNMENT, SGD, Adam, AdamW, Block, RowOptimizer, Rule
 
 # Bytes of a member's row of parameters. A gradient is put together from those of a row's parameters, which takes twice their
 # memory while it is done: with one row for everything that would be the most memory that training takes.
@@ -103,15 +24,12 @@ def _groups(parameters: Mapping[str, nn.Parameter], count: int) -> list[dict[str
     """Return parameters of one dtype each, in order, as few groups as keep rows short; `count` is the number of rows."""
     groups: list[dict[str, nn.Parameter]] = []
     for dtype in dict.fromkeys(p.dtype for p in parameters.values()):
-        group: dict[str, nn.Parameter] = {}
+        groups.append({})
         for name, parameter in parameters.items():
-            if parameter.dtype != dtype:
-                continue
-            if group and sum(p.nbytes for p in (*group.values(), parameter)) > count * ROW_BYTES:
-                groups.append(group)
-                group = {}
-            group[name] = parameter
-        groups.append(group)
+            if parameter.dtype == dtype:
+                if groups[-1] and sum(p.nbytes for p in (*groups[-1].values(), parameter)) > count * ROW_BYTES:
+                    groups.append({})
+                groups[-1][name] = parameter
     return groups
 
 
@@ -124,27 +42,25 @@ def pack(members: Members) -> list[Block]:
         for chosen in _groups(trainable, len(rows) if stacked and rows is not None else 1):
             block = _packed(chosen, rows, stacked)
             blocks.append(block)
-            attach(members, block)
+            for name, view in block.unpack(block.flat).items():
+                members.get_parameter(name).data = view
     if not blocks:
         raise ValueError("There is nothing to train: no parameter of the ensemble requires a gradient.")
     return blocks
 
 
 def _packed(parameters: Mapping[str, nn.Parameter], rows: Sequence[int] | None, stacked: bool) -> Block:
-    """Return parameters of one dtype as a block of so many rows."""
-    values = list(parameters.values())
+    """Return parameters of one dtype as a block of so many rows; `Block.unpack` reads them in the same order."""
+    values = [parameter.detach() for parameter in parameters.values()]
     count = len(values[0]) if stacked else 1
     shapes = tuple(p.shape[1:] if stacked else p.shape for p in values)
-    columns = [_columns_of(p, count, shape) for p, shape in zip(values, shapes, strict=True)]
+    columns = [
+        (p.movedim(-3, -1) if len(shape) == 4 else p).reshape(count, -1)
+        for p, shape in zip(values, shapes, strict=True)
+    ]
     padding = columns[0].new_zeros(count, -sum(c.shape[1] for c in columns) % ALIGNMENT)
     flat = torch.cat([*columns, padding], dim=1).contiguous()
     return Block(tuple(parameters), shapes, stacked, None if rows is None else tuple(rows), flat)
-
-
-def attach(members: nn.Module, block: Block) -> None:
-    """Make the registered parameters views of the block."""
-    for name, view in block.unpack(block.flat).items():
-        members.get_parameter(name).data = view
 
 
 def detach(members: nn.Module, blocks: Sequence[Block]) -> None:
@@ -171,201 +87,10 @@ def check_attached(members: nn.Module, blocks: Sequence[Block]) -> None:
             raise ValueError(f"A callback replaced the tensor of {name!r}. Change it in place, with `copy_`.")
 
 
-Slots = Mapping[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Given:
-    """What a step gives a rule, for each row that it updates.
-
-    Attributes:
-        gradient: `(rows, columns)`.
-        count: Number of the step, from 1, `(rows, 1)`.
-        lr: Learning rate, `(rows, 1)` or `(rows, columns)`.
-        decay: Decay of the values, likewise; None for none.
-    """
-
-    gradient: Tensor
-    count: Tensor
-    lr: Tensor
-    decay: Tensor | None
-
-
-@dataclass(frozen=True)
-class Rule(ABC):
-    """An elementwise update, the same arithmetic as torch's optimizer of that name, on `(rows, columns)`."""
-
-    slots: ClassVar[tuple[str, ...]]
-
-    @abstractmethod
-    def update(self, values: Tensor, slots: Slots, given: Given) -> None:
-        """Change values and slots, `(rows, columns)`, in place."""
-
-    def update_rows(self, values: Tensor, slots: Slots, rows: Tensor, given: Given) -> None:
-        """Change some rows of values and slots, all different, in place; what is given is for these rows."""
-        new = values.index_select(0, rows)
-        new_slots = {name: slot.index_select(0, rows) for name, slot in slots.items()}
-        self.update(new, new_slots, given)
-        values.index_copy_(0, rows, new)
-        for name, slot in slots.items():
-            slot.index_copy_(0, rows, new_slots[name])
-
-
-@dataclass(frozen=True)
-class SGD(Rule):
-    """Stochastic gradient descent with momentum, as `torch.optim.SGD`."""
-
-    momentum: float = 0.0
-    dampening: float = 0.0
-    nesterov: bool = False
-
-    slots: ClassVar[tuple[str, ...]] = ("momentum",)
-
-    def update(self, values: Tensor, slots: Slots, given: Given) -> None:
-        """Take one step."""
-        gradient = given.gradient
-        if given.decay is not None:
-            gradient = gradient + given.decay.to(values.dtype) * values
-        if self.momentum:
-            buffer = slots["momentum"]
-            fresh = gradient
-            if self.dampening:
-                fresh = torch.where(given.count == 1, gradient, gradient * (1 - self.dampening))
-            buffer.mul_(self.momentum).add_(fresh)
-            gradient = gradient + self.momentum * buffer if self.nesterov else buffer
-        values.addcmul_(gradient, -given.lr.to(values.dtype))
-
-
-@dataclass(frozen=True)
-class Adam(Rule):
-    """Adam with L2 decay added to the gradient, as `torch.optim.Adam`."""
-
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-
-    slots: ClassVar[tuple[str, ...]] = ("first", "second")
-    decoupled: ClassVar[bool] = False
-
-    def update(self, values: Tensor, slots: Slots, given: Given) -> None:
-        """Take one step."""
-        kept, decay, rate, floor = self._factors(given, values.dtype)
-        gradient = given.gradient if decay is None else given.gradient + decay * values
-        if kept is not None:
-            values.mul_(kept)
-        first, second = slots["first"], slots["second"]
-        first.lerp_(gradient, 1 - self.betas[0])
-        second.mul_(self.betas[1]).addcmul_(gradient, gradient, value=1 - self.betas[1])
-        scaled = first / second.sqrt().add_(floor)
-        values.addcmul_(scaled, rate)
-
-    def update_rows(self, values: Tensor, slots: Slots, rows: Tensor, given: Given) -> None:
-        """Take one step on some rows, where a kernel can without a copy of them."""
-        if not runs_as_kernel(values) or given.lr.shape[1] > 1:
-            super().update_rows(values, slots, rows, given)
-            return
-        factors = self._factors(given, values.dtype)
-        update_by_adam(values, slots["first"], slots["second"], [given.gradient], rows, *factors, *self.betas)
-
-    def _factors(self, given: Given, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
-        """Return the factor on the values, the share of them in the gradient, the rate, and what is added to the root."""
-        # In float64 the corrections, close to 1, stay exact where count is large.
-        lr, decay, exact = given.lr, given.decay, given.count.double()
-        # torch divides the root by `spread` before it adds eps; multiplied out, that takes fewer passes over the rows.
-        spread = (1 - self.betas[1] ** exact).sqrt()
-        numbers = [-lr * spread / (1 - self.betas[0] ** exact), spread * self.eps]
-        if decay is not None and self.decoupled:
-            rate, floor, kept = _once_a_row([*numbers, 1 - lr * decay], dtype)
-            return kept, None, rate, floor
-        rate, floor = _once_a_row(numbers, dtype)
-        return None, None if decay is None else decay.to(dtype), rate, floor
-
-
-@dataclass(frozen=True)
-class AdamW(Adam):
-    """Adam with decoupled decay, as `torch.optim.AdamW`."""
-
-    decoupled: ClassVar[bool] = True
-
-
-def _once_a_row(numbers: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """Return the numbers, each `(rows, 1)` or `(rows, columns)`, in the precision of the values they act on."""
-    cast = [number.to(dtype) for number in numbers]
-    return [computed_once(number) if number.shape[1] == 1 else number for number in cast]
-
-
 RULES: Mapping[str, type[Rule]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
-TORCH_RULES: Mapping[type[Optimizer], type[Rule]] = {
-    torch.optim.SGD: SGD,
-    torch.optim.Adam: Adam,
-    torch.optim.AdamW: AdamW,
-}
-DEFAULT_DECAY: Mapping[type[Rule], float] = {SGD: 0.0, Adam: 0.0, AdamW: 1e-2}
+TORCH_RULES = {torch.optim.SGD: SGD, torch.optim.Adam: Adam, torch.optim.AdamW: AdamW}
 
 Factory = Callable[[Iterable[tuple[str, nn.Parameter]]], Optimizer]
-
-
-class RowOptimizer:
-    """A rule for every block. Its tensors (slots, counts, rates) are handed in, so that a step is a function of them."""
-
-    traceable = True
-
-    def __init__(
-        self,
-        rule: Rule,
-        blocks: Sequence[Block],
-        lr: Sequence[float],
-        decay: Sequence[float],
-        columns: Sequence[tuple[Tensor, Tensor] | None],
-    ) -> None:
-        self.rule, self.blocks = rule, blocks
-        self.decays = any(decay) or any(groups is not None and bool(groups[1].any()) for groups in columns)
-        self.slots = () if isinstance(rule, SGD) and not rule.momentum else rule.slots
-        self.tensors = [
-            {
-                **{slot: torch.zeros_like(block.flat) for slot in self.slots},
-                "count": aligned_rows(torch.zeros(len(block.flat), dtype=torch.int64, device=block.flat.device)),
-                "lr": _rows(lr, block),
-                "decay": _rows(decay, block),
-            }
-            for block in blocks
-        ]
-        self.columns = [
-            {} if groups is None else {"column_lr": groups[0], "column_decay": groups[1]} for groups in columns
-        ]
-
-    def update(
-        self,
-        tensors: Mapping[str, Tensor],
-        index: int,
-        values: Tensor,
-        gradient: Tensor,
-        factor: Tensor,
-        rows: Tensor | None,
-    ) -> None:
-        """Take one step on block `index`, in place; `rows` says to which of its rows `gradient` belongs, None: to all."""
-        slots = {slot: tensors[slot] for slot in self.slots}
-        count, lr, decay = (tensors[name] for name in ("count", "lr", "decay"))
-        if rows is None:
-            count.add_(1)
-        else:
-            # Rows differ from each other. Adding at an index, which allows for repeats, takes ten kernels on a GPU.
-            now = count.index_select(0, rows) + 1
-            count.index_copy_(0, rows, now)
-            count, lr, decay = now, lr.index_select(0, rows), decay.index_select(0, rows)
-        rates = (lr * factor)[:, None]
-        decays = decay[:, None] if self.decays else None
-        if "column_lr" in tensors:
-            rates, decays = rates * tensors["column_lr"], tensors["column_decay"]
-        given = Given(gradient, count[:, None], rates, decays)
-        if rows is None:
-            self.rule.update(values, slots, given)
-        else:
-            self.rule.update_rows(values, slots, rows, given)
-
-
-def _rows(values: Sequence[float], block: Block) -> Tensor:
-    chosen = [values[0]] if block.members is None else [values[member] for member in block.members]
-    return aligned_rows(torch.tensor(chosen, dtype=torch.float64, device=block.flat.device))
 
 
 class SeparateOptimizers:
@@ -452,14 +177,14 @@ def make_optimizer(
     has_complex = any(block.flat.is_complex() for block in blocks)
     if isinstance(optimizer, str):
         rule = _named_rule(optimizer, options)
-        decay = DEFAULT_DECAY[type(rule)] if weight_decay is None else weight_decay
+        decay = rule.default_decay if weight_decay is None else weight_decay
         decays = per_member(decay, num_members, "weight_decay", blocks)
         if has_complex:
             raise ValueError(
                 "Complex parameters train with a torch optimizer class, such as optimizer=torch.optim.Adam; got the name "
                 f"{optimizer!r}."
             )
-        return RowOptimizer(rule, blocks, rates, decays, [None] * len(blocks))
+        return RowOptimizer(rule, blocks, rates, decays)
     factory = _factory_of(optimizer, lr, weight_decay, options)
     trial = factory(_plain_names(_leaves(blocks[0], 0)))
     if not isinstance(trial, Optimizer):
@@ -514,35 +239,26 @@ def _factory_of(
 
 
 def _row_rule(optimizer: Optimizer) -> Rule | None:
-    """Return the row-wise rule that is this torch optimizer, None if there is none."""
-    rules = [_rule_of(type(optimizer), group) for group in optimizer.param_groups]
+    """Return the row-wise rule that is this torch optimizer with all its groups of parameters, None if there is none."""
+    kind, groups, rules = TORCH_RULES.get(type(optimizer)), optimizer.param_groups, []
+    if kind is None or any(group.get("amsgrad") or group.get("maximize") for group in groups):
+        return None
+    for group in groups:
+        rule = AdamW if kind is Adam and group.get("decoupled_weight_decay") else kind
+        rules.append(rule(**{f.name: group[f.name] for f in fields(rule)}))
     return rules[0] if all(rule == rules[0] for rule in rules) else None
 
 
-def _rule_of(optimizer: type[Optimizer], group: Mapping[str, Any]) -> Rule | None:
-    """Return the row-wise rule of one group of parameters."""
-    kind = TORCH_RULES.get(optimizer)
-    if kind is None or group.get("amsgrad") or group.get("maximize"):
-        return None
-    if kind is Adam and group.get("decoupled_weight_decay"):
-        kind = AdamW
-    return kind(**{f.name: group[f.name] for f in fields(kind)})
-
-
-def _columns(factory: Factory, block: Block) -> tuple[Tensor, Tensor]:
+def _columns(factory: Factory, block: Block) -> dict[str, Tensor]:
     """Return learning rate and decay of every column, from the groups that the factory makes of one member."""
     row = _leaves(block, 0)
-    optimizer = factory(_plain_names(row))
-    group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-    sizes = torch.tensor(block.sizes)
-    found = []
-    for key in ("lr", "weight_decay"):
-        values = torch.tensor(
-            [float(group_of[id(p)][key]) if id(p) in group_of else 0.0 for p in row.values()], dtype=torch.float64
-        )
-        columns = F.pad(values.repeat_interleave(sizes), (0, block.padding))
-        found.append(columns.to(block.flat.device)[None])
-    return found[0], found[1]
+    group_of = {id(p): group for group in factory(_plain_names(row)).param_groups for p in group["params"]}
+    found = {}
+    for name, key in (("column_lr", "lr"), ("column_decay", "weight_decay")):
+        numbers = [float(group_of[id(p)][key]) if id(p) in group_of else 0.0 for p in row.values()]
+        columns = torch.tensor(numbers, dtype=torch.float64).repeat_interleave(torch.tensor(block.sizes))
+        found[name] = F.pad(columns, (0, block.padding)).to(block.flat.device)[None]
+    return found
 
 
 def per_member(value: float | Sequence[float], count: int, name: str, blocks: Sequence[Block]) -> list[float]:

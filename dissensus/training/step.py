@@ -1,218 +1,88 @@
-"""One training step as a function of a typed state, so that it can run as it is, traced, compiled or captured."""
+"""One training step as a function of a typed state, so that it can run as it is, traced, compiled or captured.
+
+`TrainStep.__call__` is the walk: the batch, the members' outputs, the objective, gradients, the update of the parameters, the log.
+"""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields, replace
-from functools import partial
-from typing import Annotated, Any, Literal, TypeAlias
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_unflatten
 
-from dissensus.data.augment import Augmentation
+from dissensus.data.features import as_real
+from dissensus.data.sources import Triple
 from dissensus.data.trees import Tree, batch_of
+from dissensus.engines.row_updates import runs_as_kernel, update_by_adam
 from dissensus.members import Members, View
 from dissensus.objectives import Objective, Step
 from dissensus.objectives.objective import OutputObjective
-from dissensus.randomness import derive, fold
-from dissensus.training.feeds import Feed, stream_batch
-from dissensus.training.optimizers import AnyOptimizer, Block, aligned_rows, computed_once
+from dissensus.randomness import bits, derive, fold
+from dissensus.training.feeds import Feed
+from dissensus.training.state import TrainState
 
-# How one member's part is taken: without its axis (what its network sees), as one row, or the whole, which members share.
-Rows = Literal["member", "row", "shared"]
-
+if TYPE_CHECKING:
+    from dissensus.training.optimizers import SeparateOptimizers
+    from dissensus.training.trainer import Settings
 
 # A step that has begun: where it stands, its inputs and targets, and the members it trains, None for all.
 Begun: TypeAlias = tuple[Step, Any, Tensor, Tensor | None]
+Gradients: TypeAlias = Sequence[Tensor | None]
 
 
-@dataclass(frozen=True)
-class Part:
-    """What of a part is one member's, and whether checkpoints hold it."""
-
-    rows: Rows
-    saved: bool
+# Columns are padded to a multiple of this, so that every row starts where vector loads and cuDNN want it.
+ALIGNMENT = 64
 
 
-@dataclass
-class TrainState:
-    """What a step is a function of, changed by it in place.
-
-    Attributes:
-        parameters: The trained parameters, one flat array `(rows, columns)` for each block.
-        optimizer: What the optimizer keeps of each block: moments, counts, rates, by name.
-        averages: The running average of each block's parameters and its number of steps, where one is kept.
-        columns: Rates and decays of single columns, for each block, where parameter groups differ.
-        buffers: Buffers of the networks by name.
-        frozen: Parameters that are not trained, by name.
-        sums: Logged parts, summed since the last check: `()`, or one number a member.
-        seen: How many steps each sum is of.
-        noise_keys: Key of each member's noise.
-        shared_key: Key of the noise that all members share.
-        index: Number of the step.
-        plateau: Factor on the learning rate that a plateau has left.
-        factors: The schedule's factor for every step.
-        data: What the feed put here: data, its order, the position in the epoch, or one batch.
-        streams: Further data, such as unlabelled inputs, by name.
-    """
-
-    parameters: Annotated[list[Tensor], Part("row", saved=True)]
-    optimizer: Annotated[list[dict[str, Tensor]], Part("row", saved=True)]
-    averages: Annotated[list[dict[str, Tensor]], Part("row", saved=True)]
-    columns: Annotated[list[dict[str, Tensor]], Part("shared", saved=False)]
-    buffers: Annotated[dict[str, Tensor], Part("member", saved=True)]
-    frozen: Annotated[dict[str, Tensor], Part("member", saved=False)]
-    sums: Annotated[dict[str, Tensor], Part("row", saved=True)]
-    seen: Annotated[dict[str, Tensor], Part("row", saved=True)]
-    noise_keys: Annotated[Tensor, Part("row", saved=False)]
-    shared_key: Annotated[Tensor, Part("shared", saved=False)]
-    index: Annotated[Tensor, Part("shared", saved=True)]
-    plateau: Annotated[Tensor, Part("shared", saved=True)]
-    factors: Annotated[Tensor, Part("shared", saved=False)]
-    data: Annotated[dict[str, Tensor], Part("shared", saved=False)]
-    streams: Annotated[dict[str, Tensor], Part("shared", saved=False)]
-
-    def leaves(self) -> list[Tensor]:
-        """Return every tensor, in a fixed order."""
-        return [tensor for part in PARTS for _, tensor in _walk(getattr(self, part))]
-
-    def names(self) -> list[str]:
-        """Return where each of the leaves is, such as `buffers.net.1.running_mean`."""
-        return [name for part in PARTS for name, _ in _walk(getattr(self, part), part)]
-
-    def with_leaves(self, leaves: Sequence[Tensor]) -> "TrainState":
-        """Return a state like this one of other tensors."""
-        left = iter(leaves)
-        return self._changed(lambda *_: next(left))
-
-    def row(self, index: int, own_order: bool) -> "TrainState":
-        """Return one member's part as views; `own_order`: whether members go through the data each in its own order."""
-
-        def part(rows: Rows, tensor: Tensor) -> Tensor:
-            if tensor.ndim == 0 or rows == "shared":
-                return tensor
-            return tensor[index] if rows == "member" else tensor[index : index + 1]
-
-        one = self._changed(part)
-        if own_order:
-            one.data = {**self.data, "order": self.data["order"][index : index + 1]}
-        return one
-
-    def saved(self, *, without: Sequence[str] = ()) -> dict[str, Tensor]:
-        """Return what a checkpoint holds, by name, except these parts."""
-        return {
-            name: tensor
-            for part, kind in PARTS.items()
-            if kind.saved and part not in without
-            for name, tensor in _walk(getattr(self, part), part)
-        }
-
-    def load(self, tensors: Mapping[str, Tensor]) -> str | None:
-        """Take in place what `saved` gave; return what does not fit, None if all does.
-
-        Parts that are logged may not be here yet; what an ended run no longer keeps may be missing.
-        """
-        known = self.saved()
-        for name, tensor in tensors.items():
-            part, _, rest = name.partition(".")
-            if name in known and known[name].shape == tensor.shape:
-                known[name].copy_(tensor)
-            elif part in ("sums", "seen"):
-                tensor = tensor.to(self.index.device)
-                getattr(self, part)[rest] = aligned_rows(tensor) if tensor.ndim else tensor
-            else:
-                return name
-        return None
-
-    def weights(self) -> dict[str, Tensor]:
-        """Return the tensors that make the ensemble what it is, by name."""
-        return self.saved(without=("optimizer", "averages", "sums", "seen", "index", "plateau"))
-
-    def carry_over(self, old: "TrainState", blocks: Sequence[Block], keep: Sequence[int]) -> None:
-        """Go on from a state with more members, whose parameters lay in these blocks: position, logged sums, the optimizer's rows."""
-        self.index.copy_(old.index)
-        self.plateau.copy_(old.plateau)
-        self.data["position"].copy_(old.data["position"])
-        self.data.update({name: tensor for name, tensor in old.data.items() if name.startswith("batch.")})
-        rows = list(keep)
-        for logged, kept in ((old.sums, self.sums), (old.seen, self.seen)):
-            kept.update({name: _of_rows(tensor, rows) for name, tensor in logged.items()})
-        left = [(place, rows) for place, block in enumerate(blocks) if (rows := block.rows_of(keep))]
-        for now, before in ((self.optimizer, old.optimizer), (self.averages, old.averages)):
-            for slots, (place, rows) in zip(now, left, strict=False):
-                for name, tensor in slots.items():
-                    tensor.copy_(before[place][name][rows])
-
-    def _changed(self, change: Callable[[Rows, Tensor], Tensor]) -> "TrainState":
-        return replace(
-            self, **{name: _rebuilt(getattr(self, name), partial(change, part.rows)) for name, part in PARTS.items()}
-        )
-
-
-PARTS: dict[str, Part] = {part.name: part.type.__metadata__[0] for part in fields(TrainState)}  # type: ignore[union-attr]
-
-
-def _of_rows(tensor: Tensor, rows: list[int]) -> Tensor:
-    return aligned_rows(tensor[rows]) if tensor.ndim else tensor
-
-
-def _walk(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of lists and dictionaries with their places."""
-    if isinstance(value, Tensor):
-        yield name, value
-        return
-    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-        yield from _walk(inner, f"{name}.{key}")
-
-
-def _rebuilt(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return {key: _rebuilt(inner, change) for key, inner in value.items()}
-    return [_rebuilt(inner, change) for inner in value]
+def aligned_rows(values: Tensor) -> Tensor:
+    """Return one value a row, `(rows,)`, with each row's memory as well aligned as a new tensor's."""
+    return values.new_zeros(len(values), ALIGNMENT)[:, 0].copy_(values) if values.ndim else values
 
 
 @dataclass
 class TrainStep:
-    """Everything about a step that does not change: `step(state, size)` changes the state in place."""
+    """Everything about a step that does not change: `step(state, size)` changes the state in place.
+
+    `forward`, `judge` and `backward` are the step of an objective on outputs in three parts, so that members can run as programs of
+    their own, or in processes of their own, around the part in which they are compared.
+    """
 
     members: Members
     objective: Objective
-    blocks: list[Block]
-    optimizer: AnyOptimizer
+    blocks: "list[Block]"
+    optimizer: "RowOptimizer | SeparateOptimizers"
     feed: Feed
-    batch_size: int
     total_steps: int
-    seed: int
-    augment: Augmentation | None = None
-    clip_norm: float | None = None
-    clip_value: float | None = None
-    bf16: bool = False
-    accumulate: int = 1
-    ema: float | None = None
+    settings: "Settings"
+
+    # Whether `judge` takes the outputs of all members, and whether gradients are of a part of the batch; see `MeshStep`.
+    compares: bool = field(default=True, init=False)
+    batch_is_cut: bool = field(default=False, init=False)
 
     def initial_state(self, factors: Tensor, streams: Mapping[str, Tensor]) -> TrainState:
         """Return the state before the first step."""
-        device = self.blocks[0].flat.device
+        device, seed = self.blocks[0].flat.device, self.settings.seed
         trained = {name for block in self.blocks for name in block.names}
-        keys = [derive(self.seed, "noise", member) for member in self.members.member_ids]
+        keys = [derive(seed, "noise", member) for member in self.members.member_ids]
         return TrainState(
             parameters=[block.flat for block in self.blocks],
             optimizer=self.optimizer.tensors,
-            averages=[] if self.ema is None else [_no_average(block.flat) for block in self.blocks],
+            averages=[] if self.settings.ema is None else [_no_average(block.flat) for block in self.blocks],
             columns=self.optimizer.columns,
             buffers=dict(self.members.named_buffers()),
             frozen={n: p.detach() for n, p in self.members.named_parameters() if n not in trained},
             sums={},
             seen={},
             noise_keys=aligned_rows(torch.tensor(keys, device=device)),
-            shared_key=torch.tensor(derive(self.seed, "shared noise"), device=device),
+            shared_key=torch.tensor(derive(seed, "shared noise"), device=device),
             index=torch.zeros((), dtype=torch.int64, device=device),
             plateau=torch.ones((), dtype=torch.float64, device=device),
             factors=factors.to(device),
-            data={**self.feed.tensors, "position": torch.zeros((), dtype=torch.int64, device=device)},
+            data=self.feed.tensors,
             streams=dict(streams),
         )
 
@@ -220,20 +90,85 @@ class TrainStep:
         """Take one step on a batch of `size` examples; without `advance` the step's number stays as it is."""
         step, x, y, rows = self._begin(state, size)
         leaves = self._leaves(state, rows)
-        if self.accumulate == 1:
+        if self.settings.accumulate == 1:
             gradients, parts = self._gradients(state, leaves, rows, step, x, y)
         else:
             gradients, parts = self._accumulated(state, leaves, rows, step, x, y, size)
         with torch.no_grad():
-            self._descend(state, gradients, rows)
+            self.descend(state, gradients, rows)
             self._log(state, parts, rows)
             if advance:
-                state.index.add_(1)
-                state.data["position"].add_(1)
+                self._advance(state)
+
+    def _advance(self, state: TrainState) -> None:
+        state.index.add_(1)
+        state.data["position"].add_(1)
+
+    def _begin(self, state: TrainState, size: int) -> Begun:
+        """Return the step, its batch, and the members it trains."""
+        step = self._step(state)
+        # Streams with one name before a dot, such as inputs and their targets, are drawn row by row together.
+        sources = dict.fromkeys(name.partition(".")[0] for name in state.streams)
+        keys = {source: step.noise(shared=not self.feed.own).keys for source in sources}
+        step.streams = {
+            name: _drawn(values, keys[name.partition(".")[0]], size) for name, values in state.streams.items()
+        }
+        x, y, step.weights = read_batch(self.feed, state.data, size)
+        if (augment := self.settings.augment) is not None:
+            given = x.value() if isinstance(x, Tree) else x
+            changed = augment(given, y, step.noise(shared=not self.feed.own))
+            if not isinstance(changed, tuple) or len(changed) != 2:
+                raise ValueError(
+                    f"`augment` must return what it made of inputs and targets, (x, y); got {type(changed).__name__}."
+                )
+            x, y = batch_of(changed[0]), changed[1]
+        rows = self.objective.pick(step, self.members.num_trained)
+        return step, x, y, None if rows is None else computed_once(rows)
+
+    def _step(self, state: TrainState) -> Step:
+        return Step(state.index, self.total_steps, self.feed.own, state.noise_keys, state.shared_key)
+
+    def picks(self, state: TrainState) -> bool:
+        """Whether the objective trains only some members a step."""
+        return self.objective.pick(self._step(state), self.members.num_trained) is not None
+
+    def _leaves(self, state: TrainState, rows: Tensor | None) -> list[Tensor]:
+        """Return the trained parameters, of the members that the step trains, as leaves of its graph."""
+        return [
+            (flat if rows is None or not block.stacked else flat.index_select(0, rows)).detach().requires_grad_()
+            for flat, block in zip(state.parameters, self.blocks, strict=True)
+        ]
+
+    def _view(self, state: TrainState, leaves: Sequence[Tensor], rows: Tensor | None, step: Step) -> View:
+        """Return the members as the step finds them."""
+        parameters, buffers = dict(state.frozen), dict(state.buffers)
+        if rows is not None:
+            parameters = self.members.rows_of(parameters, rows)
+            buffers = self.members.rows_of(buffers, rows)
+        for block, leaf in zip(self.blocks, leaves, strict=True):
+            parameters.update(block.unpack(leaf))
+        return View(
+            self.members,
+            parameters,
+            buffers,
+            keys=lambda: self._pass_keys(step, rows),
+            rows=rows,
+            together=self.objective.couples,
+            # All members as they are before the step, without gradients.
+            whole=None if rows is None else lambda: self._view(state, state.parameters, None, step),
+        )
+
+    def _pass_keys(self, step: Step, rows: Tensor | None) -> Tensor:
+        return step.pass_keys(rows)
+
+    def _precision(self, device: torch.device) -> AbstractContextManager[Any]:
+        # The cache of cast weights would outlive a captured step.
+        on = self.settings.bf16
+        return torch.autocast(device.type, torch.bfloat16, cache_enabled=False) if on else nullcontext()
 
     def _gradients(
         self, state: TrainState, leaves: list[Tensor], rows: Tensor | None, step: Step, x: Any, y: Tensor
-    ) -> tuple[tuple[Tensor | None, ...], Mapping[str, Tensor]]:
+    ) -> tuple[Gradients, Mapping[str, Tensor]]:
         """Return the gradients of the objective on a batch, and its logged parts; buffers are as the pass leaves them."""
         view = self._view(state, leaves, rows, step)
         with self._precision(x.device):
@@ -242,21 +177,24 @@ class TrainStep:
                 # Members are one network's views: their mean trains it as that network alone.
                 loss = loss / view.num_members
         gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
+        self._keep_buffers(state, rows, view)
+        return gradients, parts
+
+    def _keep_buffers(self, state: TrainState, rows: Tensor | None, view: View) -> None:
         if rows is not None:
             with torch.no_grad():
                 self.members.put_rows(state.buffers, rows, view.buffers)
-        return gradients, parts
 
     def _accumulated(
         self, state: TrainState, leaves: list[Tensor], rows: Tensor | None, step: Step, x: Any, y: Tensor, size: int
-    ) -> tuple[tuple[Tensor | None, ...], Mapping[str, Tensor]]:
+    ) -> tuple[Gradients, Mapping[str, Tensor]]:
         """Return the mean of the gradients on equal parts of a batch, one after another: a pass has the memory of one part."""
         total: list[Tensor | None] = [None] * len(leaves)
         logged: dict[str, Tensor] = {}
-        count, own = min(self.accumulate, size), int(self.feed.own)
+        count = min(self.settings.accumulate, size)
         for place in range(count):
             part = slice(place * size // count, (place + 1) * size // count)
-            where = (slice(None), part) if own else part
+            where = (slice(None), part) if self.feed.own else part
             # Not the step's own noise again: parts would share their dropout and perturbations.
             inner = replace(
                 step,
@@ -274,7 +212,7 @@ class TrainStep:
                     total[index] = scaled if before is None else before + scaled
             for name, value in parts.items():
                 logged[name] = logged.get(name, 0.0) + share * value.detach()
-        return tuple(total), logged
+        return total, logged
 
     def _share(self, step: Step, part: Step, index: int, rows: Tensor | None) -> Tensor:
         """Return how much a part of the batch counts in the whole by its examples' weights: one number, or one for each row of a block."""
@@ -290,103 +228,42 @@ class TrainStep:
             return share[list(block.members)][:, None]
         return (share if rows is None else share[rows])[:, None]
 
-    def run_forward(self, state: TrainState, size: int) -> tuple[Tensor, list[Tensor]]:
-        """Return the members' outputs for the step's batch, with their graph, and the leaves they depend on.
-
-        This, `judge` and `run_backward` are the step of an objective on outputs in three parts, so that members can run as
-        programs of their own around the part in which they are compared.
-        """
-        step, x, _, rows = self._begin(state, size)
+    def forward(
+        self, state: TrainState, size: int, begun: Begun | None = None
+    ) -> tuple[Tensor, list[Tensor], Tensor | None]:
+        """Return the members' outputs for the step's batch, with their graph, the leaves they depend on, and which members they are of."""
+        step, x, _, rows = begun or self._begin(state, size)
         leaves = self._leaves(state, rows)
         view = self._view(state, leaves, rows, step)
         with self._precision(x.device):
-            return (view.each(x) if step.own else view(x)), leaves
+            outputs = view.each(x) if step.own else view(x)
+        self._keep_buffers(state, rows, view)
+        return outputs, leaves, rows
 
-    def judge(self, state: TrainState, size: int, outputs: Tensor) -> Tensor:
+    def exchange(self, outputs: Tensor, size: int) -> Tensor:
+        """Return the outputs that are judged from those that `forward` gave."""
+        return outputs
+
+    def judge(self, state: TrainState, size: int, outputs: Tensor, begun: Begun | None = None) -> Tensor:
         """Log the parts of the objective on these outputs; return its gradient with respect to them."""
         assert isinstance(self.objective, OutputObjective)
-        step, x, y, rows = self._begin(state, size)
+        step, _, y, rows = begun or self._begin(state, size)
         outputs = outputs.detach().requires_grad_()
-        with self._precision(x.device):
+        with self._precision(outputs.device):
             loss, parts = self.objective.on_outputs(outputs, y, step)
         (gradient,) = torch.autograd.grad(loss, outputs)
         with torch.no_grad():
             self._log(state, parts, rows)
         return gradient
 
-    def run_backward(self, state: TrainState, outputs: Tensor, leaves: list[Tensor], output_gradient: Tensor) -> None:
-        """Descend along the gradient that the outputs' gradient gives."""
-        gradients = torch.autograd.grad(outputs, leaves, output_gradient, allow_unused=True)
-        with torch.no_grad():
-            self._descend(state, gradients, None)
+    def backward(self, outputs: Tensor, leaves: list[Tensor], gradient: Tensor) -> Gradients:
+        """Return the gradients of the leaves from that of the outputs."""
+        return torch.autograd.grad(outputs, leaves, gradient, allow_unused=True)
 
-    def _begin(self, state: TrainState, size: int) -> Begun:
-        """Return the step, its batch, and the members it trains."""
-        step = self._step(state, size)
-        x, y, step.weights = self.feed.batch(state.data, size)
-        if self.augment is not None:
-            given = x.value() if isinstance(x, Tree) else x
-            changed = self.augment(given, y, step.noise(shared=not self.feed.own))
-            if not isinstance(changed, tuple) or len(changed) != 2:
-                raise ValueError(
-                    f"`augment` must return what it made of inputs and targets, (x, y); got {type(changed).__name__}."
-                )
-            x, y = batch_of(changed[0]), changed[1]
-        rows = self.objective.pick(step, self.members.num_trained)
-        return step, x, y, None if rows is None else computed_once(rows)
-
-    def _leaves(self, state: TrainState, rows: Tensor | None) -> list[Tensor]:
-        return [_leaf(flat, block, rows) for flat, block in zip(state.parameters, self.blocks, strict=True)]
-
-    def picks(self, state: TrainState) -> bool:
-        """Whether the objective trains only some members a step."""
-        return self._picked(state) is not None
-
-    def _picked(self, state: TrainState) -> Tensor | None:
-        step = Step(state.index, self.total_steps, self.feed.own, state.noise_keys, state.shared_key)
-        return self.objective.pick(step, self.members.num_trained)
-
-    def _step(self, state: TrainState, size: int) -> Step:
-        step = Step(state.index, self.total_steps, self.feed.own, state.noise_keys, state.shared_key)
-        # Streams with one name before a dot, such as inputs and their targets, are drawn row by row together.
-        sources = dict.fromkeys(name.partition(".")[0] for name in state.streams)
-        keys = {source: step.noise(shared=not self.feed.own).keys for source in sources}
-        step.streams = {
-            name: stream_batch(values, keys[name.partition(".")[0]], size) for name, values in state.streams.items()
-        }
-        return step
-
-    def _view(
-        self, state: TrainState, leaves: list[Tensor], rows: Tensor | None, step: Step, part: int | None = None
-    ) -> View:
-        """Return the members as the step finds them; rows of another part of the batch draw other noise."""
-        parameters, buffers = dict(state.frozen), dict(state.buffers)
-        if rows is not None:
-            parameters = self.members.rows_of(parameters, rows)
-            buffers = self.members.rows_of(buffers, rows)
-        for block, leaf in zip(self.blocks, leaves, strict=True):
-            parameters.update(block.unpack(leaf))
-        return View(
-            self.members,
-            parameters,
-            buffers,
-            keys=lambda: step.pass_keys(rows) if part is None else fold(step.pass_keys(rows), part),
-            rows=rows,
-            together=self.objective.couples,
-            whole=None if rows is None else lambda: self._whole(state, step),
-        )
-
-    def _whole(self, state: TrainState, step: Step) -> View:
-        """Return all members as they are before the step, without gradients."""
-        return self._view(state, state.parameters, None, step)
-
-    def _precision(self, device: torch.device) -> AbstractContextManager[Any]:
-        # The cache of cast weights would outlive a captured step.
-        return torch.autocast(device.type, torch.bfloat16, cache_enabled=False) if self.bf16 else nullcontext()
-
-    def _descend(self, state: TrainState, gradients: tuple[Tensor | None, ...], rows: Tensor | None) -> None:
+    @torch.no_grad()
+    def descend(self, state: TrainState, gradients: Gradients, rows: Tensor | None) -> None:
         """Have the optimizer take its step on every block of parameters."""
-        factor = state.factors.index_select(0, state.index.reshape(1)) * state.plateau
+        factor, ema = state.factors.index_select(0, state.index.reshape(1)) * state.plateau, self.settings.ema
         for index, gradient in enumerate(self._clipped(gradients, rows)):
             block, values = self.blocks[index], state.parameters[index]
             block_rows = rows if block.stacked else None
@@ -398,19 +275,15 @@ class TrainStep:
                 gradient = block.flat.new_zeros(()).expand(count, block.flat.shape[1])
             tensors = {**state.optimizer[index], **state.columns[index]}
             self.optimizer.update(tensors, index, values, gradient, factor, block_rows)
-            if self.ema is not None:
-                _average(state.averages[index], values, self.ema, block_rows)
+            if ema is not None:
+                _average(state.averages[index], values, ema, block_rows)
 
-    def _clipped(self, gradients: tuple[Tensor | None, ...], rows: Tensor | None) -> tuple[Tensor | None, ...]:
+    def _clipped(self, gradients: Gradients, rows: Tensor | None) -> Gradients:
         """Keep each number of a gradient within the largest value allowed, then scale each member's down to the largest norm."""
-        if (limit := self.clip_value) is not None:
-            gradients = tuple(None if gradient is None else gradient.clamp(-limit, limit) for gradient in gradients)
-        return gradients if self.clip_norm is None else self._within_norm(self.clip_norm, gradients, rows)
-
-    def _within_norm(
-        self, limit: float, gradients: tuple[Tensor | None, ...], rows: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        """Scale each member's gradient down to the largest norm allowed."""
+        if (limit := self.settings.clip_value) is not None:
+            gradients = [None if gradient is None else gradient.clamp(-limit, limit) for gradient in gradients]
+        if (limit := self.settings.clip_norm) is None:
+            return gradients
         count = self.members.num_trained if rows is None or not self.blocks[0].stacked else len(rows)
         squares = torch.zeros(count, dtype=torch.float32, device=self.blocks[0].flat.device)
         # Whose norm each row of a block is part of.
@@ -424,10 +297,10 @@ class TrainStep:
             if gradient is not None:
                 squares = squares.index_add(0, place, gradient.float().square().sum(1))
         scale = (limit / (squares.sqrt() + 1e-6)).clamp(max=1.0)
-        return tuple(
+        return [
             None if gradient is None else gradient * scale[place][:, None].to(gradient.dtype)
             for gradient, place in zip(gradients, places, strict=True)
-        )
+        ]
 
     def _log(self, state: TrainState, parts: Mapping[str, Tensor], rows: Tensor | None) -> None:
         for name, value in parts.items():
@@ -446,8 +319,31 @@ class TrainStep:
     def make_sum(self, state: TrainState, name: str, shape: Sequence[int]) -> None:
         """Give a logged part its place in the state."""
         for sums in (state.sums, state.seen):
-            zeros = torch.zeros(tuple(shape), dtype=torch.float32, device=state.index.device)
-            sums[name] = aligned_rows(zeros) if zeros.ndim else zeros
+            sums[name] = aligned_rows(torch.zeros(tuple(shape), dtype=torch.float32, device=state.index.device))
+
+
+def read_batch(feed: Feed, data: Mapping[str, Tensor], size: int) -> Triple:
+    """Return inputs, targets and weights (None without any): the rows that the order names, or what the feed placed.
+
+    They are `(size, ...)`, or `(members, size, ...)` if members have orders of their own.
+    """
+    leaves = [data[name] for name in feed.names]
+    if (order := data.get("order")) is not None:
+        columns = data["position"] * feed.stride + torch.arange(size, device=order.device)
+        chosen = order.index_select(-1, columns)
+        leaves = [_gathered(leaf, chosen) for leaf in leaves]
+    x, y, *weights = tree_unflatten(leaves, feed.spec)
+    return as_real(x) if feed.as_real else x, y, weights[0] if weights else None
+
+
+def _gathered(values: Tensor, index: Tensor) -> Tensor:
+    """Return rows, `index.shape + (...)`."""
+    return values.index_select(0, index.reshape(-1)).reshape(*index.shape, *values.shape[1:])
+
+
+def _drawn(values: Tensor, keys: Tensor, size: int) -> Tensor:
+    """Return a batch of a second stream, drawn with replacement: `keys.shape + (size, ...)`."""
+    return _gathered(values, bits(keys, size).remainder(len(values)))
 
 
 def _no_average(flat: Tensor) -> dict[str, Tensor]:
@@ -473,37 +369,255 @@ def _average(average: Mapping[str, Tensor], values: Tensor, decay: float, rows: 
         count.index_copy_(0, rows, steps)
 
 
-def _stays(block: Block, gradient: Tensor | None, rows: Tensor | None) -> bool:
+def _stays(block: "Block", gradient: Tensor | None, rows: Tensor | None) -> bool:
     """Whether a block is a network of its own that the step did not reach, or did not pick."""
     if block.members is None or block.stacked:
         return False
     return gradient is None or (rows is not None and block.members[0] not in rows.tolist())
 
 
-def _leaf(flat: Tensor, block: Block, rows: Tensor | None) -> Tensor:
-    chosen = flat if rows is None or not block.stacked else flat.index_select(0, rows)
-    return chosen.detach().requires_grad_()
+def computed_once(values: Tensor) -> Tensor:
+    """Return few values by way of a reduction that changes nothing.
+
+    A compiler keeps the result of a reduction; what leads to it without one, it computes again for every weight that it is
+    used with. Powers and roots of a step count took three times as long so as the update itself.
+    """
+    return values[..., None].expand(*values.shape, 16).amax(-1)
 
 
-class Engine(ABC):
-    """How training steps are executed."""
+@dataclass(frozen=True)
+class Block:
+    """Parameters of one dtype that share their rows: `flat` is `(rows, columns)`, each parameter a range of columns.
 
-    name: str
+    Weights of 2-D convolutions lie in channels-last order, in which GPUs convolve fastest; it is an order of memory only.
+
+    Attributes:
+        names: Registered names of the parameters, in column order.
+        shapes: Shape of each one's row.
+        stacked: Whether a parameter's first axis is the row; if not there is one row, the whole parameter.
+        members: Which member each row belongs to; None where members share the row.
+        flat: The values.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    stacked: bool
+    members: tuple[int, ...] | None
+    flat: Tensor
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of columns of each parameter."""
+        return [prod(shape) for shape in self.shapes]
+
+    @property
+    def padding(self) -> int:
+        """Number of columns at the end that belong to no parameter."""
+        return -sum(self.sizes) % ALIGNMENT
+
+    def rows_of(self, members: Collection[int]) -> list[int]:
+        """Return the rows of these members, by their places in the ensemble."""
+        return [row for row, member in enumerate(self.members or ()) if member in members]
+
+    def unpack(self, flat: Tensor) -> dict[str, Tensor]:
+        """Return the parameters as views of `flat`, which may hold fewer rows than the block."""
+        # One split: its backward is a single concatenation, the gradient of the whole row.
+        parts = torch.split(flat, [*self.sizes, self.padding], dim=1)
+        lead = (len(flat),) if self.stacked else ()
+        return {
+            name: _shaped(part, lead, shape) for name, shape, part in zip(self.names, self.shapes, parts, strict=False)
+        }
+
+
+def _shaped(part: Tensor, lead: tuple[int, ...], shape: torch.Size) -> Tensor:
+    """Return one parameter's columns in its own shape."""
+    if len(shape) != 4:
+        return part.reshape(*lead, *shape)
+    out, channels, height, width = shape
+    return part.reshape(*lead, out, height, width, channels).movedim(-1, -3)
+
+
+Slots = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a step gives a rule, for each row that it updates.
+
+    Attributes:
+        gradient: `(rows, columns)`.
+        count: Number of the step, from 1, `(rows, 1)`.
+        lr: Learning rate, `(rows, 1)` or `(rows, columns)`.
+        decay: Decay of the values, likewise; None for none.
+    """
+
+    gradient: Tensor
+    count: Tensor
+    lr: Tensor
+    decay: Tensor | None
+
+
+@dataclass(frozen=True)
+class Rule(ABC):
+    """An elementwise update, the same arithmetic as torch's optimizer of that name, on `(rows, columns)`."""
+
+    slots: ClassVar[tuple[str, ...]]
+    default_decay: ClassVar[float] = 0.0
 
     @abstractmethod
-    def take(self, state: TrainState, size: int, limit: int) -> int:
-        """Take one step on a batch of `size` examples, changing the state in place, or up to `limit` at once; return how many."""
+    def update(self, values: Tensor, slots: Slots, given: Given) -> None:
+        """Change values and slots, `(rows, columns)`, in place."""
+
+    def update_rows(self, values: Tensor, slots: Slots, rows: Tensor, given: Given) -> None:
+        """Change some rows of values and slots, all different, in place; what is given is for these rows."""
+        new = values.index_select(0, rows)
+        new_slots = {name: slot.index_select(0, rows) for name, slot in slots.items()}
+        self.update(new, new_slots, given)
+        values.index_copy_(0, rows, new)
+        for name, slot in slots.items():
+            slot.index_copy_(0, rows, new_slots[name])
 
 
-class Eager(Engine):
-    """The step as it is written."""
+@dataclass(frozen=True)
+class SGD(Rule):
+    """Stochastic gradient descent with momentum, as `torch.optim.SGD`."""
 
-    name = "eager"
+    momentum: float = 0.0
+    dampening: float = 0.0
+    nesterov: bool = False
 
-    def __init__(self, train_step: TrainStep) -> None:
-        self.train_step = train_step
+    slots: ClassVar[tuple[str, ...]] = ("momentum",)
 
-    def take(self, state: TrainState, size: int, limit: int) -> int:
+    def update(self, values: Tensor, slots: Slots, given: Given) -> None:
         """Take one step."""
-        self.train_step(state, size)
-        return 1
+        gradient = given.gradient
+        if given.decay is not None:
+            gradient = gradient + given.decay.to(values.dtype) * values
+        if self.momentum:
+            buffer = slots["momentum"]
+            fresh = gradient
+            if self.dampening:
+                fresh = torch.where(given.count == 1, gradient, gradient * (1 - self.dampening))
+            buffer.mul_(self.momentum).add_(fresh)
+            gradient = gradient + self.momentum * buffer if self.nesterov else buffer
+        values.addcmul_(gradient, -given.lr.to(values.dtype))
+
+
+@dataclass(frozen=True)
+class Adam(Rule):
+    """Adam with L2 decay added to the gradient, as `torch.optim.Adam`."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+
+    slots: ClassVar[tuple[str, ...]] = ("first", "second")
+    decoupled: ClassVar[bool] = False
+
+    def update(self, values: Tensor, slots: Slots, given: Given) -> None:
+        """Take one step."""
+        kept, decay, rate, floor = self._factors(given, values.dtype)
+        gradient = given.gradient if decay is None else given.gradient + decay * values
+        if kept is not None:
+            values.mul_(kept)
+        first, second = slots["first"], slots["second"]
+        first.lerp_(gradient, 1 - self.betas[0])
+        second.mul_(self.betas[1]).addcmul_(gradient, gradient, value=1 - self.betas[1])
+        scaled = first / second.sqrt().add_(floor)
+        values.addcmul_(scaled, rate)
+
+    def update_rows(self, values: Tensor, slots: Slots, rows: Tensor, given: Given) -> None:
+        """Take one step on some rows, where a kernel can without a copy of them."""
+        if not runs_as_kernel(values) or given.lr.shape[1] > 1:
+            super().update_rows(values, slots, rows, given)
+            return
+        factors = self._factors(given, values.dtype)
+        update_by_adam(values, slots["first"], slots["second"], [given.gradient], rows, *factors, *self.betas)
+
+    def _factors(self, given: Given, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
+        """Return the factor on the values, the share of them in the gradient, the rate, and what is added to the root."""
+        # In float64 the corrections, close to 1, stay exact where count is large.
+        lr, decay, exact = given.lr, given.decay, given.count.double()
+        # torch divides the root by `spread` before it adds eps; multiplied out, that takes fewer passes over the rows.
+        spread = (1 - self.betas[1] ** exact).sqrt()
+        numbers = [-lr * spread / (1 - self.betas[0] ** exact), spread * self.eps]
+        if decay is not None and self.decoupled:
+            rate, floor, kept = _once_a_row([*numbers, 1 - lr * decay], dtype)
+            return kept, None, rate, floor
+        rate, floor = _once_a_row(numbers, dtype)
+        return None, None if decay is None else decay.to(dtype), rate, floor
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam with decoupled decay, as `torch.optim.AdamW`."""
+
+    decoupled: ClassVar[bool] = True
+    default_decay: ClassVar[float] = 1e-2
+
+
+def _once_a_row(numbers: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Return the numbers, each `(rows, 1)` or `(rows, columns)`, in the precision of the values they act on."""
+    cast = [number.to(dtype) for number in numbers]
+    return [computed_once(number) if number.shape[1] == 1 else number for number in cast]
+
+
+class RowOptimizer:
+    """A rule for every block. Its tensors (slots, counts, rates) are handed in, so that a step is a function of them."""
+
+    traceable = True
+
+    def __init__(
+        self,
+        rule: Rule,
+        blocks: Sequence[Block],
+        lr: Sequence[float],
+        decay: Sequence[float],
+        columns: Sequence[dict[str, Tensor]] | None = None,
+    ) -> None:
+        self.rule, self.blocks = rule, blocks
+        self.columns = list(columns or [{} for _ in blocks])
+        self.decays = any(decay) or any(bool(groups["column_decay"].any()) for groups in self.columns if groups)
+        self.slots = () if isinstance(rule, SGD) and not rule.momentum else rule.slots
+        self.tensors = [
+            {
+                **{slot: torch.zeros_like(block.flat) for slot in self.slots},
+                "count": aligned_rows(torch.zeros(len(block.flat), dtype=torch.int64, device=block.flat.device)),
+                "lr": _rows(lr, block),
+                "decay": _rows(decay, block),
+            }
+            for block in blocks
+        ]
+
+    def update(
+        self,
+        tensors: Mapping[str, Tensor],
+        index: int,
+        values: Tensor,
+        gradient: Tensor,
+        factor: Tensor,
+        rows: Tensor | None,
+    ) -> None:
+        """Take one step on block `index`, in place; `rows` says to which of its rows `gradient` belongs, None: to all."""
+        slots = {slot: tensors[slot] for slot in self.slots}
+        count, lr, decay = (tensors[name] for name in ("count", "lr", "decay"))
+        if rows is None:
+            count.add_(1)
+        else:
+            # Rows differ from each other. Adding at an index, which allows for repeats, takes ten kernels on a GPU.
+            now = count.index_select(0, rows) + 1
+            count.index_copy_(0, rows, now)
+            count, lr, decay = now, lr.index_select(0, rows), decay.index_select(0, rows)
+        rates = (lr * factor)[:, None]
+        decays = decay[:, None] if self.decays else None
+        if "column_lr" in tensors:
+            rates, decays = rates * tensors["column_lr"], tensors["column_decay"]
+        given = Given(gradient, count[:, None], rates, decays)
+        if rows is None:
+            self.rule.update(values, slots, given)
+        else:
+            self.rule.update_rows(values, slots, rows, given)
+
+
+def _rows(values: Sequence[float], block: Block) -> Tensor:
+    chosen = [values[0]] if block.members is None else [values[member] for member in block.members]
+    return aligned_rows(torch.tensor(chosen, dtype=torch.float64, device=block.flat.device))

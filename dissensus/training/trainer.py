@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -22,13 +22,14 @@ from dissensus.members import Members
 from dissensus.objectives import Objective
 from dissensus.randomness import derive, seeded
 from dissensus.training.checkpoints import CheckpointError, CheckpointFolder, architecture, check_same_run, fingerprint
-from dissensus.training.engines import EngineName, check_engine, choose_engine
+from dissensus.training.engines import EngineName, Recorded, check_engine, choose_engine
 from dissensus.training.feeds import Feed
 from dissensus.training.history import History, Progress, mean_of
 from dissensus.training.mesh import Mesh, MeshStep, check_mesh, training_on
 from dissensus.training.optimizers import Factory, SeparateOptimizers, check_attached, detach, make_optimizer, pack
 from dissensus.training.schedules import AnySchedule, Plateau, factor_table
-from dissensus.training.step import PARTS, Eager, Engine, TrainState, TrainStep
+from dissensus.training.state import PARTS, TrainState
+from dissensus.training.step import TrainStep
 from dissensus.training.validation import NOT_SHOWN, CollusionWatch, Validation, Watch, validate
 
 
@@ -36,9 +37,9 @@ class DivergedError(RuntimeError):
     """A member's loss is no longer a finite number."""
 
 
-def _refuse(*reasons: tuple[object, str]) -> None:
-    """Raise the sentence of the first reason that is true."""
-    for wrong, sentence in reasons:
+def _refuse(reasons: Mapping[str, object]) -> None:
+    """Raise the first sentence whose reason is true."""
+    for sentence, wrong in reasons.items():
         if wrong:
             raise ValueError(sentence)
 
@@ -109,28 +110,18 @@ class Settings:
                 object.__setattr__(self, name, check(name, value))
         if self.select is None and (self.per_member or self.patience is not None):
             object.__setattr__(self, "select", "validation_loss" if self.per_member else "ensemble_loss")
-        self._check_together()
-
-    def _check_together(self) -> None:
-        """Refuse settings that do not go together."""
-        alone = self.per_member or self.ema or self.accumulate > 1
+        mesh, alone = self.mesh is not None, self.per_member or self.ema or self.accumulate > 1
         _refuse(
-            (
-                self.mesh is not None and self.concurrent_members is not None,
-                "`concurrent_members` is for one process. Leave it out, or leave `mesh` out.",
-            ),
-            (
-                self.mesh is not None and alone,
-                "`mesh` goes without `accumulate`, `ema` and `per_member`. Train in one process, or leave them out.",
-            ),
-            (
-                self.checkpoint_dir == "",
-                "`checkpoint_dir` must be a folder's path; got ''. Pass None for no checkpoints.",
-            ),
-            (
-                self.resume and self.checkpoint_dir is None,
-                "resume=True goes on from a folder, and there is none: pass `checkpoint_dir` too.",
-            ),
+            {
+                "`concurrent_members` is for one process. Leave it out, or leave `mesh` out.": mesh
+                and self.concurrent_members is not None,
+                "`mesh` goes without `accumulate`, `ema` and `per_member`. Train in one process, or leave them out.": mesh
+                and alone,
+                "`checkpoint_dir` must be a folder's path; got ''. Pass None for no checkpoints.": self.checkpoint_dir
+                == "",
+                "resume=True goes on from a folder, and there is none: pass `checkpoint_dir` too.": self.resume
+                and self.checkpoint_dir is None,
+            }
         )
 
 
@@ -198,8 +189,6 @@ class Trainer:
         self.folder = None if settings.checkpoint_dir is None else CheckpointFolder(settings.checkpoint_dir)
         self.good: dict[str, Tensor] | None = None
         self.state: TrainState
-        # The same dictionary throughout: a running epoch of a loader puts its batches into it.
-        self.data: dict[str, Tensor] = {}
         self.checked_step = self.shared_step = 0
         # Shapes of an example in the order they came: those of padded batches differ.
         self.shapes: list[str] = []
@@ -211,31 +200,22 @@ class Trainer:
         """Refuse settings that this ensemble, objective or data cannot be trained with."""
         settings, separate = self.settings, self.members.separate
         apart, drops = separate and not self.objective.couples, settings.on_divergence == "drop"
+        plateau = isinstance(settings.schedule, Plateau)
         _refuse(
-            (
-                drops and not apart,
+            {
                 "on_divergence='drop' needs members that own their parameters and an objective that does not couple them; "
-                "otherwise one member's divergence is every member's. Use on_divergence='stop'.",
-            ),
-            (
-                settings.clip_norm is not None and not separate,
-                "`clip_norm` clips members one by one, and these share their parameters. Leave it out.",
-            ),
-            (
-                settings.per_member and (drops or not apart),
+                "otherwise one member's divergence is every member's. Use on_divergence='stop'.": drops and not apart,
+                "`clip_norm` clips members one by one, and these share their parameters. Leave it out.": (
+                    settings.clip_norm is not None and not separate
+                ),
                 "per_member=True needs members that own their parameters, an objective that does not couple them and on_divergence='stop'; "
-                "otherwise what one does after its best moment is not its own affair. Leave it out.",
-            ),
-        )
-        self._check_selection()
-
-    def _check_selection(self) -> None:
-        settings, plateau = self.settings, isinstance(self.settings.schedule, Plateau)
-        _refuse(
-            (
-                self.validation is None and (settings.select is not None or plateau),
-                "Selecting, stopping early and reducing the rate on a plateau look at validation data; give `validation=`.",
-            )
+                "otherwise what one does after its best moment is not its own affair. Leave it out.": (
+                    settings.per_member and (drops or not apart)
+                ),
+                "Selecting, stopping early and reducing the rate on a plateau look at validation data; give `validation=`.": (
+                    self.validation is None and (settings.select is not None or plateau)
+                ),
+            }
         )
         measured = ["loss", "accuracy"] if self.objective.likelihood.kind in ("classes", "labels") else ["loss"]
         of_whom = ["validation"] if settings.per_member else ["ensemble", "validation"]
@@ -246,54 +226,43 @@ class Trainer:
     @torch.enable_grad()
     def run(self) -> Run:
         """Train to the end; leave the ensemble with the last weights, or the best if a column was selected."""
+        mesh, result = self.settings.mesh, self.result
         alone = nullcontext() if self.folder is None or not self.writes else only_writer(self.folder.folder)
-        mesh = self.settings.mesh
         beside = nullcontext() if mesh is None else training_on(mesh, self.members)
         # Networks may draw from global generators.
         with alone, beside, seeded(derive(self.settings.seed, "run")):
-            return self._run()
-
-    def _run(self) -> Run:
-        self._set_up()
-        self.members.train()
-        progress = Progress(
-            self.total_steps,
-            self.settings.epochs,
-            self.result.step,
-            show=self.settings.progress if self.writes else False,
-        )
-        try:
-            self._loop(progress)
-        finally:
-            progress.close()
-            self._load_best()
-            detach(self.members, self.step.blocks)
+            self._set_up()
+            self.members.train()
+            show = self.settings.progress if self.writes else False
+            progress = Progress(self.total_steps, self.settings.epochs, result.step, show=show)
+            try:
+                self._loop(progress)
+            finally:
+                progress.close()
+                if self.good is not None:
+                    self.state.load(self.good)
+                detach(self.members, self.step.blocks)
         asked = self.settings.engine
-        self.result.engine = self.result.engine or ("eager" if asked == "auto" else asked)
-        return self.result
+        result.engine = result.engine or ("eager" if asked == "auto" else asked)
+        return result
 
     def _set_up(self) -> None:
-        settings = self.settings
-        self.total_steps = settings.epochs * self.feed.steps_per_epoch
+        self.total_steps = self.settings.epochs * self.feed.steps_per_epoch
         stored = self._stored() if self.folder is not None else None
         self._build()
         if stored is not None:
             self._restore(*stored)
-        if settings.mesh is not None:
+        if self.settings.mesh is not None:
             # Nobody writes into the folder while others still read it.
-            settings.mesh.wait()
+            self.settings.mesh.wait()
 
     def _build(self) -> None:
         settings, members = self.settings, self.members
         blocks = pack(members)
         try:
+            lr, decay = self._left(settings.lr), self._left(settings.weight_decay)
             optimizer = make_optimizer(
-                settings.optimizer,
-                blocks,
-                members.num_trained,
-                self._left(settings.lr),
-                self._left(settings.weight_decay),
-                settings.optimizer_options,
+                settings.optimizer, blocks, members.num_trained, lr, decay, settings.optimizer_options
             )
             factors = factor_table(settings.schedule, settings.epochs, self.feed.steps_per_epoch)
             if settings.engine not in ("auto", "eager") or settings.concurrent_members is not None:
@@ -303,30 +272,13 @@ class Trainer:
         except Exception:
             detach(members, blocks)
             raise
-        kind = TrainStep if settings.mesh is None else partial(MeshStep, mesh=settings.mesh)
-        self.step = kind(
-            members,
-            self.objective,
-            blocks,
-            optimizer,
-            self.feed,
-            self.feed.batch_size,
-            self.total_steps,
-            settings.seed,
-            settings.augment,
-            settings.clip_norm,
-            settings.clip_value,
-            settings.bf16,
-            settings.accumulate,
-            settings.ema,
-        )
+        kind = TrainStep if settings.mesh is None else MeshStep
+        self.step = kind(members, self.objective, blocks, optimizer, self.feed, self.total_steps, settings)
         self.state = self.step.initial_state(factors, self.streams)
         if settings.mesh is not None:
             check_mesh(settings.mesh, members, self.objective, self.step.picks(self.state))
-        self.data.clear()
-        self.data.update(self.state.data)
-        self.state.data = self.data
-        self.engine: Engine | None = None
+        self.engine: Recorded | None = None
+        self.chosen = False
 
     def _left(self, values: Any) -> Any:
         """Return the values of the members that are left, where some were dropped and each has its own."""
@@ -360,10 +312,7 @@ class Trainer:
     def _go_through_data(self, progress: Progress) -> None:
         """Take the steps of one epoch that are left, until patience runs out."""
         result, every = self.result, self.settings.check_every
-        skip = result.step % self.feed.steps_per_epoch
-        if skip == 0:
-            self.data["position"].zero_()
-        sizes = self.feed.epoch(result.epoch, skip, self.data)
+        sizes = self.feed.epoch(result.epoch, result.step % self.feed.steps_per_epoch)
         for size in sizes:
             ahead = self._take_steps(size) - 1
             deque(islice(sizes, ahead), maxlen=0)
@@ -375,26 +324,26 @@ class Trainer:
 
     def _take_steps(self, size: int) -> int:
         """Take one step, or as many as the engine takes at once; return how many."""
-        if self._as_written():
+        engine, taken = None if self._as_written() else self._engine(size), 1
+        if engine is None:
             self.step(self.state, size)
-            self.result.step += 1
-            return 1
-        if self.engine is None:
-            self.engine = self._engine(size)
-            self.result.engine = self.engine.name
-        limit = self.feed.alike(self.result.step % self.feed.steps_per_epoch)
-        if (every := self.settings.check_every) != "epoch":
-            limit = min(limit, every - self.result.step % every)
-        taken = self.engine.take(self.state, size, limit)
+        else:
+            limit = self.feed.alike(self.result.step % self.feed.steps_per_epoch)
+            if (every := self.settings.check_every) != "epoch":
+                limit = min(limit, every - self.result.step % every)
+            taken = engine.take(self.state, size, limit)
         self.result.step += taken
         return taken
 
-    def _engine(self, size: int) -> Engine:
+    def _engine(self, size: int) -> Recorded | None:
+        """Return what executes steps other than as they are written, chosen when first asked for."""
         settings, asked = self.settings, self.result.engine or self.settings.engine
-        if asked == "eager" and settings.concurrent_members is None:
-            return Eager(self.step)
-        left = self.total_steps - self.result.step
-        return choose_engine(asked, self.step, self.state, size, left, settings.concurrent_members)
+        if not self.chosen:
+            if asked != "eager" or settings.concurrent_members is not None:
+                left = self.total_steps - self.result.step
+                self.engine = choose_engine(asked, self.step, self.state, size, left, settings.concurrent_members)
+            self.chosen, self.result.engine = True, "eager" if self.engine is None else self.engine.name
+        return self.engine
 
     def _as_written(self) -> bool:
         """Whether the step is taken eagerly, whatever the engine: the first one with examples of a shape, and all those beyond many shapes.
@@ -404,7 +353,7 @@ class Trainer:
         """
         if self.settings.concurrent_members is not None:
             return False
-        shape = " ".join(str(list(t.shape[1:])) for name, t in self.data.items() if name.startswith("batch."))
+        shape = " ".join(str(list(self.feed.tensors[name].shape[1:])) for name in self.feed.placed)
         known = shape in self.shapes
         if not known:
             self.shapes.append(shape)
@@ -422,11 +371,19 @@ class Trainer:
         self._handle_divergence()
         per_member, whole = self._read_sums()
         self.result.seconds += time.monotonic() - self.clock
-        whole["lr_factor"] = self._lr_factor()
+        whole["lr_factor"] = float(self.state.factors[self.result.step - 1] * self.state.plateau)
         whole["seconds"] = self.result.seconds
         self._swap_averages()
         self._leave_stopped()
-        self._look_from_outside(per_member, whole, progress)
+        if self.validation is not None:
+            seen = validate(self.members, self.validation, self.objective.likelihood, self.collusion)
+            per_member, whole = per_member | seen[0], whole | seen[1]
+        if self.collusion is not None:
+            found, warning = self.collusion.check(self.members, self.result.history)
+            whole |= found
+            if warning:
+                log.warning("step %d: %s", self.result.step, warning)
+                progress.note(f"step {self.result.step}: {warning}")
         head = {"epoch": -(-self.result.step // self.feed.steps_per_epoch), "step": self.result.step}
         self.result.history.add(head, self.members.member_ids, per_member, whole)
         if self.folder is not None and self.writes:
@@ -441,23 +398,6 @@ class Trainer:
                 self.members.train()
             check_attached(self.members, self.step.blocks)
         self.clock = time.monotonic()
-
-    def _look_from_outside(
-        self, per_member: dict[str, list[float]], whole: dict[str, float], progress: Progress
-    ) -> None:
-        """Add what validation data and the watch for collusion say of the members."""
-        if self.validation is not None:
-            seen_members, seen_whole = validate(
-                self.members, self.validation, self.objective.likelihood, self.collusion
-            )
-            per_member |= seen_members
-            whole |= seen_whole
-        if self.collusion is not None:
-            found, warning = self.collusion.check(self.members, self.result.history)
-            whole |= found
-            if warning:
-                log.warning("step %d: %s", self.result.step, warning)
-                progress.note(f"step {self.result.step}: {warning}")
 
     def _share(self) -> None:
         """Have what other processes trained, where several train together."""
@@ -482,10 +422,6 @@ class Trainer:
             seen.zero_()
         return per_member, whole
 
-    def _lr_factor(self) -> float:
-        step = min(self.result.step, self.total_steps) - 1
-        return float(self.state.factors[step] * self.state.plateau)
-
     def _handle_divergence(self) -> None:
         """Stop, or go on without them, if the sum of some members' losses is no longer finite."""
         bad = self._not_finite()
@@ -494,9 +430,11 @@ class Trainer:
         names = ", ".join(f"member {self.members.member_ids[place]}" for place in bad)
         when = f"epoch {-(-self.result.step // self.feed.steps_per_epoch)}"
         if self.settings.on_divergence == "stop" or len(bad) == self.members.num_trained:
+            there = self.folder is not None and self.folder.exists("last")
+            last = f"The last checkpoint in {self.settings.checkpoint_dir} is from before it."
             raise DivergedError(
-                f"The loss of {names} was no longer finite in {when}. {self._last_good()} Lower the learning rate, clip "
-                "gradients with clip_norm, or go on without such members with on_divergence='drop'."
+                f"The loss of {names} was no longer finite in {when}. {last if there else 'There is no checkpoint before it.'} Lower the "
+                "learning rate, clip gradients with clip_norm, or go on without such members with on_divergence='drop'."
             )
         log.warning("dropped %s: its loss was no longer finite in %s", names, when)
         self._drop(bad)
@@ -515,11 +453,6 @@ class Trainer:
             bad[list(block.members) if block.members is not None else slice(None)] |= broken
         return bad.nonzero().flatten().tolist()
 
-    def _last_good(self) -> str:
-        if self.folder is None or not self.folder.exists("last"):
-            return "There is no checkpoint before it."
-        return f"The last checkpoint in {self.folder.folder} is from before it."
-
     def _drop(self, bad: Sequence[int]) -> None:
         keep = [place for place in range(self.members.num_trained) if place not in bad]
         self.result.dropped += [self.members.member_ids[place] for place in bad]
@@ -530,10 +463,12 @@ class Trainer:
         if self.settings.mesh is not None:  # those that are left are spread anew
             others = tuple(part for part in PARTS if part != "optimizer")
             self.settings.mesh.share(self.state.saved(without=others), self.members)
-        old_state, old_blocks = replace(self.state, data=dict(self.data)), self.step.blocks
+        old_state, old_blocks = self.state, self.step.blocks
         self.members.keep_members(keep)
         self.feed.keep_members(keep)
         self._build()
+        for name, total in old_state.sums.items():
+            self.step.make_sum(self.state, name, total[keep].shape if total.ndim else ())
         self.state.carry_over(old_state, old_blocks, keep)
         # The best so far was the best of other members too: the search begins again.
         self.good, self.watch = None, Watch(self.watch.name)
@@ -610,10 +545,6 @@ class Trainer:
             elif rest not in self.members.shared_buffers:
                 tensor[place] = source[name][place]
 
-    def _load_best(self) -> None:
-        if self.good is not None:
-            self.state.load(self.good)
-
     def _save(self, kind: str, tensors: Mapping[str, Tensor] | None = None, final: bool = False) -> None:
         assert self.folder is not None
         mesh, tensors = self.settings.mesh, tensors or self._tensors(final)
@@ -678,13 +609,18 @@ class Trainer:
 
     def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Go on from what `_tensors` and `_save` wrote."""
-        separate, good = _taken_out(tensors, "separate."), _taken_out(tensors, "good.")
+        separate, good = (
+            {name.removeprefix(prefix): tensors.pop(name) for name in list(tensors) if name.startswith(prefix)}
+            for prefix in ("separate.", "good.")
+        )
+        for name, tensor in tensors.items():
+            if name.startswith("sums."):
+                self.step.make_sum(self.state, name.removeprefix("sums."), tensor.shape)
         if (stranger := self.state.load(tensors)) is not None:
             raise CheckpointError(
                 f"The checkpoint in {self.settings.checkpoint_dir} was written by another version of dissensus, which laid "
                 f"tensors out differently ({stranger}). Begin again in another folder, or go on with that version."
             )
-        self.data["position"].fill_(facts["step"] % self.feed.steps_per_epoch)
         if isinstance(self.step.optimizer, SeparateOptimizers):
             self.step.optimizer.load(separate)
         self.good = {name: t.to(self.state.index.device) for name, t in good.items()} or None
@@ -698,8 +634,3 @@ class Trainer:
         self.watch, self.plateau = Watch(**facts["watch"]), Watch(**facts["plateau"])
         self.watches = [Watch(**watch) for watch in facts["watches"]] if self.watches else []
         result.best, result.best_step = (self.watch.best, self.watch.best_step) if self.good else (None, None)
-
-
-def _taken_out(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Remove what has names with this prefix; return it without."""
-    return {name.removeprefix(prefix): tensors.pop(name) for name in list(tensors) if name.startswith(prefix)}
