@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from dissensus._signatures import checked, real_number
 from dissensus.data.trees import Batch, Output
-from dissensus.members.members import Keys, Members, View, keys_of
+from dissensus.members.members import Keys, Members
 from dissensus.members.shared import SharedMembers
-from dissensus.members.stacking import check_nets, twin
+from dissensus.members.stacking import check_nets, tensors_of, twin
 from dissensus.nets.dropout import plain_dropout, put_layer
 from dissensus.nets.sites import listed
 from dissensus.randomness import derive, uniform
@@ -88,6 +88,10 @@ class LoRAEnsemble(SharedMembers):
             grown = put_layer(grown, name, adapter)
         super().__init__(grown, num_members, seed, "whole", output)
         self.rank, self.alpha = rank, alpha
+        own_names = {
+            f"{name}.{own}" for name, layer in self.adapters() for own, _ in layer.named_parameters(recurse=False)
+        }
+        self.shared_buffers = frozenset(tensors_of(self)) - own_names - {"member_keys"}
         self.to(next(self.net.parameters()).device)
         self.train(net.training)
 
@@ -104,42 +108,6 @@ class LoRAEnsemble(SharedMembers):
     def adapters(self) -> Iterator[tuple[str, "_Adapter"]]:
         """Yield the layers that members have something of their own in, by name."""
         return ((name, module) for name, module in self.named_modules() if isinstance(module, _Adapter))
-
-    def _own_names(self) -> list[str]:
-        return [f"{name}.{own}" for name, layer in self.adapters() for own, _ in layer.named_parameters(recurse=False)]
-
-    @property
-    def shared_buffers(self) -> frozenset[str]:  # type: ignore[override]
-        """Names of the network's tensors, which no pass changes."""
-        own = {*self._own_names(), "member_keys"}
-        names = (name for name, _ in (*self.named_parameters(), *self.named_buffers()))
-        return frozenset(name for name in names if name not in own)
-
-    def parameter_rows(self) -> list[tuple[list[int] | None, list[str]]]:
-        """Return the names of the adapters' parameters, whose rows are the members'."""
-        return [(list(range(self.num_members)), self._own_names())]
-
-    def rows_of(self, tensors: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
-        """Return copies of some members' adapters; the network's tensors as they are."""
-        shared = self.shared_buffers
-        return {name: t if name in shared else t.index_select(0, rows) for name, t in tensors.items()}
-
-    def put_rows(self, tensors: Mapping[str, Tensor], rows: Tensor, new: Mapping[str, Tensor]) -> None:
-        """Write nothing back: no pass changes a tensor."""
-
-    def sums_by_member(self, values: Mapping[str, Tensor], view: View) -> Tensor:
-        """Return the sum of each member's own values."""
-        return Members.sums_by_member(self, values, view)
-
-    def keep_members(self, rows: Sequence[int]) -> None:
-        """Go on with these members only, in place; the others are gone."""
-        kept = [self.check_index(row) for row in rows]
-        self.member_ids = tuple(self.member_ids[row] for row in kept)
-        self.num_members = len(kept)
-        self.member_keys = keys_of(self.seed, self.member_ids).to(self.member_keys.device)
-        for name in self._own_names():
-            parameter = self.get_parameter(name)
-            parameter.data, parameter.grad = parameter.data[kept].clone(), None
 
     def member(self, index: int) -> nn.Module:
         """Return one member as an independent plain module: a copy of the network with that member's adapters."""
@@ -161,10 +129,6 @@ class LoRAEnsemble(SharedMembers):
     def settings(self) -> dict[str, object]:
         """Return what decides training beside the tensors."""
         return {**super().settings(), "alpha": self.alpha}
-
-    def soup(self) -> nn.Module:
-        """Return one plain module with the average of the members' adapters."""
-        return Members.soup(self)
 
 
 class _Adapter(nn.Module):

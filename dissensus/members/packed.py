@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from dissensus._signatures import checked
 from dissensus.architectures import _FlattenTo
 from dissensus.data.trees import Output
-from dissensus.members.members import Keys, Members, View
+from dissensus.members.members import Keys, View
 from dissensus.members.shared import SharedMembers, made
 from dissensus.members.stacking import PROBE_ROWS
 from dissensus.nets.dropout import plain_dropout, put_layer
@@ -127,10 +127,6 @@ class PackedEnsemble(SharedMembers):
     def settings(self) -> dict[str, object]:
         """Return what decides training beside the tensors."""
         return {**super().settings(), "alpha": self.alpha, "gamma": self.gamma}
-
-    def soup(self) -> nn.Module:
-        """Return one thin module whose weights are the average of the members'."""
-        return Members.soup(self)
 
 
 class _Packed(nn.Module):

@@ -139,7 +139,9 @@ class SharedMembers(Members):
         return x[:PROBE_ROWS]
 
     def sums_by_member(self, values: Mapping[str, Tensor], view: View) -> Tensor:
-        """Return the sum of all values for every member: they share them."""
+        """Return the sum of all values for every member, where they share them."""
+        if self.stacked:
+            return super().sums_by_member(values, view)
         return torch.stack([value.sum() for value in values.values()]).sum().expand(view.num_members)
 
     def settings(self) -> dict[str, object]:
@@ -151,7 +153,9 @@ class SharedMembers(Members):
         return torch.arange(self.num_members, device=device)
 
     def soup(self) -> nn.Module:
-        """There is none: members share their weights."""
+        """Return the average of members that have weights of their own; there is none of views of one network."""
+        if self.loss_over_members == "sum":
+            return super().soup()
         raise ValueError(
             f"{type(self).__name__} members share their weights, so there is nothing to average. Average their predictions, or "
             "take one with `member`."
