@@ -156,6 +156,10 @@ class DeepEnsemble(Members):
         decision = next(reversed(self.decisions.values()), None)
         return None if decision is None else decision["why_loop"]
 
+    def networks(self) -> list[nn.Module]:
+        """Return what a pass calls: each member's own module, and the one that stands for all."""
+        return [shell.net for shell in self._shells] + ([] if self.net is None else [self.net])
+
     def unregistered(self) -> Iterator[nn.Module]:
         """Yield the modules of each member, which run in a loop."""
         return (module for shell in self._shells for module in shell.net.modules())

@@ -53,7 +53,9 @@ def check_nets(nets: Sequence[nn.Module]) -> None:
                     "use HeadEnsemble)."
                 )
     if len({id(net) for net in nets}) < len(nets):
-        raise ValueError("The same object is a member twice. Make a new network in every call of the factory, or copy it.")
+        raise ValueError(
+            "The same object is a member twice. Make a new network in every call of the factory, or copy it."
+        )
 
 
 def _check_net(index: int, net: object) -> None:

@@ -17,7 +17,7 @@ from dissensus.members.members import Keys, Members, under
 from dissensus.members.shared import SharedMembers, made
 from dissensus.members.stacking import tensors_of
 from dissensus.nets.dropout import plain_dropout
-from dissensus.randomness import Noise, derive, seeded
+from dissensus.randomness import Noise, seeded
 
 
 class Trajectory(SharedMembers):
@@ -30,11 +30,9 @@ class Trajectory(SharedMembers):
     comparable: ClassVar[bool] = False
 
     def __init__(self, make_net: Callable[[], nn.Module], num_members: int, seed: int, output: Output = None) -> None:
-        with seeded(derive(seed, "initial weights", 0), alone=True):
-            net = made(make_net, num_members)
-        super().__init__(net, num_members, seed, "whole", output)
+        super().__init__(made(make_net, num_members, seed), num_members, seed, "whole", output)
         self.one_pass = True
-        copies = [copy.deepcopy(plain_dropout(copy.deepcopy(self.net))) for _ in range(num_members)]
+        copies = [plain_dropout(copy.deepcopy(self.net)) for _ in range(num_members)]
         self.kept = _in_buffers(DeepEnsemble.from_members(copies, seed, output=output))
         self.member_keys = self.member_keys.to(self.kept.member_keys.device)
 

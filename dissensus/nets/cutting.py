@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 
 from dissensus._signatures import checked, whole_number
 from dissensus.nets.dropout import put_layer
+from dissensus.nets.graphs import like
 
 Reset = Callable[[nn.Module], None]
 
@@ -260,8 +261,7 @@ def _replace_last_linear(head: nn.Module, outputs: int) -> None:
         raise ValueError("`outputs` replaces the last linear layer, and the heads have none.")
     old = head.get_submodule(linear[-1])
     assert isinstance(old, nn.Linear)
-    new = nn.Linear(old.in_features, outputs, old.bias is not None, device=old.weight.device, dtype=old.weight.dtype)
-    put_layer(head, linear[-1], new)
+    put_layer(head, linear[-1], like(old, old.in_features, outputs))
 
 
 @torch.no_grad()
