@@ -18,10 +18,9 @@ from dissensus.members.mc_dropout import Masks, MCDropout
 from dissensus.members.members import Members
 from dissensus.members.mimo import MIMO
 from dissensus.members.packed import PackedEnsemble
-from dissensus.members.shared import BatchUse
+from dissensus.members.shared import BatchUse, made
 from dissensus.members.trajectories import SWAG, SnapshotEnsemble
 from dissensus.nets.first_layer import Initialise
-from dissensus.randomness import derive, seeded
 
 MakeNet = Callable[[], nn.Module]
 Case = Callable[[MakeNet, Tensor], Members]
@@ -32,14 +31,12 @@ class Kind:
     """One kind of ensemble.
 
     Attributes:
-        build: Makes one from a factory of networks, their number, a seed and settings, as recipes do.
+        build: Makes one from a factory of networks, their number, a seed and settings, as recipes do; None where they cannot.
         cases: Small ones to test, by what is special about them: three members from a factory of networks and some inputs.
-        in_recipes: Whether a recipe can name it.
     """
 
-    build: Callable[..., Members]
+    build: Callable[..., Members] | None
     cases: Mapping[str, Case]
-    in_recipes: bool = True
 
 
 def anchored(
@@ -82,23 +79,15 @@ def masksembles(
     batches: BatchUse = "split",
 ) -> Masksembles:
     """Make one network with masks; `layers` names where they act, by rule if none is named."""
-    chosen = list(layers) if layers else "auto"
-    net = one_net(make_member, seed)
-    return Masksembles(net, num_members, scale, layers=chosen, seed=seed, grow=grow, batches=batches)
+    net = made(make_member, 1, seed)
+    return Masksembles(net, num_members, scale, layers=layers or "auto", seed=seed, grow=grow, batches=batches)
 
 
 def mc_dropout(
     make_member: MakeNet, num_members: int, seed: int = 0, *, p: float | None = None, masks: Masks = "member"
 ) -> MCDropout:
     """Make one network whose dropout stays on."""
-    return MCDropout(one_net(make_member, seed), num_members, seed, p, masks=masks)
-
-
-def batch_ensemble(
-    make_member: MakeNet, num_members: int, seed: int = 0, *, batches: BatchUse = "whole"
-) -> BatchEnsemble:
-    """Make members that share weights up to factors of rank one."""
-    return BatchEnsemble(make_member, num_members, seed, batches=batches)
+    return MCDropout(made(make_member, 1, seed), num_members, seed, p, masks=masks)
 
 
 def packed(
@@ -108,49 +97,13 @@ def packed(
     return PackedEnsemble(make_member, num_members, alpha, gamma, seed)
 
 
-def snapshots(make_member: MakeNet, num_members: int, seed: int = 0) -> SnapshotEnsemble:
-    """Make one network whose weights at the end of each cycle are the members."""
-    return SnapshotEnsemble(make_member, num_members, seed)
-
-
-def swag(
-    make_member: MakeNet, num_members: int, seed: int = 0, *, start: float = 0.5, rank: int = 20, scale: float = 1.0
-) -> SWAG:
-    """Make one network around whose path members are drawn."""
-    return SWAG(make_member, num_members, seed, start=start, rank=rank, scale=scale)
-
-
-def mimo(make_member: MakeNet, num_members: int, seed: int = 0, *, repetition: float = 0.0) -> MIMO:
-    """Make one network that answers several inputs at once."""
-    return MIMO(make_member, num_members, seed, repetition=repetition)
-
-
-def lora(
-    make_member: MakeNet,
-    num_members: int,
-    seed: int = 0,
-    *,
-    rank: int = 8,
-    alpha: float = 16.0,
-    own: Sequence[str] = (),
-) -> LoRAEnsemble:
-    """Make adapters on one frozen network."""
-    return LoRAEnsemble(one_net(make_member, seed), num_members, rank, alpha, seed=seed, own=own)
-
-
 def heads(make_member: MakeNet, num_members: int, seed: int = 0) -> HeadEnsemble:
     """Make heads of two layers in place of the last layer of a network, which must be a sequence that ends in a linear layer."""
-    net = one_net(make_member, seed)
+    net = made(make_member, 1, seed)
     assert isinstance(net, nn.Sequential)
     last = net[-1]
     assert isinstance(last, nn.Linear)
     return HeadEnsemble(net[:-1], (last.in_features, last.out_features), num_members, seed)
-
-
-def one_net(make_member: MakeNet, seed: int) -> nn.Module:
-    """Make the one network of a kind whose members share it; its weights depend on the seed only."""
-    with seeded(derive(seed, "initial weights", 0), alone=True):
-        return make_member()
 
 
 KINDS: Mapping[str, Kind] = MappingProxyType(
@@ -161,7 +114,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
                 "vectorised": lambda make_net, x: DeepEnsemble(make_net, 3, execution="vectorised"),
                 "loop": lambda make_net, x: DeepEnsemble(make_net, 3, execution="loop"),
                 "different architectures": lambda make_net, x: DeepEnsemble.from_members(
-                    [one_net(make_net, 0), nn.Sequential(one_net(make_net, 1)), one_net(make_net, 2)]
+                    [made(make_net, 1, 0), nn.Sequential(made(make_net, 1, 1)), made(make_net, 1, 2)]
                 ),
             },
         ),
@@ -184,7 +137,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             },
         ),
         "mc_dropout": Kind(mc_dropout, {"p": lambda make_net, x: mc_dropout(make_net, 3, p=0.2)}),
-        "batch_ensemble": Kind(batch_ensemble, {"whole batches": lambda make_net, x: BatchEnsemble(make_net, 3)}),
+        "batch_ensemble": Kind(BatchEnsemble, {"whole batches": lambda make_net, x: BatchEnsemble(make_net, 3)}),
         "packed": Kind(
             packed,
             {
@@ -192,30 +145,29 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
                 "subgroups": lambda make_net, x: PackedEnsemble(make_net, 3, 3.0, 2),
             },
         ),
-        "snapshots": Kind(snapshots, {"two cycles": lambda make_net, x: SnapshotEnsemble(make_net, 2)}),
+        "snapshots": Kind(SnapshotEnsemble, {"two cycles": lambda make_net, x: SnapshotEnsemble(make_net, 2)}),
         "swag": Kind(
-            swag,
+            SWAG,
             {
                 "all epochs": lambda make_net, x: SWAG(make_net, 3, start=0.0),
                 "diagonal": lambda make_net, x: SWAG(make_net, 3, start=0.0, rank=0),
             },
         ),
         "mimo": Kind(
-            mimo,
+            MIMO,
             {
                 "plain": lambda make_net, x: MIMO(make_net, 3),
                 "repetition": lambda make_net, x: MIMO(make_net, 3, repetition=0.5),
             },
         ),
         "lora": Kind(
-            lora,
+            None,
             {
-                "all layers": lambda make_net, x: lora(make_net, 3, rank=2, alpha=2.0),
-                "an own head": lambda make_net, x: lora(make_net, 3, rank=2, own="*"),
+                "all layers": lambda make_net, x: LoRAEnsemble(made(make_net, 1, 0), 3, 2, 2.0),
+                "an own head": lambda make_net, x: LoRAEnsemble(made(make_net, 1, 0), 3, 2, own="*"),
             },
-            in_recipes=False,
         ),
-        "heads": Kind(heads, {"two layers": lambda make_net, x: heads(make_net, 3)}, in_recipes=False),
+        "heads": Kind(None, {"two layers": lambda make_net, x: heads(make_net, 3)}),
     }
 )
 """Kinds of ensembles by name; a kind that is listed is covered by the contract tests."""

@@ -23,7 +23,7 @@ from dissensus.training import schedules
 from dissensus.training.optimizers import RULES
 
 KINDS: Mapping[str, Callable[..., Members]] = MappingProxyType(
-    {name: kind.build for name, kind in kinds.KINDS.items() if kind.in_recipes}
+    {name: kind.build for name, kind in kinds.KINDS.items() if kind.build is not None}
 )
 """Kinds of ensembles: called with a factory of members, their number and a seed."""
 
