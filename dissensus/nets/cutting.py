@@ -1,8 +1,7 @@
 """A trained network cut in two at a named layer: what is frozen, and what every head is made of."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, fx, nn
 
 from dissensus._signatures import checked, whole_number
 from dissensus.nets.dropout import put_layer
-from dissensus.nets.graphs import like
+from dissensus.nets.graphs import evaluating, like
 
 Reset = Callable[[nn.Module], None]
 
@@ -147,7 +146,7 @@ def _trace(model: nn.Module, inside: str) -> fx.Graph:
             f"There is no layer {inside!r} in {type(model).__name__}; its last ones are {', '.join(similar)}."
         )
     try:
-        with _evaluating(model):
+        with evaluating(model):
             graph = _Tracer(inside).trace(_OneInput(model))
     except Exception as problem:  # whatever a user's forward does with a value that is not there yet
         line = (str(problem).splitlines() or [type(problem).__name__])[0]
@@ -158,17 +157,6 @@ def _trace(model: nn.Module, inside: str) -> fx.Graph:
         if node.op in ("call_module", "get_attr"):
             node.target = str(node.target).removeprefix("net.")
     return graph
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def _layer_from_the_end(model: nn.Module, count: int) -> str:
@@ -266,7 +254,7 @@ def _replace_last_linear(head: nn.Module, outputs: int) -> None:
 
 @torch.no_grad()
 def _check(model: nn.Module, backbone: nn.Module, rest: nn.Module, example: Tensor, name: str) -> None:
-    with _evaluating(model):
+    with evaluating(model):
         wanted, got = model(example), rest(backbone(example))
     if wanted.shape != got.shape or not torch.allclose(wanted, got, rtol=1e-3, atol=1e-4):
         raise ValueError(

@@ -2,7 +2,8 @@
 
 import operator
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -259,3 +260,15 @@ def like(layer: Any, inputs: int, outputs: int, groups: int = 1) -> nn.Module:
     options |= {name: getattr(layer, name) for name in names}
     convolution: nn.Module = type(layer)(inputs, outputs, groups=groups, **options)
     return convolution
+
+
+@contextmanager
+def evaluating(net: nn.Module) -> Iterator[None]:
+    """Have a network evaluate inside; give every module back its mode."""
+    modes = [(module, module.training) for module in net.modules()]
+    net.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
