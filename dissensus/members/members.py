@@ -91,6 +91,8 @@ class Members(nn.Module, ABC):
         comparable: Whether every member gives outputs of its own in training, so that objectives can compare them.
         one_pass: Whether training may run one cheaper pass (`run_one_pass`) where the objective does not compare members.
         shared_buffers: Names of tensors that belong to no member and that no pass changes.
+        decisive: Names of attributes that decide training beside the tensors; a checkpoint belongs to a run that has the same.
+        output: What is scored of a network that returns several tensors: a key, an index or a function; see `data.trees`.
     """
 
     loss_over_members: ClassVar[Literal["sum", "mean"]] = "sum"
@@ -103,7 +105,7 @@ class Members(nn.Module, ABC):
     )
     one_pass: bool = False
     shared_buffers: frozenset[str] = frozenset()
-    # What is scored of all that a network returns: a key, an index or a function; see `data.trees`.
+    decisive: ClassVar[tuple[str, ...]] = ()
     output: Output = None
     _returns_all: bool = False
     # How it was made: which constructor (None for the class itself) with which arguments, as JSON could keep them.
@@ -152,10 +154,6 @@ class Members(nn.Module, ABC):
             `(trained, batch, ...)`.
         """
         raise NotImplementedError(f"{type(self).__name__} has no such pass.")
-
-    def outputs_of_one_pass(self, networks: int) -> int:
-        """Return the first axis of what the cheaper pass of so many networks gives."""
-        return networks
 
     @abstractmethod
     def member(self, index: int) -> nn.Module:
@@ -209,7 +207,8 @@ class Members(nn.Module, ABC):
 
     def settings(self) -> dict[str, object]:
         """Return settings of the kind that decide training beside the tensors."""
-        return {} if self.output is None else {"output": getattr(self.output, "__qualname__", self.output)}
+        picked = {} if self.output is None else {"output": getattr(self.output, "__qualname__", self.output)}
+        return picked | {name: getattr(self, name) for name in self.decisive}
 
     def identity(self) -> dict[str, str]:
         """Return texts by which a checkpoint recognises the ensemble beside its tensors: it belongs to a run that has the same."""
@@ -435,7 +434,7 @@ class View:
         """How many members this view runs: the first axis of what it returns."""
         networks = self.members.num_trained if self.rows is None else len(self.rows)
         if self.in_one_pass:
-            return self.members.outputs_of_one_pass(networks)
+            return networks if self.members.separate else 1
         return networks if self.training else networks * (self.members.num_members // self.members.num_trained)
 
     @property

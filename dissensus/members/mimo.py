@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, fx, nn
@@ -33,7 +33,6 @@ class MIMO(SharedMembers):
         seed: Decides the initial weights and which examples meet.
         repetition: Share of a training batch in which all M inputs are the same example: it lets members share features where the
             network is too small for M of them.
-        output: What is scored of a network that returns several tensors: a key, an index or a function.
 
     Example:
         >>> ens = MIMO(lambda: nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 3)), num_members=3)
@@ -43,6 +42,8 @@ class MIMO(SharedMembers):
     References:
         Havasi et al., 2021, <https://arxiv.org/abs/2010.06610>.
     """
+
+    decisive: ClassVar[tuple[str, ...]] = ("batches", "repetition")
 
     def __init__(
         self,
@@ -112,10 +113,6 @@ class MIMO(SharedMembers):
         """Return one member as an independent plain module: the network on copies of its input, and one of its answers."""
         net = plain_dropout(copy.deepcopy(self.net))
         return MIMOMember(net, self.check_index(index), self.num_members, self.axes).train(self.training)
-
-    def settings(self) -> dict[str, object]:
-        """Return what decides training beside the tensors."""
-        return {**super().settings(), "repetition": self.repetition}
 
 
 class MIMOMember(nn.Module):

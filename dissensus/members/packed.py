@@ -47,7 +47,6 @@ class PackedEnsemble(SharedMembers):
         alpha: How many networks wide the ensemble is.
         gamma: Groups within a member's hidden layers.
         seed: Decides the initial weights; member j's depend on `(seed, j)` only.
-        output: What is scored of a network that returns several tensors: a key, an index or a function.
 
     Example:
         >>> ens = PackedEnsemble(lambda: nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 3)), num_members=4)
@@ -60,7 +59,7 @@ class PackedEnsemble(SharedMembers):
 
     loss_over_members: ClassVar[Literal["sum", "mean"]] = "sum"
     own_batches: ClassVar[bool] = True
-    separate: ClassVar[bool] = False
+    decisive: ClassVar[tuple[str, ...]] = ("batches", "alpha", "gamma")
 
     def __init__(
         self,
@@ -122,10 +121,6 @@ class PackedEnsemble(SharedMembers):
         total = torch.stack(sums).sum(0)
         return total if view.rows is None else total[view.rows]
 
-    def settings(self) -> dict[str, object]:
-        """Return what decides training beside the tensors."""
-        return {**super().settings(), "alpha": self.alpha, "gamma": self.gamma}
-
 
 class _Packed(nn.Module):
     """One layer of all members; rows of a batch are member after member, parameters too, along their first axis.
@@ -183,10 +178,6 @@ class _Packed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Run every member's layer on its own rows."""
         return _RUN[type(self.plain[0])](self, self.plain[0], x)
-
-    def extra_repr(self) -> str:
-        """Show what is packed."""
-        return f"{self.count} x {self.plain[0]!r}"
 
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name != "chosen"}

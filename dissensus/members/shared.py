@@ -62,6 +62,7 @@ class SharedMembers(Members):
     loss_over_members: ClassVar[Literal["sum", "mean"]] = "mean"
     own_batches: ClassVar[bool] = False
     separate: ClassVar[bool] = False
+    decisive: ClassVar[tuple[str, ...]] = ("batches",)
 
     def __init__(self, net: nn.Module, num_members: int, seed: int, batches: BatchUse, output: Output = None) -> None:
         super().__init__(num_members, seed)
@@ -94,10 +95,6 @@ class SharedMembers(Members):
         turn = keys()[0].remainder(len(members))
         owners = members.index_select(0, (place + turn).remainder(len(members)))
         return self.run_rows(tensors, x, owners, keys).unsqueeze(0)
-
-    def outputs_of_one_pass(self, networks: int) -> int:
-        """One: each example meets one member."""
-        return 1
 
     def run_rows(self, tensors: Mapping[str, Tensor], x: Batch, owners: Tensor, keys: Keys) -> Tensor:
         """Run rows that each belong to a member, `owners`; return their outputs."""
@@ -133,10 +130,6 @@ class SharedMembers(Members):
         if self.stacked:
             return super().sums_by_member(values, view)
         return torch.stack([value.sum() for value in values.values()]).sum().expand(view.num_members)
-
-    def settings(self) -> dict[str, object]:
-        """Return what decides training beside the tensors."""
-        return {**super().settings(), "batches": self.batches}
 
     def all_members(self, device: torch.device) -> Tensor:
         """Return the numbers of all members."""

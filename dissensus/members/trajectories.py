@@ -89,7 +89,6 @@ class SnapshotEnsemble(Trajectory):
         make_net: Makes the network.
         num_members: Snapshots.
         seed: Decides the initial weights.
-        output: What is scored of a network that returns several tensors: a key, an index or a function.
 
     Example:
         >>> from dissensus import fit, schedules
@@ -146,7 +145,6 @@ class SWAG(Trajectory):
         start: Share of the run after which weights are collected.
         rank: Largest number of deviations kept; 0 for the diagonal alone.
         scale: Factor s on the deviations; 0 makes every member the average (stochastic weight averaging).
-        output: What is scored of a network that returns several tensors: a key, an index or a function.
 
     Example:
         >>> from dissensus import fit
@@ -164,6 +162,7 @@ class SWAG(Trajectory):
     variance: Tensor
     deviations: Tensor
     collected: Tensor
+    decisive: ClassVar[tuple[str, ...]] = ("batches", "start", "rank", "scale")
 
     def __init__(
         self,
@@ -253,7 +252,3 @@ class SWAG(Trajectory):
                 for x, _ in pair_batches(data, batch_size):
                     call_with(net, x.to(device))
             self.keep(index, tensors_of(copy.deepcopy(net)))
-
-    def settings(self) -> dict[str, object]:
-        """Return what decides training beside the tensors."""
-        return {**super().settings(), "start": self.start, "rank": self.rank, "scale": self.scale}
