@@ -289,14 +289,15 @@ def _by_sgd(
 ) -> list[tuple[Tensor, Tensor]]:
     """Train the heads of all strengths at once, as members of one ensemble."""
     heads = DeepEnsemble(lambda: nn.Linear(x.shape[1], classes, dtype=x.dtype), len(strengths), settings["seed"])
-    decay = [1 / (strength * len(x)) for strength in strengths]
-    momentum = {"momentum": 0.9}
-    run = {
-        "optimizer": "sgd",
-        "optimizer_options": momentum,
-        "schedule": "cosine",
-        "device": x.device,
-        "progress": False,
-    }
-    fit(heads, (x, y), weight_decay=decay, **run, **settings)
-    return [(head.weight.detach(), head.bias.detach()) for head in heads]  # type: ignore[union-attr]
+    fit(
+        heads,
+        (x, y),
+        optimizer="sgd",
+        weight_decay=[1 / (strength * len(x)) for strength in strengths],
+        optimizer_options={"momentum": 0.9},
+        schedule="cosine",
+        device=x.device,
+        progress=False,
+        **settings,
+    )
+    return [(head.get_parameter("weight").detach(), head.get_parameter("bias").detach()) for head in heads]

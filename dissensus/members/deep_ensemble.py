@@ -216,7 +216,6 @@ class DeepEnsemble(Members):
 
         weights = {name: few[name] for name, _ in self.named_parameters() if name in few}
         buffers = {name: tensor for name, tensor in few.items() if name not in weights}
-        trainable = {name for name, p in self.named_parameters() if p.requires_grad and self.training}
         tried = _copies(weights)
         drawn, work = look_at(lambda: loop(tried | _copies(buffers), inputs))
         # Further copies only for passes that write to weights: they may be most of the memory.
@@ -229,10 +228,13 @@ class DeepEnsemble(Members):
         work *= x.shape[int(own)] / max(inputs.shape[int(own)], 1) / count
         why = (
             self._why_apart(drawn)
-            or why_not_vectorised(loop, vectorised, for_an_attempt, buffers, inputs, trainable)
+            or why_not_vectorised(loop, vectorised, for_an_attempt, buffers, inputs, self._trainable())
             or self._why_faster_apart(x, own, work)
         )
         return why, bool(drawn)
+
+    def _trainable(self) -> set[str]:
+        return {name for name, p in self.named_parameters() if p.requires_grad and self.training}
 
     def _why_apart(self, drawn: Collection[str]) -> str | None:
         """Say why members cannot run as one program, as far as that is known without trying it."""

@@ -338,16 +338,7 @@ class _Thinned:
             raise ValueError(
                 f"{name!r} is used twice or has hooks, and its widths cannot be changed. Pack another network."
             )
-        unknown = [each for each in ("padding_idx", "max_norm") if getattr(module, each, None) is not None]
-        if isinstance(module, _NORMS[:3]) and module.momentum is None:
-            unknown.append("no momentum")
-        if (known := width_of(module)) is None:
-            unknown.append("several axes")
-        if unknown or known is None:
-            raise ValueError(
-                f"The layer {name!r} has {' and '.join(unknown)}, which is not packed. Pack another network."
-            )
-        outputs, tensor = known[0], next(module.parameters(), torch.empty(0))
+        outputs, tensor = _width(module, name), next(module.parameters(), torch.empty(0))
         options: dict[str, Any] = {"device": tensor.device, "dtype": tensor.dtype}
         if isinstance(module, _NORMS):
             self.layers[name] = _norm(module, self._takes(name, outputs, given), name, options)
@@ -371,6 +362,17 @@ class _Thinned:
                 "another network, or make a DeepEnsemble of thinner ones."
             )
         return inputs // given[0] * given[1]
+
+
+def _width(module: Any, name: str) -> int:
+    """Return how many features a layer gives, or say why it is not packed."""
+    unknown = [each for each in ("padding_idx", "max_norm") if getattr(module, each, None) is not None]
+    if isinstance(module, _NORMS[:3]) and module.momentum is None:
+        unknown.append("no momentum")
+    if (known := width_of(module)) is None or unknown:
+        had = " and ".join(unknown or ["several axes"])
+        raise ValueError(f"The layer {name!r} has {had}, which is not packed. Pack another network.")
+    return known[0]
 
 
 def _mixing(module: Any, inputs: int, outputs: int, gamma: int, name: str) -> Callable[[], nn.Module]:

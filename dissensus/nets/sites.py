@@ -336,27 +336,30 @@ class Map:
 
     def choose(self, layers: Layers) -> list[Site]:
         """Return the places that were asked for, each once."""
-        if layers == "auto":
-            sites = [s for s in self.candidates if not (s.leaves or s.combined or self.is_stem(s))]
-            what = "The rule finds no activation to mask (not the stem's, those of outputs, or those added to others)"
-        elif isinstance(layers, str) or (not callable(layers) and all(isinstance(each, str) for each in layers)):
-            names = [layers] if isinstance(layers, str) else layers
-            sites, what = (
-                [site for name in names for site in self._by_name(str(name))],
-                "`layers` names no layer to mask",
-            )
-        else:
-            kinds = layers if isinstance(layers, type | tuple) else ()
-            test = (lambda name, module: isinstance(module, kinds)) if kinds else layers
-            named = [name for name, module in self.net.named_modules() if name and test(name, module)]
-            sites = [site for name in named for site in self._sites_of(name) if not self.is_stem(site)]
-            what = f"layers={layers!r:.80} finds no layer to mask"
+        sites = _unique(self._asked(layers))
         dropout = [s.name for s in sites if isinstance(self.net.get_submodule(s.name), nn.modules.dropout._DropoutNd)]
+        if sites and not dropout:
+            return sites
+        why = "`layers` names no layer to mask"
+        if layers == "auto":
+            why = "There is no activation to mask: not the stem's, those of outputs, or those added to others, unless named"
         if dropout:
-            what = f"{dropout[0]!r} is a dropout layer, which has no channels of its own: put the mask on the layer before it"
-        if dropout or not sites:
-            raise ValueError(f"{what}. Candidates: {self.listed()}.")
-        return _unique(sites)
+            why = f"{dropout[0]!r} is a dropout layer, which has no channels of its own: put the mask on the layer before it"
+        raise ValueError(f"{why}. Candidates: {self.listed()}.")
+
+    def _asked(self, layers: Layers) -> list[Site]:
+        if layers == "auto":
+            return [s for s in self.candidates if not (s.leaves or s.combined or self.is_stem(s))]
+        kinds = (layers,) if isinstance(layers, type) else layers
+        if isinstance(kinds, tuple) and all(isinstance(kind, type) for kind in kinds):
+            return self._by_test(lambda name, module: isinstance(module, kinds))
+        if callable(layers):
+            return self._by_test(layers)
+        return [site for name in ([layers] if isinstance(layers, str) else layers) for site in self._by_name(str(name))]
+
+    def _by_test(self, test: Rule) -> list[Site]:
+        names = [name for name, module in self.net.named_modules() if name and test(name, module)]
+        return [site for name in names for site in self._sites_of(name) if not self.is_stem(site)]
 
     def _by_name(self, pattern: str) -> list[Site]:
         names = [name for name, _ in self.net.named_modules() if name and fnmatchcase(name, pattern)]
