@@ -3,11 +3,13 @@
 Each function returns a fresh network of PyTorch's own layers that maps `(batch, ...)` to `(batch, outputs)`. No layer
 works in place, none is used twice, and no layer before a batch normalisation has a bias: it would have no gradient.
 Convolutions of `vgg`, `resnet18`, `resnet34` and `wide_resnet` start from He's normal law over the fan out; all other
-layers, and the whole of `mlp` and `cnn`, keep PyTorch's own initialisation.
+layers, and the whole of `mlp` and `cnn`, keep PyTorch's own initialisation. Networks for images tell `classes` apart in
+`(batch, channels, height, width)`.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 
 from torch import Tensor, nn
@@ -49,12 +51,9 @@ def mlp(
         raise ValueError(f"`hidden` must be a sequence of widths; got {hidden!r}. Pass [{hidden!r}].")
     layers: list[nn.Module] = []
     for width in hidden:
-        layers.append(nn.Linear(inputs, width, bias=not norm))
-        if norm:
-            layers.append(nn.BatchNorm1d(width))
-        layers.append(activation())
-        if dropout > 0.0:
-            layers.append(nn.Dropout(dropout))
+        normalised = [nn.BatchNorm1d(width)] if norm else []
+        dropped = [nn.Dropout(dropout)] if dropout > 0.0 else []
+        layers += [nn.Linear(inputs, width, bias=not norm), *normalised, activation(), *dropped]
         inputs = width
     return nn.Sequential(*layers, nn.Linear(inputs, outputs))
 
@@ -65,13 +64,6 @@ def cnn(classes: int = 10, channels: int = 3) -> nn.Module:
 
     This is the network of the released experiments. The printed table gives stride 2 and padding 1 instead of the
     pooling here; its convolutions would leave 980 values, not the 500 that its linear layer takes.
-
-    Args:
-        classes: Classes to tell apart.
-        channels: Channels of an image.
-
-    Returns:
-        A network from `(batch, channels, 32, 32)` to `(batch, classes)`.
 
     Example:
         >>> import torch
@@ -115,13 +107,6 @@ def vgg(classes: int = 10, channels: int = 3) -> nn.Module:
     Thirteen 3 x 3 convolutions, each with batch normalisation and most with dropout, five poolings that round sizes
     up, and two linear layers.
 
-    Args:
-        classes: Classes to tell apart.
-        channels: Channels of an image.
-
-    Returns:
-        A network from `(batch, channels, height, width)` to `(batch, classes)`.
-
     Example:
         >>> import torch
         >>> vgg().eval()(torch.zeros(2, 3, 32, 32)).shape
@@ -163,7 +148,7 @@ def resnet18(classes: int = 10, channels: int = 3, width: int = 64) -> nn.Module
         width: Channels of the first of four stages; each stage has twice as many as the one before.
 
     Returns:
-        A network from `(batch, channels, height, width)` of any size to `(batch, classes)`.
+        A network for images of any size.
 
     Example:
         >>> import torch
@@ -178,15 +163,7 @@ def resnet18(classes: int = 10, channels: int = 3, width: int = 64) -> nn.Module
 
 @remembers_how
 def resnet34(classes: int = 10, channels: int = 3, width: int = 64) -> nn.Module:
-    """Make ResNet-34 in its form for small images: `resnet18` with 3, 4, 6 and 3 blocks in its stages.
-
-    Args:
-        classes: Classes to tell apart.
-        channels: Channels of an image.
-        width: Channels of the first of four stages; each stage has twice as many as the one before.
-
-    Returns:
-        A network from `(batch, channels, height, width)` of any size to `(batch, classes)`.
+    """Make ResNet-34 in its form for small images: `resnet18` with 3, 4, 6 and 3 blocks in its stages, all else alike.
 
     Example:
         >>> import torch
@@ -213,7 +190,7 @@ def wide_resnet(
         dropout: Chance that a value between the two convolutions of a block is dropped in training.
 
     Returns:
-        A network from `(batch, channels, height, width)` of any size to `(batch, classes)`.
+        A network for images of any size.
 
     Example:
         >>> import torch
@@ -226,15 +203,10 @@ def wide_resnet(
     if depth < 10 or (depth - 4) % 6:
         raise ValueError(f"`depth` must be 6 n + 4 with n of at least 1; got {depth}. Try 16, 28 or 40.")
     blocks = (depth - 4) // 6
-    layers: OrderedDict[str, nn.Module] = OrderedDict(stem=_conv3x3(channels, 16))
-    before = 16
-    for index, width in enumerate((16 * widen, 32 * widen, 64 * widen)):
-        stage = [_PreActivationBlock(before, width, 1 if index == 0 else 2, dropout)]
-        stage += [_PreActivationBlock(width, width, 1, dropout) for _ in range(blocks - 1)]
-        layers[f"stage{index + 1}"] = nn.Sequential(*stage)
-        before = width
-    layers.update(norm=nn.BatchNorm2d(before), activation=nn.ReLU(), **_pooled_head(before, classes))
-    return _with_he_convolutions(nn.Sequential(layers))
+    widths = (16, 16 * widen, 32 * widen, 64 * widen)
+    stem, make_block = _conv3x3(channels, 16), partial(_PreActivationBlock, dropout=dropout)
+    behind = {"norm": nn.BatchNorm2d(widths[-1]), "activation": nn.ReLU()}
+    return _staged(stem, make_block, widths, (blocks, blocks, blocks), classes, **behind)
 
 
 ARCHITECTURES: Mapping[str, Callable[..., nn.Module]] = MappingProxyType(
@@ -307,20 +279,24 @@ class _FlattenTo(nn.Module):
 
 def _resnet(blocks: Sequence[int], classes: int, channels: int, width: int) -> nn.Module:
     stem = nn.Sequential(_conv3x3(channels, width), nn.BatchNorm2d(width), nn.ReLU())
-    layers: OrderedDict[str, nn.Module] = OrderedDict(stem=stem)
-    before = width
-    for index, count in enumerate(blocks):
-        width = before if index == 0 else 2 * before
-        stage = [_BasicBlock(before, width, 1 if index == 0 else 2)]
-        stage += [_BasicBlock(width, width, 1) for _ in range(count - 1)]
-        layers[f"stage{index + 1}"] = nn.Sequential(*stage)
-        before = width
-    layers.update(_pooled_head(before, classes))
-    return _with_he_convolutions(nn.Sequential(layers))
+    return _staged(stem, _BasicBlock, (width, width, 2 * width, 4 * width, 8 * width), blocks, classes)
 
 
-def _pooled_head(width: int, classes: int) -> dict[str, nn.Module]:
-    return {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten(), "head": nn.Linear(width, classes)}
+def _staged(
+    stem: nn.Module,
+    make_block: Callable[..., nn.Module],
+    widths: Sequence[int],
+    blocks: Sequence[int],
+    classes: int,
+    **behind: nn.Module,
+) -> nn.Module:
+    """Return a stem, stages from one of the widths to the next, of which all but the first halve the image, and a pooled linear head."""
+    stages = {}
+    for index, (before, width, count) in enumerate(zip(widths, widths[1:], blocks, strict=False)):
+        first = make_block(before, width, 1 if index == 0 else 2)
+        stages[f"stage{index + 1}"] = nn.Sequential(first, *(make_block(width, width, 1) for _ in range(count - 1)))
+    head = {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten(), "head": nn.Linear(widths[-1], classes)}
+    return _with_he_convolutions(nn.Sequential(OrderedDict(stem=stem, **stages, **behind, **head)))
 
 
 def _conv3x3(before: int, width: int, stride: int = 1) -> nn.Conv2d:

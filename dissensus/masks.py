@@ -171,10 +171,7 @@ def width_variance(ones: int, scale: float, num_masks: int) -> float:
 
     $$T z (1 - z) + T (T - 1) (z_2 - z^2), \qquad z = (1 - M/T)^N$$
 
-    Args:
-        ones: Ones a mask, M.
-        scale: Slots per one; T is `round(ones * scale)`.
-        num_masks: Number of masks, N.
+    Arguments are those of `expected_width`; T is `round(ones * scale)`.
 
     Returns:
         The variance; its root is by how much an unconditioned draw typically misses the expected width.
@@ -302,11 +299,12 @@ def _check_reach(width: int, num_masks: int, scale: float) -> None:
     if not reaches(width, num_masks):
         largest = float(f"{_implied_scale(width, num_masks, math.ceil(width / num_masks)):.4g}")
         near = sorted(range(-64, 65), key=abs)
-        widths = [f"width={n}" for n in (width + d for d in near) if n > 1 and reaches(n, num_masks)]
-        counts = [f"num_masks={n}" for n in (num_masks + d for d in near) if n > 1 and reaches(width, n)]
-        wanted = f"at most {largest} for {num_masks} masks that cover a width of {width}"
-        advice = " or ".join([f"scale={largest}", *widths[:1], *counts[:1]])
-        raise ValueError(f"`scale` must be {wanted}; got {scale}. Take {advice}.")
+        widths = [f" or width={n}" for n in (width + d for d in near) if n > 1 and reaches(n, num_masks)]
+        counts = [f" or num_masks={n}" for n in (num_masks + d for d in near) if n > 1 and reaches(width, n)]
+        raise ValueError(
+            f"`scale` must be at most {largest} for {num_masks} masks that cover a width of {width}; got {scale}. Take "
+            f"scale={largest}{''.join([*widths[:1], *counts[:1]])}."
+        )
 
 
 def _check(**settings: int | float) -> None:

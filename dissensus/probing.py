@@ -1,10 +1,10 @@
 """Adaptation by a linear probe: features of a frozen backbone once, then logistic regression on them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -139,18 +139,19 @@ def linear_probe(
     x_test, y_test = features(test, x.shape[1], "test")
     check_labels_fit(y_test, classes, "test")
     held_out = None if validation is None else features(validation, x.shape[1], "validation")
-    solver = _Solver(method, classes, standardise, max_steps, epochs, lr, batch_size, seed)
+    sgd = {"epochs": epochs, "lr": lr, "batch_size": batch_size, "seed": seed}
+    solve = partial(_by_lbfgs, classes, max_steps) if method == "lbfgs" else partial(_by_sgd, classes, sgd)
     curve: tuple[Tried, ...] = ()
     strength = float(strengths[0])
     if len(strengths) > 1:
         (x, y), held_out = _split((x, y), held_out, validation_share, seed)
         check_labels_fit(held_out[1], classes, "validation")
-        heads = list(solver.path(x, y, sorted(map(float, strengths)), _CHOOSING))
+        heads = list(_path(solve, x, y, sorted(map(float, strengths)), _CHOOSING, standardise))
         curve = tuple(_tried(strength, head, *held_out) for strength, head in heads)
         strength = max(curve, key=lambda tried: (tried.accuracy, -tried.nll)).strength
     if refit and held_out is not None:
         x, y = torch.cat([x, held_out[0]]), torch.cat([y, held_out[1]])
-    ((_, head),) = solver.path(x, y, [strength], _FINAL)
+    ((_, head),) = _path(solve, x, y, [strength], _FINAL, standardise)
     with torch.no_grad():
         logits = head(x_test)
     probs = logits.softmax(-1)
@@ -233,84 +234,70 @@ def _tried(strength: float, head: nn.Linear, x: Tensor, y: Tensor) -> Tried:
     return Tried(strength, float((logits.argmax(-1) == y).float().mean()), float(F.cross_entropy(logits, y)))
 
 
-@dataclass(frozen=True)
-class _Solver:
-    """Logistic regression, from the strongest regularisation to the weakest, each from where the last one ended."""
+Solve = Callable[[Tensor, Tensor, Sequence[float], tuple[float, float]], Iterable[tuple[Tensor, Tensor]]]
 
-    method: str
-    classes: int
-    standardise: bool
-    max_steps: int
-    epochs: int
-    lr: float
-    batch_size: int
-    seed: int
 
-    def path(
-        self, x: Tensor, y: Tensor, strengths: Sequence[float], tolerance: tuple[float, float]
-    ) -> Iterator[tuple[float, nn.Linear]]:
-        """Yield each strength and its classifier, in terms of the features as they came."""
-        mean, scale = x.new_zeros(x.shape[1]), x.new_ones(x.shape[1])
-        if self.standardise:
-            mean, scale = x.mean(0), x.std(0, correction=0)
-            # A feature that never varies stays as it is, as in scikit-learn.
-            scale = torch.where(scale > 10 * torch.finfo(x.dtype).eps * mean.abs(), scale, torch.ones_like(scale))
-            x = (x - mean) / scale
-        solve = self._by_lbfgs if self.method == "lbfgs" else self._by_sgd
-        for strength, (weight, bias) in zip(strengths, solve(x, y, strengths, tolerance), strict=True):
-            # Not initialised: that would draw from the global generator.
-            head = nn.utils.skip_init(nn.Linear, x.shape[1], self.classes, device=x.device, dtype=x.dtype)
-            assert isinstance(head, nn.Linear)
-            with torch.no_grad():
-                head.weight.copy_(weight / scale)
-                head.bias.copy_(bias - (weight / scale) @ mean)
-            yield strength, head
+def _path(
+    solve: Solve, x: Tensor, y: Tensor, strengths: Sequence[float], tolerance: tuple[float, float], standardise: bool
+) -> Iterator[tuple[float, nn.Linear]]:
+    """Yield each strength and its classifier, in terms of the features as they came."""
+    mean, scale = x.new_zeros(x.shape[1]), x.new_ones(x.shape[1])
+    if standardise:
+        mean, scale = x.mean(0), x.std(0, correction=0)
+        # A feature that never varies stays as it is, as in scikit-learn.
+        scale = torch.where(scale > 10 * torch.finfo(x.dtype).eps * mean.abs(), scale, torch.ones_like(scale))
+        x = (x - mean) / scale
+    for strength, (weight, bias) in zip(strengths, solve(x, y, strengths, tolerance), strict=True):
+        # Not initialised: that would draw from the global generator.
+        head = nn.utils.skip_init(nn.Linear, x.shape[1], len(bias), device=x.device, dtype=x.dtype)
+        assert isinstance(head, nn.Linear)
+        with torch.no_grad():
+            head.weight.copy_(weight / scale)
+            head.bias.copy_(bias - (weight / scale) @ mean)
+        yield strength, head
 
-    def _by_lbfgs(
-        self, x: Tensor, y: Tensor, strengths: Sequence[float], tolerance: tuple[float, float]
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        weight = x.new_zeros(self.classes, x.shape[1], requires_grad=True)
-        bias = x.new_zeros(self.classes, requires_grad=True)
-        for strength in strengths:
-            optimizer = torch.optim.LBFGS(
-                [weight, bias],
-                max_iter=self.max_steps,
-                tolerance_grad=tolerance[0],
-                tolerance_change=tolerance[1],
-                history_size=10,
-                line_search_fn="strong_wolfe",
-            )
 
-            def loss(strength: float = strength, optimizer: torch.optim.LBFGS = optimizer) -> Tensor:
-                optimizer.zero_grad()
-                value = F.cross_entropy(F.linear(x, weight, bias), y)
-                value = value + weight.square().sum() / (2 * strength * len(x))
-                value.backward()
-                return value
-
-            optimizer.step(loss)
-            yield weight.detach().clone(), bias.detach().clone()
-
-    def _by_sgd(
-        self, x: Tensor, y: Tensor, strengths: Sequence[float], tolerance: tuple[float, float]
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Train the heads of all strengths at once, as members of one ensemble."""
-        heads = DeepEnsemble(lambda: nn.Linear(x.shape[1], self.classes, dtype=x.dtype), len(strengths), self.seed)
-        fit(
-            heads,
-            (x, y),
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            optimizer="sgd",
-            lr=self.lr,
-            weight_decay=[1 / (strength * len(x)) for strength in strengths],
-            optimizer_options={"momentum": 0.9},
-            schedule="cosine",
-            seed=self.seed,
-            device=x.device,
-            progress=False,
+def _by_lbfgs(
+    classes: int, max_steps: int, x: Tensor, y: Tensor, strengths: Sequence[float], tolerance: tuple[float, float]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Solve from the strongest regularisation to the weakest, each from where the last one ended."""
+    weight = x.new_zeros(classes, x.shape[1], requires_grad=True)
+    bias = x.new_zeros(classes, requires_grad=True)
+    for strength in strengths:
+        optimizer = torch.optim.LBFGS(
+            [weight, bias],
+            max_iter=max_steps,
+            tolerance_grad=tolerance[0],
+            tolerance_change=tolerance[1],
+            history_size=10,
+            line_search_fn="strong_wolfe",
         )
-        for index in range(len(strengths)):
-            head = heads.member(index)
-            assert isinstance(head, nn.Linear)
-            yield head.weight.detach(), head.bias.detach()
+
+        def loss(strength: float = strength, optimizer: torch.optim.LBFGS = optimizer) -> Tensor:
+            optimizer.zero_grad()
+            value = F.cross_entropy(F.linear(x, weight, bias), y)
+            value = value + weight.square().sum() / (2 * strength * len(x))
+            value.backward()
+            return value
+
+        optimizer.step(loss)
+        yield weight.detach().clone(), bias.detach().clone()
+
+
+def _by_sgd(
+    classes: int, settings: Mapping[str, Any], x: Tensor, y: Tensor, strengths: Sequence[float], _: object
+) -> list[tuple[Tensor, Tensor]]:
+    """Train the heads of all strengths at once, as members of one ensemble."""
+    heads = DeepEnsemble(lambda: nn.Linear(x.shape[1], classes, dtype=x.dtype), len(strengths), settings["seed"])
+    fit(
+        heads,
+        (x, y),
+        optimizer="sgd",
+        weight_decay=[1 / (strength * len(x)) for strength in strengths],
+        optimizer_options={"momentum": 0.9},
+        schedule="cosine",
+        device=x.device,
+        progress=False,
+        **settings,
+    )
+    return [(head.get_parameter("weight").detach(), head.get_parameter("bias").detach()) for head in heads]

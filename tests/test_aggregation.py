@@ -117,8 +117,8 @@ def acting(activation, **kept):
     ("first", "second", "why"),
     [
         (acting(nn.ReLU()), acting(nn.Tanh()), "module '1' is a ReLU in one member and a Tanh in another"),
-        (acting(nn.LeakyReLU(0.1)), acting(nn.LeakyReLU(0.2)), "attributes of module '1'"),
-        (acting(nn.ReLU(), act=torch.sin), acting(nn.ReLU(), factor=2.0), "attributes of the module itself"),
+        (acting(nn.LeakyReLU(0.1)), acting(nn.LeakyReLU(0.2)), "attribute .negative_slope. of module .1."),
+        (acting(nn.ReLU(), act=torch.sin), acting(nn.ReLU(), factor=2.0), "attribute .* of the module itself"),
         (nn.Sequential(nn.Linear(4, 3), nn.Identity()), nn.Sequential(nn.Linear(4, 3)), "they have other modules"),
     ],
 )

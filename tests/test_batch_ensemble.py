@@ -147,7 +147,7 @@ def test_checkpoints_resume(tmp_path):
     [
         (lambda: ds.BatchEnsemble(norm_net(), 3), "must be a function"),
         (lambda: ds.BatchEnsemble(nn.ReLU, 3), "no linear layer or convolution"),
-        (lambda: ds.BatchEnsemble(norm_net, 0), "at least one member"),
+        (lambda: ds.BatchEnsemble(norm_net, 0), "`num_members` must be a whole number of at least 1"),
         (lambda: ds.BatchEnsemble(norm_net, 3, batches="some"), "'split' or 'whole'"),
         (lambda: ds.BatchEnsemble(lambda: "net", 3), "must be an nn.Module"),
         (lambda: ds.BatchEnsemble(norm_net, 3).soup(), "share their weights"),

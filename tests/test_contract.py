@@ -4,18 +4,19 @@ import copy
 
 import pytest
 import torch
+from kind_cases import KINDS
 from torch import nn
 from training_helpers import x, y
 
 import dissensus as ds
-from dissensus.members.kinds import KINDS
+from dissensus.members import kinds
 from dissensus.objectives.table import OBJECTIVES
 from dissensus.scores import SCORES
 from dissensus.testing import check_members, check_objective
 
 values = x[:, :1] * x[:, 1:2] + 0.1 * x[:, 2:3]
 CASES = [
-    pytest.param(name, case, id=f"{name}, {what}") for name, kind in KINDS.items() for what, case in kind.cases.items()
+    pytest.param(name, case, id=f"{name}, {what}") for name, cases in KINDS.items() for what, case in cases.items()
 ]
 
 
@@ -26,9 +27,9 @@ def net_with(outputs, *, dropout=0.0):
 
 def pairs(task):
     """Every kind with every objective: each once among the quick tests, all pairs among the long ones."""
-    for name, kind in KINDS.items():
+    for name, cases in KINDS.items():
         for objective_name, entry in OBJECTIVES.items():
-            for i, (case_name, case) in enumerate(kind.cases.items()):
+            for i, (case_name, case) in enumerate(cases.items()):
                 for j, (what, make) in enumerate(getattr(entry, task).items()):
                     refused = why_not(name, case_name, objective_name, make(x))
                     quick = i + j == 0 and (name in ("deep", "anchored") or objective_name == "independent")
@@ -49,6 +50,10 @@ def why_not(kind, case, objective_name, objective):
 
 def outputs_for(objective):
     return {"classes": 3, "points": 1, "density": 2}[objective.likelihood.kind]
+
+
+def test_every_kind_has_a_case():
+    assert kinds.KINDS.keys() <= KINDS.keys()
 
 
 @pytest.mark.parametrize(("name", "case"), CASES)

@@ -6,6 +6,7 @@ import runpy
 import numpy as np
 import pytest
 import torch
+from kind_cases import KINDS
 from markdown_blocks import ROOT, python_blocks, run_blocks
 from torch import nn
 from training_helpers import net, x, y
@@ -14,7 +15,6 @@ import dissensus as ds
 from dissensus import objectives as obj
 from dissensus.conformal import Alarm
 from dissensus.exporting import _rank_correlation, _Ranks
-from dissensus.members.kinds import KINDS
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
@@ -168,7 +168,7 @@ def net_with(outputs):
     return lambda: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, outputs))
 
 
-CASES = [pytest.param(case, id=f"{name}, {what}") for name, kind in KINDS.items() for what, case in kind.cases.items()]
+CASES = [pytest.param(case, id=f"{name}, {what}") for name, cases in KINDS.items() for what, case in cases.items()]
 
 
 class TestEveryKindAndTask:
@@ -186,7 +186,7 @@ class TestEveryKindAndTask:
     @pytest.mark.parametrize("loss", ["mse", "gaussian_nll", "laplace_nll"])
     @pytest.mark.parametrize("kind", KINDS)
     def test_values(self, kind, loss, tmp_path):
-        ens = next(iter(KINDS[kind].cases.values()))(net_with(TASKS[loss]), x)
+        ens = next(iter(KINDS[kind].values()))(net_with(TASKS[loss]), x)
         targets = x[:, : TASKS[loss] // (1 if loss == "mse" else 2)]
         ds.fit(ens, (x, targets), objective=obj.Independent(loss=loss), epochs=4, batch_size=25, lr=0.1)
         alarm = Alarm.calibrate(ens, (x, targets), loss=loss, false_alarms=0.05)
@@ -208,7 +208,7 @@ class TestEveryKindAndTask:
                 return self.last(self.drop(self.net(torch.cat([left, right], 1))))
 
         inputs = {"left": x, "right": x[:, :2] + 1}
-        case = next(iter(KINDS[kind].cases.values()))
+        case = next(iter(KINDS[kind].values()))
         ens = ds.HeadEnsemble(Joined(8), (8, 3), 3) if kind == "heads" else case(Joined, x)
         ds.fit(ens, (inputs, y), epochs=4, batch_size=25, lr=0.1)
         alarm = Alarm.calibrate(ens, inputs, false_alarms=0.05)

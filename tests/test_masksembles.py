@@ -165,7 +165,7 @@ def test_an_axis_that_is_given_is_where_channels_are_looked_for():
     positions = ds.Masksembles(net, 2, 2.0, axis=1).eval()
     assert positions.masked_layers[0].form == "masked"
     assert positions(torch.randn(2, 8, 6)).shape == (2, 2, 8, 3)
-    with pytest.raises(ValueError, match="wants 8 features on axis 1"):
+    with pytest.raises(ValueError, match="8 features on axis 1"):
         positions(torch.randn(2, 5, 6))
 
 
@@ -360,15 +360,15 @@ def test_random_operations_of_a_network_follow_the_seed():
             "stem.*'1' \\(8 channels\\)",
         ),
         (lambda: ds.Masksembles(norm_net(), 4, layers="7"), "no layer '7'.*Candidates: '2' \\(8 channels\\)"),
-        (lambda: ds.Masksembles(norm_net(), 4, layers=nn.Tanh), "finds no layer to mask.*Candidates: '2'"),
-        (lambda: ds.Masksembles(norm_net(), 4, layers=lambda name, module: False), "finds no layer to mask"),
+        (lambda: ds.Masksembles(norm_net(), 4, layers=nn.Tanh), "names no layer to mask.*Candidates: '2'"),
+        (lambda: ds.Masksembles(norm_net(), 4, layers=lambda name, module: False), "names no layer to mask"),
         (lambda: ds.Masksembles(norm_net(), 3, 50.0), "'2' \\(8 channels\\) has too few channels.*scale"),
         (lambda: ds.Masksembles(norm_net(), 4, 0.5), "`scale` must be at least 1"),
         (lambda: ds.Masksembles(norm_net(), 4, batches="half"), "'split' or 'whole'"),
         (lambda: ds.Masksembles(norm_net(), 4, execution="fast"), "'tiled'"),
         (lambda: ds.Masksembles(norm_net, 4), "must be an nn.Module"),
         (lambda: ds.Masksembles(nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.Linear(4, 2)), 4), "no shape yet"),
-        (lambda: ds.Masksembles(norm_net(), 0), "at least one member"),
+        (lambda: ds.Masksembles(norm_net(), 0), "`num_members` must be a whole number of at least 1"),
         (lambda: ds.Masksembles(Peeking(), 4, layers="body.3", grow=True), "cannot be widened.*Candidates: 'body.1'"),
         (
             lambda: ds.Masksembles(architectures.resnet18(width=8), 4, layers="stage1.0.activation", grow=True),

@@ -173,7 +173,7 @@ def test_the_soup_is_the_network_with_plain_dropout():
         (lambda: ds.MCDropout(nn.Linear(4, 3), 3, p=0.1), "no linear layer behind another"),
         (lambda: ds.MCDropout(net(0.2), 3, p=1.5), "`p` must be above 0"),
         (lambda: ds.MCDropout(net(0.2), 3, masks="batch"), "'member' or 'input'"),
-        (lambda: ds.MCDropout(net(0.2), 0), "at least one member"),
+        (lambda: ds.MCDropout(net(0.2), 0), "`num_members` must be a whole number of at least 1"),
         (lambda: ds.MCDropout(net, 3), "must be an nn.Module"),
     ],
 )

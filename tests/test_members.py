@@ -332,7 +332,7 @@ def test_bad_input_gets_one_clear_sentence(make, message):
 
 def test_the_same_net_twice_is_refused():
     net = mlp()
-    with pytest.raises(ValueError, match="twice"):
+    with pytest.raises(ValueError, match="same object"):
         ds.DeepEnsemble.from_members([net, net])
 
 

@@ -20,19 +20,15 @@ if TYPE_CHECKING:
 
 # Loaded when first used: each takes a network apart in its own way, and most runs use one kind.
 _LATER = {
-    "Anchored": "dissensus.members.anchored",
-    "AnchoredNet": "dissensus.members.anchored",
-    "BatchEnsemble": "dissensus.members.batch_ensemble",
-    "LoRAEnsemble": "dissensus.members.lora",
-    "MIMO": "dissensus.members.mimo",
-    "MCDropout": "dissensus.members.mc_dropout",
-    "MaskedLayer": "dissensus.members.masksembles",
-    "Masksembles": "dissensus.members.masksembles",
-    "PackedEnsemble": "dissensus.members.packed",
-    "SWAG": "dissensus.members.trajectories",
-    "SnapshotEnsemble": "dissensus.members.trajectories",
-    "anchor_temperature": "dissensus.members.anchored",
-    "cut": "dissensus.nets.cutting",
+    "members.anchored": ("Anchored", "AnchoredNet", "anchor_temperature"),
+    "members.batch_ensemble": ("BatchEnsemble",),
+    "members.lora": ("LoRAEnsemble",),
+    "members.masksembles": ("MaskedLayer", "Masksembles"),
+    "members.mc_dropout": ("MCDropout",),
+    "members.mimo": ("MIMO",),
+    "members.packed": ("PackedEnsemble",),
+    "members.trajectories": ("SWAG", "SnapshotEnsemble"),
+    "nets.cutting": ("cut",),
 }
 
 __all__ = [
@@ -58,6 +54,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        return getattr(import_module(_LATER[name]), name)
+    for module, names in _LATER.items():
+        if name in names:
+            return getattr(import_module(f"dissensus.{module}"), name)
     raise AttributeError(f"module 'dissensus.members' has no attribute {name!r}")

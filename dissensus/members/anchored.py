@@ -2,19 +2,19 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from numbers import Integral, Real
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from dissensus._signatures import whole_number
+from dissensus._signatures import checked, whole_number
 from dissensus.data.sources import Array, as_tensor, device_of
 from dissensus.data.trees import Output, Tree
-from dissensus.members.deep_ensemble import DeepEnsemble
-from dissensus.members.heads import HeadEnsemble
-from dissensus.members.members import Keys, Members, View, keys_of, under
+from dissensus.members.deep_ensemble import DeepEnsemble, OnDeepEnsemble
+from dissensus.members.members import Keys, Members, View, under
+from dissensus.members.shared import fastest_layout
 from dissensus.nets.first_layer import Initialise, double_first_layers
 from dissensus.randomness import bits, derive, fold, permutation, uniform
 from dissensus.types import MemberLogits, Scores
@@ -77,20 +77,6 @@ def anchor_temperature(logits: MemberLogits, form: TemperatureForm = "exponentia
     return 1 + spread.exp() if form == "exponential" else spread.clamp_min(_LEAST_DEVIATION)
 
 
-class FeatureEnsemble(DeepEnsemble):
-    """A deep ensemble with one more pass, which gives features in place of outputs."""
-
-    def run_features(
-        self, tensors: Mapping[str, Tensor], x: Tensor, *, own: bool, rows: Tensor | None, keys: Keys
-    ) -> Tensor:
-        """Run networks and return what their last linear layers take, `(members, batch, features)`; see `Members.run`."""
-        nets = [shell.net for shell in self._shells]
-        if self.net is not None:
-            nets.append(self.net)
-        with giving_features(nets):
-            return self.run(tensors, x, own=own, rows=rows, keys=keys)
-
-
 @contextmanager
 def giving_features(nets: Iterable[nn.Module]) -> Iterator[None]:
     """Networks that are called inside give what their last linear layer took, in place of what they say.
@@ -99,7 +85,6 @@ def giving_features(nets: Iterable[nn.Module]) -> Iterator[None]:
     recorded step and a captured one, from none of which a tensor that is kept aside could be taken.
 
     Example:
-        >>> import torch
         >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
         >>> x = torch.zeros(5, 4)
         >>> with giving_features([net]):
@@ -107,7 +92,13 @@ def giving_features(nets: Iterable[nn.Module]) -> Iterator[None]:
         >>> features.shape, net(x).shape
         (torch.Size([5, 8]), torch.Size([5, 2]))
     """
-    hooks = [hook for net in nets for hook in _give_features(net)]
+    hooks: list[RemovableHandle] = []
+    for net in nets:
+        last: dict[str, Tensor] = {}
+        layers = [layer for layer in net.modules() if isinstance(layer, nn.Linear)]
+        # A network that is one linear layer notes first and gives then: hooks run in the order of their registration.
+        hooks += [layer.register_forward_hook(partial(_note, last), with_kwargs=True) for layer in layers]
+        hooks.append(net.register_forward_hook(partial(_give, last)))
     try:
         yield
     finally:
@@ -115,39 +106,32 @@ def giving_features(nets: Iterable[nn.Module]) -> Iterator[None]:
             hook.remove()
 
 
-def _give_features(net: nn.Module) -> list[RemovableHandle]:
-    """Have one network give features until the hooks are removed."""
-    last: dict[str, Tensor] = {}
-
-    def note(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
-        last.update(taken=args[0] if args else kwargs["input"], given=output)
-
-    def give(net: nn.Module, args: tuple[Any, ...], output: Any) -> Tensor:
-        taken, given = last.pop("taken", None), last.pop("given", None)
-        if taken is None or given is None:
-            raise ValueError(
-                "Features are what the last linear layer takes, and no nn.Linear runs in this network. Give it a linear head, or "
-                "use law='outputs'."
-            )
-        if given.shape != getattr(output, "shape", None):
-            raise ValueError(
-                "Features are what the last linear layer takes, and this network's is not its head: it gives "
-                f"{tuple(given.shape)}, the network {tuple(getattr(output, 'shape', ()))}. Use law='outputs'."
-            )
-        return taken
-
-    layers = [layer for layer in net.modules() if isinstance(layer, nn.Linear)]
-    # A network that is one linear layer notes first and gives then: hooks run in the order of their registration.
-    hooks = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
-    return [*hooks, net.register_forward_hook(give)]
+def _note(last: dict[str, Tensor], layer: nn.Module, args: Any, kwargs: dict[str, Any], output: Tensor) -> None:
+    last.update(taken=args[0] if args else kwargs["input"], given=output)
 
 
-def as_ensemble(net: object, num_nets: int, seed: int) -> DeepEnsemble:
+def _give(last: dict[str, Tensor], net: nn.Module, args: Any, output: Any) -> Tensor:
+    taken, given = last.pop("taken", None), last.pop("given", None)
+    if taken is None or given is None or given.shape != getattr(output, "shape", None):
+        why = "no nn.Linear runs in this network"
+        if given is not None:
+            why = f"this network's is not its head: it gives {tuple(given.shape)}, the network {tuple(output.shape)}"
+        raise ValueError(
+            f"Features are what the last linear layer takes, and {why}. Give it a linear head, or use law='outputs'."
+        )
+    return taken
+
+
+def _as_ensemble(net: Any, num_nets: int, seed: int) -> DeepEnsemble:
     """Return what was given as networks as a deep ensemble of copies."""
-    _check_kind(net)
-    num_nets = whole_number("num_nets", num_nets, 1)
+    if isinstance(net, Members) and not isinstance(net, DeepEnsemble):
+        raise ValueError(
+            "`net` must be a network, a list of networks, a DeepEnsemble or a function that makes one; got a "
+            f"{type(net).__name__}. Heads on a frozen backbone are anchored on its features: Anchored(ens.heads, "
+            "features[:100]), with the features of ds.cache_features(backbone, data)."
+        )
     makes = callable(net) and not isinstance(net, nn.Module)
-    if num_nets != 1 and not makes:
+    if whole_number("num_nets", num_nets, 1) != 1 and not makes:
         raise ValueError(
             f"num_nets={num_nets} asks for new networks, which only a function makes. Write `lambda: Net(...)`, or hand over a "
             "list of networks and leave `num_nets` out."
@@ -155,77 +139,20 @@ def as_ensemble(net: object, num_nets: int, seed: int) -> DeepEnsemble:
     if isinstance(net, DeepEnsemble):
         return net
     if makes:
-        return DeepEnsemble(net, num_nets, seed)  # type: ignore[arg-type]
-    nets = [net] if isinstance(net, nn.Module) else net
-    if isinstance(nets, Sequence) and not isinstance(nets, str) and len(nets) > 0:
-        return DeepEnsemble.from_members(nets, seed)
-    raise ValueError(
-        f"`net` must be a network, a list of networks or a function that makes one; got {net!r:.60}. Make the network first."
-    )
+        return DeepEnsemble(net, num_nets, seed)
+    return DeepEnsemble.from_members([net] if isinstance(net, nn.Module) else net, seed)
 
 
-def _check_kind(net: object) -> None:
-    """Refuse ensembles that are not networks side by side."""
-    if isinstance(net, HeadEnsemble):
-        raise ValueError(
-            "Heads on a frozen backbone are anchored on its features: Anchored(ens.heads, features[:100]), with the features of "
-            "ds.cache_features(backbone, data)."
-        )
-    if isinstance(net, Members) and not isinstance(net, DeepEnsemble):
-        raise ValueError(
-            f"`net` must be a network, a list of networks, a DeepEnsemble or a function that makes one; got a {type(net).__name__}."
-        )
-
-
-def as_inputs(references: Array) -> Tensor:
+def _as_inputs(references: Array) -> Tensor:
     """Return references as one tensor of inputs, or say what is wrong with them."""
-    try:
-        inputs = as_tensor(references, "references")
-    except (TypeError, ValueError) as problem:
+    inputs = as_tensor(references, "references")
+    real = inputs.is_floating_point()
+    if inputs.ndim < 2 or len(inputs) == 0 or not real or not bool(inputs.isfinite().all()):
         raise ValueError(
-            f"`references` must be one tensor or numeric array of inputs, (references, ...); got a {type(references).__name__}. "
-            "Of pairs and data sets hand over the inputs alone."
-        ) from problem
-    if inputs.ndim < 2 or len(inputs) == 0:
-        raise ValueError(f"`references` must be a batch of inputs, (references, ...); got shape {tuple(inputs.shape)}.")
-    if not inputs.is_floating_point():
-        raise ValueError(
-            f"`references` must be real numbers, prepared like the inputs; got {inputs.dtype}. Convert and normalise them as "
-            "the inputs are."
+            "`references` must be one batch of inputs, (references, ...), finite real numbers prepared like any input; got "
+            f"{inputs.dtype} shaped {tuple(inputs.shape)}{', of which some may not be finite' if real else ''}."
         )
-    if not bool(inputs.isfinite().all()):
-        raise ValueError("`references` hold values that are not finite. Leave such inputs out.")
     return inputs
-
-
-def check_settings(references: Tensor, num_members: int, mask_probability: float, temperature: str | None) -> int:
-    """Refuse numbers that cannot be; return how many members a network has, as Python's own number."""
-    whole = isinstance(num_members, Integral) and not isinstance(num_members, bool)
-    if not whole or not 1 <= num_members <= len(references):
-        raise ValueError(
-            f"`num_members` must be a whole number from 1 to that of references, {len(references)}; got {num_members!r}."
-        )
-    if not isinstance(mask_probability, Real) or not 0.0 <= mask_probability <= 1.0:
-        raise ValueError(f"`mask_probability` must be a number in [0, 1]; got {mask_probability!r}.")
-    if temperature is not None and num_members < 2:
-        raise ValueError("A temperature compares references; give at least two with `num_members`.")
-    return int(num_members)
-
-
-def check_choices(**choices: tuple[str | None, tuple[str | None, ...]]) -> None:
-    """Refuse a value that is not one of those allowed; each argument is a value and these."""
-    for name, (value, allowed) in choices.items():
-        if value not in allowed:
-            raise ValueError(f"`{name}` must be {' or '.join(map(repr, allowed))}; got {value!r}.")
-
-
-def check_dtype(net: nn.Module, references: Tensor) -> None:
-    """Refuse references of another dtype than the network's weights."""
-    weights = next((p for p in net.parameters() if p.is_floating_point()), None)
-    if weights is not None and weights.dtype != references.dtype:
-        raise ValueError(
-            f"`references` must have the network's dtype, {weights.dtype}; got {references.dtype}. Convert one of them."
-        )
 
 
 MaskPer = Literal["batch", "example"]
@@ -237,7 +164,8 @@ _REFERENCES, _MASKS = 1 << 32, (1 << 32) + 1
 _VALUES_A_PASS = 1 << 26
 
 
-class Anchored(Members):
+@checked
+class Anchored(OnDeepEnsemble):
     r"""Networks that see an input x through a reference r, as the pair $[r, x - r]$; references make members.
 
     $$f_k(x) = F([r_k, x - r_k])$$
@@ -285,6 +213,7 @@ class Anchored(Members):
     """
 
     one_pass = True
+    rows_in = "inner"
     shared_buffers = frozenset({"references"})
     references: Tensor
 
@@ -304,19 +233,23 @@ class Anchored(Members):
         initialise: Initialise = "fresh",
         output: Output = None,
     ) -> None:
-        anchors = as_inputs(references)
-        num_members = check_settings(anchors, num_members, mask_probability, temperature)
-        check_choices(
-            mask_per=(mask_per, ("batch", "example")),
-            masked_target=(masked_target, ("label", "uniform")),
-            temperature=(temperature, ("exponential", "deviation", None)),
-            initialise=(initialise, ("fresh", "sum")),
-        )
-        given = as_ensemble(net, num_nets, seed)
-        nets = [given.member(index) for index in range(given.num_members)]
+        anchors = _as_inputs(references)
+        if not 1 <= num_members <= len(anchors):
+            raise ValueError(
+                f"`num_members` must be a whole number from 1 to that of references, {len(anchors)}; got {num_members}."
+            )
+        if not 0.0 <= mask_probability <= 1.0:
+            raise ValueError(f"`mask_probability` must be a number in [0, 1]; got {mask_probability!r}.")
+        if temperature is not None and num_members < 2:
+            raise ValueError("A temperature compares references; give at least two with `num_members`.")
+        given = _as_ensemble(net, num_nets, seed)
+        nets = list(given)
         anchors = anchors.detach().to(device_of(given))
-        for each in nets:
-            check_dtype(each, anchors)
+        dtypes = {p.dtype for p in given.parameters() if p.is_floating_point()}
+        if dtypes and anchors.dtype not in dtypes:
+            raise ValueError(
+                f"`references` must have the networks' dtype, {dtypes.pop()}; got {anchors.dtype}. Convert one of them."
+            )
         seeds = [derive(seed, index) for index in range(len(nets))]
         pair_axis = double_first_layers(nets, anchors, first_layer, initialise, seeds)
         super().__init__(len(nets) * num_members, seed, num_trained=len(nets))
@@ -326,9 +259,7 @@ class Anchored(Members):
         self.masked_target: MaskedTarget = masked_target
         # One network alone gains nothing from being run as a stack of one.
         execution = "loop" if len(nets) == 1 else given.execution
-        inner = FeatureEnsemble.from_members(nets, seed, execution=execution, output=output)
-        assert isinstance(inner, FeatureEnsemble)
-        self.inner = inner
+        self.inner = DeepEnsemble.from_members(nets, seed, execution=execution, output=output)
         self.register_buffer("references", anchors.clone())
         self.member_keys = self.member_keys.to(anchors.device)
         self.training = self.inner.training
@@ -386,21 +317,16 @@ class Anchored(Members):
 
         Arguments as those of `Members.run`, for networks: an objective has them run with `view.through(run_pairs, ...)`.
         """
-        return self.inner.run(under("inner.", tensors), self._laid_out(x, own), own=own, rows=rows, keys=keys)
+        if self.num_trained == 1 and x.is_cuda:
+            x = fastest_layout(x.flatten(0, 1)).view(x.shape) if own else fastest_layout(x)
+        return self.inner.run(under("inner.", tensors), x, own=own, rows=rows, keys=keys)
 
     def run_features(
         self, tensors: Mapping[str, Tensor], x: Tensor, *, own: bool, rows: Tensor | None, keys: Keys
     ) -> Tensor:
         """Run networks on pairs as `run_pairs`, and return what their last linear layers take, `(networks, batch, features)`."""
-        x = self._laid_out(x, own)
-        return self.inner.run_features(under("inner.", tensors), x, own=own, rows=rows, keys=keys)
-
-    def _laid_out(self, x: Tensor, own: bool) -> Tensor:
-        """Return pairs in the memory order in which GPUs convolve fastest."""
-        if not (x.is_cuda and x.ndim == 4 + own and self.num_trained == 1):
-            return x
-        flat = x.flatten(0, 1) if own else x
-        return flat.contiguous(memory_format=torch.channels_last).view(x.shape)
+        with giving_features(self.inner.networks()):
+            return self.run_pairs(tensors, x, own=own, rows=rows, keys=keys)
 
     def forward_pair(self, reference: Tensor, residual: Tensor) -> Tensor:
         """Run every network on given pairs, `(batch, ...)` each; a single reference serves all. Return `(networks, batch, ...)`.
@@ -408,14 +334,8 @@ class Anchored(Members):
         `forward_pair(r, x - r)` is what members say of x. A masked reference is zeros: `forward_pair(zeros, x - r)`.
         """
         self.check_inputs(residual, own=False)
-        if reference.shape not in (residual.shape, residual.shape[1:], (1, *residual.shape[1:])):
-            raise ValueError(
-                f"`reference` must be shaped like the residual, {tuple(residual.shape)}, or like one of its inputs; got "
-                f"{tuple(reference.shape)}."
-            )
         pair = torch.cat([reference.to(residual.dtype).expand_as(residual), residual], dim=self.pair_axis)
-        view = self.view()
-        return view.through(self.run_pairs, pair)
+        return self.view().through(self.run_pairs, pair)
 
     def draw_references(self, inputs: Tensor) -> None:
         """Fill the references with inputs in random order, each once before any comes again; their number stays."""
@@ -426,14 +346,13 @@ class Anchored(Members):
 
     def masked(self, keys: Tensor, batch: int) -> Tensor:
         """Return whose references are masked in the pass with these keys, `(networks, batch)`."""
-        per_example = self.mask_per == "example"
-        draws = uniform(fold(keys, _MASKS), batch) if per_example else uniform(fold(keys, _MASKS), 1)
+        draws = uniform(fold(keys, _MASKS), batch if self.mask_per == "example" else 1)
         return (draws < self.mask_probability).expand(len(keys), batch)
 
     def _run_all(self, tensors: Mapping[str, Tensor], x: Tensor, own: bool, rows: Tensor | None) -> Tensor:
         """Run networks with every reference: `(networks * K, batch, ...)`."""
         references = tensors["references"][: self.num_anchors]
-        keys = self._no_keys(self.num_trained if rows is None else len(rows))
+        keys = self.no_keys(self.num_trained if rows is None else len(rows))
         if own:
             x = x.unflatten(0, (-1, self.num_anchors))
             pairs = paired(references[:, None], x, self.pair_axis).flatten(1, 2)
@@ -448,22 +367,11 @@ class Anchored(Members):
             found.append(outputs.unflatten(1, (len(few), len(x))))
         return torch.cat(found, dim=1).flatten(0, 1)
 
-    def run_members(self, tensors: Mapping[str, Tensor], x: Tensor, members: Tensor) -> Tensor:
-        """Run some members in evaluation, each a network with its reference; `x` is shared or `(members, batch, ...)`."""
-        if self.temperature is not None:
-            raise ValueError(
-                "A temperature needs all members of a network; run the whole ensemble instead of some members."
-            )
-        networks, anchors = members // self.num_anchors, members.remainder(self.num_anchors)
-        pairs = paired(tensors["references"].index_select(0, anchors)[:, None], x, self.pair_axis)
-        picked = self.inner.rows_of(under("inner.", tensors), networks)
-        return self.inner.run(picked, pairs, own=True, rows=networks, keys=self._no_keys(len(members)))
-
     def picked(self, view: View, rows: Tensor) -> View:
         """Return some networks in training, some members in evaluation."""
         return super().picked(view, rows) if self.training else _SomeMembers(view, rows)
 
-    def _no_keys(self, count: int) -> Keys:
+    def no_keys(self, count: int) -> Keys:
         """Keys where no noise is drawn: evaluation runs more members than there are keys."""
         return lambda: self.member_keys.new_zeros(count)
 
@@ -480,24 +388,6 @@ class Anchored(Members):
                 f"Inputs must be like the references, ({lead}, {', '.join(map(str, wanted))}) of {self.references.dtype}; got "
                 f"{tuple(x.shape)} of {x.dtype}. Prepare both the same way."
             )
-
-    @property
-    def stacked(self) -> bool:
-        """Whether networks are stored as one."""
-        return self.inner.stacked
-
-    def parameter_rows(self) -> list[tuple[list[int] | None, list[str]]]:
-        """Return parameter names with the networks that own them."""
-        return [(rows, [f"inner.{name}" for name in names]) for rows, names in self.inner.parameter_rows()]
-
-    def rows_of(self, tensors: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
-        """Return copies of some networks' rows; the references stay whole."""
-        inner = self.inner.rows_of(under("inner.", tensors), rows)
-        return {**tensors, **{f"inner.{name}": tensor for name, tensor in inner.items()}}
-
-    def put_rows(self, tensors: Mapping[str, Tensor], rows: Tensor, new: Mapping[str, Tensor]) -> None:
-        """Write networks' rows that `rows_of` gathered back, in place."""
-        self.inner.put_rows(under("inner.", tensors), rows, under("inner.", new))
 
     def adapt(self, objective: Any) -> Any:
         """Return an objective that trains masked examples as `masked_target` says; a temperature is for class logits only."""
@@ -532,19 +422,6 @@ class Anchored(Members):
         """Return one plain module: the average of the networks' weights, with the first reference."""
         return AnchoredNet(self.inner.soup(), self.references[0], self.pair_axis).train(self.training)
 
-    def keep_members(self, rows: Sequence[int]) -> None:
-        """Go on with these networks only, in place, each with all its references."""
-        self.inner.keep_members(rows)
-        self.member_ids = tuple(self.member_ids[row] for row in rows)
-        self.num_members = len(rows) * self.num_anchors
-        self.member_keys = keys_of(self.seed, self.member_ids).to(self.references.device)
-
-    def extra_repr(self) -> str:
-        """Show what the references do."""
-        return (
-            f"references={len(self.references)}, anchors={self.num_anchors}, mask_probability={self.mask_probability:g}"
-        )
-
 
 class _SomeMembers(View):
     """Some members of a view in evaluation: rows of parameters are networks, so these are not rows of its own."""
@@ -566,4 +443,12 @@ class _SomeMembers(View):
         anchored = self.members
         assert isinstance(anchored, Anchored)
         anchored.check_inputs(x, own)
-        return anchored.run_members({**self.parameters, **self.buffers}, x, self.chosen)
+        if anchored.temperature is not None:
+            raise ValueError(
+                "A temperature needs all members of a network; run the whole ensemble instead of some members."
+            )
+        networks, anchors = self.chosen // anchored.num_anchors, self.chosen.remainder(anchored.num_anchors)
+        pairs = paired(self.buffers["references"].index_select(0, anchors)[:, None], x, anchored.pair_axis)
+        picked = anchored.inner.rows_of(under("inner.", {**self.parameters, **self.buffers}), networks)
+        keys = anchored.no_keys(len(networks))
+        return anchored.inner.run(picked, pairs, own=True, rows=networks, keys=keys)

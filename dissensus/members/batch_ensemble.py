@@ -11,7 +11,7 @@ from dissensus._signatures import checked
 from dissensus.data.trees import Output
 from dissensus.members.shared import BatchUse, PerRow, SharedMembers, made
 from dissensus.nets.dropout import plain_dropout
-from dissensus.randomness import derive, seeded, uniform
+from dissensus.randomness import derive, uniform
 
 NAME = "factors"
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -81,8 +81,7 @@ class BatchEnsemble(SharedMembers):
         batches: BatchUse = "whole",
         output: Output = None,
     ) -> None:
-        with seeded(derive(seed, "initial weights", 0), alone=True):
-            net = made(make_net, num_members)
+        net = made(make_net, num_members, seed)
         layers = {name: module for name, module in net.named_modules() if type(module) in LAYERS}
         if not layers:
             raise ValueError(

@@ -1,10 +1,9 @@
 """Deep ensembles: members with weights of their own, stored stacked and run as one program where that is the same."""
 
 import copy
-import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +14,10 @@ from dissensus.construction import describe
 from dissensus.data.trees import Output, call, pick, signature
 from dissensus.engines.graphs import for_each_member
 from dissensus.engines.watching import kept_as_is, look_at
-from dissensus.members.members import Keys, Members, keys_of, settled_block, under
+from dissensus.members.members import Keys, Members, settled_block, under
 from dissensus.members.shared import fastest_layout
 from dissensus.members.stacking import (
+    PLAIN,
     PROBE_MEMBERS,
     PROBE_ROWS,
     Loan,
@@ -25,16 +25,14 @@ from dissensus.members.stacking import (
     Shell,
     can_stack,
     check_nets,
-    copies_in_order,
     has_padding,
     join,
     quiet_weights,
     recurs,
-    runs_otherwise,
     stack,
     tensors_of,
-    trains_wrongly_under_vmap,
     twin,
+    why_another,
     why_not_one_program,
     why_not_vectorised,
 )
@@ -107,12 +105,7 @@ class DeepEnsemble(Members):
             raise ValueError(
                 f"`from_members` wants a list of networks, from_members([net_a, net_b]); got {type(nets).__name__}."
             )
-        nets = list(nets)
-        if len({id(net) for net in nets}) < len(nets):
-            raise ValueError(
-                "`from_members` wants different networks; the same object is in the list twice. Copy it first."
-            )
-        ensemble = cls.__new__(cls)
+        nets, ensemble = list(nets), cls.__new__(cls)
         Members.__init__(ensemble, len(nets), seed)
         given = {"nets": nets, "seed": seed, "execution": execution, "output": output}
         ensemble.made_by, ensemble.output = ("from_members", describe(given)), output
@@ -121,7 +114,12 @@ class DeepEnsemble(Members):
 
     def _adopt(self, nets: list[nn.Module], execution: Execution) -> None:
         check_nets(nets)
-        _check_single(nets)
+        for net in nets:
+            if isinstance(net, Members):
+                raise ValueError(
+                    f"A member must be one network; got a {type(net).__name__}, which is an ensemble. Make one of several "
+                    "networks, such as Anchored(make_net, references, num_nets=3)."
+                )
         if execution not in ("auto", "vectorised", "loop"):
             raise ValueError(f"`execution` must be 'auto', 'vectorised' or 'loop'; got {execution!r}.")
         self.execution: Execution = execution
@@ -132,21 +130,17 @@ class DeepEnsemble(Members):
         nets = [key_dropout(twin(net)) for net in nets]
         self._pads, self._recurs = any(map(has_padding, nets)), any(map(recurs, nets))
         self._drops = any(map(drops, nets))
+        # Why one member's module is not every member's, tensors apart; None if it is.
+        self.why_different: str | None = "members have different architectures"
         if can_stack(nets):
-            self._not_one_program = why_not_one_program(nets)
+            self.why_different = why_not_one_program(nets)
             self.net = stack(nets)
         else:
-            self._not_one_program = "members have different architectures"
             self.nets = nn.ModuleList(copy.deepcopy(net) for net in nets)
         # Keys of members and of dropout layers go where the networks are.
         self.to(next((p.device for net in nets for p in net.parameters()), self.member_keys.device))
         self._shells = [Shell(net) for net in nets]
         self._loan: Loan | None = None
-
-    @property
-    def why_different(self) -> str | None:
-        """Why one member's module is not every member's, tensors apart; None if it is."""
-        return self._not_one_program
 
     def why_not_single(self) -> str | None:
         """Say why one member's program would not be every member's; None if it would."""
@@ -161,6 +155,10 @@ class DeepEnsemble(Members):
         """Why members run in a loop, as found for the newest kind of batch; None if they do not."""
         decision = next(reversed(self.decisions.values()), None)
         return None if decision is None else decision["why_loop"]
+
+    def networks(self) -> list[nn.Module]:
+        """Return what a pass calls: each member's own module, and the one that stands for all."""
+        return [shell.net for shell in self._shells] + ([] if self.net is None else [self.net])
 
     def unregistered(self) -> Iterator[nn.Module]:
         """Yield the modules of each member, which run in a loop."""
@@ -216,15 +214,15 @@ class DeepEnsemble(Members):
         def vectorised(given: Mapping[str, Tensor], batch: Any) -> Tensor:
             return self._run_vectorised(given, batch, own, lambda: keys()[:count])
 
-        weights, buffers = self._by_use(few)
-        tried = copies_in_order(weights)
-        copies = {name: tensor.clone() for name, tensor in buffers.items()}
-        drawn, work = look_at(lambda: loop(tried | copies, inputs))
+        weights = {name: few[name] for name, _ in self.named_parameters() if name in few}
+        buffers = {name: tensor for name, tensor in few.items() if name not in weights}
+        tried = _copies(weights)
+        drawn, work = look_at(lambda: loop(tried | _copies(buffers), inputs))
         # Further copies only for passes that write to weights: they may be most of the memory.
         writes = not all(map(torch.equal, tried.values(), weights.values()))
 
         def for_an_attempt() -> Mapping[str, Tensor]:
-            return copies_in_order(weights) if writes else tried
+            return _copies(weights) if writes else tried
 
         # Of one member on the whole batch.
         work *= x.shape[int(own)] / max(inputs.shape[int(own)], 1) / count
@@ -235,45 +233,35 @@ class DeepEnsemble(Members):
         )
         return why, bool(drawn)
 
-    def _by_use(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return which of these tensors are parameters, and which are buffers."""
-        weights = {name: tensors[name] for name, _ in self.named_parameters() if name in tensors}
-        return weights, {name: tensor for name, tensor in tensors.items() if name not in weights}
+    def _trainable(self) -> set[str]:
+        return {name for name, p in self.named_parameters() if p.requires_grad and self.training}
 
     def _why_apart(self, drawn: Collection[str]) -> str | None:
         """Say why members cannot run as one program, as far as that is known without trying it."""
         if self.execution == "loop":
             return "execution='loop' was asked for"
-        if self._not_one_program is not None:
-            return self._not_one_program
+        if self.why_different is not None:
+            return self.why_different
         if drawn:
             return f"it draws random numbers outside dropout layers ({', '.join(sorted(drawn))})"
-        return trains_wrongly_under_vmap(self) if self.training else None
-
-    def _trainable(self) -> set[str]:
-        return {name for name, p in self.named_parameters() if p.requires_grad and self.training}
+        bags = [n for n, m in self.named_modules() if isinstance(m, nn.EmbeddingBag) and m.padding_idx is not None]
+        # Whatever a probe's few rows show: vmap leaves the row alone for the first member only.
+        return f"vmap trains the padding row of the embedding {bags[0]!r}" if bags and self.training else None
 
     def _why_faster_apart(self, x: Any, own: bool, work: float) -> str | None:
-        if self._convolves() and self._loop_is_faster(x, work):
+        """Say why members run faster one by one: vmap turns their convolutions into grouped ones.
+
+        A rule, not a measurement: the two differ by rounding, and a run must not depend on what else the machine did.
+        """
+        # In training a GPU waits for launches, of which one program makes fewer; in evaluation it does not.
+        slow = not self.training if x.is_cuda else work >= MUCH_WORK
+        if slow and any(isinstance(module, torch.nn.modules.conv._ConvNd) for module in self.modules()):
             return FASTER_APART
         return "large batches are faster one member at a time on a CPU" if self._is_large(x, own) else None
 
     def _is_large(self, x: Any, own: bool) -> bool:
         settled = not self.training and settled_block(self) is not None
         return settled and x.device.type == "cpu" and x.shape[int(own)] >= LARGE_BATCH
-
-    def _convolves(self) -> bool:
-        return any(isinstance(module, torch.nn.modules.conv._ConvNd) for module in self.modules())
-
-    def _loop_is_faster(self, x: Any, work: float) -> bool:
-        """Whether members that convolve run faster one by one: vmap turns their convolutions into grouped ones.
-
-        A rule, not a measurement: the two differ by rounding, and a run must not depend on what else the machine did.
-        """
-        if x.is_cuda:
-            # In training a GPU waits for launches, of which one program makes fewer; in evaluation it does not.
-            return not self.training
-        return work >= MUCH_WORK
 
     @property
     def faster_apart(self) -> bool:
@@ -311,13 +299,9 @@ class DeepEnsemble(Members):
         outputs: list[Any] = [None] * len(members)
 
         def run(place: int) -> None:
-            shell, row = self._shells[members[place]], split[place]
-            row.update(dropout_keys(shell.net, lambda: keys()[place]))
-            shell.lend(row)
+            shell, batch = self._shells[members[place]], x[place] if own else x
             with nullcontext() if seeds is None else seeded(seeds[place], alone=True):
-                outputs[place] = pick(call(shell.net, x[place] if own else x), self.picks)
-            shell.collect(row)
-            rewind_dropout(shell.net)
+                outputs[place] = shell.run(split[place], batch, lambda: keys()[place], self.picks)
 
         with quiet_weights(self._recurs):
             for_each_member(run, len(members))
@@ -327,7 +311,12 @@ class DeepEnsemble(Members):
         """Run members in turn where neither weights nor modes change between passes: they keep the rows they were lent."""
         members = range(self.num_members)
         if self._loan is None or not self._loan.holds(tensors, block):
-            if self.net is not None and self._not_one_program is None and runs_otherwise(self.net, self._shells[0]):
+            net = self.net
+            if (
+                net is not None
+                and self.why_different is None
+                and why_another(net, self._shells[0].net, PLAIN) is not None
+            ):
                 return self._run_vectorised(tensors, x, False, keys)
             self._follow_modes(members)
             self._loan = Loan(self._shells, tensors, self._split(tensors, members), block)
@@ -370,15 +359,6 @@ class DeepEnsemble(Members):
             for index, net in enumerate(self.nets)
         ]
 
-    def rows_of(self, tensors: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
-        """Return copies of some members' rows; members of different architectures are left where they are."""
-        return dict(tensors) if self.nets is not None else super().rows_of(tensors, rows)
-
-    def put_rows(self, tensors: Mapping[str, Tensor], rows: Tensor, new: Mapping[str, Tensor]) -> None:
-        """Write rows that `rows_of` gathered back, in place."""
-        if self.nets is None:
-            super().put_rows(tensors, rows, new)
-
     def member(self, index: int) -> nn.Module:
         """Return one member as an independent plain module with its current weights."""
         index = self.check_index(index)
@@ -391,24 +371,12 @@ class DeepEnsemble(Members):
 
     def keep_members(self, rows: Sequence[int] | Tensor) -> None:
         """Go on with these members only, in place; the others are gone."""
-        rows = self._rows_named(rows.tolist() if isinstance(rows, Tensor) else list(rows))
-        self.member_ids = tuple(self.member_ids[row] for row in rows)
-        self.num_members = len(rows)
-        self.member_keys = keys_of(self.seed, self.member_ids).to(self.member_keys.device)
-        self._shells = [self._shells[row] for row in rows]
+        before = self.member_ids
+        super().keep_members(rows)
+        places = [before.index(member) for member in self.member_ids]
+        self._shells = [self._shells[place] for place in places]
         if self.nets is not None:
-            self.nets = nn.ModuleList(self.nets[row] for row in rows)
-            return
-        for tensor in tensors_of(self).values():
-            if tensor is not self.member_keys:
-                tensor.data = tensor.data[rows].clone()
-                tensor.grad = None
-
-    def _rows_named(self, given: list[int]) -> list[int]:
-        """Return members' numbers as Python's own, each once."""
-        if not given or len(set(given)) < len(given) or any(isinstance(row, bool) for row in given):
-            raise ValueError(f"`rows` must name at least one member, each once, by number; got {given}.")
-        return [self.check_index(operator.index(row)) for row in given]
+            self.nets = nn.ModuleList(self.nets[place] for place in places)
 
     def __getstate__(self) -> dict[str, Any]:
         for shell in self._shells:
@@ -416,14 +384,8 @@ class DeepEnsemble(Members):
         return self.__dict__ | {"_loan": None}
 
 
-def _check_single(nets: Sequence[nn.Module]) -> None:
-    """Refuse members that are ensembles."""
-    for net in nets:
-        if isinstance(net, Members):
-            raise ValueError(
-                f"A member must be one network; got a {type(net).__name__}, which is an ensemble. Make one of several networks, "
-                "such as Anchored(make_net, references, num_nets=3)."
-            )
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 @contextmanager
@@ -455,13 +417,8 @@ class SingleMember(Members):
 
     def run(self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Run the member on its tensors; see `Members.run`."""
-        row = under("net.", tensors)
-        net = self._shell.net
-        row.update(dropout_keys(net, lambda: keys()[0]))
-        self._shell.lend(row)
-        output: Tensor = pick(call(net, fastest_layout(x[0] if own else x)), self.picks)
-        self._shell.collect(row)
-        rewind_dropout(net)
+        x = fastest_layout(x[0] if own else x)
+        output: Tensor = self._shell.run(under("net.", tensors), x, lambda: keys()[0], self.picks)
         return output.unsqueeze(0)
 
     def parts(self) -> Iterator[nn.Module]:
@@ -471,3 +428,40 @@ class SingleMember(Members):
     def member(self, index: int) -> nn.Module:
         """There is no weight to give; ask the ensemble."""
         raise ValueError("A recorded member has no weights of its own; call `member` on the ensemble.")
+
+
+class OnDeepEnsemble(Members):
+    """A kind whose trained parameters are those of a deep ensemble inside it, under the name `rows_in`."""
+
+    rows_in: ClassVar[str]
+
+    @property
+    def _rows(self) -> DeepEnsemble:
+        inside = self.get_submodule(self.rows_in)
+        assert isinstance(inside, DeepEnsemble)
+        return inside
+
+    @property
+    def stacked(self) -> bool:
+        """Whether the networks inside are stored as one."""
+        return self._rows.stacked
+
+    @property
+    def execution_reason(self) -> str | None:
+        """Why the networks inside run in a loop; None if they do not."""
+        return self._rows.execution_reason
+
+    def parameter_rows(self) -> list[tuple[list[int] | None, list[str]]]:
+        """Return the names of parameters inside with the networks that own them."""
+        return [(rows, [f"{self.rows_in}.{name}" for name in names]) for rows, names in self._rows.parameter_rows()]
+
+    def keep_members(self, rows: Sequence[int] | Tensor) -> None:
+        """Go on with these networks only, in place; the others are gone."""
+        self._rows.keep_members(rows)
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Have as many members as the networks inside make, also where some of them were dropped in training."""
+        each = self.num_members // self.num_trained
+        self.member_ids, self.member_keys = self._rows.member_ids, self._rows.member_keys.clone()
+        self.num_members = each * self.num_trained

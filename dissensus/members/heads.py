@@ -1,8 +1,7 @@
 """Heads on a frozen backbone: one pass through the backbone, one trained head a member."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from math import prod
+from collections.abc import Callable, Mapping
 from numbers import Integral
 from typing import Any, ClassVar
 
@@ -14,15 +13,15 @@ from dissensus.data.features import CachedFeatures
 from dissensus.data.fingerprints import network_digest
 from dissensus.data.sources import device_of
 from dissensus.data.trees import Batch, Output, call, inputs_of, pick
-from dissensus.members.deep_ensemble import DeepEnsemble
+from dissensus.members.deep_ensemble import DeepEnsemble, OnDeepEnsemble
 from dissensus.members.members import Keys, Members, under
 from dissensus.members.stacking import tensors_of
 
 MakeHead = Callable[[], nn.Module] | tuple[int, int]
-_BACKBONE, _HEADS = "backbone.", "heads."
+_BACKBONE = "backbone."
 
 
-class HeadEnsemble(Members):
+class HeadEnsemble(OnDeepEnsemble):
     """Many heads on one frozen backbone: `forward(x)` gives `(members, batch, ...)`.
 
     The backbone is held, not copied: it is set to evaluation mode for good and its parameters no longer ask for
@@ -51,6 +50,7 @@ class HeadEnsemble(Members):
 
     # Batches of their own would all go through the backbone.
     prefers_shared_batches: ClassVar[bool] = True
+    rows_in = "heads"
 
     def __init__(
         self,
@@ -72,6 +72,7 @@ class HeadEnsemble(Members):
             )
         self.backbone = backbone.requires_grad_(False)
         self.heads = DeepEnsemble(_factory(make_head), num_members, seed, output=output)
+        self.shared_buffers = frozenset(f"{_BACKBONE}{name}" for name in tensors_of(backbone))
         self.training = self.heads.training
         backbone.eval()
         self.to(device_of(backbone))
@@ -100,51 +101,7 @@ class HeadEnsemble(Members):
         features = self._features(tensors, x.flatten(0, 1) if own else x)
         if own:
             features = features.unflatten(0, x.shape[:2])
-        return self.heads.run(under(_HEADS, tensors), features, own=own, rows=rows, keys=keys)
-
-    @property
-    def shared_buffers(self) -> frozenset[str]:  # type: ignore[override]
-        """Names of the backbone's tensors, which no pass changes."""
-        return frozenset(f"{_BACKBONE}{name}" for name in tensors_of(self.backbone))
-
-    @property
-    def stacked(self) -> bool:
-        """Whether heads are stored as one; the backbone has no member axis."""
-        return self.heads.stacked
-
-    @property
-    def execution_reason(self) -> str | None:
-        """Why heads run in a loop; None if they do not."""
-        return self.heads.execution_reason
-
-    def parameter_rows(self) -> list[tuple[list[int] | None, list[str]]]:
-        """Return the names of the heads' parameters with the members that own them."""
-        return [(rows, [f"{_HEADS}{name}" for name in names]) for rows, names in self.heads.parameter_rows()]
-
-    def rows_of(self, tensors: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
-        """Return copies of some heads' rows; the backbone's tensors as they are."""
-        heads = self.heads.rows_of(under(_HEADS, tensors), rows)
-        shared = {name: tensor for name, tensor in tensors.items() if name.startswith(_BACKBONE)}
-        keys = {name: t for name, t in tensors.items() if not name.startswith((_BACKBONE, _HEADS))}
-        return {
-            **shared,
-            **super().rows_of(keys, rows),
-            **{f"{_HEADS}{name}": tensor for name, tensor in heads.items()},
-        }
-
-    def put_rows(self, tensors: Mapping[str, Tensor], rows: Tensor, new: Mapping[str, Tensor]) -> None:
-        """Write the heads' rows that `rows_of` gathered back, in place."""
-        self.heads.put_rows(under(_HEADS, tensors), rows, under(_HEADS, new))
-
-    def keep_members(self, rows: Sequence[int]) -> None:
-        """Go on with these heads only, in place; the others are gone."""
-        self.heads.keep_members(rows)
-        self.catch_up()
-
-    def catch_up(self) -> None:
-        """Have as many members as there are heads, also where some of them were dropped in training."""
-        self.num_members, self.member_ids = self.heads.num_members, self.heads.member_ids
-        self.member_keys = self.heads.member_keys.clone()
+        return self.heads.run(under("heads.", tensors), features, own=own, rows=rows, keys=keys)
 
     def member(self, index: int) -> nn.Module:
         """Return one member as an independent plain module: a copy of the backbone, then the head."""
@@ -187,12 +144,6 @@ class HeadEnsemble(Members):
         """Return a hash of the backbone as it now is, by which it is recognised."""
         # Not remembered: weights that are changed through `.data` leave nothing to notice it by.
         return network_digest(self.backbone)
-
-    def extra_repr(self) -> str:
-        """Show how much is trained."""
-        trained = sum(prod(p.shape) for p in self.heads.parameters())
-        frozen = sum(prod(p.shape) for p in self.backbone.parameters())
-        return f"num_members={self.num_members}, trained={trained}, frozen={frozen}"
 
 
 class HeadOnBackbone(nn.Sequential):

@@ -1,45 +1,25 @@
-"""The table of kinds: what recipes can name, and what the contract of `dissensus.testing` is held against."""
+"""The table of kinds that recipes can name: each makes an ensemble from a factory of networks."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dissensus.members.anchored import Anchored, MaskedTarget, MaskPer, TemperatureForm
 from dissensus.members.batch_ensemble import BatchEnsemble
 from dissensus.members.deep_ensemble import DeepEnsemble
-from dissensus.members.heads import HeadEnsemble
-from dissensus.members.lora import LoRAEnsemble
 from dissensus.members.masksembles import Masksembles
 from dissensus.members.mc_dropout import Masks, MCDropout
 from dissensus.members.members import Members
 from dissensus.members.mimo import MIMO
 from dissensus.members.packed import PackedEnsemble
-from dissensus.members.shared import BatchUse
+from dissensus.members.shared import BatchUse, made
 from dissensus.members.trajectories import SWAG, SnapshotEnsemble
 from dissensus.nets.first_layer import Initialise
-from dissensus.randomness import derive, seeded
 
 MakeNet = Callable[[], nn.Module]
-Case = Callable[[MakeNet, Tensor], Members]
-
-
-@dataclass(frozen=True)
-class Kind:
-    """One kind of ensemble.
-
-    Attributes:
-        build: Makes one from a factory of networks, their number, a seed and settings, as recipes do.
-        cases: Small ones to test, by what is special about them: three members from a factory of networks and some inputs.
-        in_recipes: Whether a recipe can name it.
-    """
-
-    build: Callable[..., Members]
-    cases: Mapping[str, Case]
-    in_recipes: bool = True
 
 
 def anchored(
@@ -82,23 +62,15 @@ def masksembles(
     batches: BatchUse = "split",
 ) -> Masksembles:
     """Make one network with masks; `layers` names where they act, by rule if none is named."""
-    chosen = list(layers) if layers else "auto"
-    net = one_net(make_member, seed)
-    return Masksembles(net, num_members, scale, layers=chosen, seed=seed, grow=grow, batches=batches)
+    net = made(make_member, 1, seed)
+    return Masksembles(net, num_members, scale, layers=layers or "auto", seed=seed, grow=grow, batches=batches)
 
 
 def mc_dropout(
     make_member: MakeNet, num_members: int, seed: int = 0, *, p: float | None = None, masks: Masks = "member"
 ) -> MCDropout:
     """Make one network whose dropout stays on."""
-    return MCDropout(one_net(make_member, seed), num_members, seed, p, masks=masks)
-
-
-def batch_ensemble(
-    make_member: MakeNet, num_members: int, seed: int = 0, *, batches: BatchUse = "whole"
-) -> BatchEnsemble:
-    """Make members that share weights up to factors of rank one."""
-    return BatchEnsemble(make_member, num_members, seed, batches=batches)
+    return MCDropout(made(make_member, 1, seed), num_members, seed, p, masks=masks)
 
 
 def packed(
@@ -108,114 +80,17 @@ def packed(
     return PackedEnsemble(make_member, num_members, alpha, gamma, seed)
 
 
-def snapshots(make_member: MakeNet, num_members: int, seed: int = 0) -> SnapshotEnsemble:
-    """Make one network whose weights at the end of each cycle are the members."""
-    return SnapshotEnsemble(make_member, num_members, seed)
-
-
-def swag(
-    make_member: MakeNet, num_members: int, seed: int = 0, *, start: float = 0.5, rank: int = 20, scale: float = 1.0
-) -> SWAG:
-    """Make one network around whose path members are drawn."""
-    return SWAG(make_member, num_members, seed, start=start, rank=rank, scale=scale)
-
-
-def mimo(make_member: MakeNet, num_members: int, seed: int = 0, *, repetition: float = 0.0) -> MIMO:
-    """Make one network that answers several inputs at once."""
-    return MIMO(make_member, num_members, seed, repetition=repetition)
-
-
-def lora(
-    make_member: MakeNet,
-    num_members: int,
-    seed: int = 0,
-    *,
-    rank: int = 8,
-    alpha: float = 16.0,
-    own: Sequence[str] = (),
-) -> LoRAEnsemble:
-    """Make adapters on one frozen network."""
-    return LoRAEnsemble(one_net(make_member, seed), num_members, rank, alpha, seed=seed, own=own)
-
-
-def heads(make_member: MakeNet, num_members: int, seed: int = 0) -> HeadEnsemble:
-    """Make heads of two layers in place of the last layer of a network, which must be a sequence that ends in a linear layer."""
-    net = one_net(make_member, seed)
-    assert isinstance(net, nn.Sequential)
-    last = net[-1]
-    assert isinstance(last, nn.Linear)
-    return HeadEnsemble(net[:-1], (last.in_features, last.out_features), num_members, seed)
-
-
-def one_net(make_member: MakeNet, seed: int) -> nn.Module:
-    """Make the one network of a kind whose members share it; its weights depend on the seed only."""
-    with seeded(derive(seed, "initial weights", 0), alone=True):
-        return make_member()
-
-
-KINDS: Mapping[str, Kind] = MappingProxyType(
+KINDS: Mapping[str, Callable[..., Members]] = MappingProxyType(
     {
-        "deep": Kind(
-            DeepEnsemble,
-            {
-                "vectorised": lambda make_net, x: DeepEnsemble(make_net, 3, execution="vectorised"),
-                "loop": lambda make_net, x: DeepEnsemble(make_net, 3, execution="loop"),
-                "different architectures": lambda make_net, x: DeepEnsemble.from_members(
-                    [one_net(make_net, 0), nn.Sequential(one_net(make_net, 1)), one_net(make_net, 2)]
-                ),
-            },
-        ),
-        "anchored": Kind(
-            anchored,
-            {
-                "one network": lambda make_net, x: Anchored(make_net, x, 3, mask_probability=0.2),
-                "networks": lambda make_net, x: Anchored(
-                    make_net, x, 2, num_nets=3, mask_probability=0.2, mask_per="example"
-                ),
-            },
-        ),
-        "masksembles": Kind(
-            masksembles,
-            {
-                "split batches": lambda make_net, x: masksembles(make_net, 3),
-                "grown, whole batches": lambda make_net, x: masksembles(
-                    make_net, 3, scale=3.0, grow=True, batches="whole"
-                ),
-            },
-        ),
-        "mc_dropout": Kind(mc_dropout, {"p": lambda make_net, x: mc_dropout(make_net, 3, p=0.2)}),
-        "batch_ensemble": Kind(batch_ensemble, {"whole batches": lambda make_net, x: BatchEnsemble(make_net, 3)}),
-        "packed": Kind(
-            packed,
-            {
-                "plain": lambda make_net, x: PackedEnsemble(make_net, 3),
-                "subgroups": lambda make_net, x: PackedEnsemble(make_net, 3, 3.0, 2),
-            },
-        ),
-        "snapshots": Kind(snapshots, {"two cycles": lambda make_net, x: SnapshotEnsemble(make_net, 2)}),
-        "swag": Kind(
-            swag,
-            {
-                "all epochs": lambda make_net, x: SWAG(make_net, 3, start=0.0),
-                "diagonal": lambda make_net, x: SWAG(make_net, 3, start=0.0, rank=0),
-            },
-        ),
-        "mimo": Kind(
-            mimo,
-            {
-                "plain": lambda make_net, x: MIMO(make_net, 3),
-                "repetition": lambda make_net, x: MIMO(make_net, 3, repetition=0.5),
-            },
-        ),
-        "lora": Kind(
-            lora,
-            {
-                "all layers": lambda make_net, x: lora(make_net, 3, rank=2, alpha=2.0),
-                "an own head": lambda make_net, x: lora(make_net, 3, rank=2, own="*"),
-            },
-            in_recipes=False,
-        ),
-        "heads": Kind(heads, {"two layers": lambda make_net, x: heads(make_net, 3)}, in_recipes=False),
+        "deep": DeepEnsemble,
+        "anchored": anchored,
+        "masksembles": masksembles,
+        "mc_dropout": mc_dropout,
+        "batch_ensemble": BatchEnsemble,
+        "packed": packed,
+        "snapshots": SnapshotEnsemble,
+        "swag": SWAG,
+        "mimo": MIMO,
     }
 )
-"""Kinds of ensembles by name; a kind that is listed is covered by the contract tests."""
+"""Kinds of ensembles by name: called with a factory of networks, their number, a seed and settings."""

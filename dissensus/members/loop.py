@@ -15,7 +15,7 @@ from dissensus.members.shared import layers_as_written
 from dissensus.nets.dropout import replace_layers
 
 
-def as_loop(members: Members, example: Any) -> nn.Module:
+def as_loop(members: Members, example: Any) -> "_Loop":
     """Return a module that gives what the ensemble gives in evaluation, `(members, batch, ...)`, by running member after member.
 
     Args:
@@ -23,47 +23,38 @@ def as_loop(members: Members, example: Any) -> nn.Module:
         example: A few inputs, to see the shapes at which dropout layers run.
     """
     if isinstance(members, HeadEnsemble):
-        heads = as_loop(members.heads, members.features(example))
-        return _OnBackbone(copy.deepcopy(members.backbone), members.takes, heads)
-    nets = [members.member(index).eval() for index in range(members.num_members)]
+        loop = as_loop(members.heads, members.features(example))
+        loop.backbone, loop.takes = copy.deepcopy(members.backbone), members.takes
+        return loop
+    nets = [net.eval() for net in members]
     if isinstance(members, MCDropout):
         nets = [_with_fixed_masks(net, example) for net in nets]
+    loop = _Loop(nets, members.output)
     if isinstance(members, Anchored) and members.temperature is not None:
-        return _Cooled(_Loop(nets, members.output), members.num_anchors, members.temperature)
-    return _Loop(nets, members.output)
+        loop.anchors, loop.form = members.num_anchors, members.temperature
+    return loop
 
 
 class _Loop(nn.Module):
+    """Networks in turn: heads on what a backbone gives; logits of anchored ones divided by a temperature of each network's."""
+
+    backbone: nn.Module | None = None
+    takes: Output = None
+    anchors: int | None = None
+    form: TemperatureForm = "exponential"
+
     def __init__(self, nets: list[nn.Module], output: Output) -> None:
         super().__init__()
         self.nets, self.output = nn.ModuleList(nets), output
 
     def forward(self, x: Any) -> Tensor:
+        if self.backbone is not None:
+            x = pick(call(self.backbone, x), self.takes)
         with layers_as_written():
-            return torch.stack([pick(call(net, x), self.output) for net in self.nets])
-
-
-class _OnBackbone(nn.Module):
-    """Heads over what they take of a backbone, which runs once for all of them."""
-
-    def __init__(self, backbone: nn.Module, takes: Output, heads: nn.Module) -> None:
-        super().__init__()
-        self.backbone, self.takes, self.heads = backbone, takes, heads
-
-    def forward(self, x: Any) -> Tensor:
-        outputs: Tensor = self.heads(pick(call(self.backbone, x), self.takes))
-        return outputs
-
-
-class _Cooled(nn.Module):
-    """Anchored networks whose logits are divided by a temperature, which compares one network's members."""
-
-    def __init__(self, loop: nn.Module, anchors: int, form: TemperatureForm) -> None:
-        super().__init__()
-        self.loop, self.anchors, self.form = loop, anchors, form
-
-    def forward(self, x: Any) -> Tensor:
-        networks = self.loop(x).split(self.anchors)
+            outputs = torch.stack([pick(call(net, x), self.output) for net in self.nets])
+        if self.anchors is None:
+            return outputs
+        networks = outputs.split(self.anchors)
         return torch.cat([logits / anchor_temperature(logits, self.form)[:, None] for logits in networks])
 
 

@@ -10,11 +10,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from dissensus._signatures import checked, real_number
+from dissensus._signatures import checked, real_number, whole_number
 from dissensus.data.trees import Batch, Output
-from dissensus.members.members import Keys, Members, View, keys_of
+from dissensus.members.members import Keys, Members
 from dissensus.members.shared import SharedMembers
-from dissensus.members.stacking import check_nets, twin
+from dissensus.members.stacking import check_nets, tensors_of, twin
 from dissensus.nets.dropout import plain_dropout, put_layer
 from dissensus.nets.sites import listed
 from dissensus.randomness import derive, uniform
@@ -37,7 +37,6 @@ class LoRAEnsemble(SharedMembers):
         layers: Names of linear layers to correct, or patterns of names such as `"*.query"`; all by default.
         own: Names or patterns of linear layers of which every member has a copy of its own, trained in full: a new head.
         seed: Decides $A_m$; member j's depends on `(seed, j)` only.
-        output: What is scored of a network that returns several tensors: a key, an index or a function.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
@@ -52,6 +51,7 @@ class LoRAEnsemble(SharedMembers):
     loss_over_members: ClassVar[Literal["sum", "mean"]] = "sum"
     own_batches: ClassVar[bool] = True
     separate: ClassVar[bool] = True
+    decisive: ClassVar[tuple[str, ...]] = ("batches", "alpha")
 
     def __init__(
         self,
@@ -65,10 +65,8 @@ class LoRAEnsemble(SharedMembers):
         seed: int = 0,
         output: Output = None,
     ) -> None:
-        if num_members < 1 or rank < 1:
-            raise ValueError(
-                f"`num_members` and `rank` must be whole numbers, at least 1; got {num_members} and {rank}."
-            )
+        whole_number("num_members", num_members, 1)
+        whole_number("rank", rank, 1)
         real_number("alpha", alpha, above=True)
         check_nets([net])
         if isinstance(net, Members):
@@ -78,16 +76,17 @@ class LoRAEnsemble(SharedMembers):
         linear = {name: module for name, module in grown.named_modules() if type(module) is nn.Linear}
         full = _matching(linear, own, "own")
         low = [name for name in _matching(linear, layers, "layers") if name not in full]
-        for name in (*full, *low):
-            layer = linear[name]
-            adapter: _Adapter
-            if name in full:
-                adapter = _Full(layer, num_members)
-            else:
-                adapter = _LowRank(layer, num_members, rank, alpha, derive(seed, "adapter", name))
-            grown = put_layer(grown, name, adapter)
+        for name in full:
+            grown = put_layer(grown, name, _OwnLinear(linear[name], num_members))
+        for name in low:
+            key = derive(seed, "adapter", name)
+            grown = put_layer(grown, name, LoRALinear(linear[name], num_members, rank, alpha, key))
         super().__init__(grown, num_members, seed, "whole", output)
         self.rank, self.alpha = rank, alpha
+        own_names = {
+            f"{name}.{own}" for name, layer in self.adapters() for own, _ in layer.named_parameters(recurse=False)
+        }
+        self.shared_buffers = frozenset(tensors_of(self)) - own_names - {"member_keys"}
         self.to(next(self.net.parameters()).device)
         self.train(net.training)
 
@@ -104,42 +103,6 @@ class LoRAEnsemble(SharedMembers):
     def adapters(self) -> Iterator[tuple[str, "_Adapter"]]:
         """Yield the layers that members have something of their own in, by name."""
         return ((name, module) for name, module in self.named_modules() if isinstance(module, _Adapter))
-
-    def _own_names(self) -> list[str]:
-        return [f"{name}.{own}" for name, layer in self.adapters() for own, _ in layer.named_parameters(recurse=False)]
-
-    @property
-    def shared_buffers(self) -> frozenset[str]:  # type: ignore[override]
-        """Names of the network's tensors, which no pass changes."""
-        own = {*self._own_names(), "member_keys"}
-        names = (name for name, _ in (*self.named_parameters(), *self.named_buffers()))
-        return frozenset(name for name in names if name not in own)
-
-    def parameter_rows(self) -> list[tuple[list[int] | None, list[str]]]:
-        """Return the names of the adapters' parameters, whose rows are the members'."""
-        return [(list(range(self.num_members)), self._own_names())]
-
-    def rows_of(self, tensors: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
-        """Return copies of some members' adapters; the network's tensors as they are."""
-        shared = self.shared_buffers
-        return {name: t if name in shared else t.index_select(0, rows) for name, t in tensors.items()}
-
-    def put_rows(self, tensors: Mapping[str, Tensor], rows: Tensor, new: Mapping[str, Tensor]) -> None:
-        """Write nothing back: no pass changes a tensor."""
-
-    def sums_by_member(self, values: Mapping[str, Tensor], view: View) -> Tensor:
-        """Return the sum of each member's own values."""
-        return Members.sums_by_member(self, values, view)
-
-    def keep_members(self, rows: Sequence[int]) -> None:
-        """Go on with these members only, in place; the others are gone."""
-        kept = [self.check_index(row) for row in rows]
-        self.member_ids = tuple(self.member_ids[row] for row in kept)
-        self.num_members = len(kept)
-        self.member_keys = keys_of(self.seed, self.member_ids).to(self.member_keys.device)
-        for name in self._own_names():
-            parameter = self.get_parameter(name)
-            parameter.data, parameter.grad = parameter.data[kept].clone(), None
 
     def member(self, index: int) -> nn.Module:
         """Return one member as an independent plain module: a copy of the network with that member's adapters."""
@@ -158,37 +121,24 @@ class LoRAEnsemble(SharedMembers):
                 digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         return {"network": digest.hexdigest()[:16], **super().identity()}
 
-    def settings(self) -> dict[str, object]:
-        """Return what decides training beside the tensors."""
-        return {**super().settings(), "alpha": self.alpha}
-
-    def soup(self) -> nn.Module:
-        """Return one plain module with the average of the members' adapters."""
-        return Members.soup(self)
-
 
 class _Adapter(nn.Module):
-    """A linear layer of which members have something of their own; rows of a batch are member after member.
-
-    Attributes:
-        base: The layer itself, frozen.
-    """
-
-    def __init__(self, base: nn.Module) -> None:
-        super().__init__()
-        self.base = base
+    """A linear layer of which members have parameters of their own, `(members, ...)`; rows of a batch are member after member."""
 
     def alone(self, index: int) -> nn.Module:
-        """Return one member's layer as a plain module."""
-        raise NotImplementedError
+        """Return one member's layer as a module of its own."""
+        one = copy.deepcopy(self)
+        for name, parameter in self.named_parameters(recurse=False):
+            setattr(one, name, nn.Parameter(parameter[index : index + 1].detach().clone()))
+        return one
 
 
-class _LowRank(_Adapter):
-    """Corrections of low rank, `(members, rank, inputs)` and `(members, outputs, rank)`."""
+class LoRALinear(_Adapter):
+    """A frozen linear layer and corrections of low rank, `(members, rank, inputs)` and `(members, outputs, rank)`."""
 
     def __init__(self, base: nn.Linear, num_members: int, rank: int, alpha: float, key: int) -> None:
-        super().__init__(base)
-        self.scale = alpha / rank
+        super().__init__()
+        self.base, self.scale = base, alpha / rank
         dtype = base.weight.dtype if base.weight.dtype.itemsize > 2 else torch.float32
         keys = torch.tensor([derive(key, member) for member in range(num_members)])
         start = (2 * uniform(keys, rank, base.in_features) - 1) / sqrt(base.in_features)
@@ -202,50 +152,30 @@ class _LowRank(_Adapter):
         base: Tensor = self.base(x)
         return base + self.scale * correction.reshape(base.shape).to(base.dtype)
 
-    def alone(self, index: int) -> nn.Module:
-        """Return one member's layer."""
-        return LoRALinear(copy.deepcopy(self.base), self.a[index], self.b[index], self.scale)
 
-
-class LoRALinear(nn.Module):
-    """A frozen linear layer and one correction of low rank, as in a member of `LoRAEnsemble`."""
-
-    def __init__(self, base: nn.Module, a: Tensor, b: Tensor, scale: float) -> None:
-        super().__init__()
-        self.base, self.scale = base, scale
-        self.a, self.b = nn.Parameter(a.detach().clone()), nn.Parameter(b.detach().clone())
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return what the layer gives, corrected."""
-        base: Tensor = self.base(x)
-        return base + self.scale * (x.to(self.a.dtype) @ self.a.T @ self.b.T).to(base.dtype)
-
-
-class _Full(_Adapter):
+class _OwnLinear(_Adapter):
     """A layer that every member has for itself, `(members, outputs, inputs)`; it starts as the network's."""
 
     bias: nn.Parameter | None
 
     def __init__(self, base: nn.Linear, num_members: int) -> None:
-        super().__init__(nn.Identity())
+        super().__init__()
         self.weight = nn.Parameter(base.weight.detach().repeat(num_members, 1, 1))
         bias = None if base.bias is None else nn.Parameter(base.bias.detach().repeat(num_members, 1))
         self.register_parameter("bias", bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Multiply each member's rows with its own weight."""
         rows = x.reshape(len(self.weight), -1, x.shape[-1])
         found = rows @ self.weight.transpose(1, 2)
         found = found if self.bias is None else found + self.bias[:, None]
         return found.reshape(*x.shape[:-1], -1)
 
     def alone(self, index: int) -> nn.Module:
-        """Return one member's layer."""
+        """Return one member's layer as a plain linear one."""
         outputs, inputs = self.weight.shape[1:]
         layer = nn.Linear(inputs, outputs, self.bias is not None, device="meta")
-        layer.weight = nn.Parameter(self.weight[index].detach().clone())
-        if self.bias is not None:
-            layer.bias = nn.Parameter(self.bias[index].detach().clone())
+        values = {name: parameter[index].detach().clone() for name, parameter in self.named_parameters()}
+        layer.load_state_dict(values, assign=True)
         return layer
 
 

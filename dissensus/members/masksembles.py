@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from dissensus import masks
 from dissensus._signatures import checked
+from dissensus.data.sources import device_of
 from dissensus.data.trees import Output
 from dissensus.members.members import Keys, evaluation_mode, settled_block, under
 from dissensus.members.shared import BatchUse, SharedMembers, adopt, call, fastest_layout
@@ -110,13 +111,14 @@ class Masksembles(SharedMembers):
         if grow and axis is not None:
             raise ValueError("`axis` says where channels are, and `grow` has to know it. Give one of them.")
         places = Map(net)
-        sites = _apart_from_each_other(_unique(places.choose(layers)))
-        _check_layers(sites, net, places)
+        sites = _apart_from_each_other(places.choose(layers))
         if grow:
             sites = [site for site in sites if site.can_grow or layers != "auto"]
             _check_growth(sites, places)
         if axis is not None:
-            sites = [_on_axis(site, axis) for site in sites]
+            sites = [
+                site if axis == site.axis else replace(site.fixed("its axis was given"), axis=axis) for site in sites
+            ]
         sites = [_put_mask(net, site, num_members, scale, seed, grow, places) for site in sites]
         super().__init__(net, num_members, seed, batches, output)
         self.scale, self.execution = scale, execution
@@ -133,14 +135,9 @@ class Masksembles(SharedMembers):
         """The layers with masks, and what each is in a member on its own."""
         self._check_trimming()
         trimmer = self._trimmer[0]
+        ones = {name: self.get_buffer(f"net.{name}.mask.kept").shape[1] for name in trimmer.sites}
         return [
-            MaskedLayer(
-                name,
-                site.width,
-                self.get_buffer(f"net.{name}.mask.kept").shape[1],
-                trimmer.forms[name],
-                why_not_trimmed(site),
-            )
+            MaskedLayer(name, site.width, ones[name], trimmer.forms[name], why_not_trimmed(site))
             for name, site in trimmer.sites.items()
         ]
 
@@ -168,13 +165,12 @@ class Masksembles(SharedMembers):
         return self._apart_pays or self.execution == "apart"
 
     def _run_apart(self, tensors: Mapping[str, Tensor], x: Any, own: bool, rows: Tensor | None) -> Tensor:
-        tensors = under("net.", tensors)
-        net = self._trimmer[0].net.eval()
-        members = self._gather(tensors, rows, x.device)
-        x = fastest_layout(x)
-        outputs = [call(net, one, x[place] if own else x, self.picks) for place, one in enumerate(members)]
-        stacked: Tensor = join(outputs)
-        return stacked
+        net, x = self._trimmer[0].net.eval(), fastest_layout(x)
+        members = self._gather(under("net.", tensors), rows, x.device)
+        outputs: Tensor = join(
+            [call(net, one, x[place] if own else x, self.picks) for place, one in enumerate(members)]
+        )
+        return outputs
 
     def _check_trimming(self) -> None:
         """Compare members that have fewer channels with the masked network, once, on the first inputs that were evaluated.
@@ -188,13 +184,11 @@ class Masksembles(SharedMembers):
             return
         reason = "with fewer channels the network answers otherwise: it reads widths or weights itself"
         log.warning("members keep their masks: %s", reason)
-        sites = list(self._trimmer[0].sites.values())
-        for side in (side for site in sites for side in (site.before, site.after)):
-            side.fix(reason)
+        sites = [site.fixed(reason) for site in self._trimmer[0].sites.values()]
         self._trimmer, self._apart_pays, self._gathered = [Trimmer(self.net, sites)], False, None
 
     def _right_when_trimmed(self, few: Any) -> bool:
-        tensors = {name: t.detach() for name, t in (*self.named_parameters(), *self.named_buffers())}
+        tensors = {name: t.detach() for name, t in tensors_of(self).items()}
         device = self.member_keys.device
         # In full precision: two ways to the same answer differ by more in half of it.
         plain = torch.autocast(device.type, enabled=False)
@@ -255,21 +249,6 @@ def _has_values(x: Any) -> bool:
     return _get_current_dispatch_mode() is None and not any(map(is_functorch_wrapped_tensor, tree_leaves(x)))
 
 
-def _check_layers(sites: list[Site], net: nn.Module, places: Map) -> None:
-    if not sites:
-        raise ValueError(f"`layers` names no layer to mask. Candidates: {places.listed()}.")
-    for site in sites:
-        if isinstance(net.get_submodule(site.name), nn.modules.dropout._DropoutNd):
-            raise ValueError(
-                f"{site.name!r} is a dropout layer, which has no channels of its own: put the mask on the layer before it. Candidates: "
-                f"{places.listed()}."
-            )
-
-
-def _unique(sites: list[Site]) -> list[Site]:
-    return list({site.name: site for site in sites}.values())
-
-
 def _apart_from_each_other(sites: list[Site]) -> list[Site]:
     """Keep masks where several act on the same channels: one member's share of them is not a smaller layer."""
     owners: dict[tuple[str, int], set[str]] = {}
@@ -278,30 +257,15 @@ def _apart_from_each_other(sites: list[Site]) -> list[Site]:
             for piece in side.slices if side.why_fixed is None else ():
                 owners.setdefault((piece.tensor, piece.axis), set()).add(site.name)
     crowded = set().union(*(names for names in owners.values() if len(names) > 1))
-    for site in sites:
-        if site.name in crowded:
-            for side in (site.before, site.after):
-                side.fix("another mask acts on the same channels")
-    return sites
+    return [site.fixed("another mask acts on the same channels") if site.name in crowded else site for site in sites]
 
 
 def _check_growth(sites: list[Site], places: Map) -> None:
-    can = listed([str(site) for site in places.candidates if site.can_grow])
-    if not sites:
-        raise ValueError(f"There is no layer that can be widened. Candidates: {can}.")
-    for site in sites:
-        if not site.can_grow:
-            raise ValueError(
-                f"{site} cannot be widened: {site.why_fixed}. Leave it out, or use grow=False. Candidates: {can}."
-            )
-
-
-def _on_axis(site: Site, axis: int) -> Site:
-    if axis == site.axis:
-        return site
-    for side in (site.before, site.after):
-        side.fix("its axis was given")
-    return replace(site, axis=axis)
+    bad = next((site for site in sites if not site.can_grow), None)
+    if not sites or bad is not None:
+        why = "There is no layer that can be widened" if bad is None else f"{bad} cannot be widened: {bad.why_fixed}"
+        can = listed([str(site) for site in places.candidates if site.can_grow])
+        raise ValueError(f"{why}. Leave it out, or use grow=False. Candidates: {can}.")
 
 
 def _put_mask(net: nn.Module, site: Site, num_members: int, scale: float, seed: int, grown: bool, places: Map) -> Site:
@@ -319,9 +283,5 @@ def _put_mask(net: nn.Module, site: Site, num_members: int, scale: float, seed: 
     if grown and width != site.width:
         grow(net, site, values[0].nonzero()[:, 0], width, derive(seed, "grown", site.name))
         site = replace(site, width=width)
-    attach(net.get_submodule(site.name), ChannelMask(values, site.axis).to(_device(net)))
+    attach(net.get_submodule(site.name), ChannelMask(values, site.axis).to(device_of(net)))
     return site
-
-
-def _device(net: nn.Module) -> torch.device:
-    return next((tensor.device for tensor in net.parameters()), torch.device("cpu"))

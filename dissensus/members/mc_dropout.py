@@ -1,7 +1,7 @@
 """Monte Carlo dropout: one network with its dropout layers left on, each member a draw of what they drop."""
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -169,7 +169,13 @@ def _with_rate(net: nn.Module, p: float | None) -> nn.Module:
     """Return the network with dropout layers of this rate."""
     layers = [module for module in net.modules() if isinstance(module, nn.modules.dropout._DropoutNd)]
     if p is None:
-        _check_drops(layers)
+        if not any(layer.p > 0 for layer in layers):
+            had = "All dropout layers of the network have p = 0" if layers else "The network has no dropout layer"
+            raise ValueError(
+                f"{had}, so all draws would be alike. Put nn.Dropout layers into it, or give `p` here, a rate for all of them, "
+                "put before its last linear layers if there are none. (What nn.LSTM and the like drop inside themselves cannot be "
+                "drawn by member.)"
+            )
         return net
     if not 0.0 < p < 1.0:
         raise ValueError(f"`p` must be above 0 and below 1; got {p}.")
@@ -181,25 +187,9 @@ def _with_rate(net: nn.Module, p: float | None) -> nn.Module:
     return net
 
 
-def _check_drops(layers: Sequence[nn.modules.dropout._DropoutNd]) -> None:
-    """Refuse a network that drops nothing."""
-    if not layers:
-        raise ValueError(
-            "The network has no dropout layer, so all draws would be alike. Put nn.Dropout layers into it, or give `p` to have "
-            "them put before its last linear layers. (What nn.LSTM and the like drop inside themselves cannot be drawn by member.)"
-        )
-    if not any(layer.p > 0 for layer in layers):
-        raise ValueError(
-            "All dropout layers of the network have p = 0, so all draws would be alike. Give them a rate, or give `p` here."
-        )
-
-
 def _last_linear_layers(net: nn.Module) -> list[nn.Module]:
-    weighted = [
-        module
-        for module in net.modules()
-        if isinstance(module, nn.modules.conv._ConvNd | nn.Embedding) or type(module) is nn.Linear
-    ]
+    kinds = (nn.modules.conv._ConvNd, nn.Embedding)
+    weighted = [module for module in net.modules() if isinstance(module, kinds) or type(module) is nn.Linear]
     found: list[nn.Module] = []
     for module in weighted[1:]:
         if isinstance(module, nn.modules.conv._ConvNd):

@@ -19,7 +19,7 @@ from dissensus._signatures import whole_number
 from dissensus.construction import describe
 from dissensus.data.features import CachedFeatures
 from dissensus.data.trees import WHOLE, Batch, Output, WholeOutput, expand_rows, inputs_of
-from dissensus.members.stacking import average, check_one_architecture
+from dissensus.members.stacking import average, check_one_architecture, tensors_of
 from dissensus.randomness import derive, fold
 
 _settled: WeakKeyDictionary[Module, int] = WeakKeyDictionary()
@@ -39,7 +39,9 @@ def evaluation_mode(members: Module) -> Iterator[None]:
 
     One thread at a time: a pass binds weights and modes to the modules, which another thread would see.
     """
-    with _lock_of(members):
+    with _making_locks:
+        lock = _locks.setdefault(members, RLock())
+    with lock:
         modes = [(module, module.training) for module in members.modules()]
         newly = [module for module, _ in modes if module not in _settled]
         was_training = members.training
@@ -54,11 +56,6 @@ def evaluation_mode(members: Module) -> Iterator[None]:
             members.train(was_training)
             for module, mode in modes:
                 module.training = mode
-
-
-def _lock_of(module: Module) -> RLock:
-    with _making_locks:
-        return _locks.setdefault(module, RLock())
 
 
 Keys = Callable[[], Tensor]
@@ -93,7 +90,9 @@ class Members(nn.Module, ABC):
             exactly as it was in a step that does not train it.
         comparable: Whether every member gives outputs of its own in training, so that objectives can compare them.
         one_pass: Whether training may run one cheaper pass (`run_one_pass`) where the objective does not compare members.
-        shared_buffers: Buffers that belong to no member and that no pass changes.
+        shared_buffers: Names of tensors that belong to no member and that no pass changes.
+        decisive: Names of attributes that decide training beside the tensors; a checkpoint belongs to a run that has the same.
+        output: What is scored of a network that returns several tensors: a key, an index or a function; see `data.trees`.
     """
 
     loss_over_members: ClassVar[Literal["sum", "mean"]] = "sum"
@@ -105,8 +104,8 @@ class Members(nn.Module, ABC):
         "an ensemble, such as a DeepEnsemble (networks become one by `ds.DeepEnsemble.from_members([net, ...])`)"
     )
     one_pass: bool = False
-    shared_buffers: ClassVar[frozenset[str]] = frozenset()
-    # What is scored of all that a network returns: a key, an index or a function; see `data.trees`.
+    shared_buffers: frozenset[str] = frozenset()
+    decisive: ClassVar[tuple[str, ...]] = ()
     output: Output = None
     _returns_all: bool = False
     # How it was made: which constructor (None for the class itself) with which arguments, as JSON could keep them.
@@ -155,10 +154,6 @@ class Members(nn.Module, ABC):
             `(trained, batch, ...)`.
         """
         raise NotImplementedError(f"{type(self).__name__} has no such pass.")
-
-    def outputs_of_one_pass(self, networks: int) -> int:
-        """Return the first axis of what the cheaper pass of so many networks gives."""
-        return networks
 
     @abstractmethod
     def member(self, index: int) -> nn.Module:
@@ -212,7 +207,8 @@ class Members(nn.Module, ABC):
 
     def settings(self) -> dict[str, object]:
         """Return settings of the kind that decide training beside the tensors."""
-        return {} if self.output is None else {"output": getattr(self.output, "__qualname__", self.output)}
+        picked = {} if self.output is None else {"output": getattr(self.output, "__qualname__", self.output)}
+        return picked | {name: getattr(self, name) for name in self.decisive}
 
     def identity(self) -> dict[str, str]:
         """Return texts by which a checkpoint recognises the ensemble beside its tensors: it belongs to a run that has the same."""
@@ -284,9 +280,19 @@ class Members(nn.Module, ABC):
         """Yield modules that run and are not registered as the ensemble's own."""
         return iter(())
 
-    def keep_members(self, rows: Sequence[int]) -> None:
-        """Go on with these members only, in place; for kinds whose members are `separate`."""
-        raise ValueError(f"{type(self).__name__} members share their parameters, so none can be left out.")
+    def keep_members(self, rows: Sequence[int] | Tensor) -> None:
+        """Go on with these members only, in place; the others are gone. For kinds whose members are `separate`."""
+        if not self.separate:
+            raise ValueError(f"{type(self).__name__} members share their parameters, so none can be left out.")
+        given = rows.tolist() if isinstance(rows, Tensor) else list(rows)
+        if not given or len(set(given)) < len(given) or any(isinstance(row, bool) for row in given):
+            raise ValueError(f"`rows` must name at least one member, each once, by number; got {given}.")
+        kept = [self.check_index(whole_number("rows", row)) for row in given]
+        self.member_ids, self.num_members = tuple(self.member_ids[row] for row in kept), len(kept)
+        self.member_keys = keys_of(self.seed, self.member_ids).to(self.member_keys.device)
+        for name, tensor in tensors_of(self).items() if self.stacked else ():
+            if name not in self.shared_buffers and tensor is not self.member_keys:
+                tensor.data, tensor.grad = tensor.data[kept].clone(), None
 
     def soup(self) -> nn.Module:
         """Return one plain module whose weights are the average of the members'.
@@ -311,30 +317,28 @@ class Members(nn.Module, ABC):
 
     def parameter_rows(self) -> list[tuple[list[int] | None, list[str]]]:
         """Return groups of parameter names with the members that own their rows; None where members are not `separate`."""
-        names = [name for name, _ in self.named_parameters()]
+        shared = self.shared_buffers
+        names = [name for name, _ in self.named_parameters() if name not in shared]
         return [(list(range(self.num_trained)) if self.separate else None, names)]
 
     def rows_of(self, tensors: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
-        """Return copies of some members' rows of these tensors; all of them where members are not rows."""
-        if not self.separate:
-            return dict(tensors)
-        return {name: tensor.index_select(0, rows) for name, tensor in tensors.items()}
+        """Return copies of some members' rows of these tensors; what members share, or do not have as rows, as it is."""
+        shared = self.shared_buffers if self.stacked else tensors
+        return {name: t if name in shared else t.index_select(0, rows) for name, t in tensors.items()}
 
     def put_rows(self, tensors: Mapping[str, Tensor], rows: Tensor, new: Mapping[str, Tensor]) -> None:
         """Write rows that `rows_of` gathered back, in place."""
-        if not self.separate:
-            return
+        shared = self.shared_buffers if self.stacked else tensors
         for name, tensor in new.items():
             # Keys stay as they are; writing them back would cost each step two kernels on a GPU.
-            if name.rpartition(".")[2] != "member_keys":
+            if name not in shared and name.rpartition(".")[2] != "member_keys":
                 tensors[name].index_copy_(0, rows, tensor)
 
     def sums_by_member(self, values: Mapping[str, Tensor], view: "View") -> Tensor:
         """Return the sum of values that are shaped like a view's trained parameters, one for each of its members."""
         if self.stacked:
             return torch.stack([value.flatten(1).sum(1) for value in values.values()]).sum(0)
-        rows = self.parameter_rows()
-        groups = [list(values)] if view.num_members == 1 else [names for _, names in rows]
+        groups = [list(values)] if view.num_members == 1 else [names for _, names in self.parameter_rows()]
         if len(groups) != view.num_members:
             raise ValueError("The norm of each member's parameters is asked for, and these members share theirs.")
         sums = [[values[name].sum() for name in names if name in values] for names in groups]
@@ -430,7 +434,7 @@ class View:
         """How many members this view runs: the first axis of what it returns."""
         networks = self.members.num_trained if self.rows is None else len(self.rows)
         if self.in_one_pass:
-            return self.members.outputs_of_one_pass(networks)
+            return networks if self.members.separate else 1
         return networks if self.training else networks * (self.members.num_members // self.members.num_trained)
 
     @property
@@ -527,8 +531,12 @@ class View:
             found = iter(
                 torch.autograd.grad(value.sum(), real, retain_graph=True, allow_unused=not isinstance(x, Tensor))
             )
-        gradients = tree_map(lambda t: _detached(next(found)) if t.requires_grad else None, x)
-        return value, gradients
+
+        def gradient_of(leaf: Tensor) -> Tensor | None:
+            gradient = next(found) if leaf.requires_grad else None
+            return None if gradient is None else gradient.detach()
+
+        return value, tree_map(gradient_of, x)
 
     def parameter_norms(self) -> Tensor:
         """Return the norm of each member's trainable parameters, `(members,)`: of all of them where members share them."""
@@ -540,10 +548,6 @@ class View:
     def expand(self, x: Any) -> Any:
         """Give every member the same inputs as its own: `(batch, ...)` to `(members, batch, ...)`."""
         return expand_rows(x, self.num_members)
-
-
-def _detached(gradient: Tensor | None) -> Tensor | None:
-    return None if gradient is None else gradient.detach()
 
 
 class PickedView(View):

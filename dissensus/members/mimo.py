@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, fx, nn
@@ -10,13 +10,10 @@ from torch import Tensor, fx, nn
 from dissensus._signatures import checked
 from dissensus.data.trees import Output
 from dissensus.members.members import Keys
-from dissensus.members.packed import last_layers
-from dissensus.members.shared import SharedMembers, made
+from dissensus.members.shared import SharedMembers, new
 from dissensus.nets.dropout import plain_dropout, put_layer
-from dissensus.nets.graphs import Traced, flattens, trace
+from dissensus.nets.graphs import LAYERS, Traced, flattens, last_layers, like, whole_graph
 from dissensus.randomness import derive, fold, permutation, seeded, uniform
-
-_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 @checked
@@ -36,7 +33,6 @@ class MIMO(SharedMembers):
         seed: Decides the initial weights and which examples meet.
         repetition: Share of a training batch in which all M inputs are the same example: it lets members share features where the
             network is too small for M of them.
-        output: What is scored of a network that returns several tensors: a key, an index or a function.
 
     Example:
         >>> ens = MIMO(lambda: nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 3)), num_members=3)
@@ -46,6 +42,8 @@ class MIMO(SharedMembers):
     References:
         Havasi et al., 2021, <https://arxiv.org/abs/2010.06610>.
     """
+
+    decisive: ClassVar[tuple[str, ...]] = ("batches", "repetition")
 
     def __init__(
         self,
@@ -59,7 +57,7 @@ class MIMO(SharedMembers):
         if not 0.0 <= repetition <= 1.0:
             raise ValueError(f"`repetition` must be a share of the batch, 0 to 1; got {repetition}.")
         with seeded(derive(seed, "initial weights", 0), alone=True):
-            net, axes = _widened(made(make_net, num_members), num_members)
+            net, axes = _widened(new(make_net, num_members), num_members)
         super().__init__(net, num_members, seed, "whole", output)
         self.repetition, self.axes = repetition, axes
 
@@ -69,14 +67,14 @@ class MIMO(SharedMembers):
             raise ValueError("MIMO takes one tensor a network, on whose channels inputs are put side by side.")
         if self.training:
             outputs = self._run_mixed(tensors, x, own, rows, keys)
-            return outputs if rows is None else outputs[rows]
-        if not own:
-            outputs = self._run_joined(tensors, [x] * self.num_members, keys)
+        else:
+            every = x.flatten(0, 1) if own else x
+            outputs = self._run_joined(tensors, [every] * self.num_members, keys)
+        if self.training or not own:
             return outputs if rows is None else outputs[rows]
         # A member on inputs of its own sees them in all its places.
-        every = self._run_joined(tensors, [x.flatten(0, 1)] * self.num_members, keys)
         members = self.all_members(x.device) if rows is None else rows
-        return every.unflatten(1, x.shape[:2])[members, torch.arange(len(members), device=x.device)]
+        return outputs.unflatten(1, x.shape[:2])[members, torch.arange(len(members), device=x.device)]
 
     def _run_mixed(
         self, tensors: Mapping[str, Tensor], x: Tensor, own: bool, rows: Tensor | None, keys: Keys
@@ -116,10 +114,6 @@ class MIMO(SharedMembers):
         net = plain_dropout(copy.deepcopy(self.net))
         return MIMOMember(net, self.check_index(index), self.num_members, self.axes).train(self.training)
 
-    def settings(self) -> dict[str, object]:
-        """Return what decides training beside the tensors."""
-        return {**super().settings(), "repetition": self.repetition}
-
 
 class MIMOMember(nn.Module):
     """One member of a `MIMO` as a plain module."""
@@ -140,34 +134,15 @@ def _answers(outputs: Tensor, num_members: int, axis: int) -> Tensor:
 
 def _widened(net: nn.Module, count: int) -> tuple[nn.Module, tuple[int, int]]:
     """Return the network for `count` inputs and answers, and the axes on which they are side by side."""
-    parts = trace(net)
-    if len(parts) != 1 or not parts[0].whole:
-        raise ValueError(
-            "The network's graph cannot be read (torch.fx), so its first and last layers cannot be told. Write a network without "
-            "branches on values."
-        )
-    part = parts[0]
-    (first, flat), last = _first_layer(part), _last_layer(part)
-    for node, sides in ((first, (count, 1)), (last, (1, count))) if first is not last else ((first, (count, count)),):
-        net = put_layer(net, part.name(node), _wider(part.module(node), *sides))
+    part = whole_graph(net)
+    (first, flat), last = _first_layer(part), _only(part, list(last_layers(part)), "gives the output")
+    for node in dict.fromkeys((first, last)):
+        layer: Any = part.module(node)
+        outputs, inputs = layer.weight.shape[:2]
+        wider = like(layer, inputs * (count if node is first else 1), outputs * (count if node is last else 1))
+        net = put_layer(net, part.name(node), wider.train(layer.training))
     first_is_linear, last_is_linear = (isinstance(part.module(n), nn.Linear) for n in (first, last))
     return net, (-1 if first_is_linear and not flat else 1, -1 if last_is_linear else 1)
-
-
-def _wider(layer: Any, inputs: int, outputs: int) -> nn.Module:
-    """Return a new layer with so many times the inputs and outputs."""
-    options: dict[str, Any] = {
-        "bias": layer.bias is not None,
-        "device": layer.weight.device,
-        "dtype": layer.weight.dtype,
-    }
-    if isinstance(layer, nn.Linear):
-        made: nn.Module = nn.Linear(inputs * layer.in_features, outputs * layer.out_features, **options)
-    else:
-        names = ("kernel_size", "stride", "padding", "dilation", "padding_mode")
-        options |= {name: getattr(layer, name) for name in names}
-        made = type(layer)(inputs * layer.in_channels, outputs * layer.out_channels, **options)
-    return made.train(layer.training)
 
 
 def _first_layer(part: Traced) -> tuple[fx.Node, bool]:
@@ -179,7 +154,7 @@ def _first_layer(part: Traced) -> tuple[fx.Node, bool]:
         takes_raw = any(each in raw for each in node.all_input_nodes)
         if node.op == "placeholder":
             raw.add(node)
-        elif takes_raw and type(part.module(node)) in _LAYERS:
+        elif takes_raw and type(part.module(node)) in LAYERS:
             found.append(node)
         elif takes_raw:
             flat = flat or flattens(part, node)
@@ -187,12 +162,8 @@ def _first_layer(part: Traced) -> tuple[fx.Node, bool]:
     return _only(part, found, "takes the input"), flat
 
 
-def _last_layer(part: Traced) -> fx.Node:
-    return _only(part, list(last_layers(part)), "gives the output")
-
-
 def _only(part: Traced, found: list[fx.Node], what: str) -> fx.Node:
-    if len(found) != 1 or type(part.module(found[0])) not in _LAYERS:
+    if len(found) != 1 or type(part.module(found[0])) not in LAYERS:
         names = ", ".join(part.name(node) for node in found) or "none"
         raise ValueError(
             f"MIMO widens the linear layer or convolution that {what}, of which there must be one; found {names}."

@@ -13,11 +13,11 @@ from torch import Tensor, fx, nn
 from dissensus._signatures import checked
 from dissensus.architectures import _FlattenTo
 from dissensus.data.trees import Output
-from dissensus.members.members import Keys, Members, View
+from dissensus.members.members import Keys, View
 from dissensus.members.shared import SharedMembers, made
 from dissensus.members.stacking import PROBE_ROWS
 from dissensus.nets.dropout import plain_dropout, put_layer
-from dissensus.nets.graphs import Traced, function_name, trace, width_of
+from dissensus.nets.graphs import function_name, last_layers, like, whole_graph, width_of
 from dissensus.randomness import derive, seeded
 
 _CONVOLUTIONS: dict[type[nn.Module], Callable[..., Tensor]] = {
@@ -47,7 +47,6 @@ class PackedEnsemble(SharedMembers):
         alpha: How many networks wide the ensemble is.
         gamma: Groups within a member's hidden layers.
         seed: Decides the initial weights; member j's depend on `(seed, j)` only.
-        output: What is scored of a network that returns several tensors: a key, an index or a function.
 
     Example:
         >>> ens = PackedEnsemble(lambda: nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 3)), num_members=4)
@@ -60,7 +59,7 @@ class PackedEnsemble(SharedMembers):
 
     loss_over_members: ClassVar[Literal["sum", "mean"]] = "sum"
     own_batches: ClassVar[bool] = True
-    separate: ClassVar[bool] = False
+    decisive: ClassVar[tuple[str, ...]] = ("batches", "alpha", "gamma")
 
     def __init__(
         self,
@@ -76,8 +75,7 @@ class PackedEnsemble(SharedMembers):
             raise ValueError(
                 f"`alpha` must be positive and `gamma` a whole number, at least 1; got {alpha} and {gamma}."
             )
-        with seeded(derive(seed, "initial weights", 0), alone=True):
-            wide = made(make_net, num_members)
+        wide = made(make_net, num_members, seed)
         thin = _Thinned(wide, alpha / num_members, gamma).make
         nets = []
         for index in range(num_members):
@@ -97,8 +95,7 @@ class PackedEnsemble(SharedMembers):
 
     def _rows_to_look_at(self, x: Any) -> Any:
         """Return some rows of every member."""
-        members = self.num_members if (chosen := self._layers[0].chosen) is None else len(chosen)
-        return x.unflatten(0, (members, -1))[:, :PROBE_ROWS].flatten(0, 1)
+        return x.unflatten(0, (self._layers[0].running, -1))[:, :PROBE_ROWS].flatten(0, 1)
 
     def member(self, index: int) -> nn.Module:
         """Return one member as an independent plain module, a thin network of ordinary layers."""
@@ -124,14 +121,6 @@ class PackedEnsemble(SharedMembers):
         total = torch.stack(sums).sum(0)
         return total if view.rows is None else total[view.rows]
 
-    def settings(self) -> dict[str, object]:
-        """Return what decides training beside the tensors."""
-        return {**super().settings(), "alpha": self.alpha, "gamma": self.gamma}
-
-    def soup(self) -> nn.Module:
-        """Return one thin module whose weights are the average of the members'."""
-        return Members.soup(self)
-
 
 class _Packed(nn.Module):
     """One layer of all members; rows of a batch are member after member, parameters too, along their first axis.
@@ -154,6 +143,11 @@ class _Packed(nn.Module):
             joined = torch.cat([layer.get_buffer(name) for layer in layers]) if buffer.ndim else buffer
             self.register_buffer(name, joined)
 
+    @property
+    def running(self) -> int:
+        """How many members the rows belong to."""
+        return self.count if self.chosen is None else len(self.chosen)
+
     def own(self, name: str) -> Tensor | None:
         """Return a tensor by member, `(members, ...)`; None if the layer has none of this name."""
         tensor: Tensor | None = getattr(self, name, None)
@@ -164,13 +158,11 @@ class _Packed(nn.Module):
 
     def fold(self, x: Tensor) -> Tensor:
         """Return rows `(members * batch, channels, ...)` with members on the channel axis, `(batch, members * channels, ...)`."""
-        members = self.count if self.chosen is None else len(self.chosen)
-        return x.unflatten(0, (members, -1)).transpose(0, 1).flatten(1, 2)
+        return x.unflatten(0, (self.running, -1)).transpose(0, 1).flatten(1, 2)
 
     def unfold(self, x: Tensor) -> Tensor:
         """Undo `fold`."""
-        members = self.count if self.chosen is None else len(self.chosen)
-        return x.unflatten(1, (members, -1)).transpose(0, 1).flatten(0, 1)
+        return x.unflatten(1, (self.running, -1)).transpose(0, 1).flatten(0, 1)
 
     def affine(self, x: Tensor, axis: int) -> Tensor:
         """Scale and shift channels by each member's weight and bias, where the layer has them."""
@@ -187,10 +179,6 @@ class _Packed(nn.Module):
         """Run every member's layer on its own rows."""
         return _RUN[type(self.plain[0])](self, self.plain[0], x)
 
-    def extra_repr(self) -> str:
-        """Show what is packed."""
-        return f"{self.count} x {self.plain[0]!r}"
-
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name != "chosen"}
 
@@ -198,8 +186,9 @@ class _Packed(nn.Module):
 class _GroupedLinear(nn.Linear):
     """A linear layer whose outputs see one of `groups` parts of the inputs each."""
 
-    def __init__(self, inputs: int, outputs: int, groups: int, **options: Any) -> None:
-        super().__init__(inputs // groups, outputs, **options)
+    def __init__(self, like: nn.Linear, inputs: int, outputs: int, groups: int) -> None:
+        weight = like.weight
+        super().__init__(inputs // groups, outputs, like.bias is not None, weight.device, weight.dtype)
         self.groups = groups
 
     def forward(self, x: Tensor) -> Tensor:
@@ -273,7 +262,6 @@ _RUN: dict[type[nn.Module], Callable[[_Packed, Any, Tensor], Tensor]] = {
     nn.GroupNorm: _group_norm,
     nn.Embedding: _embedding,
 }
-_MIXING: tuple[type[nn.Module], ...] = (nn.Linear, *_CONVOLUTIONS, nn.Embedding)
 
 
 def _pack(nets: list[nn.Module]) -> nn.Module:
@@ -294,13 +282,7 @@ class _Thinned:
     """
 
     def __init__(self, net: nn.Module, factor: float, gamma: int) -> None:
-        parts = trace(net)
-        if len(parts) != 1 or not parts[0].whole:
-            raise ValueError(
-                "The network's graph cannot be read (torch.fx), so which widths go together cannot be told. Pack a network "
-                "without branches on values, or make a DeepEnsemble of thinner ones."
-            )
-        self.net, self.part, self.factor, self.gamma = net, parts[0], factor, gamma
+        self.net, self.part, self.factor, self.gamma = net, whole_graph(net), factor, gamma
         self.last = last_layers(self.part)
         self.layers: dict[str, Callable[[], nn.Module]] = {}
         self.flat: dict[str, int] = {}
@@ -356,22 +338,18 @@ class _Thinned:
             raise ValueError(
                 f"{name!r} is used twice or has hooks, and its widths cannot be changed. Pack another network."
             )
-        if (known := width_of(module)) is None:
-            raise ValueError("A LayerNorm over several axes is not packed. Normalise over the last one.")
-        outputs, like = known[0], next(module.parameters(), torch.empty(0))
-        options: dict[str, Any] = {"device": like.device, "dtype": like.dtype}
+        outputs, tensor = _width(module, name), next(module.parameters(), torch.empty(0))
+        options: dict[str, Any] = {"device": tensor.device, "dtype": tensor.dtype}
         if isinstance(module, _NORMS):
             self.layers[name] = _norm(module, self._takes(name, outputs, given), name, options)
             return given
         made = outputs if last else self._width(outputs)
         if isinstance(module, nn.Embedding):
-            self.layers[name] = _thin_embedding(module, made, name, options)
+            self.layers[name] = partial(nn.Embedding, module.num_embeddings, made, **options)
         else:
-            takes = self._takes(
-                name, module.in_features if isinstance(module, nn.Linear) else module.in_channels, given
-            )
+            inputs = module.in_features if isinstance(module, nn.Linear) else module.in_channels
             gamma = 1 if last or given is None else self.gamma
-            self.layers[name] = _mixing(module, takes, made, gamma, name, options)
+            self.layers[name] = _mixing(module, self._takes(name, inputs, given), made, gamma, name)
         return None if last else (outputs, made)
 
     def _takes(self, name: str, inputs: int, given: tuple[int, int] | None) -> int:
@@ -386,22 +364,22 @@ class _Thinned:
         return inputs // given[0] * given[1]
 
 
-def _thin_embedding(module: nn.Embedding, width: int, name: str, options: dict[str, Any]) -> Callable[[], nn.Module]:
-    """Return what makes an embedding of this width."""
-    if module.padding_idx is not None or module.max_norm is not None:
-        raise ValueError(f"The embedding {name!r} has padding_idx or max_norm, which are not packed.")
-    return lambda: nn.Embedding(module.num_embeddings, width, **options)
+def _width(module: Any, name: str) -> int:
+    """Return how many features a layer gives, or say why it is not packed."""
+    unknown = [each for each in ("padding_idx", "max_norm") if getattr(module, each, None) is not None]
+    if isinstance(module, _NORMS[:3]) and module.momentum is None:
+        unknown.append("no momentum")
+    if (known := width_of(module)) is None or unknown:
+        had = " and ".join(unknown or ["several axes"])
+        raise ValueError(f"The layer {name!r} has {had}, which is not packed. Pack another network.")
+    return known[0]
 
 
-def _mixing(
-    module: Any, inputs: int, outputs: int, gamma: int, name: str, options: dict[str, Any]
-) -> Callable[[], nn.Module]:
+def _mixing(module: Any, inputs: int, outputs: int, gamma: int, name: str) -> Callable[[], nn.Module]:
     """Return what makes a thin linear layer or convolution."""
-    options = options | {"bias": module.bias is not None}
     if isinstance(module, nn.Linear):
         grouped = gamma > 1 and inputs % gamma == 0
-        kind = partial(_GroupedLinear, groups=gamma) if grouped else nn.Linear
-        return lambda: kind(inputs, outputs, **options)
+        return lambda: _GroupedLinear(module, inputs, outputs, gamma) if grouped else like(module, inputs, outputs)
     # Depthwise convolutions stay so; others get further groups.
     groups = inputs if module.groups == module.in_channels > 1 else module.groups * gamma
     if inputs % groups or outputs % groups:
@@ -409,9 +387,7 @@ def _mixing(
             f"The convolution {name!r} would have {inputs} inputs and {outputs} outputs in {groups} groups, which do not divide "
             "them. Choose another alpha or gamma."
         )
-    names = ("kernel_size", "stride", "padding", "dilation", "padding_mode")
-    options |= {each: getattr(module, each) for each in names}
-    return lambda: type(module)(inputs, outputs, groups=groups, **options)
+    return lambda: like(module, inputs, outputs, groups)
 
 
 def _norm(module: Any, width: int, name: str, options: dict[str, Any]) -> Callable[[], nn.Module]:
@@ -425,24 +401,6 @@ def _norm(module: Any, width: int, name: str, options: dict[str, Any]) -> Callab
                 f"{name!r} normalises {module.num_groups} groups, which do not divide {width} channels. Choose another alpha."
             )
         return lambda: nn.GroupNorm(module.num_groups, width, module.eps, module.affine, **options)
-    if module.momentum is None:
-        raise ValueError(f"{name!r} has momentum=None, which is not packed. Give it a momentum, such as 0.1.")
     return lambda: type(module)(
         width, module.eps, module.momentum, module.affine, module.track_running_stats, **options
     )
-
-
-def last_layers(part: Traced) -> set[fx.Node]:
-    """Return the layers whose outputs reach the network's without another layer that mixes channels in between."""
-    found: set[fx.Node] = set()
-    seen: set[fx.Node] = set()
-    waiting = [node for node in part.graph.nodes if node.op == "output"]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(part.module(node), _MIXING):
-            found.add(node)
-            continue
-        fresh = [each for each in node.all_input_nodes if each not in seen]
-        seen.update(fresh)
-        waiting += fresh
-    return found

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from dissensus._signatures import whole_number
 from dissensus.data import trees
 from dissensus.data.trees import Batch, Output, Tree, WholeOutput, pick, repeat_rows
 from dissensus.engines.watching import kept_as_is, look_at
 from dissensus.members.members import Keys, Members, View, under
-from dissensus.members.stacking import PROBE_ROWS, keep_weights_apart, quiet_weights, recurs, tensors_of
+from dissensus.members.stacking import PROBE_ROWS, check_nets, keep_weights_apart, quiet_weights, recurs
 from dissensus.nets.dropout import dropout_keys, key_dropout, rewind_dropout
-from dissensus.randomness import seeded
+from dissensus.randomness import derive, seeded
 
 BatchUse = Literal["split", "whole"]
 
@@ -34,20 +35,17 @@ class PerRow(nn.Module):
         if self.rows is None:
             raise ValueError("This layer belongs to an ensemble and runs only inside it; use `ens.member(j)`.")
         # A net may fold positions into its batch axis, as long as each example's rows stay together.
-        if len(x) % len(self.rows):
+        copies, rest = divmod(len(x), len(self.rows))
+        if rest or x.shape[axis] != values.shape[1]:
             raise ValueError(
-                f"A layer of an ensemble got {len(x)} rows where the batch has {len(self.rows)}. The first axis of every tensor "
-                "must be the batch."
+                f"A layer of an ensemble wants the batch, {len(self.rows)} rows, on the first axis of its input and {values.shape[1]} "
+                f"features on axis {axis}; got a tensor shaped {tuple(x.shape)}."
             )
-        taken, copies = values.index_select(0, self.rows), len(x) // len(self.rows)
+        taken = values.index_select(0, self.rows)
         if copies > 1:
             taken = taken.repeat_interleave(copies, 0)
         shape = [1] * x.ndim
         shape[0], shape[axis] = len(x), values.shape[1]
-        if x.shape[axis] != values.shape[1]:
-            raise ValueError(
-                f"A layer of an ensemble wants {values.shape[1]} features on axis {axis}; got a tensor shaped {tuple(x.shape)}."
-            )
         return taken.reshape(shape)
 
     def __getstate__(self) -> dict[str, object]:
@@ -57,24 +55,18 @@ class PerRow(nn.Module):
 class SharedMembers(Members):
     """One network whose layers know which member a row belongs to; members run as rows of one batch.
 
-    Args:
-        net: The network; it becomes the ensemble's own.
-        num_members: How many ways to see it.
-        seed: Decides noise.
-        batches: What a member sees of a training batch where the objective does not compare members: its share
-            (`"split"`), or all of it (`"whole"`).
-        output: What is scored of a network that returns several tensors: a key, an index or a function.
+    `net` becomes the ensemble's own. Where the objective does not compare members, `batches` says what one sees of a training
+    batch: its share (`"split"`), or all of it (`"whole"`). What other arguments mean is said by the kinds.
     """
 
     loss_over_members: ClassVar[Literal["sum", "mean"]] = "mean"
     own_batches: ClassVar[bool] = False
     separate: ClassVar[bool] = False
+    decisive: ClassVar[tuple[str, ...]] = ("batches",)
 
     def __init__(self, net: nn.Module, num_members: int, seed: int, batches: BatchUse, output: Output = None) -> None:
         super().__init__(num_members, seed)
         self.output = output
-        if batches not in ("split", "whole"):
-            raise ValueError(f"`batches` must be 'split' or 'whole'; got {batches!r}.")
         self.batches: BatchUse = batches
         self.one_pass = batches == "split"
         self.net = key_dropout(net)
@@ -104,10 +96,6 @@ class SharedMembers(Members):
         owners = members.index_select(0, (place + turn).remainder(len(members)))
         return self.run_rows(tensors, x, owners, keys).unsqueeze(0)
 
-    def outputs_of_one_pass(self, networks: int) -> int:
-        """One: each example meets one member."""
-        return 1
-
     def run_rows(self, tensors: Mapping[str, Tensor], x: Batch, owners: Tensor, keys: Keys) -> Tensor:
         """Run rows that each belong to a member, `owners`; return their outputs."""
         if self.training and "training" not in self.decisions:
@@ -131,27 +119,26 @@ class SharedMembers(Members):
         copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         few = self._rows_to_look_at(x.detach())
         with seeded(0, alone=True), kept_as_is(self.parts()), torch.no_grad():
-            drawn, _ = look_at(lambda: self._run_net(copies, few, owners[: len(few)], keys))
-            return bool(drawn)
+            return bool(look_at(lambda: self._run_net(copies, few, owners[: len(few)], keys))[0])
 
     def _rows_to_look_at(self, x: Any) -> Any:
         """Return some rows of a batch to look at what the network does with them."""
         return x[:PROBE_ROWS]
 
     def sums_by_member(self, values: Mapping[str, Tensor], view: View) -> Tensor:
-        """Return the sum of all values for every member: they share them."""
+        """Return the sum of all values for every member, where they share them."""
+        if self.stacked:
+            return super().sums_by_member(values, view)
         return torch.stack([value.sum() for value in values.values()]).sum().expand(view.num_members)
-
-    def settings(self) -> dict[str, object]:
-        """Return what decides training beside the tensors."""
-        return {**super().settings(), "batches": self.batches}
 
     def all_members(self, device: torch.device) -> Tensor:
         """Return the numbers of all members."""
         return torch.arange(self.num_members, device=device)
 
     def soup(self) -> nn.Module:
-        """There is none: members share their weights."""
+        """Return the average of members that have weights of their own; there is none of views of one network."""
+        if self.loss_over_members == "sum":
+            return super().soup()
         raise ValueError(
             f"{type(self).__name__} members share their weights, so there is nothing to average. Average their predictions, or "
             "take one with `member`."
@@ -192,24 +179,21 @@ def call(net: nn.Module, tensors: dict[str, Tensor], x: Batch, output: Output | 
     return outputs
 
 
-def made(make_net: Callable[[], nn.Module], num_members: int) -> nn.Module:
+def made(make_net: Callable[[], nn.Module], num_members: int, seed: int) -> nn.Module:
+    """Return the one network that members share; its initial weights depend on the seed only."""
+    with seeded(derive(seed, "initial weights", 0), alone=True):
+        return new(make_net, num_members)
+
+
+def new(make_net: Callable[[], nn.Module], num_members: int) -> nn.Module:
     """Return what a function makes, or say what is wrong with it or with the number of members."""
     if isinstance(make_net, nn.Module):
         raise ValueError("`make_net` must be a function that makes a network; got a network. Write `lambda: Net(...)`.")
-    return adopt(make_net(), num_members, "make_net()")
+    return adopt(make_net(), num_members)
 
 
-def adopt(net: nn.Module, num_members: int, name: str = "net") -> nn.Module:
+def adopt(net: nn.Module, num_members: int) -> nn.Module:
     """Return a copy of a user's network, or say what is wrong with it or with the number of members."""
-    if num_members < 1 or num_members != int(num_members):
-        raise ValueError(
-            f"`num_members` must be a whole number, at least 1; got num_members={num_members}. An ensemble needs at least one member."
-        )
-    if not isinstance(net, nn.Module):
-        raise ValueError(f"`{name}` must be an nn.Module; got {type(net).__name__}.")
-    lazy = [n for n, t in tensors_of(net).items() if torch.nn.parameter.is_lazy(t)]
-    if lazy:
-        raise ValueError(
-            f"Parameter {lazy[0]!r} has no shape yet. Run a batch through the network before handing it over."
-        )
+    whole_number("num_members", num_members, 1)
+    check_nets([net])
     return copy.deepcopy(net)

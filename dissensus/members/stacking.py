@@ -5,7 +5,7 @@ import operator
 import types
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -13,10 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from dissensus.data.trees import Tree
+from dissensus.data.trees import Output, Tree, WholeOutput, call, pick
+from dissensus.nets.dropout import dropout_keys, rewind_dropout
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_BOOKKEEPING = {"_parameters", "_buffers", "_modules", "training", "_flat_weights", "_flat_weight_refs", "calls"}
+_TENSORS = {"_parameters", "_buffers", "_modules", "_flat_weights", "_flat_weight_refs"}
+_BOOKKEEPING = {*_HOOKS, *_TENSORS, "training", "calls"}
 
 
 def tensors_of(net: nn.Module) -> dict[str, Tensor]:
@@ -39,10 +41,9 @@ def twin(net: nn.Module) -> nn.Module:
 
 def check_nets(nets: Sequence[nn.Module]) -> None:
     """Refuse what cannot be members: no modules, modules without shapes, and modules that share parameters."""
-    for index, net in enumerate(nets):
-        _check_net(index, net)
     seen: dict[int, tuple[int, str]] = {}
     for index, net in enumerate(nets):
+        _check_net(index, net)
         for name, parameter in net.named_parameters():
             other, other_name = seen.setdefault(id(parameter), (index, name))
             if other != index:
@@ -52,20 +53,21 @@ def check_nets(nets: Sequence[nn.Module]) -> None:
                     "use HeadEnsemble)."
                 )
     if len({id(net) for net in nets}) < len(nets):
-        raise ValueError("The factory returned the same object twice. Make a new network in every call.")
+        raise ValueError(
+            "The same object is a member twice. Make a new network in every call of the factory, or copy it."
+        )
 
 
 def _check_net(index: int, net: object) -> None:
     if not isinstance(net, nn.Module):
         raise ValueError(f"Each member must be an nn.Module; member {index} is a {type(net).__name__}.")
-    kinds = {type(part).__name__ for part in (*tensors_of(net).values(), *net.modules())}
-    if kinds & {"DTensor", "FullyShardedDataParallel"}:
+    tensors = tensors_of(net)
+    if {type(part).__name__ for part in (*tensors.values(), *net.modules())} & {"DTensor", "FullyShardedDataParallel"}:
         raise ValueError(
             f"Member {index} is sharded over processes (FSDP), and an ensemble keeps whole members. Spread members with `mesh`; "
             "train those that exceed a device one by one, and gather each before DeepEnsemble.from_members."
         )
-    lazy = [n for n, t in tensors_of(net).items() if torch.nn.parameter.is_lazy(t)]
-    if lazy:
+    if lazy := [name for name, tensor in tensors.items() if torch.nn.parameter.is_lazy(tensor)]:
         raise ValueError(
             f"Parameter {lazy[0]!r} of member {index} has no shape yet. Run a batch through the network before handing it over."
         )
@@ -83,32 +85,39 @@ def can_stack(nets: Sequence[nn.Module]) -> bool:
 
 def why_not_one_program(nets: Sequence[nn.Module]) -> str | None:
     """Say why running the first net's code on another net's tensors would not be that net; None if it would."""
-    first = dict(nets[0].named_modules())
-    if len(list(nets[0].named_modules(remove_duplicate=False))) > len(first):
+    if len(list(nets[0].named_modules(remove_duplicate=False))) > len(list(nets[0].modules())):
         return "a module is used under two names"
-    modules = (pair for net in nets for pair in net.named_modules())
-    reasons = (_why_not_as(module, first[name], name) for name, module in modules)
+    reasons = (why_another(net, nets[0]) for net in nets)
     return next((reason for reason in reasons if reason is not None), None)
 
 
-def _why_not_as(module: nn.Module, first: nn.Module, name: str) -> str | None:
-    """Say why a module does not do with its tensors what the first member's does."""
-    if any(getattr(module, hooks, None) for hooks in _HOOKS):
-        return f"{_where(name)} has hooks"
-    if _kind(module) != _kind(first):
-        return _of_kinds(name, first, module)
-    for key, value in module.__dict__.items():
-        if key not in _BOOKKEEPING and key not in _HOOKS and not _equal(value, first.__dict__.get(key)):
-            return f"attribute {key!r} of {_where(name)} differs between members"
+# What can be told to be the same from one moment to the next, and from one member to a copy of another.
+PLAIN = (int, float, str, tuple, types.FunctionType)
+
+
+def why_another(
+    net: nn.Module, other: nn.Module, kept: tuple[type, ...] = (object,), *, soup: bool = False
+) -> str | None:
+    """Say why a network does other things with its tensors than another; None if it does the same.
+
+    It does if its modules and what they keep, as far as that is of the kinds `kept`, are the same, and none has hooks; for a `soup`
+    hooks and rates of dropout do not count.
+    """
+    own, theirs = dict(net.named_modules()), dict(other.named_modules())
+    if own.keys() != theirs.keys():
+        return "they have other modules"
+    for name, module in own.items():
+        where, like = f"module {name!r}" if name else "the module itself", theirs[name]
+        if not soup and any(getattr(module, hooks, None) for hooks in _HOOKS):
+            return f"{where} has hooks"
+        if _kind(module) != _kind(like):
+            return f"{where} is a {type(like).__name__} in one member and a {type(module).__name__} in another"
+        if soup and isinstance(module, nn.modules.dropout._DropoutNd):
+            continue
+        for key, value in module.__dict__.items():
+            if isinstance(value, kept) and key not in _BOOKKEEPING and not _equal(value, like.__dict__.get(key)):
+                return f"attribute {key!r} of {where} differs between members"
     return None
-
-
-def _where(name: str) -> str:
-    return f"module {name!r}" if name else "the module itself"
-
-
-def _of_kinds(name: str, one: nn.Module, other: nn.Module) -> str:
-    return f"{_where(name)} is a {type(one).__name__} in one member and a {type(other).__name__} in another"
 
 
 def average(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -121,28 +130,15 @@ def average(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 def check_one_architecture(nets: Sequence[nn.Module]) -> None:
     """Refuse to average weights of networks that do different things with them; rates of dropout may differ."""
-    why = next((reason for net in nets[1:] if (reason := _why_another(nets[0], net)) is not None), None)
+    first, shapes = nets[0], [{name: t.shape for name, t in net.state_dict().items()} for net in nets]
+    why = "their tensors have other names or shapes" if any(each != shapes[0] for each in shapes) else None
+    for net in nets[1:]:
+        why = why or why_another(net, first, PLAIN, soup=True) or why_another(first, net, PLAIN, soup=True)
     if why is not None:
         raise ValueError(
             f"A soup averages weights of members that have one architecture; these differ: {why}. Average their predictions "
             "instead."
         )
-
-
-def _why_another(net: nn.Module, other: nn.Module) -> str | None:
-    shapes = [{name: tuple(t.shape) for name, t in each.state_dict().items()} for each in (net, other)]
-    if shapes[0] != shapes[1]:
-        return "their tensors have other names or shapes"
-    own, theirs = dict(net.named_modules()), dict(other.named_modules())
-    if own.keys() != theirs.keys():
-        return "they have other modules"
-    for name, module in own.items():
-        if _kind(module) != _kind(theirs[name]):
-            return _of_kinds(name, module, theirs[name])
-        drops = isinstance(module, nn.modules.dropout._DropoutNd)
-        if not drops and (_keeps_otherwise(module, theirs[name]) or _keeps_otherwise(theirs[name], module)):
-            return f"attributes of {_where(name)} have other values"
-    return None
 
 
 def _kind(module: nn.Module) -> tuple[str, str]:
@@ -211,18 +207,12 @@ def _nothing() -> None:
     """Stand in for a method that must not run."""
 
 
-def quiet_weights(recurs: bool) -> AbstractContextManager[None]:
-    """Return a block in which networks, that recur or not, run on slices of weights without a word of torch's.
-
-    On a GPU it says of a recurrent layer that its weights do not lie in one piece.
-    """
-    return _without_word_of_pieces() if recurs else nullcontext()
-
-
 @contextmanager
-def _without_word_of_pieces() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous", UserWarning)
+def quiet_weights(recurs: bool) -> Iterator[None]:
+    """Networks, that recur or not, run inside on slices of weights, of which torch says on a GPU that they lie in pieces."""
+    with warnings.catch_warnings() if recurs else nullcontext():
+        if recurs:
+            warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous", UserWarning)
         yield
 
 
@@ -242,12 +232,9 @@ class Shell:
         self._buffers: list[tuple[nn.Module, str, str]] = []
         for module in net.modules():
             keep_weights_apart(module)
-            for name, parameter in list(module._parameters.items()):
-                if parameter is not None:
-                    self._parameters.append((module, name, owner[id(parameter)]))
-            for name, buffer in module._buffers.items():
-                if buffer is not None:
-                    self._buffers.append((module, name, owner[id(buffer)]))
+            stores = ((module._parameters, self._parameters), (module._buffers, self._buffers))
+            for store, noted in stores:
+                noted += [(module, name, owner[id(t)]) for name, t in store.items() if t is not None]
         self.release()
 
     def lend(self, row: Mapping[str, Tensor]) -> None:
@@ -278,6 +265,15 @@ class Shell:
             setattr(module, name, None)
         for module, name, _ in self._buffers:
             module._buffers[name] = None
+
+    def run(self, row: dict[str, Tensor], x: Any, keys: Callable[[], Tensor], output: Output | WholeOutput) -> Any:
+        """Return what the member says of a batch with these tensors, and with dropout by this key."""
+        row.update(dropout_keys(self.net, keys))
+        self.lend(row)
+        said = pick(call(self.net, x), output)
+        self.collect(row)
+        rewind_dropout(self.net)
+        return said
 
     def materialise(self, row: Mapping[str, Tensor]) -> nn.Module:
         """Return an independent plain module with copies of these tensors."""
@@ -310,25 +306,6 @@ def join(outputs: Sequence[Any]) -> Any:
                 f"Members must give outputs of one shape; got {tuple(outputs[0].shape)} and {tuple(output.shape)}."
             )
     return torch.stack(list(outputs))
-
-
-def runs_otherwise(net: nn.Module, shell: Shell) -> bool:
-    """Whether a network was changed since the shell was made of it: its modules, their hooks, or what they keep."""
-    own, made = dict(net.named_modules()), dict(shell.net.named_modules())
-    if {name: _kind(module) for name, module in own.items()} != {n: _kind(m) for n, m in made.items()}:
-        return True
-    return any(
-        any(getattr(module, hooks, None) for hooks in _HOOKS) or _keeps_otherwise(module, made[name])
-        for name, module in own.items()
-    )
-
-
-def _keeps_otherwise(module: nn.Module, other: nn.Module) -> bool:
-    kept = (int, float, str, tuple, types.FunctionType)
-    return any(
-        isinstance(value, kept) and key not in _BOOKKEEPING and not _equal(value, other.__dict__.get(key))
-        for key, value in module.__dict__.items()
-    )
 
 
 class Loan:
@@ -385,10 +362,15 @@ def why_not_vectorised(
         with torch.autocast(device, enabled=False):
             got = _attempt(vectorised, weights(), buffers, x, trainable)
     except Exception as problem:  # whatever vmap or the net under it cannot do is a reason to run the loop
-        return f"vmap cannot run it ({_first_line(problem)})"
+        line = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+        return f"vmap cannot run it ({line[:120]})"
     with torch.autocast(device, enabled=False):
         wanted = _attempt(loop, weights(), buffers, x, trainable)
-    tolerance = _tolerance([*wanted.gradients, *wanted.buffers.values(), wanted.outputs, got.outputs])
+    real = [
+        t for t in (*wanted.gradients, *wanted.buffers.values(), wanted.outputs, got.outputs) if t.is_floating_point()
+    ]
+    # By the rounding of the coarsest of them.
+    tolerance = max((_TOLERANCES.get(tensor.dtype, _TOLERANCE_OF_HALF) for tensor in real), default=0.0)
     if got.outputs.shape != wanted.outputs.shape or not _close(got.outputs, wanted.outputs, tolerance):
         return "its outputs under vmap differ from the loop's"
     for name, tensor in wanted.buffers.items():
@@ -396,22 +378,9 @@ def why_not_vectorised(
             return f"buffer {name!r} after a pass under vmap differs from the loop's"
     # Against the largest of all: a bias before BatchNorm has no gradient but rounding.
     scale = max((_largest(gradient) for gradient in wanted.gradients), default=1.0)
-    for own, other in zip(got.gradients, wanted.gradients, strict=True):
-        if not _close(own, other, tolerance, scale):
-            return "its gradients under vmap differ from the loop's"
-    return None
-
-
-def trains_wrongly_under_vmap(net: nn.Module) -> str | None:
-    """Name a layer whose gradient torch gets wrong under vmap, whatever a probe's few rows show; None if there is none.
-
-    A row of an embedding that is not to be trained (`padding_idx`) is left alone for the first member only. `RulesOfVmap` mends that
-    of `nn.Embedding`.
-    """
-    for name, module in net.named_modules():
-        if isinstance(module, nn.EmbeddingBag) and module.padding_idx is not None:
-            return f"vmap trains the padding row of the embedding {name!r}"
-    return None
+    if all(_close(own, other, tolerance, scale) for own, other in zip(got.gradients, wanted.gradients, strict=True)):
+        return None
+    return "its gradients under vmap differ from the loop's"
 
 
 def has_padding(net: nn.Module) -> bool:
@@ -456,37 +425,10 @@ def _attempt(
             places = torch.arange(outputs.numel(), device=outputs.device).reshape(outputs.shape)
             loss = (outputs * places.cos().to(outputs.dtype)).sum()
             gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
-    return _Attempt(
-        outputs.detach(),
-        {name: tensor.detach() for name, tensor in copies.items()},
-        [part for gradient in gradients for part in _summary(gradient)],
-    )
-
-
-def _summary(gradient: Tensor) -> list[Tensor]:
-    """Return what a gradient is compared by: whole ones of two attempts would be the most memory that a run takes."""
-    return [gradient] if gradient.ndim < 3 else [gradient.sum(-1), gradient.norm(dim=-1)]
-
-
-def copies_in_order(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return copies whose axes lie in memory in the same order, without gaps: some kernels go by that order."""
-    return {name: _copy_in_order(tensor) for name, tensor in tensors.items()}
-
-
-def _copy_in_order(tensor: Tensor) -> Tensor:
-    strides = tensor.stride()
-    order = sorted(range(tensor.ndim), key=lambda axis: -strides[axis])
-    back = sorted(range(tensor.ndim), key=order.__getitem__)
-    return tensor.detach().permute(order).clone(memory_format=torch.contiguous_format).permute(back)
-
-
-def _first_line(problem: Exception) -> str:
-    return (str(problem).strip().splitlines() or [type(problem).__name__])[0][:120]
-
-
-def _tolerance(tensors: Sequence[Tensor]) -> float:
-    """Return by how much results may differ: by the rounding of the coarsest of them."""
-    return max((_TOLERANCES.get(t.dtype, _TOLERANCE_OF_HALF) for t in tensors if t.is_floating_point()), default=0.0)
+    # Whole gradients of two attempts would be the most memory that a run takes.
+    compared = [[g] if g.ndim < 3 else [g.sum(-1), g.norm(dim=-1)] for g in gradients]
+    buffers = {name: tensor.detach() for name, tensor in copies.items()}
+    return _Attempt(outputs.detach(), buffers, [part for parts in compared for part in parts])
 
 
 def _largest(tensor: Tensor) -> float:

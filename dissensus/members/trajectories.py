@@ -17,7 +17,7 @@ from dissensus.members.members import Keys, Members, under
 from dissensus.members.shared import SharedMembers, made
 from dissensus.members.stacking import tensors_of
 from dissensus.nets.dropout import plain_dropout
-from dissensus.randomness import Noise, derive, seeded
+from dissensus.randomness import Noise, seeded
 
 
 class Trajectory(SharedMembers):
@@ -30,11 +30,9 @@ class Trajectory(SharedMembers):
     comparable: ClassVar[bool] = False
 
     def __init__(self, make_net: Callable[[], nn.Module], num_members: int, seed: int, output: Output = None) -> None:
-        with seeded(derive(seed, "initial weights", 0), alone=True):
-            net = made(make_net, num_members)
-        super().__init__(net, num_members, seed, "whole", output)
+        super().__init__(made(make_net, num_members, seed), num_members, seed, "whole", output)
         self.one_pass = True
-        copies = [copy.deepcopy(plain_dropout(copy.deepcopy(self.net))) for _ in range(num_members)]
+        copies = [plain_dropout(copy.deepcopy(self.net)) for _ in range(num_members)]
         self.kept = _in_buffers(DeepEnsemble.from_members(copies, seed, output=output))
         self.member_keys = self.member_keys.to(self.kept.member_keys.device)
 
@@ -91,7 +89,6 @@ class SnapshotEnsemble(Trajectory):
         make_net: Makes the network.
         num_members: Snapshots.
         seed: Decides the initial weights.
-        output: What is scored of a network that returns several tensors: a key, an index or a function.
 
     Example:
         >>> from dissensus import fit, schedules
@@ -148,7 +145,6 @@ class SWAG(Trajectory):
         start: Share of the run after which weights are collected.
         rank: Largest number of deviations kept; 0 for the diagonal alone.
         scale: Factor s on the deviations; 0 makes every member the average (stochastic weight averaging).
-        output: What is scored of a network that returns several tensors: a key, an index or a function.
 
     Example:
         >>> from dissensus import fit
@@ -166,6 +162,7 @@ class SWAG(Trajectory):
     variance: Tensor
     deviations: Tensor
     collected: Tensor
+    decisive: ClassVar[tuple[str, ...]] = ("batches", "start", "rank", "scale")
 
     def __init__(
         self,
@@ -255,7 +252,3 @@ class SWAG(Trajectory):
                 for x, _ in pair_batches(data, batch_size):
                     call_with(net, x.to(device))
             self.keep(index, tensors_of(copy.deepcopy(net)))
-
-    def settings(self) -> dict[str, object]:
-        """Return what decides training beside the tensors."""
-        return {**super().settings(), "start": self.start, "rank": self.rank, "scale": self.scale}

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -44,8 +43,8 @@ class ChannelMask(PerRow):
         return f"{len(self.values)} members, {self.kept.shape[1]} of {self.values.shape[1]} channels"
 
 
-class FixedMask(nn.Module):
-    """One member's mask."""
+class _Mask(nn.Module):
+    """One member's mask: dropped channels are zero."""
 
     kept: Tensor
 
@@ -55,41 +54,25 @@ class FixedMask(nn.Module):
         self.register_buffer("kept", kept)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Set dropped channels to zero."""
-        return x * along(_indicator(self.kept, self.width, x.dtype), x, self.axis)
-
-    def extra_repr(self) -> str:
-        """Show how many channels are kept."""
-        return f"{len(self.kept)} of {self.width} channels"
+        shape = [1] * x.ndim
+        shape[self.axis] = self.width
+        return x * x.new_zeros(self.width).index_fill(0, self.kept, 1.0).reshape(shape)
 
 
-class Selection(FixedMask):
+class _Selection(_Mask):
     """One member's channels alone, where only what follows is smaller."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return kept channels only."""
         return x.index_select(self.axis, self.kept)
 
 
-class Expansion(FixedMask):
+class _Expansion(_Mask):
     """One member's channels put back among zeros, where only what comes before is smaller."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return all channels, dropped ones zero."""
         axis = self.axis % x.ndim
         shape = (*x.shape[:axis], self.width, *x.shape[axis + 1 :])
         return x.new_zeros(shape).index_copy(axis, self.kept, x)
-
-
-def along(values: Tensor, x: Tensor, axis: int) -> Tensor:
-    """Return one value a channel, shaped to multiply `x` along `axis`."""
-    shape = [1] * x.ndim
-    shape[axis] = len(values)
-    return values.reshape(shape)
-
-
-def _indicator(kept: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(width, dtype=dtype, device=kept.device).index_fill(0, kept, 1.0)
 
 
 def attach(layer: nn.Module, mask: nn.Module) -> None:
@@ -119,13 +102,16 @@ def _act(layer: Any, inputs: object, output: object) -> Tensor:
 
 
 Form = Literal["trimmed", "expanded", "selected", "masked"]
+# What a member has in the place of a mask, beside fewer channels on a side or both.
+_INSTEAD: Mapping[Form, type[_Mask]] = {"masked": _Mask, "selected": _Selection, "expanded": _Expansion}
 
 
-def form_of(site: Site) -> Form:
-    """Say what becomes of a place in one member: smaller on both sides, on one, or masked."""
+def _form_of(site: Site) -> tuple[Form, list[Side]]:
+    """Say what becomes of a place in one member, and on which sides it is smaller."""
     before = site.before.why_fixed is None
     after = site.after.why_fixed is None and site.keeps_zero
-    return "trimmed" if before and after else "expanded" if before else "selected" if after else "masked"
+    form: Form = "trimmed" if before and after else "expanded" if before else "selected" if after else "masked"
+    return form, [site.before] * before + [site.after] * after
 
 
 def why_not_trimmed(site: Site) -> str | None:
@@ -135,23 +121,9 @@ def why_not_trimmed(site: Site) -> str | None:
     return site.why_fixed
 
 
-@dataclass(frozen=True)
-class Cut:
-    """The parts of a tensor that belong to a member: along each slice, the channels of one place."""
-
-    cuts: tuple[tuple[Slice, str], ...]
-
-    def take(self, tensor: Tensor, kept: Mapping[str, Tensor]) -> Tensor:
-        """Return the member's part; `kept` has its channels for every place."""
-        for piece, site in self.cuts:
-            tensor = tensor.index_select(piece.axis, _entries(kept[site], piece.block))
-        return fastest_layout(tensor)
-
-
 def _entries(kept: Tensor, block: int) -> Tensor:
-    if block == 1:
-        return kept
-    return (kept[:, None] * block + torch.arange(block, device=kept.device)).flatten()
+    """Return where channels of so many entries each lie."""
+    return kept if block == 1 else (kept[:, None] * block + torch.arange(block, device=kept.device)).flatten()
 
 
 class Trimmer:
@@ -164,17 +136,17 @@ class Trimmer:
 
     def __init__(self, net: nn.Module, sites: Sequence[Site]) -> None:
         self.sites = {site.name: site for site in sites}
-        self.forms: dict[str, Form] = {site.name: form_of(site) for site in sites}
-        pieces: dict[str, list[tuple[Slice, str]]] = {}
+        self.forms: dict[str, Form] = {}
+        # The parts of a tensor that belong to a member: along each slice, the channels of one place.
+        self.cuts: dict[str, list[tuple[Slice, str]]] = {}
         for site in sites:
-            for side in sides_cut(site, self.forms[site.name]):
-                for piece in side.slices:
-                    pieces.setdefault(piece.tensor, []).append((piece, site.name))
-        self.cuts = {name: Cut(tuple(cuts)) for name, cuts in pieces.items()}
+            self.forms[site.name], sides = _form_of(site)
+            for piece in (piece for side in sides for piece in side.slices):
+                self.cuts.setdefault(piece.tensor, []).append((piece, site.name))
         self.net = self._skeleton(net)
         # Listed once: walking a network takes longer than gathering what a small one needs.
         self.names = list(tensors_of(self.net))
-        self.kept_names = {_mask_tensor(name): name for name in self.sites}
+        self.kept_names = {f"{name}.{NAME}.kept": name for name in self.sites}
 
     def _skeleton(self, net: nn.Module) -> nn.Module:
         """Return the network of one member without values: its tensors are on the meta device."""
@@ -185,11 +157,10 @@ class Trimmer:
             mask = layer.get_submodule(NAME)
             assert isinstance(mask, ChannelMask)
             detach(layer)
-            form = self.forms[name]
-            if form != "trimmed":
-                kinds = {"masked": FixedMask, "selected": Selection, "expanded": Expansion}
-                attach(layer, kinds[form](mask.kept[0], site.width, site.axis))
-            for side in sides_cut(site, form):
+            form, sides = _form_of(site)
+            if form in _INSTEAD:
+                attach(layer, _INSTEAD[form](mask.kept[0], site.width, site.axis))
+            for side in sides:
                 resize(skeleton, side, site.width, mask.kept.shape[1])
         return plain_dropout(skeleton)
 
@@ -200,14 +171,11 @@ class Trimmer:
 
     def tensors(self, tensors: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return one member's parameters and buffers from those of the masked network and the channels it keeps."""
-        own = {}
-        for name in self.names:
-            if name in self.kept_names:
-                own[name] = kept[self.kept_names[name]]
-            elif name in self.cuts:
-                own[name] = self.cuts[name].take(tensors[name], kept)
-            else:
-                own[name] = tensors[name]
+        own = {name: kept[self.kept_names[name]] if name in self.kept_names else tensors[name] for name in self.names}
+        for name, cuts in self.cuts.items():
+            for piece, site in cuts:
+                own[name] = own[name].index_select(piece.axis, _entries(kept[site], piece.block))
+            own[name] = fastest_layout(own[name])
         return own
 
     def member(self, tensors: Mapping[str, Tensor], index: int) -> nn.Module:
@@ -237,46 +205,24 @@ def replace_tensors(net: nn.Module, make: Callable[[str, Tensor], Tensor]) -> No
                 setattr(module, name, made[id(held)])
 
 
-def sides_cut(site: Site, form: Form) -> list[Side]:
-    """Return the sides on which a member has fewer channels."""
-    return {"trimmed": [site.before, site.after], "expanded": [site.before], "selected": [site.after], "masked": []}[
-        form
-    ]
-
-
-def _mask_tensor(site: str) -> str:
-    return f"{site}.{NAME}.kept"
-
-
 def resize(net: nn.Module, side: Side, old: int, new: int) -> None:
     """Have layers say their new sizes; those of their tensors are changed by the caller where they hold values."""
     for piece in side.slices:
         layer, _, name = piece.tensor.rpartition(".")
-        module = net.get_submodule(layer)
-        size = new * piece.block
-        _shorten(module, name, piece.axis, size)
-        if isinstance(module, nn.Linear):
-            setattr(module, "in_features" if piece.axis else "out_features", size)
-        elif isinstance(module, nn.modules.conv._ConvNd):
-            setattr(module, "in_channels" if piece.axis else "out_channels", size)
-        elif isinstance(module, nn.PReLU):
-            module.num_parameters = size
-        else:
-            module.num_features = size  # type: ignore[assignment]
+        module, size = net.get_submodule(layer), new * piece.block
+        tensor = getattr(module, name)
+        empty = tensor.detach().new_empty((*tensor.shape[: piece.axis], size, *tensor.shape[piece.axis + 1 :]))
+        parameter = isinstance(tensor, nn.Parameter)
+        setattr(module, name, nn.Parameter(empty, tensor.requires_grad) if parameter else empty)
+        says = {
+            nn.Linear: "in_features" if piece.axis else "out_features",
+            nn.modules.conv._ConvNd: "in_channels" if piece.axis else "out_channels",
+            nn.PReLU: "num_parameters",
+        }
+        setattr(module, next((says[kind] for kind in says if isinstance(module, kind)), "num_features"), size)
     for name in side.flattens:
         module = net.get_submodule(name)
         module.features = module.features * new // old  # type: ignore[operator, assignment]
-
-
-def _shorten(module: nn.Module, name: str, axis: int, size: int) -> None:
-    """Give a tensor of a module another size along an axis, with no particular values."""
-    old = getattr(module, name)
-    shape = (*old.shape[:axis], size, *old.shape[axis + 1 :])
-    new = old.detach().new_empty(shape)
-    if isinstance(old, nn.Parameter):
-        module._parameters[name] = nn.Parameter(new, old.requires_grad)
-    else:
-        module._buffers[name] = new
 
 
 def grow(net: nn.Module, site: Site, kept: Tensor, width: int, seed: int) -> None:
@@ -286,16 +232,14 @@ def grow(net: nn.Module, site: Site, kept: Tensor, width: int, seed: int) -> Non
     network was initialised with, for the number of channels that one member has.
     """
     tensors = tensors_of(net)
+    pieces = (*site.before.slices, *site.after.slices)
     with seeded(seed), torch.no_grad():
-        values = {
-            piece: _widened(tensors[piece.tensor], piece, kept, width)
-            for piece in (*site.before.slices, *site.after.slices)
-        }
+        values = [_widened(tensors[piece.tensor], piece, kept, width) for piece in pieces]
     for side in (site.before, site.after):
         resize(net, side, site.width, width)
-    for piece, value in values.items():
-        layer, _, name = piece.tensor.rpartition(".")
-        getattr(net.get_submodule(layer), name).data.copy_(value)
+    grown = tensors_of(net)
+    for piece, value in zip(pieces, values, strict=True):
+        grown[piece.tensor].data.copy_(value)
 
 
 def _widened(old: Tensor, piece: Slice, kept: Tensor, width: int) -> Tensor:

@@ -1,15 +1,15 @@
 """A trained network cut in two at a named layer: what is frozen, and what every head is made of."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 from torch import Tensor, fx, nn
 
 from dissensus._signatures import checked, whole_number
 from dissensus.nets.dropout import put_layer
+from dissensus.nets.graphs import evaluating, like
 
 Reset = Callable[[nn.Module], None]
 
@@ -91,12 +91,8 @@ class _Part(nn.Module):
     def __init__(self, model: nn.Module, graph: fx.Graph, select: int | None = None, add_token: bool = False) -> None:
         super().__init__()
         traced = fx.GraphModule(model, graph)
-        for name, child in traced.named_children():
-            self.add_module(name, child)
-        for name, parameter in traced._parameters.items():
-            self.register_parameter(name, parameter)
-        for name, buffer in traced._buffers.items():
-            self.register_buffer(name, buffer)
+        for store in ("_modules", "_parameters", "_buffers"):
+            getattr(self, store).update(getattr(traced, store))
         # The function and not the traced module: copies of a head share it, by which they are known to be alike.
         self._code: Callable[..., Tensor] = type(traced).forward
         # Its text is what a cut is recognised by: the function has the same name in all.
@@ -123,7 +119,6 @@ class _OneInput(nn.Module):
         self.net = net
 
     def forward(self, x: Tensor) -> Tensor:
-        """Run the network."""
         return self.net(x)
 
 
@@ -146,7 +141,7 @@ def _trace(model: nn.Module, inside: str) -> fx.Graph:
             f"There is no layer {inside!r} in {type(model).__name__}; its last ones are {', '.join(similar)}."
         )
     try:
-        with _evaluating(model):
+        with evaluating(model):
             graph = _Tracer(inside).trace(_OneInput(model))
     except Exception as problem:  # whatever a user's forward does with a value that is not there yet
         line = (str(problem).splitlines() or [type(problem).__name__])[0]
@@ -159,30 +154,15 @@ def _trace(model: nn.Module, inside: str) -> fx.Graph:
     return graph
 
 
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-
-
 def _layer_from_the_end(model: nn.Module, count: int) -> str:
     called = _called(model, "")
     # A module around one network, such as a member of anchored ones: its layers are meant.
     while len(called) == 1 and next(model.get_submodule(called[0]).children(), None) is not None:
         called = _called(model, f"{called[0]}.")
-    if len(called) < 2:
-        raise ValueError(
-            f"A cut must leave a layer on both sides, and `forward` of {type(model).__name__} calls {len(called)}. Name a layer with "
-            "`at`."
-        )
     if not 0 < count < len(called):
         raise ValueError(
-            f"`at` must leave a layer on both sides of the cut: 1 to {len(called) - 1} of the last; got {count}."
+            f"`at` must leave a layer on both sides of the cut, and `forward` of {type(model).__name__} calls {len(called)} layers; got "
+            f"at={count}. Take fewer, or name a layer."
         )
     return called[-count]
 
@@ -242,16 +222,11 @@ def _renew(head: nn.Module, reset: Reset | None) -> int:
     """Give every layer new weights; return how many got them."""
     count = 0
     for layer in head.modules():
-        own = reset if reset is not None else _reset_of(layer)
-        if own is not None and (layer._parameters or layer._buffers):
-            own(layer)
+        renew = getattr(layer, "reset_parameters", None) if reset is None else partial(reset, layer)
+        if renew is not None and (layer._parameters or layer._buffers):
+            renew()
             count += 1
     return count
-
-
-def _reset_of(layer: nn.Module) -> Reset | None:
-    method: Any = getattr(layer, "reset_parameters", None)
-    return None if method is None else lambda _: method()
 
 
 def _replace_last_linear(head: nn.Module, outputs: int) -> None:
@@ -260,13 +235,12 @@ def _replace_last_linear(head: nn.Module, outputs: int) -> None:
         raise ValueError("`outputs` replaces the last linear layer, and the heads have none.")
     old = head.get_submodule(linear[-1])
     assert isinstance(old, nn.Linear)
-    new = nn.Linear(old.in_features, outputs, old.bias is not None, device=old.weight.device, dtype=old.weight.dtype)
-    put_layer(head, linear[-1], new)
+    put_layer(head, linear[-1], like(old, old.in_features, outputs))
 
 
 @torch.no_grad()
 def _check(model: nn.Module, backbone: nn.Module, rest: nn.Module, example: Tensor, name: str) -> None:
-    with _evaluating(model):
+    with evaluating(model):
         wanted, got = model(example), rest(backbone(example))
     if wanted.shape != got.shape or not torch.allclose(wanted, got, rtol=1e-3, atol=1e-4):
         raise ValueError(

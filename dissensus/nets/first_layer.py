@@ -1,28 +1,20 @@
 """The first layer of any network, found by running it, made to take two inputs in place of one."""
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from dissensus.nets.graphs import LAYERS, evaluating
 from dissensus.randomness import derive, seeded
 
 
 def by_group(pair: Tensor, groups: int, axis: int) -> Tensor:
-    """Return the channels of two joined inputs so that those of each group are together, the first input's before the second's.
-
-    Args:
-        pair: Two inputs, joined along `axis`.
-        groups: Of each input's channels.
-        axis: Counted from the end.
+    """Return the channels of two inputs, joined along an axis from the end, with those of each group together.
 
     Example:
-        >>> import torch
         >>> by_group(torch.tensor([0, 1, 2, 3, 10, 11, 12, 13]), groups=2, axis=-1)
         tensor([ 0,  1, 10, 11,  2,  3, 12, 13])
     """
@@ -30,53 +22,34 @@ def by_group(pair: Tensor, groups: int, axis: int) -> Tensor:
     return apart.transpose(axis - 2, axis - 1).flatten(axis - 2, axis)
 
 
-class GroupedPairs1d(nn.Conv1d):
-    """A convolution in groups over two joined inputs."""
+class _GroupedPairs(nn.modules.conv._ConvNd):
+    """A convolution in groups over two joined inputs: each group's channels of both."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Convolve each group's channels of both inputs."""
-        return super().forward(by_group(input, self.groups, -2))
+        output: Tensor = super().forward(by_group(input, self.groups, 1 - self.weight.ndim))
+        return output
 
 
-class GroupedPairs2d(nn.Conv2d):
-    """A convolution in groups over two joined inputs."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Convolve each group's channels of both inputs."""
-        return super().forward(by_group(input, self.groups, -3))
+class GroupedPairs1d(_GroupedPairs, nn.Conv1d):
+    """In one dimension."""
 
 
-class GroupedPairs3d(nn.Conv3d):
-    """A convolution in groups over two joined inputs."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Convolve each group's channels of both inputs."""
-        return super().forward(by_group(input, self.groups, -4))
+class GroupedPairs2d(_GroupedPairs, nn.Conv2d):
+    """In two dimensions."""
 
 
-IN_GROUPS: Mapping[type[nn.Module], type[nn.Conv1d | nn.Conv2d | nn.Conv3d]] = MappingProxyType(
-    {nn.Conv1d: GroupedPairs1d, nn.Conv2d: GroupedPairs2d, nn.Conv3d: GroupedPairs3d}
-)
+class GroupedPairs3d(_GroupedPairs, nn.Conv3d):
+    """In three dimensions."""
 
 
-@dataclass(frozen=True)
-class Places:
-    """Which input columns of a doubled layer hold what it took of the first input, and of the second; both in its old order.
+_IN_GROUPS: dict[type, type] = {nn.Conv1d: GroupedPairs1d, nn.Conv2d: GroupedPairs2d, nn.Conv3d: GroupedPairs3d}
 
-    Attributes:
-        first: Columns of the first input, `(columns,)`.
-        second: Columns of the second.
-    """
+
+class Places(NamedTuple):
+    """Which input columns of a doubled layer hold what it took of the first input, and of the second; both in its old order."""
 
     first: Tensor
     second: Tensor
-
-    @property
-    def one_after_the_other(self) -> bool:
-        """Whether all of the first input comes before all of the second."""
-        count = len(self.first)
-        both = torch.cat([self.first, self.second])
-        return torch.equal(both, torch.arange(2 * count, device=both.device))
 
 
 class _Reached(Exception):
@@ -85,14 +58,8 @@ class _Reached(Exception):
 
 def run(net: nn.Module, x: Tensor) -> Tensor:
     """Run in evaluation mode, leaving modes and generators as they were."""
-    modes = [(module, module.training) for module in net.modules()]
-    net.eval()
-    try:
-        with torch.no_grad(), seeded(0):
-            output: object = net(x)
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    with evaluating(net), torch.no_grad(), seeded(0):
+        output: object = net(x)
     if not isinstance(output, Tensor):
         raise ValueError(
             f"A member must return one tensor; got {type(output).__name__}. Wrap it in a module that returns the tensor."
@@ -101,16 +68,10 @@ def run(net: nn.Module, x: Tensor) -> Tensor:
 
 
 def find_places(net: nn.Module, name: str, pair: tuple[Tensor, Tensor], axis: int) -> Places | None:
-    """Return where a layer finds two inputs that are joined along an axis; None if it does not find them both.
+    """Return where a layer finds two batches of random inputs, joined along an axis from the end; None if not both.
 
     Networks may rearrange their inputs before the layer: flattened, cut into patches, channels moved to the end. So the layer's
     columns are told by the values that reach them, which are random and therefore differ.
-
-    Args:
-        net: A network from `(batch, ...)`; it is run up to the layer only.
-        name: A linear or convolutional layer.
-        pair: Two batches of random inputs.
-        axis: Counted from the end.
 
     Example:
         >>> net = nn.Sequential(nn.PixelUnshuffle(2), nn.Conv2d(8, 4, 1))
@@ -118,14 +79,19 @@ def find_places(net: nn.Module, name: str, pair: tuple[Tensor, Tensor], axis: in
         >>> find_places(net, "1", pair, axis=-3).second
         tensor([ 8,  9, 10, 11, 12, 13, 14, 15])
     """
-    taken = [_taken(net, name, x) for x in (*pair, torch.cat(pair, dim=axis))]
-    if any(each is None for each in taken):
-        return None
-    first, second, both = (_columns(net.get_submodule(name), each) for each in taken if each is not None)
+    weight = net.get_submodule(name).weight
+    assert isinstance(weight, Tensor)
+    columns = []
+    for x in (*pair, torch.cat(pair, dim=axis)):
+        if (taken := _taken(net, name, x)) is None:
+            return None
+        columns.append(taken.movedim(1 - weight.ndim, -1))
+    first, second, both = columns
     count = first.shape[-1]
     if both.shape != (*first.shape[:-1], 2 * count):
         return None
-    if _nearly(both[..., :count], first) and _nearly(both[..., count:], second):
+    # But for rounding, of which a resizing before the layer leaves some.
+    if _close(both[..., :count], first) and _close(both[..., count:], second):
         order = torch.arange(2 * count, device=both.device)
         return Places(order[:count], order[count:])
     return _by_value(first, second, both)
@@ -143,22 +109,10 @@ def _taken(net: nn.Module, name: str, x: Tensor) -> Tensor | None:
     try:
         run(net, x)
     except _Reached:
-        pass
+        return taken[0]
     finally:
         hook.remove()
-    return taken[0] if taken else None
-
-
-def _columns(layer: nn.Module, taken: Tensor) -> Tensor:
-    """Return what a layer takes with its columns, features or channels, last."""
-    weight = layer.weight
-    assert isinstance(weight, Tensor)
-    return taken.movedim(1 - weight.ndim, -1)
-
-
-def _nearly(values: Tensor, wanted: Tensor) -> bool:
-    """Whether values agree but for rounding, of which a resizing before the layer leaves some."""
-    return torch.allclose(values, wanted, rtol=1e-2, atol=1e-2 * float(wanted.abs().max()))
+    return None
 
 
 def _by_value(first: Tensor, second: Tensor, both: Tensor) -> Places | None:
@@ -181,7 +135,6 @@ def _as_bytes(columns: Tensor) -> list[bytes]:
 
 Initialise = Literal["fresh", "sum"]
 
-_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # Layers with weights that may stand before those; a network that begins with one of them looks at single inputs.
 _OTHERS = (
     nn.modules.batchnorm._NormBase,
@@ -203,13 +156,9 @@ def double_first_layers(
 ) -> int:
     """Have the first layer of each network take `[a, b]`, two inputs joined along one of their axes; change it in place.
 
-    Args:
-        nets: Networks from `(batch, ...)`.
-        like: Inputs of the networks; only their shape, dtype and device count.
-        name: Which layer it is; found by running the network if None.
-        initialise: `"sum"`: both inputs meet the layer's weights, so that the network on `[a, b]` is the network as it was on
-            `a + b`. `"fresh"`: the second meets them, the first new normal ones of the same standard deviation.
-        seeds: Of new weights, one for each network.
+    It is found by running the network, unless it is named. `initialise="sum"` lets both inputs meet the layer's weights, so that the
+    network on `[a, b]` is the network as it was on `a + b`; with `"fresh"` the second meets them, the first new normal ones of the same
+    standard deviation, by a network's seed. Of the inputs, `like`, only shape, dtype and device count.
 
     Returns:
         The axis, counted from the end: the first one of an input on which it can be done for all networks, or the last, or any.
@@ -218,12 +167,12 @@ def double_first_layers(
         first, second = (torch.randn_like(like[:1].expand(4, *like.shape[1:])) for _ in range(2))
     for net in nets:
         _check_runs(net, first + second)
-    names = [_find(net, first) if name is None else _named(net, name, first) for net in nets]
+    names = [_find(net, first, name) for net in nets]
     axis, places = _common_axis(nets, names, (first, second))
     pair = torch.cat([first, second], dim=axis)
     for net, found, there, seed in zip(nets, names, places, seeds, strict=True):
         layer = net.get_submodule(found)
-        assert isinstance(layer, _LAYERS)
+        assert isinstance(layer, LAYERS)
         old = layer.weight.detach()
         before = _outputs(net, layer, first + second)
         _widen(layer, there)
@@ -254,25 +203,17 @@ def _check_runs(net: nn.Module, x: Tensor) -> None:
         ) from problem
 
 
-def _find(net: nn.Module, x: Tensor) -> str:
-    """Return the name of the first layer with weights that runs."""
-    order = _running_order(net, x)
-    if not order:
+def _find(net: nn.Module, x: Tensor, name: str | None) -> str:
+    """Return the name of the layer to double, the first with weights that runs unless it is named, or say why it cannot be."""
+    found = next(iter(_running_order(net, x)), None) if name is None else name
+    if found is None:
         raise ValueError(f"The first layer cannot be doubled: no layer with weights runs. {_PUT_ONE_IN_FRONT}")
-    found = order[0]
+    if found not in dict(net.named_modules()):
+        raise ValueError(f"The network has no layer {found!r}.{_others(net, x, found)}")
     if (why := _why_not(net, found)) is not None:
-        where = found or "the network itself"
-        raise ValueError(f"The first layer cannot be doubled: {where} {why}{_others(net, x, found)}")
+        which = f"The {'first ' if name is None else ''}layer cannot be doubled"
+        raise ValueError(f"{which}: {found or 'the network itself'} {why}{_others(net, x, found)}")
     return found
-
-
-def _named(net: nn.Module, name: str, x: Tensor) -> str:
-    """Check a name that was given."""
-    if name not in dict(net.named_modules()):
-        raise ValueError(f"The network has no layer {name!r}.{_others(net, x, name)}")
-    if (why := _why_not(net, name)) is not None:
-        raise ValueError(f"The layer {name!r} cannot be doubled: it {why}{_others(net, x, name)}")
-    return name
 
 
 def _running_order(net: nn.Module, x: Tensor, taking: Tensor | None = None) -> list[str]:
@@ -287,7 +228,7 @@ def _running_order(net: nn.Module, x: Tensor, taking: Tensor | None = None) -> l
     hooks = []
     for name, module in net.named_modules():
         is_leaf = next(module.children(), None) is None and next(module.parameters(), None) is not None
-        if isinstance(module, _LAYERS + _OTHERS) or is_leaf:
+        if isinstance(module, LAYERS + _OTHERS) or is_leaf:
             hooks.append(module.register_forward_pre_hook(lambda _, args, name=name: note(name, args)))
     try:
         run(net, x)
@@ -300,7 +241,7 @@ def _running_order(net: nn.Module, x: Tensor, taking: Tensor | None = None) -> l
 def _why_not(net: nn.Module, name: str) -> str | None:
     """Say why a layer cannot take twice the inputs, and what to do; None if nothing speaks against it."""
     layer = net.get_submodule(name)
-    if not isinstance(layer, _LAYERS):
+    if not isinstance(layer, LAYERS):
         return f"is a {type(layer).__name__}. {_PUT_ONE_IN_FRONT}"
     if layer._parameters.get("weight") is None:
         return (
@@ -308,16 +249,14 @@ def _why_not(net: nn.Module, name: str) -> str | None:
             "torch.nn.utils.parametrize.remove_parametrizations."
         )
     tied = [
-        other
-        for other, module in net.named_modules()
-        if module is not layer and any(each is layer.weight for each in module._parameters.values())
+        n for n, m in net.named_modules() if m is not layer and any(p is layer.weight for p in m._parameters.values())
     ]
     if tied:
         return (
             f"shares its weight with {', '.join(tied)}, which would not be doubled. Give the two weights of their own, or put a "
             "layer in front of the network."
         )
-    if _groups(layer) > 1 and type(layer) not in IN_GROUPS:
+    if _groups(layer) > 1 and type(layer) not in _IN_GROUPS:
         return (
             f"is a {type(layer).__name__} in groups, which only torch's own convolutions may have. {_PUT_ONE_IN_FRONT}"
         )
@@ -367,7 +306,8 @@ def _places(net: nn.Module, name: str, pair: tuple[Tensor, Tensor], axis: int) -
         )
     if _groups(layer) == 1:
         return found
-    if not found.one_after_the_other:
+    both = torch.cat(found)
+    if not torch.equal(both, torch.arange(len(both), device=both.device)):
         raise ValueError(
             f"{where}, but it convolves in {_groups(layer)} groups, among which the network has dealt out its inputs anew. Move "
             "that out of the network."
@@ -379,7 +319,7 @@ def _places(net: nn.Module, name: str, pair: tuple[Tensor, Tensor], axis: int) -
 
 def _widen(layer: nn.Module, places: Places) -> None:
     """Have a layer take two inputs, each with the weights that it had."""
-    assert isinstance(layer, _LAYERS)
+    assert isinstance(layer, LAYERS)
     old = layer.weight.detach()
     weight = torch.cat([old, old], dim=1)
     weight[:, places.first], weight[:, places.second] = old, old
@@ -390,37 +330,27 @@ def _widen(layer: nn.Module, places: Places) -> None:
     layer.in_channels *= 2
     if layer.groups > 1:
         # Another class, not a module around it: parameters keep their names.
-        layer.__class__ = IN_GROUPS[type(layer)]
+        layer.__class__ = _IN_GROUPS[type(layer)]
 
 
 def _outputs(net: nn.Module, layer: nn.Module, x: Tensor) -> list[Tensor]:
-    """Return what a network says, as it is and with other values in place of zeros."""
-    outputs = [run(net, x)]
-    with _without_zeros(net, layer) as changed:
-        if changed:
-            outputs.append(run(net, x))
-    return outputs
-
-
-@contextmanager
-def _without_zeros(net: nn.Module, layer: nn.Module) -> Iterator[bool]:
-    """Inside, parameters that are all zero have random values, but for the layer's weight; say whether there are any.
+    """Return what a network says, as it is and with random values in place of parameters that are all zero.
 
     Zeros, as heads and the ends of residual branches often begin with, hide what the network does with its inputs.
     """
+    outputs = [run(net, x)]
     real = (p for p in net.parameters() if p is not layer.weight and p.is_floating_point())
-    zero = [p for p in real if not bool(p.detach().any())]
-    values = [p.data for p in zero]
-    with seeded(0, alone=True):
-        for p in zero:
-            # None near zero, and what a layer gives about as large as what it takes.
-            sizes = (torch.rand_like(p.data) + 0.5) / max(p.shape[1:].numel(), 1) ** 0.5
-            p.data = torch.where(torch.rand_like(p.data) < 0.5, -sizes, sizes)
+    zero = {p: p.data for p in real if not bool(p.detach().any())}
     try:
-        yield bool(zero)
+        with seeded(0, alone=True):
+            for p, values in zero.items():
+                # None near zero, and what a layer gives about as large as what it takes.
+                sizes = (torch.rand_like(values) + 0.5) / max(p.shape[1:].numel(), 1) ** 0.5
+                p.data = torch.where(torch.rand_like(values) < 0.5, -sizes, sizes)
+        return [*outputs, run(net, x)] if zero else outputs
     finally:
-        for p, value in zip(zero, values, strict=True):
-            p.data = value
+        for p, values in zero.items():
+            p.data = values
 
 
 def _check_equal(net: nn.Module, pair: Tensor, before: list[Tensor], name: str, layer: nn.Module) -> None:
@@ -441,6 +371,7 @@ def _check_equal(net: nn.Module, pair: Tensor, before: list[Tensor], name: str, 
 
 
 def _close(after: Tensor, before: Tensor) -> bool:
+    """Whether values agree but for rounding."""
     scale = float(before.abs().max().nan_to_num(1.0).clamp_min(1e-6))
     return after.shape == before.shape and torch.allclose(after, before, rtol=1e-2, atol=1e-2 * scale, equal_nan=True)
 

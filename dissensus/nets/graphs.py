@@ -2,7 +2,8 @@
 
 import operator
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,8 @@ def _names(names: str) -> frozenset[str]:
     return frozenset(names.split())
 
 
+# Layers that mix channels.
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # Elementwise, and zero where their input is zero: a dropped channel stays dropped.
 _ZERO_KEEPING = _layers(
     "ReLU ReLU6 LeakyReLU PReLU ELU CELU SELU GELU SiLU Mish Hardswish Tanh Tanhshrink Softsign Softshrink Hardshrink"
@@ -219,5 +222,53 @@ def only_input(node: fx.Node) -> fx.Node | None:
 
 def mixing_layer(module: nn.Module | None) -> bool:
     """Whether a module is a linear layer or a convolution whose channels can be taken out one by one."""
-    plain = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-    return type(module) in plain and getattr(module, "groups", 1) == 1
+    return type(module) in LAYERS and getattr(module, "groups", 1) == 1
+
+
+def whole_graph(net: nn.Module) -> Traced:
+    """Return a network's operations as one graph, or say that they cannot be read."""
+    parts = trace(net)
+    if len(parts) != 1 or not parts[0].whole:
+        raise ValueError(
+            "The network's graph cannot be read (torch.fx), so which widths go together, and which layers come first and last, cannot "
+            "be told. Take a network without branches on values, or make a DeepEnsemble."
+        )
+    return parts[0]
+
+
+def last_layers(part: Traced) -> set[fx.Node]:
+    """Return the layers whose outputs reach the network's without another layer that mixes channels in between."""
+    found, seen = set[fx.Node](), set[fx.Node]()
+    waiting = [node for node in part.graph.nodes if node.op == "output"]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(part.module(node), (*LAYERS, nn.Embedding)):
+            found.add(node)
+            continue
+        fresh = [each for each in node.all_input_nodes if each not in seen]
+        seen.update(fresh)
+        waiting += fresh
+    return found
+
+
+def like(layer: Any, inputs: int, outputs: int, groups: int = 1) -> nn.Module:
+    """Return a new linear layer or convolution that is as this one but for its widths."""
+    options = {"bias": layer.bias is not None, "device": layer.weight.device, "dtype": layer.weight.dtype}
+    if isinstance(layer, nn.Linear):
+        return nn.Linear(inputs, outputs, **options)
+    names = ("kernel_size", "stride", "padding", "dilation", "padding_mode")
+    options |= {name: getattr(layer, name) for name in names}
+    convolution: nn.Module = type(layer)(inputs, outputs, groups=groups, **options)
+    return convolution
+
+
+@contextmanager
+def evaluating(net: nn.Module) -> Iterator[None]:
+    """Have a network evaluate inside; give every module back its mode."""
+    modes = [(module, module.training) for module in net.modules()]
+    net.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

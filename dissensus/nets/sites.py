@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -55,6 +55,10 @@ class Side:
         """Note the first reason."""
         self.why_fixed = self.why_fixed or why
 
+    def fixed(self, why: str) -> "Side":
+        """Return the side with this reason, unless it has one."""
+        return replace(self, why_fixed=self.why_fixed or why)
+
 
 @dataclass(frozen=True)
 class Site:
@@ -92,6 +96,10 @@ class Site:
         """Why they cannot."""
         return self.before.why_fixed or self.after.why_fixed
 
+    def fixed(self, why: str) -> "Site":
+        """Return the place with channels that cannot be changed on either side."""
+        return replace(self, before=self.before.fixed(why), after=self.after.fixed(why))
+
     def __str__(self) -> str:
         return f"{self.name!r} ({self.width} channels)"
 
@@ -104,49 +112,51 @@ def find_site(part: Traced, node: fx.Node, tied: Set[str]) -> Site | None:
         node: The call.
         tied: Names of parameters that several layers share.
     """
-    before, source, (width, axis), pooled = _walk_back(part, node, tied)
-    linear = source is not None and isinstance(part.module(source), nn.Linear)
-    if pooled and linear:
-        before.fix("it is pooled along its features")
-    spatial = width is not None and axis == 1 and not linear and not _is_flat(part, node)
-    walk = _Forward(part, tied, width, spatial)
+    back = _Backward(part, node, tied)
+    linear = back.source is not None and isinstance(part.module(back.source), nn.Linear)
+    if back.pooled and linear:
+        back.side.fix("it is pooled along its features")
+    spatial = back.width is not None and back.axis == 1 and not linear and not back.flat
+    walk = _Forward(part, tied, back.width, spatial)
     walk.go(node)
     if walk.width is None:
         return None
-    return Site(
-        part.name(node),
-        walk.width,
-        axis,
-        before,
-        walk.side,
-        None if source is None else part.name(source),
-        walk.keeps_zero,
-        walk.combined,
-        walk.leaves and part.whole,
-    )
+    source = None if back.source is None else part.name(back.source)
+    leaves = walk.leaves and part.whole
+    name, ends = part.name(node), (walk.keeps_zero, walk.combined, leaves)
+    return Site(name, walk.width, back.axis, back.side, walk.side, source, *ends)
 
 
-def _walk_back(
-    part: Traced, node: fx.Node, tied: Set[str]
-) -> tuple[Side, fx.Node | None, tuple[int | None, int], bool]:
-    """Follow the channels to the layer that makes them: tensors, the layer, width (None if nobody says it) and axis, and whether pooled."""
-    side, pooled = Side(), False
-    known: tuple[int | None, int] = (None, 1)
-    while True:
-        module = part.module(node)
-        here = width_of(module)
-        if here is not None and here[0] != (known[0] or here[0]):
-            side.fix("its features are on another axis than the layer before says")
-        if known[0] is None and here is not None:
-            known = here
+class _Backward:
+    """Follows channels to the layer that makes them: the tensors on the way, that layer, width and axis where somebody says it."""
+
+    def __init__(self, part: Traced, node: fx.Node, tied: Set[str]) -> None:
+        self.part, self.tied, self.side = part, tied, Side()
+        self.source: fx.Node | None = None
+        self.width: int | None = None
+        self.axis = 1
+        self.pooled = self.flat = False
+        current: fx.Node | None = node
+        while current is not None:
+            current = self._see(current)
+
+    def _see(self, node: fx.Node) -> fx.Node | None:
+        """Take note of one operation; return the one that it takes the channels from."""
+        part, module = self.part, self.part.module(node)
+        if (here := width_of(module)) is not None:
+            if self.width is None:
+                self.width, self.axis = here
+            elif here[0] != self.width:
+                self.side.fix("its features are on another axis than the layer before says")
         if mixing_layer(module):
-            _add_slices(side, part, node, tied, ["weight", "bias"], 0)
-            return side, node, known, pooled
-        if (previous := _back_through(side, part, node)) is None:
-            return side, None, known, pooled
-        _add_slices(side, part, node, tied, channel_parameters(module), 0)
-        pooled |= not channelwise(part, node, spatial=False)
-        node = previous
+            _add_slices(self.side, part, node, self.tied, ["weight", "bias"], 0)
+            self.source = node
+            return None
+        self.flat |= flattens(part, node) or averages_positions(node)
+        if (previous := _back_through(self.side, part, node)) is not None:
+            _add_slices(self.side, part, node, self.tied, channel_parameters(module), 0)
+            self.pooled |= not channelwise(part, node, spatial=False)
+        return previous
 
 
 def _back_through(side: Side, part: Traced, node: fx.Node) -> fx.Node | None:
@@ -261,16 +271,6 @@ def past_norms(part: Traced, node: fx.Node) -> fx.Node:
     return past_norms(part, users[0]) if isinstance(module, nn.modules.batchnorm._BatchNorm) else node
 
 
-def _is_flat(part: Traced, node: fx.Node) -> bool:
-    """Whether a node's channels were flattened or averaged to vectors since the last convolution."""
-    current: fx.Node | None = node
-    while current is not None and not mixing_layer(part.module(current)):
-        if flattens(part, current) or averages_positions(current):
-            return True
-        current = only_input(current) if channelwise(part, current, spatial=True) else None
-    return False
-
-
 def describe(part: Traced, node: fx.Node) -> str:
     """Say what a node is."""
     module = part.module(node)
@@ -298,7 +298,7 @@ class Map:
             for node in part.graph.nodes
             if is_activation(part, node)
         )
-        self.candidates = self._unique([*found, *self._in_transformers()])
+        self.candidates = _unique([*found, *self._in_transformers()])
 
     def _stem(self) -> str | None:
         """Name of the first layer if it is a convolution."""
@@ -318,7 +318,7 @@ class Map:
                 f"{name}.linear1",
                 module.linear1.out_features,
                 -1,
-                Side([Slice(f"{name}.linear1.{n}", 0) for n in ("weight", "bias") if _has(module.linear1, n)]),
+                Side([Slice(f"{name}.linear1.{n}", 0) for n, _ in module.linear1.named_parameters()]),
                 Side([Slice(f"{name}.linear2.weight", 1)]),
                 f"{name}.linear1",
                 keeps_zero=getattr(module.activation, "__name__", "") in ZERO_KEEPING_NAMES,
@@ -329,53 +329,37 @@ class Map:
             if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer)
         ]
 
-    @staticmethod
-    def _unique(sites: Iterable[Site | None]) -> list[Site]:
-        found: dict[str, Site] = {}
-        for site in sites:
-            if site is not None:
-                found.setdefault(site.name, site)
-        return list(found.values())
-
     def site_at(self, part: Traced, node: fx.Node) -> Site | None:
         """Return the place after an operation, or None if no module there can be masked."""
         place = masked_node(part, node)
         return None if place is None else find_site(part, place, self.tied)
 
     def choose(self, layers: Layers) -> list[Site]:
-        """Return the places that were asked for."""
-        if isinstance(layers, str):
-            return self._by_rule() if layers == "auto" else self._by_name(layers)
-        asked = f"layers={layers!r}"
-        if isinstance(layers, type):
-            layers = (layers,)
+        """Return the places that were asked for, each once."""
+        sites = _unique(self._asked(layers))
+        dropout = [s.name for s in sites if isinstance(self.net.get_submodule(s.name), nn.modules.dropout._DropoutNd)]
+        if sites and not dropout:
+            return sites
+        why = "`layers` names no layer to mask"
+        if layers == "auto":
+            why = "There is no activation to mask: not the stem's, those of outputs, or those added to others, unless named"
+        if dropout:
+            why = f"{dropout[0]!r} is a dropout layer, which has no channels of its own: put the mask on the layer before it"
+        raise ValueError(f"{why}. Candidates: {self.listed()}.")
+
+    def _asked(self, layers: Layers) -> list[Site]:
+        if layers == "auto":
+            return [s for s in self.candidates if not (s.leaves or s.combined or self.is_stem(s))]
+        kinds = (layers,) if isinstance(layers, type) else layers
+        if isinstance(kinds, tuple) and all(isinstance(kind, type) for kind in kinds):
+            return self._by_test(lambda name, module: isinstance(module, kinds))
         if callable(layers):
-            return self._by_test(layers, "the rule `layers`")
-        kinds = tuple(kind for kind in layers if isinstance(kind, type))
-        if kinds and len(kinds) == len(layers):
-            return self._by_test(lambda name, module: isinstance(module, kinds), asked)
-        return [site for pattern in layers for site in self._by_name(str(pattern))]
+            return self._by_test(layers)
+        return [site for name in ([layers] if isinstance(layers, str) else layers) for site in self._by_name(str(name))]
 
-    def _by_rule(self) -> list[Site]:
-        sites = [s for s in self.candidates if not (s.leaves or s.combined or self.is_stem(s))]
-        if not sites:
-            raise ValueError(
-                "There is no activation to mask: masks are not put on the stem, on outputs, or where channels are added to "
-                f"others, unless `layers` names them. Candidates: {self.listed()}."
-            )
-        return sites
-
-    def _by_test(self, test: Rule, what: str) -> list[Site]:
-        sites = [
-            site
-            for name, module in self.net.named_modules()
-            if name and test(name, module)
-            for site in self._sites_of(name)
-            if not self.is_stem(site)
-        ]
-        if not sites:
-            raise ValueError(f"{what} finds no layer to mask. Candidates: {self.listed()}.")
-        return self._unique(sites)
+    def _by_test(self, test: Rule) -> list[Site]:
+        names = [name for name, module in self.net.named_modules() if name and test(name, module)]
+        return [site for name in names for site in self._sites_of(name) if not self.is_stem(site)]
 
     def _by_name(self, pattern: str) -> list[Site]:
         names = [name for name, _ in self.net.named_modules() if name and fnmatchcase(name, pattern)]
@@ -387,14 +371,13 @@ class Map:
                 f"How many channels {names[0]!r} gives cannot be told, or it is called several times and cannot be masked in "
                 f"each. Candidates: {self.listed()}."
             )
-        return self._unique(sites)
+        return sites
 
     def _sites_of(self, name: str) -> list[Site]:
         """Return the places after a module: after its calls, or after the module itself where nothing was traced."""
         calls = [(part, node) for part in self.parts for node in part.graph.nodes if part.name(node) == name]
         if calls:
-            found = [self.site_at(part, node) for part, node in calls if node.op == "call_module"]
-            return self._unique(found)
+            return _unique(self.site_at(part, node) for part, node in calls if node.op == "call_module")
         inside = [site for site in self.candidates if site.name == name]
         known = width_of(self.net.get_submodule(name))
         if inside or known is None:
@@ -414,8 +397,12 @@ class Map:
         return listed([f"{name!r} ({known[0]} channels)" for name, known in widths.items() if known is not None])
 
 
-def _has(module: nn.Module, name: str) -> bool:
-    return getattr(module, name) is not None
+def _unique(sites: Iterable[Site | None]) -> list[Site]:
+    found: dict[str, Site] = {}
+    for site in sites:
+        if site is not None:
+            found.setdefault(site.name, site)
+    return list(found.values())
 
 
 def listed(names: Sequence[str], most: int = 12) -> str:
