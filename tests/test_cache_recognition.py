@@ -216,7 +216,7 @@ class TestData:
         ("data", "match"),
         [
             (Lists(lambda x, y: {"image": x, "label": y}), "cannot be called as net"),
-            (Lists(lambda x, y: ("word", y)), "tuple of inputs must hold tensors; got a str"),
+            (Lists(lambda x, y: ("word", y)), "tuple of inputs must hold a tensor in each part; got a str"),
             (Lists(lambda x, y: (x, "cat")), "must be numbers; as a batch they are .*cat"),
             (Lists(lambda x, y: (x, {"box": y})), "must be numbers"),
             (Stream(), "IterableDataset has no items by number"),
