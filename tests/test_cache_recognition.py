@@ -221,7 +221,7 @@ class TestData:
             (Lists(lambda x, y: (x, {"box": y})), "must be numbers"),
             (Stream(), "IterableDataset has no items by number"),
             (DataLoader(Stream(), 10), "IterableDataset has no items by number"),
-            (DataLoader(TensorDataset(x, y), batch_size=None), "no batches of examples"),
+            (DataLoader(TensorDataset(x, y), batch_size=None), "batches of its items in order"),
             (DataLoader(TensorDataset(x, y), batch_sampler=BatchSampler([3, 1, 2], 2, False)), "in order"),
         ],
     )
