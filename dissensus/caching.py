@@ -200,17 +200,7 @@ def _in_memory(
     arrays = {name: np.empty(shape, kind) for name, (shape, kind) in facts.arrays().items()}
     _write(job, facts, arrays, lambda: None)
     targets = None if facts.targets is None else torch.from_numpy(arrays[TARGETS])
-    return CachedFeatures(
-        torch.from_numpy(arrays[FEATURES]),
-        targets,
-        job.passes,
-        facts.identity["backbone"],
-        facts.identity["data"],
-        facts.content,
-        None,
-        resident_limit,
-        tuple(facts.identity["changing"]),
-    )
+    return facts.cached(torch.from_numpy(arrays[FEATURES]), targets, None, resident_limit)
 
 
 def _in_files(

@@ -197,15 +197,19 @@ class RowDistance(nn.Module):
 
     def __init__(self, bank: Features) -> None:
         super().__init__()
-        self.register_buffer("bank", bank.float())
+        self.register_buffer("bank", bank)
 
     def forward(self, features: Features) -> Scores:
         """Return the distance of each row, `(batch,)`. Reading: in standard deviations of the columns; higher is stranger."""
-        # In double precision the products lose no digits that matter, and no table of differences is needed.
+        return self.gaps(features).sum(1).sqrt().to(features.dtype)
+
+    def gaps(self, features: Features) -> Float[Tensor, "batch features"]:
+        """Return the mean squared difference to the nearest rows in each feature, float64 `(batch, features)`."""
+        # In double precision the products lose no digits that matter where the nearest are looked for.
         rows, bank = features.double(), self.bank.to(features.device).double()
         squares = rows.square().sum(1, keepdim=True) - 2 * rows @ bank.T + bank.square().sum(1)
-        nearest = squares.topk(min(_NEIGHBOURS, len(bank)), largest=False).values
-        return nearest.mean(1).clamp_min(0).sqrt().float()
+        nearest = squares.topk(min(_NEIGHBOURS, len(bank)), largest=False).indices
+        return (rows[:, None] - bank[nearest]).square().mean(1)
 
 
 DETECTORS: Mapping[str, Callable[..., Detector]] = MappingProxyType(

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from dissensus.architectures import mlp
 from dissensus.conformal import Alarm, DriftMonitor, intervals, p_values
 from dissensus.data.sources import device_named
 from dissensus.data.tables import TableEncoder, columns_of
+from dissensus.detectors import RowDistance
 from dissensus.members import Anchored, Members
 from dissensus.objectives import Objective, mean_and_scale
 from dissensus.predictions import predict
@@ -31,7 +32,6 @@ METHODS = ("deep", "packed", "batch_ensemble", "masksembles", "mc_dropout", "anc
 """Kinds of ensembles that tables are learned by."""
 
 _BANK = 4096  # training rows that distances are measured to, and held-out rows that are kept
-_NEIGHBOURS = 5
 _NO_LABEL = ("None", "nan", "<NA>", "NaT")
 
 
@@ -138,45 +138,27 @@ class _Rows(NamedTuple):
 _TRAIN, _STOP, _CALIBRATE = range(3)
 
 
+@dataclass(eq=False, repr=False)
 class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
     """What both estimators share: reading tables, training, distances to the training rows, storage."""
 
+    method: str = "deep"
+    num_members: int = 10
+    objective: str | Mapping[str, Any] | Objective | None = None
+    hidden: int | Sequence[int] = (64, 64)
+    bins: int = 8
+    dropout: float = 0.1
+    epochs: int = 200
+    patience: int = 16
+    batch_size: int | None = None
+    lr: float = 3e-3
+    weight_decay: float = 0.1
+    validation_fraction: float = 0.2
+    false_alarms: float = 0.01
+    random_state: Any = 0
+    device: str = "auto"
     # Share of the held-out rows that training does not stop by: intervals must be calibrated on rows that chose nothing.
-    _calibrating: float = 0.0
-
-    def __init__(
-        self,
-        method: str = "deep",
-        num_members: int = 10,
-        objective: str | Mapping[str, Any] | Objective | None = None,
-        hidden: int | Sequence[int] = (64, 64),
-        bins: int = 8,
-        dropout: float = 0.1,
-        epochs: int = 200,
-        patience: int = 16,
-        batch_size: int | None = None,
-        lr: float = 3e-3,
-        weight_decay: float = 0.1,
-        validation_fraction: float = 0.2,
-        false_alarms: float = 0.01,
-        random_state: Any = 0,
-        device: str = "auto",
-    ) -> None:
-        self.method = method
-        self.num_members = num_members
-        self.objective = objective
-        self.hidden = hidden
-        self.bins = bins
-        self.dropout = dropout
-        self.epochs = epochs
-        self.patience = patience
-        self.batch_size = batch_size
-        self.lr = lr
-        self.weight_decay = weight_decay
-        self.validation_fraction = validation_fraction
-        self.false_alarms = false_alarms
-        self.random_state = random_state
-        self.device = device
+    _calibrating: ClassVar[float] = 0.0
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -190,15 +172,15 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
 
         Args:
             X: A DataFrame of pandas or polars with columns of numbers, words, booleans and dates, also with missing values; or an
-                array `(rows, columns)`.
+                array `(rows, columns)`. The same goes for all other methods.
             y: The target of each row.
             sample_weight: How much each row counts; all alike by default.
-
-        Returns:
-            The estimator.
         """
-        rows = self._begin(X, y, sample_weight)
-        return self._train(rows, self.epochs, self.patience)
+        return self._train(self._begin(X, y, sample_weight), self.epochs, self.patience)
+
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Go once over further rows, as `fit` takes them; the first call decides what the columns are, so let it see many."""
+        return self._go_on(X, y, sample_weight)
 
     def _begin(self, X: Any, y: Any, sample_weight: Any, classes: Any = None) -> _Rows:
         """Learn what columns and targets are from the rows that are not held out, and make the members."""
@@ -282,7 +264,7 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
         self.held_out_x_ = np.concatenate([self.held_out_x_, rows.x[held_out]])[-_BANK:]
         self.held_out_y_ = np.concatenate([self.held_out_y_, rows.y[held_out]])[-_BANK:]
         self.calibrates_ = np.concatenate([self.calibrates_, rows.use[held_out] == _CALIBRATE])[-_BANK:]
-        self.held_out_distance_ = self._distance(self.held_out_x_)
+        self.held_out_distance_ = np.sqrt(self._gaps(self.held_out_x_).sum(1))
 
     def _objective(self) -> Objective:
         """Return what is minimised, with the task's own loss unless another was asked for."""
@@ -337,7 +319,7 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
         """Return the columns of a DataFrame or an array, checked as scikit-learn checks them."""
         if hasattr(X, "collect"):  # a lazy frame of polars
             X = X.collect()
-        if _is_frame(X):
+        if hasattr(X, "columns") and hasattr(X, "shape"):
             validate_data(self, X, reset=reset, skip_check_array=True)
             table = columns_of(X)
             if X.shape[0] < least:
@@ -367,21 +349,15 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
     def distance(self, X: Any) -> np.ndarray:
         """Return how far each row is from the nearest training rows: the root of the mean squared distance to five of them.
 
-        Args:
-            X: Rows, as `fit` takes them.
-
         Returns:
             `(rows,)`, in standard deviations of the columns. Reading: higher is less familiar.
         """
-        return self._distance(self._standard(X))
+        return np.sqrt(self._gaps(self._standard(X)).sum(1))
 
     def p_values(self, X: Any) -> np.ndarray:
         """Return how familiar each row is: the share of held-out rows that are as far from the training rows, or further.
 
         A conformal p-value: for rows like the training rows it is at most q with probability at most q.
-
-        Args:
-            X: Rows, as `fit` takes them.
 
         Returns:
             `(rows,)`, from 0 to 1. Reading: small is unfamiliar.
@@ -392,11 +368,8 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
         """Return which rows are too far from the training rows to trust an answer.
 
         Args:
-            X: Rows, as `fit` takes them.
+            X: Rows.
             false_alarms: Share of rows like the training rows that may be flagged; the estimator's own by default.
-
-        Returns:
-            `(rows,)` of booleans.
         """
         rate = self.false_alarms if false_alarms is None else false_alarms
         alarm = Alarm.of_scores(self._familiar(), false_alarms=rate)
@@ -418,29 +391,17 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
     def explain_alarm(self, X: Any) -> dict[str, np.ndarray]:
         """Return which columns make rows unfamiliar.
 
-        Args:
-            X: Rows, as `fit` takes them.
-
         Returns:
-            For each column its share of the squared distance to the nearest training rows, `(rows,)`; shares sum to 1 over the
-            columns. `pandas.DataFrame(...)` of it is a table with the rows of `X`.
+            For each column its share of the squared distance to the nearest training rows, `(rows,)`; shares sum to 1.
         """
         parts = self.features_.by_column(self._gaps(self._standard(X)))
         total = np.maximum(np.sum(list(parts.values()), 0), np.finfo(np.float64).tiny)
         return {name: part / total for name, part in parts.items()}
 
-    def _distance(self, standard: np.ndarray) -> np.ndarray:
-        """Return how far rows are from the nearest training rows, `(rows,)`."""
-        return np.sqrt(self._gaps(standard).sum(1))
-
     def _gaps(self, standard: np.ndarray) -> np.ndarray:
         """Return the mean squared difference to the nearest training rows in each feature, `(rows, features)`."""
-        bank = torch.from_numpy(self.bank_)
-        gaps = []
-        for rows in torch.from_numpy(standard).split(1024):
-            nearest = torch.cdist(rows, bank).topk(min(_NEIGHBOURS, len(bank)), largest=False).indices
-            gaps.append((rows[:, None] - bank[nearest]).square().mean(1))
-        return torch.cat(gaps).numpy()
+        distance = RowDistance(torch.from_numpy(self.bank_))
+        return torch.cat([distance.gaps(rows) for rows in torch.from_numpy(standard).split(1024)]).numpy()
 
     # Storage: arrays and plain values, for skops, for joblib and for a folder of our own.
 
@@ -460,11 +421,7 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
             self.ensemble_.load_state_dict({name: torch.tensor(w) for name, w in state["ensemble_"].items()})
 
     def save(self, folder: str | Path) -> None:
-        """Write the estimator into a folder: `estimator.json` and `arrays.safetensors`, no pickle.
-
-        Args:
-            folder: Where to; made if it is not there.
-        """
+        """Write the estimator into a folder: `estimator.json` and `arrays.safetensors`, no pickle."""
         arrays: dict[str, np.ndarray] = {}
         plain = _without_arrays(self.__getstate__(), "", arrays)
         path = Path(folder)
@@ -475,11 +432,7 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
-        """Read an estimator that `save` wrote.
-
-        Args:
-            folder: Where it lies.
-        """
+        """Read an estimator that `save` wrote."""
         path = Path(folder)
         if not (path / "estimator.json").exists():
             raise ValueError(f"{path} holds no estimator.json. Give the folder that `save` wrote.")
@@ -534,16 +487,9 @@ class EnsembleClassifier(ClassifierMixin, _TableEnsemble):  # type: ignore[misc]
     """
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
-        """Go once over further rows; the first call decides what the columns are, so let it see many.
+        """Go once over further rows, as `fit` takes them; the first call decides what the columns are, so let it see many.
 
-        Args:
-            X: Rows, as `fit` takes them.
-            y: The label of each row.
-            classes: All labels there will be; needed in the first call unless `y` has them all.
-            sample_weight: How much each row counts; all alike by default.
-
-        Returns:
-            The estimator.
+        `classes` are all labels there will be; the first call needs them unless its `y` has them all.
         """
         return self._go_on(X, y, sample_weight, classes)
 
@@ -557,14 +503,7 @@ class EnsembleClassifier(ClassifierMixin, _TableEnsemble):  # type: ignore[misc]
         return self.classes_[places]
 
     def uncertainty(self, X: Any) -> dict[str, np.ndarray]:
-        """Return how uncertain each answer is, in nats: total, of which data (noise) and knowledge (members disagree).
-
-        Args:
-            X: Rows, as `fit` takes them.
-
-        Returns:
-            `total`, `data` and `knowledge`, `(rows,)` each; the first is the sum of the others.
-        """
+        """Return how uncertain each answer is, in nats: `total`, of which `data` (noise) and `knowledge` (members disagree)."""
         logits = self._predict(self._standard(X))
         parts = {"total": total_entropy, "data": expected_entropy, "knowledge": mutual_information}
         return {name: score(logits).numpy() for name, score in parts.items()}
@@ -619,33 +558,13 @@ class EnsembleRegressor(RegressorMixin, _TableEnsemble):  # type: ignore[misc]
 
     _calibrating = 0.5
 
-    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Go once over further rows; the first call decides what the columns are, so let it see many.
-
-        Args:
-            X: Rows, as `fit` takes them.
-            y: The target of each row.
-            sample_weight: How much each row counts; all alike by default.
-
-        Returns:
-            The estimator.
-        """
-        return self._go_on(X, y, sample_weight)
-
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """Return the mean of the members' mixture for each row, `(rows,)`; with `return_std` also its standard deviation."""
         mean, data, knowledge = self._moments(self._standard(X))
         return (mean, np.sqrt(data + knowledge)) if return_std else mean
 
     def uncertainty(self, X: Any) -> dict[str, np.ndarray]:
-        """Return how uncertain each answer is, as a variance: total, of which data (noise) and knowledge (members disagree).
-
-        Args:
-            X: Rows, as `fit` takes them.
-
-        Returns:
-            `total`, `data` and `knowledge`, `(rows,)` each; the first is the sum of the others.
-        """
+        """Return the variance of each answer: `total`, of which `data` (noise) and `knowledge` (members disagree)."""
         _, data, knowledge = self._moments(self._standard(X))
         return {"total": data + knowledge, "data": data, "knowledge": knowledge}
 
@@ -653,7 +572,7 @@ class EnsembleRegressor(RegressorMixin, _TableEnsemble):  # type: ignore[misc]
         """Return intervals that hold the target in so many cases, as wide as the held-out rows ask for.
 
         Args:
-            X: Rows, as `fit` takes them.
+            X: Rows.
             coverage: How often the target lies inside.
 
         Returns:
@@ -719,10 +638,6 @@ def _numbers(y: np.ndarray) -> np.ndarray:
         raise ValueError(
             f"A regressor predicts numbers; `y` holds {y.tolist()[0]!r}. Convert it, or take EnsembleClassifier."
         ) from None
-
-
-def _is_frame(X: Any) -> bool:
-    return hasattr(X, "columns") and hasattr(X, "shape")
 
 
 def _mixed(X: Any) -> np.ndarray | None:

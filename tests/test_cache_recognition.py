@@ -216,12 +216,12 @@ class TestData:
         ("data", "match"),
         [
             (Lists(lambda x, y: {"image": x, "label": y}), "cannot be called as net"),
-            (Lists(lambda x, y: ("word", y)), "tuple of inputs must hold tensors; got a str"),
+            (Lists(lambda x, y: ("word", y)), "tuple of inputs must hold a tensor in each part; got a str"),
             (Lists(lambda x, y: (x, "cat")), "must be numbers; as a batch they are .*cat"),
             (Lists(lambda x, y: (x, {"box": y})), "must be numbers"),
             (Stream(), "IterableDataset has no items by number"),
             (DataLoader(Stream(), 10), "IterableDataset has no items by number"),
-            (DataLoader(TensorDataset(x, y), batch_size=None), "no batches of examples"),
+            (DataLoader(TensorDataset(x, y), batch_size=None), "batches of its items in order"),
             (DataLoader(TensorDataset(x, y), batch_sampler=BatchSampler([3, 1, 2], 2, False)), "in order"),
         ],
     )

@@ -1,7 +1,6 @@
 """Features of a frozen backbone, computed once and kept: in memory, or in a file that may be larger than memory."""
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from dissensus._files import replace_file
 from dissensus.data.fingerprints import network_digest, sum_of_rows
 
 # 2: hashes that see signs, and targets in them.
@@ -143,23 +143,18 @@ class CachedFeatures(Dataset[tuple[Tensor, Tensor]]):
 
     def verify(self) -> None:
         """Read everything and compare it with the hash that was taken when it was written; ValueError if it was changed."""
-        found = sum(
-            content_of(self.stored_rows(start, start + _AT_ONCE), labels, start)
-            for start, labels in self._stored_targets()
-        )
+        # The targets of a file as they are there now.
+        stored = self.targets is not None and self.path is not None
+        targets = torch.from_numpy(np.load(self.path / TARGETS)) if stored else self.targets  # type: ignore[operator]
+        found = 0
+        for start in range(0, len(self), _AT_ONCE):
+            labels = None if targets is None else targets[start : start + _AT_ONCE]
+            found += content_of(self.stored_rows(start, start + _AT_ONCE), labels, start)
         if wrapped(found) != self.content:
             raise ValueError(
                 f"The features or targets in {self.path or 'memory'} are not those that were written: their hash is another one. "
                 "Delete the cache and make it again."
             )
-
-    def _stored_targets(self) -> Iterator[tuple[int, Tensor | None]]:
-        """Yield where each part of the rows begins, and its targets: of a file as they are there now."""
-        targets = self.targets
-        if targets is not None and self.path is not None:
-            targets = torch.from_numpy(np.load(self.path / TARGETS, allow_pickle=False))
-        for start in range(0, len(self), _AT_ONCE):
-            yield start, None if targets is None else targets[start : start + _AT_ONCE]
 
 
 def content_of(features: Tensor, targets: Tensor | None, start: int) -> int:
@@ -214,12 +209,7 @@ class Facts:
 
     def write(self, folder: Path) -> None:
         """Replace the facts in one step."""
-        temporary = folder / f".{FACTS}.{os.getpid()}"
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump({"format": FORMAT, **vars(self)}, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, folder / FACTS)
+        replace_file(folder / FACTS, json.dumps({"format": FORMAT, **vars(self)}, indent=1))
 
     def arrays(self) -> Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]:
         """Return shape and type of each file."""
@@ -260,8 +250,14 @@ class Facts:
         """Return the finished cache."""
         arrays = self.load(folder, "r")
         targets = None if self.targets is None else torch.from_numpy(np.array(arrays[TARGETS]))
+        return self.cached(arrays[FEATURES], targets, folder, resident_limit)
+
+    def cached(
+        self, features: Tensor | np.ndarray, targets: Tensor | None, folder: Path | None, resident_limit: int | None
+    ) -> CachedFeatures:
+        """Return features that were written as what users have of them."""
         return CachedFeatures(
-            arrays[FEATURES],
+            features,
             targets,
             self.passes,
             self.identity["backbone"],

@@ -45,15 +45,11 @@ def as_tensor(array: Any, name: str) -> Tensor:
         ) from None
     if not values.flags.writeable:
         values = values.copy()
-    if values.dtype.kind in "US":
-        raise ValueError(
-            f"`{name}` must be a tensor or a numeric array; got {type(array).__name__} of strings. Number classes from 0, such as by "
-            "np.unique(labels, return_inverse=True)[1]."
-        )
     if values.dtype.kind not in "biufc":
-        raise ValueError(
-            f"`{name}` must be a tensor or a numeric array; got {type(array).__name__} of dtype {values.dtype}."
-        )
+        held = f"dtype {values.dtype}."
+        if values.dtype.kind in "US":
+            held = "strings. Number classes from 0, such as by np.unique(labels, return_inverse=True)[1]."
+        raise ValueError(f"`{name}` must be a tensor or a numeric array; got {type(array).__name__} of {held}")
     tensor = torch.from_numpy(np.ascontiguousarray(values))
     if tensor.dtype == torch.float64:
         return tensor.float()
@@ -286,12 +282,11 @@ def arrays_of(data: Any) -> tuple[Rows, Tensor, Tensor | None] | None:
 
 def all_inputs(data: Any, name: str) -> Any:
     """Return all inputs of any data as one tensor (a `Tree` where inputs are several); targets are passed over."""
-    if isinstance(data, tuple | list) and len(data) == 2 and not isinstance(data, TensorDataset):
-        return _in_memory(tree_rows(data[0], name))
     if isinstance(data, Dataset | DataLoader):
         with seeded(0):
             return join_rows(list(input_batches(data, 1024)))
-    return _in_memory(tree_rows(data, name))
+    pair = isinstance(data, tuple | list) and len(data) == 2
+    return _in_memory(tree_rows(data[0] if pair else data, name))
 
 
 def _in_memory(rows: Rows) -> Batch:
@@ -479,7 +474,13 @@ def source_of(data: Any, batch_size: int, key: int, workers: int) -> Source:
         raise ValueError("These are features already. Hand over the data that the backbone reads.")
     collate = None
     if isinstance(data, DataLoader):
-        _check_in_order(data)
+        # A batch sampler of one's own leaves `data.sampler` at its default.
+        one_by_one = isinstance(getattr(data.batch_sampler, "sampler", None), SequentialSampler)
+        in_order = type(data.batch_sampler) is BatchSampler and one_by_one
+        if not in_order and not isinstance(data.dataset, IterableDataset):
+            raise ValueError(
+                "A DataLoader must give batches of its items in order. Leave shuffling out, or hand over its dataset."
+            )
         collate = None if data.collate_fn is default_collate else data.collate_fn
         data, workers = data.dataset, workers or data.num_workers
     if isinstance(data, IterableDataset):
@@ -504,17 +505,6 @@ def _arrays_in_order(data: Any, batch_size: int) -> Arrays:
         sizes = ", ".join(str(len(part)) for part in parts)
         raise ValueError(f"Data must be a pair (inputs, targets) with one target for each input; got lengths {sizes}.")
     return Arrays(parts[0], data[1], batch_size)
-
-
-def _check_in_order(loader: DataLoader[Any]) -> None:
-    if isinstance(loader.dataset, IterableDataset):
-        return  # refused for what it is
-    if loader.batch_sampler is None:
-        raise ValueError("A DataLoader with batch_size=None gives no batches of examples. Hand over its dataset.")
-    # A batch sampler of one's own leaves `loader.sampler` at its default.
-    sampler = getattr(loader.batch_sampler, "sampler", None)
-    if type(loader.batch_sampler) is not BatchSampler or not isinstance(sampler, SequentialSampler):
-        raise ValueError("A DataLoader must give its items in order. Leave shuffling out, or hand over its dataset.")
 
 
 def _pair(batch: Any) -> tuple[Batch, Tensor | None]:

@@ -8,7 +8,7 @@ import re
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
@@ -58,7 +58,15 @@ def _plain(values: Any) -> np.ndarray:
     """Return a column as numbers, booleans, times or objects of numpy."""
     if hasattr(values, "isna"):
         return _of_pandas(values)
-    array = values.to_numpy() if hasattr(values, "to_numpy") else _array(values)
+    if hasattr(values, "to_numpy"):
+        array = values.to_numpy()
+    elif isinstance(values, np.ndarray):
+        array = values
+    else:
+        found = list(values)
+        # Beside numbers, numpy would write None as text and numbers as words.
+        mixed = any(isinstance(value, str) or value is None for value in found)
+        array = np.array(found, dtype=object if mixed else None)
     return array if array.dtype.kind in "biufM" else array.astype(object)
 
 
@@ -75,15 +83,6 @@ def _of_pandas(values: Any) -> np.ndarray:
     array = values.to_numpy(object).copy()
     array[missing] = None
     return array
-
-
-def _array(values: Any) -> np.ndarray:
-    if isinstance(values, np.ndarray):
-        return values
-    found = list(values)
-    # Beside numbers, numpy would write None as text and numbers as words.
-    mixed = any(isinstance(value, str) or value is None for value in found)
-    return np.array(found, dtype=object) if mixed else np.asarray(found)
 
 
 def texts_of(values: np.ndarray) -> list[str | None]:
@@ -146,6 +145,12 @@ class _Readable:
     @abstractmethod
     def codes(self, values: np.ndarray, problems: Problems) -> np.ndarray:
         """Return a number for each value, `(rows,)`, NaN where it is missing; rows that cannot be read are added to the problems."""
+
+    def _refuse(self, rows: Iterable[int], wanted: str, values: Sequence[Any], problems: Problems) -> None:
+        for row in rows:
+            problems.setdefault(
+                row, f"column {self.name!r} must hold {wanted}, as in training; it holds {values[row]!r} there"
+            )
 
     def missing(self, values: np.ndarray) -> np.ndarray:
         """Return where values are missing, `(rows,)`."""
@@ -211,7 +216,7 @@ class Number(_Numeric):
         return (self.name,)
 
     def codes(self, values: np.ndarray, problems: Problems) -> np.ndarray:
-        """Return the numbers, `(rows,)`, NaN where they are missing; rows that cannot be read are added to the problems."""
+        """Return the numbers, as `_Readable.codes` says."""
         numbers = self._numbers(values, problems)
         too_large = np.abs(numbers) > np.finfo(np.float32).max
         for row in np.flatnonzero(too_large).tolist():
@@ -223,11 +228,8 @@ class Number(_Numeric):
             return values.astype(np.float64)
         texts = texts_of(values)
         known = {text: self._number(text) for text in set(texts)}
-        for row in [row for row, text in enumerate(texts) if known[text] is None]:
-            wanted = "true or false" if self.boolean else "numbers"
-            problems.setdefault(
-                row, f"column {self.name!r} must hold {wanted}, as in training; it holds {texts[row]!r} there"
-            )
+        wrong = [row for row, text in enumerate(texts) if known[text] is None]
+        self._refuse(wrong, "true or false" if self.boolean else "numbers", texts, problems)
         return np.array([known[text] for text in texts], dtype=np.float64)
 
     def _number(self, text: str | None) -> float | None:
@@ -305,13 +307,11 @@ class Date(_Numeric):
         return {"origin": float(known.min()), "parts": parts}
 
     def codes(self, values: np.ndarray, problems: Problems) -> np.ndarray:
-        """Return days since 1970, `(rows,)`, NaN where they are missing; rows that cannot be read are added to the problems."""
+        """Return days since 1970, as `_Readable.codes` says."""
         days = _days(values, self.form)
         texts = values.tolist() if values.dtype == object else []
-        for row in [row for row in np.flatnonzero(np.isnan(days)).tolist() if texts and _text(texts[row]) is not None]:
-            problems.setdefault(
-                row, f"column {self.name!r} must hold dates, as in training; it holds {texts[row]!r} there"
-            )
+        wrong = [row for row in np.flatnonzero(np.isnan(days)).tolist() if texts and _text(texts[row]) is not None]
+        self._refuse(wrong, "dates", texts, problems)
         return days
 
     def _made_of(self, codes: np.ndarray) -> list[np.ndarray]:
@@ -345,12 +345,7 @@ def _phase(days: np.ndarray, part: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A column that is no feature.
-
-    Attributes:
-        name: Its name.
-        note: Why it is none.
-    """
+    """A column that is no feature; its note says why."""
 
     kind: ClassVar[str] = "left out"
     name: str
@@ -419,12 +414,7 @@ class TableEncoder:
         return encoder
 
     def refit(self, table: Any, rows: Any) -> "TableEncoder":
-        """Return the same reading with what is filled in and which categories there are learned from some rows only.
-
-        Args:
-            table: What the encoder was fitted on.
-            rows: Indices of the training rows.
-        """
+        """Return the same reading with what is filled in and which categories there are learned from some rows only."""
         found = columns_of(table)
         return TableEncoder(tuple(column.learn(found[column.name][rows]) for column in self.columns))
 
@@ -442,24 +432,19 @@ class TableEncoder:
         """Names of the features, in order."""
         return tuple(feature for column in self.columns for feature in column.features)
 
-    def _read(self, table: Any) -> dict[str, np.ndarray]:
+    def _of_columns(self, table: Any, what: str) -> tuple[list[np.ndarray], Problems]:
+        """Return what a method of the columns makes of each of them, and the rows that cannot be read."""
         found = columns_of(table)
         for name in self.names:
             _check_column(name, found)
-        return found
+        problems: Problems = {}
+        parts = [getattr(column, what)(found[column.name], problems) for column in self._readable]
+        return parts, dict(sorted(problems.items()))
 
     def encode(self, table: Any, dtype: Any = np.float32) -> tuple[np.ndarray, Problems]:
         """Return the features of a table, `(rows, features)`, and the rows that cannot be read with the reason for each."""
-        found = self._read(table)
-        problems: Problems = {}
-        rows = len(next(iter(found.values()), ()))
-        features = np.empty((rows, len(self.features)), dtype)
-        start = 0
-        for column in self._readable:
-            end = start + len(column.features)
-            features[:, start:end] = column.encode(found[column.name], problems)
-            start = end
-        return features, dict(sorted(problems.items()))
+        parts, problems = self._of_columns(table, "encode")
+        return np.concatenate(parts, axis=1, dtype=dtype, casting="unsafe"), problems
 
     def codes(self, table: Any) -> tuple[np.ndarray, Problems]:
         """Return one number for each column that is read, `(rows, columns)`, and the rows that cannot be read.
@@ -467,10 +452,8 @@ class TableEncoder:
         Numbers are as they are, words are their place among the levels (-1 for others), dates are days since 1970, missing
         values are NaN: what an exported file takes, which makes features of them itself.
         """
-        found = self._read(table)
-        problems: Problems = {}
-        codes = [column.codes(found[column.name], problems) for column in self._readable]
-        return np.stack(codes, 1), dict(sorted(problems.items()))
+        parts, problems = self._of_columns(table, "codes")
+        return np.stack(parts, 1), problems
 
     def transform(self, table: Any, dtype: Any = np.float32) -> np.ndarray:
         """Return the features of a table, `(rows, features)`; refuse rows that cannot be read."""
@@ -489,21 +472,16 @@ class TableEncoder:
     def unseen(self, table: Any) -> dict[str, tuple[str, ...]]:
         """Return, for each column of words, values that the training rows did not have."""
         found = columns_of(table)
-        new = {
-            column.name: sorted(
-                {text for text in set(texts_of(found[column.name])) if text is not None} - set(column.levels)
-            )
-            for column in self.columns
-            if isinstance(column, Category) and not column.rarer
-        }
-        return {name: tuple(texts) for name, texts in new.items() if texts}
+        words = [column for column in self.columns if isinstance(column, Category) and not column.rarer]
+        new = {column.name: set(texts_of(found[column.name])) - {None, *column.levels} for column in words}
+        return {name: tuple(sorted(texts)) for name, texts in new.items() if texts}  # type: ignore[type-var]
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Return name, reading and remark of each column."""
-        filled = ["missing values filled in" if getattr(c, "indicator", False) else "" for c in self.columns]
+        filled = {column.name: "missing values filled in" for column in self._readable if column.indicator}
         return [
-            (column.name, column.read_as, ", ".join(filter(None, [remark, column.note])))
-            for column, remark in zip(self.columns, filled, strict=True)
+            (column.name, column.read_as, ", ".join(filter(None, [filled.get(column.name), column.note])))
+            for column in self.columns
         ]
 
     def explain(self) -> str:
@@ -519,13 +497,8 @@ class TableEncoder:
     @classmethod
     def from_json(cls, values: Iterable[Mapping[str, Any]]) -> "TableEncoder":
         """Make it again from plain values."""
-        return cls(tuple(_from_json(each) for each in values))
-
-
-def _from_json(values: Mapping[str, Any]) -> Column:
-    kind = _KINDS[values["kind"]]
-    plain = {f.name: values[f.name] for f in fields(kind) if f.name in values}
-    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()})
+        plain = [{key: tuple(v) if isinstance(v, list) else v for key, v in each.items()} for each in values]
+        return cls(tuple(_KINDS[each.pop("kind")](**each) for each in plain))
 
 
 def _check_column(name: str, found: Mapping[str, Any]) -> None:
@@ -568,15 +541,11 @@ def _numbers(name: str, counts: Counter[str], note: str) -> Number | None:
 
 def _dates(name: str, counts: Counter[str], note: str) -> Date | None:
     """Return the column that texts are which say dates; None where they do not."""
-    for form in _DATE_FORMATS:
-        if _are_days(counts, form):
-            unsure = form == "%d/%m/%Y" and _are_days(counts, "%m/%d/%Y")
-            return Date(name, form=form, note=_both("read as day/month/year" if unsure else "", note))
-    return None
-
-
-def _are_days(texts: Iterable[str], form: str) -> bool:
-    return not any(math.isnan(_day(text, form)) for text in texts)
+    fitting = [form for form in _DATE_FORMATS if not any(math.isnan(_day(text, form)) for text in counts)]
+    if not fitting:
+        return None
+    unsure = fitting[:2] == ["%d/%m/%Y", "%m/%d/%Y"]
+    return Date(name, form=fitting[0], note=_both("read as day/month/year" if unsure else "", note))
 
 
 def _both(one: str, other: str) -> str:
@@ -618,12 +587,7 @@ def _pairs(codes: np.ndarray, target: np.ndarray) -> int:
 
 
 def _why_identifier(values: np.ndarray, named: bool) -> str:
-    """Say why a column whose values are all different names rows rather than describes them; empty where it may describe them.
-
-    Args:
-        values: The column.
-        named: Whether it is called what identifiers are called.
-    """
+    """Say why a column of different values (`named` as identifiers are) names rows; empty where it may describe them."""
     column = _decide("", values, "").learn(values)
     if isinstance(column, Category):
         return "names rows, no two alike" if named or len(values) > _SURELY else ""

@@ -20,12 +20,22 @@ from torch.utils._pytree import (
     register_pytree_node,
     tree_flatten,
     tree_flatten_with_path,
+    tree_leaves,
     tree_map,
     tree_unflatten,
 )
 
 # A key, an index, or a function of what a network returned; None where there is one tensor that can be meant.
 Output: TypeAlias = str | int | Callable[[Any], Tensor] | None
+
+
+def _of_each(name: str) -> Callable[..., "Tree"]:
+    """Return the method of trees that calls a tensor's method of this name on each leaf."""
+
+    def method(tree: "Tree", *arguments: Any, **options: Any) -> "Tree":
+        return tree.map(lambda leaf: getattr(leaf, name)(*arguments, **options))
+
+    return method
 
 
 class Tree:
@@ -46,14 +56,10 @@ class Tree:
     def of(cls, value: Any) -> "Tree":
         """Return a tuple, list, mapping or dataclass of tensors as one batch."""
         leaves, spec = tree_flatten(plain(value))
-        if not leaves or any(leaf is None for leaf in leaves):
-            held = "None in the place of one" if leaves else "none at all"
+        strange = [type(leaf).__name__ for leaf in leaves if not hasattr(leaf, "shape")]
+        if strange or not leaves:
+            held = f"a {strange[0]}" if strange else "none at all"
             raise ValueError(f"A {type(value).__name__} of inputs must hold a tensor in each part; got {held}.")
-        strange = next((leaf for leaf in leaves if not hasattr(leaf, "shape")), None)
-        if strange is not None:
-            raise ValueError(
-                f"A {type(value).__name__} of inputs must hold tensors; got a {type(strange).__name__} in it."
-            )
         return cls(leaves, spec)
 
     def value(self) -> Any:
@@ -81,8 +87,7 @@ class Tree:
     @property
     def shape(self) -> torch.Size:
         """Shape of the first tensor, whose leading axes (members, batch) are those of all."""
-        shape: torch.Size = self.leaves[0].shape
-        return shape
+        return self.leaves[0].shape
 
     @property
     def ndim(self) -> int:
@@ -92,14 +97,12 @@ class Tree:
     @property
     def dtype(self) -> torch.dtype:
         """Type of the first tensor's numbers."""
-        dtype: torch.dtype = self.leaves[0].dtype
-        return dtype
+        return self.leaves[0].dtype
 
     @property
     def device(self) -> torch.device:
         """Where the first tensor is."""
-        device: torch.device = self.leaves[0].device
-        return device
+        return self.leaves[0].device
 
     @property
     def is_cuda(self) -> bool:
@@ -111,38 +114,14 @@ class Tree:
         """Bytes of all tensors."""
         return sum(leaf.nbytes for leaf in self.leaves)
 
-    def to(self, *target: Any, **options: Any) -> "Tree":
-        """Move every tensor; a change of dtype is for real numbers, as with modules."""
-        return self.map(lambda leaf: leaf.to(*target, **options))
-
-    def clone(self) -> "Tree":
-        """Return copies."""
-        return self.map(lambda leaf: leaf.clone())
-
-    def detach(self) -> "Tree":
-        """Return the tensors without their graph."""
-        return self.map(lambda leaf: leaf.detach())
-
     def split(self, size: int) -> Iterator["Tree"]:
         """Yield all rows in order, `size` at a time."""
         for start in range(0, len(self), size):
             yield self[start : start + size]
 
-    def flatten(self, start: int, end: int) -> "Tree":
-        """Join two leading axes."""
-        return self.map(lambda leaf: leaf.flatten(start, end))
-
-    def unflatten(self, axis: int, sizes: Sequence[int]) -> "Tree":
-        """Split a leading axis."""
-        return self.map(lambda leaf: leaf.unflatten(axis, sizes))
-
-    def unsqueeze(self, axis: int) -> "Tree":
-        """Add a leading axis."""
-        return self.map(lambda leaf: leaf.unsqueeze(axis))
-
-    def index_select(self, axis: int, rows: Tensor) -> "Tree":
-        """Gather rows."""
-        return self.map(lambda leaf: leaf.index_select(axis, rows))
+    to, clone, detach = _of_each("to"), _of_each("clone"), _of_each("detach")
+    flatten, unflatten = _of_each("flatten"), _of_each("unflatten")
+    unsqueeze, index_select = _of_each("unsqueeze"), _of_each("index_select")
 
 
 # vmap, captured programs and gradients look into trees by themselves.
@@ -208,7 +187,7 @@ def named_leaves(x: Tree, part: str | int | None) -> list[bool]:
     marks = {key: tree_map(lambda _, here=key == part: here, inner) for key, inner in parts}
     if part not in marks:
         raise ValueError(f"Inputs have no part {part!r}; there are {', '.join(map(repr, marks))}.")
-    return list(tree_flatten(list(marks.values()))[0])
+    return list(tree_leaves(list(marks.values())))
 
 
 def repeat_rows(x: Batch, count: int) -> Batch:
@@ -279,17 +258,22 @@ WHOLE = WholeOutput()
 
 def pick(returned: Any, output: Output | WholeOutput) -> Any:
     """Return the tensor that is scored of what a network returned, or with `WHOLE` all tensors of it as a `Tree`."""
+    value = returned if isinstance(returned, Tensor) else plain(returned)
     if output is WHOLE:
-        return _tensors(returned)
+        return value if isinstance(value, Tensor) else Tree.of(_only_tensors(value))
     if callable(output):
         picked = output(returned)
-    elif output is not None:
-        picked = _named(returned, output)
+    elif output is None:
+        picked = _obvious(value)
     else:
-        picked = returned if isinstance(returned, Tensor) else _obvious(returned)
+        try:
+            picked = value[output]
+        except (KeyError, IndexError, TypeError):
+            raise ValueError(f"There is no output {output!r} in what a member returned. {_choices(value)}") from None
     if not isinstance(picked, Tensor):
+        meant = "" if output is None else f"`output={output!r}` picked a "
         raise ValueError(
-            f"A member must return one tensor to score; `output={output!r}` picked a {type(picked).__name__}. {_choices(returned)}"
+            f"A member must return one tensor to score; {meant or 'got '}{type(picked).__name__}. {_choices(value)}"
         )
     if picked.is_complex():
         raise ValueError(
@@ -298,27 +282,17 @@ def pick(returned: Any, output: Output | WholeOutput) -> Any:
     return picked
 
 
-def _named(returned: Any, output: str | int | Any) -> Any:
-    value = plain(returned)
-    try:
-        return value[output]
-    except (KeyError, IndexError, TypeError):
-        raise ValueError(f"There is no output {output!r} in what a member returned. {_choices(returned)}") from None
-
-
-def _obvious(returned: Any) -> Any:
-    """Return the one tensor that can be meant: `logits`, or the only one there is."""
-    value = plain(returned)
+def _obvious(value: Any) -> Any:
+    """Return the one tensor that can be meant: `logits`, or the only one there is; everything where none can."""
+    if isinstance(value, Tensor):
+        return value
     if isinstance(value, dict) and isinstance(value.get("logits"), Tensor):
         return value["logits"]
-    tensors = [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, Tensor)]
-    if len(tensors) == 1:
-        return tensors[0]
-    raise ValueError(f"A member must return one tensor to score; got {type(returned).__name__}. {_choices(returned)}")
+    tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    return tensors[0] if len(tensors) == 1 else value
 
 
-def _choices(returned: Any) -> str:
-    value = plain(returned)
+def _choices(value: Any) -> str:
     if isinstance(value, dict):
         return f"Choose with `output=` one of {', '.join(map(repr, value))}."
     if isinstance(value, tuple):
@@ -326,21 +300,12 @@ def _choices(returned: Any) -> str:
     return "Give the ensemble an `output=` that makes one of it."
 
 
-def _tensors(returned: Any) -> Any:
-    """Return all tensors of what a network returned, by their names; a single one as it is."""
-    value = plain(returned)
-    if isinstance(value, Tensor):
-        return value
-    return Tree.of(_only_tensors(value))
-
-
 def _only_tensors(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _only_tensors(part) for key, part in value.items() if _holds_tensors(part)}
-    if isinstance(value, tuple):
-        return tuple(_only_tensors(part) for part in value if _holds_tensors(part))
-    return value
-
-
-def _holds_tensors(value: Any) -> bool:
-    return any(isinstance(leaf, Tensor) for leaf in tree_flatten(value)[0])
+    """Return nested tuples and dictionaries without the parts that hold no tensor."""
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, tuple) else None
+    if parts is None:
+        return value
+    kept = {
+        key: _only_tensors(part) for key, part in parts if any(isinstance(leaf, Tensor) for leaf in tree_leaves(part))
+    }
+    return kept if isinstance(value, dict) else tuple(kept.values())

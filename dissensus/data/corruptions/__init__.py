@@ -1,17 +1,18 @@
 """Common corruptions at five severities: uint8 images `(batch, channels, height, width)` in, the same out.
 
-The 15 standard and 4 extra corruptions of CIFAR-10-C and ImageNet-C and the ten named by CIFAR-10-C-bar, each
-one vectorised expression over the batch, on CPU or CUDA. What is drawn for an image depends on `(seed, name,
-severity, index of the image)` alone, so the order of images and the size of batches change nothing. Results
-are *CIFAR-10-C style*: the parameters are the published ones, the pixels are not those of the official files
+The 15 standard and 4 extra corruptions of CIFAR-10-C and ImageNet-C and the ten named by CIFAR-10-C-bar, each one vectorised
+expression over the batch, on CPU or CUDA. What is drawn for an image depends on `(seed, name, severity, index of the image)` alone.
+Results are *CIFAR-10-C style*: the parameters are the published ones, the pixels are not those of the official files
 (`load_corrupted` reads those).
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +20,6 @@ from dissensus._signatures import checked
 from dissensus.data.corruptions import blur, cbar, digital, noise, weather
 from dissensus.data.corruptions._images import image_keys
 from dissensus.data.corruptions._parameters import PARAMETERS, Parameters
-from dissensus.data.corruptions.files import load_corrupted
 
 __all__ = ["CBAR", "CORRUPTIONS", "EXTRA", "SEVERITIES", "STANDARD", "Corruption", "corrupt", "load_corrupted"]
 
@@ -27,8 +27,7 @@ SEVERITIES = (1, 2, 3, 4, 5)
 
 # The widest kernel at small sizes mirrors up to this many pixels.
 _SMALLEST_SIDE = 16
-# Values worked on at once. On a CPU a chunk should stay in the cache; on a GPU it should fill the machine,
-# with room for about a dozen temporaries of eight bytes a value.
+# Values worked on at once: on a CPU they stay in the cache; on a GPU they fill the machine, with about a dozen temporaries.
 _CHUNK_VALUES = {"cpu": 3 << 16, "cuda": 3 << 23}
 
 
@@ -60,36 +59,15 @@ class Corruption:
         return corrupt(images, self.name, severity, seed=seed, index=index)
 
 
-def _corruptions(family: str, *functions: Callable[..., Tensor]) -> dict[str, Corruption]:
-    named = {function.__name__: function for function in functions}
-    return {name: Corruption(name, family, function, PARAMETERS[name]) for name, function in named.items()}
-
+# A corruption is the function of its name in the file of its family.
+_FAMILIES = {"noise": noise, "blur": blur, "weather": weather, "digital": digital, "cbar": cbar}
 
 CORRUPTIONS: Mapping[str, Corruption] = MappingProxyType(
     {
-        **_corruptions("noise", noise.gaussian_noise, noise.shot_noise, noise.impulse_noise),
-        **_corruptions("blur", blur.defocus_blur, blur.glass_blur, blur.motion_blur, blur.zoom_blur),
-        **_corruptions("weather", weather.snow, weather.frost, weather.fog, digital.brightness),
-        **_corruptions(
-            "digital", digital.contrast, digital.elastic_transform, digital.pixelate, digital.jpeg_compression
-        ),
-        **_corruptions("noise", noise.speckle_noise),
-        **_corruptions("blur", blur.gaussian_blur),
-        **_corruptions("weather", weather.spatter),
-        **_corruptions("digital", digital.saturate),
-        **_corruptions(
-            "cbar",
-            cbar.blue_noise_sample,
-            cbar.brownish_noise,
-            cbar.checkerboard_cutout,
-            cbar.circular_motion_blur,
-            cbar.inverse_sparkles,
-            cbar.lines,
-            cbar.pinch_and_twirl,
-            cbar.ripple,
-            cbar.sparkles,
-            cbar.transverse_chromatic_abberation,
-        ),
+        name: Corruption(name, family, vars(module)[name], parameters)
+        for name, parameters in PARAMETERS.items()
+        for family, module in _FAMILIES.items()
+        if name in vars(module)
     }
 )
 
@@ -109,9 +87,8 @@ def corrupt(
 ) -> Tensor:
     """Corrupt images as named, at a severity from 1 (mild) to 5 (strong).
 
-    Reading: at 32 px severity s has the published CIFAR-10-C parameters, at 224 px ImageNet-C's, which are
-    harsher; other sizes scale them (`_parameters` says how). A batch is worked through in chunks of bounded
-    memory.
+    Reading: at 32 px severity s has the published CIFAR-10-C parameters, at 224 px ImageNet-C's, which are harsher; other sizes
+    scale them.
 
     Args:
         images: uint8 `(batch, channels, height, width)`, one or three channels, on CPU or CUDA.
@@ -120,8 +97,7 @@ def corrupt(
         seed: Decides, with `name`, `severity` and an image's index, all that is random about that image.
         index: Which image each one is, integers `(batch,)`; the position in the batch where it is `None`.
             Give it when images come in several batches or in another order.
-        frost_folder: A folder of pictures to take frost from; grown textures where it is `None`. Only for
-            "frost".
+        frost_folder: A folder of pictures to take "frost" from; grown textures where it is `None`.
 
     Returns:
         uint8 of the same shape, on the same device.
@@ -156,8 +132,7 @@ def corrupt(
 def _checked(images: Tensor, name: str, severity: int, frost_folder: str | None) -> Corruption:
     if name not in CORRUPTIONS:
         raise ValueError(f"`name` must be one of {', '.join(CORRUPTIONS)}; got {name!r}.")
-    if severity not in SEVERITIES:
-        raise ValueError(f"`severity` must be 1, 2, 3, 4 or 5; got {severity!r}.")
+    _check_severity(severity)
     if images.ndim != 4 or images.shape[1] not in (1, 3):
         raise ValueError(
             "`images` must be shaped (batch, channels, height, width) with 1 or 3 channels; got shape "
@@ -179,6 +154,11 @@ def _checked(images: Tensor, name: str, severity: int, frost_folder: str | None)
     return CORRUPTIONS[name]
 
 
+def _check_severity(severity: int) -> None:
+    if severity not in SEVERITIES:
+        raise ValueError(f"`severity` must be 1, 2, 3, 4 or 5; got {severity!r}.")
+
+
 def _checked_index(index: Tensor | Sequence[int] | None, images: Tensor) -> Tensor:
     if index is None:
         return torch.arange(len(images), device=images.device)
@@ -189,3 +169,46 @@ def _checked_index(index: Tensor | Sequence[int] | None, images: Tensor) -> Tens
             f"{tuple(index.shape)}. Pass each image's number in the whole set."
         )
     return index
+
+
+def load_corrupted(folder: str | Path, name: str, severity: int, rows: slice = slice(None)) -> Tensor:
+    """Read one corruption at one severity from CIFAR-10-C, CIFAR-100-C or CIFAR-10-C-bar files.
+
+    Such a folder holds one array a corruption, `NAME.npy`, uint8 `(5 n, height, width, 3)`: the test set of n images at severity
+    1, then at severity 2, and so on.
+
+    Args:
+        folder: Where the `.npy` files are.
+        name: The file's name without its ending, for example "fog".
+        severity: 1 to 5.
+        rows: Which images of the test set to read; all of them by default.
+
+    Returns:
+        uint8 `(n, 3, height, width)`, in the order of the test set.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     np.save(f"{folder}/fog.npy", np.zeros((10, 32, 32, 3), dtype=np.uint8))
+        ...     load_corrupted(folder, "fog", severity=3).shape
+        torch.Size([2, 3, 32, 32])
+
+    References:
+        Hendrycks and Dietterich, 2019, <https://arxiv.org/abs/1903.12261>.
+    """
+    _check_severity(severity)
+    path = Path(folder) / f"{name}.npy"
+    if not path.exists():
+        there = ", ".join(sorted(other.stem for other in Path(folder).glob("*.npy"))) or "no .npy file"
+        raise ValueError(
+            f"`folder` must hold {name}.npy; {str(folder)!r} holds {there}. Check the folder and the name."
+        )
+    images = np.load(path, mmap_mode="r")
+    if images.dtype != np.uint8 or images.ndim != 4 or len(images) % 5:
+        raise ValueError(
+            f"{path.name} must be uint8 (5 n, height, width, channels); got {images.dtype} of shape "
+            f"{images.shape}. Was it made by another program?"
+        )
+    per_severity = len(images) // 5
+    part = images[(severity - 1) * per_severity : severity * per_severity][rows]
+    return torch.from_numpy(np.array(part.transpose(0, 3, 1, 2), order="C"))

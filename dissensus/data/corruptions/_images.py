@@ -71,21 +71,21 @@ def normal(keys: Tensor, shape: tuple[int, ...] = (), stream: int = 0) -> Tensor
     return both.view(-1, 2 * pairs)[:, :count].reshape(-1, *shape)
 
 
-# The published code truncates. A hair is added first, so that rounding in float32 cannot pull a whole number
-# down.
+# The published code truncates. A hair is added first, so that rounding in float32 cannot pull a whole number down.
 _HAIR = 1 / 128
 
 _LUMA = (0.299, 0.587, 0.114)
 
 
 def to_uint8(values: Tensor, clamp: bool = True) -> Tensor:
-    """Truncates float values of range 0 to 255 to bytes; overwrites its argument.
-
-    Means of bytes cannot leave the range and may skip the clamp.
-    """
+    """Truncates float values to bytes, in place; means of bytes cannot leave the range from 0 to 255 and may skip the clamp."""
     values = values.add_(_HAIR)
-    # By way of int16: three times as fast on a CPU as the conversion to bytes alone.
-    return (values.clamp_(0.0, 255.0) if clamp else values).to(torch.int16).to(torch.uint8)
+    return to_bytes(values.clamp_(0.0, 255.0) if clamp else values)
+
+
+def to_bytes(values: Tensor) -> Tensor:
+    """By way of int16: three times as fast on a CPU as the conversion to bytes alone."""
+    return values.to(torch.int16).to(torch.uint8)
 
 
 def luma(images: Tensor) -> Tensor:
@@ -152,38 +152,6 @@ def zoom_matrix(size: int, factor: float) -> Tensor:
     return matrix.scatter_add_(1, (left + 1).clamp(max=size - 1), share)
 
 
-def box_pixelate(images: Tensor, height: int, width: int) -> Tensor:
-    """Reduces to `height` by `width` by the box filter and enlarges back, bytes in and out, as Pillow does.
-
-    Pillow rounds after the columns and after the rows. Enlarging only repeats pixels, which commutes with
-    rounding, so each axis goes down and up by one matrix.
-    """
-    columns = _box_and_back(images.shape[-1], width).to(images.device)
-    rows = _box_and_back(images.shape[-2], height).to(images.device)
-    wide = (images.double() @ columns.T).add_(0.5).floor_()
-    return (rows @ wide).add_(0.5).to(torch.int16).to(torch.uint8)
-
-
-@lru_cache(maxsize=128)
-def _box_and_back(size: int, smaller: int) -> Tensor:
-    return box_matrix(smaller, size) @ box_matrix(size, smaller)
-
-
-@lru_cache(maxsize=128)
-def box_matrix(source: int, target: int) -> Tensor:
-    """Means over each target pixel's share of the source, `(target, source)`, in Pillow's 22-bit weights."""
-    scale = source / target
-    width = max(scale, 1.0)
-    centres = (torch.arange(target, dtype=torch.float64)[:, None] + 0.5) * scale
-    first = (centres - width / 2 + 0.5).long().clamp(min=0)
-    last = (centres + width / 2 + 0.5).long().clamp(max=source)
-    pixels = torch.arange(source)
-    distance = (pixels + 0.5 - centres) / width
-    inside = (pixels >= first) & (pixels < last) & (distance > -0.5) & (distance <= 0.5)
-    weights = inside / inside.sum(1, keepdim=True)
-    return (weights.double() * 2**22 + 0.5).floor() / 2**22
-
-
 @lru_cache(maxsize=64)
 def disk_kernel(radius: float, alias_sd: float) -> Tensor:
     """A disk of `radius` pixels softened by a small Gaussian, `(2 k + 1, 2 k + 1)`, sum 1."""
@@ -200,24 +168,20 @@ def disk_kernel(radius: float, alias_sd: float) -> Tensor:
 
 
 def correlate(images: Tensor, kernel: Tensor) -> Tensor:
-    """Weighted sum of shifted copies, float32; the image is mirrored about its border pixels."""
+    """Weighted sum of shifted copies of real images, mirrored about their border pixels."""
     reach = len(kernel) // 2
     height, width = images.shape[-2:]
-    padded = F.pad(images.float(), (reach, reach, reach, reach), mode="reflect")
-    places = (kernel > 1e-6).nonzero().tolist()
-    shifted = [padded[..., row : row + height, column : column + width] for row, column in places]
-    weights = [kernel[row, column].item() for row, column in places]
-    total = shifted[0] * weights[0]
-    for part, weight in zip(shifted[1:], weights[1:], strict=True):
-        total.add_(part, alpha=weight)
+    padded, total = F.pad(images, (reach, reach, reach, reach), mode="reflect"), torch.zeros_like(images)
+    for row, column in (kernel.abs() > 1e-6).nonzero().tolist():
+        shifted = padded[..., row : row + height, column : column + width]
+        total.add_(shifted, alpha=kernel[row, column].item())
     return total
 
 
 def streak(images: Tensor, degrees: Tensor, radius: float, sd: float) -> Tensor:
     """Motion blur along one direction an image, float32: a one-sided Gaussian of `2 radius + 1` pixels.
 
-    Pixel p becomes the weighted mean of the pixels nearest to `p + i * (cos, sin)`, i = 0, 1, …; beyond the
-    border the last pixel is repeated.
+    Pixel p becomes the weighted mean of the pixels nearest to `p + i * (cos, sin)`, i = 0, 1, …; the last pixel is repeated.
     """
     batch, channels, height, width = images.shape
     bell = torch.exp(-0.5 * (torch.arange(2 * round(radius) + 1).double() / sd) ** 2)

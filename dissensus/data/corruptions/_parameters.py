@@ -1,16 +1,9 @@
 """What each severity means: the published parameters and the rule that carries them to other sizes.
 
-Two tables are published: CIFAR-10-C's, made for 32 px, and ImageNet-C's, made for 224 px (both Hendrycks and
-Dietterich, 2019). With `side` the shorter side of the image:
-
-* `side` < 128 takes the CIFAR table; its lengths are multiplied by `side / 32` (by 1 for images smaller than
-  32 px).
-* `side` >= 128 takes the ImageNet table; its lengths are multiplied by `side / 224`.
-
-At 32 px and at 224 px the published numbers are therefore used as they are; in between, the scaling is ours.
-A *length* is a quantity in pixels (a radius, a blur, the size of a flake). The amplitude of white noise that
-is smoothed over a length grows with that length (smoothing over s pixels divides it by s), so the smoothed
-field keeps its strength.
+Two tables are published (Hendrycks and Dietterich, 2019): CIFAR-10-C's, for 32 px, serves images whose shorter side has less than
+128 px, ImageNet-C's, for 224 px, larger ones. Lengths (a radius, a blur, the size of a flake) are multiplied by side / 32 (at
+least 1) or side / 224, so at 32 and 224 px the published numbers hold; in between, the scaling is ours. The amplitude of white
+noise that is smoothed over a length grows with that length (smoothing over s pixels divides it by s).
 """
 
 from collections.abc import Mapping
@@ -32,8 +25,8 @@ class Parameters:
         names: The keyword arguments that a severity sets.
         cifar: Their values at severities 1 to 5 for 32 px.
         imagenet: The same for 224 px; `None` where one table serves all sizes.
-        powers: How an argument grows with the side: 1 for a length, 2 for an amplitude that is smoothed over
-            a length and is a length itself. Those not named do not change.
+        powers: How an argument grows with the side: 1 for a length, 2 for an amplitude that is smoothed over a length and is a
+            length itself. Those not named do not change.
     """
 
     names: tuple[str, ...]
@@ -50,16 +43,9 @@ class Parameters:
         return {name: float(value * scale ** self.powers.get(name, 0)) for name, value in values}
 
 
-def _single(
-    name: str, cifar: tuple[float | int, ...], imagenet: tuple[float | int, ...] | None = None, power: int = 0
-) -> Parameters:
+def _single(name: str, *tables: tuple[float | int, ...], power: int = 0) -> Parameters:
     """Parameters of a corruption with one number a severity."""
-    return Parameters(
-        (name,),
-        tuple((value,) for value in cifar),
-        None if imagenet is None else tuple((value,) for value in imagenet),
-        {name: power},
-    )
+    return Parameters((name,), *(tuple((value,) for value in table) for table in tables), powers={name: power})
 
 
 PARAMETERS: Mapping[str, Parameters] = MappingProxyType(
@@ -67,8 +53,6 @@ PARAMETERS: Mapping[str, Parameters] = MappingProxyType(
         "gaussian_noise": _single("sd", (0.04, 0.06, 0.08, 0.09, 0.10), (0.08, 0.12, 0.18, 0.26, 0.38)),
         "shot_noise": _single("photons", (500, 250, 100, 75, 50), (60, 25, 12, 5, 3)),
         "impulse_noise": _single("amount", (0.01, 0.02, 0.03, 0.05, 0.07), (0.03, 0.06, 0.09, 0.17, 0.27)),
-        "speckle_noise": _single("sd", (0.06, 0.10, 0.12, 0.16, 0.20), (0.15, 0.20, 0.35, 0.45, 0.60)),
-        "gaussian_blur": _single("sd", (0.4, 0.6, 0.7, 0.8, 1.0), (1, 2, 3, 4, 6), power=1),
         "defocus_blur": Parameters(
             ("radius", "alias_sd"),
             ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1)),
@@ -131,6 +115,9 @@ PARAMETERS: Mapping[str, Parameters] = MappingProxyType(
         ),
         "pixelate": _single("factor", (0.95, 0.9, 0.85, 0.75, 0.65), (0.6, 0.5, 0.4, 0.3, 0.25)),
         "jpeg_compression": _single("quality", (80, 65, 58, 50, 40), (25, 18, 15, 10, 7)),
+        # The extra ones.
+        "speckle_noise": _single("sd", (0.06, 0.10, 0.12, 0.16, 0.20), (0.15, 0.20, 0.35, 0.45, 0.60)),
+        "gaussian_blur": _single("sd", (0.4, 0.6, 0.7, 0.8, 1.0), (1, 2, 3, 4, 6), power=1),
         "spatter": Parameters(
             ("loc", "scale", "sd", "threshold", "opacity", "mud_sd"),
             (
@@ -156,15 +143,15 @@ PARAMETERS: Mapping[str, Parameters] = MappingProxyType(
         ),
         # C-bar: our own numbers, lengths as fractions of the side, one table for all sizes.
         "blue_noise_sample": _single("dropped", (0.005, 0.015, 0.04, 0.09, 0.18)),
+        "brownish_noise": _single("sd", (0.03, 0.06, 0.09, 0.13, 0.18)),
         "checkerboard_cutout": _single("fraction", (0.05, 0.12, 0.22, 0.4, 0.7)),
+        "circular_motion_blur": _single("degrees", (4, 8, 12, 17, 24)),
         "inverse_sparkles": _single("sharpness", (0.1, 0.2, 0.35, 0.6, 1.0)),
+        "lines": _single("density", (0.03, 0.06, 0.11, 0.18, 0.28)),
         "pinch_and_twirl": Parameters(
             ("angle", "amount"), ((0.4, 0.10), (0.8, 0.18), (1.2, 0.27), (1.7, 0.37), (2.3, 0.5))
         ),
         "ripple": _single("amplitude", (0.005, 0.01, 0.016, 0.024, 0.036)),
-        "brownish_noise": _single("sd", (0.03, 0.06, 0.09, 0.13, 0.18)),
-        "circular_motion_blur": _single("degrees", (4, 8, 12, 17, 24)),
-        "lines": _single("density", (0.03, 0.06, 0.11, 0.18, 0.28)),
         "sparkles": _single("radius", (0.01, 0.02, 0.035, 0.055, 0.08)),
         "transverse_chromatic_abberation": _single("spread", (0.04, 0.08, 0.14, 0.22, 0.34)),
     }

@@ -11,6 +11,7 @@ from dissensus.data.corruptions._images import (
     gaussian,
     integers,
     streak,
+    to_bytes,
     to_uint8,
     uniform,
     zoom,
@@ -24,13 +25,13 @@ def gaussian_blur(images: Tensor, keys: Tensor, sd: float) -> Tensor:
 
 def defocus_blur(images: Tensor, keys: Tensor, radius: float, alias_sd: float) -> Tensor:
     """Correlation with a disk of `radius` pixels, softened by a Gaussian of `alias_sd` pixels."""
-    return to_uint8(correlate(images, disk_kernel(radius, alias_sd)), clamp=False)
+    return to_uint8(correlate(images.float(), disk_kernel(radius, alias_sd)), clamp=False)
 
 
 def motion_blur(images: Tensor, keys: Tensor, radius: float, sd: float) -> Tensor:
     """One-sided Gaussian streak in a direction drawn between -45 and 45 degrees for each image."""
     degrees = uniform(keys, low=-45.0, high=45.0)
-    return streak(images, degrees, radius, sd).add_(0.5).to(torch.int16).to(torch.uint8)
+    return to_bytes(streak(images, degrees, radius, sd).add_(0.5))
 
 
 def zoom_blur(images: Tensor, keys: Tensor, stop: float, step: float) -> Tensor:
@@ -47,9 +48,8 @@ def zoom_blur(images: Tensor, keys: Tensor, stop: float, step: float) -> Tensor:
 def glass_blur(images: Tensor, keys: Tensor, sd: float, reach: float, rounds: float) -> Tensor:
     """Blurs, moves pixels about by up to `reach`, `rounds` times over, and blurs again.
 
-    As in the published code, pixels are visited from the lower right to the upper left, each takes the value
-    of a neighbour at an offset drawn from `-reach … reach - 1` in both directions, and the neighbour keeps
-    its own.
+    As in the published code, pixels are visited from the lower right to the upper left; each takes the value of a neighbour at
+    an offset drawn from `-reach … reach - 1` in both directions, and the neighbour keeps its own.
     """
     batch, channels, height, width = images.shape
     pixels = to_uint8(gaussian(images, sd), clamp=False).permute(0, 2, 3, 1).reshape(-1, channels)
@@ -64,9 +64,8 @@ def glass_blur(images: Tensor, keys: Tensor, sd: float, reach: float, rounds: fl
 def _glass_sources(keys: Tensor, height: int, width: int, reach: int, stream: int) -> Tensor:
     """Where each pixel's value comes from after one round of visits, `(batch, height * width)`.
 
-    A visited pixel copies a neighbour: one not yet visited still has its own value, one visited before passes
-    on what it copied. Following such chains to their end needs no walk over the pixels: pointers are doubled
-    until they all rest.
+    A visited pixel copies a neighbour: one not yet visited still has its own value, one visited before passes on what it
+    copied. To follow such chains needs no walk over the pixels: pointers are doubled until they all rest.
     """
     pixel = torch.arange(height * width, device=keys.device)
     row, column = pixel // width, pixel % width
@@ -75,8 +74,7 @@ def _glass_sources(keys: Tensor, height: int, width: int, reach: int, stream: in
     neighbour = torch.where(visited, pixel + offset[:, 0] * width + offset[:, 1], pixel)
     if reach == 1:  # all neighbours lie above or to the left: none has been visited
         return neighbour
-    # Pointers below n stand for values after the round, those from n on for values before it, where
-    # chains end.
+    # Pointers below n stand for values after the round, those from n on for values before it, where chains end.
     num_pixels = height * width
     ends = torch.where((neighbour > pixel) & visited[neighbour], neighbour, neighbour + num_pixels)
     pointers = torch.cat([ends, (pixel + num_pixels).expand_as(ends)], dim=1)

@@ -1,13 +1,13 @@
 """The ten corruptions named by CIFAR-10-C-bar: uint8 images and per-image keys in, uint8 images out.
 
-The names and the ideas are those of Mintun et al., 2021 (<https://arxiv.org/abs/2102.11273>). The
-implementations and the five severities are our own, chosen so that the signal-to-noise ratio falls from each
-severity to the next; numbers are not comparable with those on the official files. All lengths are fractions
-of the image's shorter side.
+Names and ideas are those of Mintun et al., 2021 (<https://arxiv.org/abs/2102.11273>). Implementations and severities are our own
+(the signal-to-noise ratio falls from each to the next): numbers are not comparable with those on the official files. All lengths
+are fractions of the image's shorter side.
 """
 
 import math
 from functools import lru_cache
+from itertools import permutations
 
 import torch
 from torch import Tensor
@@ -204,7 +204,7 @@ def transverse_chromatic_abberation(images: Tensor, keys: Tensor, spread: float)
     """
     rows, columns = positions(images)
     middle_row, middle_column = (images.shape[2] - 1) / 2, (images.shape[3] - 1) / 2
-    order = _orders(images.device)[integers(keys, 6)]
+    order = torch.tensor(list(permutations(range(3))), device=images.device)[integers(keys, 6)]
     factor = (1 + order * (spread / 2)).view(-1, 1, 1)
     channels = images.expand(-1, 3, -1, -1).reshape(-1, 1, *images.shape[2:])
     moved = sample(
@@ -212,11 +212,6 @@ def transverse_chromatic_abberation(images: Tensor, keys: Tensor, spread: float)
     )
     coloured = moved.view(-1, 3, *images.shape[2:])
     return to_uint8(luma(coloured) if images.shape[1] == 1 else coloured)
-
-
-def _orders(device: torch.device) -> Tensor:
-    """The six orders of three channels."""
-    return torch.tensor([[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]], device=device)
 
 
 def _side(images: Tensor) -> int:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dissensus.data.corruptions._images import box_pixelate, gaussian, positions, sample, separable, to_uint8, uniform
+from dissensus.data.corruptions._images import gaussian, positions, sample, separable, to_bytes, to_uint8, uniform
 
 _LUMA_TABLE = (
     (16, 11, 10, 16, 24, 40, 51, 61),
@@ -45,53 +45,34 @@ _TO_YCC = (
 # … and what blue and red chroma, counted from 128, add to luma in red, green and blue.
 _TO_RGB = ((_HALF, 0, 91881), (_HALF, -22554, -46802), (_HALF, 116130, 0))
 
-# Fixed point of the DCT: 13 bits after the point, and two more in what the first pass hands to the second.
+# The DCT of eight samples as Loeffler's eleven rounded multiplications make it, over 2^13: half of each row, whose other half is
+# its mirror image (with the sign turned in odd rows). The way back is its transpose.
+_DCT = (
+    (8192, 8192, 8192, 8192),
+    (11363, 9633, 6437, 2260),
+    (10703, 4433, -4433, -10703),
+    (9633, -2259, -11362, -6436),
+    (8192, -8192, -8192, 8192),
+    (6437, -11362, 2261, 9633),
+    (4433, -10704, 10704, -4433),
+    (2260, -6436, 9633, -11363),
+)
+# Bits after the point, and two more in what the first pass hands to the second.
 _BITS, _EXTRA = 13, 2
 
 _ONES = torch.ones(1, dtype=torch.float64)
 
 
-def jpeg_roundtrip(images: Tensor, quality: int) -> Tensor:
-    """What is left of uint8 images after JPEG compression at `quality` (1 to 100) with 4:2:0 chroma."""
-    luma_steps, chroma_steps = (table.to(images.device) for table in quantisation_tables(quality))
-    if images.shape[1] == 1:
-        return _to_bytes(_stored(images.float(), luma_steps))
-    luma, chroma = _from_rgb(images)
-    height, width = images.shape[-2:]
-    small = _stored(_halved(chroma), chroma_steps)[..., : (width + 1) // 2]
-    return _to_rgb(_stored(luma, luma_steps), _enlarged(small, height, width))
-
-
 @lru_cache(maxsize=128)
-def quantisation_tables(quality: int) -> tuple[Tensor, Tensor]:
-    """Steps for luma and chroma, int32 `(8, 8)`: the standard's tables scaled by quality as libjpeg does."""
+def _quantisation_tables(quality: int) -> tuple[Tensor, Tensor]:
+    """Steps for luma and chroma, `(8, 8)`: the standard's tables scaled by quality as libjpeg does."""
     percent = 5000 // quality if quality < 50 else 200 - 2 * quality
-    luma, chroma = (torch.tensor(table, dtype=torch.int32) for table in (_LUMA_TABLE, _CHROMA_TABLE))
-    return ((luma * percent + 50) // 100).clamp(1, 255), ((chroma * percent + 50) // 100).clamp(1, 255)
-
-
-def _to_bytes(values: Tensor) -> Tensor:
-    return values.to(torch.int16).to(torch.uint8)
-
-
-def _from_rgb(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Luma `(batch, 1, …)` and the two chroma channels `(batch, 2, …)`."""
-    colours = images.float()
-    luma, blue, red = (_mixed(colours, *row) for row in _TO_YCC)
-    return luma[:, None], torch.stack([blue, red], dim=1)
-
-
-def _to_rgb(luma: Tensor, chroma: Tensor) -> Tensor:
-    chroma = chroma.float().sub_(128.0)
-    colours = torch.stack([_mixed(chroma, *row) for row in _TO_RGB], dim=1)
-    return _to_bytes(colours.add_(luma.float()).clamp_(0.0, 255.0))
+    luma, chroma = ((torch.tensor(table) * percent + 50) // 100 for table in (_LUMA_TABLE, _CHROMA_TABLE))
+    return luma.clamp(1, 255), chroma.clamp(1, 255)
 
 
 def _mixed(channels: Tensor, constant: int, *weights: int) -> Tensor:
-    """Weighted sum of channels plus a constant, all over 2^16, rounded down; before that no sum reaches 2^24 / 2^16.
-
-    Float32 therefore holds every one exactly.
-    """
+    """Weighted sum of channels plus a constant, all over 2^16, rounded down; exact, as no sum reaches 2^24 / 2^16."""
     mixed = channels[:, 0] * (weights[0] / 2**16)
     for channel, weight in enumerate(weights[1:], start=1):
         mixed.add_(channels[:, channel], alpha=weight / 2**16)
@@ -161,46 +142,11 @@ def _quantised(coefficients: Tensor, steps: Tensor) -> Tensor:
 @lru_cache(maxsize=1)
 def _transforms() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """DCT of eight samples along a line and across lines, and the way back, scaled as the passes hand them on."""
-    unit = torch.eye(8, dtype=torch.int64).unbind()
-    forward, backward = torch.stack(_forward_axis(unit)).double(), torch.stack(_backward_axis(unit)).double()
+    half = torch.tensor(_DCT, dtype=torch.float64)
+    signs = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(4)[:, None]
+    forward = torch.cat([half, half.flip(1) * signs], dim=1)
     first, second, last = (2.0**-bits for bits in (_BITS - _EXTRA, _BITS + _EXTRA, _BITS + _EXTRA + 3))
-    return forward * first, forward * second, backward * last, backward * first
-
-
-def _forward_axis(x: tuple[Tensor, ...]) -> list[Tensor]:
-    """The eight DCT coefficients of eight samples."""
-    sum07, sum16, sum25, sum34 = (x[i] + x[7 - i] for i in range(4))
-    outer, inner = sum07 - sum34, sum16 - sum25
-    rotated = (outer + inner) * 4433
-    even = (
-        (sum07 + sum34 + sum16 + sum25) << _BITS,
-        rotated + outer * 6270,
-        (sum07 + sum34 - sum16 - sum25) << _BITS,
-        rotated - inner * 15137,
-    )
-    seventh, fifth, third, first = _odd_part(x[3] - x[4], x[2] - x[5], x[1] - x[6], x[0] - x[7])
-    odd = (first, third, fifth, seventh)
-    return [value for pair in zip(even, odd, strict=True) for value in pair]
-
-
-def _backward_axis(c: tuple[Tensor, ...]) -> list[Tensor]:
-    """The eight samples of eight DCT coefficients."""
-    rotated = (c[2] + c[6]) * 4433
-    outer, inner = rotated + c[2] * 6270, rotated - c[6] * 15137
-    total, difference = (c[0] + c[4]) << _BITS, (c[0] - c[4]) << _BITS
-    even = (total + outer, difference + inner, difference - inner, total - outer)
-    odd = _odd_part(c[7], c[5], c[3], c[1])[::-1]
-    first_half = [e + o for e, o in zip(even, odd, strict=True)]
-    second_half = [e - o for e, o in zip(even, odd, strict=True)]
-    return first_half + second_half[::-1]
-
-
-def _odd_part(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The rotations that the odd coefficients share in both directions."""
-    common = (a + c + b + d) * 9633
-    ad, bc = (a + d) * -7373, (b + c) * -20995
-    ac, bd = (a + c) * -16069 + common, (b + d) * -3196 + common
-    return a * 2446 + ad + ac, b * 16819 + bc + bd, c * 25172 + bc + ac, d * 12299 + ad + bd
+    return forward * first, forward * second, forward.T * last, forward.T * first
 
 
 def contrast(images: Tensor, keys: Tensor, factor: float) -> Tensor:
@@ -213,22 +159,10 @@ def contrast(images: Tensor, keys: Tensor, factor: float) -> Tensor:
     return to_uint8(values.sub_(mean).mul_(factor).add_(mean))
 
 
-def brightness(images: Tensor, keys: Tensor, shift: float) -> Tensor:
-    """Raises HSV's value by `shift`, hue and saturation kept: all channels grow by one factor."""
-    values = images.float()
-    value = values.amax(dim=1, keepdim=True)
-    brighter = (value + 255 * shift).clamp_(max=255.0)
-    factor = brighter / value.clamp(min=1.0)
-    # Black has neither hue nor saturation and turns grey.
-    grey = brighter.mul_(value.lt_(1.0))
-    return to_uint8(values.mul_(factor).add_(grey))
-
-
 def saturate(images: Tensor, keys: Tensor, factor: float, shift: float) -> Tensor:
     """Changes HSV's saturation s to `factor * s + shift`, hue and value kept.
 
-    As in the published code grey pixels count as red hue, so that a `shift` colours them. Single-channel
-    images have no colour and come back unchanged.
+    As in the published code grey pixels count as red hue, so that a `shift` colours them. Grey images come back unchanged.
     """
     if images.shape[1] == 1:
         return images.clone()
@@ -246,8 +180,8 @@ def saturate(images: Tensor, keys: Tensor, factor: float, shift: float) -> Tenso
 def elastic_transform(images: Tensor, keys: Tensor, strength: float, sd: float, affine: float) -> Tensor:
     """A random affine map, then a smooth random displacement of every pixel.
 
-    Three points are moved by up to `affine` pixels each way; displacements are uniform noise smoothed over
-    `sd` pixels times `strength`. Both look-ups are bilinear and mirrored at the border.
+    Three points are moved by up to `affine` pixels each way; displacements are uniform noise smoothed over `sd` pixels times
+    `strength`. Both look-ups are bilinear and mirrored at the border.
     """
     height, width = images.shape[-2:]
     values = sample(images, *_affine_sources(images, keys, affine), border="mirror")
@@ -284,10 +218,39 @@ def _affine_sources(images: Tensor, keys: Tensor, reach: float) -> tuple[Tensor,
 
 def pixelate(images: Tensor, keys: Tensor, factor: float) -> Tensor:
     """Shrinks by `factor` and enlarges back, both with the box filter: bit for bit Pillow's."""
-    height, width = images.shape[-2:]
-    return box_pixelate(images, int(height * factor), int(width * factor))
+    rows, columns = (_box_and_back(size, int(size * factor)).to(images.device) for size in images.shape[-2:])
+    # Pillow rounds after the columns and after the rows. Enlarging only repeats pixels, which commutes with rounding.
+    wide = (images.double() @ columns.T).add_(0.5).floor_()
+    return to_bytes((rows @ wide).add_(0.5))
+
+
+@lru_cache(maxsize=128)
+def _box_and_back(size: int, smaller: int) -> Tensor:
+    return _box_matrix(smaller, size) @ _box_matrix(size, smaller)
+
+
+def _box_matrix(source: int, target: int) -> Tensor:
+    """Means over each target pixel's share of the source, `(target, source)`, in Pillow's 22-bit weights."""
+    scale = source / target
+    width = max(scale, 1.0)
+    centres = (torch.arange(target, dtype=torch.float64)[:, None] + 0.5) * scale
+    first = (centres - width / 2 + 0.5).long().clamp(min=0)
+    last = (centres + width / 2 + 0.5).long().clamp(max=source)
+    pixels = torch.arange(source)
+    distance = (pixels + 0.5 - centres) / width
+    inside = (pixels >= first) & (pixels < last) & (distance > -0.5) & (distance <= 0.5)
+    weights = inside / inside.sum(1, keepdim=True)
+    return (weights.double() * 2**22 + 0.5).floor() / 2**22
 
 
 def jpeg_compression(images: Tensor, keys: Tensor, quality: float) -> Tensor:
     """Stores the image as JPEG of the given quality and reads it back."""
-    return jpeg_roundtrip(images, round(quality))
+    luma_steps, chroma_steps = (table.to(images.device) for table in _quantisation_tables(round(quality)))
+    if images.shape[1] == 1:
+        return to_bytes(_stored(images.float(), luma_steps))
+    colours, (height, width) = images.float(), images.shape[-2:]
+    luma, blue, red = (_mixed(colours, *row) for row in _TO_YCC)
+    small = _stored(_halved(torch.stack([blue, red], dim=1)), chroma_steps)[..., : (width + 1) // 2]
+    chroma = _enlarged(small, height, width).float().sub_(128.0)
+    colours = torch.stack([_mixed(chroma, *row) for row in _TO_RGB], dim=1)
+    return to_bytes(colours.add_(_stored(luma[:, None], luma_steps).float()).clamp_(0.0, 255.0))

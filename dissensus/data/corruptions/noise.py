@@ -34,9 +34,8 @@ def impulse_noise(images: Tensor, keys: Tensor, amount: float) -> Tensor:
 def shot_noise(images: Tensor, keys: Tensor, photons: float) -> Tensor:
     """Counts photons: value x becomes Poisson(`photons` * x) / `photons`.
 
-    Exact draws by Walker's alias method: a value has one of 256 levels, each level has its own table of
-    columns, and a column holds one count up to a threshold and another above it. One 32-bit number picks the
-    column (low bits) and the side of the threshold (high bits).
+    Exact draws by Walker's alias method: each of 256 levels has its own table of columns, and a column holds one count up to a
+    threshold and another above it. One 32-bit number picks the column (low bits) and the side of the threshold (high bits).
     """
     table, log_columns = _poisson_columns(photons)
     low = (1 << log_columns) - 1
@@ -53,12 +52,8 @@ def shot_noise(images: Tensor, keys: Tensor, photons: float) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _poisson_columns(photons: float) -> tuple[Tensor, int]:
-    """Packed alias tables of Poisson(photons * level / 255) for all 256 levels, and log2 of their width.
-
-    The upper bits of an entry are its threshold, the lower ones the count beyond it.
-    """
-    # The largest mean is `photons`; ten standard deviations above it nothing is left in double precision's
-    # sight.
+    """Alias tables of Poisson(photons * level / 255) for all 256 levels, threshold and alias in one word, and log2 of their width."""
+    # The largest mean is `photons`; ten standard deviations above it nothing is left in double precision's sight.
     log_columns = math.ceil(math.log2(photons + 10 * math.sqrt(photons) + 20))
     thresholds, aliases = alias_tables(poisson_probabilities(photons, 1 << log_columns))
     levels = 1 << (32 - log_columns)
@@ -76,8 +71,8 @@ def poisson_probabilities(photons: float, columns: int) -> Tensor:
 def alias_tables(probabilities: Tensor) -> tuple[Tensor, Tensor]:
     """Walker's tables of each row: column j keeps the share `thresholds[j]`, the rest is `aliases[j]`'s.
 
-    One sweep closes a column of every row at a time: a light one (below the mean), filled up from the current
-    heavy one, or the current heavy one once it has become light itself, filled up from the next.
+    One sweep closes a column of every row at a time: a light one (below the mean), filled up from the current heavy one, or the
+    current heavy one once it has become light itself, filled up from the next.
     """
     columns = probabilities.shape[1]
     row = np.arange(len(probabilities))

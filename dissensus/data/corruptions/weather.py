@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dissensus.data.corruptions._images import (
+    correlate,
     gaussian,
     image_keys,
     integers,
@@ -21,13 +22,14 @@ from dissensus.data.corruptions._images import (
     uniform,
     zoom,
 )
+from dissensus.data.images import IMAGE_ENDINGS, open_picture
 
 
 def plasma(keys: Tensor, size: int, decay: float) -> Tensor:
     """Diamond-square clouds on a torus, `(batch, size, size)` from 0 to 1; `size` is a power of two.
 
-    Each halving of the step fills the centres of squares and then of diamonds with the mean of their four
-    neighbours plus uniform noise, whose amplitude falls by `decay` squared from one step to the next.
+    Each halving of the step fills the centres of squares and then of diamonds with the mean of their four neighbours plus uniform
+    noise, whose amplitude falls by `decay` squared from one step to the next.
     """
     draws = uniform(keys, (size * size,), low=-1.0, high=1.0)
     field = draws.new_zeros(len(keys), size, size)
@@ -49,9 +51,8 @@ def plasma(keys: Tensor, size: int, decay: float) -> Tensor:
 
 
 _SIDE = 640
-_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
-# Background, how far clouds and crystals rise above it, and the colour of the light, one line a texture.
-# Means and contrasts lie in the range of photographs of frosted windows.
+# Background, how far clouds and crystals rise above it, and the colour of the light, one line a texture, as in photographs of
+# frosted windows.
 _LOOKS = (
     (30.0, 90.0, 150.0, (0.70, 1.0, 1.08)),
     (125.0, 60.0, 75.0, (0.97, 1.0, 1.04)),
@@ -62,13 +63,9 @@ _LOOKS = (
 
 
 @lru_cache(maxsize=4)
-def textures(folder: str | None, scale: float, height: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """All textures at `scale`, each at least `(height, width)`, laid end to end.
-
-    Returns:
-        Pixels `(3, total)` of range 0 to 255, and for each texture its first pixel, its height and its width.
-    """
-    pictures = grown_textures() if folder is None else read_textures(folder)
+def _textures(folder: str | None, scale: float, height: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """All textures at `scale`, each at least `(height, width)`, end to end, `(3, total)`; and first pixel, height and width of each."""
+    pictures = _grown_textures() if folder is None else _read_textures(folder)
     scaled = [_resized(picture, scale, height, width) for picture in pictures]
     heights, widths = (torch.tensor([picture.shape[axis] for picture in scaled]) for axis in (1, 2))
     first = (heights * widths).cumsum(0) - heights * widths
@@ -82,25 +79,19 @@ def _resized(picture: Tensor, scale: float, height: int, width: int) -> Tensor:
     return F.interpolate(picture[None], size=size, mode="bilinear", align_corners=False)[0]
 
 
-def read_textures(folder: str) -> list[Tensor]:
+def _read_textures(folder: str) -> list[Tensor]:
     """Every picture of a folder in the order of its name, float32 `(3, height, width)` each."""
-    paths = sorted(path for path in Path(folder).glob("*") if path.suffix.lower() in _SUFFIXES)
+    paths = sorted(path for path in Path(folder).glob("*") if path.suffix.lower() in IMAGE_ENDINGS)
     if not paths:
         raise ValueError(
-            f"`frost_folder` must hold pictures ({', '.join(_SUFFIXES)}); found none in {str(folder)!r}. "
-            "Pass another folder, or None for grown textures."
+            f"`frost_folder` must hold pictures; found none in {str(folder)!r}. Pass another folder, or None for grown textures."
         )
-    from PIL import Image
-
-    pictures = []
-    for path in paths:
-        with Image.open(path) as image:
-            pictures.append(torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).float())
-    return pictures
+    pictures = [np.array(open_picture(path).convert("RGB")) for path in paths]
+    return [torch.from_numpy(picture).permute(2, 0, 1).float() for picture in pictures]
 
 
 @lru_cache(maxsize=1)
-def grown_textures() -> tuple[Tensor, ...]:
+def _grown_textures() -> tuple[Tensor, ...]:
     """Five textures of ice ferns over clouds of rime, float32 `(3, 640, 640)` each; always the same five."""
     keys = image_keys(0, "frost textures", 0, torch.arange(len(_LOOKS)))
     clouds = plasma(keys, 1024, decay=1.6)[:, :_SIDE, :_SIDE].double()
@@ -151,31 +142,24 @@ _FARTHEST = 20
 _EMBOSS = ((-2.0, -1.0, 0.0), (-1.0, 1.0, 1.0), (0.0, 1.0, 2.0))
 
 
-def water(liquid: Tensor, wet: Tensor) -> Tensor:
+def _water(liquid: Tensor, wet: Tensor) -> Tensor:
     """Light of the drops, `(batch, 1, height, width)`, from 0 to 1, which the brightest drop reaches.
 
-    The distance to the nearest edge of a drop, spread over all grey values and embossed, times the liquid's
-    height. The published code finds edges by Canny's detector; here they are the outermost pixels of the
-    drops.
+    The distance to the nearest edge of a drop, spread over all grey values and embossed, times the liquid's height. The
+    published code finds edges by Canny's detector; here they are the outermost pixels of the drops.
     """
     height = torch.where(wet, liquid, 0.0).mul_(255).floor_()
-    relief = _equalise(_mean3(_distance(_edges(wet)).clamp_(max=_FARTHEST)).floor_())
-    relief = _mean3(_emboss(relief).clamp_(0.0, 255.0)).round_()
+    dry = F.pad(~wet, (1, 1, 1, 1))
+    edges = wet & (dry[..., :-2, 1:-1] | dry[..., 2:, 1:-1] | dry[..., 1:-1, :-2] | dry[..., 1:-1, 2:])
+    relief = _equalise(_mean3(_distance(edges).clamp_(max=_FARTHEST)).floor_())
+    relief = _mean3(correlate(relief, torch.tensor(_EMBOSS)).clamp_(0.0, 255.0)).round_()
     light = height * relief
     return light / light.amax(dim=(1, 2, 3), keepdim=True).clamp(min=1e-9)
 
 
-def _edges(wet: Tensor) -> Tensor:
-    """Wet pixels with a dry one above, below, left or right."""
-    dry = F.pad(~wet, (1, 1, 1, 1))
-    return wet & (dry[..., :-2, 1:-1] | dry[..., 2:, 1:-1] | dry[..., 1:-1, :-2] | dry[..., 1:-1, 2:])
-
-
 def _distance(edges: Tensor) -> Tensor:
-    """Euclidean distance to the nearest edge, exact up to `_FARTHEST` and at least that beyond it.
-
-    The squared distance separates: first the nearest edge in the same row, then over rows.
-    """
+    """Euclidean distance to the nearest edge, exact up to `_FARTHEST` and at least that beyond it."""
+    # The squared distance separates: first the nearest edge in the same row, then over rows.
     far = _FARTHEST + 1
     along = (~edges).to(torch.int16).mul_(far)
     # Any distance is a sum of powers of two, so doubled steps reach it.
@@ -210,16 +194,6 @@ def _equalise(values: Tensor) -> Tensor:
     return spread.double().add_(0.5).floor_().gather(1, flat).view_as(values)
 
 
-def _emboss(values: Tensor) -> Tensor:
-    height, width = values.shape[-2:]
-    padded, embossed = F.pad(values, (1, 1, 1, 1), mode="reflect"), torch.zeros_like(values)
-    for row, weights in enumerate(_EMBOSS):
-        for column, weight in enumerate(weights):
-            if weight:
-                embossed.add_(padded[..., row : row + height, column : column + width], alpha=weight)
-    return embossed
-
-
 _MUD = (63.0, 42.0, 20.0)
 _WATER = (175.0, 238.0, 238.0)
 
@@ -236,19 +210,13 @@ def snow(
     keep: float,
 ) -> Tensor:
     """Whitens the scene and lays streaked flakes over it: thresholded noise, enlarged, blurred downwards."""
-    flakes = _flakes(images, keys, loc, scale, flake_size, threshold)
+    layer = zoom(normal(keys, (1, *images.shape[-2:])).mul_(scale).add_(loc), flake_size)
+    flakes = to_uint8(layer.masked_fill_(layer < threshold, 0.0).mul_(255))
     fall = streak(flakes, uniform(keys, low=-135.0, high=-45.0, stream=1), radius, sd)
     values = images.float()
     whitened = torch.maximum(values, luma(images) * 1.5 + 127.5)
     scene = (values * keep).add_(whitened.mul_(1 - keep))
     return to_uint8(scene.add_(fall).add_(fall.flip(-2, -1)))
-
-
-def _flakes(images: Tensor, keys: Tensor, loc: float, scale: float, size: float, threshold: float) -> Tensor:
-    """Where flakes are and how bright, bytes `(batch, 1, height, width)`."""
-    height, width = images.shape[-2:]
-    layer = zoom(normal(keys, (1, height, width)).mul_(scale).add_(loc), size)
-    return to_uint8(layer.masked_fill_(layer < threshold, 0.0).mul_(255))
 
 
 def fog(images: Tensor, keys: Tensor, amount: float, decay: float) -> Tensor:
@@ -270,7 +238,9 @@ def frost(
 ) -> Tensor:
     """Weighted sum of the image and a random crop of a random frost texture."""
     height, width = images.shape[-2:]
-    pixels, first, heights, widths = (part.to(images.device) for part in textures(folder, texture_scale, height, width))
+    pixels, first, heights, widths = (
+        part.to(images.device) for part in _textures(folder, texture_scale, height, width)
+    )
     chosen = integers(keys, len(first))
     top = integers(keys, (heights[chosen] - height + 1), stream=1)
     left = integers(keys, (widths[chosen] - width + 1), stream=2)
@@ -284,6 +254,17 @@ def frost(
     return to_uint8(layer.mul_(frost_weight).add_(images.float().mul_(image_weight)))
 
 
+def brightness(images: Tensor, keys: Tensor, shift: float) -> Tensor:
+    """Raises HSV's value by `shift`, hue and saturation kept: all channels grow by one factor."""
+    values = images.float()
+    value = values.amax(dim=1, keepdim=True)
+    brighter = (value + 255 * shift).clamp_(max=255.0)
+    factor = brighter / value.clamp(min=1.0)
+    # Black has neither hue nor saturation and turns grey.
+    grey = brighter.mul_(value.lt_(1.0))
+    return to_uint8(values.mul_(factor).add_(grey))
+
+
 def spatter(
     images: Tensor, keys: Tensor, loc: float, scale: float, sd: float, threshold: float, opacity: float, mud_sd: float
 ) -> Tensor:
@@ -292,7 +273,7 @@ def spatter(
     liquid = gaussian(normal(keys, (1, height, width)).mul_(scale).add_(loc), sd)
     wet = liquid > threshold
     if mud_sd == 0:
-        return to_uint8((water(liquid, wet) * opacity).float() * tint(_WATER, images) + images.float())
+        return to_uint8((_water(liquid, wet) * opacity).float() * tint(_WATER, images) + images.float())
     cover = gaussian(wet.float(), mud_sd)
     cover = (opacity * cover.masked_fill_(cover < 0.8, 0.0)).float()
     return to_uint8(images.float() * (1 - cover) + tint(_MUD, images) * cover)
