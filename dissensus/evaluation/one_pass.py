@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date
 from itertools import chain
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,10 @@ from dissensus._signatures import checked, whole_number
 from dissensus.data.sources import Inputs, Pairs, arrays_of, device_named, device_of
 from dissensus.data.suites import LoadedSuite
 from dissensus.data.trees import Tree
-from dissensus.evaluation.classification import Classification, score_names
+from dissensus.evaluation._tasks import Classification, Over, Positions, Regression, Task, task_of
 from dissensus.evaluation.corrupting import Corruptor, corruptor_of
-from dissensus.evaluation.dense import Over, Positions
-from dissensus.evaluation.estimates import Statistic, average, detection, replicates_of, with_intervals
+from dissensus.evaluation.estimates import Found, SetNumbers, Statistic, averages, replicates_of, with_intervals
 from dissensus.evaluation.inputs import NamedSet, Source, check_not_twice, checked_groups, named_sets, warn_of_ranges
-from dissensus.evaluation.labels import Labels
-from dissensus.evaluation.regression import OwnLoss, Regression, variance_names
 from dissensus.evaluation.results import (
     ALL_CORRUPTIONS,
     Evaluation,
@@ -35,10 +33,10 @@ from dissensus.evaluation.results import (
     Roc,
     floats,
 )
-from dissensus.evaluation.streaming import Reader, Sample, Task
+from dissensus.evaluation.streaming import Reader, Sample
 from dissensus.members import Members
 from dissensus.members.members import as_members, evaluation_mode
-from dissensus.objectives.likelihoods import Likelihood, likelihood_of, regression_loss
+from dissensus.objectives.likelihoods import likelihood_of, regression_loss
 from dissensus.predictions import predict
 from dissensus.types import MemberWeights
 
@@ -56,7 +54,6 @@ _SHOWN = (
     "knowledge_variance",
 )
 _ROC_POINTS = 129
-Found = tuple[list[Number], NDArray[np.float32]]
 
 
 @checked
@@ -162,21 +159,21 @@ def evaluate(
         members.to(device_named(device))
     if loss == "auto":
         loss = _told_loss(members, sets[0], transform)
-    task = _task_of(loss, scores, shares, members.num_members, over)
+    positions = Positions(over, class_axis, ignore_index, class_weights)
+    task = task_of(likelihood_of(loss), scores, shares, members.num_members, positions)
     if corruptions is not None and task.task != "classification":
         raise ValueError(
             f"`corruptions` are for classifiers of images, one class each; the loss is {task.loss!r}. Leave them out."
         )
     corruptor = corruptor_of(corruptions, severities, seed, corruption_folder, frost_folder)
-    positions = Positions(over, class_axis, ignore_index, class_weights)
-    reader = Reader(members, task, transform, batch_size, device_of(members), names, positions)
+    reader = Reader(members, task, transform, batch_size, device_of(members), names)
     reader.check(sets)
     with evaluation_mode(members):
         samples = _read_once(reader, sets, corruptor)
     assert reader.shape is not None
     task = reader.task
     numbers, replicates = _numbers(task, samples, checked, bootstrap, seed)
-    num_outputs = reader.shape[1] // (2 if task.task == "density" else 1)
+    num_outputs = task.num_outputs(reader.shape[1])
     return Evaluation(
         name=name,
         task=task.task,
@@ -245,77 +242,41 @@ def _told_loss(members: Members, known: NamedSet, transform: Callable[[Tensor], 
     return "binary_cross_entropy"
 
 
-# How outputs are read, by what the loss says that they are.
-_TASKS: Mapping[str, Callable[[tuple[str, ...], Tensor | None, Likelihood, Over], Task]] = {
-    "classes": lambda names, weights, loss, over: Classification(names, weights, loss.name),
-    "labels": lambda names, weights, loss, over: Labels(names, weights, loss.name, over),
-    "points": lambda names, weights, loss, over: Regression(names, weights, loss.name, "points"),
-    "density": lambda names, weights, loss, over: Regression(names, weights, loss.name, "density"),
-    "own": lambda names, weights, loss, over: OwnLoss(names, weights, loss),
-}
-
-
-def _task_of(
-    loss: str | Callable[[Tensor, Tensor], Tensor],
-    scores: Iterable[str] | None,
-    weights: Tensor | None,
-    num_members: int,
-    over: Over,
-) -> Task:
-    likelihood = likelihood_of(loss)
-    if likelihood.kind in ("classes", "labels"):
-        names = score_names(scores, num_members)
-    else:
-        names = variance_names(scores, likelihood.name, num_members)
-    return _TASKS[likelihood.kind](names, weights, likelihood, over)
-
-
 def _numbers(
     task: Task, samples: Sequence[Sample], groups: Mapping[str, tuple[str, ...]], count: int, seed: int
 ) -> Found:
     """Return all numbers with intervals, and the replicates of the first of them."""
     known = samples[0]
-    sizes = {part.name: part.size for part in samples}
     statistics: list[Statistic] = []
     for part in samples:
-        statistics += task.statistics(part.kind, part.name, part.columns)
+        on = SetNumbers(part.info.kind, part.name)
+        statistics += task.statistics(on, part.columns)
         if part is not known:
-            statistics += [
-                detection(part.kind, part.name, score, ood_scores, id_scores, known.name)
-                for score, ood_scores, id_scores in zip(
-                    task.score_names, part.columns["scores"], known.columns["scores"], strict=True
-                )
-            ]
-    main = _resampled(statistics, sizes, count, seed)
-    means = _group_means(main, groups)
-    single, averages, unresampled = _corrupted_numbers(task, known, count, seed)
-    replicated = [*main[0], *means[0], *averages[0]]
-    replicates = np.concatenate([main[1], means[1], averages[1]])
-    numbers = with_intervals(replicated, replicates) + with_intervals(*single) + unresampled
-    return numbers, replicates
+            pairs = zip(task.score_names, part.columns["scores"], known.columns["scores"], strict=True)
+            statistics += [on.detection(score, ood, own, known.name) for score, ood, own in pairs]
+    main = replicates_of(statistics, {part.name: part.info.size for part in samples}, count, seed)
+    single, without = _corrupted_numbers(task, known, count, seed)
+    parts = [main, averages(main, _group_rows(main[0], groups)), averages(single, _severity_rows(single[0]))]
+    replicated = [number for numbers, _ in parts for number in numbers]
+    replicates = np.concatenate([rows for _, rows in parts])
+    points: Found = (without, np.zeros((len(without), 0), np.float32))
+    unresampled = without + averages(points, _severity_rows(without))[0]
+    return with_intervals((replicated, replicates)) + with_intervals(single) + unresampled, replicates
 
 
-def _resampled(statistics: Sequence[Statistic], sizes: Mapping[str, int], count: int, seed: int) -> Found:
-    numbers = [number for part in statistics for number in part.numbers]
-    if not count or not numbers:
-        return numbers, np.zeros((len(numbers), count), np.float32)
-    return numbers, replicates_of(statistics, sizes, count, seed)
+def _group_rows(numbers: Sequence[Number], groups: Mapping[str, tuple[str, ...]]) -> dict[Number, list[int]]:
+    """Return which numbers each mean over the sets of a group is of."""
+    place = {(n.set, n.metric, n.score): row for row, n in enumerate(numbers) if n.kind == "ood"}
+    return {
+        Number(metric, group, "group", 0.0, score): [place[part, metric, score] for part in parts]
+        for group, parts in groups.items()
+        for name, metric, score in place
+        if name == parts[0]
+    }
 
 
-def _group_means(found: Found, groups: Mapping[str, tuple[str, ...]]) -> Found:
-    """Return the mean over the sets of each group of every number that they have."""
-    place = {(n.set, n.metric, n.score): row for row, n in enumerate(found[0]) if n.kind == "ood"}
-    means = []
-    for group, parts in groups.items():
-        for _, metric, score in [key for key in place if key[0] == parts[0]]:
-            rows = [place[part, metric, score] for part in parts]
-            like = Number(metric, group, "group", 0.0, score)
-            means.append(average([found[0][row] for row in rows], found[1][rows], like))
-    return _stacked(means, found[1].shape[1])
-
-
-def _corrupted_numbers(task: Task, known: Sample, count: int, seed: int) -> tuple[Found, Found, list[Number]]:
-    """Return numbers of each corruption, their averages, and numbers without replicates."""
+def _corrupted_numbers(task: Task, known: Sample, count: int, seed: int) -> tuple[Found, list[Number]]:
+    """Return numbers of each corruption, and those without replicates."""
     statistics: list[Statistic] = []
     points: list[Number] = []
     for (name, severity), columns in known.corrupted.items():
@@ -326,36 +287,18 @@ def _corrupted_numbers(task: Task, known: Sample, count: int, seed: int) -> tupl
         parts, without = task.corrupted(name, severity, columns, known.columns)
         statistics += parts
         points += without
-    single = _resampled(statistics, {known.name: known.size}, count, seed)
-    averages = _stacked(_severity_means(*single), count)
-    nothing = np.zeros((len(points), 0), np.float32)
-    return single, averages, [*points, *(number for number, _ in _severity_means(points, nothing))]
+    return replicates_of(statistics, {known.name: known.info.size}, count, seed), points
 
 
-def _severity_means(
-    numbers: Sequence[Number], replicates: NDArray[np.float32]
-) -> list[tuple[Number, NDArray[np.float32]]]:
-    """Return means over corruptions, for each severity and for all."""
-    rows: dict[tuple[int | None, str, str | None], list[int]] = {}
+def _severity_rows(numbers: Sequence[Number]) -> dict[Number, list[int]]:
+    """Return which numbers each mean over corruptions is of, for each severity and for all."""
+    rows: dict[Number, list[int]] = {}
     for row, number in enumerate(numbers):
         for level in (number.severity, None):
-            rows.setdefault((level, number.metric, number.score), []).append(row)
-    levels = sorted({number.severity for number in numbers if number.severity})
-    order = sorted(rows, key=lambda key: ([*levels, None].index(key[0]), key[1], key[2] or ""))
-    return [
-        average(
-            [numbers[row] for row in rows[key]],
-            replicates[rows[key]],
-            Number(key[1], ALL_CORRUPTIONS, "corruptions", 0.0, key[2], key[0]),
-        )
-        for key in order
-    ]
-
-
-def _stacked(found: Sequence[tuple[Number, NDArray[np.float32]]], count: int) -> Found:
-    if not found:
-        return [], np.zeros((0, count), np.float32)
-    return [number for number, _ in found], np.stack([rows for _, rows in found])
+            mean = Number(number.metric, ALL_CORRUPTIONS, "corruptions", 0.0, number.score, level)
+            rows.setdefault(mean, []).append(row)
+    order = sorted(rows, key=lambda mean: (mean.severity or inf, mean.metric, mean.score or ""))
+    return {mean: rows[mean] for mean in order}
 
 
 def _examples(task: Task, samples: Sequence[Sample], num_outputs: int) -> tuple[Examples, ...]:
@@ -379,7 +322,7 @@ def _least_certain(part: Sample, shown: Sequence[str], places: Sequence[int]) ->
 
 
 def _reliability(task: Task, samples: Sequence[Sample]) -> Iterable[Reliability]:
-    curves = (task.reliability(part.name, part.columns) for part in samples if part.kind != "ood")
+    curves = (task.reliability(part.name, part.columns) for part in samples if part.info.kind != "ood")
     return (curve for curve in curves if curve is not None)
 
 

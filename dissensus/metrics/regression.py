@@ -5,7 +5,10 @@ likelihoods, which are nats an *example*: those of several targets, `(batch, tar
 `scale` is the standard deviation of a Gaussian or the b of a Laplace distribution, never a variance.
 """
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from math import log, pi, sqrt
+from types import MappingProxyType
 from typing import Literal
 
 import torch
@@ -13,6 +16,45 @@ from torch import Tensor
 
 from dissensus._signatures import checked
 from dissensus.metrics._inputs import Array, floats, same_shape
+from dissensus.objectives.likelihoods import gaussian_losses, laplace_losses
+
+
+@dataclass(frozen=True)
+class Family:
+    """A location-scale family of distributions.
+
+    Attributes:
+        variance: Variance at scale one.
+        nll: Negative log-likelihood of (mean, scale, target), element by element.
+        crps: Continuous ranked probability score of (scale, standardised error), element by element.
+        half_width: Half the width of the central interval of this probability, at scale one.
+    """
+
+    variance: float
+    nll: Callable[[Tensor, Tensor, Tensor], Tensor]
+    crps: Callable[[Tensor, Tensor], Tensor]
+    half_width: Callable[[float], float]
+
+
+def _gaussian_crps(scale: Tensor, z: Tensor) -> Tensor:
+    density = torch.exp(-z.square() / 2) / sqrt(2 * pi)
+    return scale * (z * torch.erf(z / sqrt(2)) + 2 * density - 1 / sqrt(pi))
+
+
+def _laplace_crps(scale: Tensor, z: Tensor) -> Tensor:
+    return scale * (z.abs() + torch.exp(-z.abs()) - 0.75)
+
+
+def _gaussian_half_width(level: float) -> float:
+    return sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64)))
+
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "gaussian": Family(1.0, gaussian_losses, _gaussian_crps, _gaussian_half_width),
+        "laplace": Family(2.0, laplace_losses, _laplace_crps, lambda level: -log(1 - level)),
+    }
+)
 
 
 @checked
@@ -129,9 +171,7 @@ def gaussian_crps(mean: Array, scale: Array, target: Array) -> float:
     References:
         Gneiting and Raftery, 2007, <https://doi.org/10.1198/016214506000001437>.
     """
-    spread, z = _standardised(mean, scale, target)
-    density = torch.exp(-z.square() / 2) / sqrt(2 * pi)
-    return float((spread * (z * torch.erf(z / sqrt(2)) + 2 * density - 1 / sqrt(pi))).mean())
+    return float(_gaussian_crps(*_standardised(mean, scale, target)).mean())
 
 
 @checked
@@ -158,8 +198,7 @@ def laplace_crps(mean: Array, scale: Array, target: Array) -> float:
     References:
         Jordan, Krüger and Lerch, 2019, <https://doi.org/10.18637/jss.v090.i12>.
     """
-    spread, standard = _standardised(mean, scale, target)
-    return float((spread * (standard.abs() + torch.exp(-standard.abs()) - 0.75)).mean())
+    return float(_laplace_crps(*_standardised(mean, scale, target)).mean())
 
 
 @checked
@@ -275,8 +314,7 @@ def central_interval(
     centre = floats(mean, "mean")
     (spread,) = same_shape(centre, scale=scale)
     _positive(spread)
-    inside = torch.tensor(level, dtype=torch.float64)
-    half = sqrt(2) * float(torch.erfinv(inside)) if family == "gaussian" else -log(1 - level)
+    half = FAMILIES[family].half_width(level)
     return centre - half * spread, centre + half * spread
 
 
