@@ -247,8 +247,8 @@ def _pair_disagreement(votes: Tensor, num_classes: int) -> Tensor:
 class Labels(Task):
     """Logits of several labels an input, yes or no each.
 
-    Scores are those of two classes, label by label, and become one an input as those of positions do. Ranks (average precision, AUROC of a
-    label) need the probability of every label of every input, so these are kept: four bytes each.
+    Scores are those of two classes, label by label, and become one an input as those of positions do. Ranks (average
+    precision, AUROC of a label) need the probability of every label of every input, so these are kept: four bytes each.
     """
 
     def check_targets(self, targets: Tensor, width: int, name: str, start: int) -> None:
@@ -516,8 +516,8 @@ class OwnLoss(Task):
 class Dense(Task):
     """Outputs with positions (pixels, tokens), each read as `inner` reads an input.
 
-    Metrics are those of the positions, each an example of its own, but only their sums for each input are kept: memory grows with inputs,
-    not with pixels. Intervals resample inputs, since the positions of one are not independent.
+    Metrics are those of the positions, each an example of its own, but only their sums for each input are kept: memory
+    grows with inputs, not with pixels. Intervals resample inputs, since the positions of one are not independent.
 
     Attributes:
         inner: What a position's outputs are.

@@ -1,8 +1,8 @@
 r"""Columns of per-input values in; numbers, bootstrap replicates and intervals out.
 
-A resample of a set is a vector of how often each of its inputs was drawn. All statistics of an evaluation see the
-same resamples, and so do two evaluations of sets with the same names and sizes under one seed: differences of
-their replicates are those of a paired bootstrap.
+A resample of a set is a vector of how often each of its inputs was drawn. All statistics of an evaluation see the same
+resamples, and so do two evaluations of sets with the same names and sizes under one seed: differences of their
+replicates are those of a paired bootstrap.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -282,8 +282,8 @@ def _shifted(cumulative: Tensor) -> Tensor:
 def placements(ood_scores: Tensor, id_scores: Tensor) -> tuple[Tensor, Tensor]:
     """Return each input's part in the AUROC: the share of known inputs below each OOD one, of OOD ones above each known.
 
-    Both have the AUROC as mean, ties counting one half. Their means on a resample, added, less the AUROC, are the
-    AUROC of the resample up to a term that vanishes as 1/inputs.
+    Both have the AUROC as mean, ties counting one half. Their means on a resample, added, less the AUROC, are the AUROC
+    of the resample up to a term that vanishes as 1/inputs.
     """
     return _share_below(ood_scores, id_scores), 1 - _share_below(id_scores, ood_scores)
 

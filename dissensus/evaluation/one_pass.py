@@ -23,16 +23,7 @@ from dissensus.evaluation._tasks import Classification, Over, Positions, Regress
 from dissensus.evaluation.corrupting import Corruptor, corruptor_of
 from dissensus.evaluation.estimates import Found, SetNumbers, Statistic, averages, replicates_of, with_intervals
 from dissensus.evaluation.inputs import NamedSet, Source, check_not_twice, checked_groups, named_sets, warn_of_ranges
-from dissensus.evaluation.results import (
-    ALL_CORRUPTIONS,
-    Evaluation,
-    Examples,
-    Histogram,
-    Number,
-    Reliability,
-    Roc,
-    floats,
-)
+from dissensus.evaluation.results import ALL_CORRUPTIONS, Evaluation, Examples, Histogram, Number, Roc, floats
 from dissensus.evaluation.streaming import Reader, Sample
 from dissensus.members import Members
 from dissensus.members.members import as_members, evaluation_mode
@@ -54,6 +45,8 @@ _SHOWN = (
     "knowledge_variance",
 )
 _ROC_POINTS = 129
+# With fewer, an end of a 95 % interval is one resample.
+_FEW_RESAMPLES = 40
 
 
 @checked
@@ -85,17 +78,13 @@ def evaluate(
 ) -> Evaluation:
     """Measure an ensemble: every score and metric on every set, from one prediction of each input.
 
-    Sets are read batch by batch. Of each input there stay its scores, the pooled prediction, its confidence, correctness
-    and probability of the true class, and which members were right: about 4 bytes a score and 28 beside, however
-    many members and classes there are. Ranks (AUROC, AUPR, risk-coverage), calibration errors of whole sets and
-    resamples need these values of all inputs at once, and nothing else; member outputs are dropped with their batch. Only of
-    the known inputs they stay until the members are diagnosed: up to a quarter of a million numbers, or a few hundred
-    inputs, drawn at random.
+    Sets are read batch by batch; of each input there stay about 4 bytes a score and 28 beside, however many members and
+    classes there are. Member outputs stay only of (some of) the known inputs, until the members are diagnosed.
 
-    Intervals are 95 % bootstrap intervals over inputs, by the percentiles of the replicates; for `ece` and `smooth_ece`,
-    which count noise as error, replicates are reflected around the estimate. A corrupted image is resampled together
-    with the clean one it came from. Averages over corruptions and over the sets of a group are means of the
-    single values, never values of pooled inputs.
+    Intervals are 95 % bootstrap intervals over inputs, by the percentiles of the replicates; for `ece` and
+    `smooth_ece`, which count noise as error, replicates are reflected around the estimate. A corrupted image is
+    resampled together with the clean one it came from. Averages over corruptions and over the sets of a group are means
+    of the single values, never values of pooled inputs.
 
     Args:
         members: The ensemble; it is left in the mode (training or evaluation) in which it came.
@@ -103,30 +92,33 @@ def evaluate(
             that `data.files.load` reads, or what it returned.
         ood: Unknown inputs by name, from the same sources; labels that come with them are passed over. Or a suite that
             `data.suites.load_suite` loaded, which brings its groups along.
-        shifted: Further labelled sets by name, such as data of another year: measured as `id_data`, and told
-            from it as `ood`.
-        corruptions: Names of `data.corruptions.CORRUPTIONS` to apply to `id_data`, which must then be uint8 images; "standard"
-            stands for the 15 of the benchmark, "extra" for its other 4, "cbar" (or "c-bar") for 10 more, "all" for all.
+        shifted: Further labelled sets by name, such as data of another year: measured as `id_data`, and told from it as
+            `ood`.
+        corruptions: Names of `data.corruptions.CORRUPTIONS` to apply to `id_data`, which must then be uint8 images;
+            "standard" stands for the 15 of the benchmark, "extra" for its other 4, "cbar" (or "c-bar") for 10 more,
+            "all" for all.
         severities: At which severities, from 1 to 5.
-        corruption_folder: Where the files of a published set such as CIFAR-10-C are, to read corrupted images from instead of
-            making them; `id_data` must then be the test set that they were made of, in its order.
+        corruption_folder: Where the files of a published set such as CIFAR-10-C are, to read corrupted images from
+            instead of making them; `id_data` must then be the test set that they were made of, in its order.
         frost_folder: Pictures to take frost from; by default it is grown.
         groups: Names of groups to the OOD sets that they average, such as `{"near": ["cifar100"], "far": ["svhn"]}`.
         scores: Names of `scores.SCORES` (for regression, of `scores.REGRESSION_SCORES`). By default all, but from 50
             members on without `jensen_shannon`, and for one member without those that measure disagreement.
         loss: How outputs are read: "cross_entropy" for logits, "gaussian_nll" or "laplace_nll" for likelihood heads
-            (mean, rho), "mse" or "mae" for point predictions, "poisson" for logs of rates, "binary_cross_entropy" for several labels an
-            input, "pinball" for quantiles, or a loss of your own, of which the mean is reported. By default float targets in tensors or
-            arrays tell regression, "mse" with one output a target or "gaussian_nll" with two, whole numbers shaped as the outputs several
-            labels, and all else is "cross_entropy".
+            (mean, rho), "mse" or "mae" for point predictions, "poisson" for logs of rates, "binary_cross_entropy" for
+            several labels an input, "pinball" for quantiles, or a loss of your own, of which the mean is reported. By
+            default float targets in tensors or arrays tell regression, "mse" with one output a target or "gaussian_nll"
+            with two, whole numbers shaped as the outputs several labels, and all else is "cross_entropy".
         weights: Member weights with sum 1, as a tensor, an array or a list; equal if None.
         transform: From a raw batch, on the ensemble's device, to what the members take, such as a normalisation of
             uint8 images.
         class_names: Names of the classes in the order of the outputs, for the report. Labels that files give as names
             are numbered by it; by default by the names that `id_data` holds.
-        over: Of outputs with positions (pixels, tokens) or several labels: one score an input is the `"mean"` or the `"max"` of the
-            scores of these, or the share of them above a number, given here. Metrics are those of positions; intervals resample inputs.
-        class_axis: Of outputs with positions: the axis of the classes in `(members, batch, ...)`; found by the labels' shape.
+        over: Of outputs with positions (pixels, tokens) or several labels: one score an input is the `"mean"` or the
+            `"max"` of the scores of these, or the share of them above a number, given here. Metrics are those of
+            positions; intervals resample inputs.
+        class_axis: Of outputs with positions: the axis of the classes in `(members, batch, ...)`; found by the labels'
+            shape.
         ignore_index: Label of positions that do not count.
         class_weights: How much a position counts by its true class.
         batch_size: How many inputs go through the members at once.
@@ -149,7 +141,9 @@ def evaluate(
         ['aupr_in', 'aupr_out', 'auroc', 'fpr95_id_positive', 'fpr95_ood_positive', 'mean']
     """
     members = as_members(members)
-    bootstrap, batch_size = _resamples(bootstrap), whole_number("batch_size", batch_size, 1)
+    bootstrap, batch_size = whole_number("bootstrap", bootstrap, 0), whole_number("batch_size", batch_size, 1)
+    if 0 < bootstrap < _FEW_RESAMPLES:
+        log.warning("%d resamples are too few for 95 %% intervals; take 1000, or 0 for no intervals", bootstrap)
     seed, shares = whole_number("seed", seed), as_weights(weights, members.num_members)
     if isinstance(ood, LoadedSuite):
         groups, ood = (ood.grouped if groups is None else groups), ood.sets
@@ -174,6 +168,7 @@ def evaluate(
     task = reader.task
     numbers, replicates = _numbers(task, samples, checked, bootstrap, seed)
     num_outputs = task.num_outputs(reader.shape[1])
+    curves = (task.reliability(part.name, part.columns) for part in samples if part.info.kind != "ood")
     return Evaluation(
         name=name,
         task=task.task,
@@ -189,7 +184,7 @@ def evaluate(
         groups=checked,
         numbers=tuple(numbers),
         replicates=replicates,
-        reliability=tuple(_reliability(task, samples)),
+        reliability=tuple(curve for curve in curves if curve is not None),
         rocs=tuple(_rocs(task, samples)),
         histograms=tuple(_histograms(task, samples)),
         gallery=tuple(chain.from_iterable(part.disputed for part in samples)),
@@ -200,18 +195,6 @@ def evaluate(
     )
 
 
-# With fewer, an end of a 95 % interval is one resample.
-FEW_RESAMPLES = 40
-
-
-def _resamples(count: int) -> int:
-    """Return the number of resamples; say where it is too small for intervals."""
-    count = whole_number("bootstrap", count, 0)
-    if 0 < count < FEW_RESAMPLES:
-        log.warning("%d resamples are too few for 95 %% intervals; take 1000, or 0 for no intervals", count)
-    return count
-
-
 def _read_once(reader: Reader, sets: Sequence[NamedSet], corruptor: Corruptor) -> list[Sample]:
     """Run the members on every set; refuse one that comes twice, and warn of pixels on another scale."""
     samples: list[Sample] = []
@@ -219,7 +202,6 @@ def _read_once(reader: Reader, sets: Sequence[NamedSet], corruptor: Corruptor) -
     for part in sets:
         sample = reader.read(part, corruptor if part.kind == "id" else Corruptor())
         check_not_twice(sample.name, sample.inputs, seen)
-        seen[sample.inputs] = sample.name
         samples.append(sample)
         warn_of_ranges(samples[0].name, samples[0].range, sample.name, sample.range)
     return samples
@@ -306,24 +288,15 @@ def _examples(task: Task, samples: Sequence[Sample], num_outputs: int) -> tuple[
     if not (isinstance(task, Classification) or (isinstance(task, Regression) and num_outputs == 1)):
         return ()
     shown = [name for name in task.score_names if name in _SHOWN] or [task.score_names[0]]
-    places = [task.score_names.index(name) for name in shown]
-    return tuple(_least_certain(part, shown, places) for part in samples)
-
-
-def _least_certain(part: Sample, shown: Sequence[str], places: Sequence[int]) -> Examples:
-    scores = part.columns["scores"][places]
-    order = scores[0].argsort(descending=True, stable=True)[:_EXAMPLES]
-    values = {
-        name: floats(part.columns[name][order].double().numpy()) if name in part.columns else ()
-        for name in ("predicted", "truth", "confidence")
-    }
-    own = {name: floats(row[order].double().numpy()) for name, row in zip(shown, scores, strict=True)}
-    return Examples(part.name, tuple(order.tolist()), **values, scores=own)
-
-
-def _reliability(task: Task, samples: Sequence[Sample]) -> Iterable[Reliability]:
-    curves = (task.reliability(part.name, part.columns) for part in samples if part.info.kind != "ood")
-    return (curve for curve in curves if curve is not None)
+    found = []
+    for part in samples:
+        columns = dict(zip(task.score_names, part.columns["scores"], strict=True)) | part.columns
+        order = columns[shown[0]].argsort(descending=True, stable=True)[:_EXAMPLES]
+        names = ("predicted", "truth", "confidence", *shown)
+        values = {name: floats(columns[name][order].double().numpy()) for name in names if name in columns}
+        answers = [values.get(name, ()) for name in names[:3]]
+        found.append(Examples(part.name, tuple(order.tolist()), *answers, {name: values[name] for name in shown}))
+    return tuple(found)
 
 
 def _rocs(task: Task, samples: Sequence[Sample]) -> Iterable[Roc]:
@@ -337,7 +310,7 @@ def _rocs(task: Task, samples: Sequence[Sample]) -> Iterable[Roc]:
 def _histograms(task: Task, samples: Sequence[Sample]) -> Iterable[Histogram]:
     ranked = {part.name: np.sort(part.columns["scores"].numpy()).astype(np.float64) for part in samples}
     for place, score in enumerate(task.score_names):
-        edges, logarithmic = _edges(np.sort(np.concatenate([values[place] for values in ranked.values()])))
+        edges, logarithmic = _edges(np.concatenate([values[place] for values in ranked.values()]))
         shown = floats(edges)
         for name, values in ranked.items():
             # What lies outside counts in the first and in the last bin.

@@ -1,9 +1,8 @@
 """An ensemble and a named set in, one value per input and quantity out: every input is predicted once.
 
-What is kept of an input, beside the handful of gallery images: its scores, the pooled prediction, its confidence,
-probability of the true class and correctness, and which members were right. Exact ranks (AUROC, AUPR, risk-coverage),
-calibration errors of the whole set and resamples need these values of all inputs together; member outputs are dropped
-batch by batch, but for those of (some of) the known inputs, from which members are diagnosed.
+What is kept of an input are the columns of its task, which exact ranks, calibration errors and resamples need of all
+inputs together, and a handful of gallery images; member outputs are dropped batch by batch, but for those of (some of)
+the known inputs, from which members are diagnosed.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
