@@ -134,13 +134,13 @@ def test_maps_of_numbers_have_the_errors_of_their_pixels():
 
 
 def test_what_is_kept_does_not_grow_with_pixels():
-    from dissensus.evaluation.classification import Classification
-    from dissensus.evaluation.dense import Dense, Positions
+    from dissensus.evaluation._tasks import Classification, Dense
+    from dissensus.objectives.likelihoods import LIKELIHOODS
 
     sizes = []
     for side in (4, 32):
         outputs, y = torch.randn(3, 5, 3, side, side), torch.randint(0, 3, (5, side, side))
-        task = Dense.of(Classification(("bma",), None, "cross_entropy"), Positions(), outputs, y)
+        task = Dense.of(Classification(("bma",), None, LIKELIHOODS["cross_entropy"]), outputs, y)
         columns = task.columns(outputs, y)
         # Those two are of a batch only.
         sizes.append(sum(t.numel() for name, t in columns.items() if name not in ("map", "dispute")))

@@ -13,18 +13,22 @@ import dissensus as ds
 from dissensus import metrics
 from dissensus.evaluation import compare, evaluate
 from dissensus.evaluation.estimates import (
-    CalibrationError,
-    Means,
-    SmoothCalibrationError,
-    detection,
+    SetNumbers,
     draw_counts,
+    grouped_ranks,
     interval,
+    mean_statistic,
     placements,
     replicates_of,
-    risk_coverage,
     with_intervals,
 )
 from dissensus.evaluation.results import Number
+
+ON_ID = SetNumbers("id", "id")
+
+
+def detection(ood, known):
+    return SetNumbers("ood", "far").detection("bma", ood, known, "id")
 
 
 def repeated(values, counts):
@@ -44,7 +48,7 @@ def tied_scores(size, seed, distinct):
 def test_detection_on_resamples_is_the_metric_of_the_resampled_scores(distinct):
     known, ood = tied_scores(60, 0, distinct), tied_scores(45, 1, distinct) + 0.3
     draws = first_draws({"id": 60, "far": 45})
-    part = detection("ood", "far", "bma", ood, known, "id")
+    part = detection(ood, known)
     got = part.resampled(draws)
     for row, (name, metric) in enumerate(metrics.OOD_METRICS.items()):
         assert part.numbers[row].metric == name
@@ -56,7 +60,7 @@ def test_detection_on_resamples_is_the_metric_of_the_resampled_scores(distinct):
 @given(st.integers(1, 45), st.integers(1, 45), st.sampled_from([1, 2, 5, 1000]))
 def test_detection_from_one_sort_is_every_metric_exactly(num_known, num_ood, distinct):
     known, ood = tied_scores(num_known, num_ood, distinct), tied_scores(num_ood, num_known, distinct)
-    part = detection("ood", "far", "bma", ood, known, "id")
+    part = detection(ood, known)
     for number, (name, metric) in zip(part.numbers, metrics.OOD_METRICS.items(), strict=True):
         assert number.metric == name
         assert number.value == pytest.approx(metric(ood, known), abs=1e-12), name
@@ -67,7 +71,7 @@ def test_risk_coverage_on_resamples_is_the_metric_of_the_resampled_scores(distin
     scores = tied_scores(50, 0, distinct)
     correct = torch.rand(50, generator=torch.Generator().manual_seed(2)) < 0.7
     draws = first_draws({"id": 50})
-    got = risk_coverage("id", "id", "bma", scores, correct).resampled(draws)
+    got = ON_ID.risk_coverage("bma", scores, correct).resampled(draws)
     for column in range(got.shape[1]):
         counts = draws["id"][:, column]
         want = metrics.risk_coverage_area(repeated(scores, counts), repeated(correct, counts))
@@ -84,8 +88,7 @@ def confidences(size, seed=0, power=1.4):
 def test_calibration_error_on_resamples_is_the_metric_of_the_resampled_inputs():
     confidence, correct = confidences(80)
     draws = first_draws({"id": 80})
-    value = metrics.confidence_reliability(confidence, correct).ece
-    got = CalibrationError.of(Number("ece", "id", "id", value), "id", confidence, correct).resampled(draws)
+    got = ON_ID.calibration_error(confidence, correct).resampled(draws)
     for column in range(got.shape[1]):
         pair = [repeated(values, draws["id"][:, column]) for values in (confidence, correct)]
         assert got[0, column].item() == pytest.approx(metrics.confidence_reliability(*pair).ece, abs=1e-6)
@@ -96,8 +99,7 @@ def test_calibration_error_on_resamples_is_the_metric_of_the_resampled_inputs():
 def test_smooth_calibration_error_on_resamples_is_the_metric_of_the_resampled_inputs(size, power):
     confidence, correct = confidences(size, power=power)
     draws = first_draws({"id": size})
-    number = Number("smooth_ece", "id", "id", metrics.smooth_ece(confidence, correct))
-    got = SmoothCalibrationError([number], "id", confidence, confidence - correct.float()).resampled(draws)
+    got = ON_ID.smooth_calibration_error(confidence, correct).resampled(draws)
     for column in range(got.shape[1]):
         pair = [repeated(values, draws["id"][:, column]) for values in (confidence, correct)]
         assert got[0, column].item() == pytest.approx(metrics.smooth_ece(*pair), rel=0.01, abs=1e-4)
@@ -107,8 +109,8 @@ def test_scores_of_many_values_are_resampled_in_groups_that_barely_matter():
     generator = torch.Generator().manual_seed(0)
     known, ood = torch.randn(9000, generator=generator), torch.randn(8000, generator=generator) + 1
     draws = first_draws({"id": 9000, "far": 8000}, count=2)
-    part = detection("ood", "far", "bma", ood, known, "id")
-    assert part.groups.max() < 4096 < len(known)
+    part = detection(ood, known)
+    assert grouped_ranks(torch.cat([known, ood])).max() < 4096 < len(known)
     got = part.resampled(draws)
     for row, metric in enumerate(metrics.OOD_METRICS.values()):
         pair = [repeated(v, draws[s][:, 0]) for v, s in ((ood, "far"), (known, "id"))]
@@ -128,9 +130,9 @@ def test_intervals_by_placements_are_those_of_full_resamples():
     known = torch.randn(800, generator=generator)
     corrupted = known + 0.7 * torch.randn(800, generator=generator) + 0.5
     auroc = metrics.auroc(corrupted, known)
-    values = torch.from_numpy(sum(placements(corrupted, known)) - auroc).float()[None]
-    part = Means([Number("auroc", "fog", "corruption", auroc, "bma", 1)], "id", values)
-    linear = replicates_of([part], {"id": 800}, 400, seed=0)[0]
+    values = (sum(placements(corrupted, known)) - auroc).float()[None]
+    part = mean_statistic([Number("auroc", "fog", "corruption", auroc, "bma", 1)], "id", values)
+    linear = replicates_of([part], {"id": 800}, 400, seed=0)[1][0]
     exact = []
     for draws in draw_counts({"id": 800}, 400, seed=0):
         for column in draws["id"].T:
@@ -163,8 +165,8 @@ def coverage(sample, metric, truth, repeats=200, size=120):
     inside = 0
     for repeat in range(repeats):
         statistic, sizes = sample(repeat, size)
-        replicates = replicates_of([statistic], sizes, 300, seed=repeat)
-        (number,) = [n for n in with_intervals(statistic.numbers, replicates) if n.metric == metric]
+        found = replicates_of([statistic], sizes, 300, seed=repeat)
+        (number,) = [n for n in with_intervals(found) if n.metric == metric]
         inside += number.low <= truth <= number.high
     return inside / repeats
 
@@ -172,8 +174,7 @@ def coverage(sample, metric, truth, repeats=200, size=120):
 def test_intervals_of_a_mean_cover_it_as_often_as_they_say():
     def sample(repeat, size):
         values = torch.rand(size, generator=torch.Generator().manual_seed(repeat)) < 0.8
-        value = values.double().mean().item()
-        return Means([Number("accuracy", "id", "id", value)], "id", values.float()[None]), {"id": size}
+        return ON_ID.metrics({"accuracy": values}), {"id": size}
 
     # Two standard errors of a share of 0.95 in 200 repeats are 0.03; percentile intervals run a little short.
     assert 0.90 <= coverage(sample, "accuracy", 0.8) <= 0.98
@@ -183,7 +184,7 @@ def test_intervals_of_an_auroc_cover_it_as_often_as_they_say():
     def sample(repeat, size):
         generator = torch.Generator().manual_seed(repeat)
         known, ood = torch.randn(size, generator=generator), torch.randn(size, generator=generator) + 1
-        return detection("ood", "far", "bma", ood, known, "id"), {"id": size, "far": size}
+        return detection(ood, known), {"id": size, "far": size}
 
     # Closed form: P(N(1,1) > N(0,1)) = Phi(1 / sqrt 2).
     truth = torch.special.ndtr(torch.tensor(0.5**0.5)).item()
@@ -195,13 +196,12 @@ def test_intervals_of_a_calibration_error_are_not_fooled_by_noise():
 
     def sample(repeat, size):
         confidence, correct = confidences(size, seed=repeat, power=1.0)
-        value = metrics.confidence_reliability(confidence, correct).ece
-        return CalibrationError.of(Number("ece", "id", "id", value), "id", confidence, correct), {"id": size}
+        return ON_ID.calibration_error(confidence, correct), {"id": size}
 
     low, high, value = [], [], []
     for repeat in range(60):
         statistic, sizes = sample(repeat, 500)
-        (number,) = with_intervals(statistic.numbers, replicates_of([statistic], sizes, 300, seed=repeat))
+        (number,) = with_intervals(replicates_of([statistic], sizes, 300, seed=repeat))
         low.append(number.low), high.append(number.high), value.append(number.value)
     plain = np.mean(value)
     assert np.mean(low) < 0.4 * plain

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from dissensus import scores
-from dissensus.evaluation.classification import Classification
-from dissensus.evaluation.regression import Regression
+from dissensus.evaluation._tasks import Classification, Regression
+from dissensus.objectives.likelihoods import LIKELIHOODS
 from dissensus.scores import KNOWLEDGE_SCORES, SCORES, Beliefs
 
 properties = settings(deadline=None, max_examples=25)
@@ -125,8 +125,8 @@ def test_blocks_of_inputs_give_what_the_whole_batch_gives(monkeypatch):
 def test_an_evaluation_finds_no_knowledge_uncertainty_in_copies(weights):
     outputs = normal(1, 30, 4).float().expand(3, -1, -1)
     names = tuple(sorted(KNOWLEDGE_SCORES))
-    columns = Classification(names, weights, "cross_entropy").columns(outputs, None)
+    columns = Classification(names, weights, LIKELIHOODS["cross_entropy"]).columns(outputs, None)
     assert not columns["scores"].any()
     assert not columns["dispute"].any()
-    densities = Regression(("knowledge_variance",), weights, "gaussian_nll", "density")
+    densities = Regression(("knowledge_variance",), weights, LIKELIHOODS["gaussian_nll"])
     assert not densities.columns(outputs, None)["scores"].any()

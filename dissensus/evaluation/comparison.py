@@ -8,7 +8,7 @@ import numpy as np
 
 from dissensus._signatures import checked
 from dissensus.evaluation.estimates import BIASED, ROUNDING
-from dissensus.evaluation.results import LEVEL, Evaluation, Kind, Number, SetInfo
+from dissensus.evaluation.results import ID, LEVEL, Evaluation, Kind, Number, SetInfo, find
 from dissensus.metrics import HIGHER_IS_BETTER
 
 
@@ -82,7 +82,7 @@ class Comparison:
     def difference(
         self,
         metric: str,
-        set: str = "id",
+        set: str = ID,
         *,
         score: str | None = None,
         severity: int | None = None,
@@ -90,10 +90,9 @@ class Comparison:
         label: int | None = None,
     ) -> Difference:
         """Return one difference; arguments as in `Evaluation.number`."""
-        wanted = (metric, set, score, severity, member, label)
-        for one in self.differences:
-            if (one.metric, one.set, one.score, one.severity, one.member, one.label) == wanted:
-                return one
+        found = find(self.differences, metric, set, score, severity, member, label)
+        if found is not None:
+            return found
         raise ValueError(
             f"The two evaluations have no {metric!r} of set {set!r} with score {score!r}, severity {severity!r}, "
             f"member {member!r} and label {label!r} in common."
@@ -127,12 +126,12 @@ def compare(first: Evaluation, second: Evaluation, *, same_inputs: bool = False)
         first: One evaluation.
         second: Another, of the same sets, made with the same `bootstrap` and `seed`.
         same_inputs: Set it to vouch that sets of one name hold the same inputs in the same order, where they were
-            prepared in two ways (each normalised for its own network, say) and so look different. Their targets must
-            be the same all the same.
+            prepared in two ways (each normalised for its own network, say) and so look different. Their targets must be
+            the same all the same.
 
     Returns:
-        The differences, second less first. Reading: where an interval leaves out zero, the difference is more than
-        the choice of test inputs explains; the choice of training seed is another matter.
+        The differences, second less first. Reading: where an interval leaves out zero, the difference is more than the
+        choice of test inputs explains; the choice of training seed is another matter.
 
     Example:
         >>> import torch

@@ -2,9 +2,8 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from itertools import combinations
 from math import nan
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -32,7 +31,7 @@ class Items(Protocol):
 Source: TypeAlias = str | Path | Loaded | Items
 
 
-def loaded_or_same(data: Any, name: str) -> Any:
+def _loaded_or_same(data: Any, name: str) -> Any:
     """Return what a path or a data set of pictures holds, as `Loaded`; all else as it came."""
     if not _must_be_read(data):
         return data
@@ -42,12 +41,7 @@ def loaded_or_same(data: Any, name: str) -> Any:
         raise ValueError(f"Set {name!r} cannot be read: {problem}") from None
 
 
-def as_inputs(data: Any) -> Inputs | Pairs:
-    """Return inputs of a set without targets."""
-    return data.x if isinstance(data, Loaded) else data
-
-
-def as_pairs(data: Any, name: str, class_names: Sequence[str] | None) -> Pairs:
+def _as_pairs(data: Any, name: str, class_names: Sequence[str] | None) -> Pairs:
     """Return inputs and targets; class labels that have names are numbered by the order of `class_names`."""
     if not isinstance(data, Loaded):
         return data
@@ -58,7 +52,13 @@ def as_pairs(data: Any, name: str, class_names: Sequence[str] | None) -> Pairs:
         )
     if data.classes is None or class_names is None:
         return data.x, data.y
-    return data.x, _numbered(data.y, data.classes, class_names, name)
+    place = {each: number for number, each in enumerate(class_names)}
+    if unknown := [each for each in data.classes if each not in place]:
+        raise ValueError(
+            f"Classes of set {name!r} must be among {', '.join(class_names)}; got {', '.join(unknown)}. Leave its rows out, or "
+            "give the set as `ood`."
+        )
+    return data.x, torch.tensor([place[each] for each in data.classes])[data.y.long()]
 
 
 def _must_be_read(data: Any) -> bool:
@@ -67,25 +67,13 @@ def _must_be_read(data: Any) -> bool:
     known = (Tensor, np.ndarray, list, Loaded, CachedFeatures, DataLoader, TensorDataset)
     if isinstance(data, known) or is_tree(data) or not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
         return False
-    rows = len(data)
     if not isinstance(data, Dataset):
         # Such as of Hugging Face; an array of another library becomes one of numpy later.
         return not hasattr(data, "__array__")
-    first = data[0] if rows else None
+    first = data[0] if len(data) else None
     picture = first[0] if isinstance(first, tuple | list) and first else first
     # Pictures of Pillow, which a loader cannot put into a batch.
     return hasattr(picture, "convert")
-
-
-def _numbered(labels: Tensor, names: Sequence[str], wanted: Sequence[str], name: str) -> Tensor:
-    place = {each: number for number, each in enumerate(wanted)}
-    unknown = [each for each in names if each not in place]
-    if unknown:
-        raise ValueError(
-            f"Classes of set {name!r} must be among {', '.join(wanted)}; got {', '.join(unknown)}. Leave its rows out, or "
-            "give the set as `ood`."
-        )
-    return torch.tensor([place[each] for each in names])[labels.long()]
 
 
 # Images that are brighter than this somewhere are not in 0..1.
@@ -109,10 +97,7 @@ class NamedSet:
             if len(x) == 0:
                 continue
             empty = False
-            if y is not None and len(y) != len(x):
-                raise ValueError(
-                    f"Set {self.name!r} must have one target for each input; got {len(x)} inputs and {len(y)} targets."
-                )
+            self._check_lengths(x, y)
             yield x, y
         if empty:
             raise ValueError(f"Set {self.name!r} is empty; give it one input or more, or leave it out.")
@@ -121,17 +106,19 @@ class NamedSet:
         if self.kind == "ood":
             # Labels of unknown inputs mean nothing to the ensemble.
             data = self.data[0] if isinstance(self.data, tuple) else self.data
-            if _is_empty(data):
-                return
-            yield from ((x, None) for x in input_batches(data, batch_size))
+            if isinstance(data, DataLoader) or not hasattr(data, "__len__") or len(data):
+                yield from ((x, None) for x in input_batches(data, batch_size))
             return
         arrays = arrays_of(self.data)
-        if arrays is not None and len(arrays[0]) != len(arrays[1]):
-            raise ValueError(
-                f"Set {self.name!r} must have one target for each input; got {len(arrays[0])} inputs and "
-                f"{len(arrays[1])} targets."
-            )
+        if arrays is not None:
+            self._check_lengths(*arrays[:2])
         yield from pair_batches(self.data, batch_size)
+
+    def _check_lengths(self, x: Sized, y: Sized | None) -> None:
+        if y is not None and len(y) != len(x):
+            raise ValueError(
+                f"Set {self.name!r} must have one target for each input; got {len(x)} inputs and {len(y)} targets."
+            )
 
 
 def named_sets(
@@ -146,20 +133,22 @@ def named_sets(
     """
     shifted, ood = _by_name("shifted", shifted), _by_name("ood", ood)
     _check_names([ID, *shifted, *ood])
-    known = loaded_or_same(id_data, ID)
+    known = _loaded_or_same(id_data, ID)
     if class_names is None and isinstance(known, Loaded):
         class_names = known.classes
     class_names = None if class_names is None else [str(name) for name in class_names]
     if twice := _repeated(class_names or ()):
         raise ValueError(f"`class_names` must name each class once; got {twice[0]!r} twice.")
-    sets = [NamedSet(ID, "id", as_pairs(known, ID, class_names))]
+    sets = [NamedSet(ID, "id", _as_pairs(known, ID, class_names))]
     for name, data in shifted.items():
-        sets.append(NamedSet(name, "shifted", as_pairs(loaded_or_same(data, name), name, class_names)))
-    for name, inputs in ood.items():
-        sets.append(NamedSet(name, "ood", as_inputs(loaded_or_same(inputs, name))))
-    for first, second in combinations(sets, 2):
-        if _inputs_of(first) is _inputs_of(second):
-            raise ValueError(_twice(first.name, second.name))
+        sets.append(NamedSet(name, "shifted", _as_pairs(_loaded_or_same(data, name), name, class_names)))
+    for name, data in ood.items():
+        inputs = _loaded_or_same(data, name)
+        sets.append(NamedSet(name, "ood", inputs.x if isinstance(inputs, Loaded) else inputs))
+    seen: dict[int, str] = {}
+    for part in sets:
+        inputs = part.data[0] if isinstance(part.data, tuple) and part.data else part.data
+        check_not_twice(part.name, id(inputs), seen)
     return sets, tuple(class_names or ())
 
 
@@ -184,10 +173,10 @@ def checked_groups(groups: Mapping[str, Iterable[str]] | None, sets: list[NamedS
     return checked
 
 
-def check_not_twice(name: str, fingerprint: str, seen: Mapping[str, str]) -> None:
-    """Refuse inputs that were already evaluated under another name; `seen` maps fingerprints to names."""
-    if fingerprint in seen:
-        raise ValueError(_twice(seen[fingerprint], name))
+def check_not_twice(name: str, inputs: Any, seen: dict[Any, str]) -> None:
+    """Refuse inputs, known by any key, that came under another name before; `seen` maps keys to names."""
+    if seen.setdefault(inputs, name) != name:
+        raise ValueError(f"Sets {seen[inputs]!r} and {name!r} hold the same inputs; leave one of them out.")
 
 
 def value_range(raw: trees.Batch) -> tuple[float, float]:
@@ -213,10 +202,6 @@ def warn_of_ranges(known: str, known_range: tuple[float, float], name: str, its_
             )
 
 
-def _twice(first: str, second: str) -> str:
-    return f"Sets {first!r} and {second!r} hold the same inputs; leave one of them out."
-
-
 def _check_names(names: Collection[str]) -> None:
     for name in names:
         if not isinstance(name, str) or not name or name == ALL_CORRUPTIONS:
@@ -232,11 +217,3 @@ def _check_names(names: Collection[str]) -> None:
 
 def _repeated(names: Collection[str]) -> list[str]:
     return [name for name, count in Counter(names).items() if count > 1]
-
-
-def _inputs_of(part: NamedSet) -> Any:
-    return part.data[0] if isinstance(part.data, tuple) and part.data else part.data
-
-
-def _is_empty(data: Any) -> bool:
-    return not isinstance(data, DataLoader) and hasattr(data, "__len__") and len(data) == 0

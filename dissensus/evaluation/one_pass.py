@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date
 from itertools import chain
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +19,15 @@ from dissensus._signatures import checked, whole_number
 from dissensus.data.sources import Inputs, Pairs, arrays_of, device_named, device_of
 from dissensus.data.suites import LoadedSuite
 from dissensus.data.trees import Tree
-from dissensus.evaluation.classification import Classification, score_names
+from dissensus.evaluation._tasks import Classification, Over, Positions, Regression, Task, task_of
 from dissensus.evaluation.corrupting import Corruptor, corruptor_of
-from dissensus.evaluation.dense import Over, Positions
-from dissensus.evaluation.estimates import Statistic, average, detection, replicates_of, with_intervals
+from dissensus.evaluation.estimates import Found, SetNumbers, Statistic, averages, replicates_of, with_intervals
 from dissensus.evaluation.inputs import NamedSet, Source, check_not_twice, checked_groups, named_sets, warn_of_ranges
-from dissensus.evaluation.labels import Labels
-from dissensus.evaluation.regression import OwnLoss, Regression, variance_names
-from dissensus.evaluation.results import (
-    ALL_CORRUPTIONS,
-    Evaluation,
-    Examples,
-    Histogram,
-    Number,
-    Reliability,
-    Roc,
-    floats,
-)
-from dissensus.evaluation.streaming import Reader, Sample, Task
+from dissensus.evaluation.results import ALL_CORRUPTIONS, Evaluation, Examples, Histogram, Number, Roc, floats
+from dissensus.evaluation.streaming import Reader, Sample
 from dissensus.members import Members
 from dissensus.members.members import as_members, evaluation_mode
-from dissensus.objectives.likelihoods import Likelihood, likelihood_of, regression_loss
+from dissensus.objectives.likelihoods import likelihood_of, regression_loss
 from dissensus.predictions import predict
 from dissensus.types import MemberWeights
 
@@ -56,7 +45,8 @@ _SHOWN = (
     "knowledge_variance",
 )
 _ROC_POINTS = 129
-Found = tuple[list[Number], NDArray[np.float32]]
+# With fewer, an end of a 95 % interval is one resample.
+_FEW_RESAMPLES = 40
 
 
 @checked
@@ -88,17 +78,13 @@ def evaluate(
 ) -> Evaluation:
     """Measure an ensemble: every score and metric on every set, from one prediction of each input.
 
-    Sets are read batch by batch. Of each input there stay its scores, the pooled prediction, its confidence, correctness
-    and probability of the true class, and which members were right: about 4 bytes a score and 28 beside, however
-    many members and classes there are. Ranks (AUROC, AUPR, risk-coverage), calibration errors of whole sets and
-    resamples need these values of all inputs at once, and nothing else; member outputs are dropped with their batch. Only of
-    the known inputs they stay until the members are diagnosed: up to a quarter of a million numbers, or a few hundred
-    inputs, drawn at random.
+    Sets are read batch by batch; of each input there stay about 4 bytes a score and 28 beside, however many members and
+    classes there are. Member outputs stay only of (some of) the known inputs, until the members are diagnosed.
 
-    Intervals are 95 % bootstrap intervals over inputs, by the percentiles of the replicates; for `ece` and `smooth_ece`,
-    which count noise as error, replicates are reflected around the estimate. A corrupted image is resampled together
-    with the clean one it came from. Averages over corruptions and over the sets of a group are means of the
-    single values, never values of pooled inputs.
+    Intervals are 95 % bootstrap intervals over inputs, by the percentiles of the replicates; for `ece` and
+    `smooth_ece`, which count noise as error, replicates are reflected around the estimate. A corrupted image is
+    resampled together with the clean one it came from. Averages over corruptions and over the sets of a group are means
+    of the single values, never values of pooled inputs.
 
     Args:
         members: The ensemble; it is left in the mode (training or evaluation) in which it came.
@@ -106,30 +92,33 @@ def evaluate(
             that `data.files.load` reads, or what it returned.
         ood: Unknown inputs by name, from the same sources; labels that come with them are passed over. Or a suite that
             `data.suites.load_suite` loaded, which brings its groups along.
-        shifted: Further labelled sets by name, such as data of another year: measured as `id_data`, and told
-            from it as `ood`.
-        corruptions: Names of `data.corruptions.CORRUPTIONS` to apply to `id_data`, which must then be uint8 images; "standard"
-            stands for the 15 of the benchmark, "extra" for its other 4, "cbar" (or "c-bar") for 10 more, "all" for all.
+        shifted: Further labelled sets by name, such as data of another year: measured as `id_data`, and told from it as
+            `ood`.
+        corruptions: Names of `data.corruptions.CORRUPTIONS` to apply to `id_data`, which must then be uint8 images;
+            "standard" stands for the 15 of the benchmark, "extra" for its other 4, "cbar" (or "c-bar") for 10 more,
+            "all" for all.
         severities: At which severities, from 1 to 5.
-        corruption_folder: Where the files of a published set such as CIFAR-10-C are, to read corrupted images from instead of
-            making them; `id_data` must then be the test set that they were made of, in its order.
+        corruption_folder: Where the files of a published set such as CIFAR-10-C are, to read corrupted images from
+            instead of making them; `id_data` must then be the test set that they were made of, in its order.
         frost_folder: Pictures to take frost from; by default it is grown.
         groups: Names of groups to the OOD sets that they average, such as `{"near": ["cifar100"], "far": ["svhn"]}`.
         scores: Names of `scores.SCORES` (for regression, of `scores.REGRESSION_SCORES`). By default all, but from 50
             members on without `jensen_shannon`, and for one member without those that measure disagreement.
         loss: How outputs are read: "cross_entropy" for logits, "gaussian_nll" or "laplace_nll" for likelihood heads
-            (mean, rho), "mse" or "mae" for point predictions, "poisson" for logs of rates, "binary_cross_entropy" for several labels an
-            input, "pinball" for quantiles, or a loss of your own, of which the mean is reported. By default float targets in tensors or
-            arrays tell regression, "mse" with one output a target or "gaussian_nll" with two, whole numbers shaped as the outputs several
-            labels, and all else is "cross_entropy".
+            (mean, rho), "mse" or "mae" for point predictions, "poisson" for logs of rates, "binary_cross_entropy" for
+            several labels an input, "pinball" for quantiles, or a loss of your own, of which the mean is reported. By
+            default float targets in tensors or arrays tell regression, "mse" with one output a target or "gaussian_nll"
+            with two, whole numbers shaped as the outputs several labels, and all else is "cross_entropy".
         weights: Member weights with sum 1, as a tensor, an array or a list; equal if None.
         transform: From a raw batch, on the ensemble's device, to what the members take, such as a normalisation of
             uint8 images.
         class_names: Names of the classes in the order of the outputs, for the report. Labels that files give as names
             are numbered by it; by default by the names that `id_data` holds.
-        over: Of outputs with positions (pixels, tokens) or several labels: one score an input is the `"mean"` or the `"max"` of the
-            scores of these, or the share of them above a number, given here. Metrics are those of positions; intervals resample inputs.
-        class_axis: Of outputs with positions: the axis of the classes in `(members, batch, ...)`; found by the labels' shape.
+        over: Of outputs with positions (pixels, tokens) or several labels: one score an input is the `"mean"` or the
+            `"max"` of the scores of these, or the share of them above a number, given here. Metrics are those of
+            positions; intervals resample inputs.
+        class_axis: Of outputs with positions: the axis of the classes in `(members, batch, ...)`; found by the labels'
+            shape.
         ignore_index: Label of positions that do not count.
         class_weights: How much a position counts by its true class.
         batch_size: How many inputs go through the members at once.
@@ -152,7 +141,9 @@ def evaluate(
         ['aupr_in', 'aupr_out', 'auroc', 'fpr95_id_positive', 'fpr95_ood_positive', 'mean']
     """
     members = as_members(members)
-    bootstrap, batch_size = _resamples(bootstrap), whole_number("batch_size", batch_size, 1)
+    bootstrap, batch_size = whole_number("bootstrap", bootstrap, 0), whole_number("batch_size", batch_size, 1)
+    if 0 < bootstrap < _FEW_RESAMPLES:
+        log.warning("%d resamples are too few for 95 %% intervals; take 1000, or 0 for no intervals", bootstrap)
     seed, shares = whole_number("seed", seed), as_weights(weights, members.num_members)
     if isinstance(ood, LoadedSuite):
         groups, ood = (ood.grouped if groups is None else groups), ood.sets
@@ -162,21 +153,22 @@ def evaluate(
         members.to(device_named(device))
     if loss == "auto":
         loss = _told_loss(members, sets[0], transform)
-    task = _task_of(loss, scores, shares, members.num_members, over)
+    positions = Positions(over, class_axis, ignore_index, class_weights)
+    task = task_of(likelihood_of(loss), scores, shares, members.num_members, positions)
     if corruptions is not None and task.task != "classification":
         raise ValueError(
             f"`corruptions` are for classifiers of images, one class each; the loss is {task.loss!r}. Leave them out."
         )
     corruptor = corruptor_of(corruptions, severities, seed, corruption_folder, frost_folder)
-    positions = Positions(over, class_axis, ignore_index, class_weights)
-    reader = Reader(members, task, transform, batch_size, device_of(members), names, positions)
+    reader = Reader(members, task, transform, batch_size, device_of(members), names)
     reader.check(sets)
     with evaluation_mode(members):
         samples = _read_once(reader, sets, corruptor)
     assert reader.shape is not None
     task = reader.task
     numbers, replicates = _numbers(task, samples, checked, bootstrap, seed)
-    num_outputs = reader.shape[1] // (2 if task.task == "density" else 1)
+    num_outputs = task.num_outputs(reader.shape[1])
+    curves = (task.reliability(part.name, part.columns) for part in samples if part.info.kind != "ood")
     return Evaluation(
         name=name,
         task=task.task,
@@ -192,7 +184,7 @@ def evaluate(
         groups=checked,
         numbers=tuple(numbers),
         replicates=replicates,
-        reliability=tuple(_reliability(task, samples)),
+        reliability=tuple(curve for curve in curves if curve is not None),
         rocs=tuple(_rocs(task, samples)),
         histograms=tuple(_histograms(task, samples)),
         gallery=tuple(chain.from_iterable(part.disputed for part in samples)),
@@ -203,18 +195,6 @@ def evaluate(
     )
 
 
-# With fewer, an end of a 95 % interval is one resample.
-FEW_RESAMPLES = 40
-
-
-def _resamples(count: int) -> int:
-    """Return the number of resamples; say where it is too small for intervals."""
-    count = whole_number("bootstrap", count, 0)
-    if 0 < count < FEW_RESAMPLES:
-        log.warning("%d resamples are too few for 95 %% intervals; take 1000, or 0 for no intervals", count)
-    return count
-
-
 def _read_once(reader: Reader, sets: Sequence[NamedSet], corruptor: Corruptor) -> list[Sample]:
     """Run the members on every set; refuse one that comes twice, and warn of pixels on another scale."""
     samples: list[Sample] = []
@@ -222,7 +202,6 @@ def _read_once(reader: Reader, sets: Sequence[NamedSet], corruptor: Corruptor) -
     for part in sets:
         sample = reader.read(part, corruptor if part.kind == "id" else Corruptor())
         check_not_twice(sample.name, sample.inputs, seen)
-        seen[sample.inputs] = sample.name
         samples.append(sample)
         warn_of_ranges(samples[0].name, samples[0].range, sample.name, sample.range)
     return samples
@@ -245,77 +224,41 @@ def _told_loss(members: Members, known: NamedSet, transform: Callable[[Tensor], 
     return "binary_cross_entropy"
 
 
-# How outputs are read, by what the loss says that they are.
-_TASKS: Mapping[str, Callable[[tuple[str, ...], Tensor | None, Likelihood, Over], Task]] = {
-    "classes": lambda names, weights, loss, over: Classification(names, weights, loss.name),
-    "labels": lambda names, weights, loss, over: Labels(names, weights, loss.name, over),
-    "points": lambda names, weights, loss, over: Regression(names, weights, loss.name, "points"),
-    "density": lambda names, weights, loss, over: Regression(names, weights, loss.name, "density"),
-    "own": lambda names, weights, loss, over: OwnLoss(names, weights, loss),
-}
-
-
-def _task_of(
-    loss: str | Callable[[Tensor, Tensor], Tensor],
-    scores: Iterable[str] | None,
-    weights: Tensor | None,
-    num_members: int,
-    over: Over,
-) -> Task:
-    likelihood = likelihood_of(loss)
-    if likelihood.kind in ("classes", "labels"):
-        names = score_names(scores, num_members)
-    else:
-        names = variance_names(scores, likelihood.name, num_members)
-    return _TASKS[likelihood.kind](names, weights, likelihood, over)
-
-
 def _numbers(
     task: Task, samples: Sequence[Sample], groups: Mapping[str, tuple[str, ...]], count: int, seed: int
 ) -> Found:
     """Return all numbers with intervals, and the replicates of the first of them."""
     known = samples[0]
-    sizes = {part.name: part.size for part in samples}
     statistics: list[Statistic] = []
     for part in samples:
-        statistics += task.statistics(part.kind, part.name, part.columns)
+        on = SetNumbers(part.info.kind, part.name)
+        statistics += task.statistics(on, part.columns)
         if part is not known:
-            statistics += [
-                detection(part.kind, part.name, score, ood_scores, id_scores, known.name)
-                for score, ood_scores, id_scores in zip(
-                    task.score_names, part.columns["scores"], known.columns["scores"], strict=True
-                )
-            ]
-    main = _resampled(statistics, sizes, count, seed)
-    means = _group_means(main, groups)
-    single, averages, unresampled = _corrupted_numbers(task, known, count, seed)
-    replicated = [*main[0], *means[0], *averages[0]]
-    replicates = np.concatenate([main[1], means[1], averages[1]])
-    numbers = with_intervals(replicated, replicates) + with_intervals(*single) + unresampled
-    return numbers, replicates
+            pairs = zip(task.score_names, part.columns["scores"], known.columns["scores"], strict=True)
+            statistics += [on.detection(score, ood, own, known.name) for score, ood, own in pairs]
+    main = replicates_of(statistics, {part.name: part.info.size for part in samples}, count, seed)
+    single, without = _corrupted_numbers(task, known, count, seed)
+    parts = [main, averages(main, _group_rows(main[0], groups)), averages(single, _severity_rows(single[0]))]
+    replicated = [number for numbers, _ in parts for number in numbers]
+    replicates = np.concatenate([rows for _, rows in parts])
+    points: Found = (without, np.zeros((len(without), 0), np.float32))
+    unresampled = without + averages(points, _severity_rows(without))[0]
+    return with_intervals((replicated, replicates)) + with_intervals(single) + unresampled, replicates
 
 
-def _resampled(statistics: Sequence[Statistic], sizes: Mapping[str, int], count: int, seed: int) -> Found:
-    numbers = [number for part in statistics for number in part.numbers]
-    if not count or not numbers:
-        return numbers, np.zeros((len(numbers), count), np.float32)
-    return numbers, replicates_of(statistics, sizes, count, seed)
+def _group_rows(numbers: Sequence[Number], groups: Mapping[str, tuple[str, ...]]) -> dict[Number, list[int]]:
+    """Return which numbers each mean over the sets of a group is of."""
+    place = {(n.set, n.metric, n.score): row for row, n in enumerate(numbers) if n.kind == "ood"}
+    return {
+        Number(metric, group, "group", 0.0, score): [place[part, metric, score] for part in parts]
+        for group, parts in groups.items()
+        for name, metric, score in place
+        if name == parts[0]
+    }
 
 
-def _group_means(found: Found, groups: Mapping[str, tuple[str, ...]]) -> Found:
-    """Return the mean over the sets of each group of every number that they have."""
-    place = {(n.set, n.metric, n.score): row for row, n in enumerate(found[0]) if n.kind == "ood"}
-    means = []
-    for group, parts in groups.items():
-        for _, metric, score in [key for key in place if key[0] == parts[0]]:
-            rows = [place[part, metric, score] for part in parts]
-            like = Number(metric, group, "group", 0.0, score)
-            means.append(average([found[0][row] for row in rows], found[1][rows], like))
-    return _stacked(means, found[1].shape[1])
-
-
-def _corrupted_numbers(task: Task, known: Sample, count: int, seed: int) -> tuple[Found, Found, list[Number]]:
-    """Return numbers of each corruption, their averages, and numbers without replicates."""
+def _corrupted_numbers(task: Task, known: Sample, count: int, seed: int) -> tuple[Found, list[Number]]:
+    """Return numbers of each corruption, and those without replicates."""
     statistics: list[Statistic] = []
     points: list[Number] = []
     for (name, severity), columns in known.corrupted.items():
@@ -326,36 +269,18 @@ def _corrupted_numbers(task: Task, known: Sample, count: int, seed: int) -> tupl
         parts, without = task.corrupted(name, severity, columns, known.columns)
         statistics += parts
         points += without
-    single = _resampled(statistics, {known.name: known.size}, count, seed)
-    averages = _stacked(_severity_means(*single), count)
-    nothing = np.zeros((len(points), 0), np.float32)
-    return single, averages, [*points, *(number for number, _ in _severity_means(points, nothing))]
+    return replicates_of(statistics, {known.name: known.info.size}, count, seed), points
 
 
-def _severity_means(
-    numbers: Sequence[Number], replicates: NDArray[np.float32]
-) -> list[tuple[Number, NDArray[np.float32]]]:
-    """Return means over corruptions, for each severity and for all."""
-    rows: dict[tuple[int | None, str, str | None], list[int]] = {}
+def _severity_rows(numbers: Sequence[Number]) -> dict[Number, list[int]]:
+    """Return which numbers each mean over corruptions is of, for each severity and for all."""
+    rows: dict[Number, list[int]] = {}
     for row, number in enumerate(numbers):
         for level in (number.severity, None):
-            rows.setdefault((level, number.metric, number.score), []).append(row)
-    levels = sorted({number.severity for number in numbers if number.severity})
-    order = sorted(rows, key=lambda key: ([*levels, None].index(key[0]), key[1], key[2] or ""))
-    return [
-        average(
-            [numbers[row] for row in rows[key]],
-            replicates[rows[key]],
-            Number(key[1], ALL_CORRUPTIONS, "corruptions", 0.0, key[2], key[0]),
-        )
-        for key in order
-    ]
-
-
-def _stacked(found: Sequence[tuple[Number, NDArray[np.float32]]], count: int) -> Found:
-    if not found:
-        return [], np.zeros((0, count), np.float32)
-    return [number for number, _ in found], np.stack([rows for _, rows in found])
+            mean = Number(number.metric, ALL_CORRUPTIONS, "corruptions", 0.0, number.score, level)
+            rows.setdefault(mean, []).append(row)
+    order = sorted(rows, key=lambda mean: (mean.severity or inf, mean.metric, mean.score or ""))
+    return {mean: rows[mean] for mean in order}
 
 
 def _examples(task: Task, samples: Sequence[Sample], num_outputs: int) -> tuple[Examples, ...]:
@@ -363,24 +288,15 @@ def _examples(task: Task, samples: Sequence[Sample], num_outputs: int) -> tuple[
     if not (isinstance(task, Classification) or (isinstance(task, Regression) and num_outputs == 1)):
         return ()
     shown = [name for name in task.score_names if name in _SHOWN] or [task.score_names[0]]
-    places = [task.score_names.index(name) for name in shown]
-    return tuple(_least_certain(part, shown, places) for part in samples)
-
-
-def _least_certain(part: Sample, shown: Sequence[str], places: Sequence[int]) -> Examples:
-    scores = part.columns["scores"][places]
-    order = scores[0].argsort(descending=True, stable=True)[:_EXAMPLES]
-    values = {
-        name: floats(part.columns[name][order].double().numpy()) if name in part.columns else ()
-        for name in ("predicted", "truth", "confidence")
-    }
-    own = {name: floats(row[order].double().numpy()) for name, row in zip(shown, scores, strict=True)}
-    return Examples(part.name, tuple(order.tolist()), **values, scores=own)
-
-
-def _reliability(task: Task, samples: Sequence[Sample]) -> Iterable[Reliability]:
-    curves = (task.reliability(part.name, part.columns) for part in samples if part.kind != "ood")
-    return (curve for curve in curves if curve is not None)
+    found = []
+    for part in samples:
+        columns = dict(zip(task.score_names, part.columns["scores"], strict=True)) | part.columns
+        order = columns[shown[0]].argsort(descending=True, stable=True)[:_EXAMPLES]
+        names = ("predicted", "truth", "confidence", *shown)
+        values = {name: floats(columns[name][order].double().numpy()) for name in names if name in columns}
+        answers = [values.get(name, ()) for name in names[:3]]
+        found.append(Examples(part.name, tuple(order.tolist()), *answers, {name: values[name] for name in shown}))
+    return tuple(found)
 
 
 def _rocs(task: Task, samples: Sequence[Sample]) -> Iterable[Roc]:
@@ -394,7 +310,7 @@ def _rocs(task: Task, samples: Sequence[Sample]) -> Iterable[Roc]:
 def _histograms(task: Task, samples: Sequence[Sample]) -> Iterable[Histogram]:
     ranked = {part.name: np.sort(part.columns["scores"].numpy()).astype(np.float64) for part in samples}
     for place, score in enumerate(task.score_names):
-        edges, logarithmic = _edges(np.sort(np.concatenate([values[place] for values in ranked.values()])))
+        edges, logarithmic = _edges(np.concatenate([values[place] for values in ranked.values()]))
         shown = floats(edges)
         for name, values in ranked.items():
             # What lies outside counts in the first and in the last bin.

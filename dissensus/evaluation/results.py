@@ -4,10 +4,11 @@ import json
 import os
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,8 @@ from dissensus.diagnostics import Finding
 
 Kind = Literal["id", "shifted", "ood", "group", "corruption", "corruptions"]
 Task = Literal["classification", "labels", "density", "points", "own"]
+
+Found = TypeVar("Found")
 
 LEVEL = 0.95
 COVERAGE_LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
@@ -31,8 +34,8 @@ class Number:
     Attributes:
         metric: What was measured, by the name it has in `dissensus.metrics`; "mean" is the mean of a score.
         set: On which inputs: "id", the name of a set or a group, a corruption, or "corruptions" for their average.
-        kind: What kind of set it is: "id", "shifted" (labelled), "ood", "group" (an average over sets),
-            "corruption" (one of them) or "corruptions" (their average).
+        kind: What kind of set it is: "id", "shifted" (labelled), "ood", "group" (an average over sets), "corruption"
+            (one of them) or "corruptions" (their average).
         value: The metric.
         score: Which uncertainty score it is about; None for metrics of predictions.
         severity: Of a corruption; None elsewhere, and for the average over all severities.
@@ -68,7 +71,8 @@ class SetInfo:
         kind: "id", "shifted" or "ood".
         size: How many inputs it has.
         fingerprint: A hash of its inputs and targets, in order; the same for the same data.
-        targets: A hash of its targets alone; empty where it has none, or where the file was written before there was one.
+        targets: A hash of its targets alone; empty where it has none, or where the file was written before there was
+            one.
     """
 
     name: str
@@ -82,8 +86,8 @@ class SetInfo:
 class Reliability:
     """What was claimed against what came true on one set.
 
-    For classes: mean confidence and accuracy, bin by bin. For densities: the probability of central intervals and
-    the share of targets inside.
+    For classes: mean confidence and accuracy, bin by bin. For densities: the probability of central intervals and the
+    share of targets inside.
 
     Attributes:
         set: Name of the set.
@@ -294,10 +298,9 @@ class Evaluation:
         Returns:
             The number; `.value` is its value, `.low` and `.high` are the ends of its interval.
         """
-        wanted = (metric, set, score, severity, member, label)
-        for number in self.numbers:
-            if (number.metric, number.set, *number.key[3:]) == wanted:
-                return number
+        found = find(self.numbers, metric, set, score, severity, member, label)
+        if found is not None:
+            return found
         known = sorted({number.metric for number in self.numbers if number.set == set})
         raise ValueError(
             f"There is no {metric!r} of set {set!r} with score {score!r}, severity {severity!r}, member {member!r} "
@@ -328,12 +331,35 @@ class Evaluation:
 
     def save(self, path: Path | str) -> Path:
         """Write everything as one JSON file, replacing it in one step; folders on the way to it are made."""
-        return save(self, Path(path))
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(target.name + ".tmp")
+        temporary.write_text(to_json(self), encoding="utf-8")
+        os.replace(temporary, target)
+        return target
 
     @classmethod
     def load(cls, path: Path | str) -> "Evaluation":
-        """Read what `save` wrote."""
-        return load(Path(path))
+        """Read what `save` wrote, or say why the file is no evaluation."""
+        try:
+            return from_json(Path(path).read_text(encoding="utf-8"))
+        except (ValueError, KeyError, TypeError, zlib.error) as error:
+            raise ValueError(f"{path} holds no evaluation that can be read: {error}. Evaluate again.") from None
+
+
+def find(
+    numbers: Iterable[Found],
+    metric: str,
+    set: str = ID,
+    score: str | None = None,
+    severity: int | None = None,
+    member: int | None = None,
+    label: int | None = None,
+) -> Found | None:
+    """Return the number, or the difference of two, that is about all this; None where it was not measured."""
+    wanted = (metric, set, score, severity, member, label)
+    about = attrgetter("metric", "set", "score", "severity", "member", "label")
+    return next((number for number in numbers if about(number) == wanted), None)
 
 
 def floats(values: Sequence[float] | NDArray[Any]) -> tuple[float, ...]:
@@ -346,36 +372,19 @@ def floats(values: Sequence[float] | NDArray[Any]) -> tuple[float, ...]:
 FORMAT = "dissensus evaluation 1"
 
 
-def save(result: Evaluation, path: Path) -> Path:
-    """Write an evaluation, replacing the file in one step."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(to_json(result), encoding="utf-8")
-    os.replace(temporary, path)
-    return path
-
-
-def load(path: Path) -> Evaluation:
-    """Read an evaluation, or say why the file is none."""
-    try:
-        return from_json(path.read_text(encoding="utf-8"))
-    except (ValueError, KeyError, TypeError, zlib.error) as error:
-        raise ValueError(f"{path} holds no evaluation that can be read: {error}. Evaluate again.") from None
-
-
 def to_json(result: Evaluation) -> str:
     """Return an evaluation as JSON text."""
-    whole = {entry.name: getattr(result, entry.name) for entry in fields(result)}
-    whole["numbers"] = _as_table(result.numbers)
+    whole = asdict(replace(result, numbers=(), diagnosis=None))
+    columns = [entry.name for entry in fields(Number)]
+    rows = [[getattr(number, name) for name in columns] for number in result.numbers]
+    whole["numbers"] = {"columns": columns, "rows": rows}
     whole["replicates"] = {
         "shape": result.replicates.shape,
         "float32": _packed(result.replicates.astype("<f4").tobytes()),
     }
-    for name in ("sets", "reliability", "rocs", "histograms", "examples"):
-        whole[name] = [asdict(part) for part in whole[name]]
-    whole["gallery"] = [{**asdict(item), "pixels": _packed(item.pixels)} for item in result.gallery]
+    for item in whole["gallery"]:
+        item["pixels"] = _packed(item["pixels"])
     whole["diagnosis"] = None if result.diagnosis is None else result.diagnosis.to_dict()
-    whole["alarm"] = None if result.alarm is None else asdict(result.alarm)
     return json.dumps({"format": FORMAT, **whole}, allow_nan=False)
 
 
@@ -416,11 +425,6 @@ def _as_tuples(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _as_tuples(part) for name, part in value.items()}
     return tuple(_as_tuples(part) for part in value) if isinstance(value, list) else value
-
-
-def _as_table(numbers: tuple[Number, ...]) -> dict[str, Any]:
-    columns = [entry.name for entry in fields(Number)]
-    return {"columns": columns, "rows": [[getattr(number, name) for name in columns] for number in numbers]}
 
 
 def _packed(raw: bytes) -> str:

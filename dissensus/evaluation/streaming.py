@@ -1,16 +1,15 @@
 """An ensemble and a named set in, one value per input and quantity out: every input is predicted once.
 
-What is kept of an input, beside the handful of gallery images: its scores, the pooled prediction, its confidence,
-probability of the true class and correctness, and which members were right. Exact ranks (AUROC, AUPR, risk-coverage),
-calibration errors of the whole set and resamples need these values of all inputs together; member outputs are dropped
-batch by batch, but for those of (some of) the known inputs, from which members are diagnosed.
+What is kept of an input are the columns of its task, which exact ranks, calibration errors and resamples need of all
+inputs together, and a handful of gallery images; member outputs are dropped batch by batch, but for those of (some of)
+the known inputs, from which members are diagnosed.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import nan
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,13 +21,10 @@ from dissensus.data.sources import num_batches
 from dissensus.data.trees import Batch, Tree, batch_of, describe
 from dissensus.diagnostics import Finding, diagnose
 from dissensus.engines.graphs import Captured
-from dissensus.evaluation.classification import Classification, Columns
+from dissensus.evaluation._tasks import Columns, Dense, Task
 from dissensus.evaluation.corrupting import Cell, Corruptor
-from dissensus.evaluation.dense import Dense, Positions
 from dissensus.evaluation.inputs import NamedSet, value_range
-from dissensus.evaluation.labels import Labels
-from dissensus.evaluation.regression import OwnLoss, Regression
-from dissensus.evaluation.results import ID, Disputed, Kind, SetInfo
+from dissensus.evaluation.results import ID, Disputed, SetInfo
 from dissensus.members import Members
 from dissensus.randomness import mix
 
@@ -46,20 +42,18 @@ class OutputSample:
     def __init__(self, largest: int = _LARGEST) -> None:
         self.largest = largest
         self._parts: list[tuple[Tensor, Tensor, Tensor]] = []
-        self._rows = self.seen = 0
+        self.seen = 0
 
     def add(self, outputs: Tensor, targets: Tensor, start: int) -> None:
         """Take in a batch whose first row has this number in the set."""
         index = torch.arange(start, start + outputs.shape[1])
         self._parts.append((index, outputs.detach(), targets.to(outputs.device)))
-        self._rows += len(index)
         self.seen += len(index)
         # Twice as many may pile up, so that not every batch sorts them.
-        if self._rows > 2 * self._limit(outputs):
+        if sum(len(part[0]) for part in self._parts) > 2 * self._limit(outputs):
             self._parts = [self._chosen()]
-            self._rows = len(self._parts[0][0])
 
-    def diagnose(self, task: "Task", weights: Tensor | None, seed: int) -> Finding | None:
+    def diagnose(self, task: Task, weights: Tensor | None, seed: int) -> Finding | None:
         """Return what the outputs say; None of a single member, and of losses that cannot be diagnosed."""
         _, outputs, targets = self._chosen()
         given = task.for_diagnosis(outputs, targets)
@@ -76,9 +70,8 @@ class OutputSample:
 
     def _chosen(self) -> tuple[Tensor, Tensor, Tensor]:
         """Rows with the smallest hash of their number, in order: the same however they came in batches."""
-        index = torch.cat([part[0] for part in self._parts])
-        outputs = torch.cat([part[1] for part in self._parts], dim=1)
-        targets = torch.cat([part[2] for part in self._parts])
+        indices, all_outputs, all_targets = zip(*self._parts, strict=True)
+        index, outputs, targets = torch.cat(indices), torch.cat(all_outputs, dim=1), torch.cat(all_targets)
         limit = self._limit(outputs)
         if len(index) <= limit:
             return index, outputs, targets
@@ -95,37 +88,31 @@ class Gallery:
     """The most and least disputed images so far; nothing is copied to the host before the end."""
 
     def __init__(self) -> None:
-        self._best: dict[bool, dict[str, Tensor]] = {}
+        self._best: dict[bool, Columns] = {}
         self._seen = 0
 
-    def add(self, images: Tensor, dispute: Tensor, votes: Tensor, predicted: Tensor, labels: Tensor | None) -> None:
-        """Take in a batch; `votes` is `(members, batch)`, all else has the batch first."""
+    def add(self, raw: Batch, columns: Columns, labels: Tensor | None) -> None:
+        """Take in a batch of images, with their members' votes or, of several answers each, maps of dispute beside them."""
+        maps = columns.get("map")
+        if not isinstance(raw, Tensor) or "dispute" not in columns or not shows_images(raw):
+            return
+        if maps is not None and maps.ndim != 3:
+            return
+        nobody = torch.full_like(columns["dispute"], -1, dtype=torch.int64)
         batch = {
-            "dispute": dispute,
-            "index": torch.arange(self._seen, self._seen + len(images), device=images.device),
-            "predicted": predicted,
-            "label": torch.full_like(predicted, -1) if labels is None else labels.long(),
-            "votes": votes.T,
+            "image": raw if maps is None else _with_maps(raw, maps.movedim(-1, 0)),
+            "dispute": columns["dispute"],
+            "index": torch.arange(self._seen, self._seen + len(raw), device=raw.device),
+            "predicted": columns.get("predicted", nobody),
+            "label": nobody if labels is None or "votes" not in columns else labels.long(),
+            "votes": columns["votes"].T if "votes" in columns else nobody[:, None][:, :0],
         }
-        self._seen += len(images)
+        self._seen += len(raw)
         for most in (True, False):
-            self._best[most] = self._merged(most, images, batch)
-
-    def add_without_votes(self, images: Tensor, dispute: Tensor, maps: Tensor | None = None) -> None:
-        """Take in a batch of images with several answers each; where maps of dispute come, `(batch, height, width)`, they stand beside."""
-        nobody = torch.full_like(dispute, -1, dtype=torch.int64)
-        shown = images if maps is None else _with_maps(images, maps)
-        self.add(shown, dispute, nobody[:0, None].expand(0, len(images)), nobody, None)
-
-    def _merged(self, most: bool, images: Tensor, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        best = _first(batch["dispute"], most)
-        new = {name: values[best] for name, values in batch.items()} | {"image": images[best]}
-        old = self._best.get(most)
-        if old is None:
-            return new
-        joined = {name: torch.cat([old[name], new[name]]) for name in new}
-        best = _first(joined["dispute"], most)
-        return {name: values[best] for name, values in joined.items()}
+            new, old = _first(batch, most), self._best.get(most)
+            if old is not None:
+                new = _first({name: torch.cat([old[name], values]) for name, values in new.items()}, most)
+            self._best[most] = new
 
     def items(self, name: str) -> list[Disputed]:
         """Return what was kept, the most (or least) disputed first."""
@@ -136,9 +123,10 @@ class Gallery:
         ]
 
 
-def _first(dispute: Tensor, most: bool) -> Tensor:
+def _first(batch: Columns, most: bool) -> Columns:
     # Stable: of equals the earliest is kept, however the set was cut into batches.
-    return dispute.argsort(descending=most, stable=True)[:_KEPT]
+    best = batch["dispute"].argsort(descending=most, stable=True)[:_KEPT]
+    return {name: values[best] for name, values in batch.items()}
 
 
 def shows_images(raw: Tensor) -> bool:
@@ -157,16 +145,15 @@ def _with_maps(images: Tensor, maps: Tensor) -> Tensor:
     return torch.cat([values, over], dim=3)
 
 
-def _item(name: str, most: bool, kept: dict[str, Tensor]) -> Disputed:
-    picture = _picture(kept["image"])
+def _item(name: str, most: bool, kept: Columns) -> Disputed:
+    picture, label = _picture(kept["image"]), int(kept["label"])
     channels, height, width = picture.shape
-    label = int(kept["label"])
     return Disputed(
-        set=name,
-        most=most,
-        index=int(kept["index"]),
-        dispute=float(kept["dispute"]),
-        predicted=int(kept["predicted"]),
+        name,
+        most,
+        int(kept["index"]),
+        float(kept["dispute"]),
+        int(kept["predicted"]),
         label=None if label < 0 else label,
         votes=tuple(kept["votes"].tolist()),
         shape=(channels, height, width),
@@ -192,7 +179,6 @@ def _scaled(image: Tensor) -> Tensor:
     return torch.where(outside, (values - low) / (high - low).clamp_min(1e-12), values)
 
 
-Task: TypeAlias = Classification | Labels | Regression | OwnLoss | Dense
 # Needed of a batch for the gallery, and not kept.
 _OF_A_BATCH = ("votes", "dispute", "map")
 
@@ -202,36 +188,25 @@ class Sample:
     """What was kept of a set.
 
     Attributes:
-        name: Its name.
-        kind: Its kind.
+        info: What the evaluation says of it.
         columns: Values per input, on the CPU; the last axis of each is the input.
         inputs: Hash of the inputs.
-        fingerprint: Hash of inputs and targets.
-        targets: Hash of the targets, whichever width their numbers have; empty without any.
         range: Lowest and highest number in the first batch of inputs.
         disputed: Images for the gallery.
         corrupted: Columns of its corrupted copies, by corruption and severity.
     """
 
-    name: str
-    kind: Kind
+    info: SetInfo
     columns: Columns
     inputs: str
-    fingerprint: str
-    targets: str
     range: tuple[float, float]
     disputed: list[Disputed]
     corrupted: Mapping[Cell, Columns]
 
     @property
-    def size(self) -> int:
-        """How many inputs the set has."""
-        return self.columns["scores"].shape[-1]
-
-    @property
-    def info(self) -> SetInfo:
-        """What the evaluation says of the set."""
-        return SetInfo(self.name, self.kind, self.size, self.fingerprint, self.targets)
+    def name(self) -> str:
+        """Name of the set."""
+        return self.info.name
 
 
 @dataclass
@@ -240,12 +215,11 @@ class Reader:
 
     Attributes:
         members: The ensemble, in evaluation mode and where it shall run.
-        task: How its outputs are read.
+        task: How its outputs are read; the first batch tells whether they have positions.
         transform: From a raw batch to what the members take.
         batch_size: How many inputs go through the members at once.
         place: Device of the ensemble.
         class_names: Names of the classes, one an output; empty where none were given.
-        positions: How outputs with positions are read.
         shape: Members and outputs that the first batch had; every other must have them too.
         known: Outputs of the known inputs, for the diagnosis of the members.
     """
@@ -256,7 +230,6 @@ class Reader:
     batch_size: int
     place: torch.device
     class_names: tuple[str, ...] = ()
-    positions: Positions = field(default_factory=Positions)
     shape: tuple[int, int] | None = field(default=None, init=False)
     known: OutputSample = field(default_factory=OutputSample, init=False)
     _programs: dict[bool, "_Program"] = field(default_factory=dict, init=False)
@@ -286,7 +259,7 @@ class Reader:
             if plain is not None:
                 targets.add(plain, None)
             columns = self._columns(run, raw, y, part.name, start)
-            self._show(gallery, raw, columns, y)
+            gallery.add(raw, columns, None if y is None else y.to(self.place))
             kept.add(columns)
             for cell, copy in corruptor.copies(raw, y, start):
                 columns = self._columns(run, copy, y, f"{part.name} with {cell[0]} at severity {cell[1]}", start)
@@ -294,13 +267,11 @@ class Reader:
             if start == 0:
                 span = value_range(raw)
             start += len(x)
+        hashed = "" if part.kind == "ood" else targets.inputs()
         return Sample(
-            name=part.name,
-            kind=part.kind,
+            info=SetInfo(part.name, part.kind, start, fingerprint.whole(), hashed),
             columns=kept.columns(),
             inputs=fingerprint.inputs(),
-            fingerprint=fingerprint.whole(),
-            targets="" if part.kind == "ood" else targets.inputs(),
             range=span,
             disputed=gallery.items(part.name),
             corrupted={cell: parts.columns() for cell, parts in corrupted.items()},
@@ -310,9 +281,7 @@ class Reader:
         """Return what reads batches of a set: the heads alone where the set holds features of their backbone."""
         features = isinstance(part.data, CachedFeatures)
         if features not in self._programs:
-            reader, transform = self.members.reader(part.data), self.transform
-            plain = transform is None or features
-            run = reader if plain else _chained(transform, reader)
+            run = _chained(None if features else self.transform, self.members.reader(part.data))
             self._programs[features] = _Program(run, self.task, self.members)
         return self._programs[features]
 
@@ -321,14 +290,13 @@ class Reader:
         if self.shape is None:
             with _named(name, raw):
                 outputs = program.run(raw)
-            if outputs.ndim > 3 and not isinstance(self.task, Dense):
-                self.task = program.task = Dense.of(self.task, self.positions, outputs, targets)
+            self._begin(program, outputs, targets)
             self._check_batch(outputs, y, len(raw), name, start)
             usable, columns = program.read(outputs, targets)
         else:
             if y is not None:
-                # Before they are used as indices; of the outputs only the shape matters here.
-                self.task.check_targets(y, torch.empty(self.shape[0], 0, self.shape[1], device=raw.device), name, start)
+                # Before they are used as indices.
+                self.task.check_targets(y, self.shape[1], name, start)
             with _named(name, raw):
                 outputs, usable, columns = program.captured(raw, targets)
             self._check_batch(outputs, None, len(raw), name, start)
@@ -339,12 +307,40 @@ class Reader:
             self._keep(outputs, targets, start)
         # Asked last: on a GPU the answer waits for all that was queued.
         if not bool(usable.all()):
-            member, row = _first_unusable(usable)
+            row = int((~usable.all(0)).nonzero()[0])
+            member = int((~usable[:, row]).nonzero()[0])
             raise ValueError(
                 f"Outputs on set {name!r} must be finite; row {start + row} of member {member} is not. Leave such rows "
                 "out, or train that member again."
             )
         return columns
+
+    def _begin(self, program: "_Program", outputs: Tensor, targets: Tensor | None) -> None:
+        """Learn from the first batch what outputs look like."""
+        if outputs.ndim > 3:
+            self.task = program.task = Dense.of(self.task, outputs, targets)
+        self.task.check(outputs)
+        width = self.task.size if isinstance(self.task, Dense) else outputs.shape[-1]
+        self.shape = (len(outputs), width)
+        num_outputs = self.task.num_outputs(width)
+        if self.class_names and len(self.class_names) != num_outputs:
+            raise ValueError(
+                f"`class_names` must name each of the {num_outputs} outputs, in their order; got {len(self.class_names)} "
+                f"names: {', '.join(self.class_names)}. Where it is not given, it is what the known data holds."
+            )
+
+    def _check_batch(self, outputs: Tensor, y: Tensor | None, size: int, name: str, start: int) -> None:
+        assert self.shape is not None
+        wanted = (self.shape[0], size, self.shape[1])
+        if isinstance(self.task, Dense):
+            self.task.check(outputs)
+        elif tuple(outputs.shape) != wanted:
+            raise ValueError(
+                f"Outputs on set {name!r} must be shaped {wanted}, (members, batch, outputs) as before; got "
+                f"{tuple(outputs.shape)}."
+            )
+        if y is not None:
+            self.task.check_targets(y, self.shape[1], name, start)
 
     def _keep(self, outputs: Tensor, targets: Tensor, start: int) -> None:
         """Keep outputs of known inputs for the diagnosis; of dense ones those of positions that count."""
@@ -354,46 +350,6 @@ class Reader:
             counted = counts.flatten()
             outputs, targets, start = outputs[:, counted], truth[counted], self.known.seen
         self.known.add(outputs, targets, start)
-
-    def _check_batch(self, outputs: Tensor, y: Tensor | None, size: int, name: str, start: int) -> None:
-        self._check_shape(outputs, size, name)
-        if y is not None:
-            self.task.check_targets(y, outputs, name, start)
-
-    def _check_shape(self, outputs: Tensor, size: int, name: str) -> None:
-        dense = isinstance(self.task, Dense)
-        if self.shape is None or dense:
-            self.task.check(outputs)
-        if self.shape is None:
-            self.shape = (len(outputs), self.task.num_outputs(outputs) if dense else outputs.shape[-1])
-            self._check_class_names(self.task.num_outputs(outputs))
-        if dense:
-            return
-        wanted = (self.shape[0], size, self.shape[1])
-        if tuple(outputs.shape) != wanted:
-            raise ValueError(
-                f"Outputs on set {name!r} must be shaped {wanted}, (members, batch, outputs) as before; got "
-                f"{tuple(outputs.shape)}."
-            )
-
-    def _check_class_names(self, num_outputs: int) -> None:
-        if self.class_names and len(self.class_names) != num_outputs:
-            raise ValueError(
-                f"`class_names` must name each of the {num_outputs} outputs, in their order; got {len(self.class_names)} "
-                f"names: {', '.join(self.class_names)}. Where it is not given, it is what the known data holds."
-            )
-
-    def _show(self, gallery: Gallery, raw: Batch, columns: Columns, y: Tensor | None) -> None:
-        if not isinstance(raw, Tensor) or "dispute" not in columns or not shows_images(raw):
-            return
-        if "votes" not in columns:
-            maps = columns.get("map")
-            if maps is None or maps.ndim == 3:
-                shown = None if maps is None else maps.movedim(-1, 0)
-                gallery.add_without_votes(raw, columns["dispute"], shown)
-            return
-        labels = None if y is None else y.to(self.place)
-        gallery.add(raw, columns["dispute"], columns["votes"], columns["predicted"], labels)
 
 
 class _Kept:
@@ -460,15 +416,6 @@ def _named(name: str, raw: Batch) -> Iterator[None]:
 
 
 def _chained(first: Callable[[Any], Any] | None, second: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
-    def chain(raw: Batch) -> Tensor:
-        if first is None:
-            return second(raw)
-        return second(batch_of(first(raw.value() if isinstance(raw, Tree) else raw)))
-
-    return chain
-
-
-def _first_unusable(usable: Tensor) -> tuple[int, int]:
-    """Return member and row of the first row that is not finite; `usable` is `(members, batch)`."""
-    row = int((~usable.all(0)).nonzero()[0])
-    return int((~usable[:, row]).nonzero()[0]), row
+    if first is None:
+        return second
+    return lambda raw: second(batch_of(first(raw.value() if isinstance(raw, Tree) else raw)))

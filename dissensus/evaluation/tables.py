@@ -4,25 +4,21 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from dissensus.evaluation.comparison import UNDIRECTED, Comparison, Difference
-from dissensus.evaluation.results import ALL_CORRUPTIONS, ID, Evaluation, Number
+from dissensus.evaluation.results import ALL_CORRUPTIONS, ID, Evaluation, Number, find
 from dissensus.metrics import OOD_METRICS
 
 # Columns, and rows with a cell for each of them.
 Cells: TypeAlias = tuple[list[str], list[list[str]]]
 
 TITLES = {
-    "accuracy": "accuracy",
     "member_accuracy": "mean member accuracy",
     "nll": "NLL",
     "brier": "Brier",
     "ece": "ECE",
     "smooth_ece": "smooth ECE",
     "mean_iou": "mean IoU",
-    "mean_average_precision": "mean average precision",
     "macro_auroc": "mean AUROC of labels",
     "label_auroc": "AUROC",
-    "confidence": "confidence",
-    "disagreement": "disagreement",
     "auroc": "AUROC",
     "aupr_out": "AUPR out",
     "aupr_in": "AUPR in",
@@ -101,9 +97,9 @@ def prediction_table(results: Sequence[Evaluation]) -> Cells:
     found = {number.metric for result in results for number in result.numbers}
     metrics = [name for name in _PREDICTION_METRICS[results[0].task] if name in found]
     rows = [
-        [result.name, _name_of_set(name), *(interval_text(find(result, metric, name)) for metric in metrics)]
+        [result.name, _name_of_set(name), *(interval_text(find(result.numbers, metric, name)) for metric in metrics)]
         for result in results
-        for name in _labelled(result) + _corrupted(result)
+        for name in [*(part.name for part in result.sets if part.kind != "ood"), *_corrupted(result)]
     ]
     targets = {result.target for result in results}
     unit = targets.pop() if len(targets) == 1 else ""
@@ -111,15 +107,11 @@ def prediction_table(results: Sequence[Evaluation]) -> Cells:
     return (heads, rows) if len(results) > 1 else (heads[1:], [row[1:] for row in rows])
 
 
-def _labelled(result: Evaluation) -> list[str]:
-    return [part.name for part in result.sets if part.kind != "ood"]
-
-
 def detection_table(result: Evaluation, metric: str = "auroc") -> Cells:
     """Return how well each score tells each set from the known inputs."""
     sets = detection_sets(result)
     rows = [
-        [title_of(score), *(interval_text(find(result, metric, name, score)) for name in sets)]
+        [title_of(score), *(interval_text(find(result.numbers, metric, name, score)) for name in sets)]
         for score in result.score_names
     ]
     return [f"{title_of(metric)} by score", *(_name_of_group(result, name) for name in sets)], rows
@@ -140,9 +132,10 @@ def severity_table(result: Evaluation, score: str) -> Cells:
     rows = []
     for level in levels:
         cells = [
-            find(result, metric, ALL_CORRUPTIONS, None, level) for metric in ("accuracy", "nll", "ece", "smooth_ece")
+            find(result.numbers, metric, ALL_CORRUPTIONS, None, level)
+            for metric in ("accuracy", "nll", "ece", "smooth_ece")
         ]
-        auroc = find(result, "auroc", ALL_CORRUPTIONS, score, level)
+        auroc = find(result.numbers, "auroc", ALL_CORRUPTIONS, score, level)
         rows.append([str(level), *map(interval_text, cells), interval_text(auroc)])
     return ["severity", "accuracy", "NLL", "ECE", "smooth ECE", f"AUROC of {title_of(score)}"], rows
 
@@ -151,7 +144,10 @@ def corruption_table(results: Sequence[Evaluation], severity: int) -> Cells:
     """Return accuracies of every corruption at one severity, run by run."""
     names = list(dict.fromkeys(n.set for result in results for n in result.numbers if n.kind == "corruption"))
     rows = [
-        [name.replace("_", " "), *(interval_text(find(result, "accuracy", name, None, severity)) for result in results)]
+        [
+            name.replace("_", " "),
+            *(interval_text(find(result.numbers, "accuracy", name, None, severity)) for result in results),
+        ]
         for name in names
     ]
     heads = [result.name for result in results] if len(results) > 1 else ["accuracy"]
@@ -163,7 +159,7 @@ def label_table(results: Sequence[Evaluation], name: str = ID) -> Cells:
     names = results[0].class_names or tuple(map(str, range(results[0].num_outputs)))
     columns = [(result, metric) for result in results for metric in ("average_precision", "label_auroc")]
     rows = [
-        [label, *(interval_text(find(result, metric, name, label=place)) for result, metric in columns)]
+        [label, *(interval_text(find(result.numbers, metric, name, label=place)) for result, metric in columns)]
         for place, label in enumerate(names)
     ]
     several = len(results) > 1
@@ -176,13 +172,14 @@ def metrics_table(result: Evaluation, score: str) -> Cells:
     names = [name for name in detection_sets(result) if name != ALL_CORRUPTIONS]
     rows = []
     for name in names:
-        cells = [interval_text(find(result, metric, name, score)) for metric in OOD_METRICS]
+        cells = [interval_text(find(result.numbers, metric, name, score)) for metric in OOD_METRICS]
         rows.append([_name_of_group(result, name), *cells])
     return ["set", *map(title_of, OOD_METRICS)], rows
 
 
 def comparison_table(comparison: Comparison, score: str | None = None) -> Cells:
     """Return the differences of predictions, and of AUROCs of one score or all, between two runs."""
+    verdicts = {"first": comparison.first, "second": comparison.second, "": "–"}
     rows = [
         [
             title_of(one.metric) + (f" of {title_of(one.score)}" if one.score else ""),
@@ -190,7 +187,7 @@ def comparison_table(comparison: Comparison, score: str | None = None) -> Cells:
             short(one.first),
             short(one.second),
             f"{_signed(one.value)} [{_signed(one.low)}, {_signed(one.high)}]",
-            _verdict(one, comparison),
+            verdicts[one.better],
         ]
         for one in comparison.differences
         if _in_comparison(one, score)
@@ -201,22 +198,6 @@ def comparison_table(comparison: Comparison, score: str | None = None) -> Cells:
 def severities(result: Evaluation) -> list[int]:
     """Return the severities that were evaluated."""
     return sorted({number.severity for number in result.numbers if number.severity is not None})
-
-
-def find(
-    result: Evaluation,
-    metric: str,
-    name: str = ID,
-    score: str | None = None,
-    severity: int | None = None,
-    label: int | None = None,
-) -> Number | None:
-    """Return a number of the ensemble, or None where it was not measured."""
-    wanted = (metric, name, score, severity, None, label)
-    for number in result.numbers:
-        if (number.metric, number.set, *number.key[3:]) == wanted:
-            return number
-    return None
 
 
 def as_text(result: Evaluation) -> str:
@@ -260,10 +241,6 @@ def _in_comparison(one: Difference, score: str | None) -> bool:
     if one.metric in UNDIRECTED or any(part is not None for part in (one.member, one.severity, one.label)):
         return False
     return one.score is None or (one.metric == "auroc" and score in (None, one.score))
-
-
-def _verdict(one: Difference, comparison: Comparison) -> str:
-    return {"first": comparison.first, "second": comparison.second, "": "–"}[one.better]
 
 
 def _signed(value: float) -> str:

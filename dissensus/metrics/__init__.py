@@ -1,7 +1,7 @@
 """Predictions and truths of a whole data set -> numbers.
 
-Every metric takes tensors on any device or numpy arrays and returns a `float`. Uncertainty scores are higher
-when an input is less certain; probabilities are called `probs`, shaped `(batch, classes)`.
+Every metric takes tensors on any device or numpy arrays and returns a `float`. Uncertainty scores are higher when an
+input is less certain; probabilities are called `probs`, shaped `(batch, classes)`.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,7 +1,7 @@
 """What callers pass (tensors on any device, numpy arrays) -> checked tensors.
 
-Every metric takes its inputs through these functions, so that all of them refuse the same mistakes in the
-same words. Shapes are checked here rather than by annotations, because callers may mix tensors and arrays.
+Every metric takes its inputs through these functions, so that all of them refuse the same mistakes in the same words.
+Shapes are checked here rather than by annotations, because callers may mix tensors and arrays.
 """
 
 from math import isnan

@@ -1,11 +1,12 @@
 r"""Stated confidences and outcomes -> how far they are apart, in bins or smoothed, and temperatures that bring them together.
 
 Smoothing with the Gaussian kernel reflected at 0 and 1 is heat flow on the unit interval: cosine mode k decays by
-$e^{-(\pi k \sigma)^2 / 2}$. The residuals are put on a fine grid once; each bandwidth then costs one FFT of fixed length,
-whatever the number of inputs.
+$e^{-(\pi k \sigma)^2 / 2}$. The residuals are put on a fine grid once; each bandwidth then costs one FFT of fixed
+length, whatever the number of inputs.
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf, log, sqrt
 from typing import Any, Literal, TypeAlias
@@ -52,19 +53,17 @@ def ece(probs: Array, labels: Array, bins: int = 15, binning: Binning = "width")
 
     $$\sum_k \frac{|B_k|}{B}\,\big|\mathrm{conf}(B_k) - \mathrm{acc}(B_k)\big|$$
 
-    Reading: the average gap, in probability, between what the model says and how often it is right. It
-    depends on the bins and is biased upwards for few inputs: `smooth_ece` is neither to the same degree.
-
     Args:
         probs: Predicted probabilities, `(batch, classes)`.
         labels: True class indices, `(batch,)`.
         bins: Number of bins.
-        binning: Bins of equal `"width"`, or of equal `"mass"` (number of inputs; equal confidences stay
-            together). Bins are right-closed, (lower, upper]: a confidence of exactly 1 is in the last. Edges
-            are taken in the precision of `probs`.
+        binning: Bins of equal `"width"`, or of equal `"mass"` (number of inputs; equal confidences stay together). Bins
+            are right-closed, (lower, upper]: a confidence of exactly 1 is in the last. Edges are taken in the precision
+            of `probs`.
 
     Returns:
-        A number in [0, 1].
+        A number in [0, 1]. Reading: the average gap, in probability, between what the model says and how often it is
+        right. It depends on the bins and is biased upwards for few inputs: `smooth_ece` is neither to the same degree.
 
     Example:
         >>> probs = torch.tensor([[0.8, 0.2]]).repeat(10, 1)
@@ -82,8 +81,6 @@ def ece(probs: Array, labels: Array, bins: int = 15, binning: Binning = "width")
 def reliability_curve(probs: Array, labels: Array, bins: int = 15, binning: Binning = "width") -> ReliabilityCurve:
     """Confidence against accuracy of the most probable class, bin by bin.
 
-    Reading: points below the diagonal (accuracy < confidence) are overconfident.
-
     Args:
         probs: Predicted probabilities, `(batch, classes)`.
         labels: True class indices, `(batch,)`.
@@ -91,7 +88,8 @@ def reliability_curve(probs: Array, labels: Array, bins: int = 15, binning: Binn
         binning: As for `ece`.
 
     Returns:
-        The curve; bins without inputs are left out.
+        The curve; bins without inputs are left out. Reading: points below the diagonal (accuracy < confidence) are
+        overconfident.
 
     Example:
         >>> probs = torch.tensor([[0.8, 0.2], [0.8, 0.2], [0.4, 0.6]])
@@ -108,8 +106,6 @@ def confidence_reliability(
 ) -> ReliabilityCurve:
     """`reliability_curve` of confidences that are already at hand.
 
-    Reading: as `reliability_curve`; its `.ece` is the `ece` of the same inputs.
-
     Args:
         confidence: Stated probability of being right, `(batch,)`, in [0, 1].
         correct: Whether it was right, `(batch,)`.
@@ -117,7 +113,8 @@ def confidence_reliability(
         binning: As for `ece`.
 
     Returns:
-        The curve; bins without inputs are left out.
+        The curve; bins without inputs are left out. Reading: as `reliability_curve`; its `.ece` is the `ece` of the
+        same inputs.
 
     Example:
         >>> curve = confidence_reliability(torch.tensor([0.9, 0.9]), torch.tensor([True, False]))
@@ -134,9 +131,6 @@ def classwise_ece(probs: Array, labels: Array, bins: int = 15, binning: Binning 
     $$\frac{1}{C}\sum_c \sum_k \frac{|B_{ck}|}{B}\,
     \big|\overline{p_c}(B_{ck}) - \overline{1[y = c]}(B_{ck})\big|$$
 
-    Reading: as `ece`, but it also sees the probabilities of classes that were not predicted. Most of them are
-    near zero, so values fall with the number of classes: compare only between models of the same task.
-
     Args:
         probs: Predicted probabilities, `(batch, classes)`.
         labels: True class indices, `(batch,)`.
@@ -144,7 +138,9 @@ def classwise_ece(probs: Array, labels: Array, bins: int = 15, binning: Binning 
         binning: As for `ece`.
 
     Returns:
-        A number in [0, 1].
+        A number in [0, 1]. Reading: as `ece`, but it also sees the probabilities of classes that were not predicted.
+        Most of them are near zero, so values fall with the number of classes: compare only between models of the same
+        task.
 
     Example:
         >>> probs = torch.tensor([[0.8, 0.2]]).repeat(10, 1)
@@ -164,15 +160,13 @@ def classwise_ece(probs: Array, labels: Array, bins: int = 15, binning: Binning 
 def top_confidences(probs: Array, labels: Array) -> tuple[Tensor, Tensor]:
     """The largest probability of each input, and whether its class is the true one.
 
-    Reading: what `smooth_ece`, `confidence_reliability` and `risk_coverage_area` need of a classifier's
-    output.
-
     Args:
         probs: Predicted probabilities, `(batch, classes)`.
         labels: True class indices, `(batch,)`.
 
     Returns:
-        Confidences and booleans, `(batch,)` each.
+        Confidences and booleans, `(batch,)` each. Reading: what `smooth_ece`, `confidence_reliability` and
+        `risk_coverage_area` need of a classifier's output.
 
     Example:
         >>> top_confidences(torch.tensor([[0.75, 0.25]]), torch.tensor([1]))
@@ -228,21 +222,19 @@ def smooth_ece(
     with f the confidence, y whether it was right, and $K_\sigma$ a Gaussian reflected at 0 and 1, which keeps
     all its mass. The integral falls with $\sigma$, so the fixed point is unique.
 
-    Reading: the average gap, in probability, between confidence and accuracy, without a choice of bins.
-    Compute it on the whole set: averages over batches are biased upwards. For a classifier,
-    `smooth_ece(*top_confidences(probs, labels))`.
-
     Args:
         confidence: Stated probability of being right, `(batch,)`, in [0, 1].
         correct: Whether it was right, `(batch,)`.
-        truncate: Cuts the kernel at this distance, at most 1. `0.5` gives the values of the relplot package,
-            with its other conventions: a grid of about 1000 cells, on which confidences within one cell of 0
-            or 1 lose up to half their weight; bandwidths that are multiples of 1/1024. They differ from the
-            exact ones when the error is large (above about 0.15) or when many confidences are saturated.
+        truncate: Cuts the kernel at this distance, at most 1. `0.5` gives the values of the relplot package, with its
+            other conventions: a grid of about 1000 cells, on which confidences within one cell of 0 or 1 lose up to
+            half their weight; bandwidths that are multiples of 1/1024. They differ from the exact ones when the error
+            is large (above about 0.15) or when many confidences are saturated.
         bandwidth: Uses this $\sigma$ instead of the fixed point.
 
     Returns:
-        A number in [0, 1].
+        A number in [0, 1]. Reading: the average gap, in probability, between confidence and accuracy, without a choice
+        of bins. Compute it on the whole set: averages over batches are biased upwards. For a classifier,
+        `smooth_ece(*top_confidences(probs, labels))`.
 
     Example:
         >>> import torch
@@ -259,76 +251,58 @@ def smooth_ece(
     stated, outcome = (values.cpu().numpy() for values in confidences_and_correct(confidence, correct))
     residuals = _grid(stated, outcome)
     if truncate is None:
-        exact = _Reflected.of(residuals, len(stated))
-        return exact.error(bandwidth) if bandwidth is not None else exact.fixed_point()
-    cut = _Truncated(residuals, _grid(stated, None), truncate)
-    return cut.error(bandwidth) if bandwidth is not None else cut.fixed_point()
+        error, low, halvings = _reflected(residuals, len(stated)), SMALLEST_BANDWIDTH, 24
+    else:
+        # Relplot takes bandwidths that are multiples of 1/1024.
+        error, low, halvings = _truncated(residuals, _grid(stated, None), truncate), 0.0, 10
+    if bandwidth is not None or (low and error(low) <= low):
+        return error(bandwidth or low)
+    high = 1.0
+    for _ in range(halvings):
+        middle = (low + high) / 2
+        low, high = (middle, high) if middle < error(middle) else (low, middle)
+    return error(high)
 
 
-@dataclass(frozen=True)
-class _Reflected:
-    """Cosine coefficients of the mean residual density; the exact kernel acts on each of them alone."""
+def _reflected(masses: Vector, size: int) -> Callable[[float], float]:
+    """Return the smoothed error by bandwidth: the exact kernel acts on each cosine mode of the residual density alone."""
+    # A point mass on the boundary coincides with its mirror image, and counts twice in the extension.
+    ends = np.zeros_like(masses)
+    ends[[0, -1]] = masses[[0, -1]]
+    coefficients = np.fft.rfft(_mirror(masses + ends)).real / size
 
-    coefficients: Vector
-
-    @classmethod
-    def of(cls, masses: Vector, size: int) -> "_Reflected":
-        # A point mass on the boundary coincides with its mirror image, and counts twice in the extension.
-        ends = np.zeros_like(masses)
-        ends[[0, -1]] = masses[[0, -1]]
-        return cls(np.fft.rfft(_mirror(masses + ends)).real / size)
-
-    def error(self, bandwidth: float) -> float:
+    def error(bandwidth: float) -> float:
         # A wide kernel leaves few modes: 64 cells a bandwidth integrate |r| to about 1e-5 of its value.
         cells = CELLS
         while cells * bandwidth > 128:
             cells //= 2
         decay = np.exp(-0.5 * (np.pi * bandwidth * np.arange(cells + 1)) ** 2)
-        density = np.fft.irfft(self.coefficients[: cells + 1] * decay, 2 * cells) * cells
+        density = np.fft.irfft(coefficients[: cells + 1] * decay, 2 * cells) * cells
         # The mean over the even extension is the trapezoidal rule on [0, 1].
         return float(np.abs(density).mean())
 
-    def fixed_point(self) -> float:
-        low, high = SMALLEST_BANDWIDTH, 1.0
-        if self.error(low) <= low:
-            return self.error(low)
-        for _ in range(24):
-            middle = (low + high) / 2
-            low, high = (middle, high) if middle < self.error(middle) else (low, middle)
-        return self.error(high)
+    return error
 
 
-@dataclass(frozen=True)
-class _Truncated:
-    """Residual and count masses, smoothed in the way of relplot so that its numbers can be compared with."""
+def _truncated(residuals: Vector, counts: Vector, truncate: float) -> Callable[[float], float]:
+    """Return the smoothed error by bandwidth in the way of relplot, so that its numbers can be compared with."""
 
-    residuals: Vector
-    counts: Vector
-    truncate: float
+    def smooth(masses: Vector, cells: int, bandwidth: float) -> Vector:
+        values = _mirror(_spread(np.arange(CELLS + 1) / CELLS, masses, cells))
+        distance = np.minimum(np.arange(2 * cells), 2 * cells - np.arange(2 * cells)) / cells
+        kernel = np.exp(-0.5 * (distance / bandwidth) ** 2) * (distance <= truncate)
+        return np.fft.irfft(np.fft.rfft(values) * np.fft.rfft(kernel), 2 * cells)[: cells + 1]
 
-    def error(self, bandwidth: float) -> float:
+    def error(bandwidth: float) -> float:
         cells = max(2000, round(20 / bandwidth)) // 2
         mesh = np.linspace(0, 1, max(200, round(10 / bandwidth)))
         residual, density = (
-            np.interp(mesh, np.arange(cells + 1) / cells, self._smooth(masses, cells, bandwidth))
-            for masses in (self.residuals, self.counts)
+            np.interp(mesh, np.arange(cells + 1) / cells, smooth(masses, cells, bandwidth))
+            for masses in (residuals, counts)
         )
         return float(np.abs(residual).sum() / density.sum())
 
-    def _smooth(self, masses: Vector, cells: int, bandwidth: float) -> Vector:
-        nodes = np.arange(CELLS + 1) / CELLS
-        values = _mirror(_spread(nodes, masses, cells))
-        distance = np.minimum(np.arange(2 * cells), 2 * cells - np.arange(2 * cells)) / cells
-        kernel = np.exp(-0.5 * (distance / bandwidth) ** 2) * (distance <= self.truncate)
-        return np.fft.irfft(np.fft.rfft(values) * np.fft.rfft(kernel), 2 * cells)[: cells + 1]
-
-    def fixed_point(self) -> float:
-        low, high = 0, 1024
-        while high - low > 1:
-            middle = (low + high) // 2
-            bandwidth = middle / 1024
-            low, high = (middle, high) if bandwidth < self.error(bandwidth) else (low, middle)
-        return self.error(high / 1024)
+    return error
 
 
 def _grid(confidence: NDArray[Any], correct: NDArray[Any] | None) -> Vector:
@@ -399,9 +373,9 @@ class Temperature:
             logits: Unnormalised member outputs, `(members, batch, classes)`.
 
         Returns:
-            Logits of the same dtype: `(members, batch, classes)` where members were fitted, each divided by
-            its temperature; `(1, batch, classes)` where the pool was, the pooled log-probabilities divided by
-            the temperature. A softmax gives the calibrated probabilities.
+            Logits of the same dtype: `(members, batch, classes)` where members were fitted, each divided by its
+            temperature; `(1, batch, classes)` where the pool was, the pooled log-probabilities divided by the
+            temperature. A softmax gives the calibrated probabilities.
         """
         if logits.ndim != 3 or (self.of == "members" and len(logits) != len(self.value)):
             fitted = f" with the {len(self.value)} members that were fitted" if self.of == "members" else ""
@@ -422,18 +396,17 @@ def fit_temperature(logits: Array, labels: Array, of: Literal["members", "pool"]
     $1/T$; its slope is brought to zero by Newton steps inside a bracket. Predictions (the most probable
     class) do not change.
 
-    Reading: above 1 the predictions were overconfident, below 1 underconfident. Values are searched in [0.01,
-    100]: an end of that range means that the labels do not determine a temperature (all right, or none), which
-    `.determined` says and a line of the log warns of; take more validation inputs then.
-
     Args:
         logits: Member outputs on validation inputs that were not trained on, `(members, batch, classes)`.
         labels: Their true class indices, `(batch,)`.
-        of: `"members"`: each member gets its own. `"pool"`: one temperature for the averaged prediction,
-            which is what an ensemble needs, for averaging calibrated members gives an underconfident pool.
+        of: `"members"`: each member gets its own. `"pool"`: one temperature for the averaged prediction, which is what
+            an ensemble needs, for averaging calibrated members gives an underconfident pool.
 
     Returns:
-        The temperatures, ready to `.apply` to other logits.
+        The temperatures, ready to `.apply` to other logits. Reading: above 1 the predictions were overconfident, below
+        1 underconfident. Values are searched in [0.01, 100]: an end of that range means that the labels do not
+        determine a temperature (all right, or none), which `.determined` says and a line of the log warns of; take more
+        validation inputs then.
 
     Example:
         >>> logits = torch.tensor([[[2.0, 0.0]]]).repeat(1, 4, 1)

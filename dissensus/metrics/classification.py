@@ -10,14 +10,13 @@ from dissensus.metrics._inputs import Array, indices, probabilities_and_labels
 def accuracy(probs: Array, labels: Array) -> float:
     """Fraction of inputs whose most probable class is the true one.
 
-    Reading: 1 is perfect, 1 / classes is guessing. Between equal probabilities the first class wins.
-
     Args:
         probs: Predicted probabilities, `(batch, classes)`.
         labels: True class indices, `(batch,)`.
 
     Returns:
-        A number in [0, 1].
+        A number in [0, 1]. Reading: 1 is perfect, 1 / classes is guessing. Between equal probabilities the first class
+        wins.
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.1], [0.4, 0.6], [0.7, 0.3]])
@@ -32,16 +31,14 @@ def accuracy(probs: Array, labels: Array) -> float:
 def top_k_accuracy(probs: Array, labels: Array, k: int = 5) -> float:
     """Fraction of inputs whose true class is among the `k` most probable.
 
-    Reading: as accuracy, with `k` guesses allowed. Equal probabilities are ranked by class index, so `k=1` is
-    `accuracy`.
-
     Args:
         probs: Predicted probabilities, `(batch, classes)`.
         labels: True class indices, `(batch,)`.
         k: How many guesses count.
 
     Returns:
-        A number in [0, 1].
+        A number in [0, 1]. Reading: as accuracy, with `k` guesses allowed. Equal probabilities are ranked by class
+        index, so `k=1` is `accuracy`.
 
     Example:
         >>> probs = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.3, 0.5]])
@@ -63,15 +60,13 @@ def nll(probs: Array, labels: Array) -> float:
 
     $$-\frac{1}{B}\sum_b \log p(y_b \mid x_b)$$
 
-    Reading: 0 is certain and right, log(classes) is the uniform guess. A true class of probability zero
-    counts with the smallest normal number of the dtype (about 87 nats in float32), not infinity.
-
     Args:
         probs: Predicted probabilities, `(batch, classes)`.
         labels: True class indices, `(batch,)`.
 
     Returns:
-        Nats, not negative.
+        Nats, not negative. Reading: 0 is certain and right, log(classes) is the uniform guess. A true class of
+        probability zero counts with the smallest normal number of the dtype (about 87 nats in float32), not infinity.
 
     Example:
         >>> round(nll(torch.full((8, 4), 0.25), torch.zeros(8, dtype=torch.long)), 4)
@@ -89,15 +84,14 @@ def brier(probs: Array, labels: Array) -> float:
 
     $$\frac{1}{B}\sum_b \sum_c \big(p(c \mid x_b) - 1[c = y_b]\big)^2$$
 
-    Reading: 0 is perfect, 1 - 1/classes is the uniform guess, 2 is certain and wrong. (Some authors divide by
-    the number of classes, and for two classes some count one class only, which gives half of this.)
-
     Args:
         probs: Predicted probabilities, `(batch, classes)`.
         labels: True class indices, `(batch,)`.
 
     Returns:
-        A number in [0, 2].
+        A number in [0, 2]. Reading: 0 is perfect, 1 - 1/classes is the uniform guess, 2 is certain and wrong. (Some
+        authors divide by the number of classes, and for two classes some count one class only, which gives half of
+        this.)
 
     Example:
         >>> round(brier(torch.tensor([[0.8, 0.2]]), torch.tensor([0])), 4)
@@ -118,15 +112,14 @@ def brier(probs: Array, labels: Array) -> float:
 def group_accuracies(probs: Array, labels: Array, groups: Array) -> dict[int, float]:
     """Accuracy of each group of inputs.
 
-    Reading: a wide spread means that the average hides a group the model fails on.
-
     Args:
         probs: Predicted probabilities, `(batch, classes)`.
         labels: True class indices, `(batch,)`.
         groups: Group ids, any integers, `(batch,)`.
 
     Returns:
-        Group id to accuracy, in order of the ids; only groups that occur.
+        Group id to accuracy, in order of the ids; only groups that occur. Reading: a wide spread means that the average
+        hides a group the model fails on.
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3]])
@@ -146,15 +139,13 @@ def group_accuracies(probs: Array, labels: Array, groups: Array) -> dict[int, fl
 def worst_group_accuracy(probs: Array, labels: Array, groups: Array) -> float:
     """Accuracy of the group with the lowest accuracy.
 
-    Reading: what the least well served group gets; never above `accuracy`.
-
     Args:
         probs: Predicted probabilities, `(batch, classes)`.
         labels: True class indices, `(batch,)`.
         groups: Group ids, any integers, `(batch,)`.
 
     Returns:
-        A number in [0, 1].
+        A number in [0, 1]. Reading: what the least well served group gets; never above `accuracy`.
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3]])

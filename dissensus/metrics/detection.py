@@ -1,7 +1,7 @@
 """Scores of out-of-distribution and in-distribution inputs -> how well the scores tell them apart.
 
-Scores are higher when the input is less certain, so OOD inputs should lie above ID inputs. All metrics are
-exact: ties are counted as ties, and no score is binned or thresholded on a grid.
+Scores are higher when the input is less certain, so OOD inputs should lie above ID inputs. All metrics are exact: ties
+are counted as ties, and no score is binned or thresholded on a grid.
 """
 
 from dataclasses import dataclass
@@ -39,15 +39,13 @@ def auroc(ood_scores: Array, id_scores: Array) -> float:
 
     $$P(s_\mathrm{ood} > s_\mathrm{id}) + \tfrac12 P(s_\mathrm{ood} = s_\mathrm{id})$$
 
-    Reading: 1 separates the sets, 0.5 is no better than chance (and exactly 0.5 for a constant score), below
-    0.5 the score points the wrong way.
-
     Args:
         ood_scores: Scores of OOD inputs, `(n_ood,)`, higher = less certain.
         id_scores: Scores of ID inputs, `(n_id,)`.
 
     Returns:
-        A number in [0, 1].
+        A number in [0, 1]. Reading: 1 separates the sets, 0.5 is no better than chance (and exactly 0.5 for a constant
+        score), below 0.5 the score points the wrong way.
 
     Example:
         >>> auroc(torch.tensor([2.0, 3.0]), torch.tensor([1.0, 2.0]))
@@ -70,16 +68,14 @@ def aupr(ood_scores: Array, id_scores: Array, positive: Positive = "ood") -> flo
     $$\sum_k (R_k - R_{k-1})\,P_k$$
     over the distinct thresholds, without interpolation.
 
-    Reading: chance is the share of positive inputs, not 0.5: compare only at equal set sizes.
-    `positive="ood"` is often called AUPR-out, `positive="id"` AUPR-in.
-
     Args:
         ood_scores: Scores of OOD inputs, `(n_ood,)`, higher = less certain.
         id_scores: Scores of ID inputs, `(n_id,)`.
         positive: Which set is to be retrieved: OOD inputs by high scores, or ID inputs by low ones.
 
     Returns:
-        A number in (0, 1].
+        A number in (0, 1]. Reading: chance is the share of positive inputs, not 0.5: compare only at equal set sizes.
+        `positive="ood"` is often called AUPR-out, `positive="id"` AUPR-in.
 
     Example:
         >>> round(aupr(torch.tensor([2.0, 3.0]), torch.tensor([1.0, 2.0])), 4)
@@ -99,19 +95,16 @@ def aupr(ood_scores: Array, id_scores: Array, positive: Positive = "ood") -> flo
 def fpr_at_tpr(ood_scores: Array, id_scores: Array, tpr: float = 0.95, positive: Positive = "ood") -> float:
     """False positive rate at the first threshold whose true positive rate reaches `tpr`.
 
-    Reading: 0 is perfect, `tpr` is chance. The two conventions differ, sometimes by a factor of two, when the
-    sets differ in spread: always report which set was positive.
-
     Args:
         ood_scores: Scores of OOD inputs, `(n_ood,)`, higher = less certain.
         id_scores: Scores of ID inputs, `(n_id,)`.
         tpr: Fraction of positive inputs that must be caught, in (0, 1].
-        positive: `"ood"`: the fraction of ID inputs that raise an alarm when `tpr` of the OOD inputs do
-            (OpenOOD). `"id"`: the fraction of OOD inputs that pass when `tpr` of the ID inputs do (the ODIN
-            line of work).
+        positive: `"ood"`: the fraction of ID inputs that raise an alarm when `tpr` of the OOD inputs do (OpenOOD).
+            `"id"`: the fraction of OOD inputs that pass when `tpr` of the ID inputs do (the ODIN line of work).
 
     Returns:
-        A number in [0, 1].
+        A number in [0, 1]. Reading: 0 is perfect, `tpr` is chance. The two conventions differ, sometimes by a factor of
+        two, when the sets differ in spread: always report which set was positive.
 
     Example:
         >>> ood, known = torch.tensor([0.5, 3.0, 4.0, 5.0]), torch.tensor([0.0, 1.0, 2.0, 2.5])
@@ -137,17 +130,15 @@ def fpr_at_tpr(ood_scores: Array, id_scores: Array, tpr: float = 0.95, positive:
 def roc_curve(ood_scores: Array, id_scores: Array, points: int = 1000) -> RocCurve:
     """ROC curve with OOD inputs positive, thinned to at most `points` points.
 
-    Reading: the further above the diagonal, the better; the area below the full curve is `auroc`. Every point
-    is exact, only their number is limited: thresholds are evenly spread over the ranks of both sets.
-
     Args:
         ood_scores: Scores of OOD inputs, `(n_ood,)`, higher = less certain.
         id_scores: Scores of ID inputs, `(n_id,)`.
-        points: Largest number of points, at least 3. The curve is whole if neither set has half as many
-            distinct scores.
+        points: Largest number of points, at least 3. The curve is whole if neither set has half as many distinct
+            scores.
 
     Returns:
-        The curve.
+        The curve. Reading: the further above the diagonal, the better; the area below the full curve is `auroc`. Every
+        point is exact, only their number is limited: thresholds are evenly spread over the ranks of both sets.
 
     Example:
         >>> curve = roc_curve(torch.tensor([2.0, 3.0]), torch.tensor([1.0, 2.0]))

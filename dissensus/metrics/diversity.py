@@ -22,14 +22,12 @@ class DiversityBounds:
 def disagreement(predictions_a: Array, predictions_b: Array) -> float:
     """Fraction of inputs on which two members predict different classes.
 
-    Reading: 0 for copies; at most the sum of the two error rates.
-
     Args:
         predictions_a: Predicted class indices of one member, `(batch,)`.
         predictions_b: Predicted class indices of the other, `(batch,)`.
 
     Returns:
-        A number in [0, 1].
+        A number in [0, 1]. Reading: 0 for copies; at most the sum of the two error rates.
 
     Example:
         >>> disagreement(torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 2, 0]))
@@ -47,13 +45,11 @@ def mean_disagreement(predictions: Array) -> float:
     $$1 - \frac{1}{B}\sum_b \frac{\sum_c n_{bc}(n_{bc} - 1)}{M (M - 1)}$$
     with $n_{bc}$ the number of members that predict class c for input b.
 
-    Reading: 0 when all members agree on every input, 1 when no two ever do.
-
     Args:
         predictions: Predicted class indices, `(members, batch)`, of two members or more.
 
     Returns:
-        A number in [0, 1].
+        A number in [0, 1]. Reading: 0 when all members agree on every input, 1 when no two ever do.
 
     Example:
         >>> round(mean_disagreement(torch.tensor([[0, 1], [0, 1], [0, 2]])), 4)
@@ -74,14 +70,12 @@ def mean_disagreement(predictions: Array) -> float:
 def existential_disagreement(predictions: Array) -> float:
     """Fraction of inputs on which any two members predict different classes.
 
-    Reading: 0 when all members agree on every input. Never below `mean_disagreement`, and it can only grow with
-    the number of members.
-
     Args:
         predictions: Predicted class indices, `(members, batch)`, of two members or more.
 
     Returns:
-        A number in [0, 1].
+        A number in [0, 1]. Reading: 0 when all members agree on every input. Never below `mean_disagreement`, and it
+        can only grow with the number of members.
 
     Example:
         >>> existential_disagreement(torch.tensor([[0, 1], [0, 1], [0, 2]]))
@@ -99,18 +93,18 @@ def ood_disagreement_bound(
 
     $$\Pr_Q[\text{some two members disagree}] \ge \alpha_0\,\rho\,(\delta_H - \Gamma) - \bar\eta$$
 
-    Reading: a number at or below 0 says nothing. The constants are assumptions about the data that nothing here
-    measures; the bound says how disagreement on hard examples would carry over if they held.
-
     Args:
         hard_disagreement: Mean disagreement of pairs on hard training examples, $\delta_H$ (`mean_disagreement`).
-        cluster_mass: Least probability, under the other distribution Q, of the ball around one of its points, $\alpha_0$.
+        cluster_mass: Least probability, under the other distribution Q, of the ball around one of its points,
+            $\alpha_0$.
         purity: Least share of Q among the points on which members disagree, $\rho$.
         gap: How far the measured disagreement may lie above the true one, $\Gamma$.
         instability: How often members that disagree at a point agree nearby, $\bar\eta$.
 
     Returns:
-        The bound; at most 1, possibly negative.
+        The bound; at most 1, possibly negative. Reading: a number at or below 0 says nothing. The constants are
+        assumptions about the data that nothing here measures; the bound says how disagreement on hard examples would
+        carry over if they held.
 
     Example:
         >>> round(ood_disagreement_bound(0.8, cluster_mass=0.5, purity=0.9, gap=0.1, instability=0.05), 3)
@@ -136,20 +130,17 @@ def pair_diversity(
 ) -> float:
     """Disagreement of two members, divided by their error rate.
 
-    Reading: 0 for copies, near 1 or above for members that err independently (see `diversity_bounds`). The
-    error rate is that of the pair's mean accuracy, or of one member: say which when comparing with published
-    figures. A pair without errors has nothing to be diverse about, and the value is then `nan` (`inf` if only
-    the named member is perfect).
-
     Args:
         predictions_a: Predicted class indices of one member, `(batch,)`.
         predictions_b: Predicted class indices of the other, `(batch,)`.
         labels: True class indices, `(batch,)`.
-        accuracy_of: Whose accuracy sets the error rate: the mean of both (`"pair"`), or one of them (`"a"`,
-            `"b"`).
+        accuracy_of: Whose accuracy sets the error rate: the mean of both (`"pair"`), or one of them (`"a"`, `"b"`).
 
     Returns:
-        A number that is not negative, or `nan`.
+        A number that is not negative, or `nan`. Reading: 0 for copies, near 1 or above for members that err
+        independently (see `diversity_bounds`). The error rate is that of the pair's mean accuracy, or of one member:
+        say which when comparing with published figures. A pair without errors has nothing to be diverse about, and the
+        value is then `nan` (`inf` if only the named member is perfect).
 
     Example:
         >>> labels = torch.zeros(4, dtype=torch.long)
@@ -182,16 +173,14 @@ def diversity_bounds(accuracy: float, base_accuracy: float, num_classes: int) ->
     $$p\,\frac{C-1}{C}, \qquad p = \frac{\max(a, a^*) - \min(a, a^*)}{\max(a, a^*) - 1/C}.$$
     Both are divided by $1 - a$.
 
-    Reading: a member near `upper` found its own solution; one near `lower` is a noisy copy of the base.
-    Compare with `pair_diversity(member, base, labels, accuracy_of="a")`.
-
     Args:
         accuracy: Accuracy of the member, at least 1/classes and below 1.
         base_accuracy: Accuracy of the member it is compared with, at least 1/classes and at most 1.
         num_classes: Number of classes.
 
     Returns:
-        The two bounds, normalised as `pair_diversity` is.
+        The two bounds, normalised as `pair_diversity` is. Reading: a member near `upper` found its own solution; one
+        near `lower` is a noisy copy of the base. Compare with `pair_diversity(member, base, labels, accuracy_of="a")`.
 
     Example:
         >>> bounds = diversity_bounds(0.8, 0.9, num_classes=10)

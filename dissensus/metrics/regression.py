@@ -1,11 +1,14 @@
 """Predicted means, scales, samples or intervals, and targets -> how good the predictions are.
 
 All arguments of a function have one shape, `(batch,)` or any other; the result is the mean over all entries, except for
-likelihoods, which are nats an *example*: those of several targets, `(batch, targets)`, are summed.
-`scale` is the standard deviation of a Gaussian or the b of a Laplace distribution, never a variance.
+likelihoods, which are nats an *example*: those of several targets, `(batch, targets)`, are summed. `scale` is the
+standard deviation of a Gaussian or the b of a Laplace distribution, never a variance.
 """
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from math import log, pi, sqrt
+from types import MappingProxyType
 from typing import Literal
 
 import torch
@@ -13,20 +16,57 @@ from torch import Tensor
 
 from dissensus._signatures import checked
 from dissensus.metrics._inputs import Array, floats, same_shape
+from dissensus.objectives.likelihoods import gaussian_losses, laplace_losses
+
+
+@dataclass(frozen=True)
+class Family:
+    """A location-scale family of distributions.
+
+    Attributes:
+        variance: Variance at scale one.
+        nll: Negative log-likelihood of (mean, scale, target), element by element.
+        crps: Continuous ranked probability score of (scale, standardised error), element by element.
+        half_width: Half the width of the central interval of this probability, at scale one.
+    """
+
+    variance: float
+    nll: Callable[[Tensor, Tensor, Tensor], Tensor]
+    crps: Callable[[Tensor, Tensor], Tensor]
+    half_width: Callable[[float], float]
+
+
+def _gaussian_crps(scale: Tensor, z: Tensor) -> Tensor:
+    density = torch.exp(-z.square() / 2) / sqrt(2 * pi)
+    return scale * (z * torch.erf(z / sqrt(2)) + 2 * density - 1 / sqrt(pi))
+
+
+def _laplace_crps(scale: Tensor, z: Tensor) -> Tensor:
+    return scale * (z.abs() + torch.exp(-z.abs()) - 0.75)
+
+
+def _gaussian_half_width(level: float) -> float:
+    return sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64)))
+
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "gaussian": Family(1.0, gaussian_losses, _gaussian_crps, _gaussian_half_width),
+        "laplace": Family(2.0, laplace_losses, _laplace_crps, lambda level: -log(1 - level)),
+    }
+)
 
 
 @checked
 def rmse(prediction: Array, target: Array) -> float:
     """Root mean squared error.
 
-    Reading: typical error, in units of the target, with large errors weighing more.
-
     Args:
         prediction: Predicted values.
         target: True values.
 
     Returns:
-        A number that is not negative.
+        A number that is not negative. Reading: typical error, in units of the target, with large errors weighing more.
 
     Example:
         >>> round(rmse(torch.tensor([0.0, 0.0]), torch.tensor([3.0, 4.0])), 4)
@@ -39,14 +79,12 @@ def rmse(prediction: Array, target: Array) -> float:
 def mae(prediction: Array, target: Array) -> float:
     """Mean absolute error.
 
-    Reading: average error, in units of the target.
-
     Args:
         prediction: Predicted values.
         target: True values.
 
     Returns:
-        A number that is not negative.
+        A number that is not negative. Reading: average error, in units of the target.
 
     Example:
         >>> mae(torch.tensor([0.0, 0.0]), torch.tensor([3.0, 4.0]))
@@ -61,15 +99,13 @@ def gaussian_nll(mean: Array, scale: Array, target: Array) -> float:
 
     $$\tfrac12\log(2\pi\sigma^2) + \frac{(y-\mu)^2}{2\sigma^2}$$
 
-    Reading: lower is better; it depends on the units of the target, and may be negative.
-
     Args:
         mean: Predicted means.
         scale: Predicted standard deviations, positive.
         target: True values.
 
     Returns:
-        Nats.
+        Nats. Reading: lower is better; it depends on the units of the target, and may be negative.
 
     Example:
         >>> zero, one = torch.zeros(3), torch.ones(3)
@@ -86,15 +122,13 @@ def laplace_nll(mean: Array, scale: Array, target: Array) -> float:
 
     $$\log(2b) + \frac{|y-\mu|}{b}$$
 
-    Reading: lower is better; it depends on the units of the target, and may be negative.
-
     Args:
         mean: Predicted means.
         scale: Predicted scales b, positive (the variance is 2b²).
         target: True values.
 
     Returns:
-        Nats.
+        Nats. Reading: lower is better; it depends on the units of the target, and may be negative.
 
     Example:
         >>> zero, one = torch.zeros(3), torch.ones(3)
@@ -111,15 +145,14 @@ def gaussian_crps(mean: Array, scale: Array, target: Array) -> float:
 
     $$\sigma\Big[z\,(2\Phi(z) - 1) + 2\varphi(z) - \frac{1}{\sqrt\pi}\Big], \qquad z = \frac{y-\mu}{\sigma}$$
 
-    Reading: in units of the target, lower is better; the absolute error, generalised to a distribution.
-
     Args:
         mean: Predicted means.
         scale: Predicted standard deviations, positive.
         target: True values.
 
     Returns:
-        A number that is not negative.
+        A number that is not negative. Reading: in units of the target, lower is better; the absolute error, generalised
+        to a distribution.
 
     Example:
         >>> zero, one = torch.zeros(3), torch.ones(3)
@@ -129,9 +162,7 @@ def gaussian_crps(mean: Array, scale: Array, target: Array) -> float:
     References:
         Gneiting and Raftery, 2007, <https://doi.org/10.1198/016214506000001437>.
     """
-    spread, z = _standardised(mean, scale, target)
-    density = torch.exp(-z.square() / 2) / sqrt(2 * pi)
-    return float((spread * (z * torch.erf(z / sqrt(2)) + 2 * density - 1 / sqrt(pi))).mean())
+    return float(_gaussian_crps(*_standardised(mean, scale, target)).mean())
 
 
 @checked
@@ -140,15 +171,14 @@ def laplace_crps(mean: Array, scale: Array, target: Array) -> float:
 
     $$b\,\Big[|z| + e^{-|z|} - \tfrac34\Big], \qquad z = \frac{y-\mu}{b}$$
 
-    Reading: in units of the target, lower is better; the absolute error, generalised to a distribution.
-
     Args:
         mean: Predicted means.
         scale: Predicted scales b, positive.
         target: True values.
 
     Returns:
-        A number that is not negative.
+        A number that is not negative. Reading: in units of the target, lower is better; the absolute error, generalised
+        to a distribution.
 
     Example:
         >>> zero, one = torch.zeros(3), torch.ones(3)
@@ -158,8 +188,7 @@ def laplace_crps(mean: Array, scale: Array, target: Array) -> float:
     References:
         Jordan, Krüger and Lerch, 2019, <https://doi.org/10.18637/jss.v090.i12>.
     """
-    spread, standard = _standardised(mean, scale, target)
-    return float((spread * (standard.abs() + torch.exp(-standard.abs()) - 0.75)).mean())
+    return float(_laplace_crps(*_standardised(mean, scale, target)).mean())
 
 
 @checked
@@ -168,16 +197,15 @@ def ensemble_crps(samples: Array, target: Array, fair: bool = False) -> float:
 
     $$\frac1M\sum_m |x_m - y| - \frac{1}{2M^2}\sum_{m,n}|x_m - x_n|$$
 
-    Reading: in units of the target, lower is better; for one member it is the absolute error.
-
     Args:
         samples: Member predictions or draws, `(members, …)`.
         target: True values, of the shape of one member's predictions.
-        fair: Divides the second sum by M(M-1) instead of M², which estimates without bias the score of the
-            distribution that the members were drawn from. Needs two members.
+        fair: Divides the second sum by M(M-1) instead of M², which estimates without bias the score of the distribution
+            that the members were drawn from. Needs two members.
 
     Returns:
-        A number; not negative unless `fair`.
+        A number; not negative unless `fair`. Reading: in units of the target, lower is better; for one member it is the
+        absolute error.
 
     Example:
         >>> ensemble_crps(torch.tensor([[0.0], [2.0]]), torch.tensor([1.0]))
@@ -208,15 +236,13 @@ def ensemble_crps(samples: Array, target: Array, fair: bool = False) -> float:
 def interval_coverage(lower: Array, upper: Array, target: Array) -> float:
     """Fraction of targets inside their predicted intervals, ends included.
 
-    Reading: should equal the level that the intervals claim; below it they are too narrow.
-
     Args:
         lower: Lower ends.
         upper: Upper ends, not below the lower ones.
         target: True values.
 
     Returns:
-        A number in [0, 1].
+        A number in [0, 1]. Reading: should equal the level that the intervals claim; below it they are too narrow.
 
     Example:
         >>> interval_coverage(torch.zeros(4), torch.ones(4), torch.tensor([0.0, 0.5, 1.0, 1.5]))
@@ -231,14 +257,13 @@ def interval_coverage(lower: Array, upper: Array, target: Array) -> float:
 def interval_width(lower: Array, upper: Array) -> float:
     """Mean width of predicted intervals.
 
-    Reading: in units of the target; of two sets of intervals with the right coverage, the narrower is better.
-
     Args:
         lower: Lower ends.
         upper: Upper ends, not below the lower ones.
 
     Returns:
-        A number that is not negative.
+        A number that is not negative. Reading: in units of the target; of two sets of intervals with the right
+        coverage, the narrower is better.
 
     Example:
         >>> interval_width(torch.zeros(2), torch.tensor([1.0, 2.0]))
@@ -254,8 +279,6 @@ def central_interval(
 ) -> tuple[Tensor, Tensor]:
     """Interval around the mean that holds `level` of the predicted distribution.
 
-    Reading: what `interval_coverage` and `interval_width` take.
-
     Args:
         mean: Predicted means.
         scale: Predicted standard deviations, or the b of Laplace distributions; positive.
@@ -263,7 +286,7 @@ def central_interval(
         family: `"gaussian"` or `"laplace"`.
 
     Returns:
-        Lower and upper ends, of the shape of `mean`.
+        Lower and upper ends, of the shape of `mean`. Reading: what `interval_coverage` and `interval_width` take.
 
     Example:
         >>> lower, upper = central_interval(torch.zeros(1), torch.ones(1), level=0.95)
@@ -275,8 +298,7 @@ def central_interval(
     centre = floats(mean, "mean")
     (spread,) = same_shape(centre, scale=scale)
     _positive(spread)
-    inside = torch.tensor(level, dtype=torch.float64)
-    half = sqrt(2) * float(torch.erfinv(inside)) if family == "gaussian" else -log(1 - level)
+    half = FAMILIES[family].half_width(level)
     return centre - half * spread, centre + half * spread
 
 

@@ -36,15 +36,13 @@ def risk_coverage_area(scores: Array, correct: Array) -> float:
     $$\frac{1}{B}\sum_{k=1}^{B} \mathrm{risk}_k, \qquad
     \mathrm{risk}_k = \text{error rate of the } k \text{ inputs with the lowest scores}$$
 
-    Reading: lower is better; a score that knows nothing gives the error rate, and even the best one cannot
-    reach 0 unless there are no errors. Equal scores count as if their order were random, in expectation.
-
     Args:
         scores: Uncertainty of each input, `(batch,)`, higher = less certain.
         correct: Whether the prediction was right, `(batch,)`.
 
     Returns:
-        A number in [0, 1].
+        A number in [0, 1]. Reading: lower is better; a score that knows nothing gives the error rate, and even the best
+        one cannot reach 0 unless there are no errors. Equal scores count as if their order were random, in expectation.
 
     Example:
         >>> round(risk_coverage_area(torch.tensor([0.1, 0.2, 0.3, 0.9]), torch.tensor([1, 1, 1, 0])), 4)
@@ -60,15 +58,14 @@ def risk_coverage_area(scores: Array, correct: Array) -> float:
 def risk_coverage_curve(scores: Array, correct: Array, points: int = 1000) -> RiskCoverageCurve:
     """Error rate against the share of inputs kept, thinned to at most `points` points.
 
-    Reading: the curve should rise to the right; where it is flat, the score does not find the errors.
-
     Args:
         scores: Uncertainty of each input, `(batch,)`, higher = less certain.
         correct: Whether the prediction was right, `(batch,)`.
         points: Largest number of points.
 
     Returns:
-        The curve and its area.
+        The curve and its area. Reading: the curve should rise to the right; where it is flat, the score does not find
+        the errors.
 
     Example:
         >>> curve = risk_coverage_curve(torch.tensor([0.1, 0.9]), torch.tensor([True, False]))

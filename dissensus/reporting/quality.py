@@ -5,11 +5,10 @@ from dataclasses import replace
 
 from dissensus.evaluation import Evaluation, Reliability
 from dissensus.evaluation.comparison import BEST_HIGH, named_pairs
-from dissensus.evaluation.results import ALL_CORRUPTIONS, ID
+from dissensus.evaluation.results import ALL_CORRUPTIONS, ID, find
 from dissensus.evaluation.tables import (
     Cells,
     comparison_table,
-    find,
     label_table,
     prediction_table,
     short,
@@ -241,12 +240,12 @@ def _good_numbers(run: Evaluation, score: str) -> dict[str, float]:
     """Return numbers in [0, 1] that should be large, by the name of their axis."""
     told = list(run.groups) or [part.name for part in run.sets if part.kind == "ood"]
     found = {
-        "accuracy": find(run, "accuracy"),
-        "corruption\naccuracy": find(run, "accuracy", ALL_CORRUPTIONS),
-        "1 −\nsmooth ECE": find(run, "smooth_ece"),
-        "1 − smooth ECE\n(corrupted)": find(run, "smooth_ece", ALL_CORRUPTIONS),
-        **{f"AUROC\n{name}": find(run, "auroc", name, score) for name in told[:6]},
-        "AUROC\ncorruptions": find(run, "auroc", ALL_CORRUPTIONS, score),
+        "accuracy": find(run.numbers, "accuracy"),
+        "corruption\naccuracy": find(run.numbers, "accuracy", ALL_CORRUPTIONS),
+        "1 −\nsmooth ECE": find(run.numbers, "smooth_ece"),
+        "1 − smooth ECE\n(corrupted)": find(run.numbers, "smooth_ece", ALL_CORRUPTIONS),
+        **{f"AUROC\n{name}": find(run.numbers, "auroc", name, score) for name in told[:6]},
+        "AUROC\ncorruptions": find(run.numbers, "auroc", ALL_CORRUPTIONS, score),
     }
     return {
         axis: 1 - number.value if axis.startswith("1") else number.value

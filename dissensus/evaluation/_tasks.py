@@ -1,0 +1,711 @@
+"""Member outputs of a batch -> columns, one value per input; columns of a whole set -> numbers and curves.
+
+There is a class for each kind of output.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from math import sqrt
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from dissensus import metrics
+from dissensus._beliefs import deviations, member_mean
+from dissensus._checks import check_member_logits
+from dissensus.evaluation import results
+from dissensus.evaluation.estimates import (
+    Draws,
+    SetNumbers,
+    Statistic,
+    binned_reliability,
+    grouped,
+    grouped_ranks,
+    in_bins,
+    mean_statistic,
+    placements,
+)
+from dissensus.evaluation.results import COVERAGE_LEVELS, ID, Number, Reliability, floats
+from dissensus.metrics.regression import FAMILIES, Family
+from dissensus.objectives.likelihoods import Likelihood, as_columns, class_axis_of, full, mean_and_scale
+from dissensus.scores import (
+    KNOWLEDGE_SCORES,
+    REGRESSION_SCORES,
+    SCORES,
+    Beliefs,
+    all_scores,
+    as_two_classes,
+    mutual_information,
+    over_positions,
+)
+
+Columns = dict[str, Tensor]
+# One score an input: the mean or the largest of its positions or labels, or the share of those above a number.
+Over = Literal["mean", "max"] | float
+# From so many members on, the pairs of `jensen_shannon` cost more than everything else together.
+_MANY_MEMBERS = 50
+_COUNTING_MEMBERS = frozenset({"predictive_diversity", "num_unique"})
+
+
+@dataclass(frozen=True)
+class Positions:
+    """How outputs with several answers an input are read.
+
+    Attributes:
+        over: How scores of positions or labels become one score an input.
+        class_axis: Axis of the classes in `(members, batch, ...)`; None to find it by the targets' shape.
+        ignore_index: Label of positions that do not count.
+        class_weights: How much a position counts by its true class.
+    """
+
+    over: Over = "mean"
+    class_axis: int | None = None
+    ignore_index: int = -100
+    class_weights: Sequence[float] | None = None
+
+    def pooled(self, score: Tensor, counts: Tensor | None = None) -> Tensor:
+        """Return one score an input, `(batch,)`, of those of its positions or labels, `(batch, ...)`."""
+        if isinstance(self.over, str):
+            return over_positions(score, self.over, counts=counts)
+        return over_positions(score, "share", limit=float(self.over), counts=counts)
+
+
+@dataclass(frozen=True)
+class Task:
+    """How outputs are read.
+
+    Attributes:
+        score_names: The scores to compute.
+        weights: Member weights, or None.
+        likelihood: The loss that says what outputs are.
+        positions: How several answers an input are read.
+    """
+
+    score_names: tuple[str, ...]
+    weights: Tensor | None
+    likelihood: Likelihood
+    positions: Positions = Positions()
+
+    @property
+    def loss(self) -> str:
+        return self.likelihood.name
+
+    @property
+    def task(self) -> results.Task:
+        return "classification" if self.likelihood.kind == "classes" else self.likelihood.kind
+
+    def check(self, outputs: Tensor) -> None:
+        """Refuse outputs of the wrong shape."""
+        if outputs.ndim != 3 or not outputs.is_floating_point():
+            raise ValueError(
+                "Members must return (batch, outputs), which makes (members, batch, outputs); the ensemble gave "
+                f"{outputs.dtype} of shape {tuple(outputs.shape)}. Add a last axis of size one to a single output."
+            )
+
+    def num_outputs(self, width: int) -> int:
+        """Return the number of classes, labels or targets that so many outputs are about."""
+        return width
+
+    def check_targets(self, targets: Tensor, width: int, name: str, start: int) -> None:
+        """Refuse targets that do not fit so many outputs; `start` is the number of the batch's first row."""
+        usable = targets.isfinite().flatten(1).all(1) if targets.ndim > 1 else targets.isfinite()
+        if not bool(usable.all()):
+            row = int((~usable).nonzero()[0])
+            raise ValueError(f"Targets of set {name!r} must be finite; row {start + row} is not. Leave it out.")
+
+    def columns(self, outputs: Tensor, targets: Tensor | None) -> Columns:
+        """Return all that numbers need of a batch; the last axis of each column is the batch."""
+        raise NotImplementedError
+
+    def for_diagnosis(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, str] | None:
+        """Return outputs, targets and a loss by which members are diagnosed; None where they cannot be."""
+        return outputs, targets, self.loss
+
+    def statistics(self, on: SetNumbers, columns: Columns) -> list[Statistic]:
+        """Return the numbers of one set that need no other."""
+        raise NotImplementedError
+
+    def reliability(self, name: str, columns: Columns) -> Reliability | None:
+        """Return what was claimed against what came true on a labelled set."""
+        return None
+
+
+class Classification(Task):
+    """Logits of one class an input."""
+
+    @property
+    def task(self) -> results.Task:
+        return "classification"
+
+    def check(self, outputs: Tensor) -> None:
+        # Values that are not finite are named later, with the row's number in the whole set.
+        if bool(outputs.isfinite().all()):
+            # Up to whoever called `evaluate`: through the check of a batch, its columns, the reader.
+            check_member_logits(outputs, stacklevel=9)
+
+    def check_targets(self, targets: Tensor, width: int, name: str, start: int) -> None:
+        if targets.ndim != 1 or targets.is_floating_point() or targets.dtype == torch.bool:
+            raise ValueError(
+                f"Labels of set {name!r} must be one class index for each input; got {targets.dtype} of shape "
+                f"{tuple(targets.shape)}. Pass `labels.long()`; for regression choose loss='gaussian_nll' or 'mse', for several "
+                "labels an input 'binary_cross_entropy'."
+            )
+        outside = (targets < 0) | (targets >= width)
+        if bool(outside.any()):
+            row = int(outside.nonzero()[0])
+            raise ValueError(
+                f"Labels of set {name!r} must lie in 0 to {width - 1}; got {int(targets[row])} in row {start + row}. "
+                "Renumber the classes, or give a set with other classes as `ood`."
+            )
+
+    def columns(self, outputs: Tensor, targets: Tensor | None) -> Columns:
+        beliefs = Beliefs.unchecked(outputs, self.weights)
+        probs = beliefs.mean_probs
+        confidence, predicted = beliefs.answer
+        columns = {
+            "scores": torch.stack(list(all_scores(beliefs, self.score_names).values())),
+            "confidence": confidence.clamp(max=1.0),
+            "votes": beliefs.votes,
+            "predicted": predicted.int(),
+        }
+        if len(outputs) > 1:
+            columns["dispute"] = mutual_information(beliefs)
+            columns["disagreement"] = _pair_disagreement(beliefs.votes, outputs.shape[-1])
+        if targets is not None:
+            labels = targets.long()
+            columns |= {
+                "own": probs.gather(1, labels[:, None])[:, 0],
+                "others": probs.square().scatter(1, labels[:, None], 0.0).sum(1),
+                "truth": labels.int(),
+                "correct": predicted == labels,
+                "member_correct": beliefs.votes == labels,
+            }
+        return columns
+
+    def averaged(self, columns: Columns) -> Columns:
+        """Return values per input whose means are metrics, by the metric's name."""
+        values = {}
+        if "correct" in columns:
+            own = columns["own"]
+            values["accuracy"] = columns["correct"].double()
+            values["nll"] = 0.0 - own.clamp(torch.finfo(own.dtype).tiny, 1.0).double().log()
+            values["brier"] = (1 - own.double()).square() + columns["others"].double()
+            if len(columns["member_correct"]) > 1:
+                values["member_accuracy"] = columns["member_correct"].double().mean(0)
+        return values | {name: columns[name].double() for name in ("confidence", "disagreement") if name in columns}
+
+    def statistics(self, on: SetNumbers, columns: Columns) -> list[Statistic]:
+        found = [on.metrics(self.averaged(columns)), on.scores(self.score_names, columns["scores"])]
+        if on.kind == "ood":
+            return found
+        confidence, correct = columns["confidence"], columns["correct"]
+        found.append(on.members("accuracy", columns["member_correct"]))
+        found += [on.calibration_error(confidence, correct), on.smooth_calibration_error(confidence, correct)]
+        scores = zip(self.score_names, columns["scores"], strict=True)
+        return found + [on.risk_coverage(score, own, correct) for score, own in scores]
+
+    def corrupted(
+        self, name: str, severity: int, columns: Columns, clean: Columns
+    ) -> tuple[list[Statistic], Sequence[Number]]:
+        """Return the numbers of one corruption at one severity, and those without replicates.
+
+        Corrupted images are resampled together with the clean ones that they came from.
+        """
+        on = SetNumbers("corruption", name, severity, ID)
+        values, numbers = [], []
+        for score, own, known in zip(self.score_names, columns["scores"], clean["scores"], strict=True):
+            auroc = metrics.auroc(own, known)
+            of_corrupted, of_clean = placements(own, known)
+            values.append((of_corrupted + of_clean - auroc).float())
+            numbers.append(on.number("auroc", auroc, score))
+        pair = columns["confidence"], columns["correct"]
+        parts = [
+            on.metrics(self.averaged(columns)),
+            on.scores(self.score_names, columns["scores"]),
+            mean_statistic(numbers, ID, torch.stack(values)),
+            on.calibration_error(*pair),
+        ]
+        return parts, on.smooth_calibration_error(*pair).numbers
+
+    def reliability(self, name: str, columns: Columns) -> Reliability:
+        curve = metrics.confidence_reliability(columns["confidence"], columns["correct"])
+        shown = (curve.confidence, curve.accuracy, curve.weight, curve.lower, curve.upper)
+        return Reliability(name, *(floats(values.numpy()) for values in shown))
+
+
+def _pair_disagreement(votes: Tensor, num_classes: int) -> Tensor:
+    """Return the share of pairs of members that predict different classes, `(batch,)`."""
+    num_members, batch = votes.shape
+    tally = torch.zeros(batch, num_classes, dtype=torch.int32, device=votes.device)
+    tally = tally.scatter_add(1, votes.T, torch.ones_like(votes.T, dtype=torch.int32))
+    agreeing = (tally * (tally - 1)).sum(1)
+    return 1 - agreeing / (num_members * (num_members - 1))
+
+
+class Labels(Task):
+    """Logits of several labels an input, yes or no each.
+
+    Scores are those of two classes, label by label, and become one an input as those of positions do. Ranks (average
+    precision, AUROC of a label) need the probability of every label of every input, so these are kept: four bytes each.
+    """
+
+    def check_targets(self, targets: Tensor, width: int, name: str, start: int) -> None:
+        if targets.ndim != 2 or targets.shape[1] != width:
+            raise ValueError(
+                f"Labels of set {name!r} must be shaped (inputs, {width}), one answer for each label; got {tuple(targets.shape)} in "
+                "a batch. For one class an input choose loss='cross_entropy'."
+            )
+        wrong = ((targets != 0) & (targets != 1)).any(1)
+        if bool(wrong.any()):
+            row = int(wrong.nonzero()[0])
+            raise ValueError(
+                f"Labels of set {name!r} must be 0 or 1; got {targets[row].tolist()} in row {start + row}. Leave it out."
+            )
+
+    def columns(self, outputs: Tensor, targets: Tensor | None) -> Columns:
+        _, batch, labels = outputs.shape
+        beliefs = Beliefs.unchecked(as_two_classes(outputs).flatten(1, 2), self.weights)
+        scores = all_scores(beliefs, self.score_names).values()
+        no, yes = beliefs.mean_probs.unflatten(0, (batch, labels)).unbind(-1)
+        columns = {
+            "scores": torch.stack([self.positions.pooled(score.reshape(batch, labels)) for score in scores]),
+            "probs": yes.T,
+        }
+        if len(outputs) > 1:
+            columns["dispute"] = mutual_information(beliefs).reshape(batch, labels).mean(1)
+        if targets is not None:
+            truth = targets == 1
+            own = torch.where(truth, yes, no).clamp(torch.finfo(yes.dtype).tiny, 1.0)
+            right = (beliefs.votes == 1).unflatten(1, (batch, labels)) == truth
+            columns |= {
+                "truth": truth.T,
+                "nll": 0.0 - own.double().log().mean(1),
+                "member_correct": right.double().mean(2),
+            }
+        return columns
+
+    def for_diagnosis(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, str]:
+        return outputs, targets.to(outputs), "sigmoid"
+
+    def statistics(self, on: SetNumbers, columns: Columns) -> list[Statistic]:
+        scores = on.scores(self.score_names, columns["scores"])
+        if on.kind == "ood":
+            return [scores]
+        probs, truth = columns["probs"].double(), columns["truth"]
+        right = (probs > 0.5) == truth
+        values = {
+            "label_accuracy": right.double().mean(0),
+            "subset_accuracy": right.all(0),
+            "nll": columns["nll"],
+            "brier": (probs - truth.double()).square().mean(0),
+        }
+        found = [
+            on.metrics(values),
+            scores,
+            on.members("label_accuracy", columns["member_correct"]),
+            on.binned_error(self._bins(columns)),
+        ]
+        both = [label for label, own in enumerate(truth) if own.any() and not own.all()]
+        return found + ([_ranks(on, columns["probs"][both], truth[both], both)] if both else [])
+
+    def _bins(self, columns: Columns) -> Tensor:
+        probs, truth = columns["probs"].double().T, columns["truth"].T
+        return in_bins(torch.maximum(probs, 1 - probs), (probs > 0.5) == truth, torch.ones_like(probs))
+
+    def reliability(self, name: str, columns: Columns) -> Reliability:
+        return binned_reliability(name, self._bins(columns))
+
+
+def _ranks(on: SetNumbers, probs: Tensor, truth: Tensor, labels: Sequence[int]) -> Statistic:
+    """Return average precision and AUROC: their means over labels, then of each; some have a label and some do not, `(labels, inputs)`."""
+    values = [
+        (metrics.aupr(p[has], p[~has], positive="ood"), metrics.auroc(p[has], p[~has]))
+        for p, has in zip(probs, truth, strict=True)
+    ]
+    means = torch.tensor(values, dtype=torch.float64).mean(0).tolist()
+    numbers = [on.number("mean_average_precision", means[0]), on.number("macro_auroc", means[1])]
+    for label, pair in zip(labels, values, strict=True):
+        named = zip(("average_precision", "label_auroc"), pair, strict=True)
+        numbers += [Number(metric, on.set, on.kind, value, label=label) for metric, value in named]
+    groups = cache(lambda: [grouped_ranks(own) for own in probs])
+
+    def resampled(draws: Draws) -> Tensor:
+        counts = draws[on.set]
+        single = torch.stack(
+            [
+                _ranking(grouped(own, counts * ~has[:, None]), grouped(own, counts * has[:, None]))
+                for own, has in zip(groups(), truth, strict=True)
+            ]
+        )
+        every = torch.cat([single.nanmean(0), single.flatten(0, 1)])
+        # A resample in which nobody, or everybody, has a label says nothing of it.
+        estimates = torch.tensor([number.value for number in numbers]).to(every)[:, None]
+        return torch.where(every.isnan(), estimates, every)
+
+    return Statistic(numbers, resampled)
+
+
+def _ranking(no: Tensor, yes: Tensor) -> Tensor:
+    """Return average precision and AUROC, `(2, resamples)`, from counts in groups of rising probabilities, `(resamples, groups)`.
+
+    NaN where one of the two is missing.
+    """
+    without, having = no.sum(1), yes.sum(1)
+    at_least = (yes.flip(1).cumsum(1) / (yes + no).flip(1).cumsum(1).clamp_min(1)).flip(1)
+    precision = (at_least * yes).sum(1) / having
+    auroc = ((no.cumsum(1) - no / 2) * yes).sum(1) / (without * having)
+    missing = (without == 0) | (having == 0)
+    return torch.where(missing, torch.nan, torch.stack([precision, auroc]))
+
+
+class Regression(Task):
+    """Means and scales of densities, point predictions, or logs of rates ("poisson")."""
+
+    def check(self, outputs: Tensor) -> None:
+        super().check(outputs)
+        if self.task == "density" and outputs.shape[-1] % 2:
+            raise ValueError(
+                f"With loss={self.loss!r} members have twice as many outputs as targets, a mean and a scale each; got "
+                f"{outputs.shape[-1]} outputs. Add the scales, or choose loss='mse'."
+            )
+
+    def num_outputs(self, width: int) -> int:
+        return width // 2 if self.task == "density" else width
+
+    def check_targets(self, targets: Tensor, width: int, name: str, start: int) -> None:
+        wanted, got = self.num_outputs(width), tuple(as_columns(targets).shape[1:])
+        if got != (wanted,):
+            raise ValueError(
+                f"Targets of set {name!r} must be shaped (inputs, {wanted}), as the outputs say; got "
+                f"{tuple(targets.shape)} in a batch."
+            )
+        super().check_targets(targets, width, name, start)
+        if self.loss == "poisson" and bool((targets < 0).any()):
+            raise ValueError(f"Targets of set {name!r} are counts, 0 or more; got {float(targets.min()):g}.")
+
+    @property
+    def _family(self) -> Family:
+        return FAMILIES[self.loss.removesuffix("_nll")]
+
+    def columns(self, outputs: Tensor, targets: Tensor | None) -> Columns:
+        outputs = full(outputs)
+        weights = None if self.weights is None else self.weights.to(outputs)
+        mean, spread = self._moments(outputs)
+        centre = member_mean(mean, weights)
+        knowledge = member_mean(deviations(mean, weights).square(), weights)
+        data = member_mean(spread, weights)
+        variances = {"total_variance": data + knowledge, "data_variance": data, "knowledge_variance": knowledge}
+        columns = {
+            "scores": torch.stack([variances[name].mean(-1) for name in self.score_names]),
+            "predicted": centre[:, 0],
+        }
+        if targets is not None:
+            truth = as_columns(targets).to(centre)
+            columns |= {
+                "truth": truth[:, 0],
+                "mse": (centre - truth).square().mean(-1),
+                "mae": (centre - truth).abs().mean(-1),
+                "member_mse": (mean - truth).square().mean(-1),
+            }
+            if self.task == "density":
+                columns |= self._density_columns(centre, (data + knowledge).sqrt(), truth)
+            if self.task == "density" or self.loss == "poisson":
+                losses = self.likelihood.per_example(outputs, truth)
+                shares = torch.full_like(losses[:, 0], 1 / len(losses)) if weights is None else weights
+                columns["mixture_nll"] = -(shares.log()[:, None] - losses).logsumexp(0)
+        return columns
+
+    def _moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return means and variances of what members predict; points have no variance, counts are as spread as they are large."""
+        if self.task == "density":
+            mean, scale = mean_and_scale(outputs)
+            return mean, scale.square() * self._family.variance
+        if self.loss == "poisson":
+            rates = outputs.exp()
+            return rates, rates
+        return outputs, torch.zeros_like(outputs)
+
+    def _density_columns(self, centre: Tensor, deviation: Tensor, truth: Tensor) -> Columns:
+        family = self._family
+        pooled = deviation / sqrt(family.variance)
+        distance = (truth - centre).abs() / pooled
+        levels = torch.tensor([family.half_width(level) for level in COVERAGE_LEVELS])
+        inside = distance <= levels.to(distance)[:, None, None]
+        return {
+            # Nats of an example: those of its targets together, as the mixture has them.
+            "nll": family.nll(centre, pooled, truth).sum(-1),
+            "crps": family.crps(pooled, (truth - centre) / pooled).mean(-1),
+            "inside": inside.to(centre.dtype).mean(-1),
+            "scale": pooled.mean(-1),
+        }
+
+    def for_diagnosis(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, str]:
+        if self.loss == "poisson":
+            return outputs, targets.reshape(outputs.shape[1:]).to(outputs), "poisson"
+        means = mean_and_scale(outputs)[0] if self.task == "density" else outputs
+        return means, targets.reshape(means.shape[1:]), "mse"
+
+    def statistics(self, on: SetNumbers, columns: Columns) -> list[Statistic]:
+        scores = on.scores(self.score_names, columns["scores"])
+        if on.kind == "ood":
+            return [scores]
+        rmse = on.metrics({"rmse": columns["mse"]}, root=True)
+        members = on.members("rmse", columns["member_mse"], root=True)
+        return [on.metrics(self._averaged(columns)), rmse, members, scores]
+
+    def _averaged(self, columns: Columns) -> Columns:
+        values = {"mae": columns["mae"]}
+        if self.task == "density":
+            name = self.loss.removesuffix("_nll")
+            values |= {
+                f"{name}_nll": columns["nll"],
+                "mixture_nll": columns["mixture_nll"],
+                f"{name}_crps": columns["crps"],
+                "coverage_90": columns["inside"][COVERAGE_LEVELS.index(0.9)],
+                "width_90": 2 * self._family.half_width(0.9) * columns["scale"],
+            }
+        elif "mixture_nll" in columns:
+            values["mixture_nll"] = columns["mixture_nll"]
+        return values
+
+    def reliability(self, name: str, columns: Columns) -> Reliability | None:
+        return _coverage(name, COVERAGE_LEVELS, columns["inside"]) if "inside" in columns else None
+
+
+def _coverage(name: str, levels: tuple[float, ...], inside: Tensor) -> Reliability:
+    share = tuple(inside.double().mean(-1).tolist())
+    return Reliability(name, levels, share, (1.0,) * len(share), levels, levels)
+
+
+class OwnLoss(Task):
+    """Outputs of a loss of one's own: what it says of the members' mean output, and how far members are apart."""
+
+    def columns(self, outputs: Tensor, targets: Tensor | None) -> Columns:
+        outputs = full(outputs)
+        weights = None if self.weights is None else self.weights.to(outputs)
+        centre = member_mean(outputs, weights)
+        spread = member_mean(deviations(outputs, weights).square(), weights).mean(-1)
+        columns = {"scores": torch.stack([spread for _ in self.score_names])}
+        if targets is not None:
+            columns |= {
+                "loss": self.likelihood.per_example(centre, targets),
+                "member_loss": self.likelihood.losses(outputs, targets),
+            }
+            if self.likelihood.quantiles is not None:
+                columns["below"] = (targets.reshape(-1, 1) <= centre).T
+        return columns
+
+    def for_diagnosis(self, outputs: Tensor, targets: Tensor) -> None:
+        """Return nothing: the diagnosis knows its losses by name."""
+
+    def statistics(self, on: SetNumbers, columns: Columns) -> list[Statistic]:
+        scores = on.scores(self.score_names, columns["scores"])
+        if on.kind == "ood":
+            return [scores]
+        return [on.metrics({"loss": columns["loss"]}), on.members("loss", columns["member_loss"]), scores]
+
+    def reliability(self, name: str, columns: Columns) -> Reliability | None:
+        if self.likelihood.quantiles is None:
+            return None
+        return _coverage(name, self.likelihood.quantiles.levels_of(len(columns["below"])), columns["below"])
+
+
+@dataclass(frozen=True)
+class Dense(Task):
+    """Outputs with positions (pixels, tokens), each read as `inner` reads an input.
+
+    Metrics are those of the positions, each an example of its own, but only their sums for each input are kept: memory
+    grows with inputs, not with pixels. Intervals resample inputs, since the positions of one are not independent.
+
+    Attributes:
+        inner: What a position's outputs are.
+        axis: Axis of the classes; 0 for point predictions, which have none.
+        size: Number of classes; 1 for point predictions.
+        binary: Whether outputs are one logit of yes or no for each position, and so without an axis of classes.
+    """
+
+    inner: Task = field(kw_only=True)
+    axis: int = 0
+    size: int = 1
+    binary: bool = False
+
+    @classmethod
+    def of(cls, inner: Task, outputs: Tensor, targets: Tensor | None) -> "Dense":
+        """Find the class axis by the first batch."""
+        given = (inner.score_names, inner.weights, inner.likelihood, inner.positions)
+        if inner.task not in ("classification", "labels", "points"):
+            raise ValueError(
+                f"`evaluate` reads maps of class logits and of point predictions, and of yes or no; the loss is {inner.loss!r}. Take "
+                "`ds.predict` and scores of its outputs."
+            )
+        if inner.task == "points":
+            return cls(*given, inner=inner)
+        binary = inner.task == "labels"
+        if binary:
+            inner, outputs = Classification(*given), as_two_classes(outputs)
+        # The known inputs come first, and have labels.
+        assert targets is not None
+        axis = class_axis_of(outputs, targets, -1 if binary else inner.positions.class_axis)
+        size, weights = outputs.shape[axis], inner.positions.class_weights
+        if weights is not None and len(weights) != size:
+            raise ValueError(f"`class_weights` must be one number for each of {size} classes; got {len(weights)}.")
+        return cls(*given, axis, size, binary, inner=inner)
+
+    @property
+    def task(self) -> results.Task:
+        return self.inner.task
+
+    def check(self, outputs: Tensor) -> None:
+        """Refuse outputs of other classes than before; their positions may differ, as those of padded batches do."""
+        classes = self.size if self.binary or not self.axis else outputs.shape[self.axis]
+        if outputs.ndim <= 3 or classes != self.size:
+            raise ValueError(
+                f"Outputs must have {self.size} classes at axis {self.axis} and positions beside them, as before; got "
+                f"{tuple(outputs.shape)}."
+            )
+
+    def num_outputs(self, width: int) -> int:
+        return self.size
+
+    def check_targets(self, targets: Tensor, width: int, name: str, start: int) -> None:
+        if not self.axis:
+            super().check_targets(targets, width, name, start)
+            return
+        counted = targets[targets != self.positions.ignore_index]
+        classes = (counted >= 0) & (counted < self.size) & (counted == counted.long())
+        if (targets.is_floating_point() and not self.binary) or not bool(classes.all()):
+            raise ValueError(
+                f"Labels of set {name!r} must be class indices from 0 to {self.size - 1}, or {self.positions.ignore_index} where one "
+                f"does not count; got {targets.dtype} from {targets.min().item()} to {targets.max().item()}."
+            )
+
+    def flat(self, outputs: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Return outputs and targets of positions as rows, `(members, batch * positions, outputs)`, and which count, `(batch, ...)`."""
+        if not self.axis:
+            counts = torch.ones(outputs.shape[1:], dtype=torch.bool, device=outputs.device)
+            truth = None if targets is None else targets.reshape(outputs.shape[1:]).flatten()[:, None]
+            return outputs.flatten(1)[..., None], truth, counts
+        last = as_two_classes(outputs) if self.binary else outputs.movedim(self.axis, -1)
+        rows = last.flatten(1, -2)
+        if targets is None:
+            return rows, None, torch.ones(last.shape[1:-1], dtype=torch.bool, device=outputs.device)
+        if targets.shape != last.shape[1:-1]:
+            raise ValueError(
+                f"Labels of outputs with positions must be shaped {tuple(last.shape[1:-1])}, as the outputs without their classes; got "
+                f"{tuple(targets.shape)}."
+            )
+        counts = targets != self.positions.ignore_index
+        return rows, torch.where(counts, targets.long(), 0).flatten(), counts
+
+    def columns(self, outputs: Tensor, targets: Tensor | None) -> Columns:
+        rows, truth, counts = self.flat(outputs, targets)
+        inner = self.inner.columns(rows, truth)
+        per_input = counts.flatten(1)
+        batch, (weights, classes) = len(per_input), (per_input.double(), self.positions.class_weights)
+        if classes is not None and truth is not None:
+            weights = weights * torch.tensor(classes, dtype=torch.float64, device=rows.device)[truth].reshape(batch, -1)
+
+        def summed(values: Tensor) -> Tensor:
+            values = values.double().unflatten(-1, (batch, -1))
+            return torch.where(per_input, values, 0.0).mul(weights).sum(-1)
+
+        scores = [self.positions.pooled(score.reshape(counts.shape), counts) for score in inner["scores"]]
+        columns = {"scores": torch.stack(scores), "size": weights.sum(-1)}
+        if isinstance(self.inner, Classification):
+            columns |= {f"sum {metric}": summed(values) for metric, values in self.inner.averaged(inner).items()}
+            if "dispute" in inner:
+                maps = inner["dispute"].reshape(counts.shape)
+                columns["dispute"] = over_positions(maps, counts=counts)
+                columns["map"] = (maps.mean(1) if self.binary else maps).movedim(0, -1)
+            if truth is not None:
+                columns |= self._labelled(inner, truth, per_input, weights)
+                columns["member_sums"] = summed(inner["member_correct"])
+        elif truth is not None:
+            columns |= {f"sum {metric}": summed(inner[metric]) for metric in ("mse", "mae")}
+            columns["member_sums"] = summed(inner["member_mse"])
+        return columns
+
+    def _labelled(self, inner: Columns, truth: Tensor, counts: Tensor, weights: Tensor) -> Columns:
+        """Return what calibration needs of a batch, and how classes overlap, `(2, classes, batch)`."""
+        batch = len(counts)
+        bins = in_bins(inner["confidence"].reshape(batch, -1), inner["correct"].reshape(batch, -1), weights)
+        one = counts.double()
+        labels, said = truth.reshape(batch, -1), inner["predicted"].reshape(batch, -1)
+        empty = one.new_zeros(batch, self.size)
+        both = empty.scatter_add(1, labels, one * (labels == said))
+        union = empty.scatter_add(1, labels, one).scatter_add(1, said, one) - both
+        return {"bins": bins, "overlap": torch.stack([both, union]).movedim(1, -1)}
+
+    def for_diagnosis(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, str] | None:
+        given = self.inner.for_diagnosis(outputs, targets)
+        return (*given[:2], "cross_entropy") if given and self.binary else given
+
+    def statistics(self, on: SetNumbers, columns: Columns) -> list[Statistic]:
+        sums = {key.removeprefix("sum "): values for key, values in columns.items() if key.startswith("sum ")}
+        found, size = [on.scores(self.score_names, columns["scores"])], columns["size"]
+        if isinstance(self.inner, Classification):
+            found.append(on.metrics(sums, sizes=size))
+            if on.kind != "ood":
+                overlap = columns["overlap"]
+                counts = overlap.float()
+                iou = on.number("mean_iou", float(_mean_iou(overlap.sum(-1, keepdim=True))))
+                found += [
+                    on.members("accuracy", columns["member_sums"], sizes=size),
+                    on.binned_error(columns["bins"]),
+                    Statistic([iou], lambda draws: _mean_iou(counts @ draws[on.set])[None]),
+                ]
+        elif on.kind != "ood":
+            found += [
+                on.metrics({"mae": sums["mae"]}, sizes=size),
+                on.metrics({"rmse": sums["mse"]}, root=True, sizes=size),
+                on.members("rmse", columns["member_sums"], root=True, sizes=size),
+            ]
+        return found
+
+    def reliability(self, name: str, columns: Columns) -> Reliability | None:
+        return binned_reliability(name, columns["bins"]) if "bins" in columns else None
+
+
+def _mean_iou(overlap: Tensor) -> Tensor:
+    """Return the mean over classes that occur of intersection over union, `(columns,)`, of `(2, classes, columns)` counts."""
+    both, union = overlap
+    occurs = union > 0
+    return torch.where(occurs, both / union.clamp_min(1e-12), 0.0).sum(0) / occurs.sum(0).clamp_min(1)
+
+
+_KINDS: dict[str, type[Task]] = {
+    "classes": Classification,
+    "labels": Labels,
+    "points": Regression,
+    "density": Regression,
+    "own": OwnLoss,
+}
+
+
+def task_of(
+    likelihood: Likelihood, scores: Iterable[str] | None, weights: Tensor | None, num_members: int, positions: Positions
+) -> Task:
+    """Return how outputs are read, by what the loss says that they are, and with the scores asked for, or all worth their price."""
+    known, usual = _known_scores(likelihood, num_members)
+    chosen = usual if scores is None else [scores] if isinstance(scores, str) else list(scores)
+    if not chosen or not set(chosen) <= set(known) or len(set(chosen)) != len(chosen):
+        raise ValueError(
+            f"`scores` must name each score once, among {', '.join(known)}; got {', '.join(map(str, chosen)) or 'none'}."
+        )
+    return _KINDS[likelihood.kind](tuple(chosen), weights, likelihood, positions)
+
+
+def _known_scores(likelihood: Likelihood, num_members: int) -> tuple[list[str], list[str]]:
+    """Return the scores that there are for a loss, and those of them that say something at an affordable price."""
+    if likelihood.kind in ("classes", "labels"):
+        left_out = {"jensen_shannon"} if num_members >= _MANY_MEMBERS else set()
+        if num_members == 1:
+            # A single member cannot disagree: these are constant.
+            left_out = {*KNOWLEDGE_SCORES, *_COUNTING_MEMBERS}
+        return list(SCORES), [name for name in SCORES if name not in left_out]
+    if likelihood.kind == "density" or likelihood.name == "poisson":
+        # A single distribution does not disagree with itself: all its variance is that of the data.
+        return list(REGRESSION_SCORES), ["total_variance"] if num_members == 1 else list(REGRESSION_SCORES)
+    return ["knowledge_variance"], ["knowledge_variance"]
