@@ -82,7 +82,9 @@ def resolve_objective(table: Mapping[str, Any], where: str = "[objective]") -> d
     is_open = "loss" in takes and table.get("loss", AUTO) == AUTO
     apart = ("name", "inner", "loss") if is_open else ("name", "inner")
     resolved = {"name": name, **checked(make, {key: table[key] for key in table if key not in apart}, where)}
-    return resolved | ({"loss": AUTO} if is_open else {}) | ({"inner": resolve_objective(inner, inside)} if wraps else {})
+    return (
+        resolved | ({"loss": AUTO} if is_open else {}) | ({"inner": resolve_objective(inner, inside)} if wraps else {})
+    )
 
 
 def with_loss(resolved: Mapping[str, Any], regression: bool) -> dict[str, Any]:

@@ -275,6 +275,10 @@ def _resolve_ensemble(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _resolve_training(table: Mapping[str, Any]) -> dict[str, Any]:
-    is_open = {name: choices.AUTO for name in ("epochs", "batch_size", "checkpoint_every") if table.get(name, choices.AUTO) == choices.AUTO}
+    is_open = {
+        name: choices.AUTO
+        for name in ("epochs", "batch_size", "checkpoint_every")
+        if table.get(name, choices.AUTO) == choices.AUTO
+    }
     given = {name: value for name, value in table.items() if name not in is_open}
     return checked(fit, given, "[training]", without=_NOT_TRAINING) | is_open
