@@ -40,44 +40,25 @@ except PackageNotFoundError:  # run from a source tree that was never installed
     __version__ = "0.0.0"
 
 # Where each public name lives. Loaded when first used, so that `dissensus --help` and the server need no torch.
-_HOMES = {
-    "Alarm": "conformal",
-    "Anchored": "members",
-    "BatchEnsemble": "members",
-    "CachedFeatures": "data.features",
-    "DeepEnsemble": "members",
-    "DivergedError": "training",
-    "Evaluation": "evaluation",
-    "Exported": "exporting",
-    "Finding": "diagnostics",
-    "HeadEnsemble": "members",
-    "LoRAEnsemble": "members",
-    "MCDropout": "members",
-    "Masksembles": "members",
-    "Members": "members",
-    "PackedEnsemble": "members",
-    "SWAG": "members",
-    "SnapshotEnsemble": "members",
-    "MIMO": "members",
-    "Run": "training",
-    "cache_features": "caching",
-    "compare": "evaluation",
-    "cut": "members",
-    "diagnose": "diagnostics",
-    "diverse_hyperparameters": "training",
-    "evaluate": "evaluation",
-    "export": "exporting",
-    "fit": "training",
-    "greedy_soup": "aggregation",
-    "linear_probe": "probing",
-    "load": "saving",
-    "mixture": "predictions",
-    "predict": "predictions",
-    "predict_scores": "predictions",
-    "report": "reporting",
-    "save": "saving",
-    "schedules": "training",
+_NAMES = {
+    "aggregation": ("greedy_soup",),
+    "caching": ("cache_features",),
+    "conformal": ("Alarm",),
+    "data.features": ("CachedFeatures",),
+    "diagnostics": ("Finding", "diagnose"),
+    "evaluation": ("Evaluation", "compare", "evaluate"),
+    "exporting": ("Exported", "export"),
+    "members": (
+        *("Anchored", "BatchEnsemble", "DeepEnsemble", "HeadEnsemble", "LoRAEnsemble", "MCDropout", "MIMO"),
+        *("Masksembles", "Members", "PackedEnsemble", "SWAG", "SnapshotEnsemble", "cut"),
+    ),
+    "predictions": ("mixture", "predict", "predict_scores"),
+    "probing": ("linear_probe",),
+    "reporting": ("report",),
+    "saving": ("load", "save"),
+    "training": ("DivergedError", "Run", "diverse_hyperparameters", "fit", "schedules"),
 }
+_HOMES = {name: home for home, names in _NAMES.items() for name in names}
 _MODULES = ("architectures", "conformal", "data", "masks", "metrics", "objectives", "plots", "scores")
 
 __all__ = [

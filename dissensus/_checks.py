@@ -17,30 +17,18 @@ from dissensus._signatures import check_dense
 
 
 def check_member_logits(logits: Tensor, weights: Tensor | None = None, stacklevel: int = 4) -> None:
-    """Refuse what is not finite `(members, batch, classes)` logits; warn if they look like probabilities.
+    """Refuse what is not finite `(members, batch, classes)` logits, and bad weights; warn if they look like probabilities.
 
-    Args:
-        logits: Unnormalised member outputs, `(members, batch, classes)`.
-        weights: Member weights to check in the same go, as `check_weights` does.
-        stacklevel: Whose line a warning names, in frames above this one.
-
-    Example:
-        >>> check_member_logits(torch.zeros(2, 3))
-        Traceback (most recent call last):
-        ValueError: `logits` must be shaped (members, batch, classes); got (2, 3). One model: `logits[None]`.
+    The warning names the line that is `stacklevel` frames above this one.
     """
     check_logits_shape(logits)
     logits = logits.detach()
     row_sums = logits.sum(-1, dtype=compute_dtype(logits))
-    facts = [*logits.aminmax(), (row_sums - 1).abs().amax()]
-    if weights is not None:
-        _check_weights_shape(weights, len(logits))
-        facts += _weight_facts(weights)
+    facts = [*logits.aminmax(), (row_sums - 1).abs().amax(), *_weight_facts(weights, len(logits))]
     lowest, highest, distance_from_one, *weight_facts = _to_host(facts)
 
-    _check_members_finite("logits", logits, lowest, highest)
-    if weights is not None:
-        _check_weight_facts(weights, *weight_facts)
+    _check_finite("logits", logits, lowest, highest)
+    _check_weight_facts(weights, weight_facts)
     if lowest >= 0 and highest <= 1 and distance_from_one <= _sum_tolerance(logits):
         warnings.warn(
             "`logits` lie in [0, 1] and sum to 1, so they look like probabilities, but are read as logits. "
@@ -69,26 +57,16 @@ def check_logits_shape(logits: Tensor) -> None:
 def check_weights(weights: Tensor, num_members: int) -> None:
     """Refuse what is not one non-negative weight per member with sum 1.
 
-    Args:
-        weights: Member weights, `(members,)`.
-        num_members: How many members there are.
-
     Example:
         >>> check_weights(torch.tensor([0.5, 0.6]), 2)
         Traceback (most recent call last):
         ValueError: `weights` must sum to 1; got sum 1.1. Pass `weights / weights.sum()`.
     """
-    _check_weights_shape(weights, num_members)
-    _check_weight_facts(weights, *_to_host(_weight_facts(weights)))
+    _check_weight_facts(weights, _to_host(_weight_facts(weights, num_members)))
 
 
 def as_weights(weights: Any, num_members: int) -> Tensor | None:
-    """Return member weights, given as a tensor, an array or a list, as a checked tensor of real numbers; None stays None.
-
-    Example:
-        >>> as_weights([0.25, 0.75], 2)
-        tensor([0.2500, 0.7500], dtype=torch.float64)
-    """
+    """Return member weights, given as a tensor, an array or a list, as a checked tensor of real numbers; None stays None."""
     if weights is None:
         return None
     if not isinstance(weights, Tensor):
@@ -105,18 +83,7 @@ def as_weights(weights: Any, num_members: int) -> Tensor | None:
 
 
 def check_labels(labels: Tensor, num: int, classes: int | None = None) -> None:
-    """Refuse what is not `num` integer class labels from 0 to `classes - 1`.
-
-    Args:
-        labels: True class indices, `(batch,)`.
-        num: How many labels are wanted.
-        classes: How many classes there are; any number if `None`, and then values are not looked at.
-
-    Example:
-        >>> check_labels(torch.tensor([0, 1, 3]), 3, 3)
-        Traceback (most recent call last):
-        ValueError: `labels` must lie in 0..2; got 3 in row 2. Count from 0.
-    """
+    """Refuse what is not `num` integer class labels from 0 to `classes - 1`; without `classes`, values are not looked at."""
     if not isinstance(labels, Tensor):
         raise ValueError(f"`labels` must be a torch tensor; got {type(labels).__name__}. Convert it first.")
     if labels.dtype == torch.bool or labels.is_floating_point() or labels.is_complex():
@@ -134,18 +101,7 @@ def check_labels(labels: Tensor, num: int, classes: int | None = None) -> None:
 
 
 def check_mean_and_scale(mean: Tensor, scale: Tensor, weights: Tensor | None = None) -> None:
-    """Refuse what is not a finite mean and a non-negative scale per member and input.
-
-    Args:
-        mean: Member means, `(members, batch)` or `(members, batch, outputs)`.
-        scale: Member scales (sigma or b, never a variance), of the same shape.
-        weights: Member weights to check in the same go, as `check_weights` does.
-
-    Example:
-        >>> check_mean_and_scale(torch.zeros(2, 3), -torch.ones(2, 3))
-        Traceback (most recent call last):
-        ValueError: `scale` must not be negative; got -1 at the least. Pass softplus of the raw output.
-    """
+    """Refuse what is not a finite mean and a non-negative scale per member and input, and bad weights."""
     _check_tensor("mean", mean)
     _check_tensor("scale", scale)
     if mean.ndim not in (2, 3):
@@ -156,52 +112,29 @@ def check_mean_and_scale(mean: Tensor, scale: Tensor, weights: Tensor | None = N
     if scale.shape != mean.shape:
         raise ValueError(f"`scale` must be shaped as `mean`, {tuple(mean.shape)}; got {tuple(scale.shape)}. Expand it.")
     _check_not_empty("mean", mean)
-    facts = [*mean.detach().aminmax(), *scale.detach().aminmax()]
-    if weights is not None:
-        _check_weights_shape(weights, len(mean))
-        facts += _weight_facts(weights)
+    facts = [*mean.detach().aminmax(), *scale.detach().aminmax(), *_weight_facts(weights, len(mean))]
     lowest_mean, highest_mean, lowest_scale, highest_scale, *weight_facts = _to_host(facts)
 
-    _check_members_finite("mean", mean, lowest_mean, highest_mean)
-    _check_members_finite("scale", scale, lowest_scale, highest_scale)
+    _check_finite("mean", mean, lowest_mean, highest_mean)
+    _check_finite("scale", scale, lowest_scale, highest_scale)
     if lowest_scale < 0:
         raise ValueError(
             f"`scale` must not be negative; got {lowest_scale:g} at the least. Pass softplus of the raw output."
         )
-    if weights is not None:
-        _check_weight_facts(weights, *weight_facts)
+    _check_weight_facts(weights, weight_facts)
 
 
 def check_features(features: Tensor) -> None:
-    """Refuse what is not a finite `(batch, features)` table.
-
-    Args:
-        features: One vector per input, `(batch, features)`.
-
-    Example:
-        >>> check_features(torch.tensor([[0.0], [float("nan")]]))
-        Traceback (most recent call last):
-        ValueError: `features` must be finite and at most 2e+19 in size; row 1 holds nan. Leave such rows out.
-    """
+    """Refuse what is not a finite `(batch, features)` table."""
     _check_tensor("features", features)
     if features.ndim != 2:
         raise ValueError(f"`features` must be shaped (batch, features); got {tuple(features.shape)}. Use `flatten(1)`.")
     _check_not_empty("features", features)
-    lowest, highest = _to_host([*features.detach().aminmax()])
-    if not _usable(features, lowest, highest):
-        row, found = _first_unusable(features)
-        raise ValueError(
-            f"`features` must be finite and at most {_largest_usable(features):.0e} in size; "
-            f"row {row[0]} holds {found}. Leave such rows out."
-        )
+    _check_finite("features", features, *_to_host([*features.detach().aminmax()]))
 
 
 def explained(read: Callable[[Any], Tensor], network: nn.Module) -> Callable[[Any], Tensor]:
     """Read inputs as before; where that fails on inputs of another dtype or shape than the network's, say so.
-
-    Args:
-        read: From a batch of inputs to outputs.
-        network: Whose parameters say which dtype is wanted.
 
     Example:
         >>> net = nn.Linear(2, 1)
@@ -257,29 +190,23 @@ def _check_not_empty(name: str, values: Tensor) -> None:
         raise ValueError(f"`{name}` must not be empty; got shape {tuple(values.shape)}. Pass one input or more.")
 
 
-def _check_members_finite(name: str, values: Tensor, lowest: float, highest: float) -> None:
-    if not _usable(values, lowest, highest):
-        (member, row, *_), found = _first_unusable(values)
-        raise ValueError(
-            f"`{name}` must be finite and at most {_largest_usable(values):.0e} in size; "
-            f"row {row} of member {member} holds {found}. Leave such rows out, or train that member again."
-        )
-
-
-def _check_weights_shape(weights: Tensor, num_members: int) -> None:
+def _weight_facts(weights: Tensor | None, num_members: int) -> list[Tensor]:
+    """Check the shape of weights; return what `_check_weight_facts` wants to know of their values."""
+    if weights is None:
+        return []
     _check_tensor("weights", weights)
     if weights.shape != (num_members,):
         raise ValueError(
             f"`weights` must be shaped ({num_members},), one per member; got {tuple(weights.shape)}. "
             "Give each member one number."
         )
-
-
-def _weight_facts(weights: Tensor) -> list[Tensor]:
     return [weights.amin(), weights.sum(dtype=compute_dtype(weights))]
 
 
-def _check_weight_facts(weights: Tensor, lowest: float, total: float) -> None:
+def _check_weight_facts(weights: Tensor | None, facts: list[float]) -> None:
+    if weights is None:
+        return
+    lowest, total = facts
     if lowest < 0:
         raise ValueError(f"`weights` must not be negative; got {lowest:g}. Leave such members out.")
     # Not `>`: NaN, for which every comparison is false, must be refused too.
@@ -300,19 +227,16 @@ def _to_host(facts: list[Tensor]) -> list[float]:
     return [float(fact) for fact in together.tolist()]
 
 
-def _largest_usable(values: Tensor) -> float:
-    """Past this number, squares and differences overflow: finite input would give infinite or NaN scores."""
-    return torch.finfo(compute_dtype(values)).max ** 0.5
-
-
-def _usable(values: Tensor, lowest: float, highest: float) -> bool:
+def _check_finite(name: str, values: Tensor, lowest: float, highest: float) -> None:
+    """Refuse NaN, infinity, and what is so large that squares and differences overflow, which would give infinite scores."""
+    largest = torch.finfo(compute_dtype(values)).max ** 0.5
     # `aminmax` passes NaN on, and with NaN no comparison holds.
-    largest = _largest_usable(values)
-    return -largest <= lowest and highest <= largest
-
-
-def _first_unusable(values: Tensor) -> tuple[tuple[int, ...], str]:
-    """Where the first unusable number is, and the number as text."""
-    bad = ~(values.to(compute_dtype(values)).abs() <= _largest_usable(values))
-    position = tuple(bad.nonzero()[0].tolist())
-    return position, f"{values[position].item():g}"
+    if -largest <= lowest and highest <= largest:
+        return
+    position = (~(values.to(compute_dtype(values)).abs() <= largest)).nonzero()[0].tolist()
+    of_member = name != "features"
+    where = f"row {position[1]} of member {position[0]}" if of_member else f"row {position[0]}"
+    raise ValueError(
+        f"`{name}` must be finite and at most {largest:.0e} in size; {where} holds {values[tuple(position)].item():g}. "
+        f"Leave such rows out{', or train that member again' if of_member else ''}."
+    )

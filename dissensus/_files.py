@@ -5,31 +5,45 @@ import json
 import logging
 import os
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 log = logging.getLogger("dissensus")
+_STALE_AFTER = 86400.0
+
+
+@contextlib.contextmanager
+def written_aside(path: Path) -> Iterator[Path]:
+    """Give a new file beside `path` to write to, which takes its name in one step when all went well.
+
+    Its own name is one that nobody else has, so a link that lies there is not followed. Those of the same `path` that killed processes
+    left, and that nobody wrote to for a day, are cleared.
+    """
+    for left in path.parent.glob(f".{path.name}.*.tmp"):
+        with contextlib.suppress(FileNotFoundError):  # another process may do the same
+            if time.time() - left.stat().st_mtime > _STALE_AFTER:
+                left.unlink()
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        # A file made by `mkstemp` is its owner's alone; one made by `open` follows the user's mask.
+        os.umask(mask := os.umask(0))
+        temporary.chmod(0o666 & ~mask)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def replace_file(path: Path, data: bytes | str) -> None:
-    """Replace a file in one step: after a kill or a power cut there is the old one or the new one.
-
-    The temporary file has a name that nobody else has and is made anew, so a link that lies there is not followed.
-    """
-    content = data.encode() if isinstance(data, str) else data
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    try:
-        with open(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        # A file made by `mkstemp` is its owner's alone; one made by `open` follows the user's mask.
-        os.chmod(temporary, 0o666 & ~_mask())
-        os.replace(temporary, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+    """Replace a file in one step: after a kill or a power cut there is the old one or the new one."""
+    with written_aside(path) as temporary, open(temporary, "wb") as file:
+        file.write(data.encode() if isinstance(data, str) else data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def write_state(path: Path | str, kind: str, state: Mapping[str, Any]) -> None:
@@ -46,12 +60,6 @@ def read_state(path: Path | str, kind: str) -> dict[str, Any]:
     if not isinstance(state, dict) or state.get("format") != kind:
         raise ValueError(f"{path} does not hold a {kind!r}. Save it again with this version.")
     return state
-
-
-def _mask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 @contextlib.contextmanager

@@ -67,14 +67,11 @@ def whole_number(name: str, value: Any, least: int | None = None, *, tail: str =
         Traceback (most recent call last):
         ValueError: `epochs` must be a whole number of at least 1; got 2.5.
     """
-    wanted = f"`{name}` must be a whole number" + ("" if least is None else f" of at least {least}") + tail
-    try:
-        number = index(value)
-    except TypeError:
-        raise ValueError(f"{wanted}; got {value!r}.") from None
-    if isinstance(value, bool) or (least is not None and number < least):
-        raise ValueError(f"{wanted}; got {value!r}.")
-    return number
+    number = _whole(value)
+    if number is _OTHER or (least is not None and number < least):
+        bound = "" if least is None else f" of at least {least}"
+        raise ValueError(f"`{name}` must be a whole number{bound}{tail}; got {value!r}.")
+    return int(number)
 
 
 def real_number(name: str, value: Any, *, least: float = 0.0, above: bool = False, below: float = inf) -> float:
@@ -85,15 +82,12 @@ def real_number(name: str, value: Any, *, least: float = 0.0, above: bool = Fals
         Traceback (most recent call last):
         ValueError: `lr` must be a number of at least 0; got nan.
     """
-    try:
-        number = float("nan") if isinstance(value, str | bytes | bool) else float(value)
-    except (TypeError, ValueError, RuntimeError):
-        number = float("nan")
-    if not least <= number < below or (above and number == least):
+    number = _real(value)
+    if number is _OTHER or not least <= number < below or (above and number == least):
         most = "" if below == inf else f" and below {below:g}"
         bounds = f"{'above' if above else 'of at least'} {least:g}{most}"
         raise ValueError(f"`{name}` must be a number {bounds}; got {value!r}.")
-    return number
+    return float(number)
 
 
 def real_numbers(name: str, value: Any) -> float | list[float]:
@@ -105,7 +99,7 @@ def real_numbers(name: str, value: Any) -> float | list[float]:
 
 def check_dense(name: str, tensor: Any) -> None:
     """Refuse a tensor that holds no values, or not all of them."""
-    if not _is_dense(tensor) or tensor.is_meta:
+    if tensor.layout != sys.modules["torch"].strided or tensor.is_meta:
         kind = "one without values (meta)" if tensor.is_meta else "a sparse one"
         raise ValueError(f"`{name}` must be a dense tensor; got {kind}. Use `{name}.to_dense()`, or load the values.")
 
@@ -134,7 +128,7 @@ def _read(wanted: Mapping[str, Wanted], name: str, value: Any) -> Any:
 def _shown(value: Any) -> str:
     """Return a value as a sentence names it: itself if it is short, else what it is."""
     if _is_tensor(value):
-        layout = "" if _is_dense(value) else "sparse "
+        layout = "" if value.layout == sys.modules["torch"].strided else "sparse "
         return f"a {layout}tensor of {value.dtype} shaped {tuple(value.shape)}"
     if isinstance(value, np.ndarray):
         return f"an array of {value.dtype} shaped {value.shape}"
@@ -152,14 +146,10 @@ def _wanted(annotation: Any) -> Wanted:
     if origin in (Union, types.UnionType):
         return _any_of([_wanted(part) for part in parts])
     if origin is Literal:
-        return _among(parts)
+        return lambda value: value if isinstance(value, str) and value in parts else _OTHER, _listed(map(repr, parts))
     if kind in (Sequence, Iterable, Collection, list, tuple) and parts:
         return _several(parts, kind in (Iterable, Collection))
     return _KINDS[kind] if kind in _KINDS else _instance(kind)
-
-
-def _among(words: Collection[Any]) -> Wanted:
-    return lambda value: value if isinstance(value, str) and value in words else _OTHER, _listed(map(repr, words))
 
 
 def _instance(kind: Any) -> Wanted:
@@ -195,7 +185,6 @@ def _several(parts: tuple[Any, ...], unordered: bool) -> Wanted:
     """Read a list, a tuple or an array with one axis; `parts` stand in the brackets of `Sequence[...]` or `tuple[...]`."""
     read, words = _wanted(parts[0])
     length = len(parts) if len(parts) > 1 and parts[-1] is not ... else None
-
     listed = (list, tuple, set) if unordered else (list, tuple)
     others = Iterable if unordered else Sequence  # they may be gone through once only
 
@@ -237,13 +226,13 @@ def _real(value: Any) -> Any:
 
 
 def _tensor(value: Any) -> Any:
-    return value if _is_tensor(value) and _is_usable(value) else _OTHER
+    return value if _is_tensor(value) and _holds_numbers(value) else _OTHER
 
 
 def _array(value: Any) -> Any:
     """Return arrays, and what NumPy makes arrays of: lists, columns of tables."""
     if isinstance(value, np.ndarray):
-        return value if value.dtype.kind in "biuf" else _OTHER
+        return value if _holds_numbers(value) else _OTHER
     column = hasattr(value, "__array__") and not isinstance(value, type) and not _is_tensor(value)
     return value if column or isinstance(value, list | tuple) else _OTHER
 
@@ -252,20 +241,15 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray) or _is_tensor(value)
 
 
-def _holds_numbers(array: Any) -> bool:
-    return array.dtype.kind in "biuf" if isinstance(array, np.ndarray) else _is_usable(array)
-
-
 def _is_tensor(value: Any) -> bool:
     return "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor)
 
 
-def _is_dense(tensor: Any) -> bool:
-    return bool(tensor.layout == sys.modules["torch"].strided)
-
-
-def _is_usable(tensor: Any) -> bool:
-    return _is_dense(tensor) and not tensor.is_complex()
+def _holds_numbers(array: Any) -> bool:
+    """Whether an array or a tensor, which must be dense, is of real numbers."""
+    if isinstance(array, np.ndarray):
+        return array.dtype.kind in "biuf"
+    return array.layout == sys.modules["torch"].strided and not array.is_complex()
 
 
 _ANYTHING: Wanted = (lambda value: value, "anything")

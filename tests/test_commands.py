@@ -3,10 +3,10 @@
 import csv
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import dissensus as ds
 from dissensus import cli
-from dissensus.cli.sets import corruption_names
+from dissensus.cli.measuring import corruption_names
 from dissensus.recipes import Recipe, load_run
 from dissensus.scores import SCORES
 
@@ -267,9 +267,10 @@ class TestScoreTables:
             frame[number * 20 : number * 20 + 20].to_parquet(tmp_path / "in" / f"{number}.parquet")
         out = tmp_path / "out"
         out.mkdir()
-        # What a killed process left behind: nobody has this number.
-        stale = out / f".1.parquet.{platform.node().replace('.', '-')}.4194305.tmp"
+        # What a killed process left behind two days ago.
+        stale = out / ".1.parquet.abc.tmp"
         stale.write_text("torn")
+        os.utime(stale, times=(time.time() - 2 * 86400,) * 2)
         pattern = tmp_path / "in" / "*.parquet"
         run("score", table / "run", pattern, "-o", out, "--shard", "1/2")
         assert sorted(path.name for path in out.iterdir()) == ["1.parquet", "3.parquet"]

@@ -10,11 +10,9 @@ import typer
 from typer.core import TyperGroup
 
 from dissensus.cli.deploying import export, serve
-from dissensus.cli.measuring import diagnose, evaluate
-from dissensus.cli.pages import report
+from dissensus.cli.measuring import diagnose, evaluate, report
 from dissensus.cli.scoring import score
-from dissensus.cli.starting import init
-from dissensus.cli.training import train
+from dissensus.cli.training import init, train
 
 # What is raised because of what a user gave or has installed, and not because of a mistake of ours.
 _USER_ERRORS = (ValueError, OSError, ModuleNotFoundError)

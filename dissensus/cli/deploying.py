@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from dissensus.cli.options import AllowImport, RunFolder, say
+from dissensus.cli.options import AllowImport, RunFolder, say, written
 
 _SERVED = "served.onnx"
 
@@ -139,14 +139,12 @@ def _api_key(file: Path | None) -> str | None:
 def _exported(run: Path, allow_import: bool) -> Path:
     """Return a run's file for the server, written anew by another process where the run is newer."""
     path = run / _SERVED
-    trained = max((file.stat().st_mtime for file in run.glob("ensemble-*.safetensors")), default=0.0)
-    if path.exists() and path.stat().st_mtime > trained:
+    if path.exists() and path.stat().st_mtime > written(run, "ensemble"):
         return path
     say(f"Exporting {run} ...")
     command = [sys.executable, "-m", "dissensus", "export", str(run), "-o", str(path), "--members"]
-    done = subprocess.run(
-        [*command, *(["--allow-import"] if allow_import else [])], stdout=subprocess.DEVNULL, check=False
-    )
+    command += ["--allow-import"] if allow_import else []
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
     if done.returncode:
         raise typer.Exit(done.returncode)  # it has said what is wrong
     return path

@@ -1,5 +1,6 @@
-"""`dissensus evaluate` and `diagnose`: a trained run and data in, tables and files out."""
+"""`dissensus evaluate`, `diagnose` and `report`: a trained run and data in, tables, files and pages out."""
 
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -7,8 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dissensus.cli.options import (
-    DIAGNOSIS,
-    EVALUATION,
     UNDERTRAINED,
     AllowImport,
     BatchSize,
@@ -17,13 +16,22 @@ from dissensus.cli.options import (
     is_undertrained,
     load_trained,
     note,
+    say,
+    written,
 )
-from dissensus.cli.sets import corruption_names, known_data, sets_of, severity_numbers
 
 if TYPE_CHECKING:
-    from dissensus.cli.sets import RunSets
+    from torch import Tensor
+
+    from dissensus.data.files import Loaded
+    from dissensus.data.suites import LoadedSuite
     from dissensus.evaluation import Evaluation
     from dissensus.recipes import LoadedRun
+
+    RunSets = tuple[tuple[Tensor, Tensor], dict[str, Tensor], dict[str, list[str]]]
+
+EVALUATION = "evaluation.json"
+DIAGNOSIS = "diagnosis.json"
 
 
 def evaluate(
@@ -101,14 +109,7 @@ def evaluate(
 
 
 def evaluate_run(run: "LoadedRun", folder: Path, sets: "RunSets", **options: Any) -> "Evaluation":
-    """Evaluate a run on known and unknown inputs, and say what there is to keep in mind about it.
-
-    Args:
-        run: The run.
-        folder: Its folder.
-        sets: What `sets_of` returned.
-        **options: Of `dissensus.evaluation.evaluate`.
-    """
+    """Evaluate a run on known and unknown inputs, and say what there is to keep in mind about it; options are of `ds.evaluate`."""
     from dissensus.evaluation import evaluate as evaluate_members
     from dissensus.recipes.alarms import check_alarm, load_calibration
     from dissensus.training.history import History
@@ -174,28 +175,167 @@ def diagnose(
     Prints the verdict and how to read it; writes diagnosis.json and diagnosis.html with drop curves, offsets, errors over
     training and diversity of pairs. A run's diagnosis is also a section of its `dissensus report`.
     """
-    from dissensus.recipes.diagnosing import diagnose_predictions, diagnose_run
+    from dissensus.diagnostics import diagnose as diagnose_members
+    from dissensus.diagnostics.measuring import read_predictions
+    from dissensus.recipes.diagnosing import diagnose_run
     from dissensus.reporting.diagnosis import write_diagnosis
 
+    options: dict[str, Any] = {"drop_per": drop_per, "seed": seed}
     if source.is_dir():
         if loss is not None:
             raise ValueError("The loss of a run is in its recipe; leave --loss out.")
         loaded_run = load_trained(source, device, allow_import)
         known, _ = known_data(loaded_run, source, data)
         note("held-out inputs", known.notes)
-        finding = diagnose_run(
-            loaded_run,
-            source,
-            (known.x, loaded_run.preprocessing.targets_in_units(known)),
-            average=average,
-            drop_per=drop_per,
-            seed=seed,
-            batch_size=batch_size,
-        )
+        held_out = known.x, loaded_run.preprocessing.targets_in_units(known)
+        finding = diagnose_run(loaded_run, source, held_out, average, batch_size, **options)
     else:
-        finding = diagnose_predictions(source, loss=loss, average=average, drop_per=drop_per, seed=seed)
+        found = read_predictions(source)
+        options |= {"average": average or "probs", "training": found.training}
+        finding = diagnose_members(found.outputs, found.targets, loss or found.loss, **options)
     typer.echo(finding.explain())
     folder = output or (source if source.is_dir() else source.parent)
     path = finding.save(folder / DIAGNOSIS)
     page = write_diagnosis(finding, folder / "diagnosis.html", f"Diagnosis of {source.resolve().stem}")
     typer.echo(f"\nEverything measured: {path}\nPage with pictures: {page}")
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or evaluations.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page to write.")] = Path(
+        "report.html"
+    ),
+    device: Device = "auto",
+    allow_import: AllowImport = False,
+) -> None:
+    """Write one HTML page about runs, side by side if there are several.
+
+    A run that was not evaluated yet is evaluated first, on the rows that its recipe held out.
+    """
+    from dissensus.evaluation import Evaluation
+    from dissensus.recipes.sweeps import arms_in
+    from dissensus.reporting import report as write_report
+
+    results = []
+    for run in (arm for folder in runs for arm in arms_in(folder)):
+        path = run if run.is_file() else run / EVALUATION
+        if not path.exists() and not (run / "recipe.toml").exists():
+            raise ValueError(
+                f"{run} is neither a run's folder nor an evaluation. Name folders that dissensus train wrote."
+            )
+        if not path.exists() or path.stat().st_mtime < written(run, "ensemble"):
+            loaded = load_trained(run, device, allow_import)
+            say(f"{run} has not been evaluated since it was trained; this is done first.")
+            evaluate_run(loaded, run, sets_of(loaded, run)).save(path)
+        results.append(_with_diagnosis(Evaluation.load(path), run))
+    page = write_report(results, output)
+    typer.echo(f"Page with pictures: {page}")
+
+
+def _with_diagnosis(result: "Evaluation", run: Path) -> "Evaluation":
+    """Put what `dissensus diagnose` found in a run's folder in place of what the evaluation found by the way.
+
+    It knows the training data and the history, too. One that is older than the run's last checkpoint is of other members.
+    """
+    from dissensus.diagnostics import Finding
+
+    found = run / DIAGNOSIS
+    if not found.exists() or found.stat().st_mtime < written(run, "last"):
+        return result
+    return replace(result, diagnosis=Finding.load(found))
+
+
+def sets_of(
+    run: "LoadedRun",
+    folder: Path,
+    data: str | None = None,
+    ood: Iterable[str] = (),
+    suites: Iterable[str] = (),
+    groups: Iterable[str] = (),
+) -> "RunSets":
+    """Return known inputs with targets, unknown ones by name, and the groups of these."""
+    known, left_out = known_data(run, folder, data)
+    note("known inputs", known.notes)
+    unknown: dict[str, Tensor] = {} if left_out is None else {"left_out": left_out.x}
+    grouped: dict[str, list[str]] = {}
+    for given in ood:
+        name, source = _named(given, "Sets are given as NAME=DATA, such as svhn=svhn.npz")
+        _check_new([name], unknown)
+        loaded = run.preprocessing.read(source)
+        note(name, loaded.notes)
+        unknown[name] = loaded.x
+    for given in suites:
+        found = _suite(run, *_named(given, "Suites are given as SUITE=DIR, such as openood-cifar10=ood"))
+        _check_new(found.sets, unknown)
+        unknown |= found.sets
+        for group, names in found.grouped.items():
+            grouped.setdefault(group, []).extend(names)
+    for given in groups:
+        group, listed = _named(given, "Groups are given as NAME=SET,SET, such as near=cifar100,tin")
+        grouped.setdefault(group, []).extend(name.strip() for name in listed.split(","))
+    return (known.x, run.preprocessing.targets_in_units(known)), unknown, grouped
+
+
+def _check_new(names: Iterable[str], taken: Collection[str]) -> None:
+    for name in names:
+        if name in taken:
+            raise ValueError(f"Every set needs a name of its own; {name!r} is given twice. Rename or leave out one.")
+
+
+def known_data(run: "LoadedRun", folder: Path, data: str | None) -> tuple["Loaded", "Loaded | None"]:
+    """Return the inputs to test on, and those of classes that were left out, unless data is named."""
+    from dissensus.recipes.runs import left_out_rows, rows_of_run
+
+    if data is not None:
+        return run.preprocessing.read(data), None
+    known = rows_of_run(run, folder, "test", "Restore the file, or name other data with --data.")
+    if known is None:
+        raise ValueError(
+            "The recipe held no rows out to test on. Name test data with --data, or train with test = 0.2 under [data]."
+        )
+    return known, left_out_rows(run)
+
+
+def _suite(run: "LoadedRun", name: str, folder: str) -> "LoadedSuite":
+    from dissensus.data.suites import SUITES, load_suite
+
+    if name not in SUITES:
+        raise ValueError(f"There is no suite {name!r}; there are {', '.join(SUITES)}.")
+    if len(run.preprocessing.shape) != 3:
+        raise ValueError(f"The suite {name} holds images; this run was trained on features.")
+    channels, height, width = run.preprocessing.shape
+    found = load_suite(SUITES[name], folder, (channels, height, width))
+    say(found.explain())
+    return found
+
+
+def _named(given: str, wanted: str) -> tuple[str, str]:
+    name, equals, value = given.partition("=")
+    if not name or not equals or not value:
+        raise ValueError(f"{wanted}; got {given!r}.")
+    return name, value
+
+
+def corruption_names(given: str | None) -> tuple[str, ...] | None:
+    """Return names of corruptions, each once, of names and families with commas between."""
+    from dissensus.data.corruptions import CORRUPTIONS
+    from dissensus.evaluation.corrupting import corruption_families
+
+    if given is None:
+        return None
+    families = corruption_families()
+    names = [name for part in given.split(",") for name in families.get(part.strip(), (part.strip(),))]
+    unknown = [name for name in names if name not in CORRUPTIONS]
+    if unknown:
+        raise ValueError(
+            f"There is no corruption {unknown[0]!r}; there are {', '.join(families)} and {', '.join(CORRUPTIONS)}."
+        )
+    return tuple(dict.fromkeys(names))
+
+
+def severity_numbers(given: str) -> tuple[int, ...]:
+    """Return the numbers of a list with commas."""
+    try:
+        return tuple(int(part) for part in given.split(","))
+    except ValueError:
+        raise ValueError(f"Severities are whole numbers with commas, such as 1,3,5; got {given!r}.") from None

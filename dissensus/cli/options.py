@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from dissensus.recipes import LoadedRun
     from dissensus.training.history import History
 
-EVALUATION = "evaluation.json"
-DIAGNOSIS = "diagnosis.json"
 UNDERTRAINED = "Probably undertrained: the loss was still falling when training ended."
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a trained run.")]
@@ -56,3 +54,8 @@ def is_undertrained(history: "History") -> bool:
 
     curve = "ensemble_loss" if "ensemble_loss" in history.columns else "loss"
     return still_falls(history.by_epoch(curve))
+
+
+def written(run: Path, kind: str) -> float:
+    """Return when the newest checkpoint of a kind was written; 0 where there is none."""
+    return max((path.stat().st_mtime for path in run.glob(f"{kind}-*.safetensors")), default=0.0)

@@ -4,13 +4,13 @@ import csv
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from glob import glob, has_magic
 from os.path import commonpath
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -70,17 +70,14 @@ def score(
     are written, and the exit code is 3. Of many files one output is written for each; those that are there are not made again.
     """
     files = _files(data, output, shard)
-    there = [pair for pair in files if _is_pattern(data) and pair[1].exists()]
-    for _, target in there:
-        say(f"{target} is there already.")
-    files = [pair for pair in files if pair not in there]
-    scorer = partial(Scorer, run, device, allow_import, false_alarms, coverage, tuple(carry or ()), batch_size)
-    if ray:
-        bad = _score_with_ray(scorer, files)
-    else:
-        load = cache(scorer)
-        bad = sum(_told(source, target, load().score(source, target, _Line(source))) for source, target in files)
-    if bad:
+    if _is_pattern(data):
+        for _, target in files:
+            if target.exists():
+                say(f"{target} is there already.")
+        files = [(source, target) for source, target in files if not target.exists()]
+    options = {"carry": carry or (), "batch_size": batch_size}
+    make = partial(Scorer, run, device, allow_import, false_alarms, coverage, options)
+    if sum((_score_with_ray if ray else _score_here)(make, files)):
         raise typer.Exit(SOME_ROWS_BAD)
 
 
@@ -89,51 +86,44 @@ class Scorer:
 
     def __init__(
         self,
-        run: Path,
+        folder: Path,
         device: str,
         allow_import: bool,
         false_alarms: float | None,
         coverage: float | None,
-        carry: Sequence[str],
-        batch_size: int,
+        options: dict[str, Any],
     ) -> None:
         from dissensus.recipes.alarms import load_calibration
 
-        self.run = load_trained(run, device, allow_import)
-        self.calibration = load_calibration(run, self.run)
-        if self.calibration is not None:
-            alarm = self.calibration.alarm
-            self.calibration = replace(
-                self.calibration,
-                alarm=alarm if false_alarms is None else alarm.at(false_alarms),
-                coverage=self.calibration.coverage if coverage is None else coverage,
-            )
-        self.carry, self.batch_size = carry, batch_size
+        self.run = load_trained(folder, device, allow_import)
+        known = load_calibration(folder, self.run)
+        if known is not None:
+            alarm = known.alarm if false_alarms is None else known.alarm.at(false_alarms)
+            known = replace(known, alarm=alarm, coverage=known.coverage if coverage is None else coverage)
+        self.options = {**options, "calibration": known}
 
-    def score(self, source: str, target: Path, progress: Callable[[int, float], None] | None = None) -> "Scored":
+    def score(self, source: str, target: Path, **options: Any) -> "Scored":
         """Score one file."""
         from dissensus.recipes.scoring import score_file
 
-        return score_file(
-            self.run,
-            source,
-            target,
-            calibration=self.calibration,
-            carry=self.carry,
-            batch_size=self.batch_size,
-            progress=progress or (lambda rows, share: None),
-            say=lambda text: note(source, [text]),
-        )
+        return score_file(self.run, source, target, say=lambda text: note(source, [text]), **self.options, **options)
 
 
-def _score_with_ray(make: "partial[Scorer]", files: Sequence[tuple[str, Path]]) -> int:
+def _score_here(make: "partial[Scorer]", files: Sequence[tuple[str, Path]]) -> Iterator[int]:
+    """Score files one after another; yield how many rows of each could not be read."""
+    load = cache(make)
+    for source, target in files:
+        yield _told(target, load().score(source, target, progress=_Line(source)))
+
+
+def _score_with_ray(make: "partial[Scorer]", files: Sequence[tuple[str, Path]]) -> Iterator[int]:
     """Score files on a Ray cluster: one process a GPU, or a CPU where there is none, each with the run in memory."""
     from dissensus.recipes.sweeps import started_ray
 
     if not files:
-        return 0
-    run, device, allow_import, *others = make.args
-    load_trained(run, "cpu", allow_import)  # says here, and not in a cluster, what is wrong with it
+        return
+    folder, device, allow_import, *others = make.args
+    load_trained(folder, "cpu", allow_import)  # says here, and not in a cluster, what is wrong with it
     ray = started_ray()
     from ray.util import ActorPool
 
@@ -142,18 +132,20 @@ def _score_with_ray(make: "partial[Scorer]", files: Sequence[tuple[str, Path]]) 
     # One CPU stays free: where actors take all, what else Ray starts waits for ever, without a word.
     count = min(len(files), max(1, cpus - 1), gpus or cpus)
     actor = ray.remote(num_cpus=1, num_gpus=1 if gpus else 0)(Scorer)
-    pool = ActorPool([actor.remote(run.absolute(), device, allow_import, *others) for _ in range(count)])
+    pool = ActorPool([actor.remote(folder.absolute(), device, allow_import, *others) for _ in range(count)])
     absolute = [(os.path.abspath(source), target.absolute()) for source, target in files]
-    begun, bad = time.monotonic(), 0
+    begun = time.monotonic()
     scored = pool.map(lambda one, pair: one.score.remote(*pair), absolute)
     try:
-        for done, ((source, target), result) in enumerate(zip(files, scored, strict=True), start=1):
-            bad += _told(source, target, result)
-            seconds = int((time.monotonic() - begun) / done * (len(files) - done))
-            say(f"{done} of {len(files)} files, {seconds // 60}:{seconds % 60:02d} left")
+        for done, ((_, target), result) in enumerate(zip(files, scored, strict=True), start=1):
+            yield _told(target, result)
+            say(f"{done} of {len(files)} files, {_left((time.monotonic() - begun) / done * (len(files) - done))}")
     except ray.exceptions.RayTaskError as problem:
         raise problem.cause from None
-    return bad
+
+
+def _left(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d} left"
 
 
 def _files(data: str, output: Path, shard: str | None) -> list[tuple[str, Path]]:
@@ -172,12 +164,11 @@ def _files(data: str, output: Path, shard: str | None) -> list[tuple[str, Path]]
         raise ValueError(f"Many files are written into a folder; {output} is named like a file.")
     place, number = (0, 1) if shard is None else _shard(shard)
     base = Path(commonpath([str(Path(path).parent) for path in found]))
-    endings = {".parquet": ".parquet"}
-    pairs = [
-        (path, output / Path(path).relative_to(base).with_suffix(endings.get(Path(path).suffix, ".csv")))
-        for path in found
-    ]
-    return pairs[place::number] if number > 1 else pairs
+    targets = (output / Path(path).relative_to(base) for path in found)
+    pairs = zip(
+        found, (each if each.suffix == ".parquet" else each.with_suffix(".csv") for each in targets), strict=True
+    )
+    return list(pairs)[place::number]
 
 
 def _is_pattern(data: str) -> bool:
@@ -191,7 +182,7 @@ def _shard(text: str) -> tuple[int, int]:
     return int(place) % int(number), int(number)
 
 
-def _told(source: str, target: Path, scored: "Scored") -> int:
+def _told(target: Path, scored: "Scored") -> int:
     """Say what came of a file; return how many rows could not be read."""
     typer.echo(f"{scored.rows} inputs scored: {target}")
     if scored.alarm:
@@ -199,7 +190,12 @@ def _told(source: str, target: Path, scored: "Scored") -> int:
     if scored.worst:
         typer.echo(f"Least certain: {', '.join(str(name) for _, name in scored.worst)}")
     if scored.problems:
-        _list_bad(scored.problems, target)
+        listing = target.with_suffix(".bad.csv")
+        with open(listing, "w", newline="", encoding="utf-8") as file:
+            csv.writer(file, lineterminator="\n").writerows([("row", "problem"), *scored.problems.items()])
+        say(f"{len(scored.problems)} rows could not be read and were left out; all are listed in {listing}:")
+        for row, why in list(scored.problems.items())[:_SHOWN]:
+            say(f"  row {row}: {why}")
     return len(scored.problems)
 
 
@@ -219,15 +215,6 @@ class _Line:
         if share == 1.0 or now - self.shown < (0.2 if self.terminal else 10.0):
             return
         self.shown, self.written = now, True
-        seconds = int((now - self.start) / max(share, 1e-9) * (1 - share))
-        text = f"{self.source}: {rows} rows, {100 * share:.0f} %, {seconds // 60}:{seconds % 60:02d} left"
+        left = _left((now - self.start) / max(share, 1e-9) * (1 - share))
+        text = f"{self.source}: {rows} rows, {100 * share:.0f} %, {left}"
         typer.echo(f"\r\x1b[2K{text}" if self.terminal else text, err=True, nl=not self.terminal)
-
-
-def _list_bad(problems: dict[int, str], target: Path) -> None:
-    listing = target.with_suffix(".bad.csv")
-    with open(listing, "w", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows([("row", "problem"), *problems.items()])
-    say(f"{len(problems)} rows could not be read and were left out; all are listed in {listing}:")
-    for row, why in list(problems.items())[:_SHOWN]:
-        say(f"  row {row}: {why}")

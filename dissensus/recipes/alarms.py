@@ -16,7 +16,6 @@ from dissensus.conformal import Alarm, DriftMonitor, intervals
 from dissensus.conformal.alarm import Score
 from dissensus.detectors import RowDistance
 from dissensus.evaluation.results import ID, AlarmCheck, floats
-from dissensus.objectives import mean_and_scale
 from dissensus.predictions import mixture, predict
 from dissensus.recipes.runs import LoadedRun
 from dissensus.recipes.sets import Sets
@@ -30,7 +29,6 @@ _FORMAT = "dissensus coverage 1"
 _SHOWN = 1000
 # Training rows that distances are measured to.
 _BANK_ROWS = 4096
-
 
 Rows = TypeVar("Rows", Tensor, np.ndarray)
 
@@ -103,11 +101,7 @@ class Calibration:
 
 
 def calibrate_run(run: LoadedRun, sets: Sets, settings: AlarmSettings, folder: Path) -> list[str]:
-    """Calibrate a run on the rows held out for that, or else on its validation rows, and put the result into its folder.
-
-    Returns:
-        What there is to say about it.
-    """
+    """Calibrate a run on rows held out for that, or else to validate, into its folder; return what there is to say about it."""
     held_out = sets.calibration or sets.validation
     if held_out is None:
         return ["No alarm was calibrated, as no rows were held out for it: set calibration under [data]."]
@@ -153,26 +147,17 @@ def load_calibration(folder: Path, run: LoadedRun) -> Calibration | None:
     if not (folder / ALARM).exists():
         return None
     state = read_state(folder / COVERAGE, _FORMAT)
-    misses = tuple(tuple(own) for own in state["misses"])
     score = RowDistance(load_file(folder / BANK)["bank"]) if (folder / BANK).exists() else None
     alarm = Alarm.load(folder / ALARM, run.ensemble, score=score)
-    monitor = None
-    if (folder / DRIFT).exists():
-        monitor = DriftMonitor.load(folder / DRIFT, run.ensemble, score=score)
-    return Calibration(alarm, monitor, misses, state["coverage"])
+    watched = (folder / DRIFT).exists()
+    monitor = DriftMonitor.load(folder / DRIFT, run.ensemble, score=score) if watched else None
+    return Calibration(alarm, monitor, tuple(map(tuple, state["misses"])), state["coverage"])
 
 
 def check_alarm(
     run: LoadedRun, calibration: Calibration, known: tuple[Tensor, Tensor], unknown: Mapping[str, Tensor]
 ) -> AlarmCheck:
-    """Look how the alarm, and sets or intervals, do on inputs that it was not calibrated on.
-
-    Args:
-        run: The run.
-        calibration: What it knows about held-out rows.
-        known: Raw inputs and targets (class indices, or values in the units of the data), in their order.
-        unknown: Raw inputs of unknown sets by name.
-    """
+    """Look how the alarm, and sets or intervals, do on inputs that it was not calibrated on: raw ones, known with their targets."""
     alarm = calibration.alarm
     scores = {name: alarm.scorer(run.ensemble, run.preprocessing(x)) for name, x in {ID: known[0], **unknown}.items()}
     p_values = {name: alarm.p_values_of(own) for name, own in scores.items()}
@@ -202,17 +187,15 @@ def _misses(run: LoadedRun, x: Tensor, y: Tensor) -> Tensor:
     if run.preprocessing.classes is not None:
         probs = outputs.softmax(-1).mean(0)
         return 1 - probs[torch.arange(len(y)), y][None].double()
-    mean, deviation = moments_of(run, outputs)
+    mean, deviation = _moments(run, outputs)
     return ((y - mean).abs() / deviation).T.double()
 
 
-def moments_of(run: LoadedRun, outputs: Tensor) -> tuple[Tensor, Tensor]:
+def _moments(run: LoadedRun, outputs: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation of a regression's mixture, `(batch, targets)` each; 1 where points have none."""
-    likelihood = run.recipe.likelihood
-    if likelihood.kind != "density":
+    if run.recipe.likelihood.kind != "density":
         return outputs.mean(0), torch.ones_like(outputs[0])
-    mean, scale = mean_and_scale(outputs)
-    return mixture(mean, scale, family="laplace" if likelihood.name == "laplace_nll" else "gaussian")
+    return mixture(*run.mean_and_scale(outputs), family=run.family)
 
 
 def calibrated_columns(
@@ -220,12 +203,7 @@ def calibrated_columns(
 ) -> dict[str, Any]:
     """Return p-value, flag, and prediction set or interval of each input; the drift monitor sees them in this order.
 
-    Args:
-        run: The run.
-        calibration: What it knows about held-out rows.
-        x: Inputs as members see them.
-        outputs: Member outputs, `(members, batch, ...)`.
-        scores: Scores of these by name, `(batch,)` or `(batch, targets)`.
+    They are of inputs as members see them, with member outputs and all scores, `(batch,)` or `(batch, targets)`, of these.
     """
     scorer = calibration.alarm.scorer
     columns: dict[str, Any] = {}
@@ -243,7 +221,7 @@ def calibrated_columns(
         inside = 1 - outputs.softmax(-1).mean(0).double() <= reach[0]
         names = np.asarray(run.preprocessing.classes)
         return columns | {"set": ["|".join(names[row]) for row in inside.cpu().numpy()]}
-    mean, deviation = moments_of(run, outputs)
+    mean, deviation = _moments(run, outputs)
     for target, limit in enumerate(reach):
         ending = "" if len(reach) == 1 else f"_{target}"
         columns[f"low{ending}"] = (mean - limit * deviation)[:, target].cpu().numpy()

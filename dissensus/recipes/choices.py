@@ -62,32 +62,24 @@ _FROM_DATA = ("inputs", "channels", "outputs", "classes")
 
 
 def resolve_objective(table: Mapping[str, Any], where: str = "[objective]") -> dict[str, Any]:
-    """Return the settings of an objective with defaults filled in, the inner one's too."""
+    """Return the settings of an objective with defaults filled in, and under `inner` those of one that it wraps."""
     name = table.get("name", "independent")
     make = choose(OBJECTIVES, name, where)
-    is_open = "loss" in parameters(make) and table.get("loss", AUTO) == AUTO
-    apart = ("name", "inner", "loss") if is_open else ("name", "inner")
-    given = {key: value for key, value in table.items() if key not in apart}
-    inner = _resolve_inner(name, make, table, where)
-    resolved = {"name": name, **checked(make, given, where, without=("inner",))}
-    return resolved | ({"loss": AUTO} if is_open else {}) | inner
-
-
-def _resolve_inner(name: str, make: Callable[..., Any], table: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the settings of the objective that another wraps, under its key; nothing where it wraps none."""
-    if "inner" not in _all_parameters(make):
-        if "inner" in table:
-            raise ValueError(f"{name} in {where} wraps no other objective; leave inner out.")
-        return {}
-    for key in table.keys() - parameters(make).keys() - {"name", "inner"}:
-        if key in parameters(Independent):
-            raise ValueError(
-                f"{key} in {where} belongs to the objective that {name} wraps; write it under {where[:-1]}.inner]."
-            )
-    inner = table.get("inner", {})
+    takes, inside = parameters(make), f"{where[:-1]}.inner]"
+    wraps, inner = _has_field(make, "inner"), table.get("inner", {})
     if not isinstance(inner, Mapping):
         raise ValueError(f"inner in {where} must be a table such as {{ name = 'independent' }}; got {inner!r}.")
-    return {"inner": resolve_objective(inner, f"{where[:-1]}.inner]")}
+    if "inner" in table and not wraps:
+        raise ValueError(f"{name} in {where} wraps no other objective; leave inner out.")
+    for key in table.keys() - takes.keys():
+        if wraps and key in parameters(Independent):
+            raise ValueError(f"{key} in {where} belongs to the objective that {name} wraps; write it under {inside}.")
+    is_open = "loss" in takes and table.get("loss", AUTO) == AUTO
+    apart = ("name", "inner", "loss") if is_open else ("name", "inner")
+    resolved = {"name": name, **checked(make, {key: table[key] for key in table if key not in apart}, where)}
+    return (
+        resolved | ({"loss": AUTO} if is_open else {}) | ({"inner": resolve_objective(inner, inside)} if wraps else {})
+    )
 
 
 def with_loss(resolved: Mapping[str, Any], regression: bool) -> dict[str, Any]:
@@ -100,20 +92,13 @@ def with_loss(resolved: Mapping[str, Any], regression: bool) -> dict[str, Any]:
     return settled
 
 
-def has_open_loss(resolved: Mapping[str, Any]) -> bool:
-    """Whether an objective, or the one that it wraps, leaves its loss to the targets."""
-    return resolved.get("loss") == AUTO or ("inner" in resolved and has_open_loss(resolved["inner"]))
-
-
-def _all_parameters(make: Callable[..., Any]) -> set[str]:
-    return set(getattr(make, "__dataclass_fields__", ()))
+def _has_field(make: Callable[..., Any], name: str) -> bool:
+    return name in getattr(make, "__dataclass_fields__", ())
 
 
 def build_objective(resolved: Mapping[str, Any]) -> Objective:
     """Make an objective from settings that `resolve_objective` returned."""
-    options = {key: value for key, value in resolved.items() if key not in ("name", "inner")}
-    if options.get("loss") == AUTO:
-        del options["loss"]
+    options = {key: value for key, value in resolved.items() if key != "name" and (key, value) != ("loss", AUTO)}
     if "inner" in resolved:
         options["inner"] = build_objective(resolved["inner"])
     return OBJECTIVES[resolved["name"]](**options)
@@ -153,12 +138,11 @@ def resolve_augment(table: Mapping[str, Any]) -> dict[str, Any]:
     resolved = {}
     for name, options in table.items():
         make = choose(AUGMENTATIONS, name, "[augment]")
-        if options is False:
-            continue
-        if options is not True and not isinstance(options, Mapping):
+        if not isinstance(options, bool | Mapping):
             raise ValueError(f"{name} in [augment] must be true, false or a table of options; got {options!r}.")
-        given = {} if options is True else options
-        resolved[name] = checked(make, given, f"{name} of [augment]", without=("num_classes",))
+        if options is not False:
+            given = {} if options is True else options
+            resolved[name] = checked(make, given, f"{name} of [augment]", without=("num_classes",))
     return resolved
 
 
@@ -166,22 +150,15 @@ def build_augment(resolved: Mapping[str, Any], num_classes: int | None) -> augme
     """Make one augmentation of all; None where there are none."""
     steps = []
     for name, options in resolved.items():
-        own = dict(options)
-        if "num_classes" in _all_parameters(AUGMENTATIONS[name]):
-            if num_classes is None:
-                raise ValueError(f"{name} in [augment] mixes class labels; this run is a regression.")
-            own["num_classes"] = num_classes
-        steps.append(AUGMENTATIONS[name](**own))
+        mixes = _has_field(AUGMENTATIONS[name], "num_classes")
+        if mixes and num_classes is None:
+            raise ValueError(f"{name} in [augment] mixes class labels; this run is a regression.")
+        steps.append(AUGMENTATIONS[name](**options, **({"num_classes": num_classes} if mixes else {})))
     return augment.Compose(tuple(steps)) if steps else None
 
 
 def resolve_model(table: Mapping[str, Any], folder: Path = Path()) -> dict[str, Any]:
-    """Return the settings of a network with defaults filled in; an imported factory's are left as they are.
-
-    Args:
-        table: What the recipe says.
-        folder: Where the recipe lies: a module beside it is found.
-    """
+    """Return the settings of a network with defaults filled in; an imported factory's stay as they are, with the recipe's folder."""
     if "name" not in table:
         raise ValueError(f"[model] needs a name: {', '.join(ARCHITECTURES)}, or module:factory.")
     name = table["name"]
@@ -200,14 +177,7 @@ def resolve_model(table: Mapping[str, Any], folder: Path = Path()) -> dict[str, 
 def member_factory(
     model: Mapping[str, Any], shape: Sequence[int], outputs: int, allow_import: bool = False
 ) -> Callable[[], nn.Module]:
-    """Return a function that makes one member for inputs of this shape.
-
-    Args:
-        model: Settings that `resolve_model` returned.
-        shape: Shape of one input.
-        outputs: Values a prediction has.
-        allow_import: Whether `module:factory` may be imported, which runs that module's code.
-    """
+    """Return a function that makes one member, of settings that `resolve_model` returned, for inputs of this shape."""
     name = model["name"]
     check_import(name, allow_import)
     make = _import_factory(name, model.get("folder", ".")) if ":" in name else ARCHITECTURES[name]
@@ -215,7 +185,11 @@ def member_factory(
     if "activation" in options and ":" not in name:
         options["activation"] = ACTIVATIONS[options["activation"]]
     takes = parameters(make)
-    options |= _sizes(name, options, takes, shape, outputs)
+    if "channels" in takes and len(shape) != 3:
+        raise ValueError(f"The network {name} is for images; this data has {describe_shape(shape)}. Use mlp.")
+    for key, size in zip(_FROM_DATA, (prod(shape), shape[0], outputs, outputs), strict=True):
+        if key in takes and options.setdefault(key, size) != size:
+            raise ValueError(f"{key} in [model] is {options[key]}, but the data asks for {size}. Leave it out.")
     flatten = "inputs" in takes and len(shape) > 1
 
     def make_member() -> nn.Module:
@@ -226,20 +200,6 @@ def member_factory(
         return nn.Sequential(nn.Flatten(), net) if flatten else net
 
     return make_member
-
-
-def _sizes(
-    name: str, given: Mapping[str, Any], takes: Mapping[str, Any], shape: Sequence[int], outputs: int
-) -> dict[str, int]:
-    """Return the sizes that a network takes and the data decides."""
-    if "channels" in takes and len(shape) != 3:
-        raise ValueError(f"The network {name} is for images; this data has {describe_shape(shape)}. Use mlp.")
-    sizes = {"inputs": prod(shape), "channels": shape[0], "outputs": outputs, "classes": outputs}
-    sizes = {key: size for key, size in sizes.items() if key in takes}
-    for key, size in sizes.items():
-        if given.get(key, size) != size:
-            raise ValueError(f"{key} in [model] is {given[key]}, but the data asks for {size}. Leave it out.")
-    return sizes
 
 
 def _where(problem: Exception) -> str:

@@ -10,26 +10,11 @@ from typing import Any
 
 from dissensus.members import Members
 from dissensus.objectives import Likelihood, Objective
+from dissensus.recipes import choices
 from dissensus.recipes.alarms import AlarmSettings, calibrate_run
-from dissensus.recipes.choices import (
-    AUTO,
-    KINDS,
-    build_augment,
-    build_objective,
-    build_optimizer,
-    build_schedule,
-    check_import,
-    has_open_loss,
-    member_factory,
-    resolve_augment,
-    resolve_model,
-    resolve_objective,
-    resolve_schedule,
-    with_loss,
-)
 from dissensus.recipes.preprocessing import Preprocessing
 from dissensus.recipes.runs import RECIPE, check_folder, load_run, log, save_ensemble, started
-from dissensus.recipes.sets import DataSettings, Sets, digests_of, load_sets
+from dissensus.recipes.sets import DataSettings, Sets, load_sets
 from dissensus.recipes.settings import changed, check_names, checked, choose, parameters, to_toml
 from dissensus.training import Run, fit
 from dissensus.training.mesh import mesh_of
@@ -39,6 +24,7 @@ _NOT_TRAINING = (
     *("members", "data", "objective", "schedule", "augment", "unlabelled", "validation", "seed"),
     *("checkpoint_dir", "resume", "callback", "progress", "workers"),
 )
+_ENSEMBLE = {"kind": "deep", "members": 5, "seed": 0}
 _NOT_OPTIONS = ("make_member", "num_members", "seed", "shape")
 _HOMES = {"seed": "ensemble", "members": "ensemble", "epochs": "training", "loss": "objective"}
 # As many as a small network needs to learn a small table.
@@ -106,19 +92,19 @@ class Recipe:
         """Make a recipe from nested dicts; paths in them are relative to `folder`."""
         _check_tables(tables, [field.name for field in fields(cls)])
         training = dict(tables.get("training", {}))
-        schedule = resolve_schedule(training.pop("schedule", "constant"))
+        schedule = choices.resolve_schedule(training.pop("schedule", "constant"))
         recipe = cls(
             data=DataSettings(**checked(DataSettings, tables["data"], "[data]")).resolved(Path(folder)),
-            model=resolve_model(tables["model"], Path(folder)),
+            model=choices.resolve_model(tables["model"], Path(folder)),
             ensemble=_resolve_ensemble(tables.get("ensemble", {})),
-            objective=resolve_objective(tables.get("objective", {})),
+            objective=choices.resolve_objective(tables.get("objective", {})),
             training={**_resolve_training(training), "schedule": schedule},
-            augment=resolve_augment(tables.get("augment", {})),
+            augment=choices.resolve_augment(tables.get("augment", {})),
             alarm=AlarmSettings(**checked(AlarmSettings, tables.get("alarm", {}), "[alarm]")),
         )
         # What these find is better known now than after the data is read.
         recipe.build_objective()
-        build_optimizer(recipe.training["optimizer"])
+        choices.build_optimizer(recipe.training["optimizer"])
         return recipe
 
     def to_toml(self) -> str:
@@ -134,7 +120,7 @@ class Recipe:
 
     def build_objective(self) -> Objective:
         """Make the objective; masked examples get the uniform target where the ensemble asks for that."""
-        objective = build_objective(self.objective)
+        objective = choices.build_objective(self.objective)
         uniform = self.ensemble.get("masked_target") == "uniform"
         return objective.uniform_where_masked() if uniform else objective
 
@@ -146,16 +132,16 @@ class Recipe:
             outputs: Values a prediction of one member has.
             allow_import: Whether `module:factory` of `[model]` may be imported, which runs that module's code.
         """
-        options = {key: value for key, value in self.ensemble.items() if key not in ("kind", "members", "seed")}
-        make = member_factory(self.model, preprocessing.shape, outputs, allow_import)
-        kind = KINDS[self.ensemble["kind"]]
+        options = {key: value for key, value in self.ensemble.items() if key not in _ENSEMBLE}
+        make = choices.member_factory(self.model, preprocessing.shape, outputs, allow_import)
+        kind = choices.KINDS[self.ensemble["kind"]]
         if "shape" in parameters(kind):
             options["shape"] = preprocessing.shape
         return kind(make, self.ensemble["members"], self.ensemble["seed"], **options)
 
     def load_sets(self) -> Sets:
         """Read the data and split it; the same rows every time."""
-        is_open = has_open_loss(self.objective)
+        is_open = choices.with_loss(self.objective, regression=False) != self.objective
         return load_sets(self.data, None if is_open else self.likelihood.kind == "classes")
 
     def settled(self, sets: Sets) -> "Recipe":
@@ -167,15 +153,16 @@ class Recipe:
         self.alarm.check(regression=sets.classes is None)
         training = dict(self.training)
         rows = len(sets.train)
-        if training["batch_size"] == AUTO:
-            training["batch_size"] = _batch_size(rows)
-        if training["epochs"] == AUTO:
+        if training["batch_size"] == choices.AUTO:
+            # A power of two that cuts the rows into 16 batches or more, from 16 to 128.
+            training["batch_size"] = max(16, min(128, 1 << max(rows // 16, 1).bit_length() - 1))
+        if training["epochs"] == choices.AUTO:
             training["epochs"] = max(10, ceil(_STEPS / ceil(rows / training["batch_size"])))
             if sets.validation is not None:
                 training.setdefault("select", "ensemble_loss")
-        if training["checkpoint_every"] == AUTO:
+        if training["checkpoint_every"] == choices.AUTO:
             training["checkpoint_every"] = max(1, training["epochs"] // 20)
-        return replace(self, objective=with_loss(self.objective, sets.classes is None), training=training)
+        return replace(self, objective=choices.with_loss(self.objective, sets.classes is None), training=training)
 
     def train(
         self,
@@ -202,7 +189,7 @@ class Recipe:
         """
         folder = Path(folder)
         check_folder(folder, resume)
-        check_import(self.model["name"], allow_import)
+        choices.check_import(self.model["name"], allow_import)
         sets = self.load_sets()
         recipe = self.settled(sets)
         if resume and (folder / RECIPE).exists():
@@ -211,7 +198,7 @@ class Recipe:
         writes = together is None or together.first
         preprocessing = Preprocessing.learn(sets.train, sets.classes, self.data)
         x, y = preprocessing(sets.train.x), preprocessing.targets(sets.train)
-        outputs = _num_outputs(recipe.likelihood, y, sets.classes)
+        outputs = len(sets.classes or y[0]) * (2 if recipe.likelihood.kind == "density" else 1)
         ensemble = recipe.build_ensemble(preprocessing, outputs, allow_import=allow_import)
         ensemble.see(x)
         with started(folder, recipe.to_toml()) if writes else nullcontext():
@@ -219,7 +206,7 @@ class Recipe:
                 ensemble,
                 (x, y),
                 objective=recipe.build_objective(),
-                augment=build_augment(self.augment, None if sets.classes is None else len(sets.classes)),
+                augment=choices.build_augment(self.augment, None if sets.classes is None else len(sets.classes)),
                 seed=self.ensemble["seed"],
                 checkpoint_dir=str(folder),
                 resume=resume,
@@ -228,12 +215,12 @@ class Recipe:
                 **recipe._further_data(sets, preprocessing),
                 **{
                     **recipe.training,
-                    "optimizer": build_optimizer(self.training["optimizer"]),
-                    "schedule": build_schedule(self.training["schedule"]),
+                    "optimizer": choices.build_optimizer(self.training["optimizer"]),
+                    "schedule": choices.build_schedule(self.training["schedule"]),
                 },
             )
             if writes:
-                save_ensemble(folder, ensemble, preprocessing, outputs, run.step, digests_of(sets))
+                save_ensemble(folder, ensemble, preprocessing, outputs, run.step, sets)
                 trained = load_run(folder, allow_import=allow_import)
                 for note in calibrate_run(trained, sets, self.alarm, folder):
                     log.warning("%s", note)
@@ -250,27 +237,16 @@ class Recipe:
 
     def _check_same(self, stored: "Recipe", folder: Path) -> None:
         """Refuse to go on with a run of another recipe."""
-        here, there = asdict(self), asdict(stored)
-        for table in here:
-            for key in {**there[table], **here[table]}:
-                one, other = there[table].get(key), here[table].get(key)
-                if _plain(one) != _plain(other) and key not in _NOT_COMPARED:
+        here, there = (tomllib.loads(recipe.to_toml()) for recipe in (self, stored))
+        for table in {**there, **here}:
+            ours, theirs = here.get(table, {}), there.get(table, {})
+            for key in {**theirs, **ours}:
+                one, other = theirs.get(key), ours.get(key)
+                if one != other and key not in _NOT_COMPARED:
                     raise ValueError(
                         f"The run in {folder} has another recipe: {key} in [{table}] is {one!r} there and {other!r} here. "
                         "Give the same recipe, or choose another folder."
                     )
-
-
-def _batch_size(rows: int) -> int:
-    """Return a power of two that cuts the rows into 16 batches or more, from 16 to 128."""
-    return max(16, min(128, 1 << max(rows // 16, 1).bit_length() - 1))
-
-
-def _plain(value: Any) -> Any:
-    """Lists and tuples are alike, also inside tables."""
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return {key: _plain(item) for key, item in value.items()} if isinstance(value, Mapping) else value
 
 
 def _check_tables(tables: Mapping[str, Any], known: Sequence[str]) -> None:
@@ -289,23 +265,20 @@ def _check_tables(tables: Mapping[str, Any], known: Sequence[str]) -> None:
 
 
 def _resolve_ensemble(table: Mapping[str, Any]) -> dict[str, Any]:
-    head = {"kind": "deep", "members": 5, "seed": 0, **table}
-    kind = choose(KINDS, head["kind"], "[ensemble]")
-    options = {key: value for key, value in table.items() if key not in ("kind", "members", "seed")}
+    own = {name: table.get(name, default) for name, default in _ENSEMBLE.items()}
     for name in ("members", "seed"):
-        if type(head[name]) is not int or (name == "members" and head[name] < 1):
-            raise ValueError(f"{name} in [ensemble] must be a whole number; got {head[name]!r}.")
-    own = {name: head[name] for name in ("kind", "members", "seed")}
+        if type(own[name]) is not int or (name == "members" and own[name] < 1):
+            raise ValueError(f"{name} in [ensemble] must be a whole number; got {own[name]!r}.")
+    options = {key: value for key, value in table.items() if key not in _ENSEMBLE}
+    kind = choose(choices.KINDS, own["kind"], "[ensemble]")
     return own | checked(kind, options, "[ensemble]", without=_NOT_OPTIONS)
 
 
 def _resolve_training(table: Mapping[str, Any]) -> dict[str, Any]:
-    is_open = {name: AUTO for name in ("epochs", "batch_size", "checkpoint_every") if table.get(name, AUTO) == AUTO}
+    is_open = {
+        name: choices.AUTO
+        for name in ("epochs", "batch_size", "checkpoint_every")
+        if table.get(name, choices.AUTO) == choices.AUTO
+    }
     given = {name: value for name, value in table.items() if name not in is_open}
     return checked(fit, given, "[training]", without=_NOT_TRAINING) | is_open
-
-
-def _num_outputs(likelihood: Likelihood, y: Any, classes: Sequence[str] | None) -> int:
-    if classes is not None:
-        return len(classes)
-    return int(y.shape[-1]) * (2 if likelihood.kind == "density" else 1)

@@ -2,9 +2,9 @@
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from dissensus.members import DeepEnsemble, Members
 from dissensus.objectives import mean_and_scale
 from dissensus.objectives.likelihoods import SCALE_FLOOR
 from dissensus.recipes.preprocessing import Preprocessing
-from dissensus.recipes.sets import find_rows, label_names, without_left_out
+from dissensus.recipes.sets import Sets, find_rows, label_names, row_digests, split_classes, without_left_out
 from dissensus.training.checkpoints import CheckpointError, CheckpointFolder
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 RECIPE = "recipe.toml"
 ENSEMBLE = "ensemble"
 _ROWS = "rows."
+_PARTS = ("train", "validation", "test", "calibration")
 
 log = logging.getLogger("dissensus")
 
@@ -37,6 +38,17 @@ class LoadedRun(NamedTuple):
     ensemble: Members
     recipe: "Recipe"
     preprocessing: Preprocessing
+
+    @property
+    def family(self) -> Literal["gaussian", "laplace"]:
+        """Which distribution the outputs of a regression with a likelihood describe."""
+        return "laplace" if self.recipe.likelihood.name == "laplace_nll" else "gaussian"
+
+    def mean_and_scale(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return means and scales of a regression's outputs; scales are zero where members give points."""
+        if self.recipe.likelihood.kind == "density":
+            return mean_and_scale(outputs)
+        return outputs, torch.zeros_like(outputs)
 
 
 def check_folder(folder: Path, resume: bool) -> None:
@@ -67,49 +79,31 @@ def started(folder: Path, recipe: str) -> Iterator[None]:
             yield
     except Exception:
         if not CheckpointFolder(folder).exists():
-            _take_back(path, before, made)
+            path.unlink(missing_ok=True)
+            if before is not None:
+                replace_file(path, before)
+            # Of the folders that were made; one that somebody put something into stays, and so do those around it.
+            with contextlib.suppress(OSError):
+                for each in made:
+                    each.rmdir()
         raise
 
 
-def _take_back(path: Path, before: str | None, made: list[Path]) -> None:
-    if before is None:
-        path.unlink(missing_ok=True)
-    else:
-        replace_file(path, before)
-    # Of the folders that were made; one that somebody put something into stays, and so do those around it.
-    with contextlib.suppress(OSError):
-        for folder in made:
-            folder.rmdir()
-
-
 def save_ensemble(
-    folder: Path,
-    ensemble: Members,
-    preprocessing: Preprocessing,
-    outputs: int,
-    step: int,
-    digests: Mapping[str, Tensor],
+    folder: Path, ensemble: Members, preprocessing: Preprocessing, outputs: int, step: int, sets: Sets
 ) -> None:
     """Write the ensemble's tensors, what is needed to build it again, and which rows are which, in one step."""
     facts = {"preprocessing": preprocessing.to_json(), "outputs": outputs, "members": list(ensemble.member_ids)}
-    rows = {f"{_ROWS}{part}": hashes for part, hashes in digests.items()}
+    rows = {f"{_ROWS}{part}": row_digests(own) for part in _PARTS if (own := getattr(sets, part)) is not None}
     CheckpointFolder(folder).save(ENSEMBLE, step, {**ensemble.state_dict(), **rows}, facts)
 
 
 def rows_of_run(run: LoadedRun, folder: Path, part: str, advice: str = "Restore the file.") -> Loaded | None:
-    """Read again the rows that a run trained on or held out, whatever else has come into its file since.
+    """Read again the rows that a run trained on or held out, as they were, whatever else has come into its file since.
 
-    Args:
-        run: What `load_run` returned.
-        folder: The run's folder, which holds a digest of every row.
-        part: "train", "validation", "calibration" or "test".
-        advice: What to do where the file lacks some of them.
-
-    Returns:
-        The rows, in the order that they had; None where the run held none out. A file that lacks some of them is refused.
+    None where the run held none out for that part; a file that lacks some of them is refused, with advice.
     """
-    source = run.recipe.data.path if part == "train" else getattr(run.recipe.data, part)
-    if isinstance(source, str) and part != "train":
+    if part != "train" and isinstance(source := getattr(run.recipe.data, part), str):
         return without_left_out(run.preprocessing.read(source), run.recipe.data.leave_out)
     digests = CheckpointFolder(folder).load(ENSEMBLE)[0].get(f"{_ROWS}{part}")
     if digests is None:
@@ -129,8 +123,7 @@ def left_out_rows(run: LoadedRun) -> Loaded | None:
     if not run.recipe.data.leave_out:
         return None
     whole = run.preprocessing.read(run.recipe.data.path)
-    wanted = {str(name) for name in run.recipe.data.leave_out}
-    return whole.rows(torch.tensor([row for row, label in enumerate(label_names(whole)) if label in wanted]))
+    return whole.rows(split_classes(label_names(whole), run.recipe.data.leave_out)[1])
 
 
 def load_run(folder: str | Path, *, allow_import: bool = False) -> LoadedRun:
@@ -176,13 +169,7 @@ def load_run(folder: str | Path, *, allow_import: bool = False) -> LoadedRun:
 
 
 class InUnits(nn.Module):
-    """Outputs of a member that learned standardised targets, in the units of the data.
-
-    Args:
-        mean: What was subtracted from the targets, `(targets,)`.
-        std: What they were then divided by.
-        density: Whether outputs are (mean, rho) of a likelihood rather than point predictions.
-    """
+    """Outputs of a member that learned standardised targets, in the units of the data; `density`: they are (mean, rho)."""
 
     mean: Tensor
     std: Tensor

@@ -1,23 +1,21 @@
 """A finished run and new inputs in; for every input a prediction and how uncertain it is out, a part of a file at a time."""
 
 import csv
-import os
-import platform
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dissensus._files import written_aside
 from dissensus.data.files import TABLE_ENDINGS, Loaded
 from dissensus.data.frames import table_parts
 from dissensus.data.tables import LeftOut, columns_of, texts_of
-from dissensus.objectives import mean_and_scale
 from dissensus.predictions import predict
 from dissensus.recipes.alarms import Calibration, calibrated_columns
 from dissensus.recipes.runs import LoadedRun
@@ -27,29 +25,18 @@ from dissensus.scores import REGRESSION_SCORES, all_scores
 Table = dict[str, Any]
 # Rows of a table that are in memory at once.
 _ROWS = 1 << 15
-_STALE_AFTER = 86400.0
 _DRIFT = 100
 
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of a file.
+    """Rows of a file: those that can be read, those that cannot and why, and what was assumed."""
 
-    Attributes:
-        start: Number of the first row.
-        head: Columns that go before predictions: row numbers, identifiers, file names, labels.
-        x: Inputs of the rows that can be read.
-        problems: Rows that cannot be read, by their number in the file, and why.
-        share: How much of the file is read with this part, from 0 to 1.
-        notes: What was assumed or changed.
-    """
-
-    start: int
-    head: Table
+    head: Table  # columns that go before predictions: row numbers, identifiers, file names, labels
     x: Tensor
-    problems: dict[int, str]
-    share: float
-    notes: tuple[str, ...] = ()
+    problems: dict[int, str]  # by number of the row in the file
+    share: float  # how much of the file is read with this part, from 0 to 1
+    notes: tuple[str, ...]
 
 
 @dataclass
@@ -76,30 +63,22 @@ def score_file(
     """Predict every input of a file, and write one row for each: prediction, every score, and what the alarm says.
 
     Tables are read and written a part at a time, so memory does not grow with the file. Rows that cannot be read are left out
-    and told. The output appears when it is whole.
-
-    Args:
-        run: What `load_run` returned; it runs where the ensemble is.
-        source: A file or folder of inputs.
-        output: A .csv or .parquet file.
-        calibration: The run's alarm, for p-value, flag, and set or interval.
-        carry: Columns of a table to copy into the output; those that identify rows are copied anyway.
-        batch_size: How many inputs go through the members at once.
-        progress: Called with rows done and the share of the file.
-        say: Called with what was assumed or changed.
+    and told. The output, .csv or .parquet, appears when it is whole. Columns named in `carry`, and those that identify rows, are
+    copied into it. `progress` is called with rows done and the share of the file, `say` with what was assumed or changed.
     """
     check_table_path(output)
     if Path(source).exists() and output.exists() and output.samefile(source):
         raise ValueError(f"{output} is the input itself. Write to another file.")
-    scored, told, flagged = Scored(), set(), 0
+    scored, told, flagged = Scored(), set[str](), 0
     calibration = None if calibration is None else calibration.for_a_stream()
+    output.parent.mkdir(parents=True, exist_ok=True)
     with written_aside(output) as temporary, ExitStack() as stack:
         write: Callable[[Table], None] | None = None
         for part in parts_of(run, source, carry):
             for note in part.notes:
                 if note not in told:
-                    told.add(note)
                     say(note)
+            told.update(part.notes)
             scored.problems |= part.problems
             if len(part.x):
                 table = part.head | predicted_columns(run, part.x, calibration, batch_size)
@@ -122,12 +101,9 @@ def _alarm_in_words(calibration: Calibration, flagged: int, rows: int) -> str:
     if calibration.monitor is None:
         return text
     reached = f"the drift monitor reached {np.exp(min(calibration.monitor.martingale.log_peak, 50)):.3g}"
-    changed = calibration.monitor.alarm(_DRIFT)
-    return f"{text}; " + (
-        f"THE INPUTS HAVE CHANGED: {reached}, once in so many streams like the held-out rows"
-        if changed
-        else f"no sign of a change: {reached}, below {_DRIFT}"
-    )
+    if calibration.monitor.alarm(_DRIFT):
+        return f"{text}; THE INPUTS HAVE CHANGED: {reached}, once in so many streams like the held-out rows"
+    return f"{text}; no sign of a change: {reached}, below {_DRIFT}"
 
 
 def _keep_worst(scored: Scored, table: Table) -> None:
@@ -136,9 +112,8 @@ def _keep_worst(scored: Scored, table: Table) -> None:
     if by is None:
         return
     names = table["file"] if "file" in table else table["row"]
-    values = np.asarray(table[by])
-    for row in np.argsort(-values, kind="stable")[:5].tolist():
-        scored.worst.append((float(values[row]), names[row]))
+    worst = np.argsort(-table[by], kind="stable")[:5].tolist()
+    scored.worst += [(float(table[by][row]), names[row]) for row in worst]
     scored.worst = sorted(scored.worst, key=lambda pair: -pair[0])[:5]
 
 
@@ -166,19 +141,17 @@ def _part_of_table(run: LoadedRun, start: int, frame: Any, share: float, carry: 
         for name, texts in columns.unseen(frame).items()
     )
     named = {start + row: why for row, why in problems.items()}
-    return Part(start, head, torch.from_numpy(x[kept]), named, share, notes)
+    return Part(head, torch.from_numpy(x[kept]), named, share, notes)
 
 
 def _carried(frame: Any, carry: Sequence[str], target: str | None, kept: Any) -> Table:
     """Return the columns of a table that go into the output as they are, the target last, as `label`."""
-    names = [name for name in dict.fromkeys(carry) if name in frame and name != target]
-    if target is not None and target in frame:
-        names.append(target)
+    names = [name for name in dict.fromkeys(carry) if name != target]
     found = {}
-    for name in names:
-        values = columns_of(frame[[name]])[name][kept]
-        own = texts_of(values) if values.dtype.kind not in "biuf" else values
-        found["label" if name == target else name] = own
+    for name in (*names, target):
+        if name is not None and name in frame:
+            values = columns_of(frame[[name]])[name][kept]
+            found["label" if name == target else name] = values if values.dtype.kind in "biuf" else texts_of(values)
     return found
 
 
@@ -198,7 +171,7 @@ def _part_of_loaded(run: LoadedRun, loaded: Loaded) -> Part:
     elif rows.y is not None:
         head |= {f"label_{target}": own.numpy() for target, own in enumerate(rows.y.flatten(1).T)}
     bad = (~finite).nonzero().flatten().tolist()
-    return Part(0, head, rows.x, dict.fromkeys(bad, "its inputs hold NaN or infinity"), 1.0, loaded.notes)
+    return Part(head, rows.x, dict.fromkeys(bad, "its inputs hold NaN or infinity"), 1.0, loaded.notes)
 
 
 def predicted_columns(
@@ -224,26 +197,16 @@ def _of_outputs(run: LoadedRun, x: Tensor, outputs: Tensor, calibration: Calibra
         head = {"prediction": [classes[i] for i in best.tolist()], "confidence": confidence.cpu().numpy()}
         columns = head | {name: values.cpu().numpy() for name, values in scores.items()}
     else:
-        mean, scores = _variances(run, outputs)
-        columns = _by_target({"prediction": mean.mean(0), "std": scores["total_variance"].sqrt(), **scores})
+        mean, scale = run.mean_and_scale(outputs)
+        scores = {name: score(mean, scale, family=run.family) for name, score in REGRESSION_SCORES.items()}
+        named = {"prediction": mean.mean(0), "std": scores["total_variance"].sqrt(), **scores}
+        targets = mean.shape[-1]
+        columns = {
+            name if targets == 1 else f"{name}_{target}": values[:, target].cpu().numpy()
+            for target in range(targets)
+            for name, values in named.items()
+        }
     return columns if calibration is None else columns | calibrated_columns(run, calibration, x, outputs, scores)
-
-
-def _variances(run: LoadedRun, outputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    likelihood = run.recipe.likelihood
-    density = likelihood.kind == "density"
-    mean, scale = mean_and_scale(outputs) if density else (outputs, torch.zeros_like(outputs))
-    family = "laplace" if likelihood.name == "laplace_nll" else "gaussian"
-    return mean, {name: score(mean, scale, family=family) for name, score in REGRESSION_SCORES.items()}
-
-
-def _by_target(columns: dict[str, Tensor]) -> Table:
-    targets = columns["prediction"].shape[-1]
-    return {
-        name if targets == 1 else f"{name}_{target}": values[:, target].cpu().numpy()
-        for target in range(targets)
-        for name, values in columns.items()
-    }
 
 
 def check_table_path(path: Path) -> None:
@@ -253,69 +216,35 @@ def check_table_path(path: Path) -> None:
 
 
 @contextmanager
-def written_aside(path: Path) -> Iterator[Path]:
-    """Give a file beside `path` to write to, which takes its name when all went well; clear those that dead processes left."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f".{path.name}.*.tmp"):
-        if _is_stale(left):
-            left.unlink(missing_ok=True)
-    temporary = path.with_name(f".{path.name}.{_host()}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _host() -> str:
-    return platform.node().replace(".", "-")
-
-
-def _is_stale(path: Path) -> bool:
-    """Whether nobody writes to a file any more: its process is gone, or, on another machine, it was left alone for a day."""
-    host, process = path.name.removesuffix(".tmp").split(".")[-2:]
-    with suppress(OSError, ValueError):
-        if host != _host():
-            return time.time() - path.stat().st_mtime > _STALE_AFTER
-        os.kill(int(process), 0)
-        return int(process) == os.getpid()
-    return True
-
-
-@contextmanager
 def table_writer(path: Path, ending: str) -> Iterator[Callable[[Table], None]]:
     """Give a function that appends rows, as columns by name, to a .csv or .parquet file."""
     if ending == ".csv":
         with open(path, "w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            yield lambda table: _append(writer, table, first=file.tell() == 0)
+            yield partial(_append, file)
         return
-    pyarrow = _pyarrow()
-    writers: list[Any] = []
+    pyarrow, writer = _pyarrow(), None
 
     def write(table: Table) -> None:
-        rows = pyarrow.table(table) if not writers else pyarrow.table(table, schema=writers[0].schema)
-        if not writers:
-            writers.append(pyarrow.parquet.ParquetWriter(path, rows.schema))
-        writers[0].write_table(rows)
+        nonlocal writer
+        rows = pyarrow.table(table, schema=None if writer is None else writer.schema)
+        writer = writer or pyarrow.parquet.ParquetWriter(path, rows.schema)
+        writer.write_table(rows)
 
     try:
         yield write
     finally:
-        for writer in writers:
+        if writer is not None:
             writer.close()
 
 
-def _append(writer: Any, table: Table, *, first: bool) -> None:
-    if first:
+def _append(file: TextIO, table: Table) -> None:
+    writer = csv.writer(file, lineterminator="\n")
+    if file.tell() == 0:
         writer.writerow(table)
-    columns = [map(_cell, np.asarray(values).tolist()) for values in table.values()]
-    writer.writerows(zip(*columns, strict=True))
-
-
-def _cell(value: Any) -> Any:
-    """Nine digits tell any two float32 numbers apart; more are noise."""
-    return f"{value:.9g}" if isinstance(value, float) else value
+    columns = [np.asarray(values).tolist() for values in table.values()]
+    # Nine digits tell any two float32 numbers apart; more are noise.
+    cells = ([f"{cell:.9g}" if isinstance(cell, float) else cell for cell in column] for column in columns)
+    writer.writerows(zip(*cells, strict=True))
 
 
 def _pyarrow() -> Any:

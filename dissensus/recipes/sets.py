@@ -174,11 +174,9 @@ class Sets:
 
 
 def load_sets(settings: DataSettings, classification: bool | None = None) -> Sets:
-    """Read and split the data. The same settings give the same rows, whatever else a recipe says.
+    """Read and split the data; whether targets are classes follows from them by default.
 
-    Args:
-        settings: The table `[data]`.
-        classification: Whether targets are classes; by default that follows from them.
+    The same settings give the same rows, whatever else a recipe says.
     """
     whole = settings.read(settings.path)
     if whole.y is None:
@@ -186,7 +184,12 @@ def load_sets(settings: DataSettings, classification: bool | None = None) -> Set
     if classification is None:
         classification = not is_regression(whole)
     names = label_names(whole) if classification else _no_names(whole, settings)
-    known, unknown = _left_out(names, settings.leave_out)
+    if lacking := sorted({str(name) for name in settings.leave_out} - set(names)):
+        raise ValueError(
+            f"leave_out in [data] names the class {lacking[0]!r}, which the data does not hold; it holds "
+            f"{listed(_sorted_names(names))}."
+        )
+    known, unknown = split_classes(names, settings.leave_out)
     labels = [names[row] for row in known.tolist()]
     classes = _classes_of(labels) if classification else None
     shares = list(settings.shares.values())
@@ -237,30 +240,18 @@ def _classes_of(labels: Sequence[str]) -> tuple[str, ...]:
     return classes
 
 
-def _left_out(labels: Sequence[str], names: Sequence[str | int]) -> tuple[Tensor, Tensor]:
+def split_classes(labels: Sequence[str], left_out: Sequence[str | int]) -> tuple[Tensor, Tensor]:
     """Return the rows of classes that training is to see, and of those that it is not."""
-    wanted = {str(name) for name in names}
-    if lacking := sorted(wanted - set(labels)):
-        raise ValueError(
-            f"leave_out in [data] names the class {lacking[0]!r}, which the data does not hold; it holds "
-            f"{listed(_sorted_names(labels))}."
-        )
+    wanted = {str(name) for name in left_out}
     apart = torch.tensor([label in wanted for label in labels])
     return (~apart).nonzero().flatten(), apart.nonzero().flatten()
 
 
-def without_left_out(other: Loaded, names: Sequence[str | int]) -> Loaded:
+def without_left_out(other: Loaded, left_out: Sequence[str | int]) -> Loaded:
     """Leave the classes that training is not to see out of a file of its own, too; it need not have them."""
-    if not names or other.y is None:
+    if not left_out or other.y is None:
         return other
-    wanted = {str(name) for name in names}
-    return other.rows(torch.tensor([row for row, label in enumerate(label_names(other)) if label not in wanted]))
-
-
-def digests_of(sets: Sets) -> dict[str, Tensor]:
-    """Return a hash of every row by the part that it is in, so that a run can tell its rows in a file that has changed."""
-    parts = {name: getattr(sets, name) for name in ("train", *_HELD_OUT)}
-    return {name: row_digests(part) for name, part in parts.items() if part is not None}
+    return other.rows(split_classes(label_names(other), left_out)[0])
 
 
 def row_digests(loaded: Loaded) -> Tensor:

@@ -6,11 +6,10 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from functools import partial
-from types import NoneType, UnionType
+from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-_PLAIN = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+_PLAIN = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Any: "any value"}
 _PLURALS = {"a number": "numbers", "a whole number": "whole numbers", "text": "texts"}
 _OTHER = object()
 
@@ -50,7 +49,7 @@ def parameters(make: Callable[..., Any], without: Sequence[str] = ()) -> dict[st
         for name, parameter in inspect.signature(make).parameters.items()
         if name not in without
         and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        and _wanted(hints.get(name, Any))[1]
+        and _words(hints.get(name, Any))
     }
 
 
@@ -60,68 +59,51 @@ def checked(
     """Return arguments for a function, with its defaults filled in; names, types and what must be there are checked."""
     known = parameters(make, without)
     check_names(given, known, where)
-    chosen = {}
-    for name, parameter in known.items():
-        read, words = _wanted(parameter.annotation)
-        if name in given:
-            chosen[name] = read(given[name])
-            if chosen[name] is _OTHER:
-                raise ValueError(f"{name} in {where} must be {words}; got {given[name]!r}.")
-        elif parameter.default is not None and read(parameter.default) is not _OTHER:
-            chosen[name] = read(parameter.default)
-    lacking = [n for n, p in known.items() if p.default is p.empty and n not in given]
-    if lacking:
+    if lacking := [name for name, own in known.items() if own.default is own.empty and name not in given]:
         raise ValueError(f"{where} needs {' and '.join(lacking)}.")
+    chosen = {}
+    for name, own in known.items():
+        value = _read(own.annotation, given.get(name, own.default))
+        if value is not _OTHER and (name in given or value is not None):
+            chosen[name] = value
+        elif name in given:
+            raise ValueError(f"{name} in {where} must be {_words(own.annotation)}; got {given[name]!r}.")
     return chosen
 
 
-def _wanted(hint: Any) -> tuple[Callable[[Any], Any], str]:
-    """Return what reads values of a TOML file for a type, and its words; no words where a file can give nothing.
-
-    Reading returns the value, a whole number as a float and a list as a tuple where such is wanted, or `_OTHER` for another type.
-    """
+def _read(hint: Any, value: Any) -> Any:
+    """Return a value of a file as a type has it: whole numbers as floats, lists as tuples; `_OTHER` if it is of another type."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
-        readers, texts = zip(*map(_wanted, args), strict=True)
-        return partial(_first_of, readers), " or ".join(filter(None, texts))
+        return next((used for arg in args if (used := _read(arg, value)) is not _OTHER), _OTHER)
+    if hint is float and type(value) is int:
+        return float(value)
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        items = [_read(args[0], item) for item in value] if isinstance(value, list | tuple) else [_OTHER]
+        if _OTHER in items:
+            return _OTHER
+        return tuple(items) if origin is tuple or isinstance(value, tuple) else items
     if origin is Literal:
-        return partial(_among, args), " or ".join(map(repr, args))
-    kind = origin if isinstance(origin, type) else NoneType
-    if issubclass(kind, Mapping):
-        return partial(_instance, Mapping), "a table"
-    if issubclass(kind, Sequence):
-        read, words = _wanted(args[0])
-        return partial(_several, read, kind), f"a list of {_PLURALS.get(words, 'values')}" if words else ""
-    if hint is Any:
-        return partial(_instance, object), "any value"
-    return _number if hint is float else partial(_exactly, hint), _PLAIN.get(hint, "")
+        fits = any(value == word and type(value) is type(word) for word in args)
+    elif isinstance(origin, type) and issubclass(origin, Mapping):
+        fits = isinstance(value, Mapping)
+    else:
+        fits = hint is Any or type(value) is hint
+    return value if fits else _OTHER
 
 
-def _instance(kind: type, value: Any) -> Any:
-    return value if isinstance(value, kind) else _OTHER
-
-
-def _exactly(kind: Any, value: Any) -> Any:
-    return value if type(value) is kind else _OTHER
-
-
-def _first_of(readers: Sequence[Callable[[Any], Any]], value: Any) -> Any:
-    return next((used for read in readers if (used := read(value)) is not _OTHER), _OTHER)
-
-
-def _among(words: Sequence[Any], value: Any) -> Any:
-    return value if any(value == word and type(value) is type(word) for word in words) else _OTHER
-
-
-def _several(read: Callable[[Any], Any], kind: type, value: Any) -> Any:
-    items = [read(item) for item in value] if isinstance(value, list | tuple) else [_OTHER]
-    if any(item is _OTHER for item in items):
-        return _OTHER
-    return tuple(items) if kind is tuple or isinstance(value, tuple) else items
-
-
-def _number(value: Any) -> Any:
-    return float(value) if isinstance(value, float | int) and not isinstance(value, bool) else _OTHER
+def _words(hint: Any) -> str:
+    """Return what a file can give for a type, in words; none where it can give nothing."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return " or ".join(filter(None, map(_words, args)))
+    if origin is Literal:
+        return " or ".join(map(repr, args))
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return "a table"
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        return f"a list of {_PLURALS.get(words, 'values')}" if (words := _words(args[0])) else ""
+    return _PLAIN.get(hint, "")
 
 
 def changed(tables: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:

@@ -6,13 +6,11 @@ import hashlib
 import hmac
 import html
 import json
-import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from typing import Annotated, Any, TypeGuard
 
-import numpy as np
 from fastapi import FastAPI, Path, Request, Response
 from numpy.typing import NDArray
 from starlette.exceptions import HTTPException
@@ -22,7 +20,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse
 from dissensus import __version__
 from dissensus.serving import schema
 from dissensus.serving.batching import QueueFull
-from dissensus.serving.model import Arrays, BadInput, Field, has_booleans, with_limit
+from dissensus.serving.model import Arrays, BadInput, Field, with_limit
 from dissensus.serving.service import Service, Settings
 from dissensus.serving.watching import Watched
 
@@ -59,9 +57,8 @@ def make_app(settings: Settings) -> FastAPI:
     )
     app.state.service = service
     app.add_middleware(Watched, metrics=service.metrics)
-    app.add_exception_handler(HTTPException, _refuse)
-    app.add_exception_handler(BadInput, lambda request, problem: _error(400, str(problem)))
-    app.add_exception_handler(QueueFull, _turn_away)
+    for problem in (HTTPException, BadInput, QueueFull):
+        app.add_exception_handler(problem, _refuse)
     _add_rows(app, service)  # first, since routes are tried in their order
     _add_protocol(app, service)
     _add_watching(app, service)
@@ -74,54 +71,43 @@ def _add_protocol(app: FastAPI, service: Service) -> None:
     # Described as the one name there is; another gets a sentence, which a type that allows no other would not give.
     Name = Annotated[str, Path(description="The model's name.", json_schema_extra={"enum": [name]})]
 
-    @app.get("/v2/health/live", responses=schema.answers(schema.like({"live": True})), tags=["health"])
+    @app.get("/v2/health/live", responses=schema.answers(schema.LIVE), tags=["health"])
     async def live() -> Response:
         """Say that the process answers."""
         return _json({"live": True})
 
-    @app.get("/v2/health/ready", responses=schema.answers(schema.like({"ready": True})), tags=["health"])
+    @app.get("/v2/health/ready", responses=schema.answers(schema.READY), tags=["health"])
     async def ready() -> Response:
         """Say that the model is loaded."""
         return _json({"ready": True})
 
-    @app.get(
-        "/v2",
-        responses=schema.answers(schema.like({"name": "", "version": "", "extensions": [""]}), 401),
-        tags=["protocol"],
-    )
+    @app.get("/v2", responses=schema.answers(schema.SERVER, 401), tags=["protocol"])
     async def server(request: Request) -> Response:
         """Describe the server."""
         _check_key(request, service)
         return _json({"name": "dissensus", "version": __version__, "extensions": []})
 
-    @app.get(
-        "/v2/models/{model}/ready",
-        responses=schema.answers(schema.like({"name": "", "ready": True}), 404),
-        tags=["health"],
-    )
+    @app.get("/v2/models/{model}/ready", responses=schema.answers(schema.MODEL_READY, 404), tags=["health"])
     async def model_ready(model: Name) -> Response:
         """Say that a model is loaded."""
         _check_name(model, name)
         return _json({"name": name, "ready": True})
 
-    @app.get("/v2/models/{model}", responses=schema.answers(schema.like(schema.MODEL), 401, 404), tags=["protocol"])
+    @app.get("/v2/models/{model}", responses=schema.answers(schema.MODEL, 401, 404), tags=["protocol"])
     async def metadata(model: Name, request: Request) -> Response:
         """Describe a model: its inputs and outputs, and what its file says about itself."""
         _check_key(request, service)
         _check_name(model, name)
         served = service.model
-        inputs = [field.to_json() for field in served.inputs.values()]
-        if served.limit is not None:
-            inputs.append({"name": "limit", "datatype": "FP32", "shape": []})
-        facts = {key: fact for key, fact in served.facts.items() if key != "drift"}
+        limit = [] if served.limit is None else [{"name": "limit", "datatype": "FP32", "shape": []}]
         return _json(
             {
                 "name": name,
                 "versions": ["1"],
                 "platform": "onnxruntime_onnx",
-                "inputs": inputs,
+                "inputs": [field.to_json() for field in served.inputs.values()] + limit,
                 "outputs": [field.to_json() for field in served.outputs.values()],
-                "parameters": facts,
+                "parameters": {key: fact for key, fact in served.facts.items() if key != "drift"},
             }
         )
 
@@ -140,11 +126,9 @@ def _add_protocol(app: FastAPI, service: Service) -> None:
         wanted = _wanted(asked, service)
         found = await _predict(request, service, feed)
         with_limit(found, limit)
-        outputs = [_tensor(service, output, found[output]) for output in wanted]
+        outputs = [service.model.outputs[output].tensor(found[output]) for output in wanted]
         answer = {"model_name": name, "model_version": "1", "outputs": outputs}
-        if "id" in asked:
-            answer["id"] = asked["id"]
-        return _json(answer)
+        return _json(answer | ({"id": asked["id"]} if "id" in asked else {}))
 
 
 def _add_rows(app: FastAPI, service: Service) -> None:
@@ -195,15 +179,13 @@ def _page(name: str) -> tuple[str, str]:
     """Return the page, and a policy that lets its own script and style run and nothing else."""
     page = files("dissensus.serving").joinpath("page.html").read_text(encoding="utf-8")
     page = page.replace("{model}", html.escape(name))
-    script, style = (_hash(page.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]) for tag in ("script", "style"))
+    parts = (page.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0] for tag in ("script", "style"))
+    hashes = (base64.b64encode(hashlib.sha256(part.encode()).digest()).decode() for part in parts)
+    script, style = (f"sha256-{own}" for own in hashes)
     return page, (
         f"default-src 'none'; script-src '{script}'; style-src '{style}'; connect-src 'self'; img-src blob: data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
-
-
-def _hash(text: str) -> str:
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
 async def _read(request: Request, service: Service) -> dict[str, Any]:
@@ -227,7 +209,7 @@ async def _read(request: Request, service: Service) -> dict[str, Any]:
     except ClientDisconnect:
         raise HTTPException(400, "The request ended before it was whole.") from None
     try:
-        asked = _DECODER.decode(body.decode())
+        asked = json.loads(body, parse_constant=_not_a_number)
     except (ValueError, RecursionError):
         raise BadInput("The request is not JSON, whose numbers are finite; NaN and Infinity are none.") from None
     if not isinstance(asked, dict):
@@ -237,9 +219,6 @@ async def _read(request: Request, service: Service) -> dict[str, Any]:
 
 def _not_a_number(text: str) -> float:
     raise ValueError(text)
-
-
-_DECODER = json.JSONDecoder(parse_constant=_not_a_number)
 
 
 def _tensors(asked: dict[str, Any], service: Service) -> tuple[Arrays, float | None]:
@@ -253,12 +232,14 @@ def _tensors(asked: dict[str, Any], service: Service) -> tuple[Arrays, float | N
         raise BadInput(
             f"The inputs are {', '.join(map(repr, fields))}, each once; got {', '.join(map(repr, named)) or 'none':.200}."
         )
-    limit = _limit(_single(named["limit"].get("data")), service) if "limit" in named else None
-    feed: Arrays = {}
+    limit, feed, rows = None, dict[str, NDArray[Any]](), None
+    if "limit" in named:
+        data = named["limit"].get("data")
+        limit = _limit(data[0] if isinstance(data, list) and len(data) == 1 else data, service)
     for name, field in fields.items():
-        rows = len(next(iter(feed.values()))) if feed else None
-        feed[name] = field.array(_shaped(named[name], field), rows)
-    _check_rows(len(next(iter(feed.values()))), service)
+        feed[name] = _array(named[name], field, rows)
+        rows = len(feed[name])
+    _check_rows(rows or 0, service)
     return feed, limit
 
 
@@ -266,33 +247,14 @@ def _are_objects(value: Any) -> TypeGuard[list[dict[str, Any]]]:
     return isinstance(value, list) and all(isinstance(each, dict) for each in value)
 
 
-def _single(data: Any) -> Any:
-    return data[0] if isinstance(data, list) and len(data) == 1 else data
-
-
-def _shaped(tensor: dict[str, Any], field: Field) -> Any:
-    """Return the numbers of a tensor, which may come flat or nested, in its shape."""
-    name, shape, data = field.name, tensor.get("shape"), tensor.get("data")
+def _array(tensor: dict[str, Any], field: Field, rows: int | None) -> NDArray[Any]:
+    """Return a tensor's numbers, which may come flat or nested, in its shape."""
+    shape = tensor.get("shape")
     if tensor.get("datatype") != field.datatype:
-        raise BadInput(f"{name!r} is {field.datatype}; got {str(tensor.get('datatype'))[:60]!r}.")
+        raise BadInput(f"{field.name!r} is {field.datatype}; got {str(tensor.get('datatype'))[:60]!r}.")
     if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
-        raise BadInput(f'"shape" of {name!r} must be a list of whole numbers.')
-    found = _numbers(data, name)
-    if found.size != math.prod(shape) or found.ndim not in (1, len(shape)):
-        raise BadInput(f'"data" of {name!r} must have {math.prod(shape)} numbers, as its shape says; got {found.size}.')
-    return found.reshape(shape)
-
-
-def _numbers(data: Any, name: str) -> NDArray[Any]:
-    try:
-        found = np.asarray(data if isinstance(data, list) else None)
-    except (ValueError, OverflowError):
-        found = np.asarray(None)
-    if found.dtype.kind not in "biuf":
-        raise BadInput(f'"data" of {name!r} must be a list of numbers, flat or nested as its shape.')
-    if found.dtype.kind != "b" and has_booleans(data):
-        raise BadInput(f'"data" of {name!r} must be all numbers, or all true and false.')
-    return found
+        raise BadInput(f'"shape" of {field.name!r} must be a list of whole numbers.')
+    return field.array(tensor.get("data"), rows, shape)
 
 
 def _wanted(asked: dict[str, Any], service: Service) -> list[str]:
@@ -303,11 +265,6 @@ def _wanted(asked: dict[str, Any], service: Service) -> list[str]:
     if not _are_objects(given) or not all(each.get("name") in outputs for each in given):
         raise BadInput(f'"outputs" must be a list of objects whose "name" is one of {", ".join(map(repr, outputs))}.')
     return [each["name"] for each in given]
-
-
-def _tensor(service: Service, name: str, values: Any) -> dict[str, Any]:
-    field = service.model.outputs[name]
-    return {"name": name, "datatype": field.datatype, "shape": list(values.shape), "data": values.ravel().tolist()}
 
 
 def _limit(value: Any, service: Service) -> float:
@@ -343,18 +300,16 @@ def _check_key(request: Request, service: Service) -> None:
         raise HTTPException(401, "Send the server's key as Authorization: Bearer KEY.", {"WWW-Authenticate": "Bearer"})
 
 
-def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return Response(text, status, headers, "application/json")
 
 
-def _error(status: int, sentence: str, headers: dict[str, str] | None = None) -> Response:
-    return _json({"error": sentence}, status, headers)
-
-
 async def _refuse(request: Request, problem: Any) -> Response:
-    return _error(problem.status_code, _SENTENCES.get(problem.detail, problem.detail), problem.headers)
-
-
-async def _turn_away(request: Request, problem: Exception) -> Response:
-    return _error(429, "Too many requests wait already; try again in a second.", {"Retry-After": "1"})
+    """Answer what went wrong in one sentence, as `{"error": ...}`."""
+    if isinstance(problem, QueueFull):
+        sentence = "Too many requests wait already; try again in a second."
+        return _json({"error": sentence}, 429, {"Retry-After": "1"})
+    if isinstance(problem, BadInput):
+        return _json({"error": str(problem)}, 400)
+    return _json({"error": _SENTENCES.get(problem.detail, problem.detail)}, problem.status_code, problem.headers)

@@ -31,10 +31,8 @@ class _Waiting:
 class Batcher:
     """Runs requests in batches: whatever waits when a run ends is the next batch. Nobody waits for company.
 
-    Args:
-        run: From the inputs of a batch to its outputs, all with the row first; called in a thread, one batch at a time.
-        queue_rows: How many rows may wait. A request that finds nobody waiting is always taken.
-        batch_rows: How many rows run at once, at most, unless one request has more.
+    `run`, from the inputs of a batch to its outputs, all with the row first, is called in a thread, one batch at a time. A request is
+    taken where nobody waits or at most `queue_rows` rows then do; at most `batch_rows` of several requests run at once.
     """
 
     def __init__(self, run: Callable[[Arrays], Arrays], queue_rows: int = 1024, batch_rows: int = 256) -> None:
@@ -59,11 +57,7 @@ class Batcher:
         await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
 
     async def submit(self, feed: Arrays) -> Arrays:
-        """Return the outputs of one request.
-
-        Raises:
-            QueueFull: Nothing of the request was or will be run.
-        """
+        """Return the outputs of one request; where the queue is full, nothing of it was or will be run."""
         rows = len(next(iter(feed.values())))
         if self._queue and self.waiting_rows + rows > self.queue_rows:
             raise QueueFull
@@ -100,10 +94,10 @@ class Batcher:
         batch = [self._queue.popleft()]
         rows = batch[0].rows
         while (
-            self._queue and rows + self._queue[0].rows <= self.batch_rows and self._queue[0].shapes == batch[0].shapes
+            self._queue and (each := self._queue[0]).shapes == batch[0].shapes and rows + each.rows <= self.batch_rows
         ):
             batch.append(self._queue.popleft())
-            rows += batch[-1].rows
+            rows += each.rows
         self.waiting_rows -= rows
         return batch
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -31,21 +32,13 @@ class BadInput(ValueError):
 
 @dataclass(frozen=True)
 class Field:
-    """One input or output of a file.
-
-    Attributes:
-        name: Its name.
-        datatype: Its type as KServe's protocol calls it.
-        dtype: The same for numpy.
-        kinds: Kinds of numbers that it takes, as numpy names them.
-        shape: Shape of one row; None where an axis is free.
-    """
+    """One input or output of a file."""
 
     name: str
-    datatype: str
-    dtype: Any
-    kinds: str
-    shape: tuple[int | None, ...]
+    datatype: str  # as KServe's protocol calls it
+    dtype: Any  # the same for numpy
+    kinds: str  # of numbers that it takes, as numpy names them
+    shape: tuple[int | None, ...]  # of one row; None where an axis is free
 
     @classmethod
     def of(cls, value: Any) -> "Field":
@@ -63,21 +56,33 @@ class Field:
             "shape": [-1, *(-1 if n is None else n for n in self.shape)],
         }
 
-    def array(self, values: Any, rows: int | None = None) -> NDArray[Any]:
-        """Return numbers from a request as an array `(rows, ...)`, or say what is wrong with them."""
+    def tensor(self, values: NDArray[Any]) -> dict[str, Any]:
+        """Return an answer as the protocol has it."""
+        shape = list(values.shape)
+        return {"name": self.name, "datatype": self.datatype, "shape": shape, "data": values.ravel().tolist()}
+
+    def array(self, values: Any, rows: int | None = None, shape: Sequence[int] | None = None) -> NDArray[Any]:
+        """Return numbers from a request, nested as they are or in a shape that they have, as an array `(rows, ...)`."""
         wanted = f"{self.name!r} takes rows of {_described(self.shape)}"
         try:
             array = np.asarray(values)
         except (ValueError, OverflowError):
             raise BadInput(f"{wanted}; not all of these rows have one shape.") from None
-        if array.dtype.kind not in self.kinds or ("b" not in self.kinds and has_booleans(values)):
+        if array.dtype.kind not in self.kinds or ("b" not in self.kinds and _has_booleans(values)):
             raise BadInput(f"{wanted}; it must hold {'numbers' if self.floats else 'whole numbers'} only.")
-        if not _fits(array.shape, (None, *self.shape)):
+        if shape is not None:
+            if array.size != prod(shape) or array.ndim not in (1, len(shape)):
+                raise BadInput(
+                    f'"data" of {self.name!r} must have {prod(shape)} numbers, as its shape says; got {array.size}.'
+                )
+            array = array.reshape(shape)
+        fits = array.ndim == 1 + len(self.shape) and all(
+            size in (None, own) for size, own in zip(self.shape, array.shape[1:], strict=True)
+        )
+        if not fits:
             raise BadInput(f"{wanted}; got an array shaped {list(array.shape)}.")
-        if rows is not None and len(array) != rows:
-            raise BadInput(f"{wanted}, {rows} of them; got {len(array)}.")
-        if not len(array):
-            raise BadInput(f"{wanted}, at least one; got none.")
+        if not len(array) or len(array) != (rows or len(array)):
+            raise BadInput(f"{wanted}, {rows or 'at least one'} of them; got {len(array)}.")
         return self._converted(array)
 
     @property
@@ -99,16 +104,12 @@ class Field:
         return array.astype(self.dtype)
 
 
-def has_booleans(values: Any) -> bool:
+def _has_booleans(values: Any) -> bool:
     """Whether lists hold true or false, which beside numbers numpy would read as 1 and 0."""
     if not isinstance(values, list):
         return False
     kinds = set(map(type, values))
-    return bool in kinds or (list in kinds and any(map(has_booleans, values)))
-
-
-def _fits(given: Sequence[int], wanted: Sequence[int | None]) -> bool:
-    return len(given) == len(wanted) and all(n is None or n == m for n, m in zip(wanted, given, strict=True))
+    return bool in kinds or (list in kinds and any(map(_has_booleans, values)))
 
 
 def _described(shape: Sequence[int | None]) -> str:
@@ -118,12 +119,7 @@ def _described(shape: Sequence[int | None]) -> str:
 
 
 class Model:
-    """An exported file that answers requests.
-
-    Args:
-        path: What `ds.export` wrote.
-        threads: Processor threads that one run may take.
-    """
+    """An exported file that answers requests, with so many processor threads; 0 for all."""
 
     def __init__(self, path: str | Path, threads: int = 0) -> None:
         self.path = Path(path)

@@ -21,24 +21,21 @@ def _list(items: Schema, **more: Any) -> Schema:
     return {"type": "array", "items": items, **more}
 
 
-def like(example: Any) -> Schema:
-    """Describe values that look like an example: an object with all its keys, or a list whose items are like its first.
-
-    Example:
-        >>> like({"ready": True})
-        {'type': 'object', 'properties': {'ready': {'type': 'boolean'}}, 'required': ['ready']}
-    """
+def _like(example: Any) -> Schema:
+    """Describe values that look like an example: an object with all its keys, or a list whose items are like its first."""
     if isinstance(example, dict):
-        return _object({name: like(value) for name, value in example.items()})
+        return _object({name: _like(value) for name, value in example.items()})
     if isinstance(example, list):
-        return _list(like(example[0]) if example else {})
+        return _list(_like(example[0]) if example else {})
     return {"type": _TYPES[type(example)]}
 
 
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
-ERROR = _object({"error": {**_TEXT, "description": "One sentence: what was wanted, what came, what to do."}})
+LIVE, READY, MODEL_READY = _like({"live": True}), _like({"ready": True}), _like({"name": "", "ready": True})
+SERVER = _like({"name": "", "version": "", "extensions": [""]})
+_ERROR = _object({"error": {**_TEXT, "description": "One sentence: what was wanted, what came, what to do."}})
 _FIELD = {"name": "", "datatype": "", "shape": [1]}
-MODEL = {"name": "", "versions": [""], "platform": "", "inputs": [_FIELD], "outputs": [_FIELD], "parameters": {}}
+MODEL = _like({"name": "", "versions": [""], "platform": "", "inputs": [_FIELD], "outputs": [_FIELD], "parameters": {}})
 
 
 def _tensor(name: Schema, datatype: Schema) -> Schema:
@@ -53,19 +50,14 @@ _UNCERTAINTY = {
     "knowledge": {**_NUMBER, "description": "The part in which members disagree."},
     "score": {**_NUMBER, "description": "What the alarm ranks; higher is stranger."},
 }
-SCORED = _object(
-    {
-        "rows": _list(
-            _object(
-                {"prediction": {"description": "Name or number of the class, or the value(s)."}, **_UNCERTAINTY},
-                probabilities=_list(_NUMBER),
-                p_value={**_NUMBER, "description": "Small where an input is unlike held-out ones."},
-                flag={**_FLAG, "description": "Whether the p-value is at most the limit."},
-                members=_list({}, description="Each member's probabilities or values."),
-            )
-        )
-    }
+_SCORED_ROW = _object(
+    {"prediction": {"description": "Name or number of the class, or the value(s)."}, **_UNCERTAINTY},
+    probabilities=_list(_NUMBER),
+    p_value={**_NUMBER, "description": "Small where an input is unlike held-out ones."},
+    flag={**_FLAG, "description": "Whether the p-value is at most the limit."},
+    members=_list({}, description="Each member's probabilities or values."),
 )
+SCORED = _object({"rows": _list(_SCORED_ROW)})
 _VALUE: Schema = {"type": ["number", "string", "boolean", "null"]}
 
 
@@ -102,17 +94,12 @@ def _array(field: Field, shape: Sequence[int | None]) -> Schema:
 
 def infer(model: Model) -> Schema:
     """Describe what the protocol's `infer` takes for this model."""
-    names, types = ([*model.inputs, "limit"], sorted({field.datatype for field in model.inputs.values()} | {"FP32"}))
-    tensor = _tensor({"type": "string", "enum": names}, {"type": "string", "enum": types})
-    outputs = _object({"name": {"type": "string", "enum": list(model.outputs)}})
+    types = sorted({field.datatype for field in model.inputs.values()} | {"FP32"})
+    tensor = _tensor({**_TEXT, "enum": [*model.inputs, "limit"]}, {**_TEXT, "enum": types})
+    outputs = _object({"name": {**_TEXT, "enum": list(model.outputs)}})
+    about = "The model's inputs; `limit`, a false-alarm rate, may be among them."
     return _object(
-        {
-            "inputs": _list(
-                tensor,
-                minItems=len(model.inputs),
-                description="The model's inputs; `limit`, a false-alarm rate, may be among them.",
-            )
-        },
+        {"inputs": _list(tensor, minItems=len(model.inputs), description=about)},
         id=_TEXT,
         outputs=_list(outputs, description="Which outputs to return; all but `members` by default."),
     )
@@ -145,7 +132,7 @@ def answers(schema: Schema, *errors: int) -> dict[int | str, dict[str, Any]]:
 
 def refusals(*errors: int) -> dict[int | str, dict[str, Any]]:
     """Return errors of a route; every one is an object with one sentence."""
-    return {status: {"description": _REASONS[status], **_json(ERROR)} for status in errors}
+    return {status: {"description": _REASONS[status], **_json(_ERROR)} for status in errors}
 
 
 def body(schema: Schema) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 import time
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -15,6 +16,8 @@ from dissensus.serving.model import Arrays
 
 log = logging.getLogger("dissensus.server")
 
+# What is logged of a request.
+_FIELDS = ("method", "route", "status", "milliseconds", "rows")
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _P_VALUES = (0.001, 0.005, 0.01, 0.02, 0.05, *(tenth / 10 for tenth in range(1, 11)))
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096)
@@ -24,31 +27,19 @@ class Metrics:
     """Counters of one process; of several workers the sums, where `PROMETHEUS_MULTIPROC_DIR` names a folder they share."""
 
     def __init__(self) -> None:
-        self._own = registry = CollectorRegistry()
-        self.requests = Counter(
-            "dissensus_requests", "Requests by route and status.", ["route", "status"], registry=registry
-        )
-        self.seconds = Histogram(
-            "dissensus_request_seconds", "Time to answer.", ["route"], buckets=_SECONDS, registry=registry
-        )
-        self.rows = Counter("dissensus_rows", "Rows predicted.", registry=registry)
-        self.flagged = Counter("dissensus_flagged_rows", "Rows flagged at the file's own limit.", registry=registry)
-        self.p_values = Histogram(
-            "dissensus_p_value",
-            "P-values of rows; uniform while inputs are as the held-out ones.",
-            buckets=_P_VALUES,
-            registry=registry,
-        )
-        self.batches = Histogram("dissensus_batch_rows", "Rows that ran together.", buckets=_ROWS, registry=registry)
-        self.waiting = Gauge(
-            "dissensus_waiting_rows", "Rows that wait.", registry=registry, multiprocess_mode="livesum"
-        )
-        self.martingale = Gauge(
-            "dissensus_drift_log10",
-            "Common logarithm of the drift martingale: at 2, inputs that have not changed would get here once in 100 streams.",
-            registry=registry,
-            multiprocess_mode="livemax",
-        )
+        self._own = CollectorRegistry()
+        counter, gauge = partial(Counter, registry=self._own), partial(Gauge, registry=self._own)
+        histogram = partial(Histogram, registry=self._own)
+        self.requests = counter("dissensus_requests", "Requests by route and status.", ["route", "status"])
+        self.seconds = histogram("dissensus_request_seconds", "Time to answer.", ["route"], buckets=_SECONDS)
+        self.rows = counter("dissensus_rows", "Rows predicted.")
+        self.flagged = counter("dissensus_flagged_rows", "Rows flagged at the file's own limit.")
+        uniform = "P-values of rows; uniform while inputs are as the held-out ones."
+        self.p_values = histogram("dissensus_p_value", uniform, buckets=_P_VALUES)
+        self.batches = histogram("dissensus_batch_rows", "Rows that ran together.", buckets=_ROWS)
+        self.waiting = gauge("dissensus_waiting_rows", "Rows that wait.", multiprocess_mode="livesum")
+        drift = "Common logarithm of the drift martingale: at 2, inputs that have not changed would get here once in 100 streams."
+        self.martingale = gauge("dissensus_drift_log10", drift, multiprocess_mode="livemax")
 
     def count(self, outputs: Arrays) -> None:
         """Count the rows of a batch."""
@@ -102,17 +93,9 @@ class Watched:
         route = getattr(scope.get("route"), "path", "none")
         self.metrics.requests.labels(route, status).inc()
         self.metrics.seconds.labels(route).observe(seconds)
-        if log.isEnabledFor(logging.INFO):
-            log.info(
-                "request",
-                extra={
-                    "method": scope["method"] if route != "none" else "",
-                    "route": route,
-                    "status": status,
-                    "milliseconds": round(1000 * seconds, 2),
-                    "rows": scope.get("dissensus.rows", 0),
-                },
-            )
+        method = scope["method"] if route != "none" else ""
+        facts = (method, route, status, round(1000 * seconds, 2), scope.get("dissensus.rows", 0))
+        log.info("request", extra=dict(zip(_FIELDS, facts, strict=True)))
 
 
 async def _fail(send: Send) -> None:
@@ -125,8 +108,6 @@ async def _fail(send: Send) -> None:
 class JsonLines(logging.Formatter):
     """One JSON object a line: time, level, logger, what happened, and what goes with it."""
 
-    _FIELDS = ("method", "route", "status", "milliseconds", "rows")
-
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
         line: dict[str, Any] = {
@@ -135,7 +116,7 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        line |= {name: getattr(record, name) for name in self._FIELDS if hasattr(record, name)}
+        line |= {name: getattr(record, name) for name in _FIELDS if hasattr(record, name)}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line)
@@ -147,5 +128,6 @@ def log_as_json(level: str) -> None:
     handler.setFormatter(JsonLines())
     for name in ("dissensus.server", "uvicorn", "uvicorn.error"):
         logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = ([handler] if name != "uvicorn.error" else [], name == "uvicorn.error")
+        logger.propagate = name == "uvicorn.error"
+        logger.handlers = [] if logger.propagate else [handler]
         logger.setLevel(level.upper())
