@@ -14,8 +14,7 @@ from dissensus_studies import STUDIES
 from dissensus_studies.collusion import theory, uci, uci_protocol
 from dissensus_studies.collusion import uci_data as data
 from dissensus_studies.collusion import uci_training as measures
-from dissensus_studies.collusion.uci_claims import uci_claims
-from dissensus_studies.collusion.uci_figures import by_set
+from dissensus_studies.collusion.uci import by_set, uci_claims
 from dissensus_studies.collusion.uci_protocol import SEARCH_SPACE, Settings, measure_all
 from dissensus_studies.collusion.uci_training import Configuration, GroupedJoint, train
 from hypothesis import given, settings

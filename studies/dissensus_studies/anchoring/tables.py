@@ -1,4 +1,4 @@
-"""The document's tables 6 to 11 (`published.json`) beside what was measured."""
+"""The document's tables 6 to 9 (`published.json`) beside what was measured."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -55,11 +55,11 @@ def auroc_of(score: str) -> Read:
     return read
 
 
-def under_corruption(metric: str, part: str = "corrupted") -> Read:
+def under_corruption(metric: str) -> Read:
     """Return a reader of a metric at a severity, averaged over corruptions."""
 
     def read(record: Record, severity: str) -> float | None:
-        found = record.get(part, {}).get(severity, {}).get(metric)
+        found = record["corrupted"].get(severity, {}).get(metric)
         return None if found is None else found[0]
 
     return read

@@ -1,7 +1,6 @@
 """What every image study is: options in; arms run and kept, `results.json`, figures and a page out.
 
-A study gives its arms and what it makes of their records (`Page`); a setting of its own for a folder of ImageNet's layout is run
-by `imagenet.run_folder`.
+A study gives its arms and what it makes of their records (`Page`): claims, figures as lines, tables.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -53,7 +52,7 @@ class Page:
     Attributes:
         claims: Of the document.
         judged: How claims were judged.
-        sections: Draws figures; returns the sections between the claims and what the study ran on.
+        sections: Makes what stands between the claims and what the study ran on, figures included.
         screen: Columns and rows of the table on the screen.
         remarks: In what the run differs from the document's.
         results: Further parts of `results.json`.
@@ -80,7 +79,7 @@ class ImageStudy:
         lead: What the page opens with.
         arms: Its arms, in order of importance.
         page: What it makes of what was done.
-        settings: Its other settings by name, such as "imagenet".
+        settings: Its other settings by name, such as "pretrained".
         prepare: Makes the material of its arms.
         do: Does the arms; `run_arms` unless a study does it another way.
     """
@@ -89,7 +88,7 @@ class ImageStudy:
     lead: str
     arms: Callable[[Work], Sequence[Arm]]
     page: Callable[[Work, Arms], Page]
-    settings: Mapping[str, Callable[[Options], Path]]
+    settings: Mapping[str, Callable[[Options], Path]] = field(default_factory=dict)
     prepare: Callable[[Work], Any] = lambda work: None
     do: Callable[..., Arms] = run_arms
 
@@ -114,27 +113,25 @@ class ImageStudy:
             output: Folder for the results. A study that was interrupted goes on from what `arms.jsonl` there has.
             quick: Few epochs of a small network.
             seed: Of the first repeat; others follow it.
-            data: Folder with an image set (see `image_sets.load_images`); digits that come along, in the quick form, without one.
+            data: Folder with an image set (see `load_images`); digits that come along, in the quick form, without one.
             epochs: Epochs instead of the study's own.
             minutes: Begin no arm after this time.
             limit: Train on so many images, and take at most as many of each other set.
             arms: Run only arms whose names fit; see `arm_log.chosen`.
             known: Which image set of the folder.
-            setting: "imagenet" for the study's setting on a folder of ImageNet's layout, or another that it has.
+            setting: Another setting of the study, if it has any.
             backbone: For the setting "pretrained": a network that was trained elsewhere, `"module:function"`.
         """
+        for name, value in (("setting", setting), ("backbone", backbone)):
+            if value is not None and not self.settings:
+                raise ValueError(f"This study has no option {name}. Leave it out.")
         if backbone is not None and setting != "pretrained":
-            raise ValueError(
-                "`backbone` is for setting='pretrained'; the other settings train or load their own."
-                if "pretrained" in self.settings
-                else "This study has no option backbone. Leave it out."
-            )
+            raise ValueError("`backbone` is for setting='pretrained'; the other settings train or load their own.")
         options = Options(output, quick, seed, data, epochs, minutes, limit, arms, known, backbone)
         if setting is not None and setting in self.settings:
             return self.settings[setting](options)
         if setting is not None:
-            names = " or ".join(map(repr, self.settings)) + ("," if len(self.settings) > 1 else "")
-            raise ValueError(f"`setting` must be {names} or left out; got {setting!r}.")
+            raise ValueError(f"`setting` must be {' or '.join(map(repr, self.settings))} or left out; got {setting!r}.")
         options = replace(options, quick=quick or data is None)
         sets = load_images(data, quick=options.quick, known=known, limit=limit)
         work = Work(**vars(options), sets=sets)
