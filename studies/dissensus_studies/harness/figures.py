@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from dissensus import plots
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     import matplotlib.axes
     import matplotlib.figure
 
-LABEL_SIZE = 8
+LABEL_SIZE = 9
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Drawing:
 
 
 def draw(
-    panels: Sequence[Panel], columns: int = 2, *, width: float = 3.6, height: float = 2.7
+    panels: Sequence[Panel], columns: int = 2, *, title: str = "", width: float = 3.6, height: float = 2.7
 ) -> "matplotlib.figure.Figure":
     """Draw panels side by side; lines of the same names are named in the first panel that has them."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
@@ -85,6 +86,8 @@ def draw(
     columns = min(columns, len(panels))
     width = max(width, 4.8) if columns == 1 else width
     figure, axes = plots.panels(columns, -(-len(panels) // columns), width=width, height=height)
+    if title:
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     named: set[str] = set()
     for place, (ax, panel) in enumerate(zip(axes, panels, strict=False)):
         for line in panel.lines:
@@ -116,15 +119,16 @@ def _name_lines(ax: "matplotlib.axes.Axes", lines: Sequence[Line], height: float
     named = [line for line in lines if line.name]
     ends = [to_axes.transform((line.x[-1], line.y[-1])) for line in named]
     order = sorted(range(len(named)), key=lambda place: float(ends[place][1]))
-    gap = 1.25 * LABEL_SIZE / (72 * 0.75 * height)
+    sizes = [(1 + named[place].name.count("\n")) * 1.25 * LABEL_SIZE / (72 * 0.75 * height) for place in order]
+    gaps = [(below + above) / 2 for below, above in pairwise(sizes)]
     heights: list[float] = []
-    for place in order:
+    for place, gap in zip(order, [0.0, *gaps], strict=False):
         heights.append(max(float(ends[place][1]), heights[-1] + gap if heights else 0.0))
     # Those that would leave the panel at the top push the others down.
     most = 1.05
     for index in reversed(range(len(heights))):
         heights[index] = min(heights[index], most)
-        most = heights[index] - gap
+        most = heights[index] - gaps[index - 1] if index else most
     for place, up in zip(order, heights, strict=True):
         right, colour = float(ends[place][0]) + 0.025, colour_of(named[place])
         ax.text(right, up, named[place].name, transform=ax.transAxes, color=colour, fontsize=LABEL_SIZE, va="center")
