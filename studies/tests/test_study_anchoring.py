@@ -9,13 +9,13 @@ import torch
 from anchoring_records import judged, record
 from dissensus_studies import STUDIES, anchoring
 from dissensus_studies.anchoring import arms as anchoring_arms
-from dissensus_studies.anchoring import published_tables, tasks_table
+from dissensus_studies.anchoring import tasks_table
 from dissensus_studies.anchoring.adaptation import Task, Tasks
 from dissensus_studies.anchoring.arms import AnchorSetting, build, settings_of, without_head
 from dissensus_studies.anchoring.claims import anchoring_claims
 from dissensus_studies.anchoring.figures import alpha_panels, change_panel, drawings, tail_panels
 from dissensus_studies.anchoring.qualities import CLEAN, same_sets
-from dissensus_studies.anchoring.tables import PUBLISHED, auroc_of, beside, by_severity
+from dissensus_studies.anchoring.tables import PUBLISHED, beside, by_severity, published_tables
 from dissensus_studies.harness.arm_log import Arms
 from dissensus_studies.harness.image_sets import load_images
 from dissensus_studies.harness.labelled import Images
@@ -77,11 +77,7 @@ class TestArms:
 
 class TestTables:
     def test_ours_stands_beside_the_document_s(self):
-        table = beside(
-            PUBLISHED["ood cifar10"],
-            {("resnet18", "plain"): [record(auroc=0.8), record(auroc=0.9)]},
-            auroc_of("mean_energy"),
-        )
+        table = beside(PUBLISHED["ood cifar10"], {("resnet18", "plain"): [record(auroc=0.8), record(auroc=0.9)]})
         cells = dict(zip(table.columns[2::2], table.rows[0][3::2], strict=True))
         assert table.rows[0][:2] == ["resnet18", "plain"]
         assert cells["CIFAR-100"] == "85.00"
@@ -119,7 +115,7 @@ class TestTables:
         assert remarks["pets"] == ("none", "not found")
 
     def test_markdown_has_a_line_for_each_row(self):
-        text = as_markdown(beside(PUBLISHED["ood cifar10"], {}, auroc_of("mean_energy")))
+        text = as_markdown(beside(PUBLISHED["ood cifar10"], {}))
         assert text.count("| resnet18 |") == 5
 
 

@@ -25,26 +25,18 @@ from dissensus_studies.anchoring.arms import (
 )
 from dissensus_studies.anchoring.claims import anchoring_claims
 from dissensus_studies.anchoring.figures import drawings
+from dissensus_studies.anchoring.qualities import ADAPTATION as ADAPTED
 from dissensus_studies.anchoring.qualities import (
-    CALIBRATION_NOISE,
-    DETECTION_NOISE,
-    ROBUSTNESS_NOISE,
+    CALIBRATION,
+    CLEAN,
+    DETECTION,
+    ROBUSTNESS,
     SINGLE_RUN_NOISE,
-    corrupted,
     mean_adaptation,
     mean_auroc,
     same_sets,
 )
-from dissensus_studies.anchoring.tables import (
-    PUBLISHED,
-    Row,
-    Rows,
-    adaptation,
-    auroc_of,
-    beside,
-    by_severity,
-    under_corruption,
-)
+from dissensus_studies.anchoring.tables import Row, by_severity, published_tables
 from dissensus_studies.harness.arm_log import Arms, Record, print_now
 from dissensus_studies.harness.claims import claims_table
 from dissensus_studies.harness.image_pages import arms_table, auroc_columns, with_interval
@@ -55,10 +47,9 @@ from dissensus_studies.harness.labelled import SHAPE, Images
 _JUDGED = (
     "A difference counts beyond two standard errors, over runs or over the images judged (from the 95 % intervals; binomial for "
     f"linear probes), whichever is larger; between single runs, but for clean accuracy, {SINGLE_RUN_NOISE} is the least "
-    f"({ROBUSTNESS_NOISE} for accuracy under corruption, {CALIBRATION_NOISE} for smooth ECE, {DETECTION_NOISE} for AUROC), by which "
-    "runs differed on CIFAR-10. AUROC is that of the "
-    f"score {SCORES[0]} with one reference, averaged over the unknown sets that were there; adaptation is averaged over the labelled "
-    "sets that were there."
+    f"({ROBUSTNESS.between_runs} for accuracy under corruption, {CALIBRATION.between_runs} for smooth ECE, "
+    f"{DETECTION.between_runs} for AUROC), by which runs differed on CIFAR-10. AUROC is that of the score {SCORES[0]} with one "
+    "reference, averaged over the unknown sets that were there; adaptation is averaged over the labelled sets that were there."
 )
 _BESIDE = (
     f"AUROC of the score {SCORES[0]} with one reference, the first training image; the document does not say which score it "
@@ -84,17 +75,8 @@ def page(work: Work, found: Arms) -> Page:
         by_severity(records, "accuracy", "Accuracy under corruption, mean over corruptions and runs"),
         by_severity(records, "smooth_ece", "Smooth ECE under corruption, mean over corruptions and runs"),
     ]
-    rows = [
-        [
-            name,
-            record["test"]["accuracy"][0],
-            corrupted(record, "accuracy"),
-            corrupted(record, "smooth_ece"),
-            mean_auroc(record),
-            mean_adaptation(record),
-        ]
-        for name, record in same.items()
-    ]
+    qualities = (CLEAN, ROBUSTNESS, CALIBRATION, DETECTION, ADAPTED)
+    rows = [[name, *(quality.read(record) for quality in qualities)] for name, record in same.items()]
     return Page(
         claims,
         _JUDGED,
@@ -187,26 +169,6 @@ def with_test_sizes(found: Arms, tasks: Tasks) -> Arms:
         }
         done[arm] = {**record, "adaptation": adapted}
     return replace(found, done=done)
-
-
-def published_tables(known: str, records: Rows) -> list[Table]:
-    """Return the document's tables about this image set beside ours; tables without published numbers where it has none."""
-    main = {row: found for row, found in records.items() if "tail=" not in row[1]}
-    data = "cifar100" if known == "cifar100" else "cifar10"
-    ood, calibration = PUBLISHED[f"ood {data}"], PUBLISHED[f"calibration {data}"]
-    if known != data:
-        ood = replace(ood, title="AUROC in per cent", columns={}, rows={})
-        calibration = replace(calibration, title="Smooth ECE under corruption", rows={})
-    accuracy, error = PUBLISHED["adaptation accuracy"], PUBLISHED["adaptation ece"]
-    if known != "cifar100":
-        accuracy = replace(accuracy, title="Accuracy in per cent of linear probes", columns={}, rows={})
-        error = replace(error, title="ECE of linear probes", columns={}, rows={})
-    return [
-        beside(ood, main, auroc_of(SCORES[0])),
-        beside(calibration, main, under_corruption("smooth_ece")),
-        beside(accuracy, main, adaptation("accuracy", 100.0)),
-        beside(error, main, adaptation("ece")),
-    ]
 
 
 def tasks_of(work: Work) -> Tasks:

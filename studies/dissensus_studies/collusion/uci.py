@@ -9,7 +9,6 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -62,10 +61,10 @@ def run(
     minutes: float | None = None,
     workers: int | None = None,
 ) -> Path:
-    """Run the study; see `dissensus_studies.Study.run`.
+    """Run the study; see `dissensus_studies.Study.run`. One that was ended goes on from the runs that the folder holds.
 
     Args:
-        output: Folder for the results. A study that was ended goes on from the runs that it holds.
+        output: Folder for the results.
         quick: Three runs with a short search on data that comes with scikit-learn, or on the small sets of `data`.
         seed: Decides splits, searches, weights and batches.
         data: Folder with the four tables; `../shared/data` by default.
@@ -236,34 +235,33 @@ def drawings(sets: Sets) -> list[Drawing]:
         return drawn + [replace(line, low=(), style="x") for line in exact]
 
     return [
-        Drawing(
-            "collusion_diversity",
-            "Error and diversity on test rows",
-            over_beta(errors, yscale="log"),
-            "Figure 2. Mean over runs and one standard deviation; logarithmic.",
-            2,
-        ),
-        Drawing(
-            "collusion_change",
-            "Change of the test error, %",
-            over_beta(change),
-            "Test error against that of β = 0 in the same run: median and quartiles.",
-            2,
-        ),
-        Drawing(
-            "collusion_bias",
-            "Diversity that debiasing removes, %",
-            over_beta(lambda runs: [_mean(runs, "bias_share", "", scale=100)], ylim=(0, 100)),
-            "Figure 3. Offsets are means over the test rows, as in the document; they use no targets.",
-            2,
-        ),
-        Drawing(
-            "collusion_drop",
-            "Increase of the MSE when members are dropped",
-            over_beta(drop),
-            "Figure 4. Crosses are the closed form DIV (M − m) / (m (M − 1)) with m of M members left.",
-            2,
-        ),
+        Drawing(f"collusion_{name}", title, panels, caption, 2)
+        for name, title, panels, caption in (
+            (
+                "diversity",
+                "Error and diversity on test rows",
+                over_beta(errors, yscale="log"),
+                "Figure 2. Mean over runs and one standard deviation; logarithmic.",
+            ),
+            (
+                "change",
+                "Change of the test error, %",
+                over_beta(change),
+                "Test error against that of β = 0 in the same run: median and quartiles.",
+            ),
+            (
+                "bias",
+                "Diversity that debiasing removes, %",
+                over_beta(lambda runs: [_mean(runs, "bias_share", "", scale=100)], ylim=(0, 100)),
+                "Figure 3. Offsets are means over the test rows, as in the document; they use no targets.",
+            ),
+            (
+                "drop",
+                "Increase of the MSE when members are dropped",
+                over_beta(drop),
+                "Figure 4. Crosses are the closed form DIV (M − m) / (m (M − 1)) with m of M members left.",
+            ),
+        )
     ]
 
 
@@ -304,7 +302,6 @@ def _report(outputs: Outputs, found: Sequence[Found], settings: Settings, quick:
         Section("By β", Table(columns, rows, caption)),
     ]
     print_table(columns, rows)
-    print(f"All numbers: {_save_table(outputs.folder, found)}")
     return outputs.page(
         "Between independent and joint training: tabular regression",
         "Members trained to be right together become wrong apart: how soon, by how much, and what it costs.",
@@ -315,20 +312,3 @@ def _with_sd(values: Sequence[float]) -> str:
     mean, deviation = fmean(values), float(np.std(values))
     decimals = 3 if max(abs(mean), deviation) >= 0.01 else 5
     return f"{mean:.{decimals}f}\u00a0±\u00a0{deviation:.{decimals}f}"
-
-
-def _save_table(folder: Path, found: Sequence[Found]) -> Path:
-    """Write one row for each set, run and beta: as parquet where pyarrow is there, else as CSV."""
-    import pandas
-
-    rows = [
-        {"set": result["set"], "run": result["run"], **result["configuration"], **row}
-        for result in found
-        for row in result["betas"]
-    ]
-    frame = pandas.DataFrame(rows)
-    if find_spec("pyarrow") is None:
-        frame.to_csv(folder / "results.csv", index=False)
-        return folder / "results.csv"
-    frame.to_parquet(folder / "results.parquet", index=False)
-    return folder / "results.parquet"

@@ -152,20 +152,13 @@ def fit_images(
 
 def training_record(run: Run) -> Record:
     """Return what is kept of a training run: time, engine, and the history as one list for each column."""
-    return {
-        "epochs": run.epoch,
-        "steps": run.step,
-        "seconds": run.seconds,
-        "engine": run.engine,
-        "best": run.best,
-        "best_step": run.best_step,
-        "stopped_early": run.stopped_early,
-        "history": {
-            name: [_rounded(value) for value in run.history.by_epoch(name)]
-            for name in run.history.columns
-            if name != "member"
-        },
+    names = ("seconds", "engine", "best", "best_step", "stopped_early")
+    history = {
+        name: [_rounded(value) for value in run.history.by_epoch(name)]
+        for name in run.history.columns
+        if name != "member"
     }
+    return {"epochs": run.epoch, "steps": run.step, **{name: getattr(run, name) for name in names}, "history": history}
 
 
 def record_of(setting: Any, run: Run) -> Record:
@@ -261,14 +254,11 @@ def as_in_training() -> AbstractContextManager[Any]:
 
 
 def _metrics(numbers: Iterable[Number], part: str, severity: int | None = None) -> dict[str, list[float | None]]:
+    wanted = (part, severity, None, None)
     return {
-        number.metric: _interval(number)
-        for number in numbers
-        if number.set == part
-        and number.severity == severity
-        and number.metric in _METRICS
-        and number.score is None
-        and number.member is None
+        n.metric: _interval(n)
+        for n in numbers
+        if n.metric in _METRICS and (n.set, n.severity, n.score, n.member) == wanted
     }
 
 

@@ -4,7 +4,7 @@ A study gives its arms and what it makes of their records (`Page`): claims, figu
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,20 @@ from dissensus_studies.harness.outputs import Outputs, print_table
 
 @dataclass(frozen=True)
 class Options:
-    """What an image study is asked for; see `ImageStudy.run`."""
+    """What an image study is asked for.
+
+    Attributes:
+        output: Folder for the results. A study that was interrupted goes on from what `arms.jsonl` there has.
+        quick: Few epochs of a small network.
+        seed: Of the first repeat; others follow it.
+        data: Folder with an image set (see `load_images`); digits that come along, in the quick form, without one.
+        epochs: Epochs instead of the study's own.
+        minutes: Begin no arm after this time.
+        limit: Train on so many images, and take at most as many of each other set.
+        arms: Run only arms whose names fit; see `arm_log.chosen`.
+        known: Which image set of the folder.
+        backbone: For the setting "pretrained": a network that was trained elsewhere, `"module:function"`.
+    """
 
     output: Path
     quick: bool = False
@@ -92,51 +105,26 @@ class ImageStudy:
     prepare: Callable[[Work], Any] = lambda work: None
     do: Callable[..., Arms] = run_arms
 
-    def run(
-        self,
-        output: Path,
-        *,
-        quick: bool = False,
-        seed: int = 0,
-        data: Path | None = None,
-        epochs: int | None = None,
-        minutes: float | None = None,
-        limit: int | None = None,
-        arms: Sequence[str] | None = None,
-        known: str | None = None,
-        setting: str | None = None,
-        backbone: str | None = None,
-    ) -> Path:
-        """Run the study; return the path of its page.
-
-        Args:
-            output: Folder for the results. A study that was interrupted goes on from what `arms.jsonl` there has.
-            quick: Few epochs of a small network.
-            seed: Of the first repeat; others follow it.
-            data: Folder with an image set (see `load_images`); digits that come along, in the quick form, without one.
-            epochs: Epochs instead of the study's own.
-            minutes: Begin no arm after this time.
-            limit: Train on so many images, and take at most as many of each other set.
-            arms: Run only arms whose names fit; see `arm_log.chosen`.
-            known: Which image set of the folder.
-            setting: Another setting of the study, if it has any.
-            backbone: For the setting "pretrained": a network that was trained elsewhere, `"module:function"`.
-        """
-        for name, value in (("setting", setting), ("backbone", backbone)):
-            if value is not None and not self.settings:
-                raise ValueError(f"This study has no option {name}. Leave it out.")
-        if backbone is not None and setting != "pretrained":
+    def run(self, output: Path, *, setting: str | None = None, **options: Any) -> Path:
+        """Run the study, or another `setting` of it; return the path of its page. What it takes are the fields of `Options`."""
+        lacking = [name for name in options if name not in {each.name for each in fields(Options)}]
+        if not self.settings:
+            given = {"setting": setting, "backbone": options.get("backbone")}
+            lacking += [name for name, value in given.items() if value is not None]
+        if lacking:
+            raise ValueError(f"This study has no option {lacking[0]}. Leave it out.")
+        asked = Options(output, **options)
+        if asked.backbone is not None and setting != "pretrained":
             raise ValueError("`backbone` is for setting='pretrained'; the other settings train or load their own.")
-        options = Options(output, quick, seed, data, epochs, minutes, limit, arms, known, backbone)
         if setting is not None and setting in self.settings:
-            return self.settings[setting](options)
+            return self.settings[setting](asked)
         if setting is not None:
             raise ValueError(f"`setting` must be {' or '.join(map(repr, self.settings))} or left out; got {setting!r}.")
-        options = replace(options, quick=quick or data is None)
-        sets = load_images(data, quick=options.quick, known=known, limit=limit)
-        work = Work(**vars(options), sets=sets)
+        asked = replace(asked, quick=asked.quick or asked.data is None)
+        sets = load_images(asked.data, quick=asked.quick, known=asked.known, limit=asked.limit)
+        work = Work(**vars(asked), sets=sets)
         work = replace(work, material=self.prepare(work))
-        found = self.do(self.arms(work), output, settings=work.identity, minutes=minutes, only=arms)
+        found = self.do(self.arms(work), output, settings=work.identity, minutes=work.minutes, only=work.arms)
         if not found.done:
             raise ValueError("No arm was finished: there is nothing to show. Give more minutes, or fewer epochs.")
         return self._report(work, found, self.page(work, found))
