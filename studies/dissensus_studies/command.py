@@ -45,7 +45,7 @@ def study(
     ] = None,
     setting: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Another setting of the study, such as imagenet.", show_default=False),
+        typer.Option(metavar="NAME", help="Another setting of the study, such as pretrained.", show_default=False),
     ] = None,
     backbone: Annotated[
         str | None,

@@ -16,6 +16,9 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from dissensus_studies.collusion import theory
+from dissensus_studies.harness.figures import draw
+from dissensus_studies.harness.page_figures import page_figures
 from dissensus_studies.harness.statistics import ece_floor, typical_confidence
 from dissensus_studies.recorded import (
     TABLES,
@@ -439,6 +442,9 @@ def write(folder: Path = PAGES) -> list[str]:
         "masksembles-diversity": diversity_figure(rows),
         "diversification-guard": guard_figure(pretrained(load("diversification"))),
     }
+    for study in ("anchoring", "collusion", "masksembles"):
+        figures |= page_figures(load(study))
+    figures |= {drawing.name: draw(drawing.panels) for drawing in theory.drawings()}
     for name, figure in figures.items():
         save_figure(figure, folder / f"{name}.svg")
     return changed

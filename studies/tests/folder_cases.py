@@ -4,8 +4,8 @@ import numpy as np
 from PIL import Image
 
 
-def write_folder(folder, classes=("cat", "dog", "eel"), train=8, val=3, **unknown):
-    """Write `train/<class>/*` and `val/<class>/*`, and for each further name so many pictures of nothing in `ood/<name>/`."""
+def write_folder(folder, classes=("cat", "dog", "eel"), train=8, val=3):
+    """Write `train/<class>/*` and `val/<class>/*`."""
     rng = np.random.default_rng(0)
 
     def write(place, count, brightness, most):
@@ -17,6 +17,4 @@ def write_folder(folder, classes=("cat", "dog", "eel"), train=8, val=3, **unknow
     for part, count in (("train", train), ("val", val)):
         for number, name in enumerate(classes):
             write(folder / part / name, count, 80 * number, 80)
-    for name, count in unknown.items():
-        write(folder / "ood" / name, count, 0, 255)
     return folder

@@ -13,7 +13,7 @@ def pictures(folder, count=4):
 
 
 def load(folder, **options):
-    return load_tasks(folder, (3, 32, 32), **options)
+    return load_tasks(folder, **options)
 
 
 class TestTasks:
@@ -26,7 +26,7 @@ class TestTasks:
         self.save(tmp_path / "cifar100_train_2of2.npz", 4)
         self.save(tmp_path / "cifar100_test.npz", 3)
         self.save(tmp_path / "mnist_test.npz", 8)
-        found = load_tasks(tmp_path, (3, 32, 32)).found
+        found = load_tasks(tmp_path).found
         assert [len(found["cifar100"].train.x), len(found["cifar100"].test.x)] == [10, 3]
         assert found["mnist"].train.y.tolist() == found["mnist"].test.y.tolist() == [0, 0, 1, 1]
         assert "half" in found["mnist"].notes[-1]
@@ -35,7 +35,7 @@ class TestTasks:
         for part in ("train", "test"):
             for name in ("a", "b"):
                 pictures(tmp_path / "pets" / part / name, 2)
-        assert load_tasks(tmp_path, (3, 32, 32)).found["pets"].train.x.shape == (4, 3, 32, 32)
+        assert load_tasks(tmp_path).found["pets"].train.x.shape == (4, 3, 32, 32)
 
     def test_classes_of_both_parts_go_by_their_names(self, tmp_path):
         brightness = {"a": 0, "b": 100, "c": 200}
@@ -49,22 +49,18 @@ class TestTasks:
 
         save("train", "abc")
         save("test", "ac")
-        task = load_tasks(tmp_path, (3, 32, 32)).found["pets"]
+        task = load_tasks(tmp_path).found["pets"]
         for part in (task.train, task.test):
             assert part.x.float().mean((1, 2, 3)).tolist() == [100.0 * label for label in part.y]
         save("test", "d")
-        assert "class 'd', which the training images lack" in load_tasks(tmp_path, (3, 32, 32)).missing["pets"]
+        assert "class 'd', which the training images lack" in load_tasks(tmp_path).missing["pets"]
 
     def test_what_is_missing_or_left_out_is_told_apart(self, tmp_path):
         self.save(tmp_path / "cifar10_test.npz", 4)
-        found = load_tasks(tmp_path, (3, 32, 32), without=("cifar10",))
+        found = load_tasks(tmp_path, without=("cifar10",))
         assert not found.found
         assert "cifar10" not in found.missing
         assert "not found" in found.missing["food101"]
-
-    def test_a_folder_that_is_not_there_is_named(self, tmp_path):
-        with pytest.raises(ValueError, match="does not exist"):
-            load_tasks(tmp_path / "no", (3, 32, 32))
 
 
 class TestLayouts:

@@ -9,27 +9,17 @@ import torch
 from anchoring_records import judged, record
 from dissensus_studies import STUDIES, anchoring
 from dissensus_studies.anchoring import arms as anchoring_arms
-from dissensus_studies.anchoring import imagenet as anchoring_imagenet
-from dissensus_studies.anchoring import published_tables
-from dissensus_studies.anchoring.adaptation import Labelled, Task, Tasks
+from dissensus_studies.anchoring import tasks_table
+from dissensus_studies.anchoring.adaptation import Task, Tasks
 from dissensus_studies.anchoring.arms import AnchorSetting, build, settings_of, without_head
 from dissensus_studies.anchoring.claims import anchoring_claims
-from dissensus_studies.anchoring.figures import (
-    QUALITIES,
-    alpha_figure,
-    improvements,
-    not_drawn,
-    radar_figure,
-    tail_figure,
-)
+from dissensus_studies.anchoring.figures import alpha_panels, change_panel, drawings, tail_panels
 from dissensus_studies.anchoring.qualities import CLEAN, same_sets
-from dissensus_studies.anchoring.sections import tasks_table
-from dissensus_studies.anchoring.tables import PUBLISHED, auroc_of, beside, by_severity
+from dissensus_studies.anchoring.tables import PUBLISHED, beside, by_severity, published_tables
 from dissensus_studies.harness.arm_log import Arms
 from dissensus_studies.harness.image_sets import load_images
-from dissensus_studies.harness.image_study import Options
+from dissensus_studies.harness.labelled import Images
 from dissensus_studies.harness.outputs import as_markdown
-from folder_cases import write_folder
 from PIL import Image
 from torch import nn
 
@@ -77,7 +67,7 @@ class TestArms:
     def test_a_set_that_does_not_fit_is_skipped_with_its_reason(self):
         sets = load_images(None, limit=20)
         x, y = sets.test.x[:20], torch.arange(20) % 2
-        good, bad = Labelled(x, y), Labelled(x, torch.zeros(20, dtype=torch.long))
+        good, bad = Images(x, y), Images(x, torch.zeros(20, dtype=torch.long))
         tasks = {"one class": Task(bad, bad), "two": Task(good, good)}
         found, skipped = anchoring_arms.adapt(resnet18(8, width=4), sets, tasks, quick=True)
         assert list(found) == ["two"]
@@ -87,11 +77,7 @@ class TestArms:
 
 class TestTables:
     def test_ours_stands_beside_the_document_s(self):
-        table = beside(
-            PUBLISHED["ood cifar10"],
-            {("resnet18", "plain"): [record(auroc=0.8), record(auroc=0.9)]},
-            auroc_of("mean_energy"),
-        )
+        table = beside(PUBLISHED["ood cifar10"], {("resnet18", "plain"): [record(auroc=0.8), record(auroc=0.9)]})
         cells = dict(zip(table.columns[2::2], table.rows[0][3::2], strict=True))
         assert table.rows[0][:2] == ["resnet18", "plain"]
         assert cells["CIFAR-100"] == "85.00"
@@ -120,7 +106,7 @@ class TestTables:
         assert table.rows == [("resnet18", "plain", 2, "0.9000", "0.4000", "0.7000")]
 
     def test_sets_to_adapt_to_are_those_of_the_records(self):
-        task = Task(*[Labelled(torch.zeros(4, 3, 8, 8), torch.arange(4))] * 2)
+        task = Task(*[Images(torch.zeros(4, 3, 8, 8), torch.arange(4))] * 2)
         tasks = Tasks({"dtd": task, "mnist": task}, {"pets": "not found"})
         table = tasks_table(tasks, Arms({"a": record() | {"adaptation_skipped": {"cars": "too few"}}}))
         remarks = {row[0]: (row[1], row[-1]) for row in table.rows}
@@ -129,7 +115,7 @@ class TestTables:
         assert remarks["pets"] == ("none", "not found")
 
     def test_markdown_has_a_line_for_each_row(self):
-        text = as_markdown(beside(PUBLISHED["ood cifar10"], {}, auroc_of("mean_energy")))
+        text = as_markdown(beside(PUBLISHED["ood cifar10"], {}))
         assert text.count("| resnet18 |") == 5
 
 
@@ -230,37 +216,44 @@ class TestFigures:
     def test_bands_are_two_standard_errors(self):
         plain, masked = [judged(0.7, 400)], {0.0: [judged(0.7, 400)], 0.25: [judged(0.7, 400)]}
         expected = 2 * math.sqrt(0.7 * 0.3 / 400)
-        for ax in alpha_figure(plain, masked).axes[:5]:
-            middle = 0.9 if "ECE" in ax.get_ylabel() else 0.7
-            level, line = ax.patches[0], ax.collections[0]
-            assert level.get_y() == pytest.approx(middle - expected)
-            assert level.get_height() == pytest.approx(2 * expected)
-            assert line.get_datalim(ax.transData).y1 == pytest.approx(middle + expected)
+        panels = alpha_panels(plain, masked)
+        assert len(panels) == 5
+        for panel in panels:
+            middle = 0.9 if "ECE" in panel.title else 0.7
+            for line in panel.lines:
+                assert line.low == pytest.approx([middle - expected] * 2)
+                assert line.high == pytest.approx([middle + expected] * 2)
 
     @pytest.mark.parametrize("unmeasured", ["auroc", "adaptation"])
     def test_what_was_not_measured_is_left_out(self, unmeasured):
         bare = [record() | {unmeasured: {}}]
-        names = {"auroc": "mean AUROC", "adaptation": "adaptation\naccuracy"}
-        shown = [ax.get_ylabel() for ax in alpha_figure(bare, {0.0: bare, 0.25: bare}).axes]
-        assert len([name for name in shown if name]) == 4
-        assert names[unmeasured] not in shown
-        assert len(tail_figure(bare, {"real": {0.1: bare}}).axes) == (1 if unmeasured == "auroc" else 2)
-        assert len(radar_figure(bare, {"masked": bare}).get_axes()[0].get_xticks()) == 3
-        nothing = [record() | {"auroc": {}, "adaptation": {}}]
-        assert radar_figure(nothing, {"masked": nothing}) is None
-        assert "no unknown sets" in not_drawn(QUALITIES, nothing)[-1]
+        shown = [panel.title for panel in alpha_panels(bare, {0.0: bare, 0.25: bare})]
+        assert len(shown) == 4
+        assert {"auroc": "mean AUROC", "adaptation": "adaptation accuracy"}[unmeasured] not in shown
+        assert len(tail_panels(bare, {"real": {0.1: bare}})) == (1 if unmeasured == "auroc" else 2)
+        assert len(change_panel(bare, {0.25: bare}).lines) == 1 + 3
 
-    def test_a_quality_of_zero_has_no_improvement_in_per_cent(self):
-        broken, better = [record(corrupted=0.0)], [record(corrupted=0.5)]
-        assert "corruption accuracy" not in improvements(broken, better)
-        assert radar_figure(broken, {"masked": better}).axes
+    def test_changes_are_in_per_cent_of_the_plain_network(self):
+        panel = change_panel([record()], {0.25: [record(corrupted=0.77, auroc=0.99)]})
+        found = {line.name: line.y for line in panel.lines}
+        assert found["corruption accuracy"] == pytest.approx([10.0])
+        assert found["mean AUROC"] == pytest.approx([10.0])
+        assert found["adaptation accuracy"] == pytest.approx([0.0])
+        # A quality of zero has none.
+        names = [line.name for line in change_panel([record(corrupted=0.0)], {0.25: [record()]}).lines]
+        assert "corruption accuracy" not in names
 
-    def test_improvements_are_in_per_cent_of_the_plain_network(self):
-        found = improvements([record()], [record(corrupted=0.77, auroc=0.99)])
-        assert found["corruption accuracy"] == pytest.approx(10.0)
-        assert found["mean AUROC"] == pytest.approx(10.0)
-        assert found["adaptation accuracy"] == pytest.approx(0.0)
-        assert radar_figure([record()], {"masked": [record()]}).axes
+    def test_figures_are_those_that_there_are_arms_for(self):
+        plain, anchored = AnchorSetting(anchored=False), AnchorSetting()
+        masked, mined = AnchorSetting(alpha=0.25), AnchorSetting(alpha=0.25, tail_weight=0.1)
+        for settings, names in (
+            ((plain, anchored, masked, mined), ["anchoring_alpha_resnet18", "anchoring_tails"]),
+            ((plain, masked), []),
+            ((anchored, masked), []),
+            ((plain, mined), []),
+        ):
+            rows = {(each.architecture, each.row): [record() | {"setting": vars(each)}] for each in settings}
+            assert [drawing.name for drawing in drawings(rows)] == names
 
 
 def test_the_document_s_suites_have_names():
@@ -298,8 +291,7 @@ def test_a_folder_without_unknown_sets_is_enough(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert printed.index("pets cannot be used: ") < printed.index("[1/4]")
     text = page.read_text()
-    assert "Not drawn: mean AUROC, because there were no unknown sets." in text
-    assert "Used: none." in text
+    assert "not tested: there were no unknown sets" in text
     tables = (tmp_path / "out" / "tables.md").read_text()
     assert "not tested: there were no unknown sets" in tables
     assert "| severity 1 | severity 3 | severity 5 |" in tables
@@ -312,71 +304,12 @@ def test_numbers_are_kept_where_a_figure_fails(tmp_path, monkeypatch):
     def fail(*arguments):
         raise ValueError("cannot be drawn")
 
-    monkeypatch.setattr(anchoring, "alpha_sections", fail)
+    monkeypatch.setattr(anchoring, "drawings", fail)
     with pytest.raises(ValueError, match="cannot be drawn"):
         STUDIES["anchoring"].run(tmp_path, quick=True, limit=60, epochs=1)
     assert len(json.loads((tmp_path / "results.json").read_text())["arms"]) == 4
 
 
 def test_another_setting_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="'imagenet' or left out"):
+    with pytest.raises(ValueError, match="no option setting"):
         STUDIES["anchoring"].run(tmp_path, quick=True, setting="cifar")
-
-
-class TestImageNet:
-    @pytest.fixture
-    def folder(self, tmp_path):
-        return write_folder(tmp_path / "data", train=6, val=4, ninco=5)
-
-    def test_it_runs_to_the_end_on_a_folder(self, folder, tmp_path, monkeypatch):
-        monkeypatch.setattr(anchoring_imagenet, "STANDARD", ("contrast",))
-        monkeypatch.setattr(anchoring_imagenet, "CBAR", ("checkerboard_cutout",))
-        small = anchoring_imagenet.Architecture(
-            "resnet18",
-            lambda classes: resnet18(classes, width=4),
-            (0.1,),
-            1,
-            {"optimizer": "sgd", "lr": 0.01, "batch_size": 6},
-        )
-        output = tmp_path / "output"
-        anchoring_imagenet.run_imagenet(Options(output, data=folder), 32, [small])
-        arms = json.loads((output / "results.json").read_text())["arms"]
-        assert list(arms) == ["resnet18 plain", "resnet18 anchored", "resnet18 alpha=0.1"]
-        for found in arms.values():
-            assert set(found["corrupted"]) == set(found["cbar"]) == {"1", "2", "3", "4", "5", "all"}
-            assert 0 <= found["auroc"]["ninco"]["mean_energy"][0] <= 1
-        assert "Table 11" in (output / "tables.md").read_text()
-
-    def test_the_document_s_architectures_and_probabilities_are_ready(self):
-        ready = {each.name: each.alphas for each in anchoring_imagenet.ARCHITECTURES}
-        assert ready == {"resnet18": (0.025, 0.05, 0.1), "regnet": (0.1,), "vit-b-16": (0.1,)}
-
-    @pytest.mark.parametrize("each", anchoring_imagenet.ARCHITECTURES, ids=lambda each: each.name)
-    def test_networks_are_torchvision_s_and_can_be_anchored(self, each):
-        pytest.importorskip("torchvision", reason="torchvision is not installed")
-        net = each.make(5).eval()
-        x = torch.randn(2, 3, anchoring_imagenet.SIZE, anchoring_imagenet.SIZE)
-        ens = ds.Anchored(net, x, 2, initialise="sum").eval()
-        with torch.no_grad():
-            expected = net(x)
-            torch.testing.assert_close(ens(x), expected.expand(2, 2, 5), rtol=1e-3, atol=1e-3)
-
-    def test_crops_in_training_are_random_and_in_judging_are_not(self, folder):
-        images, sets = anchoring_imagenet.read_sets(folder, 32)
-        assert not torch.equal(images[0][0], images[0][0])
-        assert images[0][0].shape == (3, 32, 32)
-        assert sets.test.x.shape == (12, 3, 32, 32)
-        assert sets.test.y.tolist() == [0] * 4 + [1] * 4 + [2] * 4
-        assert set(sets.missing) == {"lsun_crop", "lsun_resize", "isun", "textures", "places"}
-
-    def test_references_are_of_all_classes_and_in_no_order(self, folder):
-        images, _ = anchoring_imagenet.read_sets(folder, 32)
-        references = anchoring_imagenet.references_of(images, seed=0, count=9)
-        assert references.shape == (9, 3, 32, 32)
-        brightness = references.mean((1, 2, 3))
-        assert not torch.equal(brightness, brightness.sort().values)
-        assert brightness.max() - brightness.min() > 1
-
-    def test_a_folder_of_another_layout_is_refused(self, tmp_path):
-        with pytest.raises(ValueError, match="train/<class>/"):
-            STUDIES["anchoring"].run(tmp_path / "out", setting="imagenet", data=tmp_path)

@@ -15,6 +15,11 @@ from dissensus_studies.diversification.measures import (
 from dissensus import metrics, scores
 
 
+def detection(case):
+    scored = Scored.of(case)
+    return detection_record(scored.names, scored.ranks(case.groups))
+
+
 def judged(members=4, classes=5, seed=0, skill=2.0):
     generator = torch.Generator().manual_seed(seed)
 
@@ -49,7 +54,7 @@ def test_numbers_are_those_of_the_metrics():
 
 def test_corruptions_are_judged_one_by_one_and_then_averaged():
     case = judged()
-    found = detection_record(Scored.of(case).detected(case.groups))["auroc"]
+    found = detection(case)["auroc"]
     known = scores.bma(case.test[:, :100])
     wanted = [metrics.auroc(scores.bma(x), known) for x in case.corrupted["C-5"].values()]
     assert found["C-5"]["bma"][0] == pytest.approx(np.mean(wanted), abs=1e-6)
@@ -60,7 +65,7 @@ def test_corruptions_are_judged_one_by_one_and_then_averaged():
 
 def test_pds_is_compared_with_every_score():
     case = judged()
-    record = detection_record(Scored.of(case).detected(case.groups))
+    record = detection(case)
     for part, found in record["pds_minus"].items():
         assert found["predictive_diversity"] == [0, 0, 0]
         gap = record["auroc"][part]["predictive_diversity"][0] - record["auroc"][part]["bma"][0]
@@ -69,11 +74,12 @@ def test_pds_is_compared_with_every_score():
 
 def test_gains_are_over_the_same_score_and_over_the_best(tmp_path):
     case, other = judged(seed=0), judged(seed=0, skill=3.0)
-    path = tmp_path / "kept" / "reference.npz"
+    path = tmp_path / "kept" / "reference.pt"
     Scored.of(case).save(path)
-    reference, detected = (each.detected(case.groups) for each in (Scored.load(path), Scored.of(other)))
-    found = gains_over(reference, detected)
-    before, after = (detection_record(each)["auroc"] for each in (reference, detected))
+    found = gains_over(
+        Scored.of(case).names, *(each.ranks(case.groups) for each in (Scored.load(path), Scored.of(other)))
+    )
+    before, after = (detection(each)["auroc"] for each in (case, other))
     for part, gains in found["gain"].items():
         assert gains["bma"][0] == pytest.approx(after[part]["bma"][0] - before[part]["bma"][0], abs=2e-6)
         best = max(value[0] for value in before[part].values())

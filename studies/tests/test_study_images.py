@@ -12,6 +12,7 @@ import torch
 from dissensus_studies import Study
 from dissensus_studies.harness import arm_log
 from dissensus_studies.harness.arm_log import Arm, chosen, run_arms
+from dissensus_studies.harness.figures import Line, Panel, draw
 from dissensus_studies.harness.image_arms import (
     PixelNorm,
     augmentation,
@@ -23,8 +24,9 @@ from dissensus_studies.harness.image_arms import (
     summary_line,
     training_record,
 )
-from dissensus_studies.harness.image_pages import band, over_seeds, sets_section, sweep, with_interval
+from dissensus_studies.harness.image_pages import over_seeds, sets_section, sweep, with_interval
 from dissensus_studies.harness.image_sets import load_images
+from folder_cases import write_folder
 from image_cases import bright_images, write_images
 from torch import nn
 from typer.testing import CliRunner
@@ -132,6 +134,16 @@ class TestSets:
         # No image is in two parts: real digits do not repeat pixel for pixel.
         every = torch.cat([sets.train.x, sets.validation.x, sets.test.x]).flatten(1)
         assert len(every.unique(dim=0)) == len(every)
+
+    def test_a_folder_of_imagenets_layout_is_a_set_like_others(self, tmp_path):
+        write_folder(tmp_path / "data" / "imagenet", train=10, val=4)
+        sets = load_images(tmp_path / "data", known="imagenet")
+        assert (sets.name, sets.num_classes, sets.mirrored) == ("imagenet", 3, True)
+        assert [len(part.x) for part in (sets.train, sets.validation, sets.test)] == [24, 6, 12]
+        # Files lie class by class; what is held out has them all.
+        assert set(sets.validation.y.tolist()) == {0, 1, 2}
+        brightness = sets.test.x.float().mean((1, 2, 3))
+        assert torch.equal((brightness / 80).long(), sets.test.y)
 
     @pytest.mark.shared
     @pytest.mark.skipif(not (SHARED / "images").is_dir(), reason="the image sets are not in ../shared/data/images")
@@ -325,12 +337,19 @@ class TestPages:
             [(0.0, {"a": 1.0}), (0.0, {"a": 3.0}), (1.0, {"a": 2.0}), (1.0, {"a": 2.0})], lambda r: r["a"]
         )
         sweep(found, ax, label="a")
-        band([[1.0, 2.0, 9.0], [3.0, 4.0]], ax, label="b")
         assert ax.lines[0].get_ydata().tolist() == [2.0, 2.0]
-        assert ax.lines[1].get_ydata().tolist() == [2.0, 3.0]
         low, high = ax.collections[0].get_datalim(ax.transData).intervaly
         # Standard deviation of 1 and 3 is sqrt(2), of their mean 1: the band is 2 +- 2.
         assert (low, high) == pytest.approx((0.0, 4.0))
+        line = Line.over("a", found)
+        assert (line.y, line.low, line.high) == ([2.0, 2.0], pytest.approx([0.0, 2.0]), pytest.approx([4.0, 2.0]))
+
+    def test_lines_are_named_once_at_their_ends_and_apart(self):
+        lines = [Line("a", [0, 1], [0, 1.0]), Line("b", [0, 1], [1, 1.001], colour=1), Line("", [0, 1], [0, 0])]
+        figure = draw([Panel("first", "x", lines), Panel("second", "x", lines)])
+        assert [[text.get_text() for text in ax.texts] for ax in figure.axes] == [["a", "b"], []]
+        a, b = (text.get_position()[1] for text in figure.axes[0].texts)
+        assert b - a > 0.05
 
     def test_what_was_not_run_is_on_the_page(self, sets):
         section = sets_section(sets, arm_log.Arms({"a": {"arm_seconds": 3.0}}, {"b": "no time left"}))

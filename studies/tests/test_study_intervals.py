@@ -5,10 +5,9 @@ import re
 
 import pytest
 import torch
-from dissensus_studies.diversification.imagenet import Looked
 from dissensus_studies.diversification.measures import Judged, Scored, detection_record, quality_record
 from dissensus_studies.diversification.ranks import Ranks
-from dissensus_studies.diversification.reading import Share, aggregated, auroc, estimate, pds_minus
+from dissensus_studies.diversification.reading import aggregated, auroc, estimate, pds_minus
 from dissensus_studies.diversification.spurious import group_record
 from dissensus_studies.harness.statistics import NORMAL_95, Estimate, mean_interval, share_ends, share_interval
 from hypothesis import given
@@ -70,9 +69,8 @@ def test_every_accuracy_and_auroc_of_a_record_has_its_interval_inside():
     values = [value for ways in quality["accuracy"].values() for value in ways.values()]
     values += [quality["test"][name] for name in ("accuracy", "member_accuracy", "disagreement")]
     values += [group_record(logits, labels, labels)["worst_group"][way] for way in ("ensemble", "oracle")]
-    looked = Looked(torch.zeros(1, len(labels)), {"vote": logits[0].argmax(-1)}, logits.argmax(-1))
-    values += [looked.accuracy("vote", labels), looked.accuracy("oracle", labels)]
-    detected = detection_record(Scored.of(judged).detected(judged.groups))
+    scored = Scored.of(judged)
+    detected = detection_record(scored.names, scored.ranks(judged.groups))
     values += [value for scores in detected["auroc"].values() for value in scores.values()]
     assert min(end for value in values for end in ends_of(value)) >= 0
     assert max(end for value in values for end in ends_of(value)) <= 1
@@ -105,7 +103,7 @@ READS = {"accuracy": aggregated("test", "vote"), "auroc": auroc("far", "bma")}
     ids=["as once recorded", "recorded", "repeats near 1", "repeats near 0"],
 )
 def test_tables_show_intervals_inside(read, values):
-    assert isinstance(read, Share)
+    assert read.share
     shown = estimate([record(value) for value in values], read).text
     value, low, high = map(float, re.fullmatch(r"(\S+) \[(\S+), (\S+)\]", shown).groups())
     assert 0 <= low <= value <= high <= 1

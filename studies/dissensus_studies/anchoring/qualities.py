@@ -15,9 +15,8 @@ from dissensus_studies.harness.statistics import Summary
 Records = Sequence[Record]
 Read = Callable[[Record], float]
 # Two standard errors of a difference of two networks trained once each, from five kinds of network with three seeds each on
-# CIFAR-10: of probes, of accuracy and smooth ECE under corruption, and of mean AUROC.
+# CIFAR-10: of probes, and below of accuracy and smooth ECE under corruption and of mean AUROC.
 SINGLE_RUN_NOISE = 0.012
-ROBUSTNESS_NOISE, CALIBRATION_NOISE, DETECTION_NOISE = 0.022, 0.015, 0.022
 # Intervals of records are 95 %.
 _ERRORS_AN_INTERVAL = 2 * 1.96
 
@@ -69,17 +68,12 @@ def interval_error(value: Sequence[float | None]) -> float:
     return 0.0 if low is None or high is None else (high - low) / _ERRORS_AN_INTERVAL
 
 
-def _least_error(images: float) -> float:
-    """Return the standard error that so many images have at least: all alike, they still leave a share of 3 / images open."""
-    return 1.5 / images
+def _least_error(record: Record, part: str) -> float:
+    """Return the least standard error on a part's images (older records do not tell): all alike, they leave a share of 3 / images open."""
+    return 1.5 / float(record.get("images", {}).get(part, inf))
 
 
-def _judged(record: Record, part: str) -> float:
-    """Return on how many images a network was judged; older records do not tell, and were judged on many."""
-    return float(record.get("images", {}).get(part, inf))
-
-
-def corrupted(record: Mapping[str, Any], metric: str) -> float:
+def _corrupted(record: Mapping[str, Any], metric: str) -> float:
     """Return a metric under corruption, averaged over corruptions and severities."""
     return float(record["corrupted"]["all"][metric][0])
 
@@ -100,26 +94,26 @@ def mean_adaptation(record: Mapping[str, Any]) -> float:
 
 
 def _clean_error(record: Record) -> float:
-    return max(interval_error(record["test"]["accuracy"]), _least_error(_judged(record, "test")))
+    return max(interval_error(record["test"]["accuracy"]), _least_error(record, "test"))
 
 
 def _corrupted_error(record: Record) -> float:
     # Smooth ECE has no interval of its own. It is a distance of accuracies from confidences, which vary less.
     error = interval_error(record["corrupted"]["all"]["accuracy"])
-    return max(error, _least_error(_judged(record, "corrupted")))
+    return max(error, _least_error(record, "corrupted"))
 
 
 def _auroc_error(record: Record) -> float:
     """Return the mean of the sets' errors: they share the known images, so they do not average out."""
     parts = _detected(record)
-    return max(fmean(map(interval_error, parts)), _least_error(_judged(record, "test"))) if parts else 0.0
+    return max(fmean(map(interval_error, parts)), _least_error(record, "test")) if parts else 0.0
 
 
 def _adaptation_error(record: Record) -> float:
     """Return the binomial error of each set's accuracy, averaged over sets, which share no images."""
     found = record["adaptation"].values()
     variances = [
-        max(each["accuracy"] * (1 - each["accuracy"]) / each["images"], _least_error(each["images"]) ** 2)
+        max(each["accuracy"] * (1 - each["accuracy"]) / each["images"], (1.5 / each["images"]) ** 2)
         for each in found
         if "images" in each
     ]
@@ -127,19 +121,14 @@ def _adaptation_error(record: Record) -> float:
 
 
 CLEAN = Quality("test accuracy", lambda record: float(record["test"]["accuracy"][0]), _clean_error, between_runs=0.0)
-ROBUSTNESS = Quality(
-    "corruption accuracy", lambda record: corrupted(record, "accuracy"), _corrupted_error, between_runs=ROBUSTNESS_NOISE
-)
+ROBUSTNESS = Quality("corruption accuracy", lambda r: _corrupted(r, "accuracy"), _corrupted_error, between_runs=0.022)
 CALIBRATION = Quality(
-    "smooth ECE under corruption",
-    lambda record: corrupted(record, "smooth_ece"),
-    _corrupted_error,
-    between_runs=CALIBRATION_NOISE,
+    "smooth ECE under corruption", lambda r: _corrupted(r, "smooth_ece"), _corrupted_error, between_runs=0.015
 )
 ADAPTATION = Quality(
     "adaptation accuracy", mean_adaptation, _adaptation_error, "there were no labelled sets to adapt to"
 )
-DETECTION = Quality("mean AUROC", mean_auroc, _auroc_error, "there were no unknown sets", DETECTION_NOISE)
+DETECTION = Quality("mean AUROC", mean_auroc, _auroc_error, "there were no unknown sets", 0.022)
 
 
 def same_sets(records: Mapping[str, Record]) -> tuple[dict[str, Record], list[str]]:

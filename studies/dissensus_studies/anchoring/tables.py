@@ -1,8 +1,8 @@
-"""The document's tables 6 to 11 (`published.json`) beside what was measured."""
+"""The document's tables 6 to 9 (`published.json`) beside what was measured."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -12,7 +12,6 @@ from dissensus_studies.harness.arm_log import Record
 # Rows are named as those of `AnchorSetting.row`.
 Row = tuple[str, str]
 Rows = Mapping[Row, Sequence[Record]]
-Read = Callable[[Record, str], float | None]
 
 
 @dataclass(frozen=True)
@@ -20,18 +19,28 @@ class Published:
     """A table of the document.
 
     Attributes:
-        title: What it shows.
+        title: What it shows, of which networks.
         columns: What our sets or severities are called, to what the document calls them.
         rows: (architecture, row) to its numbers; None where the document has none.
         digits: Digits behind the point.
-        part: Where a record has the columns that are ours alone: `"auroc"` or `"adaptation"`; None if there are none.
+        part: Part of a record that has a column's numbers: "auroc", "corrupted" or "adaptation".
+        metric: Which of them.
     """
 
     title: str
     columns: Mapping[str, str]
     rows: Mapping[Row, Sequence[float | None]]
     digits: int
-    part: str | None
+    part: str
+    metric: str
+
+    def ours(self, records: Sequence[Record], name: str) -> str | None:
+        """Return our mean over seeds in a column; None where there is nothing."""
+        found = [record[self.part].get(name, {}).get(self.metric) for record in records]
+        values = [value[0] if isinstance(value, list) else value for value in found if value is not None]
+        known = [value for value in values if value is not None]
+        # Two digits are per cent.
+        return f"{fmean(known) * (100 if self.digits == 2 else 1):.{self.digits}f}" if known else None
 
 
 def _read() -> dict[str, Published]:
@@ -45,58 +54,31 @@ def _read() -> dict[str, Published]:
 PUBLISHED = _read()
 
 
-def auroc_of(score: str) -> Read:
-    """Return a reader of the AUROC of a score on a set, in per cent."""
-
-    def read(record: Record, name: str) -> float | None:
-        found = record["auroc"].get(name, {}).get(score)
-        return None if found is None or found[0] is None else 100 * found[0]
-
-    return read
-
-
-def under_corruption(metric: str, part: str = "corrupted") -> Read:
-    """Return a reader of a metric at a severity, averaged over corruptions."""
-
-    def read(record: Record, severity: str) -> float | None:
-        found = record.get(part, {}).get(severity, {}).get(metric)
-        return None if found is None else found[0]
-
-    return read
+def published_tables(known: str, records: Rows) -> list[Table]:
+    """Return the document's tables about this image set beside ours; tables without published numbers where it has none."""
+    main = {row: found for row, found in records.items() if "tail=" not in row[1]}
+    data = "cifar100" if known == "cifar100" else "cifar10"
+    tables = {name: PUBLISHED[name] for name in (f"ood {data}", f"calibration {data}")}
+    tables |= {name: PUBLISHED[name] for name in ("adaptation accuracy", "adaptation ece")}
+    found = []
+    for name, table in tables.items():
+        trained_on = data if name.endswith(data) else "cifar100"
+        if known != trained_on:
+            title = table.title.partition(": ")[2].partition(" on networks")[0].partition(" of networks")[0]
+            columns = table.columns if table.part == "corrupted" else {}
+            table = replace(table, title=title, columns=columns, rows={})
+        found.append(beside(table, main))
+    return found
 
 
-def adaptation(metric: str, factor: float = 1.0) -> Read:
-    """Return a reader of a metric of the linear probe on a set."""
-
-    def read(record: Record, name: str) -> float | None:
-        found = record["adaptation"].get(name)
-        return None if found is None else factor * found[metric]
-
-    return read
-
-
-def beside(published: Published, records: Rows, read: Read) -> Table:
-    """Return a table of the document with our means over seeds, and our further columns behind its own.
-
-    Args:
-        published: The table.
-        records: (architecture, row) to the records of all seeds.
-        read: The quantity, of a record and a column.
-    """
-
-    def mean(row: Row, name: str) -> str | None:
-        return _mean(records.get(row, ()), read, name, published.digits)
-
-    ours = {
-        name
-        for found in records.values()
-        for record in found
-        for name in (record.get(published.part, {}) if published.part else ())
-    }
+def beside(published: Published, records: Rows) -> Table:
+    """Return a table of the document with our means over seeds, and our further columns behind its own."""
+    parts = [record[published.part] for found in records.values() for record in found]
+    ours = {name for part in parts for name in part} if published.part != "corrupted" else set()
     further = [
         name
         for name in sorted(ours - {*published.columns, "near", "far"})
-        if any(mean(row, name) is not None for row in records)
+        if any(published.ours(found, name) is not None for found in records.values())
     ]
     head: list[str] = []
     for title in published.columns.values():
@@ -104,26 +86,20 @@ def beside(published: Published, records: Rows, read: Read) -> Table:
     rows = []
     for row in dict.fromkeys([*published.rows, *records]):
         cells: list[object] = [*row]
+        found = records.get(row, ())
         numbers = published.rows.get(row, [None] * len(published.columns))
         for number, name in zip(numbers, published.columns, strict=True):
             if published.rows:
                 cells.append(None if number is None else f"{number:.{published.digits}f}")
-            cells.append(mean(row, name))
-        rows.append([*cells, *(mean(row, name) for name in further)])
+            cells.append(published.ours(found, name))
+        rows.append([*cells, *(published.ours(found, name) for name in further)])
     return Table(("architecture", "row", *head, *(f"{name}, ours" for name in further)), rows, published.title)
 
 
 def by_severity(records: Rows, metric: str, title: str) -> Table:
     """Return a metric under corruption, mean over corruptions and runs: a row for each network, a column for each severity."""
     levels = sorted({level for found in records.values() for record in found for level in record["corrupted"]})
-    rows = [
-        (*row, len(found), *(_mean(found, under_corruption(metric), level, 4) for level in levels))
-        for row, found in records.items()
-    ]
+    reader = Published(title, {}, {}, 4, "corrupted", metric)
+    rows = [(*row, len(found), *(reader.ours(found, level) for level in levels)) for row, found in records.items()]
     names = [f"severity {level}" if level.isdigit() else "mean of all" for level in levels]
     return Table(("architecture", "row", "runs", *names), rows, title)
-
-
-def _mean(records: Sequence[Record], read: Read, name: str, digits: int) -> str | None:
-    values = [value for record in records if (value := read(record, name)) is not None]
-    return f"{fmean(values):.{digits}f}" if values else None

@@ -1,26 +1,27 @@
 """Study `collusion-images`: what becomes of image classifiers between independent and joint training.
 
 ResNets, a VGG and a small network, five or ten members, probability and score averaging: test accuracy, errors and diversity for
-beta from 0 to 1; generalisation gaps over training; members left out at random. With `setting="imagenet"`, the document's table
-of architectures on a folder of ImageNet's layout.
+beta from 0 to 1; generalisation gaps over training; members left out at random. Records in, claims, figures and tables out.
 """
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from operator import itemgetter
+from statistics import fmean
 
-from dissensus.html import Section, Table, Text
-from dissensus_studies.collusion.image_arms import EPOCHS, GAP_EPOCHS, WATCHED_IMAGES, JointSetting, arms_of
-from dissensus_studies.collusion.image_claims import image_claims
-from dissensus_studies.collusion.image_figures import decomposition_figure, gap_figure, sweep_figure
-from dissensus_studies.collusion.imagenet import run_imagenet
+from dissensus.html import Section, Table
+from dissensus_studies.collusion.image_arms import EPOCHS, GAP_EPOCHS, JointSetting, arms_of
 from dissensus_studies.harness.arm_log import Arms, Record
+from dissensus_studies.harness.claims import Claim
+from dissensus_studies.harness.figures import Drawing, Line, Panel
 from dissensus_studies.harness.image_arms import file_name
-from dissensus_studies.harness.image_pages import arms_table, auroc_columns, with_interval
+from dissensus_studies.harness.image_pages import arms_table, auroc_columns, over_seeds, with_interval
 from dissensus_studies.harness.image_study import ImageStudy, Page, Work
-from dissensus_studies.harness.outputs import Outputs
+from dissensus_studies.harness.statistics import Estimate, Summary
 
-Records = Mapping[float, Sequence[Record]]
+Family = Mapping[float, Sequence[Record]]
+Case = tuple[str, bool | None]
 
 _JUDGED = (
     "A difference within two standard errors (over runs; for a single run over test images) counts as unresolved. Diversity and gaps "
@@ -36,21 +37,223 @@ _FIGURES = {
     "cnn M=10": "15",
     "vgg M=5": "16",
 }
+# Which entry of a record's "test" has the interval of a quantity that was measured once.
+_INTERVAL_OF = {"accuracy": "accuracy", "member_accuracy": "member_accuracy", "ensemble_error": "nll"}
+_VERDICTS = {"reproduced": True, "unresolved": None, "not reproduced": False}
+
+
+def estimate(records: Sequence[Record], name: str) -> Estimate:
+    """Return a number of `joint_numbers` over runs; of one run, with its error over test images."""
+    none = [None, None, None]
+    return Estimate.of(
+        [[float(record[name]), *record["test"].get(_INTERVAL_OF.get(name), none)[1:]] for record in records]
+    )
+
+
+def image_claims(families: Mapping[str, Family], gaps: Mapping[str, Family], dropped: Family) -> list[Claim]:
+    """Judge the document's statements about images, as far as there are arms for them.
+
+    Args:
+        families: For each architecture, size and average, beta to the records of its runs.
+        gaps: The same for arms that were trained to the end.
+        dropped: Share of dropped members to the records of joint training with it.
+    """
+    ends, gap_ends = (
+        {name: found for name, found in each.items() if {0.0, 1.0} <= set(found)} for each in (families, gaps)
+    )
+    small = {name: found for name, found in ends.items() if name.startswith("cnn") and len(found) > 2}
+    lowest = partial(_worst, name="accuracy", larger_is_worse=False)
+    highest = partial(_worst, name="ensemble_error", larger_is_worse=True)
+    statements: tuple[tuple[str, Mapping[str, Family], Callable[[Family], Case]], ...] = (
+        ("Joint training has the lowest test accuracy of all beta.", ends, lowest),
+        ("It has the highest ensemble error, the very quantity that it minimises.", ends, highest),
+        ("Its members are far worse than independent ones.", ends, _members),
+        ("Diversity is larger in joint than in independent training.", ends, _diversity),
+        ("Joint training has the larger generalisation gap.", gap_ends, _gap),
+        ("The small network has its lowest test error between 0 and 1.", small, _between),
+    )
+    return [
+        *(
+            _over_cases(statement, {name: judge(found) for name, found in cases.items()})
+            for statement, cases, judge in statements
+            if cases
+        ),
+        *_dropout_claims(dropped),
+    ]
+
+
+def _over_cases(statement: str, cases: Mapping[str, Case]) -> Claim:
+    measured = "; ".join(f"{name}: {text}" for name, (text, _) in cases.items())
+    parts = {word: [name for name, (_, own) in cases.items() if own is holds] for word, holds in _VERDICTS.items()}
+    parts = {word: names for word, names in parts.items() if names}
+    if len(parts) == 1:
+        return Claim(statement, measured, *parts)
+    return Claim(statement, measured, "; ".join(f"{word} for {', '.join(names)}" for word, names in parts.items()))
+
+
+def _worst(family: Family, name: str, *, larger_is_worse: bool) -> Case:
+    """Compare beta = 1 with the worst of the others."""
+    joint = estimate(family[1.0], name)
+    others = {beta: estimate(records, name) for beta, records in family.items() if beta != 1.0}
+    choose = max if larger_is_worse else min
+    beta = choose(others, key=lambda each: others[each].value)
+    above = joint.above(others[beta])
+    text = (
+        f"{joint.value:.4f} at beta = 1, next worst {others[beta].value:.4f} at {beta:g}, {others[0.0].value:.4f} at 0"
+    )
+    return text, None if above is None else above == larger_is_worse
+
+
+def _members(family: Family) -> Case:
+    independent, joint = (estimate(family[beta], "member_accuracy") for beta in (0.0, 1.0))
+    return f"mean accuracy {independent.value:.4f} at 0, {joint.value:.4f} at 1", independent.above(joint)
+
+
+def _diversity(family: Family) -> Case:
+    independent, joint = (estimate(family[beta], "diversity") for beta in (0.0, 1.0))
+    times = joint.value / max(independent.value, 1e-12)
+    text = f"{independent.value:.4f} at 0, {joint.value:.4f} at 1 ({times:.1f} times)"
+    return text, joint.above(independent)
+
+
+def _gap(family: Family) -> Case:
+    independent, joint = (Estimate.of([[final_gap(record)] for record in family[beta]]) for beta in (0.0, 1.0))
+    text = f"{independent.value:.4f} nats at 0, {joint.value:.4f} at 1 over the last tenth of epochs"
+    return text, joint.above(independent)
+
+
+def _between(family: Family) -> Case:
+    errors = {beta: estimate(records, "ensemble_error").value for beta, records in family.items()}
+    best = min(errors, key=lambda beta: errors[beta])
+    return f"lowest {errors[best]:.4f} at {best:g}, {errors[0.0]:.4f} at 0", best not in (0.0, 1.0)
+
+
+def _dropout_claims(dropped: Family) -> list[Claim]:
+    if 0.0 not in dropped or len(dropped) < 2:
+        return []
+    shares = sorted(dropped)
+    diversity = {share: estimate(dropped[share], "diversity").value for share in shares}
+    accuracy = {share: estimate(dropped[share], "accuracy") for share in shares}
+    best = max(shares[1:], key=lambda share: accuracy[share].value)
+    gains = accuracy[best].above(accuracy[0.0])
+    return [
+        Claim.checked(
+            "Leaving out members of every batch lowers the diversity of joint training.",
+            "; ".join(f"{diversity[share]:.4f} at p = {share:g}" for share in shares),
+            diversity[shares[-1]] < diversity[0.0],
+        ),
+        Claim(
+            "It does not make the ensemble better.",
+            "; ".join(f"accuracy {accuracy[share].value:.4f} at p = {share:g}" for share in shares),
+            "not reproduced" if gains else "reproduced",
+        ),
+    ]
+
+
+def sweep_panels(records: Sequence[Record], varied: str, label: str) -> list[Panel]:
+    """Return test accuracy of ensemble and members, ensemble error and diversity against one setting, "beta" or "member_dropout"."""
+    pairs = [(float(record["setting"][varied]), record) for record in records]
+    # Only what was run: a line between two values far apart shows nothing of what lies between them.
+    axes = {"xticks": sorted({value for value, _ in pairs})}
+
+    def line(name: str, key: str, colour: int) -> Line:
+        return Line.over(name, over_seeds(pairs, itemgetter(key)), colour)
+
+    accuracies = [line("ensemble", "accuracy", 0), line("mean member", "member_accuracy", 2)]
+    return [
+        Panel("test accuracy", label, accuracies, axes),
+        Panel("test error of the ensemble, nats", label, [line("", "ensemble_error", 0)], axes),
+        Panel("test diversity, nats", label, [line("", "diversity", 1)], axes),
+    ]
+
+
+def curve(record: Record, name: str) -> list[float]:
+    """Return an error by epoch of a gap arm: of the ensemble on "train", "augmented" or "test" images, of "members", or the "gap"."""
+    clean, history = record["training"]["clean"], record["training"]["history"]
+    if name == "gap":
+        return [test - train for train, test in zip(clean["ensemble_error"], history["ensemble_loss"], strict=True)]
+    part, key = {
+        "train": (clean, "ensemble_error"),
+        "augmented": (history, "ensemble_error"),
+        "test": (history, "ensemble_loss"),
+        "train members": (clean, "member_error"),
+        "test members": (history, "validation_loss"),
+    }[name]
+    return list(part.get(key, ()))
+
+
+def final_gap(record: Record) -> float:
+    """Return test minus training error of a gap arm, averaged over the last tenth of its epochs."""
+    gap = curve(record, "gap")
+    return fmean(gap[-max(1, len(gap) // 10) :])
+
+
+def gap_panels(by_beta: Family) -> list[Panel]:
+    """Return gap, ensemble errors, and member error and diversity over epochs, on training and on test images."""
+    lines: dict[str, list[Line]] = {"gap": [], "error": [], "train": [], "test": []}
+    for colour, (beta, records) in enumerate(sorted(by_beta.items())):
+        lines["gap"].append(_epochs(f"β = {beta:g}", [curve(record, "gap") for record in records], colour))
+        for name, style in (("test", "-"), ("train", "--"), ("augmented", ":")):
+            found = [curve(record, name) for record in records]
+            lines["error"].append(_epochs(f"{name}, β = {beta:g}", found, colour, style=style))
+        for part in ("train", "test"):
+            members = [curve(record, f"{part} members") for record in records]
+            # Of two nearly equal errors: rounding must not take them off a logarithmic axis.
+            diversity = [
+                [max(own - pooled, 1e-9) for own, pooled in zip(member, curve(record, part), strict=True)]
+                for member, record in zip(members, records, strict=True)
+            ]
+            lines[part].append(_epochs(f"member error, β = {beta:g}", members, colour))
+            lines[part].append(_epochs(f"diversity, β = {beta:g}", diversity, colour, style="--"))
+    log = {"yscale": "log"}
+    return [
+        Panel("test minus training error, nats", "epoch", lines["gap"]),
+        Panel("ensemble error, nats", "epoch", lines["error"], log),
+        Panel("training images, nats", "epoch", lines["train"], log),
+        Panel("test images, nats", "epoch", lines["test"], log),
+    ]
+
+
+def _epochs(name: str, curves: Sequence[Sequence[float]], colour: int, style: str = "-") -> Line:
+    """Return the mean of curves over epochs, cut to the shortest."""
+    length = min(map(len, curves))
+    found = {epoch + 1.0: Summary(tuple(each[epoch] for each in curves)) for epoch in range(length)}
+    return Line.over(name, found, colour, style)
 
 
 def page(work: Work, found: Arms) -> Page:
     """Return what the study makes of its records."""
     sweeps, gaps, dropped = _sorted_out(found)
+    drawings = [
+        Drawing(
+            f"collusion_{file_name(name).lower()}",
+            name,
+            sweep_panels([record for runs in records.values() for record in runs], "beta", "β"),
+            f"{_as_figure(_FIGURES.get(name))}Bands are two standard errors over runs, where there are several.",
+        )
+        for name, records in sweeps.items()
+        if len(records) > 1
+    ]
+    for name, records in gaps.items():
+        caption = (
+            "Adam without decay, trained to the end on all training images; after every epoch the ensemble is looked at on test images "
+            "and, in the same way, on training images. Dotted: as it was trained on, augmented and with dropout."
+        )
+        title = name.replace("gap", "Generalisation gap,", 1)
+        caption = f"{_as_figure('5 and 10 to 12')}{caption}"
+        drawings.append(Drawing(f"collusion_{file_name(name).lower()}", title, gap_panels(records), caption, 2))
+    if len(dropped) > 1:
+        every = [record for runs in dropped.values() for record in runs]
+        panels = sweep_panels(every, "member_dropout", "share of members left out")
+        caption = (
+            f"{_as_figure('18')}{every[0]['family']}, β = 1: int(p M) members, drawn anew, are left out of every batch."
+        )
+        drawings.append(Drawing("collusion_dropout", "Leaving members out of training batches", panels, caption))
     names = ("accuracy", "member_accuracy", "ensemble_error", "diversity")
     return Page(
         image_claims(sweeps, gaps, dropped),
         _JUDGED,
-        lambda outputs: [
-            *(_sweep_section(outputs, name, records) for name, records in sweeps.items() if len(records) > 1),
-            *(_gap_section(outputs, name, records) for name, records in gaps.items()),
-            *_dropout_section(outputs, dropped),
-            Section("All arms", *_tables(found)),
-        ],
+        lambda outputs: [*(each.section(outputs) for each in drawings), Section("All arms", *_tables(found))],
         (
             ("arm", "accuracy", "mean member", "ERR", "diversity"),
             [[name, *(record[each] for each in names)] for name, record in found.done.items()],
@@ -59,7 +262,11 @@ def page(work: Work, found: Arms) -> Page:
     )
 
 
-def _sorted_out(found: Arms) -> tuple[dict[str, Records], dict[str, Records], dict[float, list[Record]]]:
+def _as_figure(number: str | None) -> str:
+    return f"As the document's figure {number}. " if number else ""
+
+
+def _sorted_out(found: Arms) -> tuple[dict[str, Family], dict[str, Family], Family]:
     """Return sweeps over beta, gap arms, and joint training by share of dropped members."""
     sweeps: dict[str, dict[float, list[Record]]] = {}
     gaps: dict[str, dict[float, list[Record]]] = {}
@@ -75,61 +282,6 @@ def _sorted_out(found: Arms) -> tuple[dict[str, Records], dict[str, Records], di
     return dict(sweeps), dict(gaps), dropped
 
 
-def _sweep_section(outputs: Outputs, family: str, records: Records) -> Section:
-    every = [record for found in records.values() for record in found]
-    count = min(len(found) for found in records.values())
-    runs = "One run" if count == 1 else f"{count} runs, with bands of two standard errors over runs,"
-    picture = outputs.picture(
-        f"collusion_{file_name(family).lower()}",
-        sweep_figure(every, "beta", "beta"),
-        f"test accuracy, error and diversity of {family} against beta",
-        f"{_as_figure(_FIGURES.get(family))}{runs} for each beta.",
-    )
-    return Section(family, picture)
-
-
-def _as_figure(number: str | None) -> str:
-    return f"As the document's figure {number}. " if number else ""
-
-
-def _gap_section(outputs: Outputs, family: str, records: Records) -> Section:
-    name = file_name(family).lower()
-    return Section(
-        family.replace("gap", "Generalisation gap,", 1),
-        Text(
-            "Adam without decay, trained to the end on all training images. After every epoch the ensemble is looked at on test images "
-            f"and, in the same way, on up to {WATCHED_IMAGES} training images. The dotted lines are the errors as they were trained on, "
-            "augmented and with dropout, averaged over the epoch."
-        ),
-        outputs.picture(
-            f"collusion_{name}",
-            gap_figure(records),
-            f"generalisation gap, training and test error over epochs of {family}",
-            _as_figure("5 (left panel) and 10 (right panel)"),
-        ),
-        outputs.picture(
-            f"collusion_{name}_parts",
-            decomposition_figure(records),
-            f"member error and diversity over epochs of {family}, on training and test images",
-            _as_figure("11 (left panel) and 12 (right panel)"),
-        ),
-    )
-
-
-def _dropout_section(outputs: Outputs, dropped: Records) -> list[Section]:
-    if len(dropped) < 2:
-        return []
-    every = [record for found in dropped.values() for record in found]
-    family = every[0]["family"]
-    picture = outputs.picture(
-        "collusion_dropout",
-        sweep_figure(every, "member_dropout", "share of members left out"),
-        f"test accuracy, error and diversity of joint {family} against the share of dropped members",
-        f"{_as_figure('18')}{family}, beta = 1: int(p M) members, drawn anew, are left out of every batch.",
-    )
-    return [Section("Leaving members out of training batches", picture)]
-
-
 def _tables(found: Arms) -> list[Table]:
     columns: dict[str, Callable[[Record], object]] = {
         "accuracy": lambda record: with_interval(record["test"]["accuracy"]),
@@ -138,37 +290,19 @@ def _tables(found: Arms) -> list[Table]:
         "member error": itemgetter("member_error"),
         "diversity": itemgetter("diversity"),
         "ECE": lambda record: with_interval(record["test"]["ece"]),
+        "diagnosis": lambda record: record.get("diagnosis", {}).get("verdict"),
         "epochs": lambda record: record["training"]["epochs"],
         "s": lambda record: round(record["training"]["seconds"], 1),
     }
-    names = ("verdict", "diversity_ratio", "bias_share", "class_share", "kept_mean", "codependence")
-    diagnosed = {name: record for name, record in found.done.items() if "diagnosis" in record}
-    tables = [
-        arms_table(
-            found.done,
-            columns,
-            "Test images; intervals are 95 % over images. Accuracy and ECE are of averaged probabilities, ERR and diversity of what "
-            "each arm averages.",
-        ),
-        arms_table(
-            diagnosed,
-            {name.replace("_", " "): _diagnosed(name) for name in names},
-            "What dissensus.diagnose says of the test outputs alone",
-        ),
-        *(
-            arms_table(found.done, auroc_columns(found.done, score), f"AUROC of {score} for unknown images")
-            for score in ("bma", "mutual_information")
-        ),
+    caption = (
+        "Test images; intervals are 95 % over images. Accuracy and ECE are of averaged probabilities, ERR and diversity of what each "
+        "arm averages; the diagnosis is that of the test outputs alone."
+    )
+    scored = {score: auroc_columns(found.done, score) for score in ("bma", "mutual_information")}
+    return [
+        arms_table(found.done, columns, caption),
+        *(arms_table(found.done, own, f"AUROC of {score} for unknown images") for score, own in scored.items() if own),
     ]
-    return [table for table in tables if table.rows]
-
-
-def _diagnosed(name: str) -> Callable[[Record], object]:
-    def read(record: Record) -> object:
-        value = record["diagnosis"].get(name)
-        return round(value, 4) if isinstance(value, float) else value
-
-    return read
 
 
 def _remarks(found: Arms, work: Work) -> list[str]:
@@ -197,5 +331,4 @@ run = ImageStudy(
     "to its members, and to the difference between training and test error?",
     arms_of,
     page,
-    {"imagenet": run_imagenet},
 ).run

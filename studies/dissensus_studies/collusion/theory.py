@@ -4,20 +4,18 @@ What a target moved against the ensemble's error amounts to, why beta above 1 ha
 the ensemble noticing. Every number comes from the library's own terms.
 """
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dissensus import plots
-from dissensus.html import Section, Table, Text
+from dissensus.html import Section, Table
 from dissensus.objectives import beta_from_step, decompose, joint_loss, step_from_beta
+from dissensus_studies.harness.figures import Drawing, Line, Panel
 from dissensus_studies.harness.outputs import Outputs, print_table
-
-if TYPE_CHECKING:
-    import matplotlib.figure
 
 MEMBERS = (2, 3, 5, 10, 50)
 STEPS = (0.25, 0.5, 1.0, 2.0, 4.0, 9.0)
@@ -29,110 +27,99 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
     """Run the study; see `dissensus_studies.Study.run`. It is quick as it is, draws nothing at random and needs no data."""
     outputs = Outputs(output)
     gammas = [[members, *(beta_from_step(step, members, others_only=True) for step in STEPS)] for members in MEMBERS]
-    offsets = _offset_rows()
+    errors = {offset: _errors_at(offset) for offset in OFFSETS}
+    offsets = [[offset, *found, found[2] / found[0]] for offset, found in errors.items()]
+    columns = ("members", *(f"α = {step:g}" for step in STEPS))
     outputs.sections += [
+        *(drawing.section(outputs) for drawing in drawings()),
         Section(
-            "A step of the targets is a share of joint training",
-            Text(
-                "Train each member by itself, on targets moved against the ensemble's error by a step α. For squared error this is "
-                "exactly the objective between independent and joint training, with β = 1 − 1/(1+α)².",
-                "Read from right to left: to reach β = 0.9 targets move by 2.2 times the ensemble's error, for 0.99 by 9 times. "
-                "The step grows like (1−β)^(−1/2): a power law, where the document speaks of exponential growth. Where the moved "
-                "target is held fixed (no gradient through it) β = α/(1+α), and the step grows like 1/(1−β).",
-            ),
-            outputs.picture(
-                "collusion_step",
-                step_figure(),
-                "step against beta, with and without a gradient through the target",
-                "Figure 9: the step that amounts to β.",
-            ),
-            outputs.picture(
-                "collusion_gamma",
-                gamma_figure(),
-                "gamma against the step for five ensemble sizes",
-                "Figure 8: the share γ that a step against the other members amounts to. It is 1 at α = M − 1 and falls beyond.",
-            ),
-            Table(("members", *(f"α = {step:g}" for step in STEPS)), gammas, "γ of a step against the other members"),
-        ),
-        Section(
-            "Beyond joint training there is no minimum",
-            Text(
-                "Two members that move apart leave their average where it is. Up to β = 1 that costs, or costs nothing; above, the "
-                "loss falls without end (theorem 5.1), for squared error and for cross-entropy with averaged probabilities alike. "
-                "This is why joint_loss and Joint refuse β > 1."
-            ),
-            outputs.picture(
-                "collusion_unbounded",
-                unbounded_figure(),
-                "the loss over the distance between members for three values of beta",
-                "Left: members at t and −t, target 1. Right: one member gives the class 0.9, the other less and less.",
-            ),
-        ),
-        Section(
-            "Collusion is invisible to the ensemble",
-            Text(
-                "Figure 1 and appendix F. Two of three members are shifted by c up and down. The ensemble, and with it the joint "
-                "loss, stays as it is; the members' error and the diversity grow together, and their ratio tends to 1."
-            ),
-            outputs.picture(
-                "collusion_shift",
-                shift_figure(),
-                "three members before and after collusion, and errors over the offset",
-                "Left: lines are members, dashes those before. Right: what the ensemble sees (ERR) does not change.",
-            ),
-            Table(("c", "members' error", "ensemble's error", "diversity", "ratio"), offsets),
+            "Numbers",
+            Table(columns, gammas, "γ of a step against the other members"),
+            Table(("c", "members' error", "ensemble's error", "diversity", "ratio"), offsets, "Members shifted by c"),
         ),
     ]
     outputs.results({"gamma": gammas, "steps": STEPS, "offsets": offsets})
-    print_table(("members", *(f"α = {step:g}" for step in STEPS)), gammas)
+    print_table(columns, gammas)
     return outputs.page(
         "Joint training, drawn",
         "Three facts behind learner collusion, in pictures: what beta means, where it must end, and why nobody notices.",
     )
 
 
-def step_figure() -> "matplotlib.figure.Figure":
-    """Draw figure 9: the step of the targets that amounts to a share of joint training."""
-    figure, (ax,) = plots.panels(width=4.8, height=3.4)
-    betas = np.linspace(0, 0.99, 200)
-    for colour, detach, label in (
-        (plots.COLOURS[0], False, "gradient through the target"),
-        (plots.COLOURS[1], True, "target held fixed"),
-    ):
-        ax.plot(betas, [step_from_beta(beta, detach=detach) for beta in betas], color=colour, label=label)
-    ax.set(xlabel="β", ylabel="step α", ylim=(0, 10), xlim=(0, 1))
-    ax.legend(frameon=False, fontsize="small")
-    return figure
+def drawings() -> list[Drawing]:
+    """Return figures 9 and 8, theorem 5.1, and figure 1 with appendix F, as lines."""
+    betas = np.linspace(0, 0.99, 200).tolist()
+    steps = np.geomspace(0.05, 100, 300).tolist()
+    apart, small = np.linspace(0, 10, 101).tolist(), np.linspace(1, 16, 61).tolist()
+    step_lines = [
+        _line("target held fixed", betas, lambda beta: step_from_beta(beta, detach=True), 1),
+        _line("gradient through\nthe target", betas, step_from_beta, 0),
+    ]
+    gamma_lines = [
+        _line(f"M = {members}", steps, partial(beta_from_step, num_members=members, others_only=True), colour)
+        for colour, members in enumerate(MEMBERS)
+    ]
+    dots = [Line("", [members - 1.0], [1.0], colour=colour, style="o") for colour, members in enumerate(MEMBERS)]
+    everybody = _line("all members", steps, beta_from_step, None, "--")
+    squared = [_line(f"β = {beta:g}", apart, partial(squared_loss, beta=beta), c) for c, beta in enumerate(BETAS)]
+    classes = [
+        _line("", small, lambda power, beta=beta: class_loss(10.0**-power, beta), c)  # type: ignore[misc]
+        for c, beta in enumerate(BETAS)
+    ]
+    return [
+        Drawing(
+            "collusion_step",
+            "The step of the targets that amounts to β",
+            [Panel("step α", "β", step_lines, {"ylim": (0, 10), "xlim": (0, 1)})],
+            "Figure 9.",
+        ),
+        Drawing(
+            "collusion_gamma",
+            "The share γ that a step against the other members amounts to",
+            [Panel("γ", "step α", [*gamma_lines, *dots, everybody], {"xscale": "log", "ylim": (0, 1.04)})],
+            "Figure 8. It is 1 at α = M − 1 and falls beyond.",
+        ),
+        Drawing(
+            "collusion_unbounded",
+            "The loss of two members that move apart",
+            [
+                Panel("squared error: loss", "distance t", squared),
+                Panel("cross-entropy: loss", "−log₁₀ of the other's probability", classes),
+            ],
+            "Left: members at t and −t, target 1. Right: one member gives the class 0.9, the other less and less.",
+        ),
+        Drawing(
+            "collusion_shift",
+            "Members shifted apart",
+            _shifted(),
+            "Figure 1 and appendix F. Left: lines are members, dashes those before. Right: what the ensemble sees does not change.",
+        ),
+    ]
 
 
-def gamma_figure() -> "matplotlib.figure.Figure":
-    """Draw figure 8: the share of joint training that a step against the other members amounts to."""
-    figure, (ax,) = plots.panels(width=4.8, height=3.4)
-    steps = np.geomspace(0.05, 100, 300)
-    for colour, members in zip(plots.COLOURS, MEMBERS, strict=False):
-        gammas = [beta_from_step(step, members, others_only=True) for step in steps]
-        ax.plot(steps, gammas, color=colour, label=f"M = {members}")
-        ax.plot([members - 1], [1], "o", color=colour, markersize=4)
-    ax.plot(
-        steps, [beta_from_step(step) for step in steps], color=plots.NOTE_COLOUR, linestyle="--", label="all members"
-    )
-    ax.set(xlabel="step α", ylabel="γ", xscale="log", ylim=(0, 1.04))
-    ax.legend(frameon=False, fontsize="small")
-    return figure
+def _line(name: str, places: list[float], read: Callable[[float], float], colour: int | None, style: str = "-") -> Line:
+    return Line(name, places, [read(place) for place in places], colour=colour, style=style)
 
 
-def unbounded_figure() -> "matplotlib.figure.Figure":
-    """Draw theorem 5.1: the loss of two members that move apart, below, at and above beta = 1."""
-    figure, (left, right) = plots.panels(columns=2, width=3.8, height=3.2)
-    apart = np.linspace(0, 10, 101)
-    small = np.linspace(1, 16, 61)
-    for colour, beta in zip(plots.COLOURS, BETAS, strict=False):
-        left.plot(apart, [squared_loss(t, beta) for t in apart], color=colour, label=f"β = {beta:g}")
-        right.plot(small, [class_loss(10.0**-power, beta) for power in small], color=colour)
-    left.set(xlabel="distance t", ylabel="loss", title="squared error")
-    right.set(xlabel="−log₁₀ of the other's probability", title="cross-entropy")
-    left.legend(frameon=False, fontsize="small")
-    return figure
+def _shifted() -> list[Panel]:
+    """Return three members before and after collusion, and their errors over the offset."""
+    x, before, _ = collude(0.0)
+    _, after, _ = collude(1.0)
+    places = x.tolist()
+    members = [
+        Line(name, places, line.tolist(), colour=colour, style=style)
+        for lines, names, style in ((before, ("", "", ""), "--"), (after, ("f₁", "f₂", "f₃"), "-"))
+        for colour, (name, line) in enumerate(zip(names, lines, strict=True))
+    ]
+    mean = Line("mean", places, after.mean(0).tolist(), colour=6, style="-")
+    offsets = np.linspace(0, 2, 41).tolist()
+    found = zip(*(_errors_at(offset) for offset in offsets), strict=True)
+    looks = (("members' error", "-"), ("ensemble's error", "-"), ("diversity", "--"))
+    errors = [
+        Line(name, offsets, list(values), colour=colour, style=style)
+        for colour, ((name, style), values) in enumerate(zip(looks, found, strict=True))
+    ]
+    return [Panel("members and their mean", "x", [*members, mean]), Panel("errors", "offset c", errors)]
 
 
 def squared_loss(distance: float, beta: float) -> float:
@@ -170,27 +157,6 @@ def collude(offset: float) -> tuple[Tensor, Tensor, Tensor]:
     return x, members + offset * torch.tensor([[1.0], [-1.0], [0.0]]), targets
 
 
-def shift_figure() -> "matplotlib.figure.Figure":
-    """Draw figure 1 and appendix F: members shifted apart, and what that does to the errors."""
-    figure, (left, right) = plots.panels(columns=2, width=3.8, height=3.2)
-    x, before, _ = collude(0.0)
-    _, after, _ = collude(1.0)
-    for colour, old, new, label in zip(plots.COLOURS, before, after, ("f₁", "f₂", "f₃"), strict=False):
-        left.plot(x, old, color=colour, linestyle="--", linewidth=1)
-        left.plot(x, new, color=colour, label=label)
-    left.plot(x, after.mean(0), color="black", linewidth=2.2, label="mean")
-    left.set(xlabel="x", title="members and their mean")
-    left.legend(frameon=False, fontsize="small", ncols=2)
-    offsets = np.linspace(0, 2, 41)
-    found = zip(*(_errors_at(float(offset)) for offset in offsets), strict=True)
-    names = {"members' error": "-", "ERR": "-", "diversity": "--"}
-    for colour, (name, style), values in zip(plots.COLOURS, names.items(), found, strict=False):
-        right.plot(offsets, values, color=colour, linestyle=style, label=name)
-    right.set(xlabel="offset c", title="errors")
-    right.legend(frameon=False, fontsize="small")
-    return figure
-
-
 def _errors_at(offset: float) -> tuple[float, float, float]:
     """Return the members' error, the ensemble's error and the diversity."""
     _, members, targets = collude(offset)
@@ -199,11 +165,3 @@ def _errors_at(offset: float) -> tuple[float, float, float]:
         float(part.mean()) for part in (parts.member_error, parts.ensemble_error, parts.diversity)
     )
     return member, ensemble, diversity
-
-
-def _offset_rows() -> list[list[float]]:
-    rows = []
-    for offset in OFFSETS:
-        member, ensemble, diversity = _errors_at(offset)
-        rows.append([offset, member, ensemble, diversity, diversity / member])
-    return rows

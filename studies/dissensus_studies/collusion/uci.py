@@ -6,17 +6,17 @@ one program. Each run is stored as it ends; a study that was ended goes on where
 
 import os
 import platform
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dissensus.html import Section, Table, Text
-from dissensus_studies.collusion import uci_figures as figures
-from dissensus_studies.collusion.uci_claims import uci_claims
 from dissensus_studies.collusion.uci_data import (
     SMALL_SETS,
     Preparation,
@@ -25,16 +25,27 @@ from dissensus_studies.collusion.uci_data import (
     find_sources,
     load_problem,
 )
-from dissensus_studies.collusion.uci_figures import Sets, by_set, over_beta
-from dissensus_studies.collusion.uci_protocol import SEARCH_SPACE, Found, Settings, import_optuna, measure_all
-from dissensus_studies.collusion.uci_training import DROP_REPEATS, DROP_SHARES, population_sd
-from dissensus_studies.harness.claims import claims_table
+from dissensus_studies.collusion.uci_protocol import Found, Settings, import_optuna, measure_all
+from dissensus_studies.collusion.uci_training import DROP_SHARES
+from dissensus_studies.harness.claims import Claim, claims_table, over_cases
+from dissensus_studies.harness.figures import Drawing, Line, Panel
 from dissensus_studies.harness.outputs import Outputs, print_table
+from dissensus_studies.harness.statistics import Comparison
 
 NUM_RUNS = 10
 QUICK_RUNS = 3
 QUICK: dict[str, Any] = {"trials": 6, "most_epochs": 60}
 SHOWN_BETAS = (0.0, 0.5, 0.8, 0.9, 1.0)
+# What counts as harmful: the error rises by more than this share of itself.
+HARM = 0.1
+# "Around half", in shares of the diversity.
+HALF = (1 / 3, 2 / 3)
+# "Elsewhere", as against near 1.
+ELSEWHERE = 0.8
+JUDGED = (
+    "Verdicts of comparisons are those of an exact sign test at 5 % over paired runs; others follow from the condition in "
+    "brackets, or from means over runs. Runs of one set share most of their rows, so p is too small."
+)
 
 
 def run(
@@ -50,10 +61,10 @@ def run(
     minutes: float | None = None,
     workers: int | None = None,
 ) -> Path:
-    """Run the study; see `dissensus_studies.Study.run`.
+    """Run the study; see `dissensus_studies.Study.run`. One that was ended goes on from the runs that the folder holds.
 
     Args:
-        output: Folder for the results. A study that was ended goes on from the runs that it holds.
+        output: Folder for the results.
         quick: Three runs with a short search on data that comes with scikit-learn, or on the small sets of `data`.
         seed: Decides splits, searches, weights and batches.
         data: Folder with the four tables; `../shared/data` by default.
@@ -99,51 +110,181 @@ def _problems(data: Path | None, quick: bool, preparation: Preparation) -> dict[
     return {name: load_problem(name, path, preparation) for name, path in files.items()}
 
 
+class SetRuns:
+    """All runs of one set as columns: `runs["mse"]` is `(runs, betas)`."""
+
+    def __init__(self, found: Sequence[Mapping[str, Any]]) -> None:
+        self.found = found
+        self.betas = [row["beta"] for row in found[0]["betas"]]
+
+    def __getitem__(self, name: str) -> NDArray[np.float64]:
+        return np.array([[row[name] for row in result["betas"]] for result in self.found], dtype=np.float64)
+
+    def at(self, name: str, beta: float) -> list[float]:
+        """Return a quantity at one beta, run by run."""
+        values: list[float] = self[name][:, self.betas.index(beta)].tolist()
+        return values
+
+
+Sets = Mapping[str, SetRuns]
+
+
+def by_set(found: Sequence[Mapping[str, Any]]) -> dict[str, SetRuns]:
+    """Return runs by the set they belong to."""
+    names = dict.fromkeys(result["set"] for result in found)
+    return {name: SetRuns([result for result in found if result["set"] == name]) for name in names}
+
+
+def uci_claims(sets: Sets) -> list[Claim]:
+    """Judge the document's statements on figures 2 to 4."""
+    dropped = f"{100 * DROP_SHARES[-1]:.0f} % dropped raise the MSE by over {100 * HARM:.0f} % there"
+    return [
+        _higher("Joint training (β = 1) has a larger test error than independent training", sets, _at("mse")),
+        _worst(sets),
+        _each("Diversity at β = 1 is far above the ensemble's error (its median is above the MSE)", sets, _above),
+        _each(f"It stays low for most β (below the MSE for all β ≤ {ELSEWHERE:g})", sets, _low_elsewhere),
+        _each("Debiasing removes around half of the diversity at β = 1 (a third to two thirds)", sets, _half_is_bias),
+        _higher("Debiasing removes more at β = 1 than at β = 0", sets, _at("bias_share")),
+        _each(f"Dropping members harms only near β = 1 ({dropped}, by less up to {ELSEWHERE:g})", sets, _drop),
+        _higher("Joint training has the larger generalisation gap (test minus training error)", sets, _gap),
+    ]
+
+
+def _higher(statement: str, sets: Sets, read: Callable[[SetRuns, float], list[float]]) -> Claim:
+    """Judge that a quantity is higher at beta = 1 than at beta = 0."""
+    cases = {name: Comparison.of(read(runs, 0.0), read(runs, 1.0)) for name, runs in sets.items()}
+    return Claim.compared(statement, "higher", cases)
+
+
+def _at(column: str) -> Callable[[SetRuns, float], list[float]]:
+    return lambda runs, beta: runs.at(column, beta)
+
+
+def _gap(runs: SetRuns, beta: float) -> list[float]:
+    pairs = zip(runs.at("mse", beta), runs.at("train_mse", beta), strict=True)
+    return [test - train for test, train in pairs]
+
+
+def _worst(sets: Sets) -> Claim:
+    worst = {name: runs.betas[int(runs["mse"].mean(0).argmax())] for name, runs in sets.items()}
+    held = sum(beta == 1.0 for beta in worst.values())
+    measured = "; ".join(f"{name} is worst at β = {beta:g}" for name, beta in worst.items())
+    return Claim.checked(
+        "β = 1 has the largest mean test error of all β, for most sets", measured, 2 * held > len(worst)
+    )
+
+
+def _each(statement: str, sets: Sets, judge: Callable[[SetRuns], tuple[str, bool]]) -> Claim:
+    """Judge a claim by a condition on every set."""
+    found: Mapping[str, tuple[str, bool]] = {name: judge(runs) for name, runs in sets.items()}
+    measured = "; ".join(f"{name} {text}" for name, (text, _) in found.items())
+    return Claim(statement, measured, over_cases({name: holds for name, (_, holds) in found.items()}))
+
+
+def _above(runs: SetRuns) -> tuple[str, bool]:
+    ratio = median(_ratios(runs.at("diversity", 1.0), runs.at("mse", 1.0)))
+    growth = median(_ratios(runs.at("diversity", 1.0), runs.at("diversity", 0.0)))
+    return f"{ratio:.1f} × the MSE, {growth:.0f} × that of β = 0", ratio > 1
+
+
+def _elsewhere(runs: SetRuns, ratio: Callable[[float], float]) -> float:
+    return max(ratio(beta) for beta in runs.betas if beta <= ELSEWHERE)
+
+
+def _low_elsewhere(runs: SetRuns) -> tuple[str, bool]:
+    most = _elsewhere(runs, lambda beta: median(_ratios(runs.at("diversity", beta), runs.at("mse", beta))))
+    return f"{most:.2f} × the MSE", most < 1
+
+
+def _half_is_bias(runs: SetRuns) -> tuple[str, bool]:
+    shares = runs.at("bias_share", 1.0)
+    text = f"{100 * fmean(shares):.0f} ± {100 * float(np.std(shares)):.0f} %"
+    return text, HALF[0] <= fmean(shares) <= HALF[1]
+
+
+def _drop(runs: SetRuns) -> tuple[str, bool]:
+    def harm(beta: float) -> float:
+        return median(_ratios(runs.at(f"drop_{DROP_SHARES[-1]:g}", beta), runs.at("mse", beta)))
+
+    near, far = harm(1.0), _elsewhere(runs, harm)
+    text = f"+{100 * near:.0f} % at β = 1, at most +{100 * far:.1f} % up to {ELSEWHERE:g}"
+    return text, near > HARM > far
+
+
+def _ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
+    return [a / b for a, b in zip(above, below, strict=True)]
+
+
+def drawings(sets: Sets) -> list[Drawing]:
+    """Return the document's figures 2 to 4 and the change of the error, a panel for each set."""
+
+    def over_beta(lines: Callable[[SetRuns], list[Line]], **axes: Any) -> list[Panel]:
+        return [Panel(name, "β", lines(runs), axes) for name, runs in sets.items()]
+
+    def change(runs: SetRuns) -> list[Line]:
+        low, middle, high = np.quantile(100 * (runs["mse"] / runs["mse"][:, :1] - 1), (0.25, 0.5, 0.75), axis=0)
+        return [Line("", runs.betas, middle, low.tolist(), high)]
+
+    def errors(runs: SetRuns) -> list[Line]:
+        return [_mean(runs, "mse", "ensemble MSE"), _mean(runs, "diversity", "diversity", 1)]
+
+    def drop(runs: SetRuns) -> list[Line]:
+        names = [(f"drop_{share:g}", f"{100 * share:.0f} % dropped") for share in DROP_SHARES]
+        drawn = [_mean(runs, key, name, colour) for colour, (key, name) in enumerate(names)]
+        exact = [_mean(runs, f"{key}_expected", "", colour) for colour, (key, _) in enumerate(names)]
+        return drawn + [replace(line, low=(), style="x") for line in exact]
+
+    return [
+        Drawing(f"collusion_{name}", title, panels, caption, 2)
+        for name, title, panels, caption in (
+            (
+                "diversity",
+                "Error and diversity on test rows",
+                over_beta(errors, yscale="log"),
+                "Figure 2. Mean over runs and one standard deviation; logarithmic.",
+            ),
+            (
+                "change",
+                "Change of the test error, %",
+                over_beta(change),
+                "Test error against that of β = 0 in the same run: median and quartiles.",
+            ),
+            (
+                "bias",
+                "Diversity that debiasing removes, %",
+                over_beta(lambda runs: [_mean(runs, "bias_share", "", scale=100)], ylim=(0, 100)),
+                "Figure 3. Offsets are means over the test rows, as in the document; they use no targets.",
+            ),
+            (
+                "drop",
+                "Increase of the MSE when members are dropped",
+                over_beta(drop),
+                "Figure 4. Crosses are the closed form DIV (M − m) / (m (M − 1)) with m of M members left.",
+            ),
+        )
+    ]
+
+
+def _mean(runs: SetRuns, key: str, name: str, colour: int = 0, scale: float = 1) -> Line:
+    """Return a mean over runs, and one standard deviation to each side as far as there are values."""
+    values = scale * runs[key]
+    mean, deviation = values.mean(0), values.std(0)
+    low = np.maximum(mean - deviation, values.min(0))
+    return Line(name, runs.betas, mean, low.tolist(), mean + deviation, colour)
+
+
 def _report(outputs: Outputs, found: Sequence[Found], settings: Settings, quick: bool) -> Path:
     """Write tables, figures and the page."""
     sets = by_set(found)
     claims = uci_claims(sets)
-    rows = _beta_rows(sets)
     columns = ("set", "β", "MSE", "diversity", "members' MSE", "removed by debiasing", "rise if 60 % are dropped")
-    outputs.sections += [
-        Section("What the document says", claims_table(claims), Text(JUDGED)),
-        Section(
-            "Diversity explosion",
-            outputs.picture(
-                "collusion_diversity",
-                over_beta(sets, "on test rows", figures.errors),
-                "error and diversity over beta, set by set",
-                "Figure 2. Mean over runs and one standard deviation; logarithmic.",
-            ),
-            outputs.picture(
-                "collusion_change",
-                over_beta(sets, "change of MSE, %", figures.change),
-                "change of the test error against beta = 0, set by set",
-                "Test error against that of β = 0 in the same run: median and quartiles.",
-            ),
-            Table(columns, rows, "Mean over runs ± standard deviation, on standardised targets"),
-        ),
-        Section(
-            "Debiased diversity",
-            outputs.picture(
-                "collusion_bias",
-                over_beta(sets, "diversity removed, %", figures.bias),
-                "percentage of diversity that debiasing removes, over beta",
-                "Figure 3. Offsets are means over the test rows, as in the document; they use no targets.",
-            ),
-        ),
-        Section(
-            "Codependence",
-            outputs.picture(
-                "collusion_drop",
-                over_beta(sets, "increase of MSE", figures.drop),
-                "increase of the error when members are dropped, over beta",
-                "Figure 4. Crosses are the closed form DIV (M − m) / (m (M − 1)) with m of M members left.",
-            ),
-        ),
-        Section("How it was done", Text(*_protocol(settings)), _chosen_table(sets), _sets_table(sets)),
+    names = ("mse", "diversity", "member_mse", "bias_share", f"drop_{DROP_SHARES[-1]:g}")
+    rows = [
+        [name, f"{beta:g}", *(_with_sd(runs.at(column, beta)) for column in names)]
+        for name, runs in sets.items()
+        for beta in SHOWN_BETAS
     ]
-    table = _save_table(outputs.folder, found)
+    caption = "Mean over runs ± standard deviation, on standardised targets"
     outputs.results(
         {
             "claims": claims,
@@ -155,101 +296,19 @@ def _report(outputs: Outputs, found: Sequence[Found], settings: Settings, quick:
             "runs": found,
         }
     )
+    outputs.sections += [
+        Section("What the document says", claims_table(claims), Text(JUDGED)),
+        *(each.section(outputs) for each in drawings(sets)),
+        Section("By β", Table(columns, rows, caption)),
+    ]
     print_table(columns, rows)
-    print(f"All numbers: {table}")
     return outputs.page(
         "Between independent and joint training: tabular regression",
         "Members trained to be right together become wrong apart: how soon, by how much, and what it costs.",
     )
 
 
-JUDGED = (
-    "Verdicts of comparisons are those of an exact sign test at 5 % over paired runs; others follow from the condition in "
-    "brackets, or from means over runs. Runs of one set share most of their rows, so p is too small."
-)
-
-
-def _protocol(settings: Settings) -> list[str]:
-    also = ", then once more with the validation rows for as many epochs" if settings.on_validation_too else ""
-    space = "; ".join(
-        f"{name.replace('_', ' ')} {', '.join(f'{choice:g}' for choice in choices)}"
-        for name, choices in SEARCH_SPACE.items()
-    )
-    logs = (
-        "features with a skewness above 1 on the training rows are replaced by log(1 + x − min), then all features and the target "
-        "are standardised on the training rows"
-        if settings.preparation == "document"
-        else "at most 1000 rows, features and the target standardised on the training rows, no logarithms"
-    )
-    return [
-        f"Every run draws 20 % of the rows for testing and 20 % of the rest for validation; {logs}. {settings.trials} configurations "
-        f"are tried by Bayesian optimisation (optuna's Gaussian process, five random ones first): {space}. ReLU networks, Adam with "
-        "the decay added to the gradient, squared error, all members on the same batches.",
-        "What the document leaves open, and what was chosen: "
-        f"the search trains with β = {settings.search_beta:g} and takes the configuration with the lowest ensemble error on the "
-        "validation rows. The best one is trained anew on the training rows for every β, from the same initial weights and on the same "
-        f"batches{also}. Each β stops "
-        "by itself, after 5 epochs without a lower ensemble error on the validation rows, and keeps the weights "
-        f"of its best epoch; none goes beyond {settings.most_epochs} epochs. The loss is summed over members, so that rate and decay "
-        "mean for each what they would mean for one network alone.",
-        f"Members are dropped row by row, {DROP_REPEATS} times; {', '.join(f'{100 * share:.0f} %' for share in DROP_SHARES)} of them, "
-        "rounded down. The increase is absolute.",
-    ]
-
-
-def _beta_rows(sets: Sets) -> list[list[object]]:
-    columns = ("mse", "diversity", "member_mse", "bias_share", f"drop_{DROP_SHARES[-1]:g}")
-    return [
-        [name, f"{beta:g}", *(_with_sd(runs.at(column, beta)) for column in columns)]
-        for name, runs in sets.items()
-        for beta in SHOWN_BETAS
-    ]
-
-
 def _with_sd(values: Sequence[float]) -> str:
-    mean, deviation = sum(values) / len(values), population_sd(values)
+    mean, deviation = fmean(values), float(np.std(values))
     decimals = 3 if max(abs(mean), deviation) >= 0.01 else 5
     return f"{mean:.{decimals}f}\u00a0±\u00a0{deviation:.{decimals}f}"
-
-
-def _chosen_table(sets: Sets) -> Table:
-    """How often each value of the search space was chosen."""
-    rows: list[list[object]] = []
-    for name, runs in sets.items():
-        counts = [Counter(result["configuration"][key] for result in runs.found) for key in SEARCH_SPACE]
-        rows.append([name, *(", ".join(f"{v:g} × {count[v]}" for v in sorted(count)) for count in counts)])
-    columns = ("set", *(name.replace("_", " ") for name in SEARCH_SPACE))
-    return Table(columns, rows, "What the searches chose: value × runs")
-
-
-def _sets_table(sets: Sets) -> Table:
-    rows = [
-        [
-            name,
-            len(runs),
-            float(runs["epochs"].mean()),
-            int(runs["epochs"].max()),
-            sum(result["search_seconds"] for result in runs.found) / len(runs),
-            sum(result["retrain_seconds"] for result in runs.found) / len(runs),
-        ]
-        for name, runs in sets.items()
-    ]
-    columns = ("set", "runs", "best epoch, mean", "latest", "search, s", "retraining, s")
-    return Table(columns, rows, "Seconds are processor time a run: what it takes on a core of its own")
-
-
-def _save_table(folder: Path, found: Sequence[Found]) -> Path:
-    """Write one row for each set, run and beta: as parquet where pyarrow is there, else as CSV."""
-    import pandas
-
-    rows = [
-        {"set": result["set"], "run": result["run"], **result["configuration"], **row}
-        for result in found
-        for row in result["betas"]
-    ]
-    frame = pandas.DataFrame(rows)
-    if find_spec("pyarrow") is None:
-        frame.to_csv(folder / "results.csv", index=False)
-        return folder / "results.csv"
-    frame.to_parquet(folder / "results.parquet", index=False)
-    return folder / "results.parquet"

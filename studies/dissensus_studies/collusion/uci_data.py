@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -22,7 +22,6 @@ VALIDATION_SHARE = 0.2
 SKEWED = 1.0
 # The other preparation keeps this many rows of the two larger sets, in their order.
 TANGOS_ROWS = 1000
-WHERE = (Path("uci"), Path())
 
 
 @dataclass(frozen=True)
@@ -66,13 +65,7 @@ SMALL_SETS = ("bioconcentration", "facebook")
 
 @dataclass(frozen=True)
 class Problem:
-    """A regression problem before it is split.
-
-    Attributes:
-        x: Features, `(rows, features)`.
-        y: Targets, `(rows,)`.
-        measured: Which features are measured numbers with more than two values, `(features,)`.
-    """
+    """A regression problem before it is split: features, targets, and which features are numbers with more than two values."""
 
     x: Tensor
     y: Tensor
@@ -92,15 +85,10 @@ class Split:
 
 
 def find_sources(data: Path | None) -> dict[str, Path]:
-    """Return the files of the sets that are there, by name.
-
-    Args:
-        data: A folder that holds the files, by itself or in `uci`; `../shared/data` by default.
-    """
+    """Return the files of the sets that a folder, `../shared/data` by default, holds by itself or in `uci`, by name."""
     folder = Path("../shared/data") if data is None else Path(data)
-    for place in WHERE:
-        found = {name: folder / place / source.file for name, source in SOURCES.items()}
-        found = {name: path for name, path in found.items() if path.is_file()}
+    for place in (folder / "uci", folder):
+        found = {name: place / source.file for name, source in SOURCES.items() if (place / source.file).is_file()}
         if found:
             return found
     raise ValueError(
@@ -111,23 +99,22 @@ def find_sources(data: Path | None) -> dict[str, Path]:
 
 def load_problem(name: str, path: Path, preparation: Preparation = "document") -> Problem:
     """Read one of the four sets; rows with missing values are left out."""
+    import pandas
+
     source = SOURCES[name]
     frame = read_table(path)[0].dropna()
     if preparation == "tangos" and source.shortened:
         frame = frame[:TANGOS_ROWS]
     inputs = frame.drop(columns=[source.target, *source.drop])
     words = [n for n in inputs if n in source.categories or inputs[n].dtype.kind not in "iuf"]
-    parts = [_dummies(inputs[n], source.drop_first) if n in words else inputs[[n]] for n in inputs]
+    # A 0/1 column for each value of a category, in the order of the values as texts.
+    parts = [
+        pandas.get_dummies(inputs[n].astype(str), drop_first=source.drop_first) if n in words else inputs[[n]]
+        for n in inputs
+    ]
     x = np.concatenate([part.to_numpy(np.float32) for part in parts], axis=1)
     y = frame[source.target].to_numpy(np.float32)
     return _problem(torch.from_numpy(x), torch.from_numpy(y))
-
-
-def _dummies(values: Any, drop_first: bool) -> Any:
-    """Return a 0/1 column for each value, in the order of the values as texts."""
-    import pandas
-
-    return pandas.get_dummies(values.astype(str), drop_first=drop_first)
 
 
 def built_in_problem() -> Problem:
@@ -143,13 +130,7 @@ def _problem(x: Tensor, y: Tensor) -> Problem:
 
 
 def split_problem(problem: Problem, preparation: Preparation, *key: int | str) -> Split:
-    """Draw test, validation and training rows, and prepare all on the training rows.
-
-    Args:
-        problem: All rows.
-        preparation: `"document"` takes logarithms of skewed features, `"tangos"` does not.
-        key: Numbers and words that decide which rows are drawn.
-    """
+    """Draw test, validation and training rows by a key, and prepare all on the training rows."""
     rows = permutation(torch.tensor(derive(*key)), len(problem.x))
     num_test = round(TEST_SHARE * len(rows))
     num_validation = round(VALIDATION_SHARE * (len(rows) - num_test))
@@ -162,17 +143,7 @@ def split_problem(problem: Problem, preparation: Preparation, *key: int | str) -
 
 
 def log_skewed(x: Tensor, train: Tensor, measured: Tensor) -> Tensor:
-    r"""Take the logarithm of features whose skewness on the training rows exceeds 1.
-
-    $$x \mapsto \log(1 + \max(x - \min_{\text{train}} x,\, 0))$$
-
-    Args:
-        x: Features, `(rows, features)`.
-        train: Numbers of the training rows.
-        measured: Features that may be transformed, `(features,)`.
-
-    Returns:
-        Features of the same shape; those that are not skewed to the right are as they were.
+    """Return features `(rows, features)`; measured ones whose skewness on the training rows exceeds 1 become log(1 + x - min).
 
     Example:
         >>> x = torch.tensor([[0.0, 1.0], [0.0, 2.0], [0.0, 3.0], [0.0, 4.0], [99.0, 5.0]])

@@ -1,18 +1,15 @@
 """The protocol of the collusion study: search, retrain for every beta, measure; each run stored as it ends."""
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import islice
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import torch
@@ -79,16 +76,7 @@ Found = dict[str, Any]
 
 
 def search(evaluate: Callable[[Configuration], float], trials: int, seed: int) -> tuple[Configuration, list[Found]]:
-    """Look for the configuration with the lowest value by Bayesian optimisation.
-
-    Args:
-        evaluate: Gives the value of a configuration.
-        trials: How many are tried.
-        seed: Decides which.
-
-    Returns:
-        The best configuration, and every trial with its value.
-    """
+    """Look for the configuration with the lowest value by Bayesian optimisation; return it, and every trial with its value."""
     optuna = import_optuna()
     tried: list[Found] = []
 
@@ -183,20 +171,16 @@ def measure_all(
 ) -> list[Found]:
     """Measure every run of every set that the folder's `arms.jsonl` has not yet; return all that have ended, set by set.
 
-    Args:
-        problems: The sets by name.
-        num_runs: Runs of each.
-        settings: What decides the numbers.
-        folder: Where runs are kept as they end.
-        workers: Processes that measure runs side by side; one measures them here.
-        minutes: Begin no run after this time.
+    Several workers are processes that measure runs side by side; no run begins after so many minutes.
     """
     path, plain = folder / "arms.jsonl", settings.as_json()
-    jobs = {_arm(name, run): Job(name, run, problems[name], settings) for run in range(num_runs) for name in problems}
+    jobs = {
+        f"{name} run={run}": Job(name, run, problems[name], settings) for run in range(num_runs) for name in problems
+    }
     found = {arm: record for arm, record in read_records(path, plain).items() if arm in jobs}
-    deadline = float("inf") if minutes is None else time.monotonic() + 60 * minutes
+    deadline = float("inf") if minutes is None else time.time() + 60 * minutes
     for result in _results([job for arm, job in jobs.items() if arm not in found], workers, deadline):
-        arm = _arm(result["set"], result["run"])
+        arm = f"{result['set']} run={result['run']}"
         found[arm] = keep(path, arm, plain, result)
         seconds = result["search_seconds"] + result["retrain_seconds"]
         line = f"{len(found)} of {len(jobs)}: {result['set']}, run {result['run'] + 1}, {seconds:.0f} s"
@@ -205,46 +189,24 @@ def measure_all(
     return sorted(found.values(), key=lambda result: (order.index(result["set"]), result["run"]))
 
 
-def _arm(name: str, run: int) -> str:
-    return f"{name} run={run}"
-
-
 def _results(jobs: Sequence[Job], workers: int, deadline: float) -> Iterator[Found]:
     """Give each run's results as it ends."""
     if workers <= 1 or len(jobs) <= 1:
-        for job in jobs:
-            if time.monotonic() > deadline:
-                return
-            # Networks this small gain nothing from a second thread.
-            with one_thread():
-                result = measure_run(job)
-            yield result
+        # Networks this small gain nothing from a second thread.
+        with one_thread():
+            yield from filter(None, (_measure_until(deadline, job) for job in jobs))
         return
     # Not forked: a child would inherit torch's threads in whatever state they are.
-    with ProcessPoolExecutor(workers, get_context("spawn"), _prepare_worker) as pool:
-        waiting = iter(jobs)
-        # As many as there are processes: a job that waits inside the pool can no longer be called back.
-        running = {pool.submit(measure_run, job) for job in islice(waiting, workers)}
+    with ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
         try:
-            while running:
-                ended, running = wait(running, return_when=FIRST_COMPLETED)
-                more = [] if time.monotonic() > deadline else list(islice(waiting, len(ended)))
-                running |= {pool.submit(measure_run, job) for job in more}
-                for future in ended:
-                    yield future.result()
+            for ended in as_completed([pool.submit(_measure_until, deadline, job) for job in jobs]):
+                if (result := ended.result()) is not None:
+                    yield result
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
 
 
-def _prepare_worker() -> None:
-    torch.set_num_threads(1)
-    # A pool's processes otherwise outlive a study that is killed.
-    Thread(target=_end_with_the_study, daemon=True).start()
-
-
-def _end_with_the_study() -> None:
-    study = parent_process()
-    assert study is not None
-    study.join()
-    os._exit(1)
+def _measure_until(deadline: float, job: Job) -> Found | None:
+    """Measure a run, unless it would begin after the time."""
+    return None if time.time() > deadline else measure_run(job)

@@ -200,13 +200,7 @@ def train(
 
 
 def measure(outputs: Tensor, targets: Tensor, *, seed: int = 0) -> dict[str, Any]:
-    """Return every number of figures 2 to 4 for one ensemble.
-
-    Args:
-        outputs: Members' predictions, `(members, rows)`.
-        targets: `(rows,)`.
-        seed: Decides which members are dropped.
-    """
+    """Return every number of figures 2 to 4 for one ensemble, of its members' predictions `(members, rows)` and targets `(rows,)`."""
     outputs, targets = outputs.double(), targets.double()
     parts = decompose(outputs, targets, loss="mse")
     found: dict[str, Any] = {
@@ -226,9 +220,6 @@ def bias_share(outputs: Tensor) -> float:
     """Return the share of diversity that goes when each member's constant offset is taken away.
 
     Reading: 0 where members differ from row to row, 1 where they are shifted copies of each other.
-
-    Args:
-        outputs: Members' predictions, `(members, rows)`.
 
     Example:
         >>> bias_share(torch.tensor([[5.0, 6.0], [1.0, 2.0]]))
@@ -250,17 +241,7 @@ def _num_left(num_members: int, share: float) -> int:
 def drop_increase(
     outputs: Tensor, targets: Tensor, share: float, *, repeats: int = DROP_REPEATS, seed: int = 0
 ) -> float:
-    """Return by how much the squared error rises when a share of the members is dropped at random.
-
-    Each row loses members of its own, and the others are averaged.
-
-    Args:
-        outputs: Members' predictions, `(members, rows)`.
-        targets: `(rows,)`.
-        share: Share of members to drop.
-        repeats: How often.
-        seed: Decides which.
-    """
+    """Return by how much the squared error rises when a share of the members is dropped at random, of each row others."""
     left = _num_left(len(outputs), share)
     total = 0.0
     for repeat in range(repeats):
@@ -278,18 +259,9 @@ def expected_drop_increase(outputs: Tensor, share: float) -> float:
 
     with m of M members left: for squared error it depends on the diversity alone.
 
-    Args:
-        outputs: Members' predictions, `(members, rows)`.
-        share: Share of members to drop.
-
     Example:
         >>> expected_drop_increase(torch.tensor([[1.0], [-1.0]]), 0.5)
         1.0
     """
     count, left = len(outputs), _num_left(len(outputs), share)
     return spread(outputs) * (count - left) / (left * (count - 1))
-
-
-def population_sd(values: Sequence[float]) -> float:
-    """Return the standard deviation over runs, divided by their number, as the document's figures have it."""
-    return float(torch.tensor(values, dtype=torch.float64).std(correction=0))

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from math import ceil
 from statistics import fmean, stdev
 from typing import Any
@@ -52,11 +53,9 @@ class EpochTimer:
 
     def record(self) -> Record:
         """Return mean and standard deviation of an epoch's seconds; None where there were too few epochs."""
-        lengths = [after - before for before, after in zip(self.ends, self.ends[1:], strict=False)][-10:]
-        if not lengths:
-            return {"epoch_seconds": None, "epoch_deviation": None}
+        lengths = [after - before for before, after in pairwise(self.ends)][-10:]
         return {
-            "epoch_seconds": round(fmean(lengths), 5),
+            "epoch_seconds": round(fmean(lengths), 5) if lengths else None,
             "epoch_deviation": round(stdev(lengths), 5) if len(lengths) > 1 else None,
         }
 
@@ -71,10 +70,8 @@ def _nets(setting: Setting, material: Material) -> Record:
     chosen: dict[str, Any] = {**material.training, "seed": setting.seed}
     if setting.method == "diverse":
         rate = chosen["lr"]
-        drawn = diverse_hyperparameters(
-            setting.num_members, setting.seed, lr=(rate / 4, 2 * rate), weight_decay=(1e-4, 2e-3)
-        )
-        chosen |= drawn
+        ranges = {"lr": (rate / 4, 2 * rate), "weight_decay": (1e-4, 2e-3)}
+        chosen |= diverse_hyperparameters(setting.num_members, setting.seed, **ranges)
     if setting.active:
         chosen["epochs"] = ceil(chosen["epochs"] * setting.num_members / setting.active)
     timer = EpochTimer()
@@ -96,9 +93,8 @@ def _held_out_images(setting: Setting, material: Material) -> tuple[ImageSets, o
     if not setting.guard.startswith("held-out"):
         return whole, None
     count = max(1, round(HELD_OUT_SHARE * len(everything.x)))
-    held_out = Images(everything.x[-count:], everything.y[-count:])
     rest = replace(whole, train=Images(everything.x[:-count], everything.y[:-count]))
-    x, y = held_out.x.to(material.device), held_out.y.to(material.device)
+    x, y = (part[-count:].to(material.device) for part in everything)
     if setting.guard == "held-out loss":
         return rest, obj.HeldOutLoss(x, y)
     alone = DeepEnsemble(material.network, 1, setting.seed)
@@ -113,25 +109,16 @@ def _accuracy_of(members: Members, x: Tensor, y: Tensor) -> float:
 
 
 def objective_of(setting: Setting, sources: tuple[Tensor, ...], guard: obj.Guard | str | None = None) -> Objective:
-    """Return what an ensemble minimises.
-
-    Args:
-        setting: The ensemble.
-        sources: Inputs to disagree on.
-        guard: The guard, where it is more than a name.
-    """
+    """Return what an ensemble minimises; `sources` are inputs to disagree on, `guard` is one that is more than a name."""
     active = setting.active or None
     if setting.method == "ldr":
-        strength: Any = setting.strength
-        if setting.guard == "falling":
-            strength = partial(_falling, setting.strength)
+        falling = partial(_falling, setting.strength)
+        strength: Any = falling if setting.guard == "falling" else setting.strength
         weighting: Weighting = "inverse_probability" if setting.guard == "inverse probability" else "loss"
-        guard = guard or _guard_of(setting.guard)
-        return obj.LossGuided(strength, active=active, guard=guard, weighting=weighting)
+        return obj.LossGuided(strength, active=active, guard=guard or _guard_of(setting.guard), weighting=weighting)
     if setting.method in ("a2d", "divdis"):
-        return obj.Disagree(
-            sources[setting.source], regulariser=setting.method, strength=setting.strength, active=active
-        )
+        other = sources[setting.source]
+        return obj.Disagree(other, regulariser=setting.method, strength=setting.strength, active=active)
     return obj.Joint(setting.strength) if setting.method == "joint" else obj.Independent()
 
 
@@ -162,7 +149,7 @@ def _backbone(setting: Setting, material: Material) -> Record:
 def _heads(setting: Setting, material: Material) -> Record:
     """Train heads on the features of a frozen backbone."""
     compared = setting.num_members > 1 and setting.reference != setting.name
-    if compared and not reference_path(material.references, setting, "npz").is_file():
+    if compared and not reference_path(material.references, setting, "pt").is_file():
         # Its arm was not asked for, or done where the folder was another one.
         _heads(setting.plain, material)
     features = material.features(setting.backbone)
@@ -185,77 +172,71 @@ def train_heads(
     setting: Setting, features: Features, material: Material, timer: EpochTimer
 ) -> tuple[HeadEnsemble, Run, Record]:
     """Return trained heads on features, the run, and what else is to be kept of it."""
-    classes, width = material.sets.num_classes, features.width
-    ensemble = HeadEnsemble(
-        features.backbone, partial(make_head, width, setting.layers, classes), setting.num_members, setting.seed
-    )
-    epochs = head_epochs(setting, material)
-    chosen: dict[str, Any] = {
+    width, train = features.width, features.train
+    # Hidden layers are as wide as the features.
+    make = partial(mlp, width, [width] * (setting.layers - 1), material.sets.num_classes, activation=nn.GELU)
+    ensemble = HeadEnsemble(features.backbone, make, setting.num_members, setting.seed)
+    chosen = head_training(setting, train.num_examples) | {"callback": timer, "engine": material.engine}
+    if setting.method == "diverse":
+        chosen |= diverse_hyperparameters(setting.num_members, setting.seed)
+    epochs = head_epochs(setting, material.head_epochs)
+    if setting.method == "two-stage":
+        place = features.validation[0].device
+        assert train.targets is not None
+        rows = CachedFeatures(train.resident(place), train.targets.to(place), train.passes)
+        return ensemble, *two_stage(setting, ensemble.heads, rows, (material.head_epochs, epochs), chosen)
+    objective = objective_of(setting, features.sources, _held_out_guard(setting, features, material))
+    return ensemble, fit(ensemble, train, objective=objective, epochs=epochs, **chosen), {}
+
+
+def head_training(setting: Setting, images: int) -> dict[str, Any]:
+    """Return how heads are trained, as arguments of `fit`."""
+    return {
         "lr": HEAD_RATE,
         "weight_decay": HEAD_DECAY,
         "schedule": "cosine",
-        "batch_size": min(HEAD_BATCH, max(16, features.train.num_examples // 32)),
+        "batch_size": min(HEAD_BATCH, max(16, images // 32)),
         # One size of batches: each takes as long to record as a short run.
         "last_batch": "drop",
         "seed": setting.seed,
         "progress": False,
-        "callback": timer,
-        "engine": material.engine,
     }
-    if setting.method == "diverse":
-        chosen |= diverse_hyperparameters(setting.num_members, setting.seed)
-    if setting.method == "two-stage":
-        return ensemble, *_two_stage(setting, ensemble, features, (material.head_epochs, epochs), chosen)
-    objective = objective_of(setting, features.sources, _held_out_guard(setting, features, material))
-    run = fit(ensemble, features.train, objective=objective, epochs=epochs, **chosen)
-    return ensemble, run, {}
 
 
-def make_head(width: int, layers: int, classes: int) -> nn.Module:
-    """Make a head of one, two or three layers, hidden ones as wide as the features."""
-    return mlp(width, [width] * (layers - 1), classes, activation=nn.GELU)
-
-
-def head_epochs(setting: Setting, material: Material) -> int:
+def head_epochs(setting: Setting, epochs: int) -> int:
     """Return for how many epochs heads train: where few are drawn a step, for so many more that each takes as many steps."""
     share = 1 if setting.fixed or not setting.active else setting.num_members / setting.active
-    return ceil(material.head_epochs * share)
+    return ceil(epochs * share)
 
 
 def _held_out_guard(setting: Setting, features: Features, material: Material) -> obj.Guard | None:
+    """Return the guard that looks at held-out features; one by accuracy asks for that of the least accurate independent head."""
     if setting.guard == "held-out loss":
         return obj.HeldOutLoss(*features.validation)
-    if setting.guard == "held-out accuracy":
-        return obj.HeldOutAccuracy(*features.validation, reference=_reference_accuracy(setting, features, material))
-    return None
-
-
-def _reference_accuracy(setting: Setting, features: Features, material: Material) -> float:
-    """Return the validation accuracy of the least accurate independent head, trained now if no arm did so."""
+    if setting.guard != "held-out accuracy":
+        return None
     path = reference_path(material.references, setting, "json")
     if path.is_file():
-        return float(json.loads(path.read_text(encoding="utf-8"))["validation_accuracy"])
-    alone = Setting("heads", num_members=1, backbone=setting.backbone, seed=setting.seed)
-    ensemble, _, _ = train_heads(alone, features, material, EpochTimer())
-    return _accuracy_of(ensemble.heads, *features.validation)
+        reference = float(json.loads(path.read_text(encoding="utf-8"))["validation_accuracy"])
+    else:
+        alone = Setting("heads", num_members=1, backbone=setting.backbone, seed=setting.seed)
+        reference = _accuracy_of(train_heads(alone, features, material, EpochTimer())[0].heads, *features.validation)
+    return obj.HeldOutAccuracy(*features.validation, reference=reference)
 
 
-def _two_stage(
-    setting: Setting, ensemble: HeadEnsemble, features: Features, epochs: tuple[int, int], chosen: dict[str, Any]
+def two_stage(
+    setting: Setting, heads: DeepEnsemble, rows: CachedFeatures, epochs: tuple[int, int], chosen: dict[str, Any]
 ) -> tuple[Run, Record]:
     """Fit one head, and disagree on the training features that it is least sure of."""
-    x, y = features.train.resident(features.validation[0].device), features.train.targets
+    x, y = rows.features, rows.targets
+    assert isinstance(x, Tensor)
     assert y is not None
-    y = y.to(x.device)
-    template = ensemble.heads.member(0)
-    alone = DeepEnsemble.from_members([template])
-    rows = CachedFeatures(x, y, features.train.passes)
+    alone = DeepEnsemble.from_members([heads.member(0)])
     fit(alone, rows, epochs=epochs[0], **{**chosen, "callback": None})
     logits = predict(alone, x)[0]
     threshold = float(torch.quantile(logits.softmax(-1).amax(-1).float()[: 10**6], UNSURE_SHARE))
     data, objective = obj.two_stage(x, y, logits, threshold, strength=setting.strength, active=setting.active or None)
-    passes = features.train.passes
-    run = fit(ensemble.heads, data, objective=objective, epochs=ceil(epochs[1] / passes), **chosen)
+    run = fit(heads, data, objective=objective, epochs=ceil(epochs[1] / rows.passes), **chosen)
     return run, {"threshold": round(threshold, 5), "unsure": len(objective.ood_data)}  # type: ignore[arg-type]
 
 

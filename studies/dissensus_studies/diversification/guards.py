@@ -13,16 +13,17 @@ from dissensus_studies.diversification.reading import (
     SHOWN,
     USUAL,
     Found,
-    estimate,
     label,
     on_test,
     parts_of,
+    text_of,
 )
 from dissensus_studies.diversification.settings import Setting
 from dissensus_studies.harness.arm_log import Record
 from dissensus_studies.harness.statistics import Estimate
 
 _UNGUARDED = (PUBLISHED, "inverse probability")
+_FINDINGS = {"colluding": "members collude", "members_useless": "members of no use alone"}
 # Accuracy that a member may lose and still be called unharmed.
 MARGIN = 0.02
 
@@ -70,9 +71,8 @@ def gains(records: Sequence[Record], kind: str) -> list[Gain]:
     for part, score in looks:
         entries = [record[kind][part][score] for record in records]
         over_images = fmean(Estimate.of([entry]).error for entry in entries)
-        over_runs = Estimate.of(entries).error
         value = fmean(entry[0] for entry in entries)
-        found.append(Gain(part, score, value, errors * max(over_images, over_runs)))
+        found.append(Gain(part, score, value, errors * max(over_images, Estimate.of(entries).error)))
     return found
 
 
@@ -101,13 +101,7 @@ def member_loss(record: Record, independent: Sequence[Record]) -> float:
 
 @dataclass(frozen=True)
 class Guarded:
-    """A loss-guided ensemble beside the deep one.
-
-    Attributes:
-        setting: What it is.
-        records: Its runs.
-        independent: Runs of the deep ensemble.
-    """
+    """Runs of a loss-guided ensemble beside those of the deep one."""
 
     setting: Setting
     records: Sequence[Record]
@@ -120,37 +114,30 @@ class Guarded:
 
     @property
     def harmless(self) -> bool:
-        """Whether every member of every run is within two points of an independent one."""
+        """Whether every member is within the margin."""
         return self.loss <= MARGIN
 
     @property
-    def ensemble_loss(self) -> float:
-        """Accuracy that the ensemble has lost, mean over runs."""
-        before, after = (fmean(r["test"]["accuracy"][0] for r in runs) for runs in (self.independent, self.records))
-        return before - after
-
-    @property
-    def hidden(self) -> bool:
-        """Whether a member was lost and the ensemble's accuracy hardly shows it: two points, or a quarter of what the member lost."""
-        return not self.harmless and self.ensemble_loss <= max(MARGIN, self.loss / 4)
-
-    @property
     def diagnosis(self) -> str:
-        """What the diagnosis of collusion says of members in any of the runs."""
-        words = {"colluding": "members collude", "members_useless": "members of no use alone"}
-        return ", ".join(
-            text for key, text in words.items() if any(record.get("finding", {}).get(key) for record in self.records)
-        )
+        """What the diagnosis of collusion says of members in any run, and whether the ensemble's accuracy hides a lost member.
+
+        Hidden is one that the ensemble loses at most two points by, or a quarter of what the member lost.
+        """
+        there = [text for key, text in _FINDINGS.items() if any(r.get("finding", {}).get(key) for r in self.records)]
+        before, after = (fmean(r["test"]["accuracy"][0] for r in runs) for runs in (self.independent, self.records))
+        if not self.harmless and before - after <= max(MARGIN, self.loss / 4):
+            there.append("a lost member is hidden")
+        return ", ".join(there)
 
     @cached_property
     def gains(self) -> list[Gain]:
         """Gains against the same score."""
         return gains(self.records, "gain")
 
-    @property
-    def useful(self) -> bool:
-        """Whether some score detects some set better, by more than chance."""
-        return any(gain.sure for gain in self.gains)
+    def counts(self) -> tuple[int, int, int]:
+        """Return how many AUROCs are really higher, really lower, and how many there are."""
+        sure = [gain.sure for gain in self.gains]
+        return sure.count(True), sure.count(False), len(sure)
 
 
 def guarded_rows(found: Found, family: str) -> list[Guarded]:
@@ -160,46 +147,22 @@ def guarded_rows(found: Found, family: str) -> list[Guarded]:
     return [Guarded(setting, records, independent) for setting, records in rows.items()]
 
 
-def members_text(found: Found, family: str) -> str | None:
-    """Say what became of the members of loss-guided ensembles: who lost accuracy that the ensemble does not show, and who colludes."""
-    rows = guarded_rows(found, family)
-    if not rows:
-        return None
-    hidden = [
-        f"{label(row.setting)}: the worst member loses {100 * row.loss:.1f} points, the ensemble {100 * row.ensemble_loss:.1f}"
-        for row in rows
-        if row.hidden
-    ]
-    colluding = [f"{label(row.setting)} ({row.diagnosis})" for row in rows if row.diagnosis]
-    first = (
-        f"Members were lost while the ensemble hardly shows it. {'; '.join(hidden)}. "
-        if hidden
-        else "No ensemble hides a member that lost more than two points. "
-    )
-    second = "; ".join(colluding) or "no ensemble in which members collude, or are of no use on average"
-    return f"{first}The diagnosis of collusion names: {second}."
-
-
-def guard_table(found: Found, family: str) -> Table | None:
+def guard_table(found: Found, family: str) -> Table:
     """What each guard costs members, and what is gained over the deep ensemble."""
-    rows = guarded_rows(found, family)
-    if not rows:
-        return None
     cells = []
-    for row in rows:
-        sure = [gain.sure for gain in row.gains]
-        over_best = best_gain(gains(row.records, "gain_over_best"))
+    for row in guarded_rows(found, family):
+        higher, lower, looks = row.counts()
+        best, over_best = best_gain(row.gains), best_gain(gains(row.records, "gain_over_best"))
         cells.append(
             (
                 label(row.setting),
                 round(row.loss, 4),
                 "yes" if row.harmless else "no",
-                ", ".join(filter(None, [row.diagnosis, "a lost member is hidden" if row.hidden else ""])),
-                _text(row.records, "accuracy"),
-                _text(row.records, "ece"),
-                f"{sure.count(True)} / {sure.count(False)} of {len(sure)}",
-                _shown(best_gain(row.gains)),
-                _shown(over_best),
+                row.diagnosis,
+                text_of(row.records, on_test("accuracy")),
+                text_of(row.records, on_test("ece")),
+                f"{higher} / {lower} of {looks}",
+                *(None if gain is None else str(gain) for gain in (best, over_best)),
                 len(row.records),
             )
         )
@@ -211,26 +174,14 @@ def guard_table(found: Found, family: str) -> Table | None:
         "accuracy",
         "ECE",
         "AUROCs gained / lost",
-        "best gain, same score",
-        "best gain over the deep ensemble's best score",
-        "runs",
     )
     return Table(
-        columns,
+        (*columns, "best gain, same score", "best gain over the deep ensemble's best score", "runs"),
         cells,
         "Guards: accuracy that the worst member of all runs has lost against independent ones on average, and AUROCs over all scores, "
         "sets and averages that are really above or below those of the deep ensemble: intervals are paired and widened for the "
         "number of looks.",
     )
-
-
-def _text(records: Sequence[Record], metric: str) -> str | None:
-    value = estimate(records, on_test(metric))
-    return None if value is None else value.text
-
-
-def _shown(gain: Gain | None) -> str | None:
-    return None if gain is None else str(gain)
 
 
 @dataclass(frozen=True)
@@ -253,9 +204,8 @@ def guard_verdict(found: Found) -> Verdict | None:
     Returns:
         None without arms of the default.
     """
-    rows = [row for family in found.families for row in guarded_rows(found, family)]
     by_guard: dict[tuple[str, float], list[Guarded]] = {}
-    for row in rows:
+    for row in (row for family in found.families for row in guarded_rows(found, family)):
         if row.setting.strength > 0:
             by_guard.setdefault((row.setting.guard, row.setting.strength), []).append(row)
     default = by_guard.get((GUARDED, SHOWN), [])
@@ -263,12 +213,17 @@ def guard_verdict(found: Found) -> Verdict | None:
         return None
     families = {row.setting.family for row in default}
     both = {
-        key: group
-        for key, group in by_guard.items()
-        if key[0] not in _UNGUARDED and families <= {row.setting.family for row in group} and _both(group)
+        key: rows
+        for key, rows in by_guard.items()
+        if key[0] not in _UNGUARDED
+        and families <= {row.setting.family for row in rows}
+        and all(row.harmless for row in rows)
+        and any(row.counts()[0] for row in rows)
     }
     harmed = [row.setting.family for row in default if not row.harmless]
-    words = f"The default (share of the loss {LossShare().share:g}, strength {SHOWN:g}): {_words(default)}."
+    words = (
+        f"The default (share of the loss {LossShare().share:g}, strength {SHOWN:g}): {'; '.join(map(_words, default))}."
+    )
     if (GUARDED, SHOWN) in both:
         outcome, rest = "default", "It keeps every member within two points and gains."
     elif both:
@@ -276,22 +231,15 @@ def guard_verdict(found: Found) -> Verdict | None:
     elif not harmed:
         outcome, rest = "harmless", "No guard does both; the default harms no member."
     else:
-        outcome, rest = ("harmful", f"No guard does both, and the default costs members in {', '.join(harmed)}.")
+        outcome, rest = "harmful", f"No guard does both, and the default costs members in {', '.join(harmed)}."
     return Verdict(outcome, f"{words} {rest}{_listed(both)}")
 
 
-def _both(rows: Sequence[Guarded]) -> bool:
-    return all(row.harmless for row in rows) and any(row.useful for row in rows)
-
-
-def _words(rows: Sequence[Guarded]) -> str:
-    parts = []
-    for row in rows:
-        best, sure = best_gain(row.gains), [gain.sure for gain in row.gains]
-        gained = f"largest gain {best}" if best is not None and best.sure else "no gain beyond chance"
-        counts = f"{sure.count(True)} AUROCs of {len(sure)} higher, {sure.count(False)} lower"
-        parts.append(f"{row.setting.family}: worst member loses {row.loss:.4f}, {counts}, {gained}")
-    return "; ".join(parts)
+def _words(row: Guarded) -> str:
+    best, (higher, lower, looks) = best_gain(row.gains), row.counts()
+    gained = f"largest gain {best}" if best is not None and best.sure else "no gain beyond chance"
+    counts = f"{higher} AUROCs of {looks} higher, {lower} lower"
+    return f"{row.setting.family}: worst member loses {row.loss:.4f}, {counts}, {gained}"
 
 
 def _listed(both: Mapping[tuple[str, float], Sequence[Guarded]]) -> str:

@@ -27,7 +27,6 @@ from dissensus_studies.harness.statistics import Interval, mean_interval, share_
 
 # Pairs of members are too many for this score from so many members on.
 MANY_MEMBERS = 50
-_CHUNK = 2048
 # Images that a diagnosis of collusion looks at.
 DIAGNOSED = 5000
 # Images that members differ most and least on.
@@ -88,11 +87,8 @@ def scores_of(logits: Tensor, names: Sequence[str]) -> Tensor:
     """Return scores of all inputs, `(scores, inputs)`; RuntimeError, which ends the arm only, where members diverged."""
     if not torch.isfinite(logits).all():
         raise RuntimeError("a member's logits are not finite")
-    parts = []
-    for chunk in logits.split(_CHUNK, dim=1):
-        found = all_scores(chunk.float(), names)
-        parts.append(torch.stack([found[name].float() for name in names]))
-    return torch.cat(parts, 1)
+    chunks = (all_scores(chunk.float(), names) for chunk in logits.split(_BATCH, dim=1))
+    return torch.cat([torch.stack([found[name].float() for name in names]) for found in chunks], 1)
 
 
 @dataclass(frozen=True)
@@ -111,50 +107,27 @@ class Scored:
         scores = judged.map(partial(scores_of, names=names), inputs=1)
         return cls(names, scores.test, dict(scores.ood), {k: dict(v) for k, v in scores.corrupted.items()})
 
-    def detected(self, groups: Mapping[str, Sequence[str]]) -> "Detected":
-        """Return the AUROCs by input."""
-        return Detected(self.names, ranks_of(self.test, self.ood, self.corrupted, groups))
+    def ranks(self, groups: Mapping[str, Sequence[str]]) -> dict[str, Ranks]:
+        """Return the AUROCs by input, on every set and group."""
+        return ranks_of(self.test, self.ood, self.corrupted, groups)
 
     def save(self, path: Path) -> None:
         """Keep everything in a file."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        arrays = {"test": self.test, **{f"ood/{name}": x for name, x in self.ood.items()}}
-        for severity, sets in self.corrupted.items():
-            arrays |= {f"corrupted/{severity}/{name}": x for name, x in sets.items()}
-        plain = {name: values.cpu().numpy() for name, values in arrays.items()}
-        np.savez(path, names=np.array(self.names), **plain)  # type: ignore[arg-type]
+        torch.save(vars(self), path)
 
     @classmethod
     def load(cls, path: Path, device: torch.device | str = "cpu") -> "Scored":
         """Read what `save` wrote."""
-        ood: dict[str, Tensor] = {}
-        corrupted: dict[str, dict[str, Tensor]] = {}
-        with np.load(path, allow_pickle=False) as stored:
-            for key in stored.files:
-                kind, *rest = key.split("/", 2)
-                if kind == "ood":
-                    ood["/".join(rest)] = torch.from_numpy(stored[key]).to(device)
-                elif kind == "corrupted":
-                    corrupted.setdefault(rest[0], {})[rest[1]] = torch.from_numpy(stored[key]).to(device)
-            test = torch.from_numpy(stored["test"]).to(device)
-            return cls(stored["names"].tolist(), test, ood, corrupted)
+        return cls(**torch.load(path, map_location=device, weights_only=True))
 
 
-@dataclass(frozen=True)
-class Detected:
-    """AUROCs of an ensemble's scores on every set and group, by input."""
-
-    names: list[str]
-    parts: Mapping[str, Ranks]
-
-
-def detection_record(detected: Detected) -> Record:
+def detection_record(names: Sequence[str], found: Mapping[str, Ranks]) -> Record:
     """Return the AUROC of every score on every set and group, and by how much PDS is above each.
 
     Returns:
         `{"auroc": {set: {score: [value, low, high]}}, "pds_minus": ...}`, the second with paired intervals.
     """
-    names, found = detected.names, detected.parts
     pds = [names.index("predictive_diversity")] * len(names)
     return {
         "auroc": {part: dict(zip(names, ranks.intervals(), strict=True)) for part, ranks in found.items()},
@@ -162,27 +135,25 @@ def detection_record(detected: Detected) -> Record:
     }
 
 
-def gains_over(reference: Detected, detected: Detected) -> Record:
+def gains_over(
+    names: Sequence[str], theirs: Mapping[str, Ranks], own: Mapping[str, Ranks]
+) -> dict[str, dict[str, dict[str, Interval]]]:
     """Return how much larger AUROCs are than those of a reference ensemble on the same inputs, with paired intervals.
+
+    Args:
+        names: Of the scores, the same of both.
+        theirs: The reference's.
+        own: The ensemble's.
 
     Returns:
         `"gain"`: against the same score of the reference. `"gain_over_best"`: against the reference's best score on that set or
         group, which is what a user of the reference would take if they knew.
     """
-    shared = [name for name in detected.names if name in reference.names]
-    mine = [detected.names.index(name) for name in shared]
-    same = [reference.names.index(name) for name in shared]
-    gain: dict[str, dict[str, Interval]] = {}
-    over_best: dict[str, dict[str, Interval]] = {}
-    for part, ranks in detected.parts.items():
-        if part not in reference.parts:
-            continue
-        theirs = reference.parts[part]
-        best = int(theirs.auroc.argmax())
-        own = ranks.rows(mine)
-        gain[part] = _gaps(shared, own, theirs.rows(same))
-        over_best[part] = _gaps(shared, own, theirs.rows([best] * len(mine)))
-    return {"gain": gain, "gain_over_best": over_best}
+    best = {part: [int(ranks.auroc.argmax())] * len(names) for part, ranks in theirs.items()}
+    return {
+        "gain": {part: _gaps(names, own[part], ranks) for part, ranks in theirs.items()},
+        "gain_over_best": {part: _gaps(names, own[part], ranks.rows(best[part])) for part, ranks in theirs.items()},
+    }
 
 
 def _gaps(names: Sequence[str], own: Ranks, other: Ranks) -> dict[str, Interval]:
@@ -226,8 +197,9 @@ def quality_record(judged: Judged, diagnosed: bool = True) -> Record:
 
 
 def _all_sets(judged: Judged) -> list[tuple[str, list[Tensor]]]:
-    sets = [("test", [judged.test]), *((name, [logits]) for name, logits in judged.ood.items())]
-    return [*sets, *((level, list(found.values())) for level, found in judged.corrupted.items())]
+    unknown = [(name, [logits]) for name, logits in judged.ood.items()]
+    (known, *corrupted) = labelled_sets(judged).items()
+    return [known, *unknown, *corrupted]
 
 
 def _mean_unique(sets: Sequence[Tensor]) -> list[float]:
@@ -299,25 +271,27 @@ def judge(members: Members, setting: Setting, inputs: Judged, references: Path, 
         setting: What it is.
         inputs: What it is judged by.
         references: Folder of the deep ensembles' scores.
-        outputs: File to keep its logits on test and unknown inputs in.
+        outputs: File to keep its logits on test and unknown inputs in, as float16, for later diagnosis.
     """
     logits = inputs.map(partial(predict, members, batch_size=_BATCH))
     if outputs is not None:
-        _save_outputs(logits, outputs)
+        outputs.parent.mkdir(parents=True, exist_ok=True)
+        halves = {name: x.half().cpu().numpy() for name, x in {"test": logits.test, **logits.ood}.items()}
+        np.savez(outputs, labels=logits.labels.cpu().numpy(), **halves)  # type: ignore[arg-type]
     scored = Scored.of(logits)
-    detected = scored.detected(inputs.groups)
-    record = quality_record(logits) | detection_record(detected)
-    path = reference_path(references, setting, "npz")
-    if setting.reference == setting.name:
-        scored.save(path)
-    elif path.is_file() and setting.num_members > 1:
-        groups = tuple((name, tuple(sets)) for name, sets in inputs.groups.items())
-        reference = _reference(path, path.stat().st_mtime_ns, groups, logits.test.device)
-        record |= gains_over(reference, detected)
+    ranks = scored.ranks(inputs.groups)
+    record = quality_record(logits) | detection_record(scored.names, ranks)
+    path = reference_path(references, setting, "pt")
     if setting.num_members > 1:
+        if setting.reference == setting.name:
+            scored.save(path)
+        elif path.is_file():
+            groups = tuple((name, tuple(sets)) for name, sets in inputs.groups.items())
+            reference = _reference(path, path.stat().st_mtime_ns, groups, logits.test.device)
+            record |= gains_over(scored.names, reference, ranks)
         record["gallery"] = disputed(logits.test, scored)
-    if setting.num_members > 1 and isinstance(members, DeepEnsemble):
-        record["accuracy"] = _with_soup(record["accuracy"], members, inputs)
+        if isinstance(members, DeepEnsemble):
+            _add_soup(record["accuracy"], members, inputs)
     return record
 
 
@@ -329,17 +303,9 @@ def reference_path(folder: Path, setting: Setting, suffix: str) -> Path:
 @lru_cache(maxsize=2)
 def _reference(
     path: Path, written: int, groups: tuple[tuple[str, tuple[str, ...]], ...], device: torch.device
-) -> Detected:
+) -> dict[str, Ranks]:
     """Return the AUROCs of a deep ensemble; most arms in a row are compared with the same one."""
-    return Scored.load(path, device).detected(dict(groups))
-
-
-def _save_outputs(logits: Judged, path: Path) -> None:
-    """Keep logits as float16, as `image_arms.save_outputs` does, for later diagnosis."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    arrays: Mapping[str, Tensor] = {"test": logits.test, **logits.ood}
-    halves = {name: values.half().cpu().numpy() for name, values in arrays.items()}
-    np.savez(path, labels=logits.labels.cpu().numpy(), **halves)  # type: ignore[arg-type]
+    return Scored.load(path, device).ranks(dict(groups))
 
 
 def disputed(logits: Tensor, scored: Scored) -> Record:
@@ -364,14 +330,13 @@ def disputed(logits: Tensor, scored: Scored) -> Record:
     }
 
 
-def _with_soup(found: Record, members: DeepEnsemble, inputs: Judged) -> Record:
+def _add_soup(found: Record, members: DeepEnsemble, inputs: Judged) -> None:
     """Add the accuracy of the average of all members' weights."""
     soup = DeepEnsemble.from_members([members.soup()])
     soup.to(device_of(members))
     answered = replace(inputs, ood={}).map(partial(_single, soup), outputs=0)
     for name, answers in labelled_sets(answered).items():
         found[name]["soup"] = hits_interval(answers, inputs.labels[: len(answers[0])])
-    return found
 
 
 def image_detectors(members: Members, sets: ImageSets, images: Judged) -> Record:

@@ -5,11 +5,11 @@ hundred classes is the main task; the guard of loss-guided disagreement is also 
 and with as many as the backbone itself was trained for (its own answers are the labels).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from importlib import import_module
-from math import ceil, isnan
+from math import nan
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,25 +18,32 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dissensus import objectives as obj
 from dissensus.architectures import mlp
 from dissensus.caching import cache_features
-from dissensus.html import Section, Table, Text
+from dissensus.data.features import CachedFeatures
+from dissensus.html import Section, Text
 from dissensus.members import DeepEnsemble
 from dissensus.predictions import predict
 from dissensus.training import Run, fit
 from dissensus_studies.choosing import reserved
-from dissensus_studies.diversification.arms import UNSURE_SHARE, objective_of
+from dissensus_studies.diversification.arms import (
+    HEAD_BATCH,
+    HEAD_RATE,
+    head_epochs,
+    head_training,
+    objective_of,
+    two_stage,
+)
 from dissensus_studies.diversification.measures import Judged, Scored, quality_record
 from dissensus_studies.diversification.settings import Setting, ldr
 from dissensus_studies.harness.arm_log import Arm, Arms, Record, run_arms
-from dissensus_studies.harness.image_pages import over_seeds, sets_section
+from dissensus_studies.harness.image_pages import arms_table, sets_section
 from dissensus_studies.harness.image_sets import ImageSets, image_folder, load_images
 from dissensus_studies.harness.image_study import Options
 from dissensus_studies.harness.outputs import Outputs, print_table
-from dissensus_studies.harness.statistics import Summary, ece_floor
+from dissensus_studies.harness.statistics import ece_floor
 
-BATCH, RATE, DECAY, EPOCHS, HIDDEN = 256, 1e-3, 0.01, 10, 256
+EPOCHS, HIDDEN = 10, 256
 STRENGTHS, REPEATS = (0.1, 0.5, 1.0, 5.0), 3
 # Superclasses of the task with ten classes.
 FEW = 10
@@ -206,9 +213,8 @@ def superclasses(data: Path) -> Tensor:
 
 def _work(setting: Setting, features: Features, epochs: int) -> Record:
     task = features.tasks[int(setting.backbone.rpartition("=")[2])]
-    members = DeepEnsemble(
-        partial(make_head, task.train[0].shape[1], task.num_classes), setting.num_members, setting.seed
-    )
+    make = partial(mlp, task.train[0].shape[1], [HIDDEN], task.num_classes, activation=nn.GELU)
+    members = DeepEnsemble(make, setting.num_members, setting.seed)
     run, extra = _train(members, setting, task, epochs)
     logits = task.judged.map(partial(predict, members, batch_size=4096))
     record: Record = _rounded(quality_record(logits, diagnosed=False)) | extra
@@ -228,40 +234,19 @@ def _work(setting: Setting, features: Features, epochs: int) -> Record:
     return record
 
 
-def make_head(width: int, classes: int) -> nn.Module:
-    """Make a head with one hidden layer."""
-    return mlp(width, [HIDDEN], classes, activation=nn.GELU)
-
-
 def _train(members: DeepEnsemble, setting: Setting, task: Task, epochs: int) -> tuple[Run, Record]:
     """Train heads as the document does: AdamW, ten epochs, so many more where two are drawn that each takes as many steps."""
-    x, y = task.train
-    options: dict[str, Any] = {
-        "lr": RATE,
-        "weight_decay": DECAY,
-        "optimizer": "adamw",
-        "schedule": "cosine",
-        "batch_size": min(BATCH, max(16, len(x) // 32)),
-        "last_batch": "drop",
-        "seed": setting.seed,
-        "progress": False,
-    }
-    length = ceil(epochs * setting.num_members / setting.active) if setting.active else epochs
-    if setting.method != "two-stage":
-        return fit(members, (x, y), objective=objective_of(setting, (task.source,)), epochs=length, **options), {}
-    alone = DeepEnsemble.from_members([members.member(0)])
-    fit(alone, (x, y), epochs=epochs, **options)
-    logits = predict(alone, x)[0]
-    threshold = float(torch.quantile(logits.softmax(-1).amax(-1).float(), UNSURE_SHARE))
-    rest, objective = obj.two_stage(x, y, logits, threshold, strength=setting.strength, active=setting.active or None)
-    return fit(members, rest, objective=objective, epochs=length, **options), {"threshold": round(threshold, 5)}
+    chosen, length = head_training(setting, len(task.train[0])), head_epochs(setting, epochs)
+    if setting.method == "two-stage":
+        return two_stage(setting, members, CachedFeatures(*task.train), (epochs, length), chosen)
+    return fit(members, task.train, objective=objective_of(setting, (task.source,)), epochs=length, **chosen), {}
 
 
 def _detection(logits: Judged) -> dict[str, dict[str, float]]:
-    found = Scored.of(logits).detected(logits.groups)
+    scored = Scored.of(logits)
     return {
-        part: {name: round(value, 4) for name, value in zip(found.names, ranks.auroc.tolist(), strict=True)}
-        for part, ranks in found.parts.items()
+        part: {name: round(value, 4) for name, value in zip(scored.names, ranks.auroc.tolist(), strict=True)}
+        for part, ranks in scored.ranks(logits.groups).items()
     }
 
 
@@ -274,83 +259,40 @@ def _rounded(record: Record) -> Record:
     return {key: entry if key == "members" else value(entry) for key, entry in record.items() if entry}
 
 
-def numbers(record: Record, independent: Mapping[str, Record]) -> dict[str, float]:
-    """Return what is compared of an arm.
-
-    Args:
-        record: The arm.
-        independent: Independent heads of the same task, number and seed, by `reference`.
-    """
-    test, members = record["test"], record["members"]
-    plain = independent.get(reference(record["setting"]))
-    found = {
-        "accuracy": test["accuracy"],
-        "worst member": min(members),
-        "worst member − independent": min(members) - min(plain["members"]) if plain else float("nan"),
-        "NLL": test["nll"],
-        "ECE": test["ece"],
-        "ECE floor": test["ece_floor"],
-        "different answers": record["unique"]["test"],
-    }
-    for group in ("near", "far"):
-        for word, score in SHOWN.items():
-            if score in record["auroc"].get(group, {}):
-                found[f"{group} {word}"] = record["auroc"][group][score]
-    return found
-
-
-def reference(setting: Mapping[str, Any]) -> str:
-    """Name what an arm shares with the independent heads that it is compared with."""
-    return f"{setting['backbone']} M={setting['num_members']} seed={setting['seed']}"
-
-
-def independent_arms(records: Sequence[Record]) -> dict[str, Record]:
-    """Return the arms of independent heads by `reference`."""
-    return {reference(record["setting"]): record for record in records if record["setting"]["method"] == "deep"}
-
-
 def _report(outputs: Outputs, done: Arms, sets: ImageSets) -> Path:
     records = list(done.done.values())
-    plain = independent_arms(records)
-    families = dict.fromkeys(record["family"] for record in records)
-    for family in families:
-        own = [record for record in records if record["family"] == family]
-        names = list(numbers(own[0], plain))
-        pairs = [(record["row"], record) for record in own]
-        table = {name: over_seeds(pairs, partial(_number, name=name, plain=plain)) for name in names}
-        rows = [(row, *(_text(table[name][row]) for name in names)) for row in dict.fromkeys(r for r, _ in pairs)]
-        outputs.sections.append(Section(family, Table(("ensemble", *names), rows, "Over seeds.")))
-    outputs.sections += [
-        Section(
-            "How it was done",
-            Text(
-                f"Heads of one hidden layer, {HIDDEN} wide, trained by AdamW at {RATE:g} for {EPOCHS} epochs in batches of {BATCH} unless "
-                "said otherwise; where two of M are drawn a step, for M/2 times as many. Labels of the last task are the backbone's own "
-                f"answers. A2D and DivDis disagree on images that no arm is judged by. Mean seconds an arm: "
-                f"{fmean(record['arm_seconds'] for record in records):.1f}."
-            ),
-        ),
-        sets_section(sets, done),
-    ]
-    outputs.results({"arms": done.done, "not_run": done.not_run, "sets": sets.describe()})
-    print_table(
-        ("arm", "accuracy", "worst member", "NLL"),
-        [
-            (name, each["test"]["accuracy"], min(each["members"]), each["test"]["nll"])
-            for name, each in done.done.items()
-        ],
+    plain = {_shared(record): min(record["members"]) for record in records if record["setting"]["method"] == "deep"}
+    columns = {
+        "accuracy": lambda record: record["test"]["accuracy"],
+        "worst member": lambda record: min(record["members"]),
+        "worst member − independent": lambda record: min(record["members"]) - plain.get(_shared(record), nan),
+        "NLL": lambda record: record["test"]["nll"],
+        "ECE": lambda record: record["test"]["ece"],
+        "ECE floor": lambda record: record["test"]["ece_floor"],
+        "different answers": lambda record: record["unique"]["test"],
+        **{f"{group} {word}": _auroc(group, score) for group in ("near", "far") for word, score in SHOWN.items()},
+    }
+    table = arms_table(done.done, columns)
+    how = (
+        f"Heads of one hidden layer, {HIDDEN} wide, trained by AdamW at {HEAD_RATE:g} for {EPOCHS} epochs in batches of {HEAD_BATCH} "
+        "unless said otherwise; where two of M are drawn a step, for M/2 times as many. Labels of the last task are the backbone's own "
+        "answers. A2D and DivDis disagree on images that no arm is judged by. Mean seconds an arm: "
+        f"{fmean(record['arm_seconds'] for record in records):.1f}."
     )
+    outputs.sections += [Section("All arms", table), Section("How it was done", Text(how)), sets_section(sets, done)]
+    outputs.results({"arms": done.done, "not_run": done.not_run, "sets": sets.describe()})
+    print_table(table.columns[:5], [row[:5] for row in table.rows])
     return outputs.page(
         "Heads on a pretrained backbone",
         "What disagreement gives and costs where the backbone knows more than the task.",
     )
 
 
-def _text(summary: Summary) -> str | None:
-    if isnan(summary.mean):
-        return None
-    return f"{summary.mean:.4f}" if len(summary.values) == 1 else str(summary)
+def _shared(record: Record) -> tuple[str, int, int]:
+    """Return what an arm shares with the independent heads that it is compared with: the task, their number and the seed."""
+    setting = record["setting"]
+    return setting["backbone"], setting["num_members"], setting["seed"]
 
 
-def _number(record: Record, name: str, plain: Mapping[str, Record]) -> float:
-    return numbers(record, plain).get(name, float("nan"))
+def _auroc(group: str, score: str) -> Callable[[Record], object]:
+    return lambda record: record["auroc"].get(group, {}).get(score)

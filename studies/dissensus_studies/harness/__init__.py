@@ -1,1 +1,1 @@
-"""What every study is made of: arms with records, statistics, claims, tables, figures and pages; image sets and ImageNet folders."""
+"""What every study is made of: arms with records, statistics, claims, tables, figures, pages and image sets."""

@@ -50,10 +50,7 @@ class Arms:
 def chosen(names: Iterable[str], patterns: Sequence[str] | None) -> list[str]:
     """Return the names that fit one of the patterns, all without patterns; refuse patterns that fit nothing.
 
-    Args:
-        names: Names to choose from.
-        patterns: Names with `*` for anything; a plain word fits every name that begins with it or, if none does, every name
-            that has a word beginning with it.
+    `*` is anything; a plain word fits every name that begins with it or, if none does, that has a word beginning with it.
 
     Example:
         >>> chosen(["cnn M=5 beta=0", "cnn M=5 beta=1", "vgg M=5 beta=0"], ["cnn", "*beta=0"])
@@ -64,16 +61,14 @@ def chosen(names: Iterable[str], patterns: Sequence[str] | None) -> list[str]:
     names = list(names)
     if not patterns:
         return names
-    wanted = [pattern if "*" in pattern else _as_pattern(pattern, names) for pattern in patterns]
-    for given, pattern in zip(patterns, wanted, strict=True):
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise ValueError(f"No arm of this study fits {given!r}; there are {'; '.join(names[:6])}; ...")
-    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in wanted)]
-
-
-def _as_pattern(word: str, names: Sequence[str]) -> str:
-    begins = any(name.startswith(word) for name in names)
-    return f"{word}*" if begins else f"* {word}*"
+    fitting: set[str] = set()
+    for pattern in patterns:
+        tried = (pattern,) if "*" in pattern else (f"{pattern}*", f"* {pattern}*")
+        found = next(filter(None, ([name for name in names if fnmatchcase(name, each)] for each in tried)), None)
+        if found is None:
+            raise ValueError(f"No arm of this study fits {pattern!r}; there are {'; '.join(names[:6])}; ...")
+        fitting.update(found)
+    return [name for name in names if name in fitting]
 
 
 def print_now(text: str) -> None:
@@ -102,9 +97,6 @@ def run_arms(
         minutes: Time to begin arms in; None for as long as it takes.
         only: Do only arms that fit one of these patterns; see `chosen`.
         say: Shows a line.
-
-    Returns:
-        Records of all arms that are done, now or earlier, and why others are not.
     """
     wanted = set(chosen([arm.name for arm in arms], only))
     arms = [arm for arm in arms if arm.name in wanted]
@@ -175,15 +167,9 @@ def keep(path: Path, arm: str, settings: Mapping[str, Any], record: Record) -> R
     text = json.dumps({"arm": arm, "settings": settings, "record": record})
     with open(path, "a+b") as file:
         # A line that was cut off must not swallow this one.
-        if file.tell() and not _ends_line(path):
+        if file.tell() and not path.read_bytes().endswith(b"\n"):
             file.write(b"\n")
         file.write(text.encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
     return record
-
-
-def _ends_line(path: Path) -> bool:
-    with open(path, "rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) == b"\n"

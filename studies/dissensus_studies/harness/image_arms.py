@@ -19,7 +19,7 @@ from dissensus.objectives import Objective
 from dissensus.predictions import predict
 from dissensus.randomness import Noise
 from dissensus.training import Run, fit
-from dissensus.training.schedules import AnySchedule, MultiStep
+from dissensus.training.schedules import MultiStep
 from dissensus_studies.harness.arm_log import Record
 from dissensus_studies.harness.image_sets import ImageSets
 
@@ -103,42 +103,40 @@ def fit_images(
     epochs: int,
     lr: float | Sequence[float] = 0.1,
     optimizer: str = "sgd",
-    weight_decay: float | None = 5e-4,
-    schedule: AnySchedule = "one_cycle",
-    batch_size: int = BATCH_SIZE,
     changes: Changes = "crop",
     all_train: bool = False,
     watch: Literal["validation", "test", "nothing"] = "validation",
     transform: Callable[[Tensor], Tensor] | None = None,
-    seed: int = 0,
     **options: Any,
 ) -> Run:
     """Train on images, on a GPU where there is one and then in bf16; a step's augmentation runs on the device too.
+
+    What is not named here is as for `fit`, further arguments of which are `options`.
 
     Args:
         members: Takes uint8 images (see `on_pixels`), or what `transform` makes of them.
         sets: The images.
         objective: As `fit` takes it.
-        epochs: As for `fit`, like everything not named here.
+        epochs: As `fit` takes it.
         lr: Learning rate, on the scale of a member trained alone.
         optimizer: "sgd" gets momentum 0.9 unless `optimizer_options` say otherwise.
-        weight_decay: Decay of weights.
-        schedule: "one_cycle", `released_steps(epochs)`, or any other.
-        batch_size: Images a step.
         changes: Augmentation: see `augmentation`.
         all_train: Train on the validation images too.
         watch: What `validation` of `fit` is.
         transform: Applied to all images once, such as `sets.normalise`; then members need no `PixelNorm`.
-        seed: Decides everything.
-        options: Further arguments of `fit`, such as `select`, `patience`, `engine`.
+        options: What `fit` takes.
     """
     prepare = transform or (lambda x: x)
     train = sets.all_train if all_train else sets.train
     watched = {"validation": sets.validation, "test": sets.test, "nothing": None}[watch]
-    if optimizer == "sgd":
-        options.setdefault("optimizer_options", {"momentum": 0.9})
-    options.setdefault("precision", "bf16" if torch.cuda.is_available() else "fp32")
-    options.setdefault("progress", False)
+    usual: dict[str, Any] = {
+        "optimizer_options": {"momentum": 0.9} if optimizer == "sgd" else {},
+        "weight_decay": 5e-4,
+        "schedule": "one_cycle",
+        "batch_size": BATCH_SIZE,
+        "precision": "bf16" if torch.cuda.is_available() else "fp32",
+        "progress": False,
+    }
     return fit(
         members,
         (prepare(train.x), train.y),
@@ -146,32 +144,21 @@ def fit_images(
         epochs=epochs,
         lr=lr,
         optimizer=optimizer,
-        weight_decay=weight_decay,
-        schedule=schedule,
-        batch_size=batch_size,
         augment=augmentation(sets, changes),
         validation=None if watched is None else (prepare(watched.x), watched.y),
-        seed=seed,
-        **options,
+        **(usual | options),
     )
 
 
 def training_record(run: Run) -> Record:
     """Return what is kept of a training run: time, engine, and the history as one list for each column."""
-    return {
-        "epochs": run.epoch,
-        "steps": run.step,
-        "seconds": run.seconds,
-        "engine": run.engine,
-        "best": run.best,
-        "best_step": run.best_step,
-        "stopped_early": run.stopped_early,
-        "history": {
-            name: [_rounded(value) for value in run.history.by_epoch(name)]
-            for name in run.history.columns
-            if name != "member"
-        },
+    names = ("seconds", "engine", "best", "best_step", "stopped_early")
+    history = {
+        name: [_rounded(value) for value in run.history.by_epoch(name)]
+        for name in run.history.columns
+        if name != "member"
     }
+    return {"epochs": run.epoch, "steps": run.step, **{name: getattr(run, name) for name in names}, "history": history}
 
 
 def record_of(setting: Any, run: Run) -> Record:
@@ -193,14 +180,10 @@ def measure(
     members: Members,
     sets: ImageSets,
     *,
-    name: str = "ensemble",
     corruptions: Iterable[str] | None = None,
     severities: Iterable[int] = (1, 2, 3, 4, 5),
     corrupted_images: int = CORRUPTED_IMAGES,
     scores: Iterable[str] | None = None,
-    transform: Callable[[Tensor], Tensor] | None = None,
-    bootstrap: int = BOOTSTRAP,
-    seed: int = 0,
     **options: Any,
 ) -> Record:
     """Evaluate on test and unknown images, on a GPU in bf16 as in training; return the numbers of a results file.
@@ -208,22 +191,18 @@ def measure(
     Args:
         members: The trained ensemble, where it is.
         sets: The images.
-        name: What the ensemble is called.
         corruptions: Names of corruptions to apply to the first `corrupted_images` test images; none by default.
         severities: At which severities.
         corrupted_images: How many images to corrupt.
         scores: Names of scores; see `evaluate`.
-        transform: What members without a `PixelNorm` take, such as `sets.normalise`.
-        bootstrap: Resamples behind the intervals.
-        seed: Decides resamples and corruptions.
-        options: Further arguments of `evaluate`.
+        options: What `evaluate` takes, such as `name`, `seed`, and `transform=sets.normalise` for members without a `PixelNorm`.
 
     Returns:
         `{"test": {metric: [value, low, high]}, "members": [accuracy, ...], "auroc": {set: {score: [value, low, high]}}, ...}`;
         sets of "auroc" are the unknown ones and "near" and "far", their averages. With corruptions also
         `{"corrupted": {"1": {metric: [...]}, ..., "all": ...}, "corruption": {name: {"1": {...}}}}`.
     """
-    common: dict[str, Any] = {"bootstrap": bootstrap, "seed": seed, "transform": transform, "name": name, **options}
+    common: dict[str, Any] = {"bootstrap": BOOTSTRAP, "name": "ensemble", **options}
     scores = None if scores is None else list(scores)
     with as_in_training():
         result = evaluate(members, sets.test, dict(sets.ood), groups=sets.ood_groups, scores=scores, **common)
@@ -275,14 +254,11 @@ def as_in_training() -> AbstractContextManager[Any]:
 
 
 def _metrics(numbers: Iterable[Number], part: str, severity: int | None = None) -> dict[str, list[float | None]]:
+    wanted = (part, severity, None, None)
     return {
-        number.metric: _interval(number)
-        for number in numbers
-        if number.set == part
-        and number.severity == severity
-        and number.metric in _METRICS
-        and number.score is None
-        and number.member is None
+        n.metric: _interval(n)
+        for n in numbers
+        if n.metric in _METRICS and (n.set, n.severity, n.score, n.member) == wanted
     }
 
 

@@ -30,11 +30,6 @@ def with_interval(value: Sequence[float | None] | None) -> str | None:
     return middle if low is None or high is None else f"{middle}\u00a0[{low:.{DIGITS}f},\u00a0{high:.{DIGITS}f}]"
 
 
-def marked(index: int) -> dict[str, Any]:
-    """Return colour and marker of the line or points of this number."""
-    return {"color": plots.COLOURS[index % len(plots.COLOURS)], "marker": "osD^vP*X"[index % 8]}
-
-
 def auroc_columns(records: Mapping[str, Record], score: str) -> dict[str, Callable[[Record], object]]:
     """Return a column with the AUROC of a score for each unknown set that some arm has."""
 
@@ -53,12 +48,7 @@ def arms_table(
 
 
 def over_seeds(records: Iterable[tuple[Any, Record]], read: Callable[[Record], float]) -> dict[Any, Summary]:
-    """Return a quantity's values over repeats for each key, in order of first appearance.
-
-    Args:
-        records: Pairs of what is varied (a beta, a strength, ...) and the record of one arm; arms that differ in their seed only
-            have the same key.
-        read: The quantity.
+    """Return a quantity's values over repeats for each key (a beta, a strength, ...), in order of first appearance.
 
     Example:
         >>> over_seeds([(0.0, {"a": 1.0}), (0.5, {"a": 4.0}), (0.0, {"a": 3.0})], lambda record: record["a"])[0.0].mean
@@ -73,14 +63,7 @@ def over_seeds(records: Iterable[tuple[Any, Record]], read: Callable[[Record], f
 def sweep(
     found: Mapping[float, Summary], ax: "matplotlib.axes.Axes", *, label: str, colour: str = plots.COLOURS[0]
 ) -> None:
-    """Draw means over repeats against what was varied, with two standard errors where there are repeats.
-
-    Args:
-        found: The varied number to the values of all repeats.
-        ax: Where to draw.
-        label: Name of the line.
-        colour: Its colour.
-    """
+    """Draw means over repeats against what was varied, with two standard errors where there are repeats."""
     places = sorted(found)
     means = [found[place].mean for place in places]
     ax.plot(places, means, "o-", color=colour, markersize=4, linewidth=1.5, label=label)
@@ -88,33 +71,6 @@ def sweep(
         spread = [2 * found[place].error for place in places]
         low, high = ([m + sign * s for m, s in zip(means, spread, strict=True)] for sign in (-1, 1))
         ax.fill_between(places, low, high, color=colour, alpha=0.2, linewidth=0)
-
-
-def band(
-    lines: Sequence[Sequence[float]],
-    ax: "matplotlib.axes.Axes",
-    *,
-    label: str,
-    colour: str = plots.COLOURS[0],
-    style: str = "-",
-) -> None:
-    """Draw the mean of equally long lines over epochs, with two standard errors where there are several.
-
-    Args:
-        lines: One for each repeat, one value an epoch; longer ones are cut to the shortest.
-        ax: Where to draw.
-        label: Name of the mean.
-        colour: Its colour.
-        style: Its line style.
-    """
-    length = min(map(len, lines))
-    epochs = list(range(1, length + 1))
-    summaries = [Summary(tuple(line[place] for line in lines)) for place in range(length)]
-    means = [summary.mean for summary in summaries]
-    ax.plot(epochs, means, style, color=colour, linewidth=1.5, label=label)
-    if len(lines) > 1:
-        low, high = ([s.mean + sign * 2 * s.error for s in summaries] for sign in (-1, 1))
-        ax.fill_between(epochs, low, high, color=colour, alpha=0.2, linewidth=0)
 
 
 def sets_section(sets: ImageSets, arms: Arms, remarks: Sequence[str] = ()) -> Section:

@@ -1,23 +1,22 @@
 """A folder of image files in, one labelled image set with training, validation, test and unknown images out."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dissensus.data.files import load
 from dissensus.data.images import match_images
 from dissensus.data.suites import Group, Suite, SuiteSet, load_suite, sets_of
 from dissensus.data.toy import digits, photographs
+from dissensus_studies.harness.labelled import SHAPE, Files, find_files, read_set
+from dissensus_studies.harness.labelled import Images as Images
 
-SHAPE = (3, 32, 32)
 VALIDATION_IMAGES = 10_000
 # The last digits are not trained on: they are the bundled set's near unknowns.
 KNOWN_DIGITS = 8
@@ -26,15 +25,6 @@ _NOT_MIRRORED = ("digits", "mnist", "svhn")
 
 _NEAR = ("cifar10", "cifar100", "tiny_imagenet", "tiny_imagenet_crop")
 _FAR = ("svhn", "textures", "scenes", "isun", "lsun_crop", "lsun_resize", "places", "mnist")
-
-T = TypeVar("T")
-
-
-class Images(NamedTuple):
-    """Labelled images: `x` uint8 `(images, 3, 32, 32)`, `y` int64 `(images,)`. A pair, as `fit` and `evaluate` take it."""
-
-    x: Tensor
-    y: Tensor
 
 
 @dataclass(frozen=True)
@@ -85,7 +75,12 @@ class ImageSets:
 
     def normalise(self, x: Tensor) -> Tensor:
         """Return uint8 images as members that have no `PixelNorm` take them, float32; `transform=` of `evaluate`."""
-        return normalised(x, self.mean, self.std)
+        # Filled on the device, not copied to it: a pass that begins with this can be captured on a GPU.
+        shift, scale = (
+            torch.cat([x.new_full((1, 1, 1), value, dtype=torch.float32) for value in values])
+            for values in (self.mean, self.std)
+        )
+        return (x.float() / 255 - shift) / scale
 
     def identity(self, *, epochs: int | None, limit: int | None, quick: bool) -> dict[str, object]:
         """Return the settings under which arms are the same arms: others begin anew."""
@@ -101,21 +96,6 @@ class ImageSets:
         return rows + [(name, "unknown", None, reason) for name, reason in self.missing.items()]
 
 
-def imagenet_folder(data: Path | None, *, known: str | None = None, quick: bool = False) -> Path:
-    """Return a folder of ImageNet's layout, or say what such a folder has; refuse options that are for other folders."""
-    given = [name for name, value in (("known", known), ("quick", quick)) if value]
-    if given:
-        raise ValueError(
-            f"The imagenet setting has no option {' or '.join(given)}: its folder holds one set, and it has no short version. Leave it "
-            "out; `limit` and `epochs` make it shorter."
-        )
-    if data is None or not all((Path(data) / part).is_dir() for part in ("train", "val")):
-        raise ValueError(
-            f"The imagenet setting needs a folder with train/<class>/ and val/<class>/; got {data}. Name it with `data`."
-        )
-    return Path(data)
-
-
 def load_images(
     data: Path | None,
     *,
@@ -126,14 +106,14 @@ def load_images(
 ) -> ImageSets:
     """Read a labelled image set and what is there of unknown ones; without a folder, the digits that come along.
 
-    The folder (or `images/` in it) holds `<known>_train.npz`, or parts `<known>_train_1of5.npz`, ..., and `<known>_test.npz`;
-    or one `<known>.npz` with x_train, y_train, x_test and y_test. Files are packed or plain arrays. Grey and other images
-    become 3 x 32 x 32. Unknown sets are found by name; those that are missing are listed, and no error.
+    The folder (or `images/` in it) holds the known set in one of the layouts of `find_files`, files of arrays or folders such as
+    `imagenet/train/<class>/` and `imagenet/val/<class>/`. Images become 3 x 32 x 32. Unknown sets are found by name; missing ones
+    are listed, and no error.
 
     Args:
         data: The folder; None for handwritten digits (0 to 7 known, 8 and 9 near, photographs far).
         quick: Take at most 1000 images of each kind.
-        known: Name of the known set; "cifar10", or the only one there, by default. Without a folder there is only "digits".
+        known: Name of the known set; "cifar10", or the only one in files, by default. Without a folder there is only "digits".
         limit: Train on so many images, and take at most as many of each other set.
         validation: How many of the first training images to hold out; a fifth if there are fewer than five times as many.
 
@@ -157,15 +137,22 @@ def load_images(
             )
         return _bundled(limit, validation)
     folder = image_folder(Path(data))
-    known = _known(folder, known)
-    train, test, notes = _read_known(folder, known, None if limit is None else limit + min(limit, validation))
+    known, files = _known(folder, known)
+    rows = None if limit is None else limit + min(limit, validation)
+    train, test, notes = read_set(_first_files(files, rows))
+    assert test is not None
+    if files.train[0].is_dir():
+        # Folders come class by class; the first images are to be of all classes.
+        order = [torch.randperm(len(part.x), generator=torch.Generator().manual_seed(0)) for part in (train, test)]
+        train, test = train.rows(order[0]), test.rows(order[1])
+    train = train.rows(slice(rows))
     held_out = min(validation, len(train.x) // 5 if limit is None else len(train.x) // 2)
     suite = _unknown_suite(known)
     return _made(
         known,
-        Images(train.x[held_out:][:limit], train.y[held_out:][:limit]),
-        Images(train.x[:held_out], train.y[:held_out]),
-        Images(test.x[:limit], test.y[:limit]),
+        train.rows(slice(held_out, None)).rows(slice(limit)),
+        train.rows(slice(held_out)),
+        test.rows(slice(limit)),
         _read_unknown(suite, folder),
         {each.name: each.group for each in suite.sets},
         notes if limit is None else (*notes, f"at most {limit} images of each set"),
@@ -185,7 +172,6 @@ def _made(
 ) -> ImageSets:
     """Put sets together; what was found of an unknown set is its images, or why there are none."""
     ood = {each: value[:limit] for each, value in found.items() if isinstance(value, Tensor)}
-    mean, std = _moments(train.x)
     return ImageSets(
         name,
         train,
@@ -195,8 +181,7 @@ def _made(
         MappingProxyType({each: groups[each] for each in ood}),
         MappingProxyType({each: value for each, value in found.items() if isinstance(value, str)}),
         int(torch.cat([train.y, validation.y, test.y]).max()) + 1,
-        mean,
-        std,
+        *_moments(train.x),
         notes,
     )
 
@@ -214,45 +199,26 @@ def _moments(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def image_folder(data: Path) -> Path:
-    """Return the folder itself, or `images/` in it: where files of images are."""
+    """Return the folder itself, or `images/` in it: where image sets are."""
     for folder in (data / "images", data):
-        if folder.is_dir() and any(folder.glob("*.npz")):
+        if folder.is_dir() and any(path.suffix == ".npz" or path.is_dir() for path in folder.iterdir()):
             return folder
     raise ValueError(
         f"{data} holds no image sets: files such as cifar10_train.npz and cifar10_test.npz are wanted, there or in images/."
     )
 
 
-def _train_files(folder: Path, known: str) -> list[Path]:
-    """Return `<known>_train.npz`, or its parts `_1of5` and so on in order."""
-    found = {}
-    for path in folder.glob(f"{known}_train*.npz"):
-        part = re.fullmatch(rf"{re.escape(known)}_train(?:_(\d+)of(\d+))?", path.stem)
-        if part is not None:
-            found[int(part[1] or 0)] = (path, int(part[2] or 0))
-    if 0 in found:
-        return [found[0][0]]
-    total = max((total for _, total in found.values()), default=0)
-    if found and sorted(found) != list(range(1, total + 1)):
-        lacking = ", ".join(str(n) for n in range(1, total + 1) if n not in found)
-        raise ValueError(f"The training images of {known} come in {total} parts; {folder} lacks part {lacking}.")
-    return [found[number][0] for number in sorted(found)]
-
-
-def _is_whole(path: Path) -> bool:
-    """Whether a file holds training and test images of one set."""
-    with np.load(path, allow_pickle=False) as arrays:
-        return {"x_train", "y_train", "x_test", "y_test"} <= set(arrays.files)
-
-
-def _known(folder: Path, known: str | None) -> str:
+def _known(folder: Path, known: str | None) -> tuple[str, Files]:
+    """Return the name of the set to train on and where it is."""
     split = {re.sub(r"_train(_\d+of\d+)?$", "", path.stem) for path in folder.glob("*_train*.npz")}
     names = {name for name in split if (folder / f"{name}_test.npz").is_file()}
-    names |= {path.stem for path in folder.glob("*.npz") if "_train" not in path.stem and _is_whole(path)}
+    whole = [path for path in folder.glob("*.npz") if "_train" not in path.stem]
+    names |= {path.stem for path in whole if Files([path], []).has_both}
     if known is None and ("cifar10" in names or len(names) == 1):
-        return "cifar10" if "cifar10" in names else names.pop()
-    if known in names:
-        return str(known)
+        known = "cifar10" if "cifar10" in names else names.pop()
+    files = None if known is None else find_files(folder, known)
+    if known is not None and files is not None and files.has_both:
+        return known, files
     there = f"there are {', '.join(sorted(names))}" if names else "there are none"
     raise ValueError(
         f"{folder} must hold the training and test images of {known or 'one set'}; {there}. "
@@ -260,43 +226,17 @@ def _known(folder: Path, known: str | None) -> str:
     )
 
 
-def _read_known(folder: Path, known: str, rows: int | None) -> tuple[Images, Images, tuple[str, ...]]:
-    """Return training images (at least the first `rows`), test images, and what was done to them."""
-    whole = folder / f"{known}.npz"
-    if whole.is_file() and _is_whole(whole):
-        (train, done), (test, _) = _read(whole, "train"), _read(whole, "test")
-        return Images(train.x[:rows], train.y[:rows]), test, done
-    files = _train_files(folder, known)
-    if rows is not None:
-        sizes = [_num_labels(path) for path in files]
-        files = [path for place, path in enumerate(files) if sum(sizes[:place]) < rows]
-    *parts, (test, done) = _side_by_side(_read, [*files, folder / f"{known}_test.npz"])
-    x, y = (torch.cat([part[place] for part, _ in parts])[:rows] for place in (0, 1))
-    return Images(x, y), test, done
-
-
-def _num_labels(path: Path) -> int:
-    with np.load(path, allow_pickle=False) as arrays:
-        return len(arrays["y"]) if "y" in arrays.files else 1
-
-
-def _read(path: Path, split: str | None = None) -> tuple[Images, tuple[str, ...]]:
-    loaded = load(path, split=split)
-    if loaded.y is None or loaded.y.is_floating_point() or loaded.x.ndim != 4:
-        raise ValueError(f"{path} must hold images with whole numbers as labels, x and y.")
-    x, notes = match_images(_as_bytes(loaded.x, path), *SHAPE)
-    return Images(x, loaded.y), notes
-
-
-def _as_bytes(x: Tensor, path: Path) -> Tensor:
-    if x.dtype != torch.uint8:
-        raise ValueError(f"Images of a study must be uint8, 0 to 255; those of {path.name} are {x.dtype}.")
-    return x
-
-
-def _side_by_side(function: Callable[[Path], T], paths: Sequence[Path]) -> list[T]:
-    with ThreadPoolExecutor(max_workers=8) as pool:
-        return list(pool.map(function, paths))
+def _first_files(files: Files, rows: int | None) -> Files:
+    """Return no more of a set's training files than hold so many images: to unpack one takes seconds."""
+    if rows is None or len(files.train) == 1:
+        return files
+    kept, count = [], 0
+    for path in files.train:
+        if count < rows:
+            kept.append(path)
+        with np.load(path, allow_pickle=False) as arrays:
+            count += len(arrays["y"])
+    return Files(kept, files.test)
 
 
 def _unknown_suite(known: str) -> Suite:
@@ -331,16 +271,14 @@ def _bundled(limit: int | None, validation: int) -> ImageSets:
         found["photographs"] = _patches(photographs())
     except ImportError as problem:
         found["photographs"] = f"not readable: {problem}"
-    x, y = x[known], loaded.y[known]
+    images = Images(x[known], loaded.y[known])
     # The files' order mixes writers only slowly; a fixed stride gives all parts every writer.
-    places = torch.arange(len(x)) % 5
-    train, held_out, test = places < 3, places == 3, places == 4
-    most = len(x) if limit is None else limit
+    places = torch.arange(len(images.x)) % 5
     return _made(
         "digits",
-        Images(x[train][:most], y[train][:most]),
-        Images(x[held_out][: min(most, validation)], y[held_out][: min(most, validation)]),
-        Images(x[test][:most], y[test][:most]),
+        images.rows(places < 3).rows(slice(limit)),
+        images.rows(places == 3).rows(slice(min(limit or validation, validation))),
+        images.rows(places == 4).rows(slice(limit)),
         found,
         {unknown: "near", "photographs": "far"},
         notes,
@@ -356,12 +294,3 @@ def _patches(pictures: Iterable[Tensor]) -> Tensor:
         for picture in pictures
     ]
     return torch.cat(cut).contiguous()
-
-
-def normalised(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """Return uint8 images as float32 with these means and deviations, over 255, taken out of their channels."""
-    # Filled on the device, not copied to it: a pass that begins with this can be captured on a GPU.
-    shift, scale = (
-        torch.cat([x.new_full((1, 1, 1), value, dtype=torch.float32) for value in values]) for values in (mean, std)
-    )
-    return (x.float() / 255 - shift) / scale

@@ -1,11 +1,10 @@
 """What every image study is: options in; arms run and kept, `results.json`, figures and a page out.
 
-A study gives its arms and what it makes of their records (`Page`); a setting of its own for a folder of ImageNet's layout is run
-by `imagenet.run_folder`.
+A study gives its arms and what it makes of their records (`Page`): claims, figures as lines, tables.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,20 @@ from dissensus_studies.harness.outputs import Outputs, print_table
 
 @dataclass(frozen=True)
 class Options:
-    """What an image study is asked for; see `ImageStudy.run`."""
+    """What an image study is asked for.
+
+    Attributes:
+        output: Folder for the results. A study that was interrupted goes on from what `arms.jsonl` there has.
+        quick: Few epochs of a small network.
+        seed: Of the first repeat; others follow it.
+        data: Folder with an image set (see `load_images`); digits that come along, in the quick form, without one.
+        epochs: Epochs instead of the study's own.
+        minutes: Begin no arm after this time.
+        limit: Train on so many images, and take at most as many of each other set.
+        arms: Run only arms whose names fit; see `arm_log.chosen`.
+        known: Which image set of the folder.
+        backbone: For the setting "pretrained": a network that was trained elsewhere, `"module:function"`.
+    """
 
     output: Path
     quick: bool = False
@@ -53,7 +65,7 @@ class Page:
     Attributes:
         claims: Of the document.
         judged: How claims were judged.
-        sections: Draws figures; returns the sections between the claims and what the study ran on.
+        sections: Makes what stands between the claims and what the study ran on, figures included.
         screen: Columns and rows of the table on the screen.
         remarks: In what the run differs from the document's.
         results: Further parts of `results.json`.
@@ -80,7 +92,7 @@ class ImageStudy:
         lead: What the page opens with.
         arms: Its arms, in order of importance.
         page: What it makes of what was done.
-        settings: Its other settings by name, such as "imagenet".
+        settings: Its other settings by name, such as "pretrained".
         prepare: Makes the material of its arms.
         do: Does the arms; `run_arms` unless a study does it another way.
     """
@@ -89,57 +101,30 @@ class ImageStudy:
     lead: str
     arms: Callable[[Work], Sequence[Arm]]
     page: Callable[[Work, Arms], Page]
-    settings: Mapping[str, Callable[[Options], Path]]
+    settings: Mapping[str, Callable[[Options], Path]] = field(default_factory=dict)
     prepare: Callable[[Work], Any] = lambda work: None
     do: Callable[..., Arms] = run_arms
 
-    def run(
-        self,
-        output: Path,
-        *,
-        quick: bool = False,
-        seed: int = 0,
-        data: Path | None = None,
-        epochs: int | None = None,
-        minutes: float | None = None,
-        limit: int | None = None,
-        arms: Sequence[str] | None = None,
-        known: str | None = None,
-        setting: str | None = None,
-        backbone: str | None = None,
-    ) -> Path:
-        """Run the study; return the path of its page.
-
-        Args:
-            output: Folder for the results. A study that was interrupted goes on from what `arms.jsonl` there has.
-            quick: Few epochs of a small network.
-            seed: Of the first repeat; others follow it.
-            data: Folder with an image set (see `image_sets.load_images`); digits that come along, in the quick form, without one.
-            epochs: Epochs instead of the study's own.
-            minutes: Begin no arm after this time.
-            limit: Train on so many images, and take at most as many of each other set.
-            arms: Run only arms whose names fit; see `arm_log.chosen`.
-            known: Which image set of the folder.
-            setting: "imagenet" for the study's setting on a folder of ImageNet's layout, or another that it has.
-            backbone: For the setting "pretrained": a network that was trained elsewhere, `"module:function"`.
-        """
-        if backbone is not None and setting != "pretrained":
-            raise ValueError(
-                "`backbone` is for setting='pretrained'; the other settings train or load their own."
-                if "pretrained" in self.settings
-                else "This study has no option backbone. Leave it out."
-            )
-        options = Options(output, quick, seed, data, epochs, minutes, limit, arms, known, backbone)
+    def run(self, output: Path, *, setting: str | None = None, **options: Any) -> Path:
+        """Run the study, or another `setting` of it; return the path of its page. What it takes are the fields of `Options`."""
+        lacking = [name for name in options if name not in {each.name for each in fields(Options)}]
+        if not self.settings:
+            given = {"setting": setting, "backbone": options.get("backbone")}
+            lacking += [name for name, value in given.items() if value is not None]
+        if lacking:
+            raise ValueError(f"This study has no option {lacking[0]}. Leave it out.")
+        asked = Options(output, **options)
+        if asked.backbone is not None and setting != "pretrained":
+            raise ValueError("`backbone` is for setting='pretrained'; the other settings train or load their own.")
         if setting is not None and setting in self.settings:
-            return self.settings[setting](options)
+            return self.settings[setting](asked)
         if setting is not None:
-            names = " or ".join(map(repr, self.settings)) + ("," if len(self.settings) > 1 else "")
-            raise ValueError(f"`setting` must be {names} or left out; got {setting!r}.")
-        options = replace(options, quick=quick or data is None)
-        sets = load_images(data, quick=options.quick, known=known, limit=limit)
-        work = Work(**vars(options), sets=sets)
+            raise ValueError(f"`setting` must be {' or '.join(map(repr, self.settings))} or left out; got {setting!r}.")
+        asked = replace(asked, quick=asked.quick or asked.data is None)
+        sets = load_images(asked.data, quick=asked.quick, known=asked.known, limit=asked.limit)
+        work = Work(**vars(asked), sets=sets)
         work = replace(work, material=self.prepare(work))
-        found = self.do(self.arms(work), output, settings=work.identity, minutes=minutes, only=arms)
+        found = self.do(self.arms(work), output, settings=work.identity, minutes=work.minutes, only=work.arms)
         if not found.done:
             raise ValueError("No arm was finished: there is nothing to show. Give more minutes, or fewer epochs.")
         return self._report(work, found, self.page(work, found))

@@ -23,10 +23,7 @@ DRAWS = 200
 
 @dataclass(frozen=True)
 class Summary:
-    """Repeated measurements of one quantity.
-
-    Attributes:
-        values: One for each repeat.
+    """Measurements of one quantity, one for each repeat.
 
     Example:
         >>> str(Summary((1.0, 2.0, 3.0))).split()
@@ -63,13 +60,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Paired measurements of two arms: does the second have smaller values?
-
-    Attributes:
-        lower: In how many repeats the second arm's value is smaller.
-        repeats: How many repeats differ at all.
-        difference: Median of second minus first.
-        p: Two-sided probability of so uneven a count if neither arm were better (sign test, exact).
+    """Paired measurements of two arms: in how many of the repeats that differ the second is lower, by how much, and p of a sign test.
 
     Example:
         >>> compared = Comparison.of([2.0] * 8, [1.0] * 8)
@@ -121,10 +112,7 @@ def mean_interval(values: Tensor) -> Interval:
 
 
 def share_interval(shares: Tensor) -> Interval:
-    """Return the mean of shares with its 95 % interval, which lies in [0, 1].
-
-    Args:
-        shares: For each input a number from 0 to 1: 1 for a right answer, or the share of right ones among several, `(inputs,)`.
+    """Return the mean of numbers from 0 to 1, one for each input, with its 95 % interval, which lies there too.
 
     Example:
         >>> import torch
@@ -138,12 +126,8 @@ def share_interval(shares: Tensor) -> Interval:
 def share_ends(share: float, error: float, least: float = 0.0) -> tuple[float, float]:
     r"""Return the ends of a share's 95 % interval from its standard error; both lie in [0, 1].
 
-    Wilson's interval of the number of answers that such an error speaks of, $n = p(1-p)/e^2$.
-
-    Args:
-        share: The share p, from 0 to 1.
-        error: Its standard error e.
-        least: Of so many answers the share is at least: what is left to go by where all are alike.
+    Wilson's interval of the number of answers that such an error speaks of, $n = p(1-p)/e^2$, of `least` at least: what is left to go
+    by where all are alike.
 
     Example:
         >>> [round(end, 4) for end in share_ends(0.9, sqrt(0.9 * 0.1 / 10))]
@@ -166,13 +150,7 @@ def _mean_and_error(values: Tensor) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its standard error, over repeats where there are several, over inputs where there is one run.
-
-    Attributes:
-        value: The number.
-        error: Its standard error; NaN where it is not known.
-        ends: Ends of its 95 % interval; None where it is not known.
-    """
+    """A number with its standard error (NaN where it is not known) and 95 % interval, over repeats, or over inputs of one run."""
 
     value: float
     error: float
@@ -180,11 +158,7 @@ class Estimate:
 
     @classmethod
     def of(cls, values: Sequence[Value], share: bool = False) -> "Estimate":
-        """Pool the values of repeats, each `[value, low, high]`.
-
-        Args:
-            values: One for each repeat.
-            share: Whether they lie in [0, 1].
+        """Pool the values of repeats, each `[value, low, high]`; shares lie in [0, 1].
 
         Example:
             >>> Estimate.of([[0.5, 0.4, 0.6]]).text
@@ -220,12 +194,7 @@ class Estimate:
 def ece_floor(confidence: ArrayLike, bins: int = 15, seed: int = 0) -> float:
     """Mean expected calibration error of a model that is perfectly calibrated and has these confidences.
 
-    Reading: a calibration error near it, or two that differ by less, are no finding.
-
-    Args:
-        confidence: Confidence in each answer, `(inputs,)`.
-        bins: Bins of equal width, as those of the error that it is compared with.
-        seed: Decides which answers are right in each draw.
+    Reading: a calibration error near it, with as many bins, or two that differ by less, are no finding.
 
     Example:
         >>> round(ece_floor(typical_confidence(0.91, 10_000)), 3), round(ece_floor(typical_confidence(0.91, 1000)), 2)

@@ -2,41 +2,24 @@
 
 Expected width and overlap of masks against simulation; diversity against accuracy for scales from 1 to 5, members as large as
 the single network; calibration. Single networks, MC dropout and a deep ensemble of as many members stand at the ends of the
-dial. With `setting="imagenet"`, calibration curves of torchvision's ResNet-18 on a folder of ImageNet's layout, the document's
-figure 3, right.
+dial.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
-from functools import partial
 from itertools import pairwise
 from operator import itemgetter
-from pathlib import Path
 from statistics import fmean
 
-import torch
-
 from dissensus.html import Section, Table
-from dissensus.predictions import predict
-from dissensus_studies.harness.arm_log import Arm, Arms, Record
+from dissensus_studies.harness.arm_log import Arms, Record
 from dissensus_studies.harness.claims import Claim
-from dissensus_studies.harness.image_arms import training_record
+from dissensus_studies.harness.figures import Drawing
 from dissensus_studies.harness.image_pages import arms_table, with_interval
-from dissensus_studies.harness.image_study import ImageStudy, Options, Page, Work
-from dissensus_studies.harness.imagenet import SGD, SIZE, fit_folder, network, read_folder, run_folder
-from dissensus_studies.harness.outputs import Outputs
+from dissensus_studies.harness.image_study import ImageStudy, Page, Work
 from dissensus_studies.harness.statistics import Summary
-from dissensus_studies.masksembles.arms import (
-    EPOCHS,
-    NUM_MEMBERS,
-    SCALES,
-    MaskSetting,
-    arms_of,
-    ensemble_numbers,
-    make_members,
-)
-from dissensus_studies.masksembles.figures import calibration_figure, diversity_figure, laws, laws_figure
+from dissensus_studies.masksembles.arms import EPOCHS, NUM_MEMBERS, SCALES, arms_of
+from dissensus_studies.masksembles.figures import calibration_panels, diversity_panel, laws, laws_panels
 
 DEEP = "deep ensemble"
 WHOLE = ", whole batches"
@@ -49,7 +32,6 @@ NUMBERS: Mapping[str, Callable[[Record], float]] = {
     "ECE": itemgetter("ece"),
     "NLL": lambda record: record["test"]["nll"][0],
 }
-IMAGENET_EPOCHS = 90
 
 Families = Mapping[str, Sequence[Record]]
 
@@ -143,24 +125,26 @@ def page(work: Work, found: Arms) -> Page:
         mask_claims(families, measured_laws),
         f"Means over {runs} run{'s' if runs > 1 else ''} and all pairs of members are compared as they are. Diversity is the share of "
         "test images on which two members predict different classes, divided by the error rate of the pair.",
-        lambda outputs: _sections(outputs, work, found, families, measured_laws),
+        lambda outputs: [
+            *(drawing.section(outputs) for drawing in _drawings(work, families, measured_laws)),
+            Section("All arms", *_tables(families, found)),
+        ],
         (("arm", *NUMBERS), rows),
         _remarks(work),
         {"laws": measured_laws},
     )
 
 
-def _sections(
-    outputs: Outputs, work: Work, found: Arms, families: Families, measured_laws: Sequence[Mapping[str, float]]
-) -> list[Section]:
-    laws_picture = outputs.picture(
-        "masksembles_laws",
-        laws_figure(measured_laws),
-        "width after trimming and overlap of masks over the scale",
-        "32 ones a mask. Lines: the expected width M S (1 - (1 - 1/S)^N), and 1 / (2 S - 1). Marks: masks drawn as the "
-        "document draws them; bars are standard deviations.",
-    )
-    sections = [Section("Figure 1: theory and simulation", laws_picture)]
+def _drawings(work: Work, families: Families, measured_laws: Sequence[Mapping[str, float]]) -> list[Drawing]:
+    drawings = [
+        Drawing(
+            "masksembles_laws",
+            "Figure 1: theory and simulation",
+            laws_panels(measured_laws),
+            "32 ones a mask. Lines: the expected width M S (1 - (1 - 1/S)^N), and 1 / (2 S - 1). Marks: masks drawn as the "
+            "document draws them.",
+        )
+    ]
     split = any(scale > 1.0 for scale in scale_families(families))
     compared = families.get(DEEP, families.get("masks S=1", ()))
     single = [accuracy for record in compared for accuracy in record["members"]]
@@ -170,25 +154,27 @@ def _sections(
             for name, records in families.items()
             if not name.startswith("thin") and not (split and name.endswith(WHOLE))
         }
-        picture = outputs.picture(
-            "masksembles_diversity",
-            diversity_figure(shown, single, work.sets.num_classes),
-            "diversity of pairs of members against their accuracy",
-            "Every point is a pair. Dashes: what that pair would have if one member were a noisy copy of the other (worst), or "
-            "erred independently of it (best).",
+        drawings.append(
+            Drawing(
+                "masksembles_diversity",
+                "Figure 2: diversity against accuracy",
+                [diversity_panel(shown, single, work.sets.num_classes)],
+                "Every point is a pair. Dashes: what that pair would have if one member were a noisy copy of the other, or erred "
+                "independently of it.",
+            )
         )
-        sections.append(Section("Figure 2: diversity against accuracy", picture))
     curves = _curves(families, "" if split else WHOLE)
     if curves:
-        picture = outputs.picture(
-            "masksembles_calibration",
-            calibration_figure(curves),
-            "accuracy against confidence",
-            "The first run of each. Above the diagonal predictions are too careful, below it too sure; the right side weighs the "
-            "difference by how many images there are.",
+        drawings.append(
+            Drawing(
+                "masksembles_calibration",
+                "Figure 3: calibration",
+                calibration_panels(curves),
+                "The first run of each, with its calibration error. Above the diagonal predictions are too careful, below it too "
+                "sure; the right side weighs the difference by how many images there are.",
+            )
         )
-        sections.append(Section("Figure 3: calibration", picture))
-    return [*sections, Section("All arms", *_tables(families, found))]
+    return drawings
 
 
 def _curves(families: Families, batches: str) -> dict[str, Mapping[str, Sequence[float]]]:
@@ -239,75 +225,10 @@ def _remarks(work: Work) -> list[str]:
     ]
 
 
-def run_imagenet(options: Options, size: int = SIZE) -> Path:
-    """Train a deep ensemble, masks and MC dropout; write calibration curves and a table."""
-    settings = [
-        MaskSetting("deep", seed=options.seed),
-        *(MaskSetting("masks", scale, seed=options.seed) for scale in (2.0, 3.0)),
-        MaskSetting("dropout", seed=options.seed),
-    ]
-    return run_folder(
-        options,
-        "Masks on ImageNet",
-        "Calibration of one network with masks, beside single networks, MC dropout and a deep ensemble.",
-        lambda folder: [
-            Arm(each.name, partial(_on_folder, each, folder, options, size), each.family) for each in settings
-        ],
-        _imagenet_sections,
-        settings={"size": size},
-    )
-
-
-def _on_folder(setting: MaskSetting, folder: Path, options: Options, size: int) -> Record:
-    train, validation, classes = read_folder(folder, size)
-    validation = validation.spread(options.limit)
-    members = make_members(setting, lambda: network("resnet18", len(classes)), NUM_MEMBERS)
-    run = fit_folder(
-        members,
-        train.spread(options.limit),
-        batch_size=256,
-        epochs=options.epochs or IMAGENET_EPOCHS,
-        **SGD,
-        lr=0.1,
-        weight_decay=1e-4,
-        schedule="cosine",
-        seed=setting.seed,
-    )
-    logits, labels = predict(members, validation.batches()), torch.tensor(validation.labels)
-    record: Record = {
-        "setting": asdict(setting),
-        "family": setting.family,
-        "accuracy": float((logits.softmax(-1).mean(0).argmax(-1) == labels).double().mean()),
-        "member_accuracy": float((logits.argmax(-1) == labels).double().mean()),
-        "training": training_record(run),
-        **ensemble_numbers(logits, labels),
-    }
-    record["line"] = (
-        f"accuracy {record['accuracy']:.4f}, ece {record['ece']:.4f}, diversity {record['diversity']:.4f}, "
-        f"{run.epoch} epochs in {run.seconds:.1f} s ({run.engine})"
-    )
-    return record
-
-
-def _imagenet_sections(found: Arms, outputs: Outputs) -> tuple[list[Table], list[Section]]:
-    curves = {}
-    for record in found.done.values():
-        if record["setting"]["kind"] == "deep":
-            curves["single network"] = record["member_curve"]
-    curves |= {record["family"]: record["curve"] for record in found.done.values()}
-    names = ("family", "accuracy", "member_accuracy", "diversity", "ece", "member_ece")
-    columns = ("arm", "accuracy", "mean member", "diversity", "ECE", "ECE of a member")
-    rows = [[record[name] for name in names] for record in found.done.values()]
-    table = Table(columns, rows, "Validation images")
-    picture = outputs.picture("masksembles_imagenet", calibration_figure(curves), "accuracy against confidence")
-    return [table], [Section("Calibration", picture, table)]
-
-
 run = ImageStudy(
     "From one network to an ensemble by a dial",
     f"One network with {NUM_MEMBERS} masks over its channels is an ensemble. The scale S says how little the masks overlap: at 1 "
     "all members are one network, at large S they share next to nothing.",
     arms_of,
     page,
-    {"imagenet": run_imagenet},
 ).run

@@ -1,0 +1,117 @@
+"""What figures of all studies share: lines named at their ends, and files that are the same bytes when drawn again."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dissensus import plots
+
+if TYPE_CHECKING:
+    import matplotlib.axes
+    import matplotlib.figure
+
+    Figure = matplotlib.figure.Figure
+    Axes = matplotlib.axes.Axes
+
+
+def in_rows(count: int, width: float = 3.2, height: float = 2.6) -> tuple["Figure", list["Axes"]]:
+    """Return a figure of so many panels, three a row: more side by side cannot be read on a page."""
+    columns = min(count, 3)
+    figure, axes = plots.panels(columns, ceil(count / columns), width=width, height=height)
+    for ax in axes[count:]:
+        ax.axis("off")
+    return figure, axes[:count]
+
+
+def name_lines(ax: "Axes", *, gap: float = 0.085, size: float = 8) -> None:
+    """Write the name of each line beside its end, in its colour; names that would lie on each other move apart.
+
+    Args:
+        ax: Drawn, with its limits and scales.
+        gap: Between two names, as a share of the height.
+        size: Of the letters.
+    """
+    place = ax.transData + ax.transAxes.inverted()
+    named = [line for line in ax.lines if not str(line.get_label()).startswith("_")]
+    ends = sorted((float(place.transform(line.get_xydata()[-1])[1]), index) for index, line in enumerate(named))
+    heights = apart([end for end, _ in ends], gap)
+    for height, (_, index) in zip(heights, ends, strict=True):
+        line = named[index]
+        ax.annotate(
+            str(line.get_label()),
+            (1.02, height),
+            xycoords="axes fraction",
+            va="center",
+            fontsize=size,
+            color=line.get_color(),
+            annotation_clip=False,
+        )
+
+
+def apart(values: Sequence[float], gap: float) -> list[float]:
+    """Return values, in order, moved so that neighbours are at least a gap apart.
+
+    Example:
+        >>> apart([0.0, 0.1, 1.0], 0.4)
+        [-0.15, 0.25, 1.0]
+    """
+    found = list(values)
+    for _ in range(50):
+        for (low, a), (high, b) in pairwise(enumerate(found)):
+            short = gap - (b - a)
+            if short > 1e-9:
+                found[low], found[high] = a - short / 2, found[high] + short / 2
+    return [round(value, 6) for value in found]
+
+
+def save_figure(figure: "Figure", path: Path) -> None:
+    """Write a figure; drawn again from the same record, it gives the same bytes."""
+    from matplotlib import rc_context
+
+    with rc_context({"svg.hashsalt": "dissensus"}):
+        figure.savefig(path, metadata={"Date": None}, bbox_inches="tight")
+
+
+Lines = Mapping[str, Mapping[float, float]]
+
+
+def sweeps(
+    panels: Mapping[str, Lines], along: str, *, spreads: Mapping[str, Lines] | None = None, level: str = ""
+) -> "Figure":
+    """Draw quantities against what was varied, a panel each, three a row.
+
+    Args:
+        panels: Title of a panel to its lines: name of a line to its value at each place.
+        along: What was varied.
+        spreads: Half the width of a band around each value, laid out alike.
+        level: Name of a line that is drawn as one level, that of its only value.
+    """
+    figure, axes = in_rows(len(panels))
+    names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
+    colours = dict(zip(names, plots.COLOURS, strict=False)) | {level: plots.NOTE_COLOUR}
+    places = sorted(
+        {place for lines in panels.values() for name, line in lines.items() if name != level for place in line}
+    )
+    for ax, (title, lines) in zip(axes, panels.items(), strict=True):
+        for name, line in lines.items():
+            if name == level:
+                (height,) = line.values()
+                ax.plot([places[0], places[-1]], [height] * 2, "--", color=colours[name], linewidth=1, label=name)
+                continue
+            x = sorted(line)
+            ax.plot(x, [line[each] for each in x], "o-", color=colours[name], markersize=4, linewidth=1.5, label=name)
+            half = (spreads or {}).get(title, {}).get(name, {})
+            low, high = ([line[each] + sign * half.get(each, 0.0) for each in x] for sign in (-1, 1))
+            ax.fill_between(x, low, high, color=colours[name], alpha=0.2, linewidth=0)
+        if places[0] == 0:
+            ax.set_xscale("symlog", linthresh=places[1])
+        else:
+            ax.set_xscale("log")
+        ax.set_xticks(places, [f"{place:g}" for place in places])
+        ax.set_xticks([], minor=True)
+        ax.set_title(title, fontsize=10, loc="left")
+        ax.set_xlabel(along)
+        name_lines(ax)
+    return figure

@@ -1,0 +1,139 @@
+"""Named lines in, a figure in the one style out: panels without boxes or legends, every line named at its end in its own colour."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from dissensus import plots
+from dissensus.html import Section
+from dissensus.plots.figures import tick_text
+from dissensus_studies.harness.outputs import Outputs
+from dissensus_studies.harness.statistics import Summary
+
+if TYPE_CHECKING:
+    import matplotlib.axes
+    import matplotlib.figure
+
+LABEL_SIZE = 9
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a panel.
+
+    Attributes:
+        name: What stands at its end.
+        x: Places.
+        y: Heights.
+        low: Lower end of a band at each place, if there is one.
+        high: Upper end.
+        colour: Place in `plots.COLOURS`; None is the grey of what others are compared with.
+        style: As matplotlib's `plot` takes it.
+    """
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    colour: int | None = 0
+    style: str = "o-"
+
+    @classmethod
+    def over(cls, name: str, found: Mapping[float, Summary], colour: int | None = 0, style: str = "o-") -> "Line":
+        """Return means over repeats against what was varied, with two standard errors where there are repeats."""
+        places = sorted(found)
+        means = [found[place].mean for place in places]
+        if any(len(found[place].values) == 1 for place in places):
+            return cls(name, places, means, colour=colour, style=style)
+        low, high = ([found[place].mean + sign * found[place].error for place in places] for sign in (-2, 2))
+        return cls(name, places, means, low, high, colour, style)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Lines against one axis; `axes` are further arguments of `Axes.set`, such as scales, limits and ticks."""
+
+    title: str
+    xlabel: str
+    lines: Sequence[Line]
+    axes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure of a page: name of its files, title of its section, what it is drawn of, and what to know of it."""
+
+    name: str
+    title: str
+    panels: Sequence[Panel]
+    caption: str = ""
+    columns: int = 3
+
+    def section(self, outputs: Outputs) -> Section:
+        """Draw it; return its section."""
+        alt = f"{self.title}: {', '.join(panel.title for panel in self.panels)}"
+        return Section(self.title, outputs.picture(self.name, draw(self.panels, self.columns), alt, self.caption))
+
+
+def draw(
+    panels: Sequence[Panel], columns: int = 2, *, title: str = "", width: float = 3.6, height: float = 2.7
+) -> "matplotlib.figure.Figure":
+    """Draw panels side by side; lines of the same names are named in the first panel that has them."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    columns = min(columns, len(panels))
+    width = max(width, 4.8) if columns == 1 else width
+    figure, axes = plots.panels(columns, -(-len(panels) // columns), width=width, height=height)
+    if title:
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    named: set[str] = set()
+    for place, (ax, panel) in enumerate(zip(axes, panels, strict=False)):
+        for line in panel.lines:
+            colour = colour_of(line)
+            ax.plot(line.x, line.y, line.style, color=colour, markersize=3.5, linewidth=1.5)
+            if line.low:
+                ax.fill_between(line.x, line.low, line.high, color=colour, alpha=0.15, linewidth=0)
+        ax.set(**panel.axes)
+        for axis, scale in ((ax.xaxis, ax.get_xscale()), (ax.yaxis, ax.get_yscale())):
+            if scale == "log":
+                axis.set_major_formatter(FuncFormatter(tick_text))
+                axis.set_minor_formatter(NullFormatter())
+        ax.set_title(panel.title, loc="left", fontsize=10)
+        if place >= len(panels) - columns:
+            ax.set_xlabel(panel.xlabel)
+        names = {line.name for line in panel.lines if line.name}
+        if not names <= named:
+            _name_lines(ax, panel.lines, height)
+        named |= names
+    for ax in axes[len(panels) :]:
+        ax.set_visible(False)
+    return figure
+
+
+def _name_lines(ax: "matplotlib.axes.Axes", lines: Sequence[Line], height: float) -> None:
+    """Write names at the right ends of lines, moved apart where they would overlap."""
+    ax.autoscale_view()
+    to_axes = ax.transData + ax.transAxes.inverted()
+    named = [line for line in lines if line.name]
+    ends = [to_axes.transform((line.x[-1], line.y[-1])) for line in named]
+    order = sorted(range(len(named)), key=lambda place: float(ends[place][1]))
+    sizes = [(1 + named[place].name.count("\n")) * 1.25 * LABEL_SIZE / (72 * 0.75 * height) for place in order]
+    gaps = [(below + above) / 2 for below, above in pairwise(sizes)]
+    heights: list[float] = []
+    for place, gap in zip(order, [0.0, *gaps], strict=False):
+        heights.append(max(float(ends[place][1]), heights[-1] + gap if heights else 0.0))
+    # Those that would leave the panel at the top push the others down.
+    most = 1.05
+    for index in reversed(range(len(heights))):
+        heights[index] = min(heights[index], most)
+        most = heights[index] - gaps[index - 1] if index else most
+    for place, up in zip(order, heights, strict=True):
+        right, colour = float(ends[place][0]) + 0.025, colour_of(named[place])
+        ax.text(right, up, named[place].name, transform=ax.transAxes, color=colour, fontsize=LABEL_SIZE, va="center")
+
+
+def colour_of(line: Line) -> str:
+    """Return a line's colour."""
+    return plots.NOTE_COLOUR if line.colour is None else plots.COLOURS[line.colour % len(plots.COLOURS)]

@@ -1,0 +1,172 @@
+"""Labelled image sets of a folder, in any of the layouts they usually have: found by name, read as training and test images."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dissensus.data.files import Loaded, load
+from dissensus.data.images import IMAGE_ENDINGS, match_images
+from dissensus.data.suites import plain_name
+
+SHAPE = (3, 32, 32)
+_PARTS = {"train": ("train", "training", "trainval"), "test": ("test", "val", "validation")}
+# Folders that published sets keep their classes' folders in, and how deep these may lie.
+_WRAPPERS, _DEEPEST = ("images", "image", "jpg"), 4
+
+
+class Images(NamedTuple):
+    """Labelled images: `x` uint8 `(images, 3, 32, 32)`, `y` int64 `(images,)`. A pair, as `fit` and `evaluate` take it."""
+
+    x: Tensor
+    y: Tensor
+
+    def rows(self, index: slice | Tensor) -> "Images":
+        """Return some of them."""
+        return Images(self.x[index], self.y[index])
+
+
+class Files(NamedTuple):
+    """Where a set is: the files or the folder of each part; `test` is empty where one file or folder holds all."""
+
+    train: list[Path]
+    test: list[Path]
+
+    @property
+    def has_both(self) -> bool:
+        """Whether there are training and test images, in parts of their own or in one file of four arrays."""
+        first = self.train[0]
+        if self.test or first.suffix.lower() != ".npz":
+            return bool(self.test)
+        # numpy leaves a file open that it was to open itself and cannot read.
+        with first.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return {"x_train", "y_train", "x_test", "y_test"} <= set(arrays.files)
+
+
+def find_files(folder: Path, name: str) -> Files | None:
+    """Return where a folder has a set; None where it has none of that name.
+
+    Looked for are `name_train.npz` (or its parts `name_train_1of5.npz`, ...) and `name_test.npz`; one `name.npz`; folders
+    `name/train/<class>/` and `name/test/<class>/` (or `val`), or `name/<class>/`, which may lie deeper, in `name/images/`. Case,
+    `-` and `_` of names make no difference.
+    """
+    there = {plain_name(path.name): path for path in sorted(folder.iterdir())}
+    train, test = (_files_of(there, name, part) for part in ("train", "test"))
+    if train and test:
+        return Files(train, test)
+    own = there.get(plain_name(name))
+    folders = _find_folders(own) if own is not None and own.is_dir() else None
+    if folders is not None and folders.test:
+        return folders
+    # Published files of a part of a set carry its size behind their name.
+    start = plain_name(f"{name}_test")
+    sized = [path for key, path in there.items() if key.startswith(start) and key.endswith(".npz")]
+    whole = there.get(plain_name(f"{name}.npz"))
+    single = [whole] if whole is not None else test or train or sized[:1]
+    return Files(single, []) if single else folders
+
+
+def _files_of(there: Mapping[str, Path], name: str, part: str) -> list[Path]:
+    """Return the file of one part of a set, or all its pieces in order."""
+    for word in _PARTS[part]:
+        start = plain_name(f"{name}_{word}")
+        if f"{start}.npz" in there:
+            return [there[f"{start}.npz"]]
+        pieces = {key: re.fullmatch(rf"{re.escape(start)}(\d+)of(\d+)\.npz", key) for key in there}
+        numbered = {int(match[1]): (there[key], int(match[2])) for key, match in pieces.items() if match}
+        total = max((total for _, total in numbered.values()), default=0)
+        lacking = [str(number) for number in range(1, total + 1) if number not in numbered]
+        if lacking:
+            raise ValueError(
+                f"the {part} images of {name} come in {total} parts; the folder lacks part {', '.join(lacking)}."
+            )
+        if numbered:
+            return [numbered[number][0] for number in sorted(numbered)]
+    return []
+
+
+def _find_folders(folder: Path) -> Files:
+    """Return the folders of both parts, or the one folder whose subfolders are the classes."""
+    for inner in _inwards(folder):
+        subfolders = _subfolders(inner)
+        for train, test in product(*_PARTS.values()):
+            for key, path in subfolders.items():
+                # Both may begin with the same word: cars_train/ and cars_test/.
+                other = subfolders.get(f"{key.removesuffix(train)}{test}")
+                if key.endswith(train) and other is not None:
+                    return Files([list(_inwards(path))[-1]], [list(_inwards(other))[-1]])
+    return Files([list(_inwards(folder))[-1]], [])
+
+
+def _subfolders(folder: Path) -> dict[str, Path]:
+    return {plain_name(path.name): path for path in sorted(folder.iterdir()) if path.is_dir()}
+
+
+def _inwards(folder: Path) -> Iterator[Path]:
+    """Yield a folder, and those in it that hold all its images: `images/`, or the only one with images."""
+    for _ in range(_DEEPEST):
+        yield folder
+        subfolders = _subfolders(folder)
+        named = [subfolders[key] for key in _WRAPPERS if key in subfolders]
+        filled = [
+            path
+            for path in named or subfolders.values()
+            if any(each.suffix.lower() in IMAGE_ENDINGS for each in path.rglob("*"))
+        ]
+        if len(filled) != 1:
+            return
+        folder = filled[0]
+
+
+def read_set(files: Files) -> tuple[Images, Images | None, tuple[str, ...]]:
+    """Return training images, test images (None where one part holds all), and what was done to them."""
+    if files.has_both and not files.test:
+        train, test = ([load(files.train[0], split=part)] for part in ("train", "test"))
+    else:
+        train, test = _loaded(files.train), _loaded(files.test)
+    named = [each.classes for each in train if each.classes is not None]
+    classes = tuple(sorted({name for names in named for name in names})) if named and test else None
+    images, notes = _joined(train, classes)
+    return images, _joined(test, classes)[0] if test else None, notes
+
+
+def _loaded(paths: Sequence[Path]) -> list[Loaded]:
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        loaded = list(pool.map(lambda path: load(path, size=SHAPE[1] if path.is_dir() else None), paths))
+    for path, each in zip(paths, loaded, strict=True):
+        if path.is_dir() and each.y is None:
+            raise ValueError(
+                f"{path.name}/ holds images that are not in folders of their classes; put those of each class into its own"
+            )
+    return loaded
+
+
+def _joined(loaded: Sequence[Loaded], classes: tuple[str, ...] | None) -> tuple[Images, tuple[str, ...]]:
+    """Return one part from its files; classes that have names get their place among `classes`."""
+    parts: list[tuple[Tensor, Tensor]] = []
+    notes: tuple[str, ...] = ()
+    for each in loaded:
+        each = _numbered(each, classes)
+        if each.y is None or each.y.is_floating_point() or each.y.ndim != 1 or each.x.ndim != 4:
+            raise ValueError("images with whole numbers as class labels are wanted")
+        if each.x.dtype != torch.uint8:
+            raise ValueError(f"images must be uint8, 0 to 255; they are {each.x.dtype}")
+        x, notes = match_images(each.x, *SHAPE)
+        parts.append((x, each.y))
+    return Images(*(torch.cat(columns) for columns in zip(*parts, strict=True))), notes
+
+
+def _numbered(loaded: Loaded, classes: tuple[str, ...] | None) -> Loaded:
+    """Number classes that have names as others do: a part that lacks a class would count on from another one."""
+    if loaded.y is None or loaded.classes is None or classes is None or loaded.classes == classes:
+        return loaded
+    if unknown := sorted(set(loaded.classes) - set(classes)):
+        raise ValueError(f"the test images have the class {unknown[0]!r}, which the training images lack")
+    return replace(loaded, y=torch.tensor([classes.index(name) for name in loaded.classes])[loaded.y], classes=classes)
