@@ -81,9 +81,9 @@ def decompose(
 
     Returns:
         A `Decomposition` of three `(batch,)` tensors, in nats for the likelihood losses, differentiable. Reading: diversity is what
-        averaging gains over the average member. It is never negative where the loss is convex in what is averaged; far above the ensemble error it
-        says that members cancel each other rather than know different things. In float32 a diversity much smaller than the errors loses
-        digits: `diversity_closed_form` keeps them.
+        averaging gains over the average member. It is never negative where the loss is convex in what is averaged; far above the ensemble
+        error it says that members cancel each other rather than know different things. In float32 a diversity much smaller than the
+        errors loses digits: `diversity_closed_form` keeps them.
 
     Example:
         >>> import torch
