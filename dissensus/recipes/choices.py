@@ -17,7 +17,8 @@ from dissensus.architectures import ARCHITECTURES
 from dissensus.data import augment
 from dissensus.data.images import describe_shape
 from dissensus.members import Members, kinds
-from dissensus.objectives import Independent, Objective, table
+from dissensus.objectives import OBJECTIVES as OBJECTIVES
+from dissensus.objectives import Independent, Objective
 from dissensus.recipes.settings import checked, choose, parameters
 from dissensus.training import schedules
 from dissensus.training.optimizers import RULES
@@ -26,10 +27,6 @@ KINDS: Mapping[str, Callable[..., Members]] = MappingProxyType(
     {name: kind.build for name, kind in kinds.KINDS.items() if kind.in_recipes}
 )
 """Kinds of ensembles: called with a factory of members, their number and a seed."""
-
-OBJECTIVES: Mapping[str, Callable[..., Objective]] = MappingProxyType(
-    {name: entry.make for name, entry in table.OBJECTIVES.items()}
-)
 
 SCHEDULES: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
