@@ -64,12 +64,10 @@ class Beliefs:
     weights: MemberWeights | None = None
 
     @classmethod
-    def of(
-        cls, logits: "MemberLogits | Beliefs", weights: MemberWeights | None = None, stacklevel: int = 5
-    ) -> "Beliefs":
+    def of(cls, logits: "MemberLogits | Beliefs", weights: MemberWeights | None = None) -> "Beliefs":
         """Check logits (and weights) and wrap them; what is wrapped already passes through unchanged."""
         if not isinstance(logits, Beliefs):
-            check_member_logits(logits, weights, stacklevel=stacklevel)
+            check_member_logits(logits, weights, stacklevel=5)
             return cls.unchecked(logits, weights)
         if weights is not None:
             raise ValueError("`Beliefs` hold their own weights; got more. Give them to `Beliefs.of`.")
@@ -281,23 +279,16 @@ def total_variance(
 def data_variance(
     mean: MemberOutputs, scale: MemberOutputs, *, family: Family = "gaussian", weights: Weights = None
 ) -> Variances:
-    r"""Data uncertainty: mean of the members' variances.
+    r"""Data uncertainty: mean of the members' variances; arguments are those of `total_variance`.
 
     $$\frac{1}{M}\sum_m v_m$$
-
-    Args:
-        mean: Member means, `(members, batch)` or `(members, batch, outputs)`.
-        scale: Member scales (sigma or b, never a variance), of the same shape.
-        family: `"gaussian"` or `"laplace"`.
-        weights: Member weights with sum 1; equal if `None`.
 
     Returns:
         `(batch,)` or `(batch, outputs)`. Reading: the noise that members see in the target.
 
     Example:
         >>> import torch
-        >>> mean, scale = torch.tensor([[1.0], [3.0]]), torch.tensor([[2.0], [2.0]])
-        >>> data_variance(mean, scale, family="laplace")
+        >>> data_variance(torch.tensor([[1.0], [3.0]]), torch.tensor([[2.0], [2.0]]), family="laplace")
         tensor([8.])
     """
     return _variance_parts(mean, scale, family, weights)[0]
@@ -307,23 +298,16 @@ def data_variance(
 def knowledge_variance(
     mean: MemberOutputs, scale: MemberOutputs, *, family: Family = "gaussian", weights: Weights = None
 ) -> Variances:
-    r"""Knowledge uncertainty: variance of the members' means.
+    r"""Knowledge uncertainty: variance of the members' means; arguments are those of `total_variance`.
 
     $$\frac{1}{M}\sum_m (\mu_m - \bar\mu)^2$$
-
-    Args:
-        mean: Member means, `(members, batch)` or `(members, batch, outputs)`.
-        scale: Member scales, of the same shape; asked for so that the three variances are called alike.
-        family: `"gaussian"` or `"laplace"`.
-        weights: Member weights with sum 1; equal if `None`.
 
     Returns:
         `(batch,)` or `(batch, outputs)`. Reading: 0 where members agree; grows away from the data.
 
     Example:
         >>> import torch
-        >>> mean, scale = torch.tensor([[1.0], [3.0]]), torch.tensor([[2.0], [2.0]])
-        >>> knowledge_variance(mean, scale)
+        >>> knowledge_variance(torch.tensor([[1.0], [3.0]]), torch.tensor([[2.0], [2.0]]))
         tensor([1.])
     """
     return _variance_parts(mean, scale, family, weights)[1]
@@ -332,8 +316,6 @@ def knowledge_variance(
 def _variance_parts(
     mean: MemberOutputs, scale: MemberOutputs, family: Family, weights: Weights
 ) -> tuple[Variances, Variances]:
-    if family not in _VARIANCE_OF_UNIT_SCALE:
-        raise ValueError(f'`family` must be "gaussian" or "laplace"; got {family!r}. Choose one of the two.')
     check_mean_and_scale(mean, scale, weights)
     mean, scale = mean.detach().to(compute_dtype(mean)), scale.detach().to(compute_dtype(scale))
     weights = None if weights is None else weights.detach().to(mean.device, mean.dtype, non_blocking=True)

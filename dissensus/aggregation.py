@@ -25,14 +25,12 @@ Aggregation: TypeAlias = Callable[..., Tensor]
 def mean_logits(logits: MemberLogits, classes: Sequence[int] | None = None) -> Float[Tensor, "batch chosen"]:
     """Average the members' logits, then make one prediction of them.
 
-    Reading: a geometric mean of the members' probabilities; one member that rules a class out rules it out for all.
-
     Args:
         logits: Member logits, `(members, batch, classes)`.
         classes: Choose among these classes only; the result then has as many columns, in this order.
 
     Returns:
-        Probabilities, `(batch, classes)`.
+        Probabilities, `(batch, classes)`. Reading: a geometric mean of the members'; one that rules a class out rules it out for all.
 
     Example:
         >>> mean_logits(torch.tensor([[[4.0, 0.0]], [[-4.0, 0.0]]]))
@@ -42,14 +40,7 @@ def mean_logits(logits: MemberLogits, classes: Sequence[int] | None = None) -> F
 
 
 def mean_probs(logits: MemberLogits, classes: Sequence[int] | None = None) -> Float[Tensor, "batch chosen"]:
-    """Average the members' probabilities: the prediction of the ensemble as a mixture.
-
-    Args:
-        logits: Member logits, `(members, batch, classes)`.
-        classes: Choose among these classes only; the result then has as many columns, in this order.
-
-    Returns:
-        Probabilities, `(batch, classes)`.
+    """Average the members' probabilities: the prediction of the ensemble as a mixture; arguments as in `mean_logits`.
 
     Example:
         >>> mean_probs(torch.tensor([[[4.0, 0.0]], [[0.0, 0.0]]]))
@@ -59,15 +50,11 @@ def mean_probs(logits: MemberLogits, classes: Sequence[int] | None = None) -> Fl
 
 
 def majority_vote(logits: MemberLogits, classes: Sequence[int] | None = None) -> Float[Tensor, "batch chosen"]:
-    """Let every member vote for one class; the share of votes that each class gets.
+    """Let every member vote for one class; arguments as in `mean_logits`.
 
     With `classes`, members vote among *all* classes and those whose vote falls outside abstain, as in published results on
     restricted sets; where all abstain every share is equal. Such a vote gains from members that differ even where their average
     does not, so compare it with votes only. A tie goes to the first class in `argmax`.
-
-    Args:
-        logits: Member logits, `(members, batch, classes)`.
-        classes: Count votes for these classes only; the result then has as many columns, in this order.
 
     Returns:
         Shares of the votes that count, `(batch, classes)`.
@@ -107,14 +94,7 @@ class OracleSelection:
 
 
 def oracle_selection(logits: MemberLogits, labels: Labels) -> OracleSelection:
-    """Choose the member with the highest accuracy on these labels, which a user of the model would not have.
-
-    Args:
-        logits: Member logits on the data that members are judged on, `(members, batch, classes)`.
-        labels: True class indices, `(batch,)`.
-
-    Returns:
-        The member and its accuracy; the first of several equally good ones.
+    """Choose the member with the highest accuracy on these labels, which a user of the model would not have; the first of equals.
 
     Example:
         >>> oracle_selection(torch.tensor([[[2.0, 0.0]], [[0.0, 2.0]]]), torch.tensor([1])).member
@@ -147,8 +127,6 @@ class GreedySoup:
 def greedy_soup(members: Members, data: Pairs, *, batch_size: int = 1024) -> GreedySoup:
     """Average the weights of members one by one, best first, keeping each that does not make the average less accurate.
 
-    Reading: never less accurate on `data` than the best member there; with one member taken, averaging did not help.
-
     Args:
         members: An ensemble whose members have one architecture: the same modules with the same plain attributes.
         data: Held-out inputs and labels by which to decide; not the data that the result is judged on. For a HeadEnsemble
@@ -156,7 +134,8 @@ def greedy_soup(members: Members, data: Pairs, *, batch_size: int = 1024) -> Gre
         batch_size: How many inputs go through a network at once.
 
     Returns:
-        The network, and whose weights it has. `ens.soup()` is the average of all.
+        The network, and whose weights it has. Reading: never less accurate on `data` than the best member there; with one member taken,
+        averaging did not help. `ens.soup()` is the average of all.
 
     Example:
         >>> import dissensus as ds

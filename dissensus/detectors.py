@@ -25,7 +25,7 @@ _BANK_ROWS = 16384  # training rows they are compared with together: 64 MiB of s
 
 
 class Detector(Protocol):
-    """Whatever was fitted to the features of a training set and scores those of other inputs."""
+    """Whatever was fitted to the features of a training set and scores those of other inputs, `(batch, features)`, of the same network."""
 
     def score(self, features: Features) -> Scores:
         """Distance of each input from the training set, `(batch,)`."""
@@ -39,7 +39,8 @@ class Mahalanobis:
     $$\min_c\,(x - \mu_c)^\top \Sigma^{-1} (x - \mu_c)$$
 
     The relative form subtracts the distance to one Gaussian that knows no classes; directions in which all
-    training data vary alike then cancel. Computed in float64.
+    training data vary alike then cancel. Computed in float64. Reading: on training data at most the number of features on average; the
+    relative form is at most 0 there, and above 0 where no class fits as well as all data together.
 
     Attributes:
         centre: Mean of the training features, `(features,)`.
@@ -74,9 +75,6 @@ class Mahalanobis:
             shrinkage: From 0 to 1, how far the covariance is drawn to the multiple of the identity with its
                 trace; needed where features outnumber rows or depend on each other.
             relative: Whether to subtract the distance to a Gaussian without classes.
-
-        Returns:
-            The fitted detector.
         """
         check_features(features)
         check_labels(labels, len(features))
@@ -91,23 +89,13 @@ class Mahalanobis:
         return cls(centre, whitening, (means - centre) @ whitening, background)
 
     def score(self, features: Features) -> Scores:
-        """Distance of each input from the training set.
+        """Distance of each input from the training set, `(batch,)`."""
+        return _by_rows(self._score_rows, features, len(self.centre))
 
-        Args:
-            features: `(batch, features)`, from the network that gave the training features.
-
-        Returns:
-            `(batch,)`. Reading: on training data, at most the number of features on average; at most 0 for
-            the relative form, and above 0 where no class fits as well as all data together.
-        """
-        _check_width(features, len(self.centre))
-        chunks = [self._score_chunk(rows) for rows in torch.split(features.detach(), _ROWS)]
-        return torch.cat(chunks).to(features.device, compute_dtype(features))
-
-    def _score_chunk(self, rows: Features) -> Scores:
+    def _score_rows(self, rows: Features) -> Scores:
         whitened = (rows.to(self.centre) - self.centre) @ self.whitening
         nearest = torch.cdist(whitened, self.means).amin(-1).square()
-        return nearest if self.background is None else nearest - self.background._score_chunk(rows)
+        return nearest if self.background is None else nearest - self.background._score_rows(rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +103,8 @@ class KNearestNeighbours:
     r"""Distance to the k-th nearest training input, all features scaled to length 1.
 
     $$\lVert x / |x| - x_{(k)} / |x_{(k)}| \rVert$$
+
+    Reading: from 0 to 2; 0 points the way of k training inputs, at 1.41 all but k - 1 of them are at right angles or further.
 
     Attributes:
         bank: Training features scaled to length 1, `(batch, features)`.
@@ -140,9 +130,6 @@ class KNearestNeighbours:
             features: Features of the training set, `(batch, features)`.
             labels: Not used; taken so that all detectors are fitted alike.
             k: Which neighbour counts, from 1 to the number of rows: larger is smoother.
-
-        Returns:
-            The fitted detector.
         """
         check_features(features)
         if not 1 <= k <= len(features):
@@ -150,20 +137,11 @@ class KNearestNeighbours:
         return cls(_unit_length(features), k)
 
     def score(self, features: Features) -> Scores:
-        """Distance of each input from the training set.
+        """Distance of each input from the training set, `(batch,)`."""
+        return _by_rows(self._score_rows, features, self.bank.shape[1])
 
-        Args:
-            features: `(batch, features)`, from the network that gave the training features.
-
-        Returns:
-            `(batch,)`, from 0 to 2. Reading: 0 points the way of k training inputs; at 1.41, all but k - 1 of
-            them are at right angles or further.
-        """
-        _check_width(features, self.bank.shape[1])
-        chunks = [self._score_chunk(rows) for rows in torch.split(_unit_length(features).to(self.bank), _ROWS)]
-        return torch.cat(chunks).to(features.device, compute_dtype(features))
-
-    def _score_chunk(self, rows: Features) -> Scores:
+    def _score_rows(self, rows: Features) -> Scores:
+        rows = _unit_length(rows).to(self.bank)
         similarity = rows.new_empty(len(rows), 0)
         neighbour = torch.empty_like(similarity, dtype=torch.long)
         for start in range(0, len(self.bank), _BANK_ROWS):
@@ -265,9 +243,12 @@ def _unit_length(features: Features) -> Features:
     return F.normalize(features.detach().to(compute_dtype(features)), dim=-1)
 
 
-def _check_width(features: Features, width: int) -> None:
+def _by_rows(score: Callable[[Features], Scores], features: Features, width: int) -> Scores:
+    """Score some rows at a time."""
     check_features(features)
     if features.shape[1] != width:
         raise ValueError(
             f"`features` must have {width} columns, as in `fit`; got {features.shape[1]}. Use one network."
         )
+    scores = [score(rows) for rows in torch.split(features.detach(), _ROWS)]
+    return torch.cat(scores).to(features.device, compute_dtype(features))

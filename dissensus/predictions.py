@@ -17,7 +17,7 @@ from dissensus.engines.graphs import Captured
 from dissensus.members import Members
 from dissensus.members.members import as_members, evaluation_mode
 from dissensus.randomness import seeded
-from dissensus.scores import SCORES, Beliefs, all_scores, as_rows
+from dissensus.scores import SCORES, Beliefs, all_scores, as_rows, as_two_classes
 from dissensus.types import MemberWeights
 
 Family = Literal["gaussian", "laplace"]
@@ -80,6 +80,7 @@ def predict_scores(
     *,
     weights: MemberWeights | Sequence[float] | None = None,
     class_axis: int | None = None,
+    loss: Literal["cross_entropy", "binary_cross_entropy"] = "cross_entropy",
     batch_size: int = 1024,
     memory_limit: int | None = None,
     device: str | torch.device | None = None,
@@ -95,6 +96,8 @@ def predict_scores(
         weights: Member weights with sum 1, as a tensor, an array or a list; equal if None.
         class_axis: Where classes are in outputs with positions, `(members, batch, classes, height, width)`; scores are then those
             of positions, `(inputs, height, width)`.
+        loss: How outputs are read, as in `ds.evaluate`: as logits of classes, or with `"binary_cross_entropy"` as one logit for each of
+            several labels; a score is then the mean of that of the labels.
         batch_size: How many inputs go through the members at once.
         memory_limit: Bytes that a pass may allocate beside the ensemble itself.
         device: Where to run; by default where the ensemble is. The ensemble moves there and stays.
@@ -113,19 +116,24 @@ def predict_scores(
     chosen = list(dict.fromkeys(SCORES if names is None else names))
     if not chosen:
         raise ValueError("`names` must name at least one score; leave it out for all of them.")
+    labels = loss == "binary_cross_entropy"
+    if labels and class_axis is not None:
+        raise ValueError("`class_axis` is where classes are, and loss='binary_cross_entropy' has none. Leave one out.")
     shares = as_weights(weights, members.num_members)
     given, home, reader = _opened(members, x, device)
 
     def work(batch: Batch) -> tuple[Tensor, Tensor]:
         outputs = reader(batch)
-        shape = outputs.shape[1:2]
-        if class_axis is not None:
-            outputs, shape = as_rows(outputs, class_axis)
+        shape, axis = outputs.shape[1:2], class_axis
+        if labels:
+            outputs, axis = as_two_classes(outputs), -1
+        if axis is not None:
+            outputs, shape = as_rows(outputs, axis)
         check_logits_shape(outputs)
-        scores = torch.stack(list(all_scores(Beliefs.unchecked(outputs, shares), chosen).values()))
-        return scores.unflatten(1, shape), outputs[:, :_LOOKED_AT]
+        scores = torch.stack(list(all_scores(Beliefs.unchecked(outputs, shares), chosen).values())).unflatten(1, shape)
+        return scores.flatten(2).mean(-1) if labels else scores, outputs[:, :_LOOKED_AT]
 
-    run = Captured(work, members, f"scores {chosen}", num_batches(given, batch_size))
+    run = Captured(work, members, f"scores {chosen} {loss}", num_batches(given, batch_size))
     parts: list[Tensor] = []
     with evaluation_mode(members), seeded(0):
         for batch in _batches(members, given, run, batch_size, memory_limit):

@@ -499,7 +499,7 @@ def all_scores(
     if unknown:
         raise ValueError(f"`names` must be among {sorted(SCORES)}; got {unknown}. Correct them or leave them out.")
     if class_axis is None:
-        beliefs = Beliefs.of(logits, weights, stacklevel=5)
+        beliefs = Beliefs.of(logits, weights)
         return {name: SCORES[name](beliefs) for name in chosen}
     rows, shape = as_rows(logits, class_axis)
     return {name: score.reshape(shape) for name, score in all_scores(rows, chosen, weights=weights).items()}

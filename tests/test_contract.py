@@ -5,12 +5,13 @@ import copy
 import pytest
 import torch
 from kind_cases import KINDS
+from objective_cases import CLASSIFICATION, FOR_ANCHORED, REGRESSION
 from torch import nn
 from training_helpers import x, y
 
 import dissensus as ds
 from dissensus.members import kinds
-from dissensus.objectives.table import OBJECTIVES
+from dissensus.objectives import OBJECTIVES
 from dissensus.scores import SCORES
 from dissensus.testing import check_members, check_objective
 
@@ -25,12 +26,12 @@ def net_with(outputs, *, dropout=0.0):
     return lambda: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), *drop, nn.Linear(8, outputs))
 
 
-def pairs(task):
+def pairs(objectives):
     """Every kind with every objective: each once among the quick tests, all pairs among the long ones."""
     for name, cases in KINDS.items():
-        for objective_name, entry in OBJECTIVES.items():
+        for objective_name, made in objectives.items():
             for i, (case_name, case) in enumerate(cases.items()):
-                for j, (what, make) in enumerate(getattr(entry, task).items()):
+                for j, (what, make) in enumerate(made.items()):
                     refused = why_not(name, case_name, objective_name, make(x))
                     quick = i + j == 0 and (name in ("deep", "anchored") or objective_name == "independent")
                     marks = [] if quick else [pytest.mark.slow]
@@ -40,8 +41,7 @@ def pairs(task):
 
 def why_not(kind, case, objective_name, objective):
     """Say why a kind is not for an objective; None if it is."""
-    wanted = OBJECTIVES[objective_name].kinds
-    if wanted and kind not in wanted:
+    if objective_name in FOR_ANCHORED and kind != "anchored":
         return "for anchored networks"
     if objective.couples and ((kind, case) == ("anchored", "one network") or kind in ("snapshots", "swag")):
         return "nothing to compare"
@@ -76,12 +76,16 @@ class TestKinds:
             assert torch.isfinite(found).all()
 
 
-@pytest.mark.parametrize(("case", "objective", "refused"), list(pairs("classification")))
+def test_every_objective_has_a_case():
+    assert set(CLASSIFICATION) == set(OBJECTIVES)
+
+
+@pytest.mark.parametrize(("case", "objective", "refused"), list(pairs(CLASSIFICATION)))
 def test_objectives_on_labels(case, objective, refused):
     check_pair(case, objective, refused, y)
 
 
-@pytest.mark.parametrize(("case", "objective", "refused"), list(pairs("regression")))
+@pytest.mark.parametrize(("case", "objective", "refused"), list(pairs(REGRESSION)))
 def test_objectives_on_real_targets(case, objective, refused):
     check_pair(case, objective, refused, values)
 

@@ -98,6 +98,18 @@ def test_scores_are_those_of_two_classes_pooled_over_labels(ens, over):
         assert found.number("auroc", "far", score=name).value == pytest.approx(wanted, abs=1e-4)
 
 
+def test_scores_without_targets_are_those_of_evaluation_where_outputs_are_said_to_be_labels(ens):
+    x, y = data()
+    found = ds.predict_scores(ens, x, ["mutual_information", "mean_energy"], loss="binary_cross_entropy", batch_size=40)
+    evaluated = ds.evaluate(ens, (x, y), scores=list(found), bootstrap=0)
+    for name, values in found.items():
+        wanted = scores.SCORES[name](scores.as_two_classes(ds.predict(ens, x)), class_axis=-1).mean(1)
+        torch.testing.assert_close(values, wanted)
+        assert evaluated.number("mean", score=name).value == pytest.approx(values.mean().item(), rel=1e-5)
+    with pytest.raises(ValueError, match="`class_axis` is where classes are"):
+        ds.predict_scores(ens, x, loss="binary_cross_entropy", class_axis=-1)
+
+
 def test_intervals_are_those_of_resampled_inputs(ens, result):
     """Resamples drawn anew, and scikit-learn's means on them: ends agree up to the noise of the draws."""
     x, y = data()

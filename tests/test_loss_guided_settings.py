@@ -79,9 +79,9 @@ def test_a_branch_in_python_is_the_same_schedule_as_one_in_tensors():
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), -1.0, "strong", None, torch.ones(3)])
 def test_what_is_no_strength_is_refused_also_from_a_schedule(value):
     if not isinstance(value, torch.Tensor):
-        with pytest.raises(ValueError, match=r"must be a( finite)? number"):
+        with pytest.raises(ValueError, match="`strength` must be a number"):
             obj.LossGuided(value)
-        with pytest.raises(ValueError, match=r"must be a( finite)? number"):
+        with pytest.raises(ValueError, match="`strength` must be a number"):
             obj.Disagree(x, strength=value)
-    with pytest.raises(ValueError, match="finite number"):
+    with pytest.raises(ValueError, match="`strength` must be a number of at least 0"):
         trained(lambda t: value, "eager")

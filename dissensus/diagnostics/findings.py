@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from math import inf, isfinite, isnan, nan, sqrt
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, TypeAlias
@@ -280,6 +281,11 @@ class Check:
 class Finding:
     """What `diagnose` found about an ensemble. `print(finding.explain())` says it in words.
 
+    Its numbers by their short names: `num_members`, `member_error` (mean of the members), `ensemble_error` (of the averaged prediction),
+    `diversity` (what averaging gains), `diversity_ratio` (diversity over ensemble error: above 1, members are further from each other than
+    the ensemble from the truth), `bias_share` (of the diversity that goes with the members' constant offsets) and `members_useless`
+    (whether the mean member keeps less than half of the skill of an ensemble that is fine).
+
     Attributes:
         loss: The loss that was looked at; "custom" for one of the user's.
         average: What the ensemble averages.
@@ -289,10 +295,10 @@ class Finding:
         signs: Signs of collusion on the outputs given: "cancelling", "shifted", "dependent".
         training_signs: Signs on training data, where that or a watched history was given; also "unfitted" and "specialised".
         offsets: Size of the constant by which each member sits beside the ensemble.
-        scale_share: Further share of the diversity that goes when each member may also be stretched: deviations that
-            are a multiple of the ensemble's own prediction. It is of squared distances.
-        example_share: Share of the diversity that is neither constant nor possible for members that err independently:
-            the least part of it that must be collusion example by example. It is of squared distances.
+        scale_share: Further share of the diversity, in squared distances, that goes when each member may also be stretched: deviations
+            that are a multiple of the ensemble's own prediction.
+        example_share: Share of the diversity, in squared distances, that is neither constant nor possible for members that err
+            independently: the least part of it that must be collusion example by example.
         codependence: Share by which the error rises when the smallest of the drop fractions is dropped.
         drops: One curve for each metric.
         drop_per: Whether a fresh choice of members was dropped for each "example" or for the whole "set".
@@ -335,45 +341,18 @@ class Finding:
         known = self.colluding or self.training is not None or bool(self.checks)
         return not known and self.average == "probs" and self.measures.suspicious
 
-    @property
-    def members_useless(self) -> bool:
-        """Whether the ensemble is fine and yet its mean member keeps less than half of its skill."""
-        return self.measures.members_useless
-
-    @property
-    def num_members(self) -> int:
-        """Number of members."""
-        return self.measures.num_members
-
-    @property
-    def member_error(self) -> float:
-        """Mean error of the members."""
-        return self.measures.member_error
+    members_useless = property(attrgetter("measures.members_useless"))
+    num_members = property(attrgetter("measures.num_members"))
+    member_error = property(attrgetter("measures.member_error"))
+    ensemble_error = property(attrgetter("measures.ensemble_error"))
+    diversity = property(attrgetter("measures.diversity"))
+    diversity_ratio = property(attrgetter("measures.diversity_ratio"))
+    bias_share = property(attrgetter("measures.bias_share"))
 
     @property
     def best_member_error(self) -> float:
         """Error of the best member."""
         return min(self.measures.member_errors)
-
-    @property
-    def ensemble_error(self) -> float:
-        """Error of the averaged prediction."""
-        return self.measures.ensemble_error
-
-    @property
-    def diversity(self) -> float:
-        """What averaging gains over the mean member."""
-        return self.measures.diversity
-
-    @property
-    def diversity_ratio(self) -> float:
-        """Diversity over ensemble error: above 1, members are further from each other than the ensemble from the truth."""
-        return self.measures.diversity_ratio
-
-    @property
-    def bias_share(self) -> float:
-        """Share of the diversity that goes with the members' constant offsets."""
-        return self.measures.bias_share
 
     @property
     def gain_over_mean(self) -> float:
@@ -396,16 +375,15 @@ class Finding:
 
     def explain(self) -> str:
         """Return the numbers, the verdict, and how to read both, as text."""
-        lines = [verdict(self), ""]
-        width = max(len(name) for name, _, _ in readings(self))
-        lines += [f"{name:<{width}}  {value:>10}  {reading}" for name, value, reading in readings(self)]
-        return "\n".join([*lines, "", advice(self)])
+        rows = readings(self)
+        width = max(len(name) for name, _, _ in rows)
+        lines = [f"{name:<{width}}  {value:>10}  {reading}" for name, value, reading in rows]
+        return "\n".join([verdict(self), "", *lines, "", advice(self)])
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values that JSON can hold."""
-        whole: dict[str, Any] = _plain(asdict(self))
         verdicts = {name: getattr(self, name) for name in ("colluding", "suspected", "members_useless")}
-        return {**whole, **verdicts}
+        return {**_plain(asdict(self)), **verdicts}
 
     def save(self, path: Path | str) -> Path:
         """Write everything as a JSON file; folders on the way to it are made."""
@@ -425,15 +403,15 @@ class Finding:
     def from_dict(cls, whole: Mapping[str, Any]) -> "Finding":
         """Return the finding that `to_dict` was called on."""
         values = {entry.name: _restored(whole[entry.name]) for entry in fields(cls)}
-        values["measures"] = Measures(**values["measures"])
-        if values["training"] is not None:
-            values["training"] = Measures(**values["training"])
+        for name in ("measures", "training"):
+            values[name] = None if values[name] is None else Measures(**values[name])
         kinds: dict[str, Callable[..., Any]] = {"drops": DropCurve, "pairs": Pair, "checks": Check}
         for name, kind in kinds.items():
             values[name] = tuple(kind(**part) for part in values[name])
         return cls(**values)
 
 
+# The very `nan` that fields begin with: findings that hold it are equal.
 _NAMES = {"inf": inf, "-inf": -inf, "nan": nan}
 
 
@@ -443,9 +421,7 @@ def _plain(value: Any) -> Any:
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    if isinstance(value, float) and not isfinite(value):
-        return "nan" if isnan(value) else "inf" if value > 0 else "-inf"
-    return value
+    return str(value) if isinstance(value, float) and not isfinite(value) else value
 
 
 def _restored(value: Any) -> Any:

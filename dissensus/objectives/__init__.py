@@ -1,5 +1,8 @@
 """Objectives: pure terms on outputs, and what `fit` takes, `(members, x, y, step) -> (loss, parts)`."""
 
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
 from dissensus.objectives.adversarial import Adversarial, VirtualAdversarial, fast_gradient_sign
 from dissensus.objectives.correlation import (
     beta_from_step,
@@ -44,6 +47,21 @@ from dissensus.objectives.loss_guided import (
     loss_guided_weights,
 )
 from dissensus.objectives.objective import Independent, NormPenalty, Objective, OutputObjective, Step
+
+OBJECTIVES: Mapping[str, Callable[..., Objective]] = MappingProxyType(
+    {
+        "independent": Independent,
+        "joint": Joint,
+        "loss_guided": LossGuided,
+        "disagree": Disagree,
+        "adversarial": Adversarial,
+        "virtual_adversarial": VirtualAdversarial,
+        "norm_penalty": NormPenalty,
+        "hard_delta": HardDelta,
+        "masked_uniform": MaskedUniform,
+    }
+)
+"""Objectives by the names that recipes have for them; the contract tests hold for each."""
 
 __all__ = [
     "GUARDS",

@@ -24,8 +24,6 @@ from dissensus.objectives.losses import (
 )
 from dissensus.types import MemberOutputs
 
-__all__ = ["CLASS_LOSSES", "Measures", "measure", "predictions", "ratio", "trivial_error", "wide"]
-
 # Where the verdict's limits come from is told, with the numbers, in docs/diagnosis.md.
 LEAST_CANCELLATION = 0.1
 STANDARD_ERRORS = 3.0
@@ -110,16 +108,13 @@ class Measures:
     @property
     def kept_best(self) -> float | None:
         """Share of the ensemble's skill that its best member has alone; None where the ensemble has none."""
-        if self.ensemble_accuracy is not None:
-            return self._kept(max(self.member_accuracies))
-        return self._kept(min(self.member_errors))
+        return self._kept(max(self.member_accuracies) if self.member_accuracies else min(self.member_errors))
 
     @property
     def kept_mean(self) -> float | None:
         """Share of the ensemble's skill that its mean member has alone; None where the ensemble has none."""
-        if self.ensemble_accuracy is not None:
-            return self._kept(sum(self.member_accuracies) / len(self.member_accuracies))
-        return self._kept(self.member_error)
+        own = self.member_accuracies
+        return self._kept(sum(own) / len(own) if own else self.member_error)
 
     def _kept(self, value: float) -> float | None:
         """Place of an accuracy, or an error, between that of a constant, 0, and that of the ensemble, 1."""
@@ -133,12 +128,7 @@ class Measures:
     @property
     def members_useless(self) -> bool:
         """Whether the mean member keeps less than half of an ensemble's skill that is worth having."""
-        return (
-            self.skill is not None
-            and self.skill >= LEAST_SKILL
-            and self.kept_mean is not None
-            and self.kept_mean < USELESS
-        )
+        return (self.skill or 0.0) >= LEAST_SKILL and (self.kept_mean or 0.0) < USELESS
 
     @property
     def diversity_is_large(self) -> bool:
@@ -150,16 +140,11 @@ class Measures:
         return self._diversity_matters and (self.diversity_ratio > LEAST_RATIO or beside_skill)
 
     def signs(self, *, trained_on: bool = False) -> tuple[str, ...]:
-        """Return the signs of collusion that are there; none means that there is no reason to suspect it.
+        """Return the signs of collusion that are there, also those of data that all members were `trained_on`.
 
-        Args:
-            trained_on: Whether members were trained on these examples, all of them on all.
-
-        Returns:
-            Among "cancelling" (errors cancel more than independent ones could), "shifted" (members sit beside the
-            ensemble by constants that cancel), "dependent" (the best member alone keeps less of the ensemble's accuracy
-            than independent members would); and of training data "unfitted" (the ensemble fits it, its members do not) and
-            "specialised" (members give up whole classes to each other).
+        "cancelling": errors cancel more than independent ones could. "shifted": members sit beside the ensemble by constants that cancel.
+        "dependent": the best member alone keeps less of the ensemble's accuracy than independent members would. Of training data
+        "unfitted": the ensemble fits it, its members do not; and "specialised": members give up whole classes to each other.
         """
         found = {
             "cancelling": self._cancelling,
@@ -172,12 +157,11 @@ class Measures:
 
     @property
     def suspicious(self) -> bool:
-        """Whether members that are good alone give up whole classes: what joint training leaves on held-out data.
+        """Whether members that are good alone (weak ones cannot know all classes) give up whole ones: what joint training leaves.
 
-        It is no proof. Networks that a large rate has broken look the same there, but not on their training data. Weak members,
-        which cannot know all classes, are left out.
+        It is no proof: networks that a large rate has broken look the same on held-out data, but not on their training data.
         """
-        return self._specialised and self.kept_mean is not None and self.kept_mean >= STRONG
+        return self._specialised and (self.kept_mean or 0.0) >= STRONG
 
     @property
     def _cancelling(self) -> bool:
@@ -192,23 +176,16 @@ class Measures:
 
     @property
     def _dependent(self) -> bool:
-        if self.ensemble_accuracy is None or self.skill is None:
-            return False
         # Averaging M independent answers raises signal over noise by sqrt(M), and accuracy above guessing by no more.
         # Members that have hardly begun to learn give nearly the same answer, and their best guess says little.
-        return (
-            self.skill >= LEAST_SKILL
-            and self.kept_agreement < OF_INDEPENDENT / sqrt(self.num_members)
-            and self._diversity_matters
-        )
+        learned = self.ensemble_accuracy is not None and (self.skill or 0.0) >= LEAST_SKILL
+        alone = self.kept_agreement < OF_INDEPENDENT / sqrt(self.num_members)
+        return learned and alone and self._diversity_matters
 
     @property
     def _unfitted(self) -> bool:
-        return (
-            self.ensemble_accuracy is not None
-            and self.diversity_ratio > LEAST_TRAINING_RATIO
-            and self._diversity_matters
-        )
+        too_diverse = self.diversity_ratio > LEAST_TRAINING_RATIO
+        return self.ensemble_accuracy is not None and too_diverse and self._diversity_matters
 
     @property
     def _specialised(self) -> bool:
@@ -242,14 +219,7 @@ def measure(
     average: str = "probs",
     weights: Tensor | None = None,
 ) -> Measures:
-    """Return what the verdict on collusion looks at.
-
-    Args:
-        outputs: Member outputs, `(members, batch, ...)`; see `decompose`.
-        targets: Targets; see `decompose`.
-        loss: A name or a callable; see `decompose`.
-        average: "probs" or "scores"; see `decompose`.
-        weights: Non-negative member weights with sum 1, `(members,)`; `None` is uniform.
+    """Return what the verdict on collusion looks at; arguments are those of `decompose`.
 
     Example:
         >>> y = torch.linspace(-1, 1, 50)

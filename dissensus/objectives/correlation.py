@@ -1,6 +1,7 @@
 """Members that lean against the error of the others: negative correlation learning, and gradient-adjusted targets."""
 
 import math
+from typing import Literal
 
 from torch import Tensor
 
@@ -18,14 +19,11 @@ def correlation_penalty(outputs: MemberOutputs) -> Scores:
 
     $$p = \frac1M \sum_i (f_i - \bar f)\cdot\sum_{j\neq i}(f_j - \bar f)$$
 
-    Reading: never positive, and lower means more spread. Deviations sum to zero, so this is minus the
-    squared-error diversity.
-
     Args:
         outputs: Member outputs, `(members, batch, ...)`.
 
     Returns:
-        The penalty, `(batch,)`.
+        `(batch,)`. Reading: never positive, and lower means more spread: it is minus the squared-error diversity.
 
     Example:
         >>> import torch
@@ -49,22 +47,12 @@ def negative_correlation_loss(
 
     $$\frac1M\sum_i \lVert f_i - y\rVert^2 + \lambda\, p$$
 
-    Exactly `joint_loss(..., beta=strength, loss="mse")`, whether the mean inside the penalty carries
-    gradients or not. The literature's other parameter, with a member's gradient through its own penalty only,
-    is $\gamma = \lambda M / (2 (M-1))$.
-
-    Reading: a member's gradient is $\tfrac2M[(f_i - y) - \lambda (f_i - \bar f)]$; at strength 1 it sees the
-    ensemble's error only.
-
-    Args:
-        outputs: Member outputs, `(members, batch, ...)`.
-        targets: Targets, `(batch, ...)`.
-        strength: Weight of the penalty, in [0, 1]; a tensor is not looked at (so that nothing waits for the
-            device).
-        allow_unbounded: Run with `strength > 1` although the objective then has no minimum.
+    Exactly `joint_loss(..., beta=strength, loss="mse")`, whose arguments it has, whether the mean inside the penalty carries gradients or
+    not. The literature's other parameter, with a member's gradient through its own penalty only, is $\gamma = \lambda M / (2 (M-1))$.
 
     Returns:
-        Scalar, mean over the batch. Lower is better.
+        Scalar, mean over the batch. Reading: lower is better. A member's gradient is $\tfrac2M[(f_i - y) - \lambda (f_i - \bar f)]$; at
+        strength 1 it sees the ensemble's error only.
 
     Example:
         >>> import torch
@@ -75,8 +63,7 @@ def negative_correlation_loss(
         Liu and Yao, 1999, <https://doi.org/10.1016/S0893-6080(99)00073-8>; Brown et al., 2005,
         <https://jmlr.org/papers/v6/brown05a.html>.
     """
-    if not isinstance(strength, Tensor):
-        check_beta(strength, allow_unbounded, "strength")
+    check_beta(strength, allow_unbounded, "strength")
     outputs = outputs.to(compute_dtype(outputs))
     error = output_sum((outputs - like_outputs(targets, outputs)).square()).mean(0)
     return (error + strength * correlation_penalty(outputs)).mean()
@@ -89,7 +76,7 @@ def generalised_negative_correlation_loss(
     strength: float | Tensor = 0.5,
     loss: Loss = "cross_entropy",
     average: str = "probs",
-    mode: str = "upper",
+    mode: Literal["upper", "second_order"] = "upper",
     weights: Tensor | None = None,
     allow_unbounded: bool = False,
 ) -> Scalar:
@@ -98,27 +85,13 @@ def generalised_negative_correlation_loss(
     $$\sum_i w_i \left[L(f_i, y) - \tfrac{\lambda}{2}\, d_i^\top H(\bar f)\, d_i\right],
       \qquad d_i = f_i - \bar f$$
 
-    in mode "second_order" (published as the exact form, which it is for squared error); mode "upper" is
-    `joint_loss(..., beta=strength)`, with the diversity itself in place of its second-order part.
-
-    Reading: with "upper", as `joint_loss`. With "second_order" the value is comparable only while members are
-    close: for score-averaged cross-entropy, sigmoid and logistic losses it has no minimum for *any* positive
-    strength, because members that move apart pay linearly and are paid quadratically. `second_order_gap` says
-    how far off it is.
-
-    Args:
-        outputs: Member outputs, `(members, batch, ...)`; see `decompose` for what each loss reads.
-        targets: Targets; see `decompose`.
-        strength: Weight of the diversity, in [0, 1]; a tensor is not looked at (so that nothing waits for the
-            device).
-        loss: A name other than zero_one, or a callable; see `decompose`.
-        average: "probs" or "scores"; see `decompose`.
-        mode: "upper" or "second_order".
-        weights: Non-negative member weights with sum 1, `(members,)`; `None` is uniform.
-        allow_unbounded: Run with `strength > 1` although the objective then has no minimum.
+    in the mode "second_order" (published as the exact form, which it is for squared error); the mode "upper" is
+    `joint_loss(..., beta=strength)`, with the diversity itself in place of its second-order part. All else is as in `joint_loss`.
 
     Returns:
-        Scalar, mean over the batch. Lower is better.
+        Scalar, mean over the batch. Reading: lower is better; with "second_order" comparable only while members are close. There
+        score-averaged cross-entropy, sigmoid and logistic losses have no minimum for *any* positive strength, because members that move
+        apart pay linearly and are paid quadratically; `second_order_gap` says how far off it is.
 
     Example:
         >>> import torch
@@ -131,10 +104,7 @@ def generalised_negative_correlation_loss(
     """
     if mode == "upper":
         return joint_loss(outputs, targets, strength, loss, average, weights, allow_unbounded)
-    if mode != "second_order":
-        raise ValueError(f'`mode` must be "upper" or "second_order"; got {mode!r}. Pick one of these.')
-    if not isinstance(strength, Tensor):
-        check_beta(strength, allow_unbounded, "strength")
+    check_beta(strength, allow_unbounded, "strength")
     second_order = second_order_diversity(outputs, targets, loss, average, weights)
     member, _ = errors(outputs, targets, loss, average, weights)
     return (weighted_mean(member, weights) - strength * second_order).mean()
@@ -148,22 +118,13 @@ def second_order_gap(
     average: str = "probs",
     weights: Tensor | None = None,
 ) -> Scores:
-    r"""What the second-order form of diversity leaves out.
+    r"""What the second-order form of diversity leaves out; arguments are those of `decompose`, for losses that have a curvature.
 
     $$\mathrm{DIV} - \tfrac12 \sum_j w_j\, d_j^\top H(\bar f)\, d_j$$
 
-    Reading: 0 for mse; elsewhere third order in the members' distance. Negative where the second-order form
-    pays for diversity that is not there.
-
-    Args:
-        outputs: Member outputs, `(members, batch, ...)`; see `decompose`.
-        targets: Targets; see `decompose`.
-        loss: A name other than zero_one, or a callable; see `decompose`.
-        average: "probs" or "scores"; see `decompose`.
-        weights: Non-negative member weights with sum 1, `(members,)`; `None` is uniform.
-
     Returns:
-        The gap, `(batch,)`.
+        `(batch,)`. Reading: 0 for mse; elsewhere third order in the members' distance. Negative where the second-order form pays for
+        diversity that is not there.
 
     Example:
         >>> import torch
@@ -190,26 +151,21 @@ def gradient_adjusted_loss(
 
     $$\frac1M\sum_i \lVert f_i - \tilde y_i\rVert^2, \qquad \tilde y_i = y - \alpha\,(\bar f_{(i)} - y)$$
 
-    where $\bar f_{(i)}$ is the mean of all members, or of all but member $i$. It is the joint objective in
-    disguise: with the target part of the graph its value is $(1+\alpha)^2 L^\beta$; with the target detached
-    its *gradient* is $(1+\alpha)$ times that of $L^\beta$ (its value is not a multiple of it).
-    `beta_from_step` gives the `beta` of each of the four forms.
-
-    Reading: 0 when every member hits its own moved target. A larger step is more joint training *and* a
-    longer gradient; divide the learning rate by the factor to compare with `joint_loss`.
+    where $\bar f_{(i)}$ is the mean of all members, or of all but member $i$. It is the joint objective in disguise: with the target part
+    of the graph its value is $(1+\alpha)^2 L^\beta$; with the target detached its *gradient* is $(1+\alpha)$ times that of $L^\beta$ (its
+    value is not a multiple of it). `beta_from_step` gives the `beta` of each of the four forms.
 
     Args:
         outputs: Member outputs, `(members, batch, outputs)`.
         targets: Targets, `(batch, outputs)`.
-        step: How far targets move, at least 0; a tensor is not looked at (so that nothing waits for the
-            device).
+        step: How far targets move, at least 0; a tensor is not looked at (so that nothing waits for the device).
         others_only: Leave a member's own error out of its target.
         detach: Treat the moved targets as constants.
-        allow_unbounded: Run a detached others-only target with `step > members - 1` although it then acts
-            as a `beta` above 1.
+        allow_unbounded: Run a detached others-only target with `step > members - 1` although it then acts as a `beta` above 1.
 
     Returns:
-        Scalar, mean over the batch. Lower is better.
+        Scalar, mean over the batch. Reading: 0 when every member hits its own moved target. A larger step is more joint training *and* a
+        longer gradient; divide the learning rate by the factor to compare with `joint_loss`.
 
     Example:
         >>> import torch
@@ -246,25 +202,16 @@ def gradient_adjusted_loss(
 def beta_from_step(
     step: float, num_members: int | None = None, others_only: bool = False, detach: bool = False
 ) -> float:
-    r"""The `beta` that a gradient-adjusted step amounts to.
+    r"""The `beta` that a gradient-adjusted step amounts to; `others_only`, which needs `num_members`, and `detach` as in the loss.
 
     | | all members | other members only |
     |---|---|---|
     | attached | $1-\frac1{(1+\alpha)^2}$ | $1-\left(\frac{M-1-\alpha}{(M-1)(1+\alpha)}\right)^2$ |
     | detached | $\frac{\alpha}{1+\alpha}$ | $\frac{\alpha M}{(M-1)(1+\alpha)}$ |
 
-    Reading: 0 is independent training, 1 joint training. With the other members only and attached it rises to
-    1 at `step = members - 1` and falls again beyond; detached it goes on above 1, where the objective has no
-    minimum.
-
-    Args:
-        step: The step, at least 0.
-        num_members: How many members there are; needed for `others_only`.
-        others_only: As in `gradient_adjusted_loss`.
-        detach: As in `gradient_adjusted_loss`.
-
     Returns:
-        The equivalent `beta`.
+        The equivalent `beta`. Reading: 0 is independent training, 1 joint training. With the other members only and attached it rises to 1
+        at `step = members - 1` and falls again beyond; detached it goes on above 1, where the objective has no minimum.
 
     Example:
         >>> beta_from_step(1.0), beta_from_step(1.0, detach=True)
@@ -288,31 +235,19 @@ def beta_from_step(
 def step_from_beta(
     beta: float, num_members: int | None = None, others_only: bool = False, detach: bool = False
 ) -> float:
-    r"""The gradient-adjusted step that amounts to a given `beta`.
+    r"""The gradient-adjusted step that amounts to a `beta` in [0, 1]: the inverse of `beta_from_step`.
 
-    The inverse of `beta_from_step`. For an attached target from the other members two steps give the same
-    `beta`; the smaller one, at most `members - 1`, is returned.
-
-    Reading: how far targets must move; it grows like $(1-\beta)^{-1/2}$ (attached) or $(1-\beta)^{-1}$
-    (detached) where all members are consulted, and stays at most `members - 1` where only the others are.
-
-    Args:
-        beta: Share of joint training, in [0, 1]; 1 needs `others_only`.
-        num_members: How many members there are; needed for `others_only`.
-        others_only: As in `gradient_adjusted_loss`.
-        detach: As in `gradient_adjusted_loss`.
+    For an attached target from the other members two steps give the same `beta`; the smaller one, at most `members - 1`, is returned.
 
     Returns:
-        The step.
+        The step. Reading: how far targets must move; it grows like $(1-\beta)^{-1/2}$ (attached) or $(1-\beta)^{-1}$ (detached) where all
+        members are consulted, and stays at most `members - 1` where only the others are.
 
     Example:
         >>> step_from_beta(0.75), step_from_beta(0.5, detach=True)
         (1.0, 1.0)
         >>> step_from_beta(1.0, num_members=5, others_only=True)
         4.0
-
-    References:
-        Jeffares et al., 2023, theorems D.1 and D.3, <https://arxiv.org/abs/2301.11323>.
     """
     # Without the hint at `allow_unbounded`, which only losses have.
     if not 0 <= beta <= 1:
@@ -322,8 +257,7 @@ def step_from_beta(
     if not others_only:
         if beta == 1:
             raise ValueError(
-                "`beta` must be below 1 where all members are consulted; got 1, "
-                "which no finite step reaches. Use `joint_loss`."
+                "`beta` must be below 1 where all members are consulted; got 1, which no finite step reaches. Use `joint_loss`."
             )
         return beta / (1 - beta) if detach else 1 / math.sqrt(1 - beta) - 1
     others = _check_others(num_members)

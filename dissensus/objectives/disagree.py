@@ -8,29 +8,22 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from dissensus._signatures import checked, real_number
+from dissensus._signatures import checked
 from dissensus.data.features import CachedFeatures, content_of, wrapped
 from dissensus.data.sources import Array, Inputs, all_inputs, as_tensor
 from dissensus.data.trees import join_rows
 from dissensus.members import View
-from dissensus.objectives.disagreement import Orientation, PairTerm, divdis, mean_over_pairs, oriented, pair_term
-from dissensus.objectives.likelihoods import (
-    Likelihood,
-    check_class_weights,
-    class_weighted,
-    full,
-    likelihood_of,
-    smooth_labels,
-)
-from dissensus.objectives.loss_guided import check_active, check_enough, check_strength, draw_members, drawn_scale
+from dissensus.objectives.disagreement import Orientation, PairTerm, divdis, pair_term
+from dissensus.objectives.likelihoods import full
+from dissensus.objectives.loss_guided import DrawsMembers
 from dissensus.objectives.losses import class_labels
-from dissensus.objectives.objective import BatchNorm, Objective, Parts, Step
+from dissensus.objectives.objective import BatchNorm, Parts, Step
 from dissensus.types import Correct
 
 
 @checked
 @dataclass(frozen=True)
-class Disagree(Objective):
+class Disagree(DrawsMembers):
     r"""Train members to fit labelled data and to disagree on other inputs.
 
     $$M\left[\frac1A \sum_{m \in I} \mathrm{CE}_m(x, y) + \lambda\, R\big(p^m(x') : m \in I\big)\right]$$
@@ -76,22 +69,12 @@ class Disagree(Objective):
     streams: ClassVar[tuple[str, ...]] = ("unlabelled",)
 
     def __post_init__(self) -> None:
-        check_class_weights(self.class_weights, self.likelihood)
-        check_strength(self.strength)
-        check_active(self.active)
-        real_number("label_smoothing", self.label_smoothing, below=1.0)
-        if self.regulariser != "divdis":
-            pair_term(self.regulariser)
+        super().__post_init__()
         if self.sequential and (self.active is not None or self.regulariser == "divdis"):
             raise ValueError(
                 "sequential=True trains one member at a time against pairs with the earlier ones. "
                 "Leave `active` out, and use a pair term such as 'a2d'."
             )
-
-    @property
-    def likelihood(self) -> Likelihood:
-        """Outputs are logits."""
-        return likelihood_of("cross_entropy")
 
     def stream_data(self) -> Mapping[str, Tensor]:
         """Return the inputs to disagree on, if they came with the objective."""
@@ -109,7 +92,7 @@ class Disagree(Objective):
     def pick(self, step: Step, num_members: int) -> Tensor | None:
         """Draw members, or take the one whose turn it is."""
         if not self.sequential:
-            return draw_members(step, self.active, num_members)
+            return super().pick(step, num_members)
         if step.total < num_members:
             raise ValueError(
                 f"sequential=True trains one member after another; got {step.total} steps for {num_members} members. Train longer."
@@ -122,9 +105,7 @@ class Disagree(Objective):
         if others is None:
             raise ValueError("Disagree needs inputs to disagree on: Disagree(ood_data), or unlabelled=... in `fit`.")
         outputs, elsewhere = self._run(members, x, others, rows=y.shape[0])
-        targets = smooth_labels(y, outputs.shape[-1], self.label_smoothing)
-        shares = class_weighted(self.class_weights, outputs, y, step.weights)
-        losses = step.mean(self.likelihood.per_example(outputs, targets), shares)
+        losses = self.member_losses(outputs, y, step)
         value = self._term(members, outputs, elsewhere, others)
         parts = {"loss": losses.detach(), "regulariser": value.detach()}
         if self.batch_norm != "eval":
@@ -132,7 +113,7 @@ class Disagree(Objective):
                 in_use = full(members(others))
             parts["regulariser_in_use"] = self._term(members, outputs, in_use, others).detach()
         # In a sequence each member has its own share of the run, in which it trains as it would alone.
-        scale = 1.0 if self.sequential else drawn_scale(step, outputs, members)
+        scale = 1.0 if self.sequential else self.scale(step, outputs, members)
         loss = scale * len(outputs) * (losses.mean() + self.strength * value)
         return loss, parts
 
@@ -149,11 +130,10 @@ class Disagree(Objective):
         """Return how much members still agree on the other inputs."""
         if self.sequential:
             return self._against_earlier(members, elsewhere, inputs)
-        check_enough(self, outputs)
+        self.check_enough(outputs)
         if self.regulariser == "divdis":
             return divdis(elsewhere.softmax(-1), prior=outputs.detach().softmax(-1).mean((0, 1)))
-        term = oriented(pair_term(self.regulariser), self.orientation)
-        return mean_over_pairs(elsewhere.log_softmax(-1), term).mean()
+        return self.mean_over_pairs(elsewhere).mean()
 
     def _against_earlier(self, members: View, elsewhere: Tensor, inputs: Any) -> Tensor:
         """Return the pair term with each earlier member, averaged; 0 for the first member."""
@@ -165,7 +145,7 @@ class Disagree(Objective):
         everyone = members.whole
         with everyone.evaluating():
             frozen = full(everyone(inputs)).log_softmax(-1)
-        term = oriented(pair_term(self.regulariser), self.orientation)
+        term = pair_term(self.regulariser, self.orientation)
         # One row in training; in evaluation one for each reference of an anchored network.
         values = term(frozen[:, None], elsewhere.log_softmax(-1)).mean((-1, -2))
         # A network may be several members in evaluation, one for each of its references, side by side.

@@ -82,7 +82,7 @@ def a2d_from_logits(logits_m: Tensor, logits_l: Tensor, orientation: Orientation
     """
     _check_classes(logits_m, logits_l, "logits")
     log_m, log_l = (full(logits).log_softmax(-1) for logits in (logits_m, logits_l))
-    return oriented(_a2d, orientation)(log_m, log_l)
+    return pair_term("a2d", orientation)(log_m, log_l)
 
 
 def _check_classes(first: Tensor, second: Tensor, name: str) -> None:
@@ -132,20 +132,14 @@ to 0), `"cosine"` the cosine of the two probability vectors (from 0 to 1).
 """
 
 
-def pair_term(regulariser: str | PairTerm) -> PairTerm:
-    """Return the pair term of this name, or the function itself."""
-    if callable(regulariser):
-        return regulariser
-    if regulariser not in PAIR_TERMS:
+def pair_term(regulariser: str | PairTerm, orientation: Orientation = "first") -> PairTerm:
+    """Return the pair term of this name, or the function itself, with its arguments as they are, exchanged, or both ways summed."""
+    if not callable(regulariser) and regulariser not in PAIR_TERMS:
         raise ValueError(
             f"`regulariser` must be one of {', '.join([*PAIR_TERMS, 'divdis'])}, or a function of two members' "
             f"log-probabilities; got {regulariser!r}."
         )
-    return PAIR_TERMS[regulariser]
-
-
-def oriented(term: PairTerm, orientation: Orientation) -> PairTerm:
-    """Return the term with its arguments as they are, exchanged, or both ways summed."""
+    term = regulariser if callable(regulariser) else PAIR_TERMS[regulariser]
     if orientation == "first":
         return term
     if orientation == "second":

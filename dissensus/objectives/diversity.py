@@ -1,6 +1,6 @@
 """Member outputs and targets in; diversity out: by its definition, by closed forms and by curvature."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,10 +58,6 @@ def decompose(
     $$\underbrace{L(\bar f, y)}_{\mathrm{ERR}} =
       \underbrace{\textstyle\sum_j w_j L(f_j, y)}_{\overline{\mathrm{ERR}}} - \mathrm{DIV}$$
 
-    Reading: diversity is what averaging gains over the average member. It is never negative where the loss is
-    convex in what is averaged; far above the ensemble error it says that members cancel each other rather
-    than know different things.
-
     | loss | outputs | targets | averaged |
     |---|---|---|---|
     | mse | any `(members, batch, ...)` | the same, less members; squared norm over the outputs | outputs |
@@ -72,8 +68,7 @@ def decompose(
     | logistic, exponential | margins | -1 or +1 | outputs |
     | a callable | whatever it takes | whatever it takes | outputs |
 
-    Several outputs of one example add up. Here target values are checked, which waits for the device;
-    `joint_loss` does not.
+    Several outputs of one example add up. Here target values are checked, which waits for the device; `joint_loss` does not.
 
     Args:
         outputs: Member outputs, `(members, batch, ...)`.
@@ -85,9 +80,10 @@ def decompose(
         label_smoothing: Share of the target spread evenly over the classes (cross_entropy and brier).
 
     Returns:
-        A `Decomposition` of three `(batch,)` tensors, in nats for the likelihood losses. They are
-        differentiable. In float32 a diversity much smaller than the errors loses digits:
-        `diversity_closed_form` keeps them.
+        A `Decomposition` of three `(batch,)` tensors, in nats for the likelihood losses, differentiable. Reading: diversity is what
+        averaging gains over the average member. It is never negative where the loss is convex in what is averaged; far above the ensemble
+        error it says that members cancel each other rather than know different things. In float32 a diversity much smaller than the
+        errors loses digits: `diversity_closed_form` keeps them.
 
     Example:
         >>> import torch
@@ -125,17 +121,14 @@ def debias(outputs: MemberOutputs, weights: Tensor | None = None) -> Debiased:
 
     $$b_j = \frac1N\sum_i \left(f_j(x_i) - \bar f(x_i)\right), \qquad f_j - b_j$$
 
-    Reading: of all constants that leave the ensemble as it is, these take away the most squared-error
-    diversity, exactly $\sum_j w_j \lVert b_j\rVert^2$. A large share means members that are shifted, not
-    members that differ.
-
     Args:
-        outputs: Member outputs on the whole set looked at, `(members, batch, ...)`. The offsets are means
-            over that set, so they use the inputs to be predicted (never their targets).
+        outputs: Member outputs on the whole set looked at, `(members, batch, ...)`. The offsets are means over that set, so they use the
+            inputs to be predicted (never their targets).
         weights: Non-negative member weights with sum 1, `(members,)`; `None` is uniform.
 
     Returns:
-        A `Debiased` with the outputs and the offsets.
+        A `Debiased` with the outputs and the offsets. Reading: of all constants that leave the ensemble as it is, these take away the most
+        squared-error diversity, exactly $\sum_j w_j \lVert b_j\rVert^2$. A large share means members that are shifted, not that differ.
 
     Example:
         >>> import torch
@@ -154,21 +147,22 @@ def debias(outputs: MemberOutputs, weights: Tensor | None = None) -> Debiased:
     return Debiased(outputs - bias[:, None], bias)
 
 
+# Losses whose targets have values of their own: which fit, in words, and what to do where they do not.
+_SIGNS = (lambda y: y.abs() == 1, "be -1 or +1", "For labels 0 and 1, pass `2 * y - 1`.")
+_TARGETS: Mapping[Loss, tuple[Callable[[Tensor], Tensor], str, str]] = {
+    "logistic": _SIGNS,
+    "exponential": _SIGNS,
+    "sigmoid": (lambda y: (y >= 0) & (y <= 1), "lie in [0, 1]", "For labels -1 and +1, pass `(y + 1) / 2`."),
+    "poisson": (lambda y: y >= 0, "be counts", "Pass counts, not their logarithm."),
+}
+
+
 def _check_target_values(targets: Tensor, loss: Loss) -> None:
     """Refuse targets coded for another loss, which would give a number all the same."""
-    if loss in ("logistic", "exponential") and not bool((targets.abs() == 1).all()):
-        raise ValueError(
-            f"`targets` of the {loss} loss must be -1 or +1; got other values. For labels 0 and 1, pass `2 * y - 1`."
-        )
-    if loss == "sigmoid" and not bool(((targets >= 0) & (targets <= 1)).all()):
-        raise ValueError(
-            "`targets` of the sigmoid loss must lie in [0, 1]; got other values. "
-            "For labels -1 and +1, pass `(y + 1) / 2`."
-        )
-    if loss == "poisson" and not bool((targets >= 0).all()):
-        raise ValueError(
-            "`targets` of the poisson loss must be counts; got negative values. Pass counts, not their logarithm."
-        )
+    if loss in _TARGETS:
+        fit, wanted, advice = _TARGETS[loss]
+        if not bool(fit(targets).all()):
+            raise ValueError(f"`targets` of the {loss} loss must {wanted}; got other values. {advice}")
     if loss in ("cross_entropy", "brier") and targets.is_floating_point():
         # Loose enough for rows stored in bfloat16.
         normalised = (targets.float().sum(-1) - 1).abs() < 1e-2
@@ -196,19 +190,11 @@ def diversity_closed_form(
     | the same on probabilities | $\sum_j w_j \sum_k y_k \log(\bar p_k / p_{jk})$ | yes |
     | zero_one | vote right: share of wrong members; vote wrong: minus the share of right ones | yes |
 
-    Reading: equal to `decompose(...).diversity`, with no two large numbers subtracted; zero when all members
-    agree.
-
-    Args:
-        outputs: Member outputs, `(members, batch, ...)`; see `decompose`.
-        targets: Targets, where the table wants them; see `decompose`.
-        loss: A name; see the table.
-        average: "probs" or "scores"; see `decompose`.
-        weights: Non-negative member weights with sum 1, `(members,)`; `None` is uniform.
-        label_smoothing: Share of the target spread evenly over the classes (cross_entropy).
+    Arguments are those of `decompose`; `targets` may be left out where the table does not want them.
 
     Returns:
-        Diversity, `(batch,)`, in nats for the likelihood losses.
+        `(batch,)`, in nats for the likelihood losses. Reading: equal to `decompose(...).diversity`, with no two large numbers subtracted;
+        zero when all members agree.
 
     Example:
         >>> diversity_closed_form(torch.tensor([[3.0], [-1.0]]), loss="mse")
@@ -254,25 +240,13 @@ def hessian_diversity(
     $$\mathrm{DIV} = \sum_j w_j \int_0^1 (1-t)\; d_j^\top H(\bar f + t d_j)\, d_j \,\mathrm{d}t,
       \qquad d_j = f_j - \bar f$$
 
-    The document states it with one unknown point per member, $\tfrac12 d_j^\top H(\bar f + c_j d_j) d_j$;
-    this integral is the same remainder of Taylor's theorem without an unknown, here by Gauss-Legendre
-    quadrature.
-
-    Reading: equal to `decompose(...).diversity`; a check, not a fast path. Nearly singular curvature (a
-    probability close to 0 under probability averaging) needs more nodes.
-
-    Args:
-        outputs: Member outputs, `(members, batch, ...)`; see `decompose`.
-        targets: Targets; see `decompose`.
-        loss: A name other than zero_one, or a callable; see `decompose`. The value of an example must not
-            depend on others.
-        average: "probs" or "scores"; see `decompose`.
-        weights: Non-negative member weights with sum 1, `(members,)`; `None` is uniform.
-        label_smoothing: Share of the target spread evenly over the classes (cross_entropy and brier).
-        nodes: Quadrature points.
+    Taylor's theorem has it with one unknown point per member, $\tfrac12 d_j^\top H(\bar f + c_j d_j) d_j$; this integral is the same
+    remainder without an unknown, here by Gauss-Legendre quadrature with so many `nodes`. Other arguments are those of `decompose`; the
+    loss of an example must not depend on others.
 
     Returns:
-        Diversity, `(batch,)`.
+        `(batch,)`. Reading: equal to `decompose(...).diversity`; a check, not a fast path. Nearly singular curvature (a probability
+        close to 0 under probability averaging) needs more nodes.
 
     Example:
         >>> diversity = hessian_diversity(torch.tensor([[3.0], [-1.0]]), torch.tensor([1.0]), loss="mse")
@@ -308,21 +282,12 @@ def second_order_diversity(
 
     $$\tfrac12 \sum_j w_j\, d_j^\top H(\bar f)\, d_j, \qquad d_j = f_j - \bar f$$
 
-    Reading: equal to diversity for mse and for brier on averaged probabilities, close to it elsewhere while
-    members are close. Members far apart make it arbitrarily wrong: it grows with the square of the distance
-    where most losses grow linearly.
-
-    Args:
-        outputs: Member outputs, `(members, batch, ...)`; see `decompose`.
-        targets: Targets; see `decompose`.
-        loss: A name other than zero_one, or a callable; see `decompose`. The value of an example must not
-            depend on others.
-        average: "probs" or "scores"; see `decompose`.
-        weights: Non-negative member weights with sum 1, `(members,)`; `None` is uniform.
-        label_smoothing: Share of the target spread evenly over the classes (cross_entropy and brier).
+    Arguments are those of `decompose`; the loss of an example must not depend on others.
 
     Returns:
-        `(batch,)`, differentiable.
+        `(batch,)`, differentiable. Reading: equal to diversity for mse and for brier on averaged probabilities, close to it elsewhere while
+        members are close. Members far apart make it arbitrarily wrong: it grows with the square of the distance where most losses grow
+        linearly.
 
     Example:
         >>> second_order_diversity(torch.tensor([[0.5], [-0.5]]), torch.tensor([1.0]), loss="logistic")
@@ -356,10 +321,8 @@ def _prepared(
 ) -> tuple[Tensor, Tensor | None]:
     check_arguments(outputs, loss, average, label_smoothing)
     outputs = outputs.to(compute_dtype(outputs))
-    if weights is None:
-        return outputs, None
     check_host_weights(weights, len(outputs))
-    return outputs, matching_weights(weights, outputs)
+    return outputs, None if weights is None else matching_weights(weights, outputs)
 
 
 def _variance(values: Tensor, weights: Tensor | None) -> Tensor:

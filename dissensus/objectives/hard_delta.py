@@ -47,29 +47,15 @@ def uniform_cross_entropy(logits: Tensor) -> Tensor:
 
 
 def residual_scale(x: Tensor) -> Tensor:
-    r"""Return the standard deviation of residuals between independent inputs, value by value: $\sqrt{2\,\mathrm{Var}(x)}$.
-
-    Inputs and references of one law leave residuals of mean zero and covariance $2\Sigma$.
-
-    Args:
-        x: Inputs, `(..., batch, values)`.
-
-    Returns:
-        `(..., 1, values)`.
-    """
+    r"""Return $\sqrt{2\,\mathrm{Var}(x)}$, the deviation of residuals between inputs: `(..., batch, values)` to `(..., 1, values)`."""
     # A last batch of one input has no residuals: their deviation is then 0, not 0 / 0.
     return (2 * x.var(-2, keepdim=True, correction=min(1, x.shape[-2] - 1))).sqrt()
 
 
 def residual_factor(x: Tensor, rank: int | None) -> Tensor:
-    r"""Return rows F of a factor $F^\top F \approx 2\Sigma$ of the residuals' covariance, along its `rank` largest directions.
+    r"""Return rows F, `(rank, values)`, with $F^\top F \approx 2\Sigma$, the residuals' covariance along its largest directions.
 
-    Args:
-        x: Inputs, `(batch, ...)`; evenly spaced ones are looked at where there are many.
-        rank: Directions; None for all, of all inputs.
-
-    Returns:
-        `(rank, values)`.
+    Of inputs `(batch, ...)` evenly spaced ones are looked at where there are many; without a `rank` all are, for all directions.
     """
     if rank is None:
         sizes, directions = torch.linalg.eigh(2 * torch.cov(x.flatten(1).double().T).reshape(x[0].numel(), -1))
@@ -86,12 +72,7 @@ def residual_factor(x: Tensor, rank: int | None) -> Tensor:
 def drawn_factor(x: Tensor, rank: int) -> Tensor:
     r"""Return rows F with $F^\top F = 2S$, S the covariance of the first `rank + 1` inputs: combinations of real residuals.
 
-    Args:
-        x: Inputs, `(..., batch, values)`.
-        rank: Directions.
-
-    Returns:
-        `(..., rows, values)`; the rows sum to zero, so one direction less than rows.
+    Rows sum to zero, so there is one direction less than rows.
     """
     x = x[..., : rank + 1, :]
     return (2 / max(x.shape[-2] - 1, 1)) ** 0.5 * (x - x.mean(-2, keepdim=True))
@@ -100,9 +81,8 @@ def drawn_factor(x: Tensor, rank: int) -> Tensor:
 def tail_radius(noise: Noise, count: int, draws: int, dimensions: int) -> Tensor:
     """Return how far the farthest of `draws` standard normal vectors is from zero, `(..., count)`.
 
-    Length and direction of a normal vector are independent. So the least likely of many draws is a random direction at the
-    largest of their lengths, and that length can be drawn at once (by Wilson and Hilferty's approximation of a sum of
-    squares, good to 2 %): neither time nor memory depends on `draws`.
+    Length and direction of a normal vector are independent, so the largest length can be drawn at once (by Wilson and Hilferty's
+    approximation of a sum of squares, good to 2 %): neither time nor memory depends on `draws`.
 
     Example:
         >>> lengths = tail_radius(Noise(torch.tensor(0)), 1000, 2000, 3072)
@@ -118,15 +98,7 @@ def tail_radius(noise: Noise, count: int, draws: int, dimensions: int) -> Tensor
 
 
 def tail_draws(noise: Noise, count: int, draws: int, size: int, centred: bool = False) -> Tensor:
-    """Return the least likely of `draws` standard normal vectors, `(..., count, size)`.
-
-    Args:
-        noise: Where they come from.
-        count: How many are wanted.
-        draws: How many each is the farthest of; 1 gives plain draws.
-        size: Values of each.
-        centred: Whether the values of each must sum to zero, which leaves one dimension less.
-    """
+    """Return the least likely of `draws` standard normal vectors, `(..., count, size)`; if `centred`, of those that sum to zero."""
     vectors = noise.at(0).normal(count, size)
     if centred:
         vectors = vectors - vectors.mean(-1, keepdim=True)
@@ -135,15 +107,7 @@ def tail_draws(noise: Noise, count: int, draws: int, size: int, centred: bool = 
 
 
 def farthest_partner(x: Tensor, scale: Tensor) -> Tensor:
-    """Return for each input the residual to the input farthest from it, in units of `scale`.
-
-    Args:
-        x: Inputs, `(..., batch, values)`.
-        scale: Standard deviations of residuals, `(..., 1, values)`.
-
-    Returns:
-        `(..., batch, values)`. Needs no more than distances between inputs, batch x batch.
-    """
+    """Return for each input, `(..., batch, values)`, the residual to the input farthest from it, in units of `scale`."""
     white = x / scale.clamp_min(1e-6)
     squares = white.square().sum(-1)
     distances = squares[..., :, None] + squares[..., None, :] - 2 * white @ white.transpose(-1, -2)
@@ -152,13 +116,10 @@ def farthest_partner(x: Tensor, scale: Tensor) -> Tensor:
 
 
 def mahalanobis(values: Tensor, known: Tensor, diagonal: bool = False) -> Tensor:
-    """Return the squared distances of `values` from the normal law fitted to `known`, `(..., batch)`.
+    """Return squared distances of `(..., batch, outputs)` values from the normal law fitted to `known`, `(..., batch)`.
 
-    Args:
-        values: `(..., batch, outputs)`.
-        known: `(..., others, outputs)`.
-        diagonal: Whether outputs count as independent. With more outputs than others their covariance has no inverse, and
-            what keeps it invertible would decide the distances.
+    If `diagonal`, outputs count as independent: with more outputs than others their covariance has no inverse, and what keeps it
+    invertible would decide the distances.
     """
     values, known = full(values), full(known)
     mean = known.mean(-2, keepdim=True)
@@ -187,8 +148,6 @@ Statistics = Literal["batch", "training"]
 _OF_THE_NETWORK = ("outputs", "features")
 # Laws whose draws are combinations of directions: rows of a factor of the covariance.
 _WITH_FACTOR = ("low_rank", "full")
-# How many draws a tail sample is the least likely of, where that is not said. Under a law of the network they are a batch's.
-_DRAWS, _DRAWS_OF_A_BATCH = 1000, 8
 
 
 @checked
@@ -198,12 +157,10 @@ class HardDelta(Wrapper):
 
     $$\ell + w\,\frac1n\sum_t \Big(\log\sum_c e^{z_c} - \frac1C\sum_c z_c\Big),\qquad z = F([0, 0 - t])$$
 
-    The law is a normal one of mean zero: inputs and references of one law with covariance $\Sigma$ leave residuals of
-    covariance $2\Sigma$. t takes no gradient.
-
-    In many dimensions a normal law hardly has tails: of 2000 draws in 3072 dimensions the farthest is 4 % farther than the
-    mean. So there are other ways: fewer dimensions (`"low_rank"`), the normal law of the network's own outputs or features
-    (`"outputs"`, `"features"`), real residuals that lie far out (`tails="real"`), and a factor on the length (`radius`).
+    The law is a normal one of mean zero: inputs and references of one law with covariance $\Sigma$ leave residuals of covariance
+    $2\Sigma$. t takes no gradient. In many dimensions a normal law hardly has tails: of 2000 draws in 3072 dimensions the farthest is 4 %
+    farther than the mean. So there are other ways: fewer dimensions (`"low_rank"`), the law of the network's own outputs or features,
+    real residuals that lie far out (`tails="real"`), and a factor on the length (`radius`).
 
     Args:
         inner: What is minimised besides.
@@ -216,8 +173,7 @@ class HardDelta(Wrapper):
             for what the network's last linear layer takes, each feature counting as independent of the others.
         tails: `"drawn"`: the least likely of `draws` draws. `"real"`: for each input of the batch the residual to the input
             that is farthest away under the law.
-        draws: How many each tail sample is the least likely of. By default 1000, where a larger number costs nothing, and 8 for
-            laws that look at the network, where a larger one keeps fewer of a batch.
+        draws: How many each tail sample is the least likely of; by default 1000, and 8 for laws that look at the network.
         radius: Factor on the length of tail samples.
         rank: Directions of the low-rank law.
         samples: Tail samples a step; as many as the batch has by default. Not for laws that look at the network.
@@ -265,9 +221,9 @@ class HardDelta(Wrapper):
                 f"law={self.law!r} with tails='real' is measured on each batch: what the network makes of residuals changes with its "
                 "weights, and no candidate is drawn. Leave `statistics` out, or draw candidates with tails='drawn'."
             )
-        whole_number("draws", self.least_likely_of, 1)
-        whole_number("rank", self.rank, 1)
-        whole_number("samples", 1 if self.samples is None else self.samples, 1)
+        for name in ("draws", "rank", "samples"):
+            if (count := getattr(self, name)) is not None:
+                whole_number(name, count, 1)
         real_number("weight", self.weight)
         real_number("radius", self.radius, above=True)
         real_number("warm_up", self.warm_up, below=1.0)
@@ -275,9 +231,8 @@ class HardDelta(Wrapper):
     @property
     def least_likely_of(self) -> int:
         """How many draws each tail sample is the least likely of: `draws`, or what suits the law."""
-        if self.draws is not None:
-            return self.draws
-        return _DRAWS_OF_A_BATCH if self.law in _OF_THE_NETWORK else _DRAWS
+        # Many cost nothing where they are not made; under a law of the network they are a batch's.
+        return self.draws or (8 if self.law in _OF_THE_NETWORK else 1000)
 
     def prepare(self, x: Any) -> Objective:
         """Measure the law on all training inputs where that is wanted."""
@@ -296,7 +251,7 @@ class HardDelta(Wrapper):
             residuals = self._found(members, anchored, x, step)
             taken = _beside(members, anchored, residuals)
             loss, parts = self.inner(members, x, y, step)
-            (logits,) = taken
+            logits = taken[0]
         else:
             loss, parts = self.inner(members, x, y, step)
             residuals = self._found(members, anchored, x, step)
@@ -312,7 +267,6 @@ class HardDelta(Wrapper):
         return loss + weight * tail.sum(), parts
 
     def _found(self, members: View, anchored: "Anchored", x: Tensor, step: Step) -> Tensor:
-        """Return the step's tail residuals, `(members, samples, ...)`."""
         noise = step.noise(rows=members.rows)
         inputs = (x if step.own else x[None]).flatten(2)
         quiet = members.normalised_as_in_use() if self.batch_norm == "eval" else members.perturbed()
@@ -381,15 +335,11 @@ class MaskedUniform(Wrapper):
             raise ValueError(
                 f"MaskedUniform goes inside of {name}, right around the loss: {name}(MaskedUniform(Independent()), ...)."
             )
-        if self.inner.couples:
+        if self.inner.couples or not isinstance(self.inner, OutputObjective):
+            why = "compares networks on common ones" if self.inner.couples else "runs networks itself"
             raise ValueError(
-                f"MaskedUniform gives each network targets of its own, and {name} compares networks on common ones. Take an objective "
-                "that judges each by itself, such as Independent(), or keep the labels: masked_target='label'."
-            )
-        if not isinstance(self.inner, OutputObjective):
-            raise ValueError(
-                f"MaskedUniform gives targets to an objective that judges outputs, such as Independent(), and {name} runs networks "
-                "itself. Take another objective, or keep the labels: masked_target='label'."
+                f"MaskedUniform gives each network targets of its own, and {name} {why}. Take an objective that judges each one's outputs "
+                "by itself, such as Independent(), or keep the labels: masked_target='label'."
             )
         if self.inner.likelihood.kind != "classes":
             raise ValueError(f"MaskedUniform gives uniform class targets; the loss is {self.inner.likelihood.name!r}.")

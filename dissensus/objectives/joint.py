@@ -39,24 +39,19 @@ def joint_loss(
     $$L^\beta = \overline{\mathrm{ERR}} - \beta\,\mathrm{DIV}
       = (1-\beta)\,\overline{\mathrm{ERR}} + \beta\,\mathrm{ERR}$$
 
-    Reading: the larger `beta`, the less it matters whether a member is right by itself. Near 1 members
-    collude: they err in ways that cancel on the training data only. Start at 0, and watch the diversity if
-    you go up.
-
     Args:
         outputs: Member outputs, `(members, batch, ...)`; see `decompose` for what each loss reads.
         targets: Targets; see `decompose`.
-        beta: A number in [0, 1], or a scalar tensor, which is not looked at (so that nothing waits for the
-            device).
+        beta: A number in [0, 1], or a scalar tensor, which is not looked at (so that nothing waits for the device).
         loss: A name or a callable; see `decompose`.
         average: "probs" or "scores"; see `decompose`.
-        weights: Non-negative member weights with sum 1, `(members,)`; `None` is uniform. On an accelerator
-            only their shape is checked.
+        weights: Non-negative member weights with sum 1, `(members,)`; `None` is uniform. On an accelerator only their shape is checked.
         allow_unbounded: Run with `beta > 1` although the objective then has no minimum.
         label_smoothing: Share of the target spread evenly over the classes (cross_entropy and brier).
 
     Returns:
-        Scalar, mean over the batch. Lower is better.
+        Scalar, mean over the batch. Reading: lower is better. The larger `beta`, the less it matters whether a member is right by itself;
+        near 1 members collude: they err in ways that cancel on the training data only. Start at 0, and watch the diversity if you go up.
 
     Example:
         >>> import torch
@@ -67,10 +62,8 @@ def joint_loss(
     References:
         Jeffares et al., 2023, equation 2 and theorem 5.1, <https://arxiv.org/abs/2301.11323>.
     """
-    if not isinstance(beta, Tensor):
-        check_beta(beta, allow_unbounded)
-    if weights is not None:
-        check_host_weights(weights, len(outputs))
+    check_beta(beta, allow_unbounded)
+    check_host_weights(weights, len(outputs))
     member, ensemble = errors(outputs, targets, loss, average, weights, label_smoothing)
     member_error = weighted_mean(member, weights)
     share = beta.to(member_error) if isinstance(beta, Tensor) else beta
@@ -78,29 +71,21 @@ def joint_loss(
 
 
 UNBOUNDED = (
-    "Above beta = 1 the loss is not bounded from below (theorem 5.1 of Jeffares et al., 2023): members that "
-    "move apart while their average stays put raise the member error without end, and (1 - beta) times it "
-    "falls without end. Use less, or pass `allow_unbounded=True` to see it happen."
+    "Above beta = 1 the loss is not bounded from below (theorem 5.1 of Jeffares et al., 2023): members that move apart while their average "
+    "stays put raise the member error without end, and (1 - beta) times it falls without end. Use less, or pass `allow_unbounded=True` to "
+    "see it happen."
 )
 
 
-def check_beta(beta: float, allow_unbounded: bool = False, name: str = "beta") -> None:
-    """Refuse a share of joint training below 0, and above 1 unless the caller insists."""
+def check_beta(beta: float | Tensor, allow_unbounded: bool = False, name: str = "beta") -> None:
+    """Refuse a share of joint training below 0, and above 1 unless the caller insists; a tensor is not looked at."""
     # Written so that NaN, for which every comparison is false, is refused too.
-    if not beta >= 0:
-        raise ValueError(f"`{name}` must lie in [0, 1]; got {beta:g}. Use 0 for independent training.")
-    if beta > 1 and not allow_unbounded:
-        raise ValueError(f"`{name}` must lie in [0, 1]; got {beta:g}. {UNBOUNDED}")
+    if not isinstance(beta, Tensor) and (not beta >= 0 or (beta > 1 and not allow_unbounded)):
+        why = UNBOUNDED if beta > 1 else "Use 0 for independent training."
+        raise ValueError(f"`{name}` must lie in [0, 1]; got {beta:g}. {why}")
 
 
-# What a loss is called in `errors`.
-_IN_ERRORS = {
-    "cross_entropy": "cross_entropy",
-    "brier": "brier",
-    "mse": "mse",
-    "poisson": "poisson",
-    "binary_cross_entropy": "sigmoid",
-}
+_LOSSES = ("cross_entropy", "brier", "mse", "poisson", "binary_cross_entropy")
 
 
 @checked
@@ -149,10 +134,12 @@ class Joint(OutputObjective):
     needs = "means"
 
     def __post_init__(self) -> None:
-        for beta in _values(self.beta):
-            check_beta(beta, self.allow_unbounded)
-        if not callable(self.loss) and self.loss not in _IN_ERRORS:
-            raise ValueError(f"`loss` must be one of {', '.join(_IN_ERRORS)} or a function; got {self.loss!r}.")
+        # A function of the run's progress is looked at every hundredth of the way.
+        moments = [torch.tensor(percent / 100) for percent in range(101)]
+        for beta in map(self.beta, moments) if callable(self.beta) else (self.beta,):
+            check_beta(float(beta), self.allow_unbounded)
+        if not callable(self.loss) and self.loss not in _LOSSES:
+            raise ValueError(f"`loss` must be one of {', '.join(_LOSSES)} or a function; got {self.loss!r}.")
         check_class_weights(self.class_weights, likelihood_of(self.loss))
         real_number("member_dropout", self.member_dropout, below=1.0)
         if self.weights is not None and (min(self.weights) < 0 or abs(sum(self.weights) - 1) > 1e-6):
@@ -171,7 +158,7 @@ class Joint(OutputObjective):
 
     @property
     def _loss(self) -> str | Callable[[Tensor, Tensor], Tensor]:
-        return self.loss if callable(self.loss) else _IN_ERRORS[self.loss]
+        return "sigmoid" if self.loss == "binary_cross_entropy" else self.loss
 
     def _pooled(self, outputs: Tensor) -> Tensor:
         answers = full(outputs)
@@ -188,48 +175,43 @@ class Joint(OutputObjective):
         outputs, y, shares = self.likelihood.rows(outputs, y, step.weights)
         step = replace(step, weights=class_weighted(self.class_weights, outputs, y, shares))
         weights, counts = self._weights(outputs, step)
-        losses, own, error = self._errors(outputs, y, weights, counts, step)
+        if self.loss == "mse" and weights is None and step.weights is None:
+            losses, own, error = _squared_errors(outputs, y)
+        else:
+            member, ensemble = errors(outputs, y, self._loss, self.average, weights, self.label_smoothing, step.others)
+            losses, error = step.mean(member), step.mean(ensemble, counts)
+            if counts is None:
+                own = weighted_mean(losses, weights, step.others)
+            else:
+                own = step.mean(weighted_mean(member, weights, step.others), counts)
         beta = torch.as_tensor(self.beta(step.progress)).to(own) if callable(self.beta) else self.beta
         parts = {"loss": losses.detach(), "ensemble_error": error.detach(), "diversity": (own - error).detach()}
         return _count(outputs, step) * own.lerp(error, beta), parts
 
-    def _errors(
-        self, outputs: Tensor, y: Tensor, weights: Tensor | None, counts: Tensor | None, step: Step
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Means over the batch: of each member's error, of their average, and of the ensemble's error."""
-        if self.loss == "mse" and weights is None and step.weights is None:
-            return _squared_errors(outputs, y)
-        member, ensemble = errors(outputs, y, self._loss, self.average, weights, self.label_smoothing, step.others)
-        losses, error = step.mean(member), _mean(ensemble, counts, step)
-        if counts is None:
-            return losses, weighted_mean(losses, weights, step.others), error
-        return losses, _mean(weighted_mean(member, weights, step.others), counts, step), error
-
     def _weights(self, outputs: Tensor, step: Step) -> tuple[Tensor | None, Tensor | None]:
-        """Return the members' weights, and which examples count where some lost all their members."""
-        weights, counts = self._all_weights(_count(outputs, step), outputs, step)
-        if step.others is None:
-            return weights, counts
+        """Return the weights of the members here, and those of examples where some lost all their members."""
+        count = _count(outputs, step)
+        weights, counts = self._own_weights(count, outputs.device), None
         if weights is None:
-            weights = torch.full((step.others.count,), 1 / step.others.count, device=outputs.device)
-        return weights[step.others.rows], counts
+            if step.others is None and not self.member_dropout:
+                return None, None
+            weights = torch.full((count,), 1 / count, device=outputs.device)
+        if self.member_dropout:
+            weights, counts = self._after_dropout(weights, outputs.shape[1], step)
+        return weights if step.others is None else weights[step.others.rows], counts
 
-    def _all_weights(self, count: int, outputs: Tensor, step: Step) -> tuple[Tensor | None, Tensor | None]:
-        base, batch = self._own_weights(count, outputs.device), outputs.shape[1]
-        if self.member_dropout == 0.0:
-            return base, None
-        base = torch.full((count,), 1 / count, device=outputs.device) if base is None else base
+    def _after_dropout(self, base: Tensor, batch: int, step: Step) -> tuple[Tensor, Tensor | None]:
         noise = step.noise(shared=True)
         if self.dropout_per == "batch":
             # Members in a random order; the first int(M p) are left out.
-            places = noise.uniform(count).argsort().argsort()
-            kept = base * (places >= int(count * self.member_dropout))
+            places = noise.uniform(len(base)).argsort().argsort()
+            kept = base * (places >= int(len(base) * self.member_dropout))
             # Members of weight zero may be all that is left.
             return torch.where(kept.sum() > 0, kept / kept.sum().clamp_min(1e-12), base), None
-        kept = base[:, None] * (noise.uniform(count, batch) >= self.member_dropout)
+        kept = base[:, None] * (noise.uniform(len(base), batch) >= self.member_dropout)
         total = kept.sum(0)
-        counts = total > 0
-        return torch.where(counts, kept / total.clamp_min(1e-12), base[:, None]), counts
+        weights = torch.where(total > 0, kept / total.clamp_min(1e-12), base[:, None])
+        return weights, total > 0 if step.weights is None else (total > 0) * step.weights
 
     def _own_weights(self, count: int, device: torch.device) -> Tensor | None:
         if self.weights is None:
@@ -244,26 +226,11 @@ def _count(outputs: Tensor, step: Step) -> int:
     return len(outputs) if step.others is None else step.others.count
 
 
-def _values(beta: float | Callable[[Tensor], Tensor]) -> list[float]:
-    """What beta is, or at what moments of a run it is looked at: every hundredth."""
-    if not callable(beta):
-        return [beta]
-    return [float(beta(torch.tensor(percent / 100))) for percent in range(101)]
-
-
-def _mean(values: Tensor, counts: Tensor | None, step: Step) -> Tensor:
-    """Average over the examples that count, by their weights."""
-    if counts is None:
-        return step.mean(values)
-    shares = counts.to(values.dtype) if step.weights is None else counts * step.weights.to(values.dtype)
-    return torch.where(counts, values * shares, 0.0).sum() / shares.sum().clamp_min(torch.finfo(values.dtype).tiny)
-
-
 def _squared_errors(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The means of `Joint._errors` for squared error and equal weights.
+    """Means over the batch of each member's squared error, of their average, and of the ensemble's squared error.
 
-    A step of small networks takes as long as it has operations. Here the gradient is one operation for all members and one for
-    their average; each member's own error, which is only logged, needs none.
+    A step of small networks takes as long as it has operations. Here the gradient is one operation for all members and one for their
+    average; each member's own error, which is only logged, needs none.
     """
     outputs = full(outputs)
     targets = like_outputs(y, outputs)

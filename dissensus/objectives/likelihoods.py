@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import isfinite, log, pi
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -69,17 +69,11 @@ def gaussian_nll(mean: Tensor, scale: Tensor, target: Tensor) -> Tensor:
 
 @checked
 def laplace_nll(mean: Tensor, scale: Tensor, target: Tensor) -> Tensor:
-    r"""Negative log-likelihood under a Laplace distribution, element by element.
+    r"""Negative log-likelihood under a Laplace distribution, element by element; arguments and reading as in `gaussian_nll`.
 
     $$\log(2b) + \frac{|y-\mu|}{b}$$
 
-    Args:
-        mean: Predicted mean.
-        scale: Predicted scale b; the variance is 2 b².
-        target: Observed value.
-
-    Returns:
-        Nats; lower is better.
+    The `scale` is b; the variance is 2 b².
 
     Example:
         >>> round(laplace_nll(torch.tensor(0.0), torch.tensor(1.0), torch.tensor(2.0)).item(), 4)
@@ -104,7 +98,7 @@ def _check_elementwise(mean: Tensor, scale: Tensor, target: Tensor) -> None:
     if not mean.is_floating_point():
         raise ValueError(f"`mean` must be floating point; got {mean.dtype}. Use `mean.float()`.")
     # A target is the same for all members, so the mean may have an axis before.
-    fits = mean.shape[mean.ndim - target.ndim :] == target.shape if target.ndim <= mean.ndim else False
+    fits = target.ndim <= mean.ndim and mean.shape[mean.ndim - target.ndim :] == target.shape
     if not fits or scale.shape not in (mean.shape, ()):
         raise ValueError(
             f"`mean` and `scale` must be shaped as `target`, or with members before; got {tuple(mean.shape)}, "
@@ -119,6 +113,9 @@ def _check_elementwise(mean: Tensor, scale: Tensor, target: Tensor) -> None:
 def full(outputs: Tensor) -> Tensor:
     """Return half-precision outputs as float32; others as they are."""
     return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
+
+
+Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -141,9 +138,9 @@ class Likelihood:
 
     name: str
     kind: Literal["classes", "points", "density", "labels", "own"]
-    per_example: Callable[[Tensor, Tensor], Tensor]
-    mixture: Callable[[Tensor, Tensor], Tensor]
-    divergence: Callable[[Tensor, Tensor], Tensor]
+    per_example: Loss
+    mixture: Loss
+    divergence: Loss
     pooled: Callable[[Tensor], Tensor] = field(default_factory=lambda: _mean_probabilities, kw_only=True)
     class_axis: int | None = field(default=None, kw_only=True)
     ignore_index: int = field(default=IGNORED, kw_only=True)
@@ -154,28 +151,27 @@ class Likelihood:
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return outputs, targets and weights with every position of dense outputs as an example of its own.
 
-        Args:
-            outputs: `(members, batch, outputs)`, which stay as they are, or with positions: `(members, batch, classes, height,
-                width)`, `(members, batch, tokens, classes)`, or one number (a prediction, a logit of yes or no) for each position.
-            targets: Those of one output each, `(batch, ...)`; with a member axis if `own`.
-            weights: Of the examples, `(batch,)`, or `(members, batch)` if `own`; None where all count the same.
-            own: Whether members have batches of their own.
+        Outputs `(members, batch, outputs)` stay as they are. With positions they are `(members, batch, classes, height, width)`,
+        `(members, batch, tokens, classes)`, or one number for each position. Targets are `(batch, ...)` and weights of examples `(batch,)`,
+        both with a member axis if members have batches of their `own`.
         """
         if self.kind not in ("classes", "points", "labels") or outputs.ndim <= 3:
             return outputs, targets, weights
-        lead = 1 + own
-        positions = targets.shape[lead:]
+        batch = int(own)
+        positions = targets.shape[1 + own :]
+        counts = (
+            None if weights is None else weights.reshape(*weights.shape, *(1 for _ in positions)).expand(targets.shape)
+        )
         if self.kind != "classes":
-            found = outputs.flatten(1)[..., None], targets.flatten(lead - 1)[..., None]
-        else:
-            outputs = outputs.movedim(class_axis_of(outputs, targets[0] if own else targets, self.class_axis), -1)
-            found = outputs.flatten(1, -2), targets.flatten(lead - 1)
-        counts = None if weights is None else weights.reshape(*weights.shape, *(1 for _ in positions))
-        if self.kind == "classes":
-            valid = (targets != self.ignore_index).to(torch.float32)
-            counts = valid if counts is None else valid * counts
-            found = found[0], torch.where(found[1] == self.ignore_index, 0, found[1])
-        return (*found, None if counts is None else counts.expand(targets.shape).flatten(lead - 1))
+            return (
+                outputs.flatten(1)[..., None],
+                targets.flatten(batch)[..., None],
+                None if counts is None else counts.flatten(batch),
+            )
+        outputs = outputs.movedim(class_axis_of(outputs, targets[0] if own else targets, self.class_axis), -1)
+        valid = (targets != self.ignore_index).to(torch.float32)
+        counts = valid if counts is None else valid * counts
+        return outputs.flatten(1, -2), torch.where(valid == 0, 0, targets).flatten(batch), counts.flatten(batch)
 
     def losses(self, outputs: Tensor, targets: Tensor, *, own: bool = False) -> Tensor:
         """Return the loss of every member and example, `(members, batch)`; arguments as those of `rows`."""
@@ -207,16 +203,15 @@ def class_axis_of(outputs: Tensor, targets: Tensor, class_axis: int | None) -> i
         return class_axis % len(shape)
     if class_axis is None and len(fitting) == 1:
         return fitting[0]
+    if class_axis is not None:
+        why = f"axis {class_axis} is not it."
+    elif fitting:
+        why = f"axes {fitting} fit: name it, class_axis={fitting[0]}."
+    else:
+        why = "none fits. Give one class index for each position."
     raise ValueError(
         f"Outputs shaped (members, batch, ...) = {shape} must have one axis of classes beside those of the targets, "
-        f"{tuple(targets.shape)}; "
-        + (
-            f"axis {class_axis} is not it."
-            if class_axis is not None
-            else f"axes {fitting} fit: name it, class_axis={fitting[0]}."
-            if fitting
-            else "none fits. Give one class index for each position."
-        )
+        f"{tuple(targets.shape)}; {why}"
     )
 
 
@@ -265,39 +260,39 @@ def as_columns(targets: Tensor) -> Tensor:
     return targets.unsqueeze(-1) if targets.ndim == 1 else targets
 
 
-def _points(error: Callable[[Tensor], Tensor]) -> tuple[Callable[[Tensor, Tensor], Tensor], ...]:
+def _of_mean_output(per_example: Loss) -> Loss:
+    """The loss of an ensemble whose outputs are averaged."""
+    return lambda outputs, targets: per_example(full(outputs).mean(0), targets)
+
+
+def _of_mean_density(per_example: Loss) -> Loss:
+    """The negative log-likelihood of an ensemble whose densities are averaged."""
+    return lambda outputs, targets: log(len(outputs)) - (-per_example(outputs, targets)).logsumexp(0)
+
+
+def _points(name: str, error: Callable[[Tensor], Tensor]) -> Likelihood:
     def per_example(outputs: Tensor, targets: Tensor) -> Tensor:
         return error(full(outputs) - as_columns(targets)).sum(-1)
-
-    def mixture(outputs: Tensor, targets: Tensor) -> Tensor:
-        return per_example(full(outputs).mean(0), targets)
 
     def divergence(p: Tensor, q: Tensor) -> Tensor:
         return error(full(q) - full(p)).sum(-1)
 
-    return per_example, mixture, divergence
+    return Likelihood(name, "points", per_example, _of_mean_output(per_example), divergence)
 
 
-def _density(
-    nll: Callable[[Tensor, Tensor, Tensor], Tensor], divergence: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-) -> tuple[Callable[[Tensor, Tensor], Tensor], ...]:
+def _density(name: str, nll: Callable[..., Tensor], divergence: Callable[..., Tensor]) -> Likelihood:
     def per_example(outputs: Tensor, targets: Tensor) -> Tensor:
-        mean, scale = mean_and_scale(full(outputs))
-        return nll(mean, scale, as_columns(targets)).sum(-1)
-
-    def mixture(outputs: Tensor, targets: Tensor) -> Tensor:
-        return log(len(outputs)) - (-per_example(outputs, targets)).logsumexp(0)
+        return nll(*mean_and_scale(full(outputs)), as_columns(targets)).sum(-1)
 
     def between(p: Tensor, q: Tensor) -> Tensor:
         return divergence(*mean_and_scale(full(p)), *mean_and_scale(full(q))).sum(-1)
 
-    return per_example, mixture, between
+    return Likelihood(name, "density", per_example, _of_mean_density(per_example), between)
 
 
 def _gaussian_divergence(mean: Tensor, scale: Tensor, other_mean: Tensor, other_scale: Tensor) -> Tensor:
-    return (
-        (other_scale / scale).log() + (scale.square() + (mean - other_mean).square()) / (2 * other_scale.square()) - 0.5
-    )
+    apart = scale.square() + (mean - other_mean).square()
+    return (other_scale / scale).log() + apart / (2 * other_scale.square()) - 0.5
 
 
 def _laplace_divergence(mean: Tensor, scale: Tensor, other_mean: Tensor, other_scale: Tensor) -> Tensor:
@@ -308,9 +303,8 @@ def _laplace_divergence(mean: Tensor, scale: Tensor, other_mean: Tensor, other_s
 def _binary(logits: Tensor, targets: Tensor) -> Tensor:
     """Sum over labels of the cross-entropy of yes or no."""
     logits = full(logits)
-    return F.binary_cross_entropy_with_logits(logits, targets.to(logits.dtype).expand_as(logits), reduction="none").sum(
-        -1
-    )
+    targets = targets.to(logits.dtype).expand_as(logits)
+    return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(-1)
 
 
 def _mixture_binary(logits: Tensor, targets: Tensor) -> Tensor:
@@ -333,10 +327,6 @@ def _mean_answers(logits: Tensor) -> Tensor:
 def _poisson(log_rates: Tensor, counts: Tensor) -> Tensor:
     log_rates, counts = full(log_rates), as_columns(counts)
     return (log_rates.exp() - counts * log_rates + torch.lgamma(counts + 1)).sum(-1)
-
-
-def _mixture_poisson(log_rates: Tensor, counts: Tensor) -> Tensor:
-    return log(len(log_rates)) - (-_poisson(log_rates, counts)).logsumexp(0)
 
 
 def _poisson_divergence(p: Tensor, q: Tensor) -> Tensor:
@@ -381,7 +371,7 @@ class Pinball:
         return levels
 
 
-def _own_loss(loss: Callable[[Tensor, Tensor], Tensor]) -> Likelihood:
+def _own_loss(loss: Loss) -> Likelihood:
     """Return the likelihood of a user's own loss, which the ensemble's average output is judged by too."""
 
     def per_example(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -393,9 +383,6 @@ def _own_loss(loss: Callable[[Tensor, Tensor], Tensor]) -> Likelihood:
             )
         return losses
 
-    def mixture(outputs: Tensor, targets: Tensor) -> Tensor:
-        return per_example(full(outputs).mean(0), targets)
-
     def divergence(p: Tensor, q: Tensor) -> Tensor:
         raise ValueError(
             "A loss of your own does not say how far two outputs are from each other, which VirtualAdversarial needs. Use Adversarial, "
@@ -404,7 +391,7 @@ def _own_loss(loss: Callable[[Tensor, Tensor], Tensor]) -> Likelihood:
 
     name = getattr(loss, "__qualname__", type(loss).__qualname__)
     quantiles = loss if isinstance(loss, Pinball) else None
-    return Likelihood(name, "own", per_example, mixture, divergence, quantiles=quantiles)
+    return Likelihood(name, "own", per_example, _of_mean_output(per_example), divergence, quantiles=quantiles)
 
 
 LIKELIHOODS: Mapping[str, Likelihood] = MappingProxyType(
@@ -413,11 +400,11 @@ LIKELIHOODS: Mapping[str, Likelihood] = MappingProxyType(
         for likelihood in (
             Likelihood("cross_entropy", "classes", _cross_entropy, _mixture_cross_entropy, _class_divergence),
             Likelihood("brier", "classes", _brier, _mixture_brier, _class_divergence),
-            Likelihood("mse", "points", *_points(torch.square)),
-            Likelihood("mae", "points", *_points(torch.abs)),
-            Likelihood("gaussian_nll", "density", *_density(gaussian_losses, _gaussian_divergence)),
-            Likelihood("laplace_nll", "density", *_density(laplace_losses, _laplace_divergence)),
-            Likelihood("poisson", "points", _poisson, _mixture_poisson, _poisson_divergence),
+            _points("mse", torch.square),
+            _points("mae", torch.abs),
+            _density("gaussian_nll", gaussian_losses, _gaussian_divergence),
+            _density("laplace_nll", laplace_losses, _laplace_divergence),
+            Likelihood("poisson", "points", _poisson, _of_mean_density(_poisson), _poisson_divergence),
             Likelihood(
                 "binary_cross_entropy", "labels", _binary, _mixture_binary, _binary_divergence, pooled=_mean_answers
             ),
@@ -428,7 +415,7 @@ LIKELIHOODS: Mapping[str, Likelihood] = MappingProxyType(
 
 
 @checked
-def likelihood_of(loss: str | Callable[[Tensor, Tensor], Tensor]) -> Likelihood:
+def likelihood_of(loss: str | Loss) -> Likelihood:
     """Return the likelihood of this name or of a user's own loss, or say which names there are."""
     if callable(loss):
         return _own_loss(loss)

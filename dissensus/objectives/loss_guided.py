@@ -3,32 +3,28 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from math import inf
-from numbers import Integral, Real
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from dissensus._checks import check_logits_shape
-from dissensus._signatures import checked
+from dissensus._signatures import checked, real_number, whole_number
 from dissensus.data.features import CachedFeatures
 from dissensus.data.sources import Array, all_inputs, as_tensor, check_pair
 from dissensus.members import View
-from dissensus.objectives.disagreement import Orientation, PairTerm, divdis, mean_over_pairs, oriented, pair_term
+from dissensus.objectives.disagreement import Orientation, PairTerm, divdis, mean_over_pairs, pair_term
 from dissensus.objectives.likelihoods import (
     LIKELIHOODS,
     Likelihood,
     check_class_weights,
     class_weighted,
     full,
-    likelihood_of,
     smooth_labels,
 )
 from dissensus.objectives.losses import class_labels
-from dissensus.objectives.objective import OutputObjective, Parts, Step
+from dissensus.objectives.objective import Objective, OutputObjective, Parts, Step
 from dissensus.randomness import fold
 from dissensus.types import Labels, MemberLogits, Scores
 
@@ -42,8 +38,8 @@ def loss_guided_weights(logits: MemberLogits, labels: Labels) -> Scores:
     $$\alpha_n = \frac{\ell_n}{\big(\frac1B\sum_b \ell_b\big)^2},\qquad
       \ell_n = -\log \mathrm{softmax}\Big(\frac1M \sum_m f^m(x_n)\Big)_{y_n}$$
 
-    Reading: the mean over the batch is exactly one over the mean loss. So the weights are small while the ensemble
-    knows little, and without bound once it fits its training data; see the guards of `LossGuided`.
+    Reading: their mean is exactly one over the mean loss: small while the ensemble knows little, and without bound once it fits its
+    training data; see the guards of `LossGuided`.
 
     Args:
         logits: Member logits, `(members, batch, classes)`; they are averaged.
@@ -93,11 +89,7 @@ class Seen:
 
 
 class Guard(ABC):
-    """Keeps disagreement from taking over once members fit their training data.
-
-    The mean weight is one over the mean training loss. On ordinary data that loss goes to zero, the weight without bound
-    up, and members are pulled apart on examples that they know.
-    """
+    """Keeps disagreement from taking over once members fit their training data and the mean weight, one over their loss, goes up."""
 
     @property
     def data(self) -> tuple[Tensor, Tensor] | None:
@@ -114,11 +106,10 @@ class Guard(ABC):
 class LossShare(Guard):
     r"""Never weigh an example's disagreement above a share of the pull of its cross-entropy: $\lambda\,\alpha_n \le s\,(1 - p_n)$.
 
-    $p_n = e^{-\ell_n}$ is the ensemble's probability of the true class. The gradient of cross-entropy towards its logit is $1 - p_n$:
-    near the loss $\ell_n$ where that is small, and never above 1 however large the loss is. Where two members are right about an example
-    and equally sure of it, cross-entropy pulls each one's logits together with that force, and disagreement (`"a2d"`) pulls them apart
-    with a force of at most $\lambda\,\alpha_n$ that does not shrink by itself. With $s < 1$ the first stays the larger one, at any
-    strength, number of classes and weighting, and however small the loss gets (for `reduction="mean"` and one orientation).
+    $p_n = e^{-\ell_n}$ is the ensemble's probability of the true class, and $1 - p_n$ the gradient of cross-entropy towards its logit. Two
+    members that are right about an example and equally sure of it are pulled together with that force, and apart (`"a2d"`) with at most
+    $\lambda\,\alpha_n$, which does not shrink by itself. With $s < 1$ the first stays the larger one, at any strength, number of classes
+    and weighting, and however small the loss gets (for `reduction="mean"` and one orientation).
 
     Args:
         share: The share s.
@@ -128,7 +119,7 @@ class LossShare(Guard):
     share: float = 0.25
 
     def __post_init__(self) -> None:
-        _check_positive("share", self.share)
+        real_number("share", self.share, above=True)
 
     def factor(self, seen: Seen) -> Tensor:
         r"""Return $s\,(1 - p_n) / (\lambda\,\alpha_n)$, at most 1, for each example."""
@@ -147,7 +138,7 @@ class WeightCap(Guard):
     largest: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_positive("largest", self.largest)
+        real_number("largest", self.largest, above=True)
 
     def factor(self, seen: Seen) -> Tensor:
         """Return the cap over the mean weight, at most 1."""
@@ -156,23 +147,15 @@ class WeightCap(Guard):
 
 @dataclass(frozen=True)
 class HeldOutGuard(Guard):
-    """A guard that looks at members on held-out examples, kept as tensors.
-
-    Args:
-        x: Held-out inputs: a tensor, an array, or features of `cache_features` for heads that train on such.
-        y: Their class indices; None for those that come with the features.
-    """
+    """A guard that looks at members on held-out examples, kept as tensors; see `HeldOutLoss`."""
 
     x: Array | CachedFeatures = field(repr=False)
     y: Array | None = field(repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "given", self.x)
         inputs, labels = _held_out(self.x, self.y)
-        object.__setattr__(self, "x", inputs)
-        object.__setattr__(self, "y", labels)
-        # Looked up now and kept: a recorded step cannot look at values.
-        assert self.num_classes
+        # The number of classes is looked up now and kept: a recorded step cannot look at values.
+        self.__dict__.update(given=self.x, x=inputs, y=labels, num_classes=int(labels.max()) + 1)
 
     @property
     def data(self) -> tuple[Tensor, Tensor]:
@@ -180,19 +163,14 @@ class HeldOutGuard(Guard):
         assert isinstance(self.x, Tensor) and isinstance(self.y, Tensor)  # noqa: PT018
         return self.x, self.y
 
-    @cached_property
-    def num_classes(self) -> int:
-        """How many classes a network must have for the labels."""
-        return int(self.data[1].max()) + 1
-
     def look(self, seen: Seen) -> tuple[Tensor, Tensor]:
         """Return the members' held-out logits and the labels; ValueError where some labels have no output."""
         assert seen.held_out is not None
         logits, labels = seen.held_out
-        if self.num_classes > logits.shape[-1]:
+        if (wanted := self.__dict__["num_classes"]) > logits.shape[-1]:
             raise ValueError(
                 f"The held-out labels of {type(self).__name__} must lie in 0 to {logits.shape[-1] - 1}, the network's outputs; got "
-                f"{self.num_classes - 1}. Renumber the classes as in the training data."
+                f"{wanted - 1}. Renumber the classes as in the training data."
             )
         return logits, labels
 
@@ -207,7 +185,7 @@ class HeldOutLoss(HeldOutGuard):
 
     Args:
         x: Held-out inputs: a tensor, an array, or features of `cache_features` for heads that train on such.
-        y: Their class indices; may be left out where they come with the features.
+        y: Their class indices; None for those that come with the features.
     """
 
     y: Array | None = field(default=None, repr=False)
@@ -224,12 +202,11 @@ class HeldOutLoss(HeldOutGuard):
 class HeldOutAccuracy(HeldOutGuard):
     """Turn disagreement down as members' held-out accuracy falls, and off where it is `margin` below the reference.
 
-    A controller without memory: each step it looks at the least accurate of the members that train, on a held-out batch as
-    large as the training batch (a forward pass more). So it is as noisy as the accuracy on such a batch, and drawing members is
-    biased, also with `weights_from="all"`.
+    A controller without memory: each step it looks at the least accurate of the members that train, on a held-out batch as large as the
+    training batch, and is as noisy as that. Cost and bias are those of `HeldOutLoss`.
 
     Args:
-        x: Held-out inputs: a tensor, an array, or features of `cache_features` for heads that train on such.
+        x: Held-out inputs, as for `HeldOutLoss`.
         y: Their class indices; None for those that come with the features.
         reference: Accuracy that an independent member has on such data.
         margin: How far below that disagreement is off; it is at full strength at the reference and above.
@@ -240,7 +217,7 @@ class HeldOutAccuracy(HeldOutGuard):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_positive("margin", self.margin)
+        real_number("margin", self.margin, above=True)
         if not 0 < self.reference <= 1:
             raise ValueError(f"`reference` is an accuracy, above 0 and at most 1; got {self.reference}.")
 
@@ -256,11 +233,6 @@ def _at_most_one(above: Tensor, below: Tensor) -> Tensor:
     return torch.where(above < below, above / below, torch.ones_like(above))
 
 
-def _check_positive(name: str, value: float) -> None:
-    if not value > 0:
-        raise ValueError(f"`{name}` must be positive; got {value}.")
-
-
 def _held_out(x: Array | CachedFeatures, y: Array | None) -> tuple[Tensor, Tensor]:
     """Return held-out inputs and class indices as tensors; ValueError where they are none."""
     if y is None and isinstance(x, CachedFeatures):
@@ -272,71 +244,93 @@ def _held_out(x: Array | CachedFeatures, y: Array | None) -> tuple[Tensor, Tenso
     inputs = all_inputs(x, "x") if isinstance(x, CachedFeatures) else as_tensor(x, "x")
     labels = as_tensor(y, "y")
     check_pair(inputs, labels, "held-out")
-    if labels.is_floating_point() or labels.ndim != 1:
+    if labels.is_floating_point() or labels.ndim != 1 or int(labels.min()) < 0:
         raise ValueError(
-            "A guard's held-out labels must be one class index, a whole number, for each input; got "
-            f"{labels.dtype} shaped {tuple(labels.shape)}. Pass class indices shaped ({len(inputs)},)."
+            "A guard's held-out labels must be one class index, a whole number from 0 on, for each input; got "
+            f"{labels.dtype} shaped {tuple(labels.shape)}, the least {labels.min():g}. Renumber the classes or drop such rows."
         )
-    labels = labels.long()
-    if int(labels.min()) < 0:
-        raise ValueError(
-            f"A guard's held-out labels must be class indices from 0 on; got {int(labels.min())}. Renumber the classes or drop such rows."
-        )
-    return inputs, labels
+    return inputs, labels.long()
 
 
 GUARDS: Mapping[str, Guard | None] = MappingProxyType({"share": LossShare(), "cap": WeightCap(), "none": None})
 """Guards that need no data, by the name that `LossGuided(guard=...)` takes; `"none"` is the published form."""
 
 
-def guard_of(guard: "Guard | str | None") -> Guard | None:
-    """Return the guard of this name, or the guard itself."""
-    if guard is None or isinstance(guard, Guard):
-        return guard
-    if guard not in GUARDS:
-        raise ValueError(
-            f"`guard` must be one of {', '.join(GUARDS)}, a guard such as LossShare(0.25), or None; got {guard!r}."
-        )
-    return GUARDS[guard]
-
-
 # Up to so many members are drawn one by one, in arithmetic that compiles into the step around it; more by sorting.
 _ONE_BY_ONE = 4
 
 
-def draw_members(step: Step, count: int | None, num_members: int) -> Tensor | None:
-    """Draw distinct members for a step, in order of their numbers; None where all take part."""
-    if count is None or count >= num_members:
-        return None
-    noise = step.noise(shared=True)
-    # In order, so that which of two members is the first does not depend on the draw.
-    if count > _ONE_BY_ONE:
-        return noise.uniform(num_members).topk(count).indices.sort().values
-    chosen: list[Tensor] = []
-    for number in range(count):
-        draw = ((fold(noise.keys, number) >> 33) & 0x7FFFFFFF).remainder(num_members - number)
-        # It counts the members that are left: pass by those already drawn, lowest first, then take its place among them.
-        for drawn in chosen:
-            draw = draw + (draw >= drawn)
-        for place, drawn in enumerate(chosen):
-            chosen[place], draw = torch.minimum(drawn, draw), torch.maximum(drawn, draw)
-        chosen.append(draw)
-    return torch.stack(chosen)
+class DrawsMembers(Objective):
+    """What `LossGuided` and `Disagree` share: members are drawn for a step, fit class labels, and are compared in pairs."""
 
+    strength: float | Callable[[Tensor], Tensor | float]
+    active: int | None
+    regulariser: str | PairTerm
+    orientation: Orientation
+    label_smoothing: float
+    class_weights: tuple[float, ...] | None
 
-def drawn_scale(step: Step, outputs: Tensor, members: View | None = None) -> float:
-    """Return by what a sum over drawn members is multiplied to estimate that over all: M/A.
+    def __post_init__(self) -> None:
+        check_class_weights(self.class_weights, self.likelihood)
+        if not callable(self.strength):
+            real_number("strength", self.strength)
+        whole_number("active", 2 if self.active is None else self.active, 2, tail=", or None for all members")
+        real_number("label_smoothing", self.label_smoothing, below=1.0)
+        if self.regulariser != "divdis":
+            pair_term(self.regulariser)
 
-    Members that share their parameters train on the mean over those drawn: 1.
-    """
-    if members is not None and members.members.loss_over_members == "mean":
-        return 1.0
-    return len(step.member_keys) / len(outputs)
+    @property
+    def likelihood(self) -> Likelihood:
+        """Outputs are logits."""
+        return LIKELIHOODS["cross_entropy"]
+
+    def pick(self, step: Step, num_members: int) -> Tensor | None:
+        """Draw distinct members for a step, in order of their numbers; None where all take part."""
+        count = self.active
+        if count is None or count >= num_members:
+            return None
+        noise = step.noise(shared=True)
+        # In order, so that which of two members is the first does not depend on the draw.
+        if count > _ONE_BY_ONE:
+            return noise.uniform(num_members).topk(count).indices.sort().values
+        chosen: list[Tensor] = []
+        for number in range(count):
+            draw = ((fold(noise.keys, number) >> 33) & 0x7FFFFFFF).remainder(num_members - number)
+            # It counts the members that are left: pass by those already drawn, lowest first, then take its place among them.
+            for drawn in chosen:
+                draw = draw + (draw >= drawn)
+            for place, drawn in enumerate(chosen):
+                chosen[place], draw = torch.minimum(drawn, draw), torch.maximum(drawn, draw)
+            chosen.append(draw)
+        return torch.stack(chosen)
+
+    def scale(self, step: Step, outputs: Tensor, members: View | None) -> float:
+        """Return by what a sum over drawn members is multiplied to estimate that over all: M/A.
+
+        Members that share their parameters train on the mean over those drawn: 1.
+        """
+        shared = members is not None and members.members.loss_over_members == "mean"
+        return 1.0 if shared else len(step.member_keys) / len(outputs)
+
+    def member_losses(self, outputs: Tensor, y: Tensor, step: Step) -> Tensor:
+        """Return each drawn member's mean cross-entropy on labelled examples, `(members,)`."""
+        targets = smooth_labels(y, outputs.shape[-1], self.label_smoothing)
+        shares = class_weighted(self.class_weights, outputs, y, step.weights)
+        return step.mean(self.likelihood.per_example(outputs, targets), shares)
+
+    def mean_over_pairs(self, logits: Tensor) -> Tensor:
+        """Return the pair term of each example, `(batch,)`, the mean over pairs of drawn members."""
+        return mean_over_pairs(logits.log_softmax(-1), pair_term(self.regulariser, self.orientation))
+
+    def check_enough(self, outputs: Tensor) -> None:
+        """Refuse a single member."""
+        if len(outputs) < 2:
+            raise ValueError(f"{type(self).__name__} compares members, and this ensemble has one. Give it two or more.")
 
 
 @checked
 @dataclass(frozen=True)
-class LossGuided(OutputObjective):
+class LossGuided(DrawsMembers, OutputObjective):
     r"""Train members to fit the data and to disagree on those examples that the ensemble gets wrong.
 
     $$M\left[\frac1A \sum_{m \in I} \mathrm{CE}_m + \frac{\lambda}{B}\sum_n \alpha_n \frac{1}{|P|} \sum_{(m, l) \in P}
@@ -344,16 +338,13 @@ class LossGuided(OutputObjective):
 
     with I the A of M members drawn for the step, P their pairs, G a pair term and $\alpha_n$ the weights of `loss_guided_weights`,
     which carry no gradient. Only the drawn members are run, and of members that own their parameters only they are changed, so a step
-    costs the same for any number of members.
+    costs the same for any number of members. Members that share parameters (Masksembles, MC dropout, BatchEnsemble) train on the mean
+    over those drawn.
 
     The factor M makes the draw an estimate of the step with `active=M`, in which each member's gradient has the scale of that member
-    trained alone: with `weights_from="all"`, `reduction="mean"` and a fixed orientation, the gradient averaged over all draws is
-    exactly the one of all members at once (but not with a guard that looks at held-out data: its factor depends on who was drawn). With
-    `weights_from="active"` it is biased, for an example's weight then depends on who was drawn: the average of few members errs more
-    than that of all. A drawn member's gradient is so M/A times that of the member alone, in A/M of the steps. Adam and AdamW do not
-    notice the scale; for SGD with few of many members divide the learning rate by M/A, and train for more epochs.
-
-    Members that share parameters (Masksembles, MC dropout, BatchEnsemble) train on the mean over those drawn.
+    trained alone. With `weights_from="all"`, `reduction="mean"` and a fixed orientation it is unbiased (but not with a guard that looks at
+    held-out data); with `weights_from="active"` an example's weight depends on who was drawn. A drawn member's gradient is so M/A times
+    that of the member alone, in A/M of the steps: for SGD with few of many members divide the learning rate by M/A, and train longer.
 
     Look at each member's own accuracy: at large strength members become useless while the ensemble still looks fine.
 
@@ -398,44 +389,29 @@ class LossGuided(OutputObjective):
     class_weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        check_class_weights(self.class_weights, self.likelihood)
-        if not callable(self.strength):
-            check_strength(self.strength)
-        check_active(self.active)
-        _check_choice("weights_from", self.weights_from, ("active", "all"))
-        _check_choice("reduction", self.reduction, ("mean", "document"))
-        _check_choice("weighting", self.weighting, get_args(Weighting))
-        if not 0.0 <= self.label_smoothing < 1.0:
-            raise ValueError(f"`label_smoothing` must be in [0, 1); got {self.label_smoothing}.")
-        if self.regulariser != "divdis":
-            oriented(pair_term(self.regulariser), self.orientation)
-        guard_of(self.guard)
+        super().__post_init__()
+        if isinstance(self.guard, str) and self.guard not in GUARDS:
+            raise ValueError(
+                f"`guard` must be one of {', '.join(GUARDS)}, a guard such as LossShare(0.25), or None; got {self.guard!r}."
+            )
 
     @property
-    def likelihood(self) -> Likelihood:
-        """Outputs are logits."""
-        return likelihood_of("cross_entropy")
+    def _guard(self) -> Guard | None:
+        return GUARDS[self.guard] if isinstance(self.guard, str) else self.guard
 
     @property
     def outputs_only(self) -> bool:
         """Whether outputs on the batch are enough; a guard may want to see held-out examples too."""
-        guard = guard_of(self.guard)
-        return guard is None or guard.data is None
+        return self._guard is None or self._guard.data is None
 
     def stream_data(self) -> Mapping[str, Tensor]:
         """Return the guard's held-out data."""
-        guard = guard_of(self.guard)
-        if guard is None or guard.data is None:
-            return {}
-        return dict(zip(("held_out.x", "held_out.y"), guard.data, strict=True))
+        data = None if self._guard is None else self._guard.data
+        return {} if data is None else {"held_out.x": data[0], "held_out.y": data[1]}
 
     def side_data(self) -> Mapping[str, object]:
         """Return the guard's held-out data."""
-        return {"held-out": getattr(guard_of(self.guard), "given", None)}
-
-    def pick(self, step: Step, num_members: int) -> Tensor | None:
-        """Draw the members of this step."""
-        return draw_members(step, self.active, num_members)
+        return {"held-out": getattr(self._guard, "given", None)}
 
     def __call__(self, members: View, x: Any, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Run the drawn members, and what else the weights depend on."""
@@ -453,28 +429,20 @@ class LossGuided(OutputObjective):
                 inputs = step.inputs("held_out.x", x)
                 assert inputs is not None
                 held_out = members(inputs), step.streams["held_out.y"]
-        return self._judge(outputs, y, step, total / count, held_out, drawn_scale(step, outputs, members))
+        return self._judge(outputs, y, step, total / count, held_out, self.scale(step, outputs, members))
 
     def on_outputs(self, outputs: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Return the loss of outputs of members that own their parameters, where nothing else needs to be run."""
-        return self._on_outputs(outputs, y, step, drawn_scale(step, outputs))
+        return self.on_outputs_of(None, outputs, y, step)
 
-    def on_outputs_of(self, members: View, outputs: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
+    def on_outputs_of(self, members: View | None, outputs: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Return the loss of these members' outputs, where nothing else needs to be run."""
-        return self._on_outputs(outputs, y, step, drawn_scale(step, outputs, members))
-
-    def _on_outputs(self, outputs: Tensor, y: Tensor, step: Step, scale: float) -> tuple[Tensor, Parts]:
-        if not self.outputs_only:
+        if not self.outputs_only or (self.weights_from == "all" and len(outputs) < len(step.member_keys)):
             raise ValueError(
-                "A guard with held-out data runs members on that data, which nothing around LossGuided provides for. "
-                "Use LossGuided by itself, or a guard such as 'share'."
+                "A guard with held-out data, or weights_from='all', runs members on more than the batch, which nothing around LossGuided "
+                "provides for. Use LossGuided by itself, or weights_from='active' and a guard such as 'share'."
             )
-        if self.weights_from == "all" and len(outputs) < len(step.member_keys):
-            raise ValueError(
-                "weights_from='all' runs the members that were not drawn, which nothing around LossGuided provides for. "
-                "Use LossGuided by itself, or weights_from='active'."
-            )
-        return self._judge(outputs, y, step, outputs.detach().mean(0), None, scale)
+        return self._judge(outputs, y, step, outputs.detach().mean(0), None, self.scale(step, outputs, members))
 
     def _judge(
         self,
@@ -485,17 +453,15 @@ class LossGuided(OutputObjective):
         held_out: tuple[Tensor, Tensor] | None,
         scale: float,
     ) -> tuple[Tensor, Parts]:
-        check_enough(self, outputs)
+        self.check_enough(outputs)
         outputs = full(outputs)
-        targets = smooth_labels(y, outputs.shape[-1], self.label_smoothing)
-        shares = class_weighted(self.class_weights, outputs, y, step.weights)
-        losses = step.mean(self.likelihood.per_example(outputs, targets), shares)
+        losses = self.member_losses(outputs, y, step)
         strength = self._strength(step, losses)
         with torch.no_grad():
             hardness = ensemble_losses(mean_logits, y)
             weights = weights_from_losses(hardness, self.weighting)
-            if (guard := guard_of(self.guard)) is not None:
-                weights = weights * guard.factor(Seen(weights, hardness, strength, held_out))
+            if self._guard is not None:
+                weights = weights * self._guard.factor(Seen(weights, hardness, strength, held_out))
         weighted, value = self._regulariser(outputs, weights)
         loss = losses.mean() + strength * weighted
         parts = {"loss": losses.detach(), "pair_term": value.detach(), "weight": weights.mean()}
@@ -505,8 +471,7 @@ class LossGuided(OutputObjective):
         strength = self.strength(step.progress) if callable(self.strength) else self.strength
         if isinstance(strength, Tensor) and strength.numel() == 1:
             return strength.reshape(()).to(like)
-        check_strength(strength)
-        return torch.full((), float(strength), dtype=like.dtype, device=like.device)
+        return torch.full((), real_number("strength", strength), dtype=like.dtype, device=like.device)
 
     def _regulariser(self, logits: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Return the weighted term, and the unweighted one for the log."""
@@ -514,8 +479,7 @@ class LossGuided(OutputObjective):
         if self.regulariser == "divdis":
             value = divdis(logits.softmax(-1), weights=weights)
             return half * weights.mean() * value, value
-        term = oriented(pair_term(self.regulariser), self.orientation)
-        values = mean_over_pairs(logits.log_softmax(-1), term)
+        values = self.mean_over_pairs(logits)
         return half * (weights * values).mean(), values.mean()
 
 
@@ -523,30 +487,3 @@ def _others(rows: Tensor, num_members: int) -> Tensor:
     """Return the members that are not among the rows; their number is known beforehand."""
     drawn = torch.zeros(num_members, dtype=torch.int64, device=rows.device).index_fill(0, rows, 1)
     return drawn.argsort(stable=True)[: num_members - len(rows)]
-
-
-def check_strength(strength: object) -> None:
-    """Refuse what is no strength of disagreement."""
-    if not isinstance(strength, Real) or not 0 <= float(strength) < inf:
-        raise ValueError(
-            f"`strength` must be a finite number that is not negative; got {strength!r:.60}. Choose one, such as 0.5."
-        )
-
-
-def check_active(active: int | None) -> None:
-    """Refuse to compare fewer than two members."""
-    if active is not None and (not isinstance(active, Integral) or active < 2):
-        raise ValueError(f"`active` must be a whole number from 2 on, or None for all members; got {active!r}.")
-
-
-def check_enough(objective: object, outputs: Tensor) -> None:
-    """Refuse a single member."""
-    if len(outputs) < 2:
-        raise ValueError(
-            f"{type(objective).__name__} compares members, and this ensemble has one. Give it two or more."
-        )
-
-
-def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"`{name}` must be {' or '.join(map(repr, allowed))}; got {value!r}.")

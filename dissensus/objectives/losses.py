@@ -52,29 +52,15 @@ def errors(
 
     $$\ell_{jb} = L(f_j(x_b), y_b), \qquad \mathrm{ERR}_b = L(\bar f(x_b), y_b)$$
 
-    The work horse behind `decompose` and `joint_loss`: it looks at shapes but never at values, so it runs
-    under `vmap`, `torch.compile` and CUDA graphs. Half precision is computed in float32.
-
-    Args:
-        outputs: Member outputs, `(members, batch, ...)`; see `decompose` for what each loss reads.
-        targets: Targets; see `decompose`.
-        loss: A name of `LOSSES`, or a callable `loss(outputs, targets)` from `(batch, ...)` to `(batch,)`.
-        average: "probs" or "scores"; read by cross_entropy, brier, sigmoid and poisson only.
-        weights: Non-negative `(members,)`, or `(members, batch)` where members differ from example to
-            example, summing to one over members; `None` is uniform. Not checked here.
-        label_smoothing: Share of the target spread evenly over the classes (cross_entropy and brier).
-        others: The ensemble's other members, where some run elsewhere; `weights` then sum to one with theirs.
-
-    Returns:
-        Two tensors, `(members, batch)` and `(batch,)`. Lower is better.
+    What `decompose` and `joint_loss` have their numbers from: it looks at shapes but never at values, so it runs under `vmap`,
+    `torch.compile` and CUDA graphs. Half precision is computed in float32. Arguments are those of `decompose`, but `weights` are not
+    checked here and may also be `(members, batch)`; `others` are the ensemble's other members, where some run elsewhere, and `weights` then
+    sum to one with theirs. Returns `(members, batch)` and `(batch,)`.
 
     Example:
         >>> members, ensemble = errors(torch.tensor([[3.0], [-1.0]]), torch.tensor([1.0]), loss="mse")
         >>> members.tolist(), ensemble.tolist()
         ([[4.0], [4.0]], [0.0])
-
-    References:
-        Jeffares et al., 2023, definition 4.1, <https://arxiv.org/abs/2301.11323>.
     """
     check_arguments(outputs, loss, average, label_smoothing)
     # A difference of two losses has no correct digit in bfloat16.
@@ -126,9 +112,9 @@ def event_sum(values: Tensor, mass: Tensor | None, leading: int = 2) -> Tensor:
     return output_sum(values if mass is None else mass * values, leading)
 
 
-def check_host_weights(weights: Tensor, num_members: int) -> None:
+def check_host_weights(weights: Tensor | None, num_members: int) -> None:
     """Check the values of weights where a look at them is free; `errors` checks the shape everywhere."""
-    if weights.device.type == "cpu" and not torch.compiler.is_compiling():
+    if weights is not None and weights.device.type == "cpu" and not torch.compiler.is_compiling():
         check_weights(weights, num_members)
 
 
@@ -218,7 +204,7 @@ def check_arguments(outputs: Tensor, loss: Loss, average: str, label_smoothing: 
         raise ValueError(f"`loss` must be a callable or one of {', '.join(LOSSES)}; got {loss!r}. Pick one of these.")
     if average not in ("probs", "scores"):
         raise ValueError(f'`average` must be "probs" or "scores"; got {average!r}. Pick one of these.')
-    wanted = LOSSES.get(loss, "(members, batch, ...)") if isinstance(loss, str) else "(members, batch, ...)"
+    wanted = LOSSES[loss] if isinstance(loss, str) else "(members, batch, ...)"
     if outputs.ndim != 3 if "classes" in wanted else outputs.ndim < 2:
         raise ValueError(
             f"`outputs` must be shaped {wanted}; got shape {tuple(outputs.shape)}. "

@@ -3,6 +3,8 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from operator import attrgetter
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -34,11 +36,11 @@ class Step:
     Attributes:
         index: Number of the step in the run, from 0; a tensor, so that a compiled step does not depend on its value.
         total: Steps in the whole run.
-        own: Whether `x` and `y` have a leading member axis (each member sees a batch of its own).
+        own: Whether `x`, `y`, `streams` and `weights` have a leading member axis (each member sees a batch of its own).
         member_keys: Keys of the members' noise, a hash of (seed, member), `(members,)`.
         shared_key: Key of the noise that all share.
-        streams: Batches of further data by name (`"unlabelled"`, ...), with a member axis if `own`.
-        weights: Weights of the batch's examples, shaped as its length (with a member axis if `own`); None where all count the same.
+        streams: Batches of further data by name (`"unlabelled"`, ...).
+        weights: Weights of the batch's examples; None where all count the same.
         others: Members that other processes run, for objectives that say they need no more than means over them.
     """
 
@@ -78,10 +80,9 @@ class Step:
         return batch.to(like.dtype)
 
     def noise(self, *, shared: bool = False, rows: Tensor | None = None) -> Noise:
-        """Return noise of this step that no earlier call returned.
+        """Return noise of this step that no earlier call returned: `step.noise().normal(3)` is `(members, 3)`, or of some `rows` of them.
 
-        `step.noise().normal(3)` is `(members, 3)` and depends on (seed, member, step); shared noise gives `(3,)` and depends
-        on (seed, step). `rows` gives the noise of some members only.
+        It depends on (seed, member, step); `shared` noise, `(3,)`, on (seed, step).
         """
         self._draws += 1
         keys = self.shared_key if shared else self.member_keys if rows is None else self.member_keys[rows]
@@ -180,25 +181,10 @@ class Wrapper(Objective):
 
     inner: Objective
 
-    @property
-    def likelihood(self) -> Likelihood:
-        """That of the inner objective."""
-        return self.inner.likelihood
-
-    @property
-    def batches(self) -> Batches:  # type: ignore[override]
-        """Those of the inner objective."""
-        return self.inner.batches
-
-    @property
-    def streams(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Those of the inner objective."""
-        return self.inner.streams
-
-    @property
-    def couples(self) -> bool:  # type: ignore[override]
-        """As the inner objective."""
-        return self.inner.couples
+    likelihood = property(attrgetter("inner.likelihood"))
+    batches = property(attrgetter("inner.batches"))
+    streams = property(attrgetter("inner.streams"))
+    couples = property(attrgetter("inner.couples"))
 
     def prepare(self, x: Any) -> Objective:
         """Prepare the inner objective."""
@@ -226,13 +212,12 @@ class Independent(OutputObjective):
     $$\sum_m \frac1B \sum_b \ell(f_m(x_{mb}), y_{mb})$$
 
     Args:
-        loss: `"cross_entropy"`, `"brier"` (outputs are logits), `"mse"`, `"mae"`, `"gaussian_nll"` or `"laplace_nll"`
-            (the last two want a head that gives mean and rho on its last axis), `"poisson"` (log-rates), `"pinball"` (quantiles,
-            see `Pinball`), `"binary_cross_entropy"` (several labels, yes or no each); or your own, a function of (output, target)
-            that returns one value for each example, `(batch,)`. Losses of several targets are summed.
+        loss: `"cross_entropy"`, `"brier"` (outputs are logits), `"mse"`, `"mae"`, `"gaussian_nll"` or `"laplace_nll"` (a head that gives
+            mean and rho on its last axis), `"poisson"` (log-rates), `"pinball"` (quantiles, see `Pinball`), `"binary_cross_entropy"`
+            (several labels, yes or no each); or your own, a function of (output, target) that returns one value for each example,
+            `(batch,)`. Losses of several targets are summed.
         label_smoothing: Share of each target given to the uniform distribution (classification).
-        over_classes: Divide by the number of classes, as a mean over batch *and* classes does. This only rescales the loss
-            against other terms; it is here to reproduce experiments that did so.
+        over_classes: Divide by the number of classes, as a mean over batch *and* classes does; it only rescales the loss.
         class_weights: Weight of each class, as in torch's `cross_entropy`: examples count by that of their label.
         class_axis: Where classes are in outputs with positions, such as 2 of `(members, batch, classes, height, width)`; by default
             the axis whose removal leaves the targets' shape.
@@ -255,20 +240,17 @@ class Independent(OutputObjective):
     needs = "nothing"
 
     def __post_init__(self) -> None:
-        likelihood = likelihood_of(self.loss)
+        likelihood = self.likelihood  # kept from now on: a compiled step cannot make it
         real_number("label_smoothing", self.label_smoothing, below=1.0)
         check_class_weights(self.class_weights, likelihood)
-        meant = replace(likelihood, class_axis=self.class_axis, ignore_index=self.ignore_index)
-        self.__dict__["_likelihood"] = meant
         smoothed = likelihood.kind not in ("classes", "labels") and self.label_smoothing
         if smoothed or (likelihood.kind != "classes" and self.over_classes):
             raise ValueError(f"`label_smoothing` and `over_classes` are for class labels; the loss is {self.loss!r}.")
 
-    @property
+    @cached_property
     def likelihood(self) -> Likelihood:
         """What outputs mean."""
-        meant: Likelihood = self.__dict__["_likelihood"]
-        return meant
+        return replace(likelihood_of(self.loss), class_axis=self.class_axis, ignore_index=self.ignore_index)
 
     def on_outputs(self, outputs: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Return the sum of the members' mean losses, and each one's."""

@@ -17,14 +17,11 @@ from dissensus.architectures import ARCHITECTURES
 from dissensus.data import augment
 from dissensus.data.images import describe_shape
 from dissensus.members.kinds import KINDS as KINDS
-from dissensus.objectives import Independent, Objective, table
+from dissensus.objectives import OBJECTIVES as OBJECTIVES
+from dissensus.objectives import Independent, Objective
 from dissensus.recipes.settings import checked, choose, parameters
 from dissensus.training import schedules
 from dissensus.training.optimizers import RULES
-
-OBJECTIVES: Mapping[str, Callable[..., Objective]] = MappingProxyType(
-    {name: entry.make for name, entry in table.OBJECTIVES.items()}
-)
 
 SCHEDULES: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
