@@ -54,7 +54,10 @@ def form_of(train_step: TrainStep, state: TrainState, concurrent: int | None) ->
     faster = on_streams or members.faster_apart
     if (faster or concurrent is not None) and why_not_by_member(train_step, state) is None:
         return "by member"
-    return "in parts" if faster and _can_be_in_parts(train_step, state) else "whole"
+    objective = train_step.objective
+    on_outputs = isinstance(objective, OutputObjective) and objective.outputs_only
+    in_parts = on_outputs and train_step.settings.accumulate == 1 and train_step.why_not_single is None
+    return "in parts" if faster and in_parts else "whole"
 
 
 def why_not_by_member(train_step: TrainStep, state: TrainState) -> str | None:
@@ -63,20 +66,7 @@ def why_not_by_member(train_step: TrainStep, state: TrainState) -> str | None:
         return "the objective couples members"
     if any(logged.ndim == 0 for logged in state.sums.values()):
         return "the objective logs values of the whole ensemble"
-    return _why_not_one_program_each(train_step, state)
-
-
-def _can_be_in_parts(train_step: TrainStep, state: TrainState) -> bool:
-    objective = train_step.objective
-    on_outputs = isinstance(objective, OutputObjective) and objective.outputs_only
-    return on_outputs and train_step.settings.accumulate == 1 and _why_not_one_program_each(train_step, state) is None
-
-
-def _why_not_one_program_each(train_step: TrainStep, state: TrainState) -> str | None:
-    """Say why one member's program on every member's tensors is not the ensemble; None if it is."""
-    if (reason := train_step.members.why_not_single()) is not None:
-        return reason
-    return "the objective picks members" if train_step.picks(state) else None
+    return train_step.why_not_single
 
 
 def single_member_step(train_step: TrainStep) -> TrainStep:

@@ -276,7 +276,7 @@ class Trainer:
         self.step = kind(members, self.objective, blocks, optimizer, self.feed, self.total_steps, settings)
         self.state = self.step.initial_state(factors, self.streams)
         if settings.mesh is not None:
-            check_mesh(settings.mesh, members, self.objective, self.step.picks(self.state))
+            check_mesh(settings.mesh, members, self.objective, self.step.picks)
         self.engine: Recorded | None = None
         self.chosen = False
 
