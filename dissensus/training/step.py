@@ -60,8 +60,10 @@ class TrainStep:
     total_steps: int
     settings: "Settings"
 
-    # Whether `judge` takes the outputs of all members, and whether gradients are of a part of the batch; see `MeshStep`.
+    # Whether `judge` takes the outputs of all members, whether it asks other processes, and whether gradients are of a part of the
+    # batch; see `MeshStep`.
     compares: bool = field(default=True, init=False)
+    asks_others: bool = field(default=False, init=False)
     batch_is_cut: bool = field(default=False, init=False)
 
     @cached_property

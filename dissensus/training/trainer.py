@@ -22,7 +22,7 @@ from dissensus.members import Members
 from dissensus.objectives import Objective
 from dissensus.randomness import derive, seeded
 from dissensus.training.checkpoints import CheckpointError, CheckpointFolder, architecture, check_same_run, fingerprint
-from dissensus.training.engines import EngineName, Recorded, check_engine, choose_engine
+from dissensus.training.engines import EngineName, Recorded, choose_engine
 from dissensus.training.feeds import Feed
 from dissensus.training.history import History, Progress, mean_of
 from dissensus.training.mesh import Mesh, MeshStep, check_mesh, training_on
@@ -265,8 +265,11 @@ class Trainer:
                 settings.optimizer, blocks, members.num_trained, lr, decay, settings.optimizer_options
             )
             factors = factor_table(settings.schedule, settings.epochs, self.feed.steps_per_epoch)
-            if settings.engine not in ("auto", "eager") or settings.concurrent_members is not None:
-                check_engine(settings.engine, optimizer.traceable)
+            recorded = settings.engine not in ("auto", "eager") or settings.concurrent_members is not None
+            if recorded and not optimizer.traceable:
+                raise ValueError(
+                    f"engine={settings.engine!r} needs sgd, adam or adamw; other optimizers run with engine='eager'."
+                )
             if settings.per_member and isinstance(optimizer, SeparateOptimizers):
                 raise ValueError("per_member=True needs sgd, adam or adamw, whose members have rates of their own.")
         except Exception:

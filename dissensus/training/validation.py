@@ -157,17 +157,14 @@ def validate(
             outputs, y, weights = likelihood.rows(members(x), y, weights)
             total += outputs.shape[1] if weights is None else float(weights.sum())
             for name, values in _measured(likelihood, outputs, y, collusion).items():
-                sums[name] = sums.get(name, torch.zeros(())) + _sum(values, weights).double().cpu()
+                weighted = values if weights is None else weights * values
+                sums[name] = sums.get(name, torch.zeros(())) + weighted.sum(-1).double().cpu()
     means = {name: value / total for name, value in sums.items()}
     return (
         # Where several members are one trained network's, its value is their mean.
         {name: v.reshape(members.num_trained, -1).mean(1).tolist() for name, v in means.items() if v.ndim},
         {name: float(value) for name, value in means.items() if not value.ndim},
     )
-
-
-def _sum(values: Tensor, weights: Tensor | None) -> Tensor:
-    return (values if weights is None else weights * values).sum(-1)
 
 
 def _measured(
@@ -199,14 +196,10 @@ class Watch:
     best_step: int | None = None
     stale: int = 0
 
-    @property
-    def larger_is_better(self) -> bool:
-        """Accuracies should rise, losses fall."""
-        return self.name.endswith("accuracy")
-
     def see(self, value: float, step: int) -> bool:
         """Take a new value; return whether it is the best so far."""
-        better = self.best is None or (value > self.best if self.larger_is_better else value < self.best)
+        rises = self.name.endswith("accuracy")  # losses fall
+        better = self.best is None or (value > self.best if rises else value < self.best)
         if better:
             self.best, self.best_step, self.stale = value, step, 0
         else:
