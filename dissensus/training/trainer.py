@@ -299,18 +299,15 @@ class Trainer:
                 self.members.after_epoch(result.epoch, epochs)
                 if self.settings.check_every == "epoch":
                     self._check(progress)
-            self._end_epoch(progress, last=result.stopped_early or result.epoch == epochs)
-
-    def _end_epoch(self, progress: Progress, last: bool) -> None:
-        """After the last epoch have a last check and the averages; write a checkpoint where one is due."""
-        if last and self.checked_step < self.result.step:
-            self._check(progress)
-        if last:
-            self._swap_averages()
-        if self.folder is not None and (last or self.result.epoch % self.settings.checkpoint_every == 0):
-            self._share()
-            self._handle_divergence()
-            self._save("last", final=last)
+            last = result.stopped_early or result.epoch == epochs
+            if last and self.checked_step < result.step:
+                self._check(progress)
+            if last:
+                self._swap_averages()
+            if self.folder is not None and (last or result.epoch % self.settings.checkpoint_every == 0):
+                self._share()
+                self._handle_divergence()
+                self._save("last", final=last)
 
     def _go_through_data(self, progress: Progress) -> None:
         """Take the steps of one epoch that are left, until patience runs out."""

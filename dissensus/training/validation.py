@@ -14,7 +14,7 @@ from dissensus.data.trees import Batch, join_rows
 from dissensus.members import Members
 from dissensus.members.members import evaluation_mode
 from dissensus.objectives import Likelihood, Objective, mean_and_scale
-from dissensus.objectives.collusion import Measures, measure
+from dissensus.objectives.collusion import measure
 from dissensus.objectives.likelihoods import as_columns
 from dissensus.objectives.losses import errors, weighted_mean
 from dissensus.randomness import seeded
@@ -79,7 +79,9 @@ class CollusionWatch:
 
     def check(self, members: Members, history: Iterable[Row]) -> tuple[dict[str, float], str]:
         """Return what the history keeps of a look at the sample, and a warning the first time that members collude."""
-        measures = self.look(members)
+        with evaluation_mode(members):
+            outputs = members(self.x)
+        measures = measure(self._judged(outputs), self.y, self.loss, self.average, self.weights)
         signs = measures.signs(trained_on=True)
         found = {
             "train_member_error": measures.member_error,
@@ -93,12 +95,6 @@ class CollusionWatch:
             f"members collude on the training data ({', '.join(signs)}): their mean error is {measures.member_error:.3g}, "
             f"the ensemble's {measures.ensemble_error:.3g}. `ds.diagnose` tells more."
         )
-
-    def look(self, members: Members) -> Measures:
-        """Return what the sample says of the members as they are."""
-        with evaluation_mode(members):
-            outputs = members(self.x)
-        return measure(self._judged(outputs), self.y, self.loss, self.average, self.weights)
 
     def _judged(self, outputs: Tensor) -> Tensor:
         return mean_and_scale(outputs)[0] if self.density else outputs
