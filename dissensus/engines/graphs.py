@@ -5,7 +5,7 @@ Evaluation passes become one graph for each shape; on a CPU, and where a functio
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any, Generic, Literal, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -174,7 +174,9 @@ class _Graph(Generic[Result]):
 
     def __init__(self, function: Callable[..., Result], tensors: tuple[Tensor | None, ...]) -> None:
         self.inputs = [None if t is None else torch.empty_like(t).copy_(t) for t in tensors]
-        with _without_weight_cache():
+        # Weights that autocast cast during a capture live in the graph's memory; no later pass may find them.
+        on, kind = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+        with torch.autocast("cuda", kind, cache_enabled=False) if on else nullcontext():
             self.graph, self.result = capture(lambda: function(*self.inputs))
 
     def replay(self, tensors: tuple[Tensor | None, ...]) -> Result:
@@ -183,13 +185,6 @@ class _Graph(Generic[Result]):
                 own.copy_(given, non_blocking=True)
         self.graph.replay()
         return self.result
-
-
-def _without_weight_cache() -> AbstractContextManager[Any]:
-    # Weights that autocast cast during a capture live in the graph's memory; no later pass may find them.
-    if not torch.is_autocast_enabled("cuda"):
-        return nullcontext()
-    return torch.autocast("cuda", torch.get_autocast_dtype("cuda"), cache_enabled=False)
 
 
 class _Watch(TorchDispatchMode):

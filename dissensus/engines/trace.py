@@ -76,7 +76,10 @@ def trace(
             raise NotTraceableError(_in_words(failure)) from failure
         finally:
             kept.put_back()
-        rewrite(program.graph)
+        # It computes the same, cheaper.
+        _simplify(program.graph)
+        _turn_products(program.graph)
+        _hand_over_parts(program.graph)
         program.recompile()
     return program
 
@@ -122,19 +125,14 @@ def _check(program: torch.fx.GraphModule, kept: Attributes, drew_nothing: bool) 
     replaced = {tensor.untyped_storage().data_ptr() for tensor in kept.replaced() if _is_real(tensor)}
     for node in program.graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload):
-            _check_operation(node, node.target)
+            if draws(node.target, node.args, node.kwargs):
+                raise NotTraceableError(f"it draws random numbers outside dropout layers ({node.target})")
+            if any(source.op == "get_attr" for source in _written(node)):
+                raise NotTraceableError("it changes a tensor that is neither parameter nor buffer")
         elif node.op == "get_attr":
             constant = getattr(program, str(node.target))
             if _is_real(constant) and constant.untyped_storage().data_ptr() in replaced:
                 raise NotTraceableError("it reads a tensor that it kept from the step before")
-
-
-def _check_operation(node: Node, operation: Any) -> None:
-    """Refuse an operation that draws numbers, or changes what is no argument of the program."""
-    if draws(operation, node.args, node.kwargs):
-        raise NotTraceableError(f"it draws random numbers outside dropout layers ({operation})")
-    if any(source.op == "get_attr" for source in _written(node)):
-        raise NotTraceableError("it changes a tensor that is neither parameter nor buffer")
 
 
 def _is_real(value: object) -> bool:
@@ -201,13 +199,6 @@ def compile_program(program: torch.fx.GraphModule, combine: bool = False) -> Pro
 
 aten = torch.ops.aten
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
-
-
-def rewrite(graph: Graph) -> None:
-    """Make a program cheaper, in place; it computes the same."""
-    _simplify(graph)
-    _turn_products(graph)
-    _hand_over_parts(graph)
 
 
 def _simplify(graph: Graph) -> None:

@@ -184,7 +184,7 @@ class DeepEnsemble(Members):
             [
                 "training" if self.training else "evaluating",
                 "own" if own else "shared",
-                f"{signature(x, 1 + own)} {x.device.type}",
+                f"{(x.shape[1 + own :], x.dtype) if isinstance(x, Tensor) else signature(x, 1 + own)} {x.device.type}",
                 "autocast" if torch.is_autocast_enabled(x.device.type) else "plain",
                 "large" if self._is_large(x, own) else "any size",
             ]
@@ -277,7 +277,12 @@ class DeepEnsemble(Members):
             stacked.update(dropout_keys(net, keys))
 
         def run_one(one: dict[str, Tensor], batch: Any) -> Any:
-            return pick(call(lambda *parts, **named: functional_call(net, one, parts, named), batch), self.picks)
+            # One tensor in and one out is all there is to it; the probe has called it as any other network.
+            if isinstance(batch, Tensor):
+                returned = functional_call(net, one, (batch,))
+            else:
+                returned = call(lambda *parts, **named: functional_call(net, one, parts, named), batch)
+            return returned if isinstance(returned, Tensor) and self.output is None else pick(returned, self.picks)
 
         mended = self._pads or torch.is_autocast_enabled(x.device.type)
         with _quiet_vmap(), RulesOfVmap() if mended else nullcontext():

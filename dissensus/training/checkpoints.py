@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +70,10 @@ class CheckpointFolder:
         digests = [digest] if mesh is None else mesh.collect(digest)
         if rank == 0:
             for name in names:
-                self._tell(name, digests, facts)
+                blocks = {_block(name, place, count): digest for place, digest in enumerate(digests)}
+                body = {"format": FORMAT, "blocks": blocks, "facts": dict(facts)}
+                told = json.dumps({"sha256": _digest(body), "checkpoint": body})
+                replace_file(self.folder / f"{name}.json", told)
             self._clear(kind, names[0])
 
     def load(self, kind: str = "last") -> tuple[dict[str, Tensor], dict[str, Any], str | None]:
@@ -86,13 +89,6 @@ class CheckpointFolder:
             f"No usable checkpoint in {self.folder}: {' '.join(problems) or 'there is none.'} "
             "To start again, move or delete the folder."
         )
-
-    def _tell(self, name: str, digests: Sequence[str], facts: Mapping[str, Any]) -> None:
-        """Write the JSON of a checkpoint whose blocks are there."""
-        blocks = {_block(name, place, len(digests)): digest for place, digest in enumerate(digests)}
-        body = {"format": FORMAT, "blocks": blocks, "facts": dict(facts)}
-        told = json.dumps({"sha256": _digest(body), "checkpoint": body})
-        replace_file(self.folder / f"{name}.json", told)
 
     def _paths(self, kind: str) -> list[Path]:
         """Return the checkpoints of a kind, the newest first."""
@@ -174,6 +170,11 @@ def _modules(members: Members) -> dict[str, str]:
     return {name: " ".join(sorted(texts)) for name, texts in found.items()}
 
 
+_DESCRIBED = ("optimizer", "optimizer_options", "lr", "weight_decay", "schedule", "augment")
+# What is told only where it is not as usual.
+_UNUSUAL = {"clip_value": None, "accumulate": 1, "ema": None, "per_member": False}
+
+
 def fingerprint(
     settings: "Settings", objective: Objective, feed: Feed, streams: Mapping[str, Tensor], validation: Any
 ) -> dict[str, Any]:
@@ -181,25 +182,13 @@ def fingerprint(
     return {
         "streams": describe(dict(streams)),
         "validation": describe(validation),
-        "epochs": settings.epochs,
         "steps an epoch": feed.steps_per_epoch,
         "own batches": feed.own,
         "data": feed.identity(),
         "objective": describe(objective),
-        "optimizer": describe(settings.optimizer),
-        "optimizer_options": describe(settings.optimizer_options),
-        "lr": describe(settings.lr),
-        "weight_decay": describe(settings.weight_decay),
-        "schedule": describe(settings.schedule),
-        "clip_norm": settings.clip_norm,
-        **({} if settings.clip_value is None else {"clip_value": settings.clip_value}),
-        **({} if settings.accumulate == 1 else {"accumulate": settings.accumulate}),
-        **({} if settings.ema is None else {"ema": settings.ema}),
-        **({"per_member": True} if settings.per_member else {}),
-        "bf16": settings.bf16,
-        "augment": describe(settings.augment),
-        "select": settings.select,
-        "seed": settings.seed,
+        **{name: describe(getattr(settings, name)) for name in _DESCRIBED},
+        **{name: getattr(settings, name) for name in ("epochs", "clip_norm", "bf16", "select", "seed")},
+        **{name: getattr(settings, name) for name, usual in _UNUSUAL.items() if getattr(settings, name) != usual},
     }
 
 

@@ -54,7 +54,10 @@ def form_of(train_step: TrainStep, state: TrainState, concurrent: int | None) ->
     faster = on_streams or members.faster_apart
     if (faster or concurrent is not None) and why_not_by_member(train_step, state) is None:
         return "by member"
-    return "in parts" if faster and _can_be_in_parts(train_step, state) else "whole"
+    objective = train_step.objective
+    on_outputs = isinstance(objective, OutputObjective) and objective.outputs_only
+    in_parts = on_outputs and train_step.settings.accumulate == 1 and train_step.why_not_single is None
+    return "in parts" if faster and in_parts else "whole"
 
 
 def why_not_by_member(train_step: TrainStep, state: TrainState) -> str | None:
@@ -63,20 +66,7 @@ def why_not_by_member(train_step: TrainStep, state: TrainState) -> str | None:
         return "the objective couples members"
     if any(logged.ndim == 0 for logged in state.sums.values()):
         return "the objective logs values of the whole ensemble"
-    return _why_not_one_program_each(train_step, state)
-
-
-def _can_be_in_parts(train_step: TrainStep, state: TrainState) -> bool:
-    objective = train_step.objective
-    on_outputs = isinstance(objective, OutputObjective) and objective.outputs_only
-    return on_outputs and train_step.settings.accumulate == 1 and _why_not_one_program_each(train_step, state) is None
-
-
-def _why_not_one_program_each(train_step: TrainStep, state: TrainState) -> str | None:
-    """Say why one member's program on every member's tensors is not the ensemble; None if it is."""
-    if (reason := train_step.members.why_not_single()) is not None:
-        return reason
-    return "the objective picks members" if train_step.picks(state) else None
+    return train_step.why_not_single
 
 
 def single_member_step(train_step: TrainStep) -> TrainStep:
@@ -154,17 +144,13 @@ class Replay:
         program = trace(step, [*given.leaves(), own], modules)
         self.counters = take_out_counters(program, [*given.names(), ""])
         self.programs["forward"], self.programs["backward"] = split_at_last_input(program)
-        if not self._asks_others:
+        if not whole.asks_others:
             count = whole.members.num_trained if whole.compares else len(own)
             judged = own.new_zeros((count, size, *own.shape[2:]))
             self.programs["judge"] = trace(judge, [*state.leaves(), judged], whole.members.parts())
         if whole.batch_is_cut:
             gradients = [torch.zeros(t.shape, dtype=t.dtype, device=own.device) for t in leaves]
             self.programs["update"] = trace(update, [*given.leaves(), *gradients], modules)
-
-    @property
-    def _asks_others(self) -> bool:
-        return isinstance(self.train_step, MeshStep) and self.train_step.asks_others
 
     def bind(self) -> None:
         """Look up the tensors that programs run on; again where the state has others, such as another batch."""
@@ -216,7 +202,7 @@ class Replay:
 
         fan_out(forward, len(units))
         outputs = step.exchange(torch.cat([result[0] for result in results]), self.size)
-        if self._asks_others:
+        if step.asks_others:
             gradient = step.judge(self.state, self.size, outputs)
         else:
             gradient = programs["judge"](*self.tensors, outputs)
@@ -300,12 +286,6 @@ class Recorded:
                 self.replays[shape] = kind(self.train_step, state, size, self.concurrent)
         return self.replays[shape]
 
-    def compile(self, state: TrainState, size: int) -> "Recorded":
-        """Compile the step for batches of this shape; a smaller last batch is not worth it."""
-        self.name = "compiled"
-        self.prepare(state, size).compile()
-        return self
-
     def take(self, state: TrainState, size: int, limit: int) -> int:
         """Take one step, or up to `limit` at once where they are one program; return how many."""
         return self.prepare(state, size).take(state, limit)
@@ -363,12 +343,6 @@ WORK_A_SECOND = {"cpu": 2e10, "cuda": 3e13}
 COMPILE_GAIN = 1.6
 
 
-def check_engine(name: str, traceable: bool) -> None:
-    """Refuse an engine that the optimizer cannot run with."""
-    if not traceable:
-        raise ValueError(f"engine={name!r} needs sgd, adam or adamw; other optimizers run with engine='eager'.")
-
-
 def choose_engine(
     name: str, train_step: TrainStep, state: TrainState, size: int, steps: int, concurrent: int | None = None
 ) -> Recorded | None:
@@ -382,7 +356,9 @@ def choose_engine(
     try:
         replay = engine.prepare(state, size)
     except NotTraceableError as problem:
-        reason = _random_members(train_step) or str(problem)
+        # Members that draw random numbers follow their seeds one by one.
+        random = getattr(train_step.members, "execution_reason", None) or ""
+        reason = random if "draws random numbers" in random else str(problem)
         if not free:
             raise ValueError(f"The step cannot be traced: {reason}. Use engine='eager'.") from problem
         log.info("training runs eagerly: the step cannot be traced (%s)", reason)
@@ -391,7 +367,11 @@ def choose_engine(
         # Not on a mesh: others would wait for one process that compiles.
         pays = replay.form != "on mesh" and compiling_pays(replay, steps)
         name = "compiled" if pays else "captured"
-    return engine.compile(state, size) if name == "compiled" else engine
+    if name == "compiled":
+        # For batches of this shape; a smaller last batch is not worth it.
+        replay.compile()
+        engine.name = name
+    return engine
 
 
 def compiling_pays(replay: Replay, steps: int) -> bool:
@@ -400,12 +380,6 @@ def compiling_pays(replay: Replay, steps: int) -> bool:
     device = replay.state.index.device.type
     seconds = (operations * OPERATION_SECONDS[device] + work / WORK_A_SECOND[device]) * len(replay.units)
     return steps * seconds * (1 - 1 / COMPILE_GAIN) > COMPILE_SECONDS + operations * COMPILE_SECONDS_EACH
-
-
-def _random_members(train_step: TrainStep) -> str | None:
-    """Say that members draw random numbers, which are made to follow their seeds one by one; None if they do not."""
-    reason = getattr(train_step.members, "execution_reason", None) or ""
-    return reason if "draws random numbers" in reason else None
 
 
 def _prepare_by_member(train_step: TrainStep, state: TrainState, size: int) -> None:

@@ -145,14 +145,9 @@ class Progress:
         if not self.show or not due:
             return
         self._shown, self._epoch = now, epoch
-        if not self.terminal:
-            self.stream.write(f"epoch {epoch}/{self.epochs}{self._values}  {self._left(step, now)}\n")
-            self.stream.flush()
-            return
-        share = step / self.total
-        bar = "█" * int(20 * share)
-        self.stream.write(f"\r\x1b[2K{bar:░<20} epoch {epoch}/{self.epochs}{self._values}  {self._left(step, now)}")
-        self.stream.flush()
+        told = f"epoch {epoch}/{self.epochs}{self._values}  {self._left(step, now)}"
+        bar = "█" * int(20 * step / self.total)
+        self._write(f"\r\x1b[2K{bar:░<20} {told}" if self.terminal else f"{told}\n")
 
     def values(self, values: Mapping[str, float]) -> None:
         """Set the numbers that are shown."""
@@ -160,14 +155,16 @@ class Progress:
 
     def close(self) -> None:
         """Leave the last state on the screen and end the line."""
-        if self.show and self._shown and self.terminal:
-            self.stream.write("\n")
-            self.stream.flush()
+        if self._shown and self.terminal:
+            self._write("\n")
 
     def note(self, text: str) -> None:
         """Say something on a line of its own (only on a terminal)."""
+        self._write(f"\r\x1b[2K{text}\n" if self.terminal else f"{text}\n")
+
+    def _write(self, text: str) -> None:
         if self.show:
-            self.stream.write(f"\r\x1b[2K{text}\n" if self.terminal else f"{text}\n")
+            self.stream.write(text)
             self.stream.flush()
 
     def _left(self, step: int, now: float) -> str:

@@ -304,24 +304,13 @@ def _own_norms(members: "Members") -> list[nn.SyncBatchNorm]:
 @contextmanager
 def training_on(mesh: Mesh, members: "Members") -> "Iterator[None]":
     """Train as one of a mesh's processes: the first one speaks, and one that is lost is named by the others."""
-    norms, first = _own_norms(members), mesh.first
+    norms, first, over = _own_norms(members), mesh.first, Event()
 
     def speaks(record: logging.LogRecord) -> bool:
         return first
 
     log.addFilter(speaks)
-    try:
-        with _answering(), _named_failures():
-            yield
-    finally:
-        log.removeFilter(speaks)
-        for norm in norms:
-            norm.process_group = None
-
-
-@contextmanager
-def _named_failures() -> "Iterator[None]":
-    """Say which process no longer answers where a collective operation fails."""
+    Thread(target=_answer, args=(_store(), dist.get_rank(), over), daemon=True).start()
     try:
         yield
     except RuntimeError as failure:
@@ -331,6 +320,11 @@ def _named_failures() -> "Iterator[None]":
         raise RuntimeError(
             f"{_lost()} no longer answers, so training stops; what was written stays. Start it again with resume=True."
         ) from failure
+    finally:
+        over.set()
+        log.removeFilter(speaks)
+        for norm in norms:
+            norm.process_group = None
 
 
 def _lost() -> str:
@@ -347,23 +341,13 @@ def _lost() -> str:
     return f"Process {' and '.join(map(str, sorted(missing)))}" if missing else "Some process"
 
 
-@contextmanager
-def _answering() -> "Iterator[None]":
+def _answer(store: Any, rank: int, over: Event) -> None:
     """Answer, in a thread, who asks in the store: this process may wait in a collective operation meanwhile."""
-    over = Event()
-
-    def answer(store: Any, rank: int) -> None:
-        with suppress(RuntimeError):
-            while not over.wait(0.5):
-                if store.check(["dissensus/who"]):
-                    store.set(f"dissensus/here/{rank}", "")
-                    return
-
-    Thread(target=lambda: answer(_store(), dist.get_rank()), daemon=True).start()
-    try:
-        yield
-    finally:
-        over.set()
+    with suppress(RuntimeError):
+        while not over.wait(0.5):
+            if store.check(["dissensus/who"]):
+                store.set(f"dissensus/here/{rank}", "")
+                return
 
 
 def _store() -> Any:
@@ -387,21 +371,16 @@ def together(mesh: str | None) -> "Iterator[tuple[int, int] | None]":
     if mesh is None and size == 1:
         yield None
         return
-    shape = _read_shape(mesh or f"{size}x1")
+    found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", (mesh or f"{size}x1").lower())
+    if found is None:
+        raise ValueError(f"--mesh must be like 2x1, processes along members and along data; got {mesh!r}.")
     if size == 1 and "MASTER_ADDR" not in os.environ:
         raise ValueError("--mesh needs several processes: torchrun --nproc-per-node N -m dissensus train RECIPE.toml")
     dist.init_process_group("nccl" if _take_gpu() else "gloo", timeout=PATIENCE)
     try:
-        yield shape
+        yield int(found[1]), int(found[2])
     finally:
         dist.destroy_process_group()
-
-
-def _read_shape(mesh: str) -> tuple[int, int]:
-    found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", mesh.lower())
-    if found is None:
-        raise ValueError(f"--mesh must be like 2x1, processes along members and along data; got {mesh!r}.")
-    return int(found[1]), int(found[2])
 
 
 def _take_gpu() -> bool:

@@ -88,7 +88,11 @@ def check_attached(members: nn.Module, blocks: Sequence[Block]) -> None:
 
 
 RULES: Mapping[str, type[Rule]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
-TORCH_RULES = {torch.optim.SGD: SGD, torch.optim.Adam: Adam, torch.optim.AdamW: AdamW}
+TORCH_RULES: Mapping[type[Optimizer], type[Rule]] = {
+    torch.optim.SGD: SGD,
+    torch.optim.Adam: Adam,
+    torch.optim.AdamW: AdamW,
+}
 
 Factory = Callable[[Iterable[tuple[str, nn.Parameter]]], Optimizer]
 

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -40,7 +41,7 @@ ALIGNMENT = 64
 
 def aligned_rows(values: Tensor) -> Tensor:
     """Return one value a row, `(rows,)`, with each row's memory as well aligned as a new tensor's."""
-    return values.new_zeros(len(values), ALIGNMENT)[:, 0].copy_(values) if values.ndim else values
+    return values.new_zeros(len(values), ALIGNMENT)[:, 0].copy_(values)
 
 
 @dataclass
@@ -59,9 +60,28 @@ class TrainStep:
     total_steps: int
     settings: "Settings"
 
-    # Whether `judge` takes the outputs of all members, and whether gradients are of a part of the batch; see `MeshStep`.
+    # Whether `judge` takes the outputs of all members, whether it asks other processes, and whether gradients are of a part of the
+    # batch; see `MeshStep`.
     compares: bool = field(default=True, init=False)
+    asks_others: bool = field(default=False, init=False)
     batch_is_cut: bool = field(default=False, init=False)
+
+    @cached_property
+    def picks(self) -> bool:
+        """Whether the objective trains only some members a step."""
+        zero = torch.zeros((), dtype=torch.int64, device=self.blocks[0].flat.device)
+        count = self.members.num_trained
+        step = Step(zero, self.total_steps, self.feed.own, zero.expand(count), zero)
+        return self.objective.pick(step, count) is not None
+
+    @cached_property
+    def why_not_single(self) -> str | None:
+        """Why one member's program on every member's tensors is not the ensemble; None if it is."""
+        return self.members.why_not_single() or ("the objective picks members" if self.picks else None)
+
+    def _rows(self, values: Tensor) -> Tensor:
+        """Return one value a row, laid out for programs of single rows where there may be any: elsewhere it stays in few cache lines."""
+        return aligned_rows(values) if values.ndim == 1 and self.why_not_single is None else values
 
     def initial_state(self, factors: Tensor, streams: Mapping[str, Tensor]) -> TrainState:
         """Return the state before the first step."""
@@ -70,14 +90,14 @@ class TrainStep:
         keys = [derive(seed, "noise", member) for member in self.members.member_ids]
         return TrainState(
             parameters=[block.flat for block in self.blocks],
-            optimizer=self.optimizer.tensors,
-            averages=[] if self.settings.ema is None else [_no_average(block.flat) for block in self.blocks],
+            optimizer=[{name: self._rows(t) for name, t in slots.items()} for slots in self.optimizer.tensors],
+            averages=[] if self.settings.ema is None else [self._no_average(block.flat) for block in self.blocks],
             columns=self.optimizer.columns,
             buffers=dict(self.members.named_buffers()),
             frozen={n: p.detach() for n, p in self.members.named_parameters() if n not in trained},
             sums={},
             seen={},
-            noise_keys=aligned_rows(torch.tensor(keys, device=device)),
+            noise_keys=self._rows(torch.tensor(keys, device=device)),
             shared_key=torch.tensor(derive(seed, "shared noise"), device=device),
             index=torch.zeros((), dtype=torch.int64, device=device),
             plateau=torch.ones((), dtype=torch.float64, device=device),
@@ -85,6 +105,10 @@ class TrainStep:
             data=self.feed.tensors,
             streams=dict(streams),
         )
+
+    def _no_average(self, flat: Tensor) -> dict[str, Tensor]:
+        count = torch.zeros(len(flat), dtype=torch.int64, device=flat.device)
+        return {"mean": flat.detach().clone(), "count": self._rows(count)}
 
     def __call__(self, state: TrainState, size: int, *, advance: bool = True) -> None:
         """Take one step on a batch of `size` examples; without `advance` the step's number stays as it is."""
@@ -106,7 +130,7 @@ class TrainStep:
 
     def _begin(self, state: TrainState, size: int) -> Begun:
         """Return the step, its batch, and the members it trains."""
-        step = self._step(state)
+        step = Step(state.index, self.total_steps, self.feed.own, state.noise_keys, state.shared_key)
         # Streams with one name before a dot, such as inputs and their targets, are drawn row by row together.
         sources = dict.fromkeys(name.partition(".")[0] for name in state.streams)
         keys = {source: step.noise(shared=not self.feed.own).keys for source in sources}
@@ -124,13 +148,6 @@ class TrainStep:
             x, y = batch_of(changed[0]), changed[1]
         rows = self.objective.pick(step, self.members.num_trained)
         return step, x, y, None if rows is None else computed_once(rows)
-
-    def _step(self, state: TrainState) -> Step:
-        return Step(state.index, self.total_steps, self.feed.own, state.noise_keys, state.shared_key)
-
-    def picks(self, state: TrainState) -> bool:
-        """Whether the objective trains only some members a step."""
-        return self.objective.pick(self._step(state), self.members.num_trained) is not None
 
     def _leaves(self, state: TrainState, rows: Tensor | None) -> list[Tensor]:
         """Return the trained parameters, of the members that the step trains, as leaves of its graph."""
@@ -319,7 +336,7 @@ class TrainStep:
     def make_sum(self, state: TrainState, name: str, shape: Sequence[int]) -> None:
         """Give a logged part its place in the state."""
         for sums in (state.sums, state.seen):
-            sums[name] = aligned_rows(torch.zeros(tuple(shape), dtype=torch.float32, device=state.index.device))
+            sums[name] = self._rows(torch.zeros(tuple(shape), dtype=torch.float32, device=state.index.device))
 
 
 def read_batch(feed: Feed, data: Mapping[str, Tensor], size: int) -> Triple:
@@ -344,11 +361,6 @@ def _gathered(values: Tensor, index: Tensor) -> Tensor:
 def _drawn(values: Tensor, keys: Tensor, size: int) -> Tensor:
     """Return a batch of a second stream, drawn with replacement: `keys.shape + (size, ...)`."""
     return _gathered(values, bits(keys, size).remainder(len(values)))
-
-
-def _no_average(flat: Tensor) -> dict[str, Tensor]:
-    count = torch.zeros(len(flat), dtype=torch.int64, device=flat.device)
-    return {"mean": flat.detach().clone(), "count": aligned_rows(count)}
 
 
 def _average(average: Mapping[str, Tensor], values: Tensor, decay: float, rows: Tensor | None) -> None:
@@ -581,7 +593,7 @@ class RowOptimizer:
         self.tensors = [
             {
                 **{slot: torch.zeros_like(block.flat) for slot in self.slots},
-                "count": aligned_rows(torch.zeros(len(block.flat), dtype=torch.int64, device=block.flat.device)),
+                "count": torch.zeros(len(block.flat), dtype=torch.int64, device=block.flat.device),
                 "lr": _rows(lr, block),
                 "decay": _rows(decay, block),
             }
@@ -620,4 +632,4 @@ class RowOptimizer:
 
 def _rows(values: Sequence[float], block: Block) -> Tensor:
     chosen = [values[0]] if block.members is None else [values[member] for member in block.members]
-    return aligned_rows(torch.tensor(chosen, dtype=torch.float64, device=block.flat.device))
+    return torch.tensor(chosen, dtype=torch.float64, device=block.flat.device)

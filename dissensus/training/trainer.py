@@ -22,7 +22,7 @@ from dissensus.members import Members
 from dissensus.objectives import Objective
 from dissensus.randomness import derive, seeded
 from dissensus.training.checkpoints import CheckpointError, CheckpointFolder, architecture, check_same_run, fingerprint
-from dissensus.training.engines import EngineName, Recorded, check_engine, choose_engine
+from dissensus.training.engines import EngineName, Recorded, choose_engine
 from dissensus.training.feeds import Feed
 from dissensus.training.history import History, Progress, mean_of
 from dissensus.training.mesh import Mesh, MeshStep, check_mesh, training_on
@@ -265,8 +265,11 @@ class Trainer:
                 settings.optimizer, blocks, members.num_trained, lr, decay, settings.optimizer_options
             )
             factors = factor_table(settings.schedule, settings.epochs, self.feed.steps_per_epoch)
-            if settings.engine not in ("auto", "eager") or settings.concurrent_members is not None:
-                check_engine(settings.engine, optimizer.traceable)
+            recorded = settings.engine not in ("auto", "eager") or settings.concurrent_members is not None
+            if recorded and not optimizer.traceable:
+                raise ValueError(
+                    f"engine={settings.engine!r} needs sgd, adam or adamw; other optimizers run with engine='eager'."
+                )
             if settings.per_member and isinstance(optimizer, SeparateOptimizers):
                 raise ValueError("per_member=True needs sgd, adam or adamw, whose members have rates of their own.")
         except Exception:
@@ -276,7 +279,7 @@ class Trainer:
         self.step = kind(members, self.objective, blocks, optimizer, self.feed, self.total_steps, settings)
         self.state = self.step.initial_state(factors, self.streams)
         if settings.mesh is not None:
-            check_mesh(settings.mesh, members, self.objective, self.step.picks(self.state))
+            check_mesh(settings.mesh, members, self.objective, self.step.picks)
         self.engine: Recorded | None = None
         self.chosen = False
 
@@ -296,18 +299,15 @@ class Trainer:
                 self.members.after_epoch(result.epoch, epochs)
                 if self.settings.check_every == "epoch":
                     self._check(progress)
-            self._end_epoch(progress, last=result.stopped_early or result.epoch == epochs)
-
-    def _end_epoch(self, progress: Progress, last: bool) -> None:
-        """After the last epoch have a last check and the averages; write a checkpoint where one is due."""
-        if last and self.checked_step < self.result.step:
-            self._check(progress)
-        if last:
-            self._swap_averages()
-        if self.folder is not None and (last or self.result.epoch % self.settings.checkpoint_every == 0):
-            self._share()
-            self._handle_divergence()
-            self._save("last", final=last)
+            last = result.stopped_early or result.epoch == epochs
+            if last and self.checked_step < result.step:
+                self._check(progress)
+            if last:
+                self._swap_averages()
+            if self.folder is not None and (last or result.epoch % self.settings.checkpoint_every == 0):
+                self._share()
+                self._handle_divergence()
+                self._save("last", final=last)
 
     def _go_through_data(self, progress: Progress) -> None:
         """Take the steps of one epoch that are left, until patience runs out."""

@@ -14,7 +14,7 @@ from dissensus.data.trees import Batch, join_rows
 from dissensus.members import Members
 from dissensus.members.members import evaluation_mode
 from dissensus.objectives import Likelihood, Objective, mean_and_scale
-from dissensus.objectives.collusion import Measures, measure
+from dissensus.objectives.collusion import measure
 from dissensus.objectives.likelihoods import as_columns
 from dissensus.objectives.losses import errors, weighted_mean
 from dissensus.randomness import seeded
@@ -79,7 +79,9 @@ class CollusionWatch:
 
     def check(self, members: Members, history: Iterable[Row]) -> tuple[dict[str, float], str]:
         """Return what the history keeps of a look at the sample, and a warning the first time that members collude."""
-        measures = self.look(members)
+        with evaluation_mode(members):
+            outputs = members(self.x)
+        measures = measure(self._judged(outputs), self.y, self.loss, self.average, self.weights)
         signs = measures.signs(trained_on=True)
         found = {
             "train_member_error": measures.member_error,
@@ -93,12 +95,6 @@ class CollusionWatch:
             f"members collude on the training data ({', '.join(signs)}): their mean error is {measures.member_error:.3g}, "
             f"the ensemble's {measures.ensemble_error:.3g}. `ds.diagnose` tells more."
         )
-
-    def look(self, members: Members) -> Measures:
-        """Return what the sample says of the members as they are."""
-        with evaluation_mode(members):
-            outputs = members(self.x)
-        return measure(self._judged(outputs), self.y, self.loss, self.average, self.weights)
 
     def _judged(self, outputs: Tensor) -> Tensor:
         return mean_and_scale(outputs)[0] if self.density else outputs
@@ -157,17 +153,14 @@ def validate(
             outputs, y, weights = likelihood.rows(members(x), y, weights)
             total += outputs.shape[1] if weights is None else float(weights.sum())
             for name, values in _measured(likelihood, outputs, y, collusion).items():
-                sums[name] = sums.get(name, torch.zeros(())) + _sum(values, weights).double().cpu()
+                weighted = values if weights is None else weights * values
+                sums[name] = sums.get(name, torch.zeros(())) + weighted.sum(-1).double().cpu()
     means = {name: value / total for name, value in sums.items()}
     return (
         # Where several members are one trained network's, its value is their mean.
         {name: v.reshape(members.num_trained, -1).mean(1).tolist() for name, v in means.items() if v.ndim},
         {name: float(value) for name, value in means.items() if not value.ndim},
     )
-
-
-def _sum(values: Tensor, weights: Tensor | None) -> Tensor:
-    return (values if weights is None else weights * values).sum(-1)
 
 
 def _measured(
@@ -199,14 +192,10 @@ class Watch:
     best_step: int | None = None
     stale: int = 0
 
-    @property
-    def larger_is_better(self) -> bool:
-        """Accuracies should rise, losses fall."""
-        return self.name.endswith("accuracy")
-
     def see(self, value: float, step: int) -> bool:
         """Take a new value; return whether it is the best so far."""
-        better = self.best is None or (value > self.best if self.larger_is_better else value < self.best)
+        rises = self.name.endswith("accuracy")  # losses fall
+        better = self.best is None or (value > self.best if rises else value < self.best)
         if better:
             self.best, self.best_step, self.stale = value, step, 0
         else:
