@@ -1,7 +1,7 @@
 """Heads on a frozen backbone: one pass through the backbone, one trained head a member."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from numbers import Integral
 from typing import Any, ClassVar
 
@@ -15,7 +15,7 @@ from dissensus.data.sources import device_of
 from dissensus.data.trees import Batch, Output, call, inputs_of, pick
 from dissensus.members.deep_ensemble import DeepEnsemble, OnDeepEnsemble
 from dissensus.members.members import Keys, Members, under
-from dissensus.members.stacking import tensors_of
+from dissensus.members.stacking import Tensors, tensors_of
 
 MakeHead = Callable[[], nn.Module] | tuple[int, int]
 _BACKBONE = "backbone."
@@ -88,7 +88,7 @@ class HeadEnsemble(OnDeepEnsemble):
         own = {f"{_BACKBONE}{name}": t for name, t in tensors_of(self.backbone).items()}
         return self._features(own, inputs_of(x, named))
 
-    def _features(self, tensors: Mapping[str, Tensor], x: Batch) -> Tensor:
+    def _features(self, tensors: Tensors, x: Batch) -> Tensor:
         frozen = {name: t.detach() for name, t in under(_BACKBONE, tensors).items()}
         features: Tensor = pick(
             call(lambda *parts, **named: functional_call(self.backbone, frozen, parts, named), x), self.takes
@@ -96,7 +96,7 @@ class HeadEnsemble(OnDeepEnsemble):
         own = next((t for t in self.heads.parameters() if t.is_floating_point()), features)
         return features.to(own.dtype) if features.is_floating_point() else features
 
-    def run(self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
+    def run(self, tensors: Tensors, x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Run the backbone once and the heads on what it gives; see `Members.run`."""
         features = self._features(tensors, x.flatten(0, 1) if own else x)
         if own:

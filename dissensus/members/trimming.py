@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dissensus.members.shared import PerRow, fastest_layout
-from dissensus.members.stacking import tensors_of
+from dissensus.members.stacking import Tensors, tensors_of
 from dissensus.nets.dropout import plain_dropout
 from dissensus.nets.sites import Side, Site, Slice
 from dissensus.randomness import seeded
@@ -164,12 +164,12 @@ class Trimmer:
                 resize(skeleton, side, site.width, mask.kept.shape[1])
         return plain_dropout(skeleton)
 
-    def kept(self, tensors: Mapping[str, Tensor], rows: Tensor) -> list[dict[str, Tensor]]:
+    def kept(self, tensors: Tensors, rows: Tensor) -> list[dict[str, Tensor]]:
         """Return the channels that each of these members keeps, by place."""
         by_site = {site: tensors[name].index_select(0, rows).unbind() for name, site in self.kept_names.items()}
         return [{site: kept[place] for site, kept in by_site.items()} for place in range(len(rows))]
 
-    def tensors(self, tensors: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def tensors(self, tensors: Tensors, kept: Tensors) -> dict[str, Tensor]:
         """Return one member's parameters and buffers from those of the masked network and the channels it keeps."""
         own = {name: kept[self.kept_names[name]] if name in self.kept_names else tensors[name] for name in self.names}
         for name, cuts in self.cuts.items():
@@ -178,7 +178,7 @@ class Trimmer:
             own[name] = fastest_layout(own[name])
         return own
 
-    def member(self, tensors: Mapping[str, Tensor], index: int) -> nn.Module:
+    def member(self, tensors: Tensors, index: int) -> nn.Module:
         """Return one member as an independent module."""
         net = copy.deepcopy(self.net)
         (kept,) = self.kept(tensors, torch.tensor([index], device=next(iter(tensors.values())).device))
