@@ -2,12 +2,12 @@
 
 import copy
 from collections.abc import Callable
-from numbers import Integral
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from dissensus._signatures import checked, whole_number
 from dissensus.architectures import mlp
 from dissensus.data.features import CachedFeatures
 from dissensus.data.fingerprints import network_digest
@@ -21,6 +21,7 @@ MakeHead = Callable[[], nn.Module] | tuple[int, int]
 _BACKBONE = "backbone."
 
 
+@checked
 class HeadEnsemble(OnDeepEnsemble):
     """Many heads on one frozen backbone: `forward(x)` gives `(members, batch, ...)`.
 
@@ -64,8 +65,6 @@ class HeadEnsemble(OnDeepEnsemble):
     ) -> None:
         super().__init__(num_members, seed)
         self.output, self.takes = output, features
-        if not isinstance(backbone, nn.Module):
-            raise ValueError(f"`backbone` must be a network, an nn.Module; got {type(backbone).__name__}.")
         if isinstance(backbone, Members):
             raise ValueError(
                 f"`backbone` must be one network; got a {type(backbone).__name__}. Take one of its members: ens.member(0)."
@@ -161,14 +160,6 @@ def _factory(make_head: MakeHead) -> Callable[[], nn.Module]:
         raise ValueError("`make_head` must be a function that makes a head; got a network. Write `lambda: Head(...)`.")
     if callable(make_head):
         return make_head
-    if (
-        not isinstance(make_head, tuple | list)
-        or len(make_head) != 2
-        or not all(isinstance(n, Integral) and not isinstance(n, bool) and n > 0 for n in make_head)
-    ):
-        raise ValueError(
-            "`make_head` must be a function that makes a head, or a pair (features, outputs) of whole numbers; got "
-            f"{make_head!r:.60}."
-        )
-    features, outputs = map(int, make_head)
+    both = " in each of its places, (features, outputs)"
+    features, outputs = (whole_number("make_head", width, 1, tail=both) for width in make_head)
     return lambda: mlp(features, [features], outputs, activation=nn.GELU)

@@ -16,11 +16,9 @@ from dissensus.nets.dropout import replace_layers
 
 
 def as_loop(members: Members, example: Any) -> "_Loop":
-    """Return a module that gives what the ensemble gives in evaluation, `(members, batch, ...)`, by running member after member.
+    """Return a module that gives what the ensemble gives in evaluation, by running member after member.
 
-    Args:
-        members: The ensemble, in evaluation mode.
-        example: A few inputs, to see the shapes at which dropout layers run.
+    The ensemble evaluates; with a few inputs as an `example` the shapes at which dropout layers run are seen.
     """
     if isinstance(members, HeadEnsemble):
         loop = as_loop(members.heads, members.features(example))

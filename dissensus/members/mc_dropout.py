@@ -21,11 +21,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class SampledDropout(KeyedDropout):
-    """A dropout layer that also drops in evaluation, by keys that the ensemble sets before a pass.
-
-    Attributes:
-        sample_keys: One key for each of equally many consecutive rows, `(keys,)`; None leaves evaluation as it is.
-    """
+    """A dropout layer that also drops in evaluation, by one key for each of equally many rows that the ensemble sets before a pass."""
 
     sample_keys: Tensor | None = None
 

@@ -125,9 +125,7 @@ class PackedEnsemble(SharedMembers):
 class _Packed(nn.Module):
     """One layer of all members; rows of a batch are member after member, parameters too, along their first axis.
 
-    Attributes:
-        plain: The layer of one member, without its tensors.
-        chosen: Which members the rows belong to, `(chosen,)`; None for all.
+    `plain` is the layer of one member, without its tensors; `chosen` says which members the rows belong to, None for all.
     """
 
     chosen: Tensor | None = None

@@ -22,10 +22,9 @@ BatchUse = Literal["split", "whole"]
 
 
 class PerRow(nn.Module):
-    """A layer that treats rows of a batch by the member they belong to; the ensemble sets `rows` before each pass.
+    """A layer that treats rows of a batch by the member they belong to, `rows`, which the ensemble sets before each pass.
 
-    Attributes:
-        rows: Member of each row, `(rows,)`. It stays after the pass: activation checkpointing runs layers again.
+    They stay after the pass: activation checkpointing runs layers again.
     """
 
     rows: Tensor | None = None

@@ -19,10 +19,7 @@ NAME = "mask"
 class ChannelMask(PerRow):
     """All members' masks of one layer: each row of a batch keeps the channels of its member.
 
-    Attributes:
-        values: True where a member keeps the channel, `(members, channels)`.
-        kept: The channels that each member keeps, `(members, ones)`.
-        axis: Axis of the channels.
+    `values` are True where a member keeps the channel, `(members, channels)`; `kept` are these channels, `(members, ones)`.
     """
 
     values: Tensor
@@ -127,12 +124,7 @@ def _entries(kept: Tensor, block: int) -> Tensor:
 
 
 class Trimmer:
-    """Makes members that have only the channels they keep; all have the same shapes, so one module serves them all.
-
-    Args:
-        net: The masked network.
-        sites: Its masks' places.
-    """
+    """Makes members that have only the channels they keep; all have the same shapes, so one module serves them all."""
 
     def __init__(self, net: nn.Module, sites: Sequence[Site]) -> None:
         self.sites = {site.name: site for site in sites}

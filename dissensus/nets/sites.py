@@ -39,13 +39,7 @@ class Slice:
 
 @dataclass
 class Side:
-    """What lies before or after a mask, up to the layers that mix channels.
-
-    Attributes:
-        slices: Tensors that hold the channels.
-        flattens: Layers that check the size of flattened channels.
-        why_fixed: Why channels cannot be taken out on this side; None if they can.
-    """
+    """What lies before or after a mask: tensors that hold the channels, layers that check the size of flattened ones, why it is fixed."""
 
     slices: list[Slice] = field(default_factory=list)
     flattens: list[str] = field(default_factory=list)
@@ -62,18 +56,10 @@ class Side:
 
 @dataclass(frozen=True)
 class Site:
-    """A place for a mask.
+    """A place for a mask, after the module of this name: its channels and their axis, what makes and what takes them.
 
-    Attributes:
-        name: Module after which the mask acts.
-        width: Channels there.
-        axis: Their axis.
-        before: What makes them.
-        after: What takes them.
-        source: Linear layer or convolution that makes them, if it was found.
-        keeps_zero: Whether a dropped channel is still zero where it is taken.
-        combined: Whether it is added to or multiplied with another tensor.
-        leaves: Whether it reaches the network's output.
+    `source` is the linear layer or convolution that makes them, if it was found. A dropped channel is still zero where it is taken
+    (`keeps_zero`); channels are added to or multiplied with another tensor (`combined`), or reach the network's output (`leaves`).
     """
 
     name: str
@@ -105,13 +91,7 @@ class Site:
 
 
 def find_site(part: Traced, node: fx.Node, tied: Set[str]) -> Site | None:
-    """Return the place after a module's only call; None where its width cannot be told.
-
-    Args:
-        part: The operations.
-        node: The call.
-        tied: Names of parameters that several layers share.
-    """
+    """Return the place after a module's only call; None where its width cannot be told. `tied` parameters are several layers'."""
     back = _Backward(part, node, tied)
     linear = back.source is not None and isinstance(part.module(back.source), nn.Linear)
     if back.pooled and linear:
