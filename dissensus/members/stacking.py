@@ -181,21 +181,24 @@ def _held(function: types.FunctionType) -> list[Any]:
 def stack(nets: Sequence[nn.Module]) -> nn.Module:
     """Return a copy of the first net whose parameters and buffers are those of all nets, stacked along a new first axis."""
     skeleton = copy.deepcopy(nets[0])
-    rows = [tensors_of(net) for net in nets]
-    stacked: dict[int, Tensor] = {}
-    for name, tensor in tensors_of(skeleton).items():
-        joined = torch.stack([row[name].detach() for row in rows])
-        if isinstance(tensor, nn.Parameter):
-            joined = nn.Parameter(joined, requires_grad=tensor.requires_grad)
-        stacked[id(tensor)] = joined
     for module in skeleton.modules():
         keep_weights_apart(module)
-        stores: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
-        for store in stores:
-            for name, old in store.items():
-                if old is not None:
-                    store[name] = stacked[id(old)]
+    rows = [tensors_of(net) for net in nets]
+    replace_tensors(skeleton, lambda name, _: torch.stack([row[name].detach() for row in rows]))
     return skeleton
+
+
+def replace_tensors(net: nn.Module, make: Callable[[str, Tensor], Tensor]) -> None:
+    """Give a network other tensors, in place; what is tied stays tied."""
+    old = tensors_of(net)
+    made = {id(tensor): make(name, tensor) for name, tensor in old.items()}
+    for tensor in old.values():
+        if isinstance(tensor, nn.Parameter):
+            made[id(tensor)] = nn.Parameter(made[id(tensor)], tensor.requires_grad)
+    for module in net.modules():
+        for name, held in [*module._parameters.items(), *module._buffers.items()]:
+            if held is not None:
+                setattr(module, name, made[id(held)])
 
 
 def keep_weights_apart(module: nn.Module) -> None:
@@ -280,17 +283,15 @@ class Shell:
         """Return an independent plain module with copies of these tensors."""
         self.release()
         twin = copy.deepcopy(self)
-        made: dict[str, nn.Parameter] = {}
+        copies = {source: row[source].detach().clone() for _, _, source in (*twin._parameters, *twin._buffers)}
+        made = {source: nn.Parameter(copies[source], row[source].requires_grad) for _, _, source in twin._parameters}
         for module, name, source in twin._parameters:
-            if source not in made:
-                made[source] = nn.Parameter(row[source].detach().clone(), requires_grad=row[source].requires_grad)
             del module.__dict__[name]
             setattr(module, name, made[source])
         for module in twin.net.modules():
             if isinstance(module, nn.RNNBase):
                 module.__dict__.pop("flatten_parameters")
                 module.flatten_parameters()
-        copies = {source: row[source].detach().clone() for _, _, source in twin._buffers}
         for module, name, source in twin._buffers:
             module._buffers[name] = copies[source]
         return twin.net
@@ -301,11 +302,8 @@ def join(outputs: Sequence[Any]) -> Any:
     if isinstance(outputs[0], Tree):
         leaves = zip(*(output.leaves for output in outputs), strict=True)
         return Tree([join(parts) for parts in leaves], outputs[0].spec)
-    for output in outputs:
-        if output.shape != outputs[0].shape:
-            raise ValueError(
-                f"Members must give outputs of one shape; got {tuple(outputs[0].shape)} and {tuple(output.shape)}."
-            )
+    if len(shapes := {tuple(output.shape) for output in outputs}) > 1:
+        raise ValueError(f"Members must give outputs of one shape; got {' and '.join(map(str, sorted(shapes)))}.")
     return torch.stack(list(outputs))
 
 

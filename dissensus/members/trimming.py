@@ -1,14 +1,14 @@
 """Masks on the channels of a layer; channels taken out of a network, or more of them put in."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from dissensus.members.shared import PerRow, fastest_layout
-from dissensus.members.stacking import Tensors, tensors_of
+from dissensus.members.stacking import Tensors, replace_tensors, tensors_of
 from dissensus.nets.dropout import plain_dropout
 from dissensus.nets.sites import Side, Site, Slice
 from dissensus.randomness import seeded
@@ -182,19 +182,6 @@ class Trimmer:
 def _without_values(tensor: Tensor) -> Tensor:
     empty = tensor.detach().to("meta")
     return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
-
-
-def replace_tensors(net: nn.Module, make: Callable[[str, Tensor], Tensor]) -> None:
-    """Give a network other tensors, in place; what is tied stays tied."""
-    old = tensors_of(net)
-    made = {id(tensor): make(name, tensor) for name, tensor in old.items()}
-    for tensor in old.values():
-        if isinstance(tensor, nn.Parameter):
-            made[id(tensor)] = nn.Parameter(made[id(tensor)], tensor.requires_grad)
-    for module in net.modules():
-        for name, held in [*module._parameters.items(), *module._buffers.items()]:
-            if held is not None:
-                setattr(module, name, made[id(held)])
 
 
 def resize(net: nn.Module, side: Side, old: int, new: int) -> None:
