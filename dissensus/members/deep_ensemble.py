@@ -306,12 +306,8 @@ class DeepEnsemble(Members):
         """Run members in turn where neither weights nor modes change between passes: they keep the rows they were lent."""
         members = range(self.num_members)
         if self._loan is None or not self._loan.holds(tensors, block):
-            net = self.net
-            if (
-                net is not None
-                and self.why_different is None
-                and why_another(net, self._shells[0].net, PLAIN) is not None
-            ):
+            net = self.net if self.why_different is None else None
+            if net is not None and why_another(net, self._shells[0].net, PLAIN) is not None:
                 return self._run_vectorised(tensors, x, False, keys)
             self._follow_modes(members)
             self._loan = Loan(self._shells, tensors, self._split(tensors, members), block)

@@ -20,6 +20,7 @@ from dissensus.construction import describe
 from dissensus.data.features import CachedFeatures
 from dissensus.data.trees import WHOLE, Batch, Output, WholeOutput, expand_rows, inputs_of
 from dissensus.members.stacking import Tensors, average, check_one_architecture, tensors_of
+from dissensus.nets.graphs import evaluating
 from dissensus.randomness import derive, fold
 
 _settled: WeakKeyDictionary[Module, int] = WeakKeyDictionary()
@@ -41,21 +42,14 @@ def evaluation_mode(members: Module) -> Iterator[None]:
     """
     with _making_locks:
         lock = _locks.setdefault(members, RLock())
-    with lock:
-        modes = [(module, module.training) for module in members.modules()]
-        newly = [module for module, _ in modes if module not in _settled]
-        was_training = members.training
-        members.eval()
+    with lock, evaluating(members), torch.no_grad():
+        newly = [module for module in members.modules() if module not in _settled]
         _settled.update(dict.fromkeys(newly, next(_numbers)))
         try:
-            with torch.no_grad():
-                yield
+            yield
         finally:
             for module in newly:
                 _settled.pop(module, None)
-            members.train(was_training)
-            for module, mode in modes:
-                module.training = mode
 
 
 Keys = Callable[[], Tensor]

@@ -29,7 +29,9 @@ class Trajectory(SharedMembers):
 
     comparable: ClassVar[bool] = False
 
-    def __init__(self, make_net: Callable[[], nn.Module], num_members: int, seed: int, output: Output = None) -> None:
+    def __init__(
+        self, make_net: Callable[[], nn.Module], num_members: int = 5, seed: int = 0, *, output: Output = None
+    ) -> None:
         super().__init__(made(make_net, num_members, seed), num_members, seed, "whole", output)
         self.one_pass = True
         copies = [plain_dropout(copy.deepcopy(self.net)) for _ in range(num_members)]
@@ -99,11 +101,6 @@ class SnapshotEnsemble(Trajectory):
     References:
         Huang et al., 2017, <https://arxiv.org/abs/1704.00109>.
     """
-
-    def __init__(
-        self, make_net: Callable[[], nn.Module], num_members: int = 5, seed: int = 0, *, output: Output = None
-    ) -> None:
-        super().__init__(make_net, num_members, seed, output)
 
     def after_epoch(self, epoch: int, epochs: int) -> None:
         """Keep the network as the member of its cycle and of those to come, which will be overwritten."""
@@ -178,7 +175,7 @@ class SWAG(Trajectory):
                 "`start` must be in [0, 1), `rank` and `scale` not negative; got "
                 f"start={start}, rank={rank}, scale={scale}."
             )
-        super().__init__(make_net, num_members, seed, output)
+        super().__init__(make_net, num_members, seed, output=output)
         self.start, self.rank, self.scale = start, rank, scale
         weights = self._weights()
         self.register_buffer("mean", weights.clone())

@@ -252,10 +252,11 @@ def like(layer: Any, inputs: int, outputs: int, groups: int = 1) -> nn.Module:
 @contextmanager
 def evaluating(net: nn.Module) -> Iterator[None]:
     """Have a network evaluate inside; give every module back its mode."""
-    modes = [(module, module.training) for module in net.modules()]
+    modes, was_training = [(module, module.training) for module in net.modules()], net.training
     net.eval()
     try:
         yield
     finally:
+        net.train(was_training)
         for module, mode in modes:
             module.training = mode

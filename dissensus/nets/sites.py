@@ -67,10 +67,10 @@ class Site:
     axis: int
     before: Side
     after: Side
-    source: str | None
-    keeps_zero: bool
-    combined: bool
-    leaves: bool
+    source: str | None = None
+    keeps_zero: bool = False
+    combined: bool = False
+    leaves: bool = False
 
     @property
     def can_grow(self) -> bool:
@@ -272,12 +272,8 @@ class Map:
         counts = Counter(id(p) for _, p in net.named_parameters(remove_duplicate=False))
         self.tied = {n for n, p in net.named_parameters(remove_duplicate=False) if counts[id(p)] > 1}
         self.stem = self._stem()
-        found = (
-            self.site_at(part, past_norms(part, node))
-            for part in self.parts
-            for node in part.graph.nodes
-            if is_activation(part, node)
-        )
+        calls = [(part, node) for part in self.parts for node in part.graph.nodes if is_activation(part, node)]
+        found = [self.site_at(part, past_norms(part, node)) for part, node in calls]
         self.candidates = _unique([*found, *self._in_transformers()])
 
     def _stem(self) -> str | None:
@@ -293,21 +289,15 @@ class Map:
 
     def _in_transformers(self) -> list[Site]:
         """Places inside torch's own transformer layers, which tracing does not look into."""
-        return [
-            Site(
-                f"{name}.linear1",
-                module.linear1.out_features,
-                -1,
-                Side([Slice(f"{name}.linear1.{n}", 0) for n, _ in module.linear1.named_parameters()]),
-                Side([Slice(f"{name}.linear2.weight", 1)]),
-                f"{name}.linear1",
-                keeps_zero=getattr(module.activation, "__name__", "") in ZERO_KEEPING_NAMES,
-                combined=False,
-                leaves=False,
-            )
-            for name, module in self.net.named_modules()
-            if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer)
-        ]
+        found = []
+        for name, module in self.net.named_modules():
+            if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
+                first = f"{name}.linear1"
+                before = Side([Slice(f"{first}.{own}", 0) for own, _ in module.linear1.named_parameters()])
+                after = Side([Slice(f"{name}.linear2.weight", 1)])
+                zero = getattr(module.activation, "__name__", "") in ZERO_KEEPING_NAMES
+                found.append(Site(first, module.linear1.out_features, -1, before, after, first, zero))
+        return found
 
     def site_at(self, part: Traced, node: fx.Node) -> Site | None:
         """Return the place after an operation, or None if no module there can be masked."""
@@ -363,7 +353,7 @@ class Map:
         if inside or known is None:
             return inside
         unknown = Side(why_fixed="the network around it could not be traced")
-        return [Site(name, *known, unknown, unknown, None, keeps_zero=False, combined=False, leaves=False)]
+        return [Site(name, *known, unknown, unknown)]
 
     def is_stem(self, site: Site) -> bool:
         """Whether a place is fed by the network's first convolution."""
