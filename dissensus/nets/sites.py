@@ -320,9 +320,10 @@ class Map:
     def _asked(self, layers: Layers) -> list[Site]:
         if layers == "auto":
             return [s for s in self.candidates if not (s.leaves or s.combined or self.is_stem(s))]
-        kinds = (layers,) if isinstance(layers, type) else layers
-        if isinstance(kinds, tuple) and all(isinstance(kind, type) for kind in kinds):
-            return self._by_test(lambda name, module: isinstance(module, kinds))
+        if isinstance(layers, type):
+            layers = (layers,)
+        if isinstance(layers, tuple) and all(isinstance(kind, type) for kind in layers):
+            return self._by_test(lambda name, module, kinds=layers: isinstance(module, kinds))  # type: ignore[misc]
         if callable(layers):
             return self._by_test(layers)
         return [site for name in ([layers] if isinstance(layers, str) else layers) for site in self._by_name(str(name))]
