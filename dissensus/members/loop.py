@@ -36,7 +36,6 @@ def as_loop(members: Members, example: Any) -> "_Loop":
 class _Loop(nn.Module):
     """Networks in turn: heads on what a backbone gives; logits of anchored ones divided by a temperature of each network's."""
 
-    backbone: nn.Module | None = None
     takes: Output = None
     anchors: int | None = None
     form: TemperatureForm = "exponential"
@@ -44,6 +43,7 @@ class _Loop(nn.Module):
     def __init__(self, nets: list[nn.Module], output: Output) -> None:
         super().__init__()
         self.nets, self.output = nn.ModuleList(nets), output
+        self.backbone: nn.Module | None = None
 
     def forward(self, x: Any) -> Tensor:
         if self.backbone is not None:
