@@ -198,11 +198,11 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("backbone", "make", "match"),
         [
-            (torch.relu, (6, 3), "must be a network"),
+            (torch.relu, (6, 3), "must be an nn.Module"),
             (ds.DeepEnsemble(lambda: nn.Linear(4, 6), 2), (6, 3), "one network; got a DeepEnsemble"),
             (nn.Linear(4, 6), nn.Linear(6, 3), "function that makes a head"),
-            (nn.Linear(4, 6), (6, 0), "pair \\(features, outputs\\)"),
-            (nn.Linear(4, 6), 3, "pair \\(features, outputs\\)"),
+            (nn.Linear(4, 6), (6, 0), "whole number of at least 1 in each of its places, .features, outputs.; got 0"),
+            (nn.Linear(4, 6), 3, "a function or a list or tuple of 2, each a whole number; got 3"),
         ],
     )
     def test_what_is_no_backbone_or_head(self, backbone, make, match):

@@ -1,6 +1,6 @@
 """Anchored networks: each input is shown as a reference and what is left of it, so that references make members."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from dissensus.data.trees import Output, Tree
 from dissensus.members.deep_ensemble import DeepEnsemble, OnDeepEnsemble
 from dissensus.members.members import Keys, Members, View, under
 from dissensus.members.shared import fastest_layout
+from dissensus.members.stacking import Tensors
 from dissensus.nets.first_layer import Initialise, double_first_layers
 from dissensus.randomness import bits, derive, fold, permutation, uniform
 from dissensus.types import MemberLogits, Scores
@@ -146,11 +147,11 @@ def _as_ensemble(net: Any, num_nets: int, seed: int) -> DeepEnsemble:
 def _as_inputs(references: Array) -> Tensor:
     """Return references as one tensor of inputs, or say what is wrong with them."""
     inputs = as_tensor(references, "references")
-    real = inputs.is_floating_point()
-    if inputs.ndim < 2 or len(inputs) == 0 or not real or not bool(inputs.isfinite().all()):
+    finite = bool(inputs.isfinite().all())
+    if inputs.ndim < 2 or len(inputs) == 0 or not inputs.is_floating_point() or not finite:
         raise ValueError(
             "`references` must be one batch of inputs, (references, ...), finite real numbers prepared like any input; got "
-            f"{inputs.dtype} shaped {tuple(inputs.shape)}{', of which some may not be finite' if real else ''}."
+            f"{inputs.dtype} shaped {tuple(inputs.shape)}{'' if finite else ', not all finite'}."
         )
     return inputs
 
@@ -170,14 +171,10 @@ class Anchored(OnDeepEnsemble):
 
     $$f_k(x) = F([r_k, x - r_k])$$
 
-    The first layer of the network is doubled: on its channels where it convolves, on its features where it is linear, wherever
-    the network has moved them before (a patch embedding of either kind; `pair_axis` says on which axis of an input the two are
-    joined). In training every example meets a reference drawn anew, with replacement; in evaluation the first
-    `num_members` references give that many members. Of M networks each meets every one of them: there are then
-    M * `num_members` members, network by network (member `m * K + k` is network m with reference k), and M rows of
-    parameters, `num_trained`.
-
-    With `mask_probability` the reference, and it alone, is now and then shown as zeros: $[0, x - r]$.
+    The first layer of the network is doubled, on its channels where it convolves, on its features where it is linear (`pair_axis` says
+    on which axis of an input the two are joined). In training every example meets a reference drawn anew, with replacement; in
+    evaluation the first K = `num_members` references give that many members. Of M networks each meets every one of them: member
+    `m * K + k` is network m with reference k, and there are M rows of parameters, `num_trained`.
 
     Args:
         net: A network; or several, as a list or a `DeepEnsemble` (they are copied); or a function that makes one, called
@@ -187,18 +184,16 @@ class Anchored(OnDeepEnsemble):
         num_members: References in evaluation, K.
         seed: Decides new weights and, outside of `fit`, the draws of references and masks.
         num_nets: How many networks to make with a function.
-        mask_probability: Chance that the reference is masked in training.
+        mask_probability: Chance that the reference, and it alone, is shown as zeros in training: $[0, x - r]$.
         mask_per: Mask whole batches, with one draw a network and step, or single examples.
         masked_target: What masked examples are trained towards: their `"label"`, or the `"uniform"` distribution (`fit` then
-            puts `objectives.MaskedUniform` around the objective, which must judge each network's outputs by themselves:
-            `Joint`, `LossGuided` and `Adversarial` are refused).
+            puts `objectives.MaskedUniform` around the objective, which must judge each network by itself).
         temperature: Divide the class logits of each network's K members by one temperature for each input,
             `anchor_temperature`; None leaves them alone. Not for regression.
         first_layer: Name of the layer to double, where it is not the first one that runs.
         initialise: `"fresh"`, for networks trained from scratch, draws the reference's half of the first layer anew, with the
             standard deviation of the layer's weights. `"sum"`, for pretrained networks, gives both halves its weights: the
-            doubled network is the network as it was, whatever the reference, and starts from what it knows. From scratch
-            `"sum"` hardly learns to tell references apart, and members then hardly differ.
+            doubled network is the network as it was. From scratch members would then hardly differ.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -214,6 +209,7 @@ class Anchored(OnDeepEnsemble):
 
     one_pass = True
     rows_in = "inner"
+    decisive = ("mask_probability", "mask_per", "temperature")
     shared_buffers = frozenset({"references"})
     references: Tensor
 
@@ -234,14 +230,13 @@ class Anchored(OnDeepEnsemble):
         output: Output = None,
     ) -> None:
         anchors = _as_inputs(references)
-        if not 1 <= num_members <= len(anchors):
+        if not (1 if temperature is None else 2) <= num_members <= len(anchors):
             raise ValueError(
-                f"`num_members` must be a whole number from 1 to that of references, {len(anchors)}; got {num_members}."
+                f"`num_members` must be a whole number from 1 to that of references, {len(anchors)}, and at least two where a temperature "
+                f"compares them; got {num_members}."
             )
         if not 0.0 <= mask_probability <= 1.0:
             raise ValueError(f"`mask_probability` must be a number in [0, 1]; got {mask_probability!r}.")
-        if temperature is not None and num_members < 2:
-            raise ValueError("A temperature compares references; give at least two with `num_members`.")
         given = _as_ensemble(net, num_nets, seed)
         nets = list(given)
         anchors = anchors.detach().to(device_of(given))
@@ -264,7 +259,7 @@ class Anchored(OnDeepEnsemble):
         self.member_keys = self.member_keys.to(anchors.device)
         self.training = self.inner.training
 
-    def run(self, tensors: Mapping[str, Tensor], x: Tensor, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
+    def run(self, tensors: Tensors, x: Tensor, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Run networks, in evaluation with each of K references; see `Members.run`. `rows` are networks."""
         self.check_inputs(x, own)
         if self.training:
@@ -277,27 +272,21 @@ class Anchored(OnDeepEnsemble):
         outputs = self._run_all(tensors, x, own, rows)
         if self.temperature is None:
             return outputs
-        if own:
+        if own or outputs.ndim != 3 or outputs.shape[-1] < 2:
             raise ValueError(
-                "A temperature compares what members say of one input; with inputs of their own they cannot."
-            )
-        if outputs.ndim != 3 or outputs.shape[-1] < 2:
-            raise ValueError(
-                "A temperature divides class logits, (members, batch, classes) of two classes or more; these networks give "
-                f"{tuple(outputs.shape)}. Leave `temperature` out for regression."
+                "A temperature divides class logits, (members, batch, classes) of two classes or more, that members give for the same "
+                f"inputs; these networks give {tuple(outputs.shape)}. Leave `temperature` out for regression."
             )
         logits = outputs.unflatten(0, (-1, self.num_anchors))
         heat = torch.stack([anchor_temperature(each, self.temperature) for each in logits])
         return (logits / heat[:, None, :, None]).flatten(0, 1)
 
-    def run_one_pass(
-        self, tensors: Mapping[str, Tensor], x: Tensor, *, own: bool, rows: Tensor | None, keys: Keys
-    ) -> Tensor:
+    def run_one_pass(self, tensors: Tensors, x: Tensor, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Run every network once, each example with a reference of its own: `(networks, batch, ...)`."""
         pairs = self.training_pairs(tensors, x, own=own, keys=keys)
         return self.run_pairs(tensors, pairs, own=True, rows=rows, keys=keys)
 
-    def training_pairs(self, tensors: Mapping[str, Tensor], x: Tensor, *, own: bool, keys: Keys) -> Tensor:
+    def training_pairs(self, tensors: Tensors, x: Tensor, *, own: bool, keys: Keys) -> Tensor:
         """Return each example with the reference drawn for it, masked where that is drawn: `(networks, batch, ...)`."""
         self.check_inputs(x, own)
         batch = x.shape[1 if own else 0]
@@ -310,9 +299,7 @@ class Anchored(OnDeepEnsemble):
             shown = torch.where(hidden.reshape(*hidden.shape, *(1 for _ in x.shape[1 + own :])), 0.0, drawn)
         return torch.cat([shown, x - drawn], dim=self.pair_axis)
 
-    def run_pairs(
-        self, tensors: Mapping[str, Tensor], x: Tensor, *, own: bool, rows: Tensor | None, keys: Keys
-    ) -> Tensor:
+    def run_pairs(self, tensors: Tensors, x: Tensor, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Run networks on pairs as they are, `[reference, residual]` joined on the axis `pair_axis` of an input.
 
         Arguments as those of `Members.run`, for networks: an objective has them run with `view.through(run_pairs, ...)`.
@@ -321,9 +308,7 @@ class Anchored(OnDeepEnsemble):
             x = fastest_layout(x.flatten(0, 1)).view(x.shape) if own else fastest_layout(x)
         return self.inner.run(under("inner.", tensors), x, own=own, rows=rows, keys=keys)
 
-    def run_features(
-        self, tensors: Mapping[str, Tensor], x: Tensor, *, own: bool, rows: Tensor | None, keys: Keys
-    ) -> Tensor:
+    def run_features(self, tensors: Tensors, x: Tensor, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Run networks on pairs as `run_pairs`, and return what their last linear layers take, `(networks, batch, features)`."""
         with giving_features(self.inner.networks()):
             return self.run_pairs(tensors, x, own=own, rows=rows, keys=keys)
@@ -349,7 +334,7 @@ class Anchored(OnDeepEnsemble):
         draws = uniform(fold(keys, _MASKS), batch if self.mask_per == "example" else 1)
         return (draws < self.mask_probability).expand(len(keys), batch)
 
-    def _run_all(self, tensors: Mapping[str, Tensor], x: Tensor, own: bool, rows: Tensor | None) -> Tensor:
+    def _run_all(self, tensors: Tensors, x: Tensor, own: bool, rows: Tensor | None) -> Tensor:
         """Run networks with every reference: `(networks * K, batch, ...)`."""
         references = tensors["references"][: self.num_anchors]
         keys = self.no_keys(self.num_trained if rows is None else len(rows))
@@ -404,13 +389,7 @@ class Anchored(OnDeepEnsemble):
 
     def settings(self) -> dict[str, object]:
         """Return what decides training beside the tensors; the members that a run validates are decided by references too."""
-        return {
-            **super().settings(),
-            "anchors": self.num_anchors,
-            "mask_probability": self.mask_probability,
-            "mask_per": self.mask_per,
-            "temperature": self.temperature,
-        }
+        return {**super().settings(), "anchors": self.num_anchors}
 
     def member(self, index: int) -> nn.Module:
         """Return one network with one reference as an independent plain module; it knows of no temperature."""

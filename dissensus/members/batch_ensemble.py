@@ -18,14 +18,7 @@ LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class Factors(PerRow):
-    """What members have of their own in one layer.
-
-    Attributes:
-        r: Factors on the inputs, `(members, inputs)`.
-        s: Factors on the outputs, `(members, outputs)`.
-        bias: Added to the outputs, `(members, outputs)`; None where the layer had none.
-        axis: Axis of the channels.
-    """
+    """What members have of their own in one layer: factors on inputs `r`, on outputs `s`, and a bias, `(members, channels)` each."""
 
     bias: nn.Parameter | None
 

@@ -1,7 +1,7 @@
 """Deep ensembles: members with weights of their own, stored stacked and run as one program where that is the same."""
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar, Literal
 
@@ -23,6 +23,7 @@ from dissensus.members.stacking import (
     Loan,
     RulesOfVmap,
     Shell,
+    Tensors,
     can_stack,
     check_nets,
     has_padding,
@@ -170,16 +171,14 @@ class DeepEnsemble(Members):
         self._follow_modes([index])
         return copy.deepcopy(self._shells[index])
 
-    def run(self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
+    def run(self, tensors: Tensors, x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Run members on the given tensors; see `Members.run`."""
         decision = self._decide(tensors, x, own, rows, keys)
         if decision["why_loop"] is None:
             return self._run_vectorised(tensors, x, own, keys)
         return self._run_loop(tensors, x, own, rows, keys, random=decision["random"])
 
-    def _decide(
-        self, tensors: Mapping[str, Tensor], x: Any, own: bool, rows: Tensor | None, keys: Keys
-    ) -> dict[str, Any]:
+    def _decide(self, tensors: Tensors, x: Any, own: bool, rows: Tensor | None, keys: Keys) -> dict[str, Any]:
         kind_of_batch = " ".join(
             [
                 "training" if self.training else "evaluating",
@@ -197,9 +196,7 @@ class DeepEnsemble(Members):
                 shell.release()  # of the copies that the probe lent them
         return self.decisions[kind_of_batch]
 
-    def _probe(
-        self, tensors: Mapping[str, Tensor], x: Any, own: bool, rows: Tensor | None, keys: Keys
-    ) -> tuple[str | None, bool]:
+    def _probe(self, tensors: Tensors, x: Any, own: bool, rows: Tensor | None, keys: Keys) -> tuple[str | None, bool]:
         """Return why members run in a loop, None if they do not, and whether they draw random numbers."""
         if self.execution == "vectorised":
             return None, False
@@ -208,10 +205,10 @@ class DeepEnsemble(Members):
         few = {name: t.detach()[:count] if self.stacked else t.detach() for name, t in tensors.items()}
         inputs = (x[:count, :PROBE_ROWS] if own else x[:PROBE_ROWS]).detach()
 
-        def loop(given: Mapping[str, Tensor], batch: Any) -> Tensor:
+        def loop(given: Tensors, batch: Any) -> Tensor:
             return self._run_loop(given, batch, own, picked, lambda: keys()[:count], random=False)
 
-        def vectorised(given: Mapping[str, Tensor], batch: Any) -> Tensor:
+        def vectorised(given: Tensors, batch: Any) -> Tensor:
             return self._run_vectorised(given, batch, own, lambda: keys()[:count])
 
         weights = {name: few[name] for name, _ in self.named_parameters() if name in few}
@@ -221,7 +218,7 @@ class DeepEnsemble(Members):
         # Further copies only for passes that write to weights: they may be most of the memory.
         writes = not all(map(torch.equal, tried.values(), weights.values()))
 
-        def for_an_attempt() -> Mapping[str, Tensor]:
+        def for_an_attempt() -> Tensors:
             return _copies(weights) if writes else tried
 
         # Of one member on the whole batch.
@@ -268,7 +265,7 @@ class DeepEnsemble(Members):
         """Whether a batch was seen in training for which members run faster one by one."""
         return any(d["training"] and d["why_loop"] == FASTER_APART for d in self.decisions.values())
 
-    def _run_vectorised(self, tensors: Mapping[str, Tensor], x: Any, own: bool, keys: Keys) -> Tensor:
+    def _run_vectorised(self, tensors: Tensors, x: Any, own: bool, keys: Keys) -> Tensor:
         net = self.net
         if net is None:
             raise ValueError("Members of different architectures cannot run vectorised. Leave `execution` at 'auto'.")
@@ -291,9 +288,7 @@ class DeepEnsemble(Members):
             rewind_dropout(net)
         return outputs
 
-    def _run_loop(
-        self, tensors: Mapping[str, Tensor], x: Any, own: bool, rows: Tensor | None, keys: Keys, random: bool
-    ) -> Tensor:
+    def _run_loop(self, tensors: Tensors, x: Any, own: bool, rows: Tensor | None, keys: Keys, random: bool) -> Tensor:
         block = settled_block(self)
         if rows is None and not own and block is not None:
             return self._run_settled(tensors, x, keys, block)
@@ -312,16 +307,12 @@ class DeepEnsemble(Members):
             for_each_member(run, len(members))
         return join(outputs)
 
-    def _run_settled(self, tensors: Mapping[str, Tensor], x: Any, keys: Keys, block: int) -> Tensor:
+    def _run_settled(self, tensors: Tensors, x: Any, keys: Keys, block: int) -> Tensor:
         """Run members in turn where neither weights nor modes change between passes: they keep the rows they were lent."""
         members = range(self.num_members)
         if self._loan is None or not self._loan.holds(tensors, block):
-            net = self.net
-            if (
-                net is not None
-                and self.why_different is None
-                and why_another(net, self._shells[0].net, PLAIN) is not None
-            ):
+            net = self.net if self.why_different is None else None
+            if net is not None and why_another(net, self._shells[0].net, PLAIN) is not None:
                 return self._run_vectorised(tensors, x, False, keys)
             self._follow_modes(members)
             self._loan = Loan(self._shells, tensors, self._split(tensors, members), block)
@@ -343,7 +334,7 @@ class DeepEnsemble(Members):
             for module, shown in zip(self._shells[member].net.modules(), registered.modules(), strict=True):
                 module.training = shown.training
 
-    def _split(self, tensors: Mapping[str, Tensor], members: Sequence[int]) -> list[dict[str, Tensor]]:
+    def _split(self, tensors: Tensors, members: Sequence[int]) -> list[dict[str, Tensor]]:
         if self.nets is not None:
             return [under(f"nets.{m}.", tensors) for m in members]
         # unbind, not indexing: its backward is one stack, where M selections would each fill a whole tensor.
@@ -389,7 +380,7 @@ class DeepEnsemble(Members):
         return self.__dict__ | {"_loan": None}
 
 
-def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _copies(tensors: Tensors) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
@@ -420,7 +411,7 @@ class SingleMember(Members):
         """Tensors have no member axis."""
         return False
 
-    def run(self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
+    def run(self, tensors: Tensors, x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Run the member on its tensors; see `Members.run`."""
         x = fastest_layout(x[0] if own else x)
         output: Tensor = self._shell.run(under("net.", tensors), x, lambda: keys()[0], self.picks)

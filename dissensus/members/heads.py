@@ -1,13 +1,13 @@
 """Heads on a frozen backbone: one pass through the backbone, one trained head a member."""
 
 import copy
-from collections.abc import Callable, Mapping
-from numbers import Integral
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from dissensus._signatures import checked, whole_number
 from dissensus.architectures import mlp
 from dissensus.data.features import CachedFeatures
 from dissensus.data.fingerprints import network_digest
@@ -15,12 +15,13 @@ from dissensus.data.sources import device_of
 from dissensus.data.trees import Batch, Output, call, inputs_of, pick
 from dissensus.members.deep_ensemble import DeepEnsemble, OnDeepEnsemble
 from dissensus.members.members import Keys, Members, under
-from dissensus.members.stacking import tensors_of
+from dissensus.members.stacking import Tensors, tensors_of
 
 MakeHead = Callable[[], nn.Module] | tuple[int, int]
 _BACKBONE = "backbone."
 
 
+@checked
 class HeadEnsemble(OnDeepEnsemble):
     """Many heads on one frozen backbone: `forward(x)` gives `(members, batch, ...)`.
 
@@ -64,8 +65,6 @@ class HeadEnsemble(OnDeepEnsemble):
     ) -> None:
         super().__init__(num_members, seed)
         self.output, self.takes = output, features
-        if not isinstance(backbone, nn.Module):
-            raise ValueError(f"`backbone` must be a network, an nn.Module; got {type(backbone).__name__}.")
         if isinstance(backbone, Members):
             raise ValueError(
                 f"`backbone` must be one network; got a {type(backbone).__name__}. Take one of its members: ens.member(0)."
@@ -88,7 +87,7 @@ class HeadEnsemble(OnDeepEnsemble):
         own = {f"{_BACKBONE}{name}": t for name, t in tensors_of(self.backbone).items()}
         return self._features(own, inputs_of(x, named))
 
-    def _features(self, tensors: Mapping[str, Tensor], x: Batch) -> Tensor:
+    def _features(self, tensors: Tensors, x: Batch) -> Tensor:
         frozen = {name: t.detach() for name, t in under(_BACKBONE, tensors).items()}
         features: Tensor = pick(
             call(lambda *parts, **named: functional_call(self.backbone, frozen, parts, named), x), self.takes
@@ -96,7 +95,7 @@ class HeadEnsemble(OnDeepEnsemble):
         own = next((t for t in self.heads.parameters() if t.is_floating_point()), features)
         return features.to(own.dtype) if features.is_floating_point() else features
 
-    def run(self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
+    def run(self, tensors: Tensors, x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Run the backbone once and the heads on what it gives; see `Members.run`."""
         features = self._features(tensors, x.flatten(0, 1) if own else x)
         if own:
@@ -161,14 +160,6 @@ def _factory(make_head: MakeHead) -> Callable[[], nn.Module]:
         raise ValueError("`make_head` must be a function that makes a head; got a network. Write `lambda: Head(...)`.")
     if callable(make_head):
         return make_head
-    if (
-        not isinstance(make_head, tuple | list)
-        or len(make_head) != 2
-        or not all(isinstance(n, Integral) and not isinstance(n, bool) and n > 0 for n in make_head)
-    ):
-        raise ValueError(
-            "`make_head` must be a function that makes a head, or a pair (features, outputs) of whole numbers; got "
-            f"{make_head!r:.60}."
-        )
-    features, outputs = map(int, make_head)
+    both = " in each of its places, (features, outputs)"
+    features, outputs = (whole_number("make_head", width, 1, tail=both) for width in make_head)
     return lambda: mlp(features, [features], outputs, activation=nn.GELU)

@@ -16,11 +16,9 @@ from dissensus.nets.dropout import replace_layers
 
 
 def as_loop(members: Members, example: Any) -> "_Loop":
-    """Return a module that gives what the ensemble gives in evaluation, `(members, batch, ...)`, by running member after member.
+    """Return a module that gives what the ensemble gives in evaluation, by running member after member.
 
-    Args:
-        members: The ensemble, in evaluation mode.
-        example: A few inputs, to see the shapes at which dropout layers run.
+    The ensemble evaluates; with a few inputs as an `example` the shapes at which dropout layers run are seen.
     """
     if isinstance(members, HeadEnsemble):
         loop = as_loop(members.heads, members.features(example))
@@ -38,7 +36,6 @@ def as_loop(members: Members, example: Any) -> "_Loop":
 class _Loop(nn.Module):
     """Networks in turn: heads on what a backbone gives; logits of anchored ones divided by a temperature of each network's."""
 
-    backbone: nn.Module | None = None
     takes: Output = None
     anchors: int | None = None
     form: TemperatureForm = "exponential"
@@ -46,6 +43,7 @@ class _Loop(nn.Module):
     def __init__(self, nets: list[nn.Module], output: Output) -> None:
         super().__init__()
         self.nets, self.output = nn.ModuleList(nets), output
+        self.backbone: nn.Module | None = None
 
     def forward(self, x: Any) -> Tensor:
         if self.backbone is not None:

@@ -14,7 +14,7 @@ from dissensus._signatures import checked, real_number, whole_number
 from dissensus.data.trees import Batch, Output
 from dissensus.members.members import Keys, Members
 from dissensus.members.shared import SharedMembers
-from dissensus.members.stacking import check_nets, tensors_of, twin
+from dissensus.members.stacking import Tensors, check_nets, tensors_of, twin
 from dissensus.nets.dropout import plain_dropout, put_layer
 from dissensus.nets.sites import listed
 from dissensus.randomness import derive, uniform
@@ -96,7 +96,7 @@ class LoRAEnsemble(SharedMembers):
         self.net.eval()
         return self
 
-    def _probe(self, tensors: Mapping[str, Tensor], x: Batch, owners: Tensor, keys: Keys) -> bool:
+    def _probe(self, tensors: Tensors, x: Batch, owners: Tensor, keys: Keys) -> bool:
         """The network always evaluates, so it draws nothing."""
         return False
 

@@ -1,7 +1,6 @@
 """Masksembles: one network, and a fixed set of masks over its channels that makes an ensemble of it."""
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -17,7 +16,7 @@ from dissensus.data.sources import device_of
 from dissensus.data.trees import Output
 from dissensus.members.members import Keys, evaluation_mode, settled_block, under
 from dissensus.members.shared import BatchUse, SharedMembers, adopt, call, fastest_layout
-from dissensus.members.stacking import join, tensors_of
+from dissensus.members.stacking import Tensors, join, tensors_of
 from dissensus.members.trimming import ChannelMask, Form, Trimmer, attach, grow, why_not_trimmed
 from dissensus.nets.sites import Layers, Map, Site, listed
 from dissensus.randomness import derive
@@ -147,7 +146,7 @@ class Masksembles(SharedMembers):
             raise ValueError(f"{layer!r} has no masks; these layers do: {listed(list(self._trimmer[0].sites))}.")
         return self.get_buffer(f"net.{layer}.mask.values")
 
-    def run(self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
+    def run(self, tensors: Tensors, x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Run members on the given tensors; see `Members.run`."""
         if self.training or any(module.training for module in self.net.modules()):
             return super().run(tensors, x, own=own, rows=rows, keys=keys)
@@ -164,7 +163,7 @@ class Masksembles(SharedMembers):
         self._check_trimming()
         return self._apart_pays or self.execution == "apart"
 
-    def _run_apart(self, tensors: Mapping[str, Tensor], x: Any, own: bool, rows: Tensor | None) -> Tensor:
+    def _run_apart(self, tensors: Tensors, x: Any, own: bool, rows: Tensor | None) -> Tensor:
         net, x = self._trimmer[0].net.eval(), fastest_layout(x)
         members = self._gather(under("net.", tensors), rows, x.device)
         outputs: Tensor = join(
@@ -203,9 +202,7 @@ class Masksembles(SharedMembers):
         room = share * float(wanted.abs().max()) + 1e-6
         return torch.allclose(wanted, found, rtol=share, atol=room, equal_nan=True)
 
-    def _gather(
-        self, tensors: Mapping[str, Tensor], rows: Tensor | None, device: torch.device
-    ) -> list[dict[str, Tensor]]:
+    def _gather(self, tensors: Tensors, rows: Tensor | None, device: torch.device) -> list[dict[str, Tensor]]:
         """Return the tensors of members that run apart; during an evaluation they are gathered once."""
         given = list(tensors.values())
         if self._gathered is not None and rows is None:

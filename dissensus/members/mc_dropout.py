@@ -1,7 +1,7 @@
 """Monte Carlo dropout: one network with its dropout layers left on, each member a draw of what they drop."""
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
@@ -11,6 +11,7 @@ from dissensus._signatures import checked
 from dissensus.data.trees import Batch, Output, Tree, inputs_of
 from dissensus.members.members import Keys
 from dissensus.members.shared import SharedMembers, adopt, layers_as_written
+from dissensus.members.stacking import Tensors
 from dissensus.nets.dropout import KeyedDropout, key_dropout, plain_dropout
 from dissensus.randomness import fold, uniform
 
@@ -20,11 +21,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class SampledDropout(KeyedDropout):
-    """A dropout layer that also drops in evaluation, by keys that the ensemble sets before a pass.
-
-    Attributes:
-        sample_keys: One key for each of equally many consecutive rows, `(keys,)`; None leaves evaluation as it is.
-    """
+    """A dropout layer that also drops in evaluation, by one key for each of equally many rows that the ensemble sets before a pass."""
 
     sample_keys: Tensor | None = None
 
@@ -87,7 +84,7 @@ class MCDropout(SharedMembers):
         self.register_buffer("member_keys", self.member_keys, persistent=True)
         self.masks: Masks = masks
 
-    def run(self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
+    def run(self, tensors: Tensors, x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Run members on the given tensors; see `Members.run`."""
         if not self.training:
             chosen = self.member_keys if rows is None else self.member_keys.index_select(0, rows)

@@ -19,7 +19,8 @@ from dissensus._signatures import whole_number
 from dissensus.construction import describe
 from dissensus.data.features import CachedFeatures
 from dissensus.data.trees import WHOLE, Batch, Output, WholeOutput, expand_rows, inputs_of
-from dissensus.members.stacking import average, check_one_architecture, tensors_of
+from dissensus.members.stacking import Tensors, average, check_one_architecture, tensors_of
+from dissensus.nets.graphs import evaluating
 from dissensus.randomness import derive, fold
 
 _settled: WeakKeyDictionary[Module, int] = WeakKeyDictionary()
@@ -41,21 +42,14 @@ def evaluation_mode(members: Module) -> Iterator[None]:
     """
     with _making_locks:
         lock = _locks.setdefault(members, RLock())
-    with lock:
-        modes = [(module, module.training) for module in members.modules()]
-        newly = [module for module, _ in modes if module not in _settled]
-        was_training = members.training
-        members.eval()
+    with lock, evaluating(members), torch.no_grad():
+        newly = [module for module in members.modules() if module not in _settled]
         _settled.update(dict.fromkeys(newly, next(_numbers)))
         try:
-            with torch.no_grad():
-                yield
+            yield
         finally:
             for module in newly:
                 _settled.pop(module, None)
-            members.train(was_training)
-            for module, mode in modes:
-                module.training = mode
 
 
 Keys = Callable[[], Tensor]
@@ -130,7 +124,7 @@ class Members(nn.Module, ABC):
         self.decisions: dict[str, dict[str, Any]] = {}
 
     @abstractmethod
-    def run(self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
+    def run(self, tensors: Tensors, x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Run members on the given tensors instead of the registered ones.
 
         Args:
@@ -144,9 +138,7 @@ class Members(nn.Module, ABC):
             Outputs, `(members, batch, ...)`.
         """
 
-    def run_one_pass(
-        self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys
-    ) -> Tensor:
+    def run_one_pass(self, tensors: Tensors, x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Run the cheaper pass of training, for kinds with `one_pass`; arguments as those of `run`.
 
         Returns:
@@ -321,12 +313,12 @@ class Members(nn.Module, ABC):
         names = [name for name, _ in self.named_parameters() if name not in shared]
         return [(list(range(self.num_trained)) if self.separate else None, names)]
 
-    def rows_of(self, tensors: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+    def rows_of(self, tensors: Tensors, rows: Tensor) -> dict[str, Tensor]:
         """Return copies of some members' rows of these tensors; what members share, or do not have as rows, as it is."""
         shared = self.shared_buffers if self.stacked else tensors
         return {name: t if name in shared else t.index_select(0, rows) for name, t in tensors.items()}
 
-    def put_rows(self, tensors: Mapping[str, Tensor], rows: Tensor, new: Mapping[str, Tensor]) -> None:
+    def put_rows(self, tensors: Tensors, rows: Tensor, new: Tensors) -> None:
         """Write rows that `rows_of` gathered back, in place."""
         shared = self.shared_buffers if self.stacked else tensors
         for name, tensor in new.items():
@@ -334,7 +326,7 @@ class Members(nn.Module, ABC):
             if name not in shared and name.rpartition(".")[2] != "member_keys":
                 tensors[name].index_copy_(0, rows, tensor)
 
-    def sums_by_member(self, values: Mapping[str, Tensor], view: "View") -> Tensor:
+    def sums_by_member(self, values: Tensors, view: "View") -> Tensor:
         """Return the sum of values that are shaped like a view's trained parameters, one for each of its members."""
         if self.stacked:
             return torch.stack([value.flatten(1).sum(1) for value in values.values()]).sum(0)
@@ -387,7 +379,7 @@ def keys_of(seed: int, member_ids: Sequence[int]) -> Tensor:
     return torch.tensor([derive(seed, "member", index) for index in member_ids], dtype=torch.int64)
 
 
-def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def under(prefix: str, tensors: Tensors) -> dict[str, Tensor]:
     """Return the tensors whose names begin with a prefix, by the rest of their names."""
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
@@ -398,8 +390,8 @@ class View:
     def __init__(
         self,
         members: Members,
-        parameters: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
+        parameters: Tensors,
+        buffers: Tensors,
         *,
         keys: Keys,
         rows: Tensor | None = None,

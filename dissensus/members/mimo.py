@@ -1,7 +1,7 @@
 """MIMO: one network that takes as many inputs at once as it has members, and answers each."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -11,6 +11,7 @@ from dissensus._signatures import checked
 from dissensus.data.trees import Output
 from dissensus.members.members import Keys
 from dissensus.members.shared import SharedMembers, new
+from dissensus.members.stacking import Tensors
 from dissensus.nets.dropout import plain_dropout, put_layer
 from dissensus.nets.graphs import LAYERS, Traced, flattens, last_layers, like, whole_graph
 from dissensus.randomness import derive, fold, permutation, seeded, uniform
@@ -61,7 +62,7 @@ class MIMO(SharedMembers):
         super().__init__(net, num_members, seed, "whole", output)
         self.repetition, self.axes = repetition, axes
 
-    def run(self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
+    def run(self, tensors: Tensors, x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Run the network on M inputs at once; see `Members.run`."""
         if not isinstance(x, Tensor):
             raise ValueError("MIMO takes one tensor a network, on whose channels inputs are put side by side.")
@@ -76,9 +77,7 @@ class MIMO(SharedMembers):
         members = self.all_members(x.device) if rows is None else rows
         return outputs.unflatten(1, x.shape[:2])[members, torch.arange(len(members), device=x.device)]
 
-    def _run_mixed(
-        self, tensors: Mapping[str, Tensor], x: Tensor, own: bool, rows: Tensor | None, keys: Keys
-    ) -> Tensor:
+    def _run_mixed(self, tensors: Tensors, x: Tensor, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Run every member on the batch in an order of its own; return outputs in the batch's order."""
         if own and rows is not None:
             # Members that were not asked for see what the first one does.
@@ -102,7 +101,7 @@ class MIMO(SharedMembers):
                 orders[member, rest] = rest[permutation(fold(key, member), len(rest))]
         return orders
 
-    def _run_joined(self, tensors: Mapping[str, Tensor], inputs: list[Tensor], keys: Keys) -> Tensor:
+    def _run_joined(self, tensors: Tensors, inputs: list[Tensor], keys: Keys) -> Tensor:
         """Run the network on inputs side by side; return what it answers to each, `(members, batch, ...)`."""
         joined = torch.cat(inputs, dim=self.axes[0])
         owners = torch.zeros(len(joined), dtype=torch.int64, device=joined.device)

@@ -1,7 +1,7 @@
 """Packed-Ensembles: members that are thin networks, packed into the grouped layers of one."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from math import ceil
 from typing import Any, ClassVar, Literal
@@ -15,7 +15,7 @@ from dissensus.architectures import _FlattenTo
 from dissensus.data.trees import Output
 from dissensus.members.members import Keys, View
 from dissensus.members.shared import SharedMembers, made
-from dissensus.members.stacking import PROBE_ROWS
+from dissensus.members.stacking import PROBE_ROWS, Tensors
 from dissensus.nets.dropout import plain_dropout, put_layer
 from dissensus.nets.graphs import function_name, last_layers, like, whole_graph, width_of
 from dissensus.randomness import derive, seeded
@@ -87,7 +87,7 @@ class PackedEnsemble(SharedMembers):
         self._layers = [module for module in self.net.modules() if isinstance(module, _Packed)]
         self.to(next(wide.parameters()).device)
 
-    def run(self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
+    def run(self, tensors: Tensors, x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Run members as rows of one batch through grouped layers; see `Members.run`."""
         for layer in self._layers:
             layer.chosen = rows
@@ -115,7 +115,7 @@ class PackedEnsemble(SharedMembers):
             parameter.requires_grad_(self.net.get_parameter(name).requires_grad)
         return plain_dropout(net.to(dtype)).train(self.training)
 
-    def sums_by_member(self, values: Mapping[str, Tensor], view: View) -> Tensor:
+    def sums_by_member(self, values: Tensors, view: View) -> Tensor:
         """Return the sum of each member's own share of the values."""
         sums = [value.unflatten(0, (self.num_members, -1)).flatten(1).sum(1) for value in values.values()]
         total = torch.stack(sums).sum(0)
@@ -125,9 +125,7 @@ class PackedEnsemble(SharedMembers):
 class _Packed(nn.Module):
     """One layer of all members; rows of a batch are member after member, parameters too, along their first axis.
 
-    Attributes:
-        plain: The layer of one member, without its tensors.
-        chosen: Which members the rows belong to, `(chosen,)`; None for all.
+    `plain` is the layer of one member, without its tensors; `chosen` says which members the rows belong to, None for all.
     """
 
     chosen: Tensor | None = None

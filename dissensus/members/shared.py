@@ -1,7 +1,7 @@
 """Kinds whose members are one network seen in several ways: all members' examples are rows of one batch."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
 
@@ -14,7 +14,7 @@ from dissensus.data import trees
 from dissensus.data.trees import Batch, Output, Tree, WholeOutput, pick, repeat_rows
 from dissensus.engines.watching import kept_as_is, look_at
 from dissensus.members.members import Keys, Members, View, under
-from dissensus.members.stacking import PROBE_ROWS, check_nets, keep_weights_apart, quiet_weights, recurs
+from dissensus.members.stacking import PROBE_ROWS, Tensors, check_nets, keep_weights_apart, quiet_weights, recurs
 from dissensus.nets.dropout import dropout_keys, key_dropout, rewind_dropout
 from dissensus.randomness import derive, seeded
 
@@ -22,10 +22,9 @@ BatchUse = Literal["split", "whole"]
 
 
 class PerRow(nn.Module):
-    """A layer that treats rows of a batch by the member they belong to; the ensemble sets `rows` before each pass.
+    """A layer that treats rows of a batch by the member they belong to, `rows`, which the ensemble sets before each pass.
 
-    Attributes:
-        rows: Member of each row, `(rows,)`. It stays after the pass: activation checkpointing runs layers again.
+    They stay after the pass: activation checkpointing runs layers again.
     """
 
     rows: Tensor | None = None
@@ -76,7 +75,7 @@ class SharedMembers(Members):
         self._recurs = recurs(self.net)
         self._per_row = [module for module in self.net.modules() if isinstance(module, PerRow)]
 
-    def run(self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
+    def run(self, tensors: Tensors, x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Run members as rows of one batch, member after member; see `Members.run`."""
         members = self.all_members(x.device) if rows is None else rows
         count, batch = len(members), x.shape[1] if own else x.shape[0]
@@ -84,9 +83,7 @@ class SharedMembers(Members):
         owners = members[:, None].expand(count, batch).reshape(-1)
         return self.run_rows(tensors, every, owners, keys).unflatten(0, (count, batch))
 
-    def run_one_pass(
-        self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys
-    ) -> Tensor:
+    def run_one_pass(self, tensors: Tensors, x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Give each member its share of the batch: row i of B meets member `i * M // B`, turned by a random number."""
         x = x[0] if own else x
         members = self.all_members(x.device) if rows is None else rows
@@ -96,7 +93,7 @@ class SharedMembers(Members):
         owners = members.index_select(0, (place + turn).remainder(len(members)))
         return self.run_rows(tensors, x, owners, keys).unsqueeze(0)
 
-    def run_rows(self, tensors: Mapping[str, Tensor], x: Batch, owners: Tensor, keys: Keys) -> Tensor:
+    def run_rows(self, tensors: Tensors, x: Batch, owners: Tensor, keys: Keys) -> Tensor:
         """Run rows that each belong to a member, `owners`; return their outputs."""
         if self.training and "training" not in self.decisions:
             self.decisions["training"] = {"random": self._probe(tensors, x, owners, keys)}
@@ -105,7 +102,7 @@ class SharedMembers(Members):
                 return self._run_net(tensors, x, owners, keys)
         return self._run_net(tensors, x, owners, keys)
 
-    def _run_net(self, tensors: Mapping[str, Tensor], x: Batch, owners: Tensor, keys: Keys) -> Tensor:
+    def _run_net(self, tensors: Tensors, x: Batch, owners: Tensor, keys: Keys) -> Tensor:
         own = under("net.", tensors) | dropout_keys(self.net, lambda: keys()[0])
         for layer in self._per_row:
             layer.rows = owners
@@ -114,7 +111,7 @@ class SharedMembers(Members):
         rewind_dropout(self.net)
         return outputs
 
-    def _probe(self, tensors: Mapping[str, Tensor], x: Batch, owners: Tensor, keys: Keys) -> bool:
+    def _probe(self, tensors: Tensors, x: Batch, owners: Tensor, keys: Keys) -> bool:
         """Whether the network draws random numbers that are not a dropout layer's."""
         copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         few = self._rows_to_look_at(x.detach())
@@ -125,7 +122,7 @@ class SharedMembers(Members):
         """Return some rows of a batch to look at what the network does with them."""
         return x[:PROBE_ROWS]
 
-    def sums_by_member(self, values: Mapping[str, Tensor], view: View) -> Tensor:
+    def sums_by_member(self, values: Tensors, view: View) -> Tensor:
         """Return the sum of all values for every member, where they share them."""
         if self.stacked:
             return super().sums_by_member(values, view)

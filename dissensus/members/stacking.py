@@ -6,7 +6,7 @@ import types
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from dissensus.data.trees import Output, Tree, WholeOutput, call, pick
 from dissensus.nets.dropout import dropout_keys, rewind_dropout
 
+Tensors: TypeAlias = Mapping[str, Tensor]
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _TENSORS = {"_parameters", "_buffers", "_modules", "_flat_weights", "_flat_weight_refs"}
 _BOOKKEEPING = {*_HOOKS, *_TENSORS, "training", "calls"}
@@ -120,7 +121,7 @@ def why_another(
     return None
 
 
-def average(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def average(states: Sequence[Tensors]) -> dict[str, Tensor]:
     """Return averaged weights; what is not a real number is the first one's."""
     return {
         name: torch.stack([state[name] for state in states]).mean(0) if tensor.is_floating_point() else tensor
@@ -180,21 +181,24 @@ def _held(function: types.FunctionType) -> list[Any]:
 def stack(nets: Sequence[nn.Module]) -> nn.Module:
     """Return a copy of the first net whose parameters and buffers are those of all nets, stacked along a new first axis."""
     skeleton = copy.deepcopy(nets[0])
-    rows = [tensors_of(net) for net in nets]
-    stacked: dict[int, Tensor] = {}
-    for name, tensor in tensors_of(skeleton).items():
-        joined = torch.stack([row[name].detach() for row in rows])
-        if isinstance(tensor, nn.Parameter):
-            joined = nn.Parameter(joined, requires_grad=tensor.requires_grad)
-        stacked[id(tensor)] = joined
     for module in skeleton.modules():
         keep_weights_apart(module)
-        stores: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
-        for store in stores:
-            for name, old in store.items():
-                if old is not None:
-                    store[name] = stacked[id(old)]
+    rows = [tensors_of(net) for net in nets]
+    replace_tensors(skeleton, lambda name, _: torch.stack([row[name].detach() for row in rows]))
     return skeleton
+
+
+def replace_tensors(net: nn.Module, make: Callable[[str, Tensor], Tensor]) -> None:
+    """Give a network other tensors, in place; what is tied stays tied."""
+    old = tensors_of(net)
+    made = {id(tensor): make(name, tensor) for name, tensor in old.items()}
+    for tensor in old.values():
+        if isinstance(tensor, nn.Parameter):
+            made[id(tensor)] = nn.Parameter(made[id(tensor)], tensor.requires_grad)
+    for module in net.modules():
+        for name, held in [*module._parameters.items(), *module._buffers.items()]:
+            if held is not None:
+                setattr(module, name, made[id(held)])
 
 
 def keep_weights_apart(module: nn.Module) -> None:
@@ -226,7 +230,7 @@ class Shell:
 
     def __init__(self, net: nn.Module) -> None:
         self.net = net
-        self.row: Mapping[str, Tensor] | None = None
+        self.row: Tensors | None = None
         owner: dict[int, str] = {id(t): name for name, t in reversed(tensors_of(net).items())}
         self._parameters: list[tuple[nn.Module, str, str]] = []
         self._buffers: list[tuple[nn.Module, str, str]] = []
@@ -237,7 +241,7 @@ class Shell:
                 noted += [(module, name, owner[id(t)]) for name, t in store.items() if t is not None]
         self.release()
 
-    def lend(self, row: Mapping[str, Tensor]) -> None:
+    def lend(self, row: Tensors) -> None:
         """Bind the tensors of one member; gradients flow to where the row came from."""
         self.row = row
         for module, name, source in self._parameters:
@@ -248,7 +252,7 @@ class Shell:
         for module, name, source in self._buffers:
             module._buffers[name] = row[source]
 
-    def collect(self, row: Mapping[str, Tensor]) -> None:
+    def collect(self, row: Tensors) -> None:
         """Copy buffers that the pass replaced, rather than changed in place, back into the row."""
         for module, name, source in self._buffers:
             now = module._buffers[name]
@@ -275,21 +279,19 @@ class Shell:
         rewind_dropout(self.net)
         return said
 
-    def materialise(self, row: Mapping[str, Tensor]) -> nn.Module:
+    def materialise(self, row: Tensors) -> nn.Module:
         """Return an independent plain module with copies of these tensors."""
         self.release()
         twin = copy.deepcopy(self)
-        made: dict[str, nn.Parameter] = {}
+        copies = {source: row[source].detach().clone() for _, _, source in (*twin._parameters, *twin._buffers)}
+        made = {source: nn.Parameter(copies[source], row[source].requires_grad) for _, _, source in twin._parameters}
         for module, name, source in twin._parameters:
-            if source not in made:
-                made[source] = nn.Parameter(row[source].detach().clone(), requires_grad=row[source].requires_grad)
             del module.__dict__[name]
             setattr(module, name, made[source])
         for module in twin.net.modules():
             if isinstance(module, nn.RNNBase):
                 module.__dict__.pop("flatten_parameters")
                 module.flatten_parameters()
-        copies = {source: row[source].detach().clone() for _, _, source in twin._buffers}
         for module, name, source in twin._buffers:
             module._buffers[name] = copies[source]
         return twin.net
@@ -300,26 +302,21 @@ def join(outputs: Sequence[Any]) -> Any:
     if isinstance(outputs[0], Tree):
         leaves = zip(*(output.leaves for output in outputs), strict=True)
         return Tree([join(parts) for parts in leaves], outputs[0].spec)
-    for output in outputs:
-        if output.shape != outputs[0].shape:
-            raise ValueError(
-                f"Members must give outputs of one shape; got {tuple(outputs[0].shape)} and {tuple(output.shape)}."
-            )
+    if len(shapes := {tuple(output.shape) for output in outputs}) > 1:
+        raise ValueError(f"Members must give outputs of one shape; got {' and '.join(map(str, sorted(shapes)))}.")
     return torch.stack(list(outputs))
 
 
 class Loan:
     """Rows lent to shells for the passes of one block of evaluation, in which the tensors stay where they are."""
 
-    def __init__(
-        self, shells: Sequence[Shell], tensors: Mapping[str, Tensor], rows: Sequence[Mapping[str, Tensor]], block: int
-    ) -> None:
+    def __init__(self, shells: Sequence[Shell], tensors: Tensors, rows: Sequence[Tensors], block: int) -> None:
         self.shells, self.rows, self.block = shells, rows, block
         self._places = [(tensor, tensor.data_ptr()) for tensor in tensors.values()]
         for shell, row in zip(shells, rows, strict=True):
             shell.lend(row)
 
-    def holds(self, tensors: Mapping[str, Tensor], block: int) -> bool:
+    def holds(self, tensors: Tensors, block: int) -> bool:
         """Whether this is the same block, and the shells still have rows of these tensors."""
         return (
             block == self.block
@@ -339,16 +336,11 @@ PROBE_MEMBERS = 2
 _TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-3}
 _TOLERANCE_OF_HALF = 5e-2
 
-Run = Callable[[Mapping[str, Tensor], Tensor], Tensor]
+Run = Callable[[Tensors, Tensor], Tensor]
 
 
 def why_not_vectorised(
-    loop: Run,
-    vectorised: Run,
-    weights: Callable[[], Mapping[str, Tensor]],
-    buffers: Mapping[str, Tensor],
-    x: Tensor,
-    trainable: Collection[str],
+    loop: Run, vectorised: Run, weights: Callable[[], Tensors], buffers: Tensors, x: Tensor, trainable: Collection[str]
 ) -> str | None:
     """Compare outputs, updated buffers and gradients of both on the same tensors; say how they differ, None if they agree.
 
@@ -411,9 +403,7 @@ class _Attempt(NamedTuple):
     gradients: list[Tensor]
 
 
-def _attempt(
-    run: Run, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor], x: Tensor, trainable: Collection[str]
-) -> _Attempt:
+def _attempt(run: Run, weights: Tensors, buffers: Tensors, x: Tensor, trainable: Collection[str]) -> _Attempt:
     """Run on copies of the buffers; return outputs, the copies as the pass left them, and gradients."""
     copies = {name: tensor.clone() for name, tensor in buffers.items()}
     leaves = [t.requires_grad_() for n, t in weights.items() if n in trainable and t.is_floating_point()]

@@ -1,7 +1,7 @@
 """Members from one network's training: the weights it had at the end of each cycle, or draws from a Gaussian around their average."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import sqrt
 from typing import Any, ClassVar
 
@@ -15,7 +15,7 @@ from dissensus.data.trees import call as call_with
 from dissensus.members.deep_ensemble import DeepEnsemble
 from dissensus.members.members import Keys, Members, under
 from dissensus.members.shared import SharedMembers, made
-from dissensus.members.stacking import tensors_of
+from dissensus.members.stacking import Tensors, tensors_of
 from dissensus.nets.dropout import plain_dropout
 from dissensus.randomness import Noise, seeded
 
@@ -29,14 +29,16 @@ class Trajectory(SharedMembers):
 
     comparable: ClassVar[bool] = False
 
-    def __init__(self, make_net: Callable[[], nn.Module], num_members: int, seed: int, output: Output = None) -> None:
+    def __init__(
+        self, make_net: Callable[[], nn.Module], num_members: int = 5, seed: int = 0, *, output: Output = None
+    ) -> None:
         super().__init__(made(make_net, num_members, seed), num_members, seed, "whole", output)
         self.one_pass = True
         copies = [plain_dropout(copy.deepcopy(self.net)) for _ in range(num_members)]
         self.kept = _in_buffers(DeepEnsemble.from_members(copies, seed, output=output))
         self.member_keys = self.member_keys.to(self.kept.member_keys.device)
 
-    def run(self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
+    def run(self, tensors: Tensors, x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Run members in evaluation; see `Members.run`. In training there is one network."""
         if self.training:
             return self.run_one_pass(tensors, x, own=own, rows=rows, keys=keys)
@@ -45,9 +47,7 @@ class Trajectory(SharedMembers):
             kept = self.kept.rows_of(kept, rows)
         return self.kept.run(kept, x, own=own, rows=rows, keys=keys)
 
-    def run_one_pass(
-        self, tensors: Mapping[str, Tensor], x: Any, *, own: bool, rows: Tensor | None, keys: Keys
-    ) -> Tensor:
+    def run_one_pass(self, tensors: Tensors, x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Run the network that trains: `(1, batch, ...)`."""
         x = x[0] if own else x
         owners = torch.zeros(len(x), dtype=torch.int64, device=x.device)
@@ -59,7 +59,7 @@ class Trajectory(SharedMembers):
         return frozenset(name for name, _ in self.named_buffers() if not name.startswith("net."))
 
     @torch.no_grad()
-    def keep(self, member: int, tensors: Mapping[str, Tensor] | None = None) -> None:
+    def keep(self, member: int, tensors: Tensors | None = None) -> None:
         """Make a member of these weights, by name as the network has them; of all that the network now has if none are given."""
         given = tensors_of(self.net) if tensors is None else tensors
         for name, rows in tensors_of(self.kept).items():
@@ -101,11 +101,6 @@ class SnapshotEnsemble(Trajectory):
     References:
         Huang et al., 2017, <https://arxiv.org/abs/1704.00109>.
     """
-
-    def __init__(
-        self, make_net: Callable[[], nn.Module], num_members: int = 5, seed: int = 0, *, output: Output = None
-    ) -> None:
-        super().__init__(make_net, num_members, seed, output)
 
     def after_epoch(self, epoch: int, epochs: int) -> None:
         """Keep the network as the member of its cycle and of those to come, which will be overwritten."""
@@ -180,7 +175,7 @@ class SWAG(Trajectory):
                 "`start` must be in [0, 1), `rank` and `scale` not negative; got "
                 f"start={start}, rank={rank}, scale={scale}."
             )
-        super().__init__(make_net, num_members, seed, output)
+        super().__init__(make_net, num_members, seed, output=output)
         self.start, self.rank, self.scale = start, rank, scale
         weights = self._weights()
         self.register_buffer("mean", weights.clone())

@@ -1,14 +1,14 @@
 """Masks on the channels of a layer; channels taken out of a network, or more of them put in."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from dissensus.members.shared import PerRow, fastest_layout
-from dissensus.members.stacking import tensors_of
+from dissensus.members.stacking import Tensors, replace_tensors, tensors_of
 from dissensus.nets.dropout import plain_dropout
 from dissensus.nets.sites import Side, Site, Slice
 from dissensus.randomness import seeded
@@ -19,10 +19,7 @@ NAME = "mask"
 class ChannelMask(PerRow):
     """All members' masks of one layer: each row of a batch keeps the channels of its member.
 
-    Attributes:
-        values: True where a member keeps the channel, `(members, channels)`.
-        kept: The channels that each member keeps, `(members, ones)`.
-        axis: Axis of the channels.
+    `values` are True where a member keeps the channel, `(members, channels)`; `kept` are these channels, `(members, ones)`.
     """
 
     values: Tensor
@@ -127,12 +124,7 @@ def _entries(kept: Tensor, block: int) -> Tensor:
 
 
 class Trimmer:
-    """Makes members that have only the channels they keep; all have the same shapes, so one module serves them all.
-
-    Args:
-        net: The masked network.
-        sites: Its masks' places.
-    """
+    """Makes members that have only the channels they keep; all have the same shapes, so one module serves them all."""
 
     def __init__(self, net: nn.Module, sites: Sequence[Site]) -> None:
         self.sites = {site.name: site for site in sites}
@@ -164,12 +156,12 @@ class Trimmer:
                 resize(skeleton, side, site.width, mask.kept.shape[1])
         return plain_dropout(skeleton)
 
-    def kept(self, tensors: Mapping[str, Tensor], rows: Tensor) -> list[dict[str, Tensor]]:
+    def kept(self, tensors: Tensors, rows: Tensor) -> list[dict[str, Tensor]]:
         """Return the channels that each of these members keeps, by place."""
         by_site = {site: tensors[name].index_select(0, rows).unbind() for name, site in self.kept_names.items()}
         return [{site: kept[place] for site, kept in by_site.items()} for place in range(len(rows))]
 
-    def tensors(self, tensors: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def tensors(self, tensors: Tensors, kept: Tensors) -> dict[str, Tensor]:
         """Return one member's parameters and buffers from those of the masked network and the channels it keeps."""
         own = {name: kept[self.kept_names[name]] if name in self.kept_names else tensors[name] for name in self.names}
         for name, cuts in self.cuts.items():
@@ -178,7 +170,7 @@ class Trimmer:
             own[name] = fastest_layout(own[name])
         return own
 
-    def member(self, tensors: Mapping[str, Tensor], index: int) -> nn.Module:
+    def member(self, tensors: Tensors, index: int) -> nn.Module:
         """Return one member as an independent module."""
         net = copy.deepcopy(self.net)
         (kept,) = self.kept(tensors, torch.tensor([index], device=next(iter(tensors.values())).device))
@@ -190,19 +182,6 @@ class Trimmer:
 def _without_values(tensor: Tensor) -> Tensor:
     empty = tensor.detach().to("meta")
     return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
-
-
-def replace_tensors(net: nn.Module, make: Callable[[str, Tensor], Tensor]) -> None:
-    """Give a network other tensors, in place; what is tied stays tied."""
-    old = tensors_of(net)
-    made = {id(tensor): make(name, tensor) for name, tensor in old.items()}
-    for tensor in old.values():
-        if isinstance(tensor, nn.Parameter):
-            made[id(tensor)] = nn.Parameter(made[id(tensor)], tensor.requires_grad)
-    for module in net.modules():
-        for name, held in [*module._parameters.items(), *module._buffers.items()]:
-            if held is not None:
-                setattr(module, name, made[id(held)])
 
 
 def resize(net: nn.Module, side: Side, old: int, new: int) -> None:

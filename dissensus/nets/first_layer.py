@@ -116,39 +116,24 @@ def _taken(net: nn.Module, name: str, x: Tensor) -> Tensor | None:
 
 
 def _by_value(first: Tensor, second: Tensor, both: Tensor) -> Places | None:
+    def as_bytes(columns: Tensor) -> list[bytes]:
+        # Adding 0 makes one zero of the two; float32 holds the shorter formats exactly.
+        values = (columns.to(torch.promote_types(columns.dtype, torch.float32)) + 0.0).flatten(0, -2)
+        return [column.tobytes() for column in values.T.contiguous().cpu().numpy()]
+
     # Columns that are alike, such as those of padding, are given out in turn.
     free: defaultdict[bytes, deque[int]] = defaultdict(deque)
-    for place, column in enumerate(_as_bytes(both)):
+    for place, column in enumerate(as_bytes(both)):
         free[column].append(place)
-    found = [[free[c].popleft() for c in _as_bytes(each) if free[c]] for each in (first, second)]
+    found = [[free[c].popleft() for c in as_bytes(each) if free[c]] for each in (first, second)]
     if any(len(each) < first.shape[-1] for each in found):
         return None
-    places = torch.tensor(found, device=both.device)
-    return Places(places[0], places[1])
-
-
-def _as_bytes(columns: Tensor) -> list[bytes]:
-    # Adding 0 makes one zero of the two; float32 holds the shorter formats exactly.
-    values = (columns.to(torch.promote_types(columns.dtype, torch.float32)) + 0.0).flatten(0, -2)
-    return [column.tobytes() for column in values.T.contiguous().cpu().numpy()]
+    return Places(*torch.tensor(found, device=both.device))
 
 
 Initialise = Literal["fresh", "sum"]
 
-# Layers with weights that may stand before those; a network that begins with one of them looks at single inputs.
-_OTHERS = (
-    nn.modules.batchnorm._NormBase,
-    nn.LayerNorm,
-    nn.GroupNorm,
-    nn.Embedding,
-    nn.Bilinear,
-    nn.RNNBase,
-    nn.RNNCellBase,
-    nn.modules.conv._ConvTransposeNd,
-)
 _PUT_ONE_IN_FRONT = "Only a linear or convolutional layer can be: put one in front of the network, or move what comes before one out of it."
-# Input values that are looked for in what a layer takes.
-_VALUES_LOOKED_FOR = 64
 
 
 def double_first_layers(
@@ -228,7 +213,7 @@ def _running_order(net: nn.Module, x: Tensor, taking: Tensor | None = None) -> l
     hooks = []
     for name, module in net.named_modules():
         is_leaf = next(module.children(), None) is None and next(module.parameters(), None) is not None
-        if isinstance(module, LAYERS + _OTHERS) or is_leaf:
+        if isinstance(module, LAYERS) or is_leaf:
             hooks.append(module.register_forward_pre_hook(lambda _, args, name=name: note(name, args)))
     try:
         run(net, x)
@@ -244,22 +229,15 @@ def _why_not(net: nn.Module, name: str) -> str | None:
     if not isinstance(layer, LAYERS):
         return f"is a {type(layer).__name__}. {_PUT_ONE_IN_FRONT}"
     if layer._parameters.get("weight") is None:
+        by = "torch.nn.utils.parametrize.remove_parametrizations"
+        return f"has a weight that is computed from others (weight_norm, spectral_norm or the like). Take that off first, with {by}."
+    others = [(name, other) for name, other in net.named_modules() if other is not layer]
+    if tied := [name for name, other in others if any(p is layer.weight for p in other._parameters.values())]:
         return (
-            "has a weight that is computed from others (weight_norm, spectral_norm or the like). Take that off first, with "
-            "torch.nn.utils.parametrize.remove_parametrizations."
-        )
-    tied = [
-        n for n, m in net.named_modules() if m is not layer and any(p is layer.weight for p in m._parameters.values())
-    ]
-    if tied:
-        return (
-            f"shares its weight with {', '.join(tied)}, which would not be doubled. Give the two weights of their own, or put a "
-            "layer in front of the network."
+            f"shares its weight with {', '.join(tied)}, which would not be doubled. Give the two weights of their own."
         )
     if _groups(layer) > 1 and type(layer) not in _IN_GROUPS:
-        return (
-            f"is a {type(layer).__name__} in groups, which only torch's own convolutions may have. {_PUT_ONE_IN_FRONT}"
-        )
+        return f"is a {type(layer).__name__} in groups, as only torch's own convolutions may be. {_PUT_ONE_IN_FRONT}"
     return None
 
 
@@ -269,7 +247,7 @@ def _groups(layer: nn.Module) -> int:
 
 def _others(net: nn.Module, x: Tensor, tried: str) -> str:
     """Name further layers that take the inputs."""
-    takers = _running_order(net, x, taking=x[0].flatten()[:_VALUES_LOOKED_FOR])
+    takers = _running_order(net, x, taking=x[0].flatten()[:64])
     fit = [repr(name) for name in takers if name != tried and _why_not(net, name) is None]
     return f" Layers that take the inputs: {', '.join(fit)}; name one with `first_layer`." if fit else ""
 
@@ -291,30 +269,33 @@ def _common_axis(
 def _places(net: nn.Module, name: str, pair: tuple[Tensor, Tensor], axis: int) -> Places:
     """Return which columns of a layer's weight are to meet each of two inputs, or say why there are none."""
     layer = net.get_submodule(name)
-    where = f"{name or 'The network itself'} ({type(layer).__name__}) was to take twice its inputs"
     try:
         found = find_places(net, name, pair, axis)
     except Exception as problem:  # whatever a network does with inputs that do not suit it
-        raise ValueError(
-            f"{where}, but what the network does before that layer does not go with them: {_first_line(problem)}. Move it "
-            f"(normalisation, checks of shape) out of the network.{_others(net, pair[0], name)}"
+        what = f"what the network does before that layer does not go with them: {_first_line(problem)}"
+        raise _cannot(
+            name,
+            layer,
+            f"{what}. Move it (normalisation, checks of shape) out of the network.{_others(net, pair[0], name)}",
         ) from problem
     if found is None:
-        raise ValueError(
-            f"{where}, but they do not reach it as they are: the network makes something else of them before. Move that out of "
-            f"the network.{_others(net, pair[0], name)}"
-        )
+        what = "they do not reach it as they are: the network makes something else of them before"
+        raise _cannot(name, layer, f"{what}. Move that out of the network.{_others(net, pair[0], name)}")
     if _groups(layer) == 1:
         return found
     both = torch.cat(found)
     if not torch.equal(both, torch.arange(len(both), device=both.device)):
-        raise ValueError(
-            f"{where}, but it convolves in {_groups(layer)} groups, among which the network has dealt out its inputs anew. Move "
-            "that out of the network."
-        )
+        what = f"it convolves in {_groups(layer)} groups, among which the network has dealt out its inputs anew"
+        raise _cannot(name, layer, f"{what}. Move that out of the network.")
     # Each group meets its own share of both inputs.
     share = len(found.first) // _groups(layer)
     return Places(found.first[:share], found.first[share : 2 * share])
+
+
+def _cannot(name: str, layer: nn.Module, why: str) -> ValueError:
+    return ValueError(
+        f"{name or 'The network itself'} ({type(layer).__name__}) was to take twice its inputs, but {why}"
+    )
 
 
 def _widen(layer: nn.Module, places: Places) -> None:
@@ -355,19 +336,14 @@ def _outputs(net: nn.Module, layer: nn.Module, x: Tensor) -> list[Tensor]:
 
 def _check_equal(net: nn.Module, pair: Tensor, before: list[Tensor], name: str, layer: nn.Module) -> None:
     """Refuse a network whose inputs go elsewhere too, so that doubling one layer is not enough."""
-    where = f"{name or 'The network itself'} ({type(layer).__name__}) now takes twice its inputs"
     try:
         after = _outputs(net, layer, pair)
     except Exception as problem:  # whatever a network does with inputs that do not suit it
-        raise ValueError(
-            f"{where}, but the network does not run on them: {_first_line(problem)}. Move what else is done with its inputs out of "
-            "the network."
-        ) from problem
+        what = f"the network does not run on them: {_first_line(problem)}"
+        raise _cannot(name, layer, f"{what}. Move what else is done with its inputs out of the network.") from problem
     if not all(_close(new, old) for new, old in zip(after, before, strict=True)):
-        raise ValueError(
-            f"{where}, but the network's inputs go elsewhere too, or are changed before it. Move that out of the network, or "
-            "name the layer with `first_layer`."
-        )
+        what = "the network's inputs go elsewhere too, or are changed before it"
+        raise _cannot(name, layer, f"{what}. Move that out of the network, or name the layer with `first_layer`.")
 
 
 def _close(after: Tensor, before: Tensor) -> bool:

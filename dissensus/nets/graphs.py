@@ -56,14 +56,7 @@ _SHAPE_NAMES = frozenset(("size", "dim"))
 
 @dataclass(frozen=True)
 class Traced:
-    """The operations of a network, or of one part of it that could be traced.
-
-    Attributes:
-        root: The part.
-        prefix: Its name in the network, with a dot; empty for the whole.
-        graph: Its operations.
-        calls: How often each module is called.
-    """
+    """The operations of a network, or of the part of it at `prefix` (with a dot) that could be traced, and how often modules are called."""
 
     root: nn.Module
     prefix: str
@@ -144,13 +137,7 @@ def reads_shape(node: fx.Node) -> bool:
 
 
 def channelwise(part: Traced, node: fx.Node, spatial: bool) -> bool:
-    """Whether a node treats each channel on its own, without a weight that mixes them.
-
-    Args:
-        part: The graph.
-        node: The operation.
-        spatial: Whether channels are on axis 1 with positions behind them; pooling acts on positions.
-    """
+    """Whether a node treats each channel on its own; pooling does where channels are `spatial`, with positions behind them."""
     module = part.module(node)
     if isinstance(module, (*ACTIVATIONS, *_ELEMENTWISE, *_BATCH_NORMS)):
         return True
@@ -265,10 +252,11 @@ def like(layer: Any, inputs: int, outputs: int, groups: int = 1) -> nn.Module:
 @contextmanager
 def evaluating(net: nn.Module) -> Iterator[None]:
     """Have a network evaluate inside; give every module back its mode."""
-    modes = [(module, module.training) for module in net.modules()]
+    modes, was_training = [(module, module.training) for module in net.modules()], net.training
     net.eval()
     try:
         yield
     finally:
+        net.train(was_training)
         for module, mode in modes:
             module.training = mode

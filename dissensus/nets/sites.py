@@ -39,13 +39,7 @@ class Slice:
 
 @dataclass
 class Side:
-    """What lies before or after a mask, up to the layers that mix channels.
-
-    Attributes:
-        slices: Tensors that hold the channels.
-        flattens: Layers that check the size of flattened channels.
-        why_fixed: Why channels cannot be taken out on this side; None if they can.
-    """
+    """What lies before or after a mask: tensors that hold the channels, layers that check the size of flattened ones, why it is fixed."""
 
     slices: list[Slice] = field(default_factory=list)
     flattens: list[str] = field(default_factory=list)
@@ -62,18 +56,10 @@ class Side:
 
 @dataclass(frozen=True)
 class Site:
-    """A place for a mask.
+    """A place for a mask, after the module of this name: its channels and their axis, what makes and what takes them.
 
-    Attributes:
-        name: Module after which the mask acts.
-        width: Channels there.
-        axis: Their axis.
-        before: What makes them.
-        after: What takes them.
-        source: Linear layer or convolution that makes them, if it was found.
-        keeps_zero: Whether a dropped channel is still zero where it is taken.
-        combined: Whether it is added to or multiplied with another tensor.
-        leaves: Whether it reaches the network's output.
+    `source` is the linear layer or convolution that makes them, if it was found. A dropped channel is still zero where it is taken
+    (`keeps_zero`); channels are added to or multiplied with another tensor (`combined`), or reach the network's output (`leaves`).
     """
 
     name: str
@@ -81,10 +67,10 @@ class Site:
     axis: int
     before: Side
     after: Side
-    source: str | None
-    keeps_zero: bool
-    combined: bool
-    leaves: bool
+    source: str | None = None
+    keeps_zero: bool = False
+    combined: bool = False
+    leaves: bool = False
 
     @property
     def can_grow(self) -> bool:
@@ -105,13 +91,7 @@ class Site:
 
 
 def find_site(part: Traced, node: fx.Node, tied: Set[str]) -> Site | None:
-    """Return the place after a module's only call; None where its width cannot be told.
-
-    Args:
-        part: The operations.
-        node: The call.
-        tied: Names of parameters that several layers share.
-    """
+    """Return the place after a module's only call; None where its width cannot be told. `tied` parameters are several layers'."""
     back = _Backward(part, node, tied)
     linear = back.source is not None and isinstance(part.module(back.source), nn.Linear)
     if back.pooled and linear:
@@ -292,12 +272,8 @@ class Map:
         counts = Counter(id(p) for _, p in net.named_parameters(remove_duplicate=False))
         self.tied = {n for n, p in net.named_parameters(remove_duplicate=False) if counts[id(p)] > 1}
         self.stem = self._stem()
-        found = (
-            self.site_at(part, past_norms(part, node))
-            for part in self.parts
-            for node in part.graph.nodes
-            if is_activation(part, node)
-        )
+        calls = [(part, node) for part in self.parts for node in part.graph.nodes if is_activation(part, node)]
+        found = [self.site_at(part, past_norms(part, node)) for part, node in calls]
         self.candidates = _unique([*found, *self._in_transformers()])
 
     def _stem(self) -> str | None:
@@ -313,21 +289,15 @@ class Map:
 
     def _in_transformers(self) -> list[Site]:
         """Places inside torch's own transformer layers, which tracing does not look into."""
-        return [
-            Site(
-                f"{name}.linear1",
-                module.linear1.out_features,
-                -1,
-                Side([Slice(f"{name}.linear1.{n}", 0) for n, _ in module.linear1.named_parameters()]),
-                Side([Slice(f"{name}.linear2.weight", 1)]),
-                f"{name}.linear1",
-                keeps_zero=getattr(module.activation, "__name__", "") in ZERO_KEEPING_NAMES,
-                combined=False,
-                leaves=False,
-            )
-            for name, module in self.net.named_modules()
-            if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer)
-        ]
+        found = []
+        for name, module in self.net.named_modules():
+            if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
+                first = f"{name}.linear1"
+                before = Side([Slice(f"{first}.{own}", 0) for own, _ in module.linear1.named_parameters()])
+                after = Side([Slice(f"{name}.linear2.weight", 1)])
+                zero = getattr(module.activation, "__name__", "") in ZERO_KEEPING_NAMES
+                found.append(Site(first, module.linear1.out_features, -1, before, after, first, zero))
+        return found
 
     def site_at(self, part: Traced, node: fx.Node) -> Site | None:
         """Return the place after an operation, or None if no module there can be masked."""
@@ -350,9 +320,10 @@ class Map:
     def _asked(self, layers: Layers) -> list[Site]:
         if layers == "auto":
             return [s for s in self.candidates if not (s.leaves or s.combined or self.is_stem(s))]
-        kinds = (layers,) if isinstance(layers, type) else layers
-        if isinstance(kinds, tuple) and all(isinstance(kind, type) for kind in kinds):
-            return self._by_test(lambda name, module: isinstance(module, kinds))
+        if isinstance(layers, type):
+            layers = (layers,)
+        if isinstance(layers, tuple) and all(isinstance(kind, type) for kind in layers):
+            return self._by_test(lambda name, module, kinds=layers: isinstance(module, kinds))  # type: ignore[misc]
         if callable(layers):
             return self._by_test(layers)
         return [site for name in ([layers] if isinstance(layers, str) else layers) for site in self._by_name(str(name))]
@@ -383,7 +354,7 @@ class Map:
         if inside or known is None:
             return inside
         unknown = Side(why_fixed="the network around it could not be traced")
-        return [Site(name, *known, unknown, unknown, None, keeps_zero=False, combined=False, leaves=False)]
+        return [Site(name, *known, unknown, unknown)]
 
     def is_stem(self, site: Site) -> bool:
         """Whether a place is fed by the network's first convolution."""
