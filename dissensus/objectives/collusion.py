@@ -147,7 +147,7 @@ class Measures:
         "unfitted": the ensemble fits it, its members do not; and "specialised": members give up whole classes to each other.
         """
         found = {
-            "cancelling": self._cancelling,
+            "cancelling": self.cancellation > max(LEAST_CANCELLATION, STANDARD_ERRORS * self.cancellation_error),
             "shifted": self._shifted,
             "dependent": self._dependent,
             "unfitted": trained_on and self._unfitted,
@@ -162,10 +162,6 @@ class Measures:
         It is no proof: networks that a large rate has broken look the same on held-out data, but not on their training data.
         """
         return self._specialised and (self.kept_mean or 0.0) >= STRONG
-
-    @property
-    def _cancelling(self) -> bool:
-        return self.cancellation > LEAST_CANCELLATION and self.cancellation > STANDARD_ERRORS * self.cancellation_error
 
     @property
     def _shifted(self) -> bool:

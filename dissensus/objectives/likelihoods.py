@@ -13,6 +13,7 @@ from torch import Tensor
 from dissensus._checks import can_be_read
 from dissensus._signatures import checked
 from dissensus.data.sources import class_targets
+from dissensus.objectives.losses import log_mixture
 
 SCALE_FLOOR = 1e-6
 # As torch's cross_entropy has it.
@@ -233,25 +234,16 @@ def _expected(log_probs: Tensor, targets: Tensor) -> Tensor:
     return log_probs.gather(-1, labels).squeeze(-1)
 
 
-def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    return -_expected(full(logits).log_softmax(-1), targets)
+def _log_probs(logits: Tensor) -> Tensor:
+    return full(logits).log_softmax(-1)
 
 
-def _mixture_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    # logsumexp, not log(mean(softmax)): a confident wrong member underflows its probability to 0.
-    return -_expected(full(logits).log_softmax(-1).logsumexp(0) - log(len(logits)), targets)
-
-
-def _brier(logits: Tensor, targets: Tensor) -> Tensor:
-    return (full(logits).softmax(-1) - class_targets(targets, logits.shape[-1])).square().sum(-1)
-
-
-def _mixture_brier(logits: Tensor, targets: Tensor) -> Tensor:
-    return (full(logits).softmax(-1).mean(0) - class_targets(targets, logits.shape[-1])).square().sum(-1)
+def _squared_distance(probs: Tensor, targets: Tensor) -> Tensor:
+    return (probs - class_targets(targets, probs.shape[-1])).square().sum(-1)
 
 
 def _class_divergence(p: Tensor, q: Tensor) -> Tensor:
-    log_p, log_q = full(p).log_softmax(-1), full(q).log_softmax(-1)
+    log_p, log_q = _log_probs(p), _log_probs(q)
     return (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
@@ -308,8 +300,8 @@ def _binary(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def _mixture_binary(logits: Tensor, targets: Tensor) -> Tensor:
-    logits, count = full(logits), log(len(logits))
-    yes, no = (F.logsigmoid(sign * logits).logsumexp(0) - count for sign in (1, -1))
+    logits = full(logits)
+    yes, no = (log_mixture(F.logsigmoid(sign * logits), None) for sign in (1, -1))
     targets = targets.to(logits.dtype)
     return -(targets * yes + (1 - targets) * no).sum(-1)
 
@@ -318,10 +310,6 @@ def _binary_divergence(p: Tensor, q: Tensor) -> Tensor:
     p, q = full(p), full(q)
     yes, no = F.logsigmoid(p) - F.logsigmoid(q), F.logsigmoid(-p) - F.logsigmoid(-q)
     return (p.sigmoid() * yes + (-p).sigmoid() * no).sum(-1)
-
-
-def _mean_answers(logits: Tensor) -> Tensor:
-    return full(logits).sigmoid().mean(0)
 
 
 def _poisson(log_rates: Tensor, counts: Tensor) -> Tensor:
@@ -398,15 +386,32 @@ LIKELIHOODS: Mapping[str, Likelihood] = MappingProxyType(
     {
         likelihood.name: likelihood
         for likelihood in (
-            Likelihood("cross_entropy", "classes", _cross_entropy, _mixture_cross_entropy, _class_divergence),
-            Likelihood("brier", "classes", _brier, _mixture_brier, _class_divergence),
+            Likelihood(
+                "cross_entropy",
+                "classes",
+                lambda logits, targets: -_expected(_log_probs(logits), targets),
+                lambda logits, targets: -_expected(log_mixture(_log_probs(logits), None), targets),
+                _class_divergence,
+            ),
+            Likelihood(
+                "brier",
+                "classes",
+                lambda logits, targets: _squared_distance(full(logits).softmax(-1), targets),
+                lambda logits, targets: _squared_distance(_mean_probabilities(logits), targets),
+                _class_divergence,
+            ),
             _points("mse", torch.square),
             _points("mae", torch.abs),
             _density("gaussian_nll", gaussian_losses, _gaussian_divergence),
             _density("laplace_nll", laplace_losses, _laplace_divergence),
             Likelihood("poisson", "points", _poisson, _of_mean_density(_poisson), _poisson_divergence),
             Likelihood(
-                "binary_cross_entropy", "labels", _binary, _mixture_binary, _binary_divergence, pooled=_mean_answers
+                "binary_cross_entropy",
+                "labels",
+                _binary,
+                _mixture_binary,
+                _binary_divergence,
+                pooled=lambda logits: full(logits).sigmoid().mean(0),
             ),
             replace(_own_loss(Pinball()), name="pinball"),
         )
