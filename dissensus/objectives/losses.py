@@ -130,7 +130,7 @@ def matching_weights(weights: Tensor, outputs: Tensor) -> Tensor:
     return weights.to(outputs)
 
 
-def log_mixture(log_probs: Tensor, weights: Tensor | None, others: Others | None = None) -> Tensor:
+def log_mixture(log_probs: Tensor, weights: Tensor | None = None, others: Others | None = None) -> Tensor:
     """Logarithm of the average probability over the members, the first axis, and others elsewhere."""
     # logsumexp, not log(mean(exp)): one confident wrong member underflows to 0, and with all of them wrong
     # the loss is inf.
