@@ -332,7 +332,7 @@ def _spread(values: Tensor, weights: Tensor | None) -> Tensor:
 
 def _cancellation(members: Tensor, truth: Tensor, weights: Tensor | None) -> tuple[float, float]:
     r"""One less the squared error of the average, over what independent errors leave of it, $\sum_j w_j^2 \ell_j$."""
-    shares = _shares(weights, members)
+    shares = shares_of(weights, members)
     error = members - truth
     averaged = weighted_mean(error, weights).square().sum(-1)
     independent = (shares.square()[:, None] * error.square().sum(-1)).sum(0)
@@ -348,12 +348,13 @@ def _cancellation(members: Tensor, truth: Tensor, weights: Tensor | None) -> tup
 
 
 def _offsets(members: Tensor, truth: Tensor, pooled: Tensor, weights: Tensor | None) -> tuple[float, float]:
-    own = _shares(weights, members).square() * (members - truth).mean(1).square().sum(-1)
+    own = shares_of(weights, members).square() * (members - truth).mean(1).square().sum(-1)
     whole = float((pooled - truth).mean(0).square().sum())
     return ratio(whole, float(own.sum())), ratio(float(own.max()), float(own.sum()))
 
 
-def _shares(weights: Tensor | None, like: Tensor) -> Tensor:
+def shares_of(weights: Tensor | None, like: Tensor) -> Tensor:
+    """Return the members' weights, equal ones where none are given."""
     return like.new_full((len(like),), 1 / len(like)) if weights is None else weights
 
 
