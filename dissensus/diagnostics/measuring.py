@@ -158,8 +158,7 @@ def diagnose(
     Args:
         outputs: Member outputs, `(members, batch, ...)`, on data that members were not trained on; logits for classes.
         targets: Targets as `objectives.decompose` takes them for this loss.
-        loss: "mse", "cross_entropy", "brier", "zero_one", "sigmoid", "poisson", "logistic", "exponential", or a callable
-            from `(batch, ...)` and targets to `(batch,)`.
+        loss: A name or a callable; see `objectives.decompose`.
         average: What the ensemble averages: "probs", or "scores" (logits).
         weights: Non-negative member weights with sum 1, `(members,)`; `None` is uniform.
         training: Outputs and targets on training data that every member was trained on (so not for bagged members).

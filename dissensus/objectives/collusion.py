@@ -58,19 +58,19 @@ class Measures:
         diversity: ERRbar - ERR.
         trivial_error: Error of the best constant prediction; None where the loss has no known one.
         bias_share: Share of the diversity that goes when each member's constant offset is taken away, from 0 to 1.
-        bias_left: Square of the ensemble's mean error over what members with independent offsets would leave of theirs:
-            near 0 offsets cancel, 1 they do not.
+        bias_left: Square of the ensemble's mean error over what members with independent offsets would leave of theirs: near 0 offsets
+            cancel, 1 they do not.
         bias_alone: Largest share of one member in the members' squared mean errors; near 1 a single member is off.
-        cancellation: How much smaller the squared error of the average is than if members erred independently: 1 members
-            cancel each other, 0 independent, negative they err alike. NaN where predictions and targets have no distance.
+        cancellation: How much smaller the squared error of the average is than if members erred independently: 1 members cancel each
+            other, 0 independent, negative they err alike. NaN where predictions and targets have no distance.
         cancellation_error: Its standard error, from the examples.
         member_accuracies: Of each member, for classes; else empty.
         ensemble_accuracy: Of the averaged prediction, for classes.
         chance: Accuracy of always naming the commonest class.
-        kept_agreement: For classes, the best member's agreement with the labels beyond guessing (Cohen's kappa) over the
-            ensemble's; NaN where the ensemble has none.
-        class_share: Share of the squared distances between members' probabilities that is the same for all examples of a class,
-            less what chance gives: members that treat whole classes differently. NaN without classes.
+        kept_agreement: For classes, the best member's agreement with the labels beyond guessing (Cohen's kappa) over the ensemble's; NaN
+            where the ensemble has none.
+        class_share: Share of the squared distances between members' probabilities that is the same for all examples of a class, less
+            what chance gives: members that treat whole classes differently. NaN without classes.
     """
 
     num_members: int
