@@ -84,7 +84,10 @@ class Mahalanobis:
         groups = torch.unique(labels.to(features.device), return_inverse=True)[1]
         means = _group_means(features, groups)
         centre = features.mean(0, dtype=torch.float64)
-        whitening = _whitening(_shrunk(_covariance(features, groups, means), shrinkage))
+        covariance = _covariance(features, groups, means)
+        identity = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
+        shrunk = (1 - shrinkage) * covariance + shrinkage * covariance.diagonal().mean() * identity
+        whitening = _whitening(shrunk)
         background = cls.fit(features, torch.zeros_like(labels), shrinkage=shrinkage) if relative else None
         return cls(centre, whitening, (means - centre) @ whitening, background)
 
@@ -219,12 +222,6 @@ def _covariance(
         residuals = rows.double() - means[row_groups]
         total += residuals.T @ residuals
     return total / len(features)
-
-
-def _shrunk(covariance: Float[Tensor, "f f"], shrinkage: float) -> Float[Tensor, "f f"]:
-    mean_variance = covariance.diagonal().mean()
-    identity = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
-    return (1 - shrinkage) * covariance + shrinkage * mean_variance * identity
 
 
 def _whitening(covariance: Float[Tensor, "f f"]) -> Float[Tensor, "f f"]:

@@ -1,7 +1,7 @@
 """`diagnose`: member outputs and targets, or a file of them, in; a `Finding` out."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from math import isfinite, isinf, nan
 from pathlib import Path
@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dissensus._checks import check_labels, check_weights
+from dissensus._checks import check_labels
 from dissensus._signatures import checked, whole_number
 from dissensus.diagnostics.drops import drop_curves
-from dissensus.diagnostics.findings import Check, DropCurve, Finding, Pair
+from dissensus.diagnostics.findings import Check, Finding, Pair
 from dissensus.metrics import diversity_bounds, pair_diversity
 from dissensus.objectives import debias
-from dissensus.objectives.collusion import CLASS_LOSSES, Measures, measure, predictions, ratio, wide
-from dissensus.objectives.losses import LOSSES, Loss, errors, output_sum, weighted_mean
+from dissensus.objectives.collusion import CLASS_LOSSES, measure, predictions, ratio, shares_of, wide
+from dissensus.objectives.losses import Loss, errors, output_sum, weighted_mean
 from dissensus.types import MemberOutputs
 
 OUTPUT_NAMES = ("outputs", "logits", "predictions")
@@ -74,22 +74,21 @@ def read_predictions(path: Path | str) -> Predictions:
 
 
 def _pair(outputs: Any, targets: Any, source: Path) -> tuple[Tensor, Tensor]:
-    pair = _numbers(outputs, "outputs", source), _numbers(targets, "targets", source)
-    if pair[0].ndim < 2 or len(pair[1]) != pair[0].shape[1]:
+    found = []
+    for name, array in {"outputs": np.asarray(outputs), "targets": np.asarray(targets)}.items():
+        if array.dtype.kind not in "biuf":
+            raise ValueError(
+                f"The {name} in {source.name} must be numbers; got {array.dtype}. Number the classes from 0."
+            )
+        real = name == "outputs" or array.dtype.kind == "f"
+        # A copy: what pandas and npz files give may not be written to, which torch warns about.
+        found.append(torch.from_numpy(np.array(array, dtype=np.float64 if real else np.int64, order="C")))
+    if found[0].ndim < 2 or len(found[1]) != found[0].shape[1]:
         raise ValueError(
             f"Outputs in {source.name} must be shaped (members, batch, ...), with a target for each of the batch; got "
-            f"{tuple(pair[0].shape)} and targets {tuple(pair[1].shape)}."
+            f"{tuple(found[0].shape)} and targets {tuple(found[1].shape)}."
         )
-    return pair
-
-
-def _numbers(values: Any, name: str, source: Path) -> Tensor:
-    array = np.asarray(values)
-    if array.dtype.kind not in "biuf":
-        raise ValueError(f"The {name} in {source.name} must be numbers; got {array.dtype}. Number the classes from 0.")
-    real = name == "outputs" or array.dtype.kind == "f"
-    # A copy: what pandas and npz files give may not be written to, which torch warns about.
-    return torch.from_numpy(np.array(array, dtype=np.float64 if real else np.int64, order="C"))
+    return found[0], found[1]
 
 
 def _read_npz(source: Path) -> list[tuple[Any, Any]]:
@@ -110,8 +109,10 @@ def _read_table(source: Path) -> list[tuple[Any, Any]]:
         for name in frame.columns
         if (match := _COLUMN.fullmatch(str(name)))
     }
-    members = {member for member, _ in columns}
-    if not columns or not _is_grid(columns, len(members)):
+    members, outputs = ({place[axis] for place in columns} for axis in (0, 1))
+    # All members have the same outputs; one output a member has no number, and is -1.
+    grid = len(columns) == len(members) * len(outputs) and (len(outputs) == 1 or -1 not in outputs)
+    if not columns or not grid:
         raise ValueError(
             f"{source.name} must have columns output_0_0, output_0_1, ... (member, then class), or output_0, output_1, ... "
             f"(member), without gaps; it has {', '.join(map(str, frame.columns[:8]))}."
@@ -121,16 +122,9 @@ def _read_table(source: Path) -> list[tuple[Any, Any]]:
     return [(shaped, frame[_first(list(frame.columns), TARGET_NAMES, source)].to_numpy())]
 
 
-def _is_grid(places: Collection[tuple[int, int]], num_members: int) -> bool:
-    """Whether all members have the same outputs; one output a member has no number, and is -1."""
-    outputs = {output for _, output in places}
-    return len(places) == num_members * len(outputs) and (len(outputs) == 1 or -1 not in outputs)
-
-
 def _first(found: list[str], names: tuple[str, ...], source: Path) -> str:
-    for name in names:
-        if name in found:
-            return name
+    if there := [name for name in names if name in found]:
+        return there[0]
     raise ValueError(f"{source.name} has none of {', '.join(names)}; it has {', '.join(map(str, found[:8]))}.")
 
 
@@ -164,8 +158,7 @@ def diagnose(
     Args:
         outputs: Member outputs, `(members, batch, ...)`, on data that members were not trained on; logits for classes.
         targets: Targets as `objectives.decompose` takes them for this loss.
-        loss: "mse", "cross_entropy", "brier", "zero_one", "sigmoid", "poisson", "logistic", "exponential", or a callable
-            from `(batch, ...)` and targets to `(batch,)`.
+        loss: A name or a callable; see `objectives.decompose`.
         average: What the ensemble averages: "probs", or "scores" (logits).
         weights: Non-negative member weights with sum 1, `(members,)`; `None` is uniform.
         training: Outputs and targets on training data that every member was trained on (so not for bagged members).
@@ -191,9 +184,7 @@ def diagnose(
     _check(outputs, targets, loss, repeats)
     values = wide(outputs)
     targets = targets.detach().to(values.device)
-    if weights is not None:
-        check_weights(weights, len(values))
-        weights = weights.detach().to(values)
+    weights = None if weights is None else weights.detach().to(values)
     measures = measure(values, targets, loss, average, weights)
     trained = None
     if training is not None:
@@ -203,6 +194,9 @@ def diagnose(
     curves, examples = drop_curves(
         values, targets, loss, average, weights, fractions=drop_fractions, repeats=repeats, per=drop_per, seed=seed
     )
+    # Share by which the error rises with the fewest members dropped; infinite where there is none to raise.
+    full = 0.0 if not curves or isinf(measures.diversity_ratio) else abs(curves[0].full)
+    codependence = ratio(curves[0].increase[0], full) if curves else 0.0
     scale_share, example_share = _shares(values, targets, loss, average, weights)
     return Finding(
         loss=loss if isinstance(loss, str) else "custom",
@@ -215,7 +209,7 @@ def diagnose(
         offsets=_offsets(values, loss, average, weights),
         scale_share=scale_share,
         example_share=example_share,
-        codependence=_codependence(curves, measures),
+        codependence=codependence,
         drops=curves,
         drop_per=drop_per,
         drop_examples=examples,
@@ -228,8 +222,6 @@ def diagnose(
 
 
 def _check(outputs: Tensor, targets: Tensor, loss: Loss, repeats: int) -> None:
-    if not callable(loss) and loss not in LOSSES:
-        raise ValueError(f"`loss` must be a callable or one of {', '.join(LOSSES)}; got {loss!r}.")
     whole_number("repeats", repeats, 1)
     if outputs.ndim < 2 or outputs.shape[1] == 0:
         raise ValueError(
@@ -242,14 +234,6 @@ def _check(outputs: Tensor, targets: Tensor, loss: Loss, repeats: int) -> None:
         raise ValueError(
             f"`outputs` must be finite; example {bad[1]} of member {bad[0]} is not. Leave it out, or train it again."
         )
-
-
-def _codependence(curves: Sequence[DropCurve], measures: Measures) -> float:
-    """Share by which the error rises with the fewest members dropped."""
-    if not curves:
-        return 0.0
-    nothing_to_raise = isinf(measures.diversity_ratio)
-    return ratio(curves[0].increase[0], 0.0 if nothing_to_raise else abs(curves[0].full))
 
 
 def _offsets(outputs: Tensor, loss: Loss, average: str, weights: Tensor | None) -> tuple[float, ...]:
@@ -279,9 +263,10 @@ def _shares(outputs: Tensor, targets: Tensor, loss: Loss, average: str, weights:
     slopes = (without_offsets * centred).sum((1, 2)) / centred.square().sum().clamp_min(1e-300)
     stretched = float(weighted_mean(slopes.square(), weights) * centred.square().sum(-1).mean())
     left = float(weighted_mean(without_offsets.square().sum(-1), weights).mean())
-    shares = outputs.new_full((len(outputs),), 1 / len(outputs)) if weights is None else weights
     # Members of equal error that err independently: DIV = (1 / sum of squared weights - 1) ERR.
-    possible = (1 / float(shares.square().sum()) - 1) * float((centre - truth).square().sum(-1).mean())
+    possible = (1 / float(shares_of(weights, outputs).square().sum()) - 1) * float(
+        (centre - truth).square().sum(-1).mean()
+    )
     return stretched / spread, max(0.0, left - possible) / spread
 
 

@@ -73,36 +73,33 @@ class Adversarial(Wrapper):
             parts.update(found)
             return loss
 
-        self._check_real(own)
+        moves = self._moves(own)
         clean, gradient = members.input_gradient(clean_loss, own)
-        attacked = self._attacked(own, gradient)
+        attacked = self._attacked(own, gradient, moves)
         with members.perturbed():
             perturbed, perturbed_parts = self.inner.on_outputs_of(members, members.each(attacked), y, step)
         parts.update({f"adversarial_{name}": value for name, value in perturbed_parts.items()})
         return (clean + perturbed) / 2, parts
 
-    def _check_real(self, x: Any) -> None:
-        moved = named_leaves(x, self.part) if isinstance(x, Tree) else [True]
-        if not any(moves and leaf.is_floating_point() for leaf, moves in zip(tree_leaves(x), moved, strict=True)):
+    def _moves(self, x: Any) -> list[bool]:
+        """Return which of several tensors are moved, if any of them can be."""
+        moves = named_leaves(x, self.part) if isinstance(x, Tree) else [True]
+        if not any(asked and leaf.is_floating_point() for leaf, asked in zip(tree_leaves(x), moves, strict=True)):
             raise ValueError(
                 f"Adversarial moves real numbers, and there are none to move in {describe(x)}. Leave it out, or name another `part`."
             )
+        return moves
 
-    def _attacked(self, x: Any, gradient: Any) -> Any:
+    def _attacked(self, x: Any, gradient: Any, moves: list[bool]) -> Any:
         """Return inputs moved by their gradients; of several tensors those that are asked for."""
-        ranges = (
-            [1.0] * len(tree_leaves(x)) if self.ranges is None else [r.to(x.device) for r in tree_leaves(self.ranges)]
-        )
         leaves, spec = tree_flatten(x)
+        ranges = [1.0] * len(leaves) if self.ranges is None else [r.to(x.device) for r in tree_leaves(self.ranges)]
         gradients = [gradient] if isinstance(x, Tensor) else list(gradient.leaves)
-        moved = named_leaves(x, self.part) if isinstance(x, Tree) else [True]
-        return tree_unflatten(
-            [
-                fast_gradient_sign(leaf, found if moves else None, self.epsilon * scale)
-                for leaf, found, scale, moves in zip(leaves, gradients, ranges, moved, strict=True)
-            ],
-            spec,
-        )
+        moved = [
+            fast_gradient_sign(leaf, found if asked else None, self.epsilon * scale)
+            for leaf, found, scale, asked in zip(leaves, gradients, ranges, moves, strict=True)
+        ]
+        return tree_unflatten(moved, spec)
 
 
 def _ranges(x: Tensor) -> Tensor:

@@ -58,19 +58,19 @@ class Measures:
         diversity: ERRbar - ERR.
         trivial_error: Error of the best constant prediction; None where the loss has no known one.
         bias_share: Share of the diversity that goes when each member's constant offset is taken away, from 0 to 1.
-        bias_left: Square of the ensemble's mean error over what members with independent offsets would leave of theirs:
-            near 0 offsets cancel, 1 they do not.
+        bias_left: Square of the ensemble's mean error over what members with independent offsets would leave of theirs: near 0 offsets
+            cancel, 1 they do not.
         bias_alone: Largest share of one member in the members' squared mean errors; near 1 a single member is off.
-        cancellation: How much smaller the squared error of the average is than if members erred independently: 1 members
-            cancel each other, 0 independent, negative they err alike. NaN where predictions and targets have no distance.
+        cancellation: How much smaller the squared error of the average is than if members erred independently: 1 members cancel each
+            other, 0 independent, negative they err alike. NaN where predictions and targets have no distance.
         cancellation_error: Its standard error, from the examples.
         member_accuracies: Of each member, for classes; else empty.
         ensemble_accuracy: Of the averaged prediction, for classes.
         chance: Accuracy of always naming the commonest class.
-        kept_agreement: For classes, the best member's agreement with the labels beyond guessing (Cohen's kappa) over the
-            ensemble's; NaN where the ensemble has none.
-        class_share: Share of the squared distances between members' probabilities that is the same for all examples of a class,
-            less what chance gives: members that treat whole classes differently. NaN without classes.
+        kept_agreement: For classes, the best member's agreement with the labels beyond guessing (Cohen's kappa) over the ensemble's; NaN
+            where the ensemble has none.
+        class_share: Share of the squared distances between members' probabilities that is the same for all examples of a class, less
+            what chance gives: members that treat whole classes differently. NaN without classes.
     """
 
     num_members: int
@@ -147,7 +147,7 @@ class Measures:
         "unfitted": the ensemble fits it, its members do not; and "specialised": members give up whole classes to each other.
         """
         found = {
-            "cancelling": self._cancelling,
+            "cancelling": self.cancellation > max(LEAST_CANCELLATION, STANDARD_ERRORS * self.cancellation_error),
             "shifted": self._shifted,
             "dependent": self._dependent,
             "unfitted": trained_on and self._unfitted,
@@ -162,10 +162,6 @@ class Measures:
         It is no proof: networks that a large rate has broken look the same on held-out data, but not on their training data.
         """
         return self._specialised and (self.kept_mean or 0.0) >= STRONG
-
-    @property
-    def _cancelling(self) -> bool:
-        return self.cancellation > LEAST_CANCELLATION and self.cancellation > STANDARD_ERRORS * self.cancellation_error
 
     @property
     def _shifted(self) -> bool:
@@ -336,7 +332,7 @@ def _spread(values: Tensor, weights: Tensor | None) -> Tensor:
 
 def _cancellation(members: Tensor, truth: Tensor, weights: Tensor | None) -> tuple[float, float]:
     r"""One less the squared error of the average, over what independent errors leave of it, $\sum_j w_j^2 \ell_j$."""
-    shares = _shares(weights, members)
+    shares = shares_of(weights, members)
     error = members - truth
     averaged = weighted_mean(error, weights).square().sum(-1)
     independent = (shares.square()[:, None] * error.square().sum(-1)).sum(0)
@@ -352,12 +348,13 @@ def _cancellation(members: Tensor, truth: Tensor, weights: Tensor | None) -> tup
 
 
 def _offsets(members: Tensor, truth: Tensor, pooled: Tensor, weights: Tensor | None) -> tuple[float, float]:
-    own = _shares(weights, members).square() * (members - truth).mean(1).square().sum(-1)
+    own = shares_of(weights, members).square() * (members - truth).mean(1).square().sum(-1)
     whole = float((pooled - truth).mean(0).square().sum())
     return ratio(whole, float(own.sum())), ratio(float(own.max()), float(own.sum()))
 
 
-def _shares(weights: Tensor | None, like: Tensor) -> Tensor:
+def shares_of(weights: Tensor | None, like: Tensor) -> Tensor:
+    """Return the members' weights, equal ones where none are given."""
     return like.new_full((len(like),), 1 / len(like)) if weights is None else weights
 
 

@@ -49,8 +49,8 @@ class Disagree(DrawsMembers):
         class_weights: Weight of each class in the cross-entropy: examples count by that of their label.
         batch_norm: What BatchNorm does with x'. `"mix"`: x and x' are one batch. `"eval"`: it takes its running statistics on x', as in
             use, and leaves them alone. `"train"`: x' is a batch of its own. `"mix"` and `"train"` update running statistics, and
-            `regulariser_in_use` reports the term as in evaluation; with `"eval"` `regulariser` itself is that. In short runs of a small
-            network `"eval"` cost 15 points of accuracy at strength 0.3 where `"mix"` cost 0 to 4, for the same disagreement.
+            `regulariser_in_use` reports the term as in evaluation. In short runs of a small network `"eval"` cost 15 points of accuracy at
+            strength 0.3 where `"mix"` cost 0 to 4, for the same disagreement.
 
     References:
         Pagliardini et al., 2023, <https://arxiv.org/abs/2202.04414>; Lee et al., 2023, <https://arxiv.org/abs/2202.03418>.

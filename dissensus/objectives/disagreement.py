@@ -27,17 +27,14 @@ def a2d(probs_m: Probs, probs_l: Probs, eps: float = 1e-9) -> Scores:
     $$-\log\big(p^m_{\hat y}(1 - p^l_{\hat y}) + p^l_{\hat y}(1 - p^m_{\hat y}) + \epsilon\big),
       \qquad \hat y = \arg\max_c p^m_c$$
 
-    Reading: 0 when exactly one of the two is certain of the class; $\log 2$ when the first gives it one half,
-    whatever the second says; $-\log\epsilon$ when both are certain of it. Training uses `a2d_from_logits`, which
-    needs no `eps` and still has a slope where probabilities round to 0 and 1.
-
     Args:
         probs_m: Probabilities of the member that names the class, `(batch, classes)`.
         probs_l: Probabilities of the other member, `(batch, classes)`.
-        eps: Keeps the logarithm finite.
+        eps: Keeps the logarithm finite. Training uses `a2d_from_logits`, which needs none.
 
     Returns:
-        One value an input, `(batch,)`, in nats. Lower means that they disagree more.
+        `(batch,)`, in nats. Reading: 0 when exactly one of the two is certain of the class; $\log 2$ when the first gives it one half,
+        whatever the second says; $-\log\epsilon$ when both are certain of it. Lower means that they disagree more.
 
     Example:
         >>> a2d(torch.tensor([[0.5, 0.5]]), torch.tensor([[0.9, 0.1]]))
@@ -60,25 +57,19 @@ def a2d(probs_m: Probs, probs_l: Probs, eps: float = 1e-9) -> Scores:
 def a2d_from_logits(logits_m: Tensor, logits_l: Tensor, orientation: Orientation = "first") -> Tensor:
     r"""`a2d` without `eps`, computed in logarithms.
 
-    Reading: as `a2d`, but two members that are both certain of a class get a value that grows with how certain
-    they are, and a gradient that points apart, however saturated their logits.
-
     Args:
         logits_m: Logits of one member, `(..., batch, classes)`.
         logits_l: Logits of the other; leading axes broadcast.
-        orientation: Who names the class: the `"first"` member, the `"second"`, or `"both"`, which is the sum of
-            the two forms.
+        orientation: Who names the class: the `"first"` member, the `"second"`, or `"both"`, which is the sum of the two forms.
 
     Returns:
-        `(..., batch)`, in nats.
+        `(..., batch)`, in nats. Reading: as `a2d`, but two members that are both certain of a class get a value that grows with how certain
+        they are, and a gradient that points apart, however saturated their logits.
 
     Example:
         >>> one_hot = torch.tensor([[200.0, 0.0]])
         >>> round(a2d_from_logits(one_hot, one_hot).item(), 3)
         199.307
-
-    References:
-        Pagliardini et al., 2023, <https://arxiv.org/abs/2202.04414>.
     """
     _check_classes(logits_m, logits_l, "logits")
     log_m, log_l = (full(logits).log_softmax(-1) for logits in (logits_m, logits_l))
@@ -161,18 +152,15 @@ def divdis(probs: MemberLogits, prior: Tensor | None = None, weights: Tensor | N
     $$\frac{1}{|P|}\sum_{(h, g) \in P} \mathrm{KL}\Big(\sum_b w_b\, p^h_b (p^g_b)^\top \,\Big\Vert\, \bar p^h (\bar p^g)^\top\Big)
       + \frac1M \sum_h \mathrm{KL}(\bar p^h \Vert \text{prior}),\qquad \bar p^h = \sum_b w_b\, p^h_b$$
 
-    Reading: the first part is the mutual information of two members' answers over the batch: 0 for independent
-    answers, the entropy of the answers (at most $\log C$) for certain members that are copies. It looks at whole
-    batches, so a small batch of many classes overstates it. The second part keeps members from becoming independent
-    by all saying the same.
-
     Args:
         probs: Predicted probabilities on inputs to disagree on, `(members, batch, classes)`.
         prior: Class frequencies to stay near, `(classes,)`; the second part is left out if `None`.
         weights: Weight of each input, not negative, `(batch,)`; they are scaled to sum 1. Uniform if `None`.
 
     Returns:
-        Scalar, in nats. Lower means more different answers.
+        Scalar, in nats. Reading: lower means more different answers. The first part is the mutual information of two members' answers over
+        the batch: 0 for independent answers, their entropy (at most $\log C$) for certain members that are copies; a small batch of many
+        classes overstates it. The second part keeps members from becoming independent by all saying the same.
 
     Example:
         >>> copies = torch.eye(4).expand(2, 4, 4)  # two members, each certain of another class on each input

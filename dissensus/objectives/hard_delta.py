@@ -166,11 +166,10 @@ class HardDelta(Wrapper):
         inner: What is minimised besides.
         weight: w, how much the tails count against the mean loss.
         law: `"diagonal"`: values are independent, only their variances count. `"full"`: the multivariate normal with the whole
-            covariance, of the batch (draws are combinations of all its inputs) or of all training inputs (values x values numbers).
-            `"low_rank"`: combinations of `rank` + 1 real inputs of the batch.
-            `"outputs"`: candidates are drawn (or real), and kept if what the network says of them is unlikely under the normal
-            law of what it says of real residuals; one in `draws` of a batch is kept, and at least one. `"features"`: the same
-            for what the network's last linear layer takes, each feature counting as independent of the others.
+            covariance, of the batch or of all training inputs (values x values numbers). `"low_rank"`: combinations of `rank` + 1 real
+            inputs of the batch. `"outputs"`: candidates are kept, one in `draws` of a batch and at least one, if what the network says of
+            them is unlikely under the normal law of what it says of real residuals. `"features"`: the same for what the network's last
+            linear layer takes, each feature counting as independent of the others.
         tails: `"drawn"`: the least likely of `draws` draws. `"real"`: for each input of the batch the residual to the input
             that is farthest away under the law.
         draws: How many each tail sample is the least likely of; by default 1000, and 8 for laws that look at the network.
@@ -179,11 +178,10 @@ class HardDelta(Wrapper):
         samples: Tail samples a step; as many as the batch has by default. Not for laws that look at the network.
         warm_up: Share of the run before which tails do not count.
         statistics: Take the law of residuals from each `"batch"`, or from all `"training"` inputs (tensors or arrays, not a
-            DataLoader). Laws of the network are measured on each batch either way; `"training"` then decides what candidates
-            are drawn from, and is refused with `tails="real"`, which draws none.
-        batch_norm: What BatchNorm does with tails. `"eval"`: it takes its running statistics, as in use, and leaves them alone, so what
-            `tail` reports is what the trained network does. `"mix"`: tails and training examples are one batch. `"train"`: tails are a
-            batch of their own. The last two update running statistics, and `tail_in_use` reports the term as in evaluation.
+            DataLoader). Laws of the network are measured on each batch either way; `"training"` then is what candidates are drawn from.
+        batch_norm: What BatchNorm does with tails. `"eval"`: it takes its running statistics, as in use, and leaves them alone. `"mix"`:
+            tails and training examples are one batch. `"train"`: tails are a batch of their own. The last two update running statistics,
+            and `tail_in_use` reports the term as in evaluation.
 
     References:
         The idea of outliers from the tails of a normal law: Du et al., 2022, <https://arxiv.org/abs/2202.01197>.

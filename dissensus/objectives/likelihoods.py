@@ -13,6 +13,7 @@ from torch import Tensor
 from dissensus._checks import can_be_read
 from dissensus._signatures import checked
 from dissensus.data.sources import class_targets
+from dissensus.objectives.losses import log_mixture
 
 SCALE_FLOOR = 1e-6
 # As torch's cross_entropy has it.
@@ -116,6 +117,7 @@ def full(outputs: Tensor) -> Tensor:
 
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+Kind: TypeAlias = Literal["classes", "points", "density", "labels", "own"]
 
 
 @dataclass(frozen=True)
@@ -137,11 +139,11 @@ class Likelihood:
     """
 
     name: str
-    kind: Literal["classes", "points", "density", "labels", "own"]
+    kind: Kind
     per_example: Loss
     mixture: Loss
     divergence: Loss
-    pooled: Callable[[Tensor], Tensor] = field(default_factory=lambda: _mean_probabilities, kw_only=True)
+    pooled: Callable[[Tensor], Tensor] = field(default=lambda logits: full(logits).softmax(-1).mean(0), kw_only=True)
     class_axis: int | None = field(default=None, kw_only=True)
     ignore_index: int = field(default=IGNORED, kw_only=True)
     quantiles: "Pinball | None" = field(default=None, kw_only=True)
@@ -215,10 +217,6 @@ def class_axis_of(outputs: Tensor, targets: Tensor, class_axis: int | None) -> i
     )
 
 
-def _mean_probabilities(logits: Tensor) -> Tensor:
-    return full(logits).softmax(-1).mean(0)
-
-
 def smooth_labels(targets: Tensor, num_classes: int, smoothing: float) -> Tensor:
     """Mix targets with the uniform distribution; class indices stay indices where there is nothing to mix."""
     if smoothing == 0.0:
@@ -226,28 +224,15 @@ def smooth_labels(targets: Tensor, num_classes: int, smoothing: float) -> Tensor
     return class_targets(targets, num_classes) * (1.0 - smoothing) + smoothing / num_classes
 
 
-def _expected(log_probs: Tensor, targets: Tensor) -> Tensor:
+def _cross_entropy(log_probs: Tensor, targets: Tensor) -> Tensor:
     if targets.is_floating_point():
-        return (log_probs * targets).sum(-1)
+        return -(log_probs * targets).sum(-1)
     labels = targets.expand(log_probs.shape[:-1]).unsqueeze(-1)
-    return log_probs.gather(-1, labels).squeeze(-1)
+    return -log_probs.gather(-1, labels).squeeze(-1)
 
 
-def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    return -_expected(full(logits).log_softmax(-1), targets)
-
-
-def _mixture_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    # logsumexp, not log(mean(softmax)): a confident wrong member underflows its probability to 0.
-    return -_expected(full(logits).log_softmax(-1).logsumexp(0) - log(len(logits)), targets)
-
-
-def _brier(logits: Tensor, targets: Tensor) -> Tensor:
-    return (full(logits).softmax(-1) - class_targets(targets, logits.shape[-1])).square().sum(-1)
-
-
-def _mixture_brier(logits: Tensor, targets: Tensor) -> Tensor:
-    return (full(logits).softmax(-1).mean(0) - class_targets(targets, logits.shape[-1])).square().sum(-1)
+def _brier(probs: Tensor, targets: Tensor) -> Tensor:
+    return (probs - class_targets(targets, probs.shape[-1])).square().sum(-1)
 
 
 def _class_divergence(p: Tensor, q: Tensor) -> Tensor:
@@ -260,24 +245,38 @@ def as_columns(targets: Tensor) -> Tensor:
     return targets.unsqueeze(-1) if targets.ndim == 1 else targets
 
 
-def _of_mean_output(per_example: Loss) -> Loss:
-    """The loss of an ensemble whose outputs are averaged."""
-    return lambda outputs, targets: per_example(full(outputs).mean(0), targets)
+def _pooling(
+    name: str,
+    kind: Kind,
+    says: Callable[[Tensor], Tensor],
+    pool: Callable[[Tensor], Tensor],
+    judge: Loss,
+    between: Loss,
+) -> Likelihood:
+    """The likelihood of members that say something of outputs: the ensemble says the pool of it, and is judged as a member is."""
+    return Likelihood(
+        name,
+        kind,
+        lambda outputs, targets: judge(says(outputs), targets),
+        lambda outputs, targets: judge(pool(says(outputs)), targets),
+        between,
+    )
+
+
+def _mean(values: Tensor) -> Tensor:
+    return values.mean(0)
+
+
+def _points(name: str, error: Callable[[Tensor], Tensor]) -> Likelihood:
+    def judge(outputs: Tensor, targets: Tensor) -> Tensor:
+        return error(outputs - as_columns(targets)).sum(-1)
+
+    return _pooling(name, "points", full, _mean, judge, lambda p, q: judge(full(q), full(p)))
 
 
 def _of_mean_density(per_example: Loss) -> Loss:
     """The negative log-likelihood of an ensemble whose densities are averaged."""
     return lambda outputs, targets: log(len(outputs)) - (-per_example(outputs, targets)).logsumexp(0)
-
-
-def _points(name: str, error: Callable[[Tensor], Tensor]) -> Likelihood:
-    def per_example(outputs: Tensor, targets: Tensor) -> Tensor:
-        return error(full(outputs) - as_columns(targets)).sum(-1)
-
-    def divergence(p: Tensor, q: Tensor) -> Tensor:
-        return error(full(q) - full(p)).sum(-1)
-
-    return Likelihood(name, "points", per_example, _of_mean_output(per_example), divergence)
 
 
 def _density(name: str, nll: Callable[..., Tensor], divergence: Callable[..., Tensor]) -> Likelihood:
@@ -308,8 +307,8 @@ def _binary(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def _mixture_binary(logits: Tensor, targets: Tensor) -> Tensor:
-    logits, count = full(logits), log(len(logits))
-    yes, no = (F.logsigmoid(sign * logits).logsumexp(0) - count for sign in (1, -1))
+    logits = full(logits)
+    yes, no = (log_mixture(F.logsigmoid(sign * logits)) for sign in (1, -1))
     targets = targets.to(logits.dtype)
     return -(targets * yes + (1 - targets) * no).sum(-1)
 
@@ -318,10 +317,6 @@ def _binary_divergence(p: Tensor, q: Tensor) -> Tensor:
     p, q = full(p), full(q)
     yes, no = F.logsigmoid(p) - F.logsigmoid(q), F.logsigmoid(-p) - F.logsigmoid(-q)
     return (p.sigmoid() * yes + (-p).sigmoid() * no).sum(-1)
-
-
-def _mean_answers(logits: Tensor) -> Tensor:
-    return full(logits).sigmoid().mean(0)
 
 
 def _poisson(log_rates: Tensor, counts: Tensor) -> Tensor:
@@ -374,8 +369,8 @@ class Pinball:
 def _own_loss(loss: Loss) -> Likelihood:
     """Return the likelihood of a user's own loss, which the ensemble's average output is judged by too."""
 
-    def per_example(outputs: Tensor, targets: Tensor) -> Tensor:
-        losses = loss(full(outputs), targets)
+    def judge(outputs: Tensor, targets: Tensor) -> Tensor:
+        losses = loss(outputs, targets)
         if not isinstance(losses, Tensor) or losses.shape != outputs.shape[:1]:
             raise ValueError(
                 f"A loss of your own must return one value for each of {len(outputs)} examples, shaped ({len(outputs)},); got "
@@ -390,23 +385,32 @@ def _own_loss(loss: Loss) -> Likelihood:
         )
 
     name = getattr(loss, "__qualname__", type(loss).__qualname__)
-    quantiles = loss if isinstance(loss, Pinball) else None
-    return Likelihood(name, "own", per_example, _of_mean_output(per_example), divergence, quantiles=quantiles)
+    return replace(
+        _pooling(name, "own", full, _mean, judge, divergence), quantiles=loss if isinstance(loss, Pinball) else None
+    )
 
 
 LIKELIHOODS: Mapping[str, Likelihood] = MappingProxyType(
     {
         likelihood.name: likelihood
         for likelihood in (
-            Likelihood("cross_entropy", "classes", _cross_entropy, _mixture_cross_entropy, _class_divergence),
-            Likelihood("brier", "classes", _brier, _mixture_brier, _class_divergence),
+            _pooling(
+                "cross_entropy",
+                "classes",
+                lambda z: full(z).log_softmax(-1),
+                log_mixture,
+                _cross_entropy,
+                _class_divergence,
+            ),
+            _pooling("brier", "classes", lambda z: full(z).softmax(-1), _mean, _brier, _class_divergence),
             _points("mse", torch.square),
             _points("mae", torch.abs),
             _density("gaussian_nll", gaussian_losses, _gaussian_divergence),
             _density("laplace_nll", laplace_losses, _laplace_divergence),
             Likelihood("poisson", "points", _poisson, _of_mean_density(_poisson), _poisson_divergence),
-            Likelihood(
-                "binary_cross_entropy", "labels", _binary, _mixture_binary, _binary_divergence, pooled=_mean_answers
+            replace(
+                Likelihood("binary_cross_entropy", "labels", _binary, _mixture_binary, _binary_divergence),
+                pooled=lambda logits: full(logits).sigmoid().mean(0),
             ),
             replace(_own_loss(Pinball()), name="pinball"),
         )

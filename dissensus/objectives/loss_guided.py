@@ -349,8 +349,8 @@ class LossGuided(DrawsMembers, OutputObjective):
     Look at each member's own accuracy: at large strength members become useless while the ensemble still looks fine.
 
     Args:
-        strength: $\lambda$; or a function of the run's progress (a tensor from 0 towards 1) that gives it, as a tensor or a number. It must
-            depend on nothing else: a recorded step asks it once. One that reads the progress in Python (`if t > 0.5`) runs eagerly.
+        strength: $\lambda$; or a function of the run's progress (a tensor from 0 towards 1) and of nothing else that gives it, as a tensor
+            or a number: a recorded step asks it once. One that reads the progress in Python (`if t > 0.5`) runs eagerly.
         active: Members drawn for a step, without replacement; None, or as many as there are, for all.
         regulariser: A name of `PAIR_TERMS`, `"divdis"` (weighted by $\alpha$ over the batch, times the mean weight), or a function of two
             members' log-probabilities.
@@ -361,8 +361,8 @@ class LossGuided(DrawsMembers, OutputObjective):
         orientation: Which member of a pair names the class (or comes first in another term): the `"first"` by number, the `"second"`,
             or `"both"`, summed.
         label_smoothing: Share of each target given to the uniform distribution in the cross-entropy; weights use the label itself.
-        guard: Keeps disagreement from taking over once the training loss is small: a guard, or the name of one in `GUARDS`. None or
-            `"none"` is the published form.
+        guard: Keeps disagreement from taking over once the training loss is small: a guard, or a name of `GUARDS`; `"none"` is the
+            published form.
         class_weights: Weight of each class in the cross-entropy: examples count by that of their label.
 
     Example:

@@ -75,7 +75,8 @@ def errors(
         member = output_sum(elementwise(outputs, targets))
         return member, output_sum(elementwise(weighted_mean(outputs, weights, others), targets), leading=1)
     if loss == "zero_one":
-        return _zero_one_errors(outputs, targets, weights)
+        labels, (votes, winner) = class_labels(targets, outputs), majority_vote(outputs, weights)
+        return (votes != labels).to(outputs), (winner != labels).to(outputs)
     if loss == "brier":
         target_probs = dense_targets(targets, outputs, label_smoothing)
         probs = outputs.softmax(-1)
@@ -129,7 +130,7 @@ def matching_weights(weights: Tensor, outputs: Tensor) -> Tensor:
     return weights.to(outputs)
 
 
-def log_mixture(log_probs: Tensor, weights: Tensor | None, others: Others | None = None) -> Tensor:
+def log_mixture(log_probs: Tensor, weights: Tensor | None = None, others: Others | None = None) -> Tensor:
     """Logarithm of the average probability over the members, the first axis, and others elsewhere."""
     # logsumexp, not log(mean(exp)): one confident wrong member underflows to 0, and with all of them wrong
     # the loss is inf.
@@ -145,14 +146,15 @@ def log_mixture(log_probs: Tensor, weights: Tensor | None, others: Others | None
 def events(loss: str, outputs: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Events:
     """What a likelihood loss scores: scores to log-probabilities of events, and the target's mass on each."""
     if loss == "cross_entropy":
-        if not targets.is_floating_point() and label_smoothing == 0.0:
-            labels = class_labels(targets, outputs)
-            return partial(_label_log_prob, labels=labels), None
-        return partial(torch.log_softmax, dim=-1), dense_targets(targets, outputs, label_smoothing)
+        if targets.is_floating_point() or label_smoothing:
+            return partial(torch.log_softmax, dim=-1), dense_targets(targets, outputs, label_smoothing)
+        labels = class_labels(targets, outputs)[:, None]
+        return lambda logits: logits.log_softmax(-1).gather(-1, labels.expand(*logits.shape[:-1], 1)), None
     targets = like_outputs(targets, outputs)
     if loss == "sigmoid":
-        return _bernoulli_log_prob, torch.stack([targets, 1 - targets], dim=-1)
-    return partial(_poisson_log_prob, counts=targets), None
+        yes_and_no = torch.stack([targets, 1 - targets], dim=-1)
+        return lambda scores: torch.stack([F.logsigmoid(scores), F.logsigmoid(-scores)], dim=-1), yes_and_no
+    return lambda rates: (targets * rates - rates.exp() - torch.lgamma(targets + 1))[..., None], None
 
 
 def class_labels(targets: Tensor, outputs: Tensor) -> Tensor:
@@ -234,12 +236,6 @@ def _callable_errors(
     return torch.stack([loss(member, targets) for member in outputs]), ensemble
 
 
-def _zero_one_errors(outputs: Tensor, targets: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
-    labels = class_labels(targets, outputs)
-    votes, winner = majority_vote(outputs, weights)
-    return (votes != labels).to(outputs), (winner != labels).to(outputs)
-
-
 def majority_vote(outputs: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
     """Classes the members choose `(members, batch)`, and the winner `(batch,)`, the lowest in a tie."""
     votes = outputs.argmax(-1)
@@ -247,19 +243,6 @@ def majority_vote(outputs: Tensor, weights: Tensor | None) -> tuple[Tensor, Tens
     # Counts, not fractions, where the vote is uniform: they are exact, so a tie is a tie.
     tally = ballots.sum(0) if weights is None else weighted_mean(ballots, weights)
     return votes, tally.argmax(-1)
-
-
-def _label_log_prob(logits: Tensor, labels: Tensor) -> Tensor:
-    index = labels[:, None].expand(*logits.shape[:-1], 1)
-    return logits.log_softmax(-1).gather(-1, index)
-
-
-def _bernoulli_log_prob(scores: Tensor) -> Tensor:
-    return torch.stack([F.logsigmoid(scores), F.logsigmoid(-scores)], dim=-1)
-
-
-def _poisson_log_prob(log_rates: Tensor, counts: Tensor) -> Tensor:
-    return (counts * log_rates - log_rates.exp() - torch.lgamma(counts + 1))[..., None]
 
 
 def _aligned(weights: Tensor, values: Tensor) -> Tensor:
