@@ -25,7 +25,7 @@ from dissensus.html import Picture, Section, Text
 from dissensus.members import DeepEnsemble
 from dissensus.plots import COLOURS, panels, training_curves
 from dissensus.randomness import derive
-from dissensus.reporting.sections import write_report
+from dissensus.reporting import write_report
 from dissensus.training import Run, fit
 
 if TYPE_CHECKING:

@@ -23,7 +23,16 @@ from dissensus.evaluation._tasks import Classification, Over, Positions, Regress
 from dissensus.evaluation.corrupting import Corruptor, corruptor_of
 from dissensus.evaluation.estimates import Found, SetNumbers, Statistic, averages, replicates_of, with_intervals
 from dissensus.evaluation.inputs import NamedSet, Source, check_not_twice, checked_groups, named_sets, warn_of_ranges
-from dissensus.evaluation.results import ALL_CORRUPTIONS, Evaluation, Examples, Histogram, Number, Roc, floats
+from dissensus.evaluation.results import (
+    ALL_CORRUPTIONS,
+    Evaluation,
+    Examples,
+    Histogram,
+    Number,
+    Reliability,
+    Roc,
+    floats,
+)
 from dissensus.evaluation.streaming import Reader, Sample
 from dissensus.members import Members
 from dissensus.members.members import as_members, evaluation_mode
@@ -168,7 +177,6 @@ def evaluate(
     task = reader.task
     numbers, replicates = _numbers(task, samples, checked, bootstrap, seed)
     num_outputs = task.num_outputs(reader.shape[1])
-    curves = (task.reliability(part.name, part.columns) for part in samples if part.info.kind != "ood")
     return Evaluation(
         name=name,
         task=task.task,
@@ -184,7 +192,7 @@ def evaluate(
         groups=checked,
         numbers=tuple(numbers),
         replicates=replicates,
-        reliability=tuple(curve for curve in curves if curve is not None),
+        reliability=tuple(_reliability(task, samples)),
         rocs=tuple(_rocs(task, samples)),
         histograms=tuple(_histograms(task, samples)),
         gallery=tuple(chain.from_iterable(part.disputed for part in samples)),
@@ -293,10 +301,15 @@ def _examples(task: Task, samples: Sequence[Sample], num_outputs: int) -> tuple[
         columns = dict(zip(task.score_names, part.columns["scores"], strict=True)) | part.columns
         order = columns[shown[0]].argsort(descending=True, stable=True)[:_EXAMPLES]
         names = ("predicted", "truth", "confidence", *shown)
-        values = {name: floats(columns[name][order].double().numpy()) for name in names if name in columns}
-        answers = [values.get(name, ()) for name in names[:3]]
-        found.append(Examples(part.name, tuple(order.tolist()), *answers, {name: values[name] for name in shown}))
+        values = {name: floats(columns[name][order].double().numpy()) if name in columns else () for name in names}
+        scores = {name: values.pop(name) for name in shown}
+        found.append(Examples(part.name, tuple(order.tolist()), **values, scores=scores))
     return tuple(found)
+
+
+def _reliability(task: Task, samples: Sequence[Sample]) -> Iterable[Reliability]:
+    curves = (task.reliability(part.name, part.columns) for part in samples if part.info.kind != "ood")
+    return (curve for curve in curves if curve is not None)
 
 
 def _rocs(task: Task, samples: Sequence[Sample]) -> Iterable[Roc]:

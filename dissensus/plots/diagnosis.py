@@ -10,12 +10,10 @@ from dissensus.metrics import diversity_bounds
 from dissensus.plots.figures import COLOURS, NOTE_COLOUR
 
 if TYPE_CHECKING:
-    import matplotlib.axes
+    from matplotlib.axes import Axes
 
 
-def drop_curve(
-    curve: DropCurve, ax: "matplotlib.axes.Axes", *, label: str = "measured", colour: str = COLOURS[0]
-) -> None:
+def drop_curve(curve: DropCurve, ax: "Axes", *, label: str = "measured", colour: str = COLOURS[0]) -> None:
     """Draw a metric against the number of members that are dropped at test time.
 
     Reading: a flat curve means that members can be spared; one that leaves at once means that they need each other.
@@ -55,7 +53,7 @@ def drop_curve(
     ax.legend(frameon=False, fontsize="small")
 
 
-def offset_bars(offsets: Sequence[float], ax: "matplotlib.axes.Axes", *, ensemble_error: float) -> None:
+def offset_bars(offsets: Sequence[float], ax: "Axes", *, ensemble_error: float) -> None:
     """Draw how far each member sits beside the ensemble by a constant.
 
     Reading: bars that reach the dashed line, the typical error of the ensemble, are members that err more by their offset than
@@ -83,7 +81,7 @@ def offset_bars(offsets: Sequence[float], ax: "matplotlib.axes.Axes", *, ensembl
     ax.margins(y=0.15)
 
 
-def error_curves(checks: Sequence[Check], ax: "matplotlib.axes.Axes") -> None:
+def error_curves(checks: Sequence[Check], ax: "Axes") -> None:
     """Draw errors of mean member and ensemble over training, on training and held-out data.
 
     Reading: the space between two lines of one colour is the diversity. Members collude where it opens while the ensemble's
@@ -125,7 +123,7 @@ def error_curves(checks: Sequence[Check], ax: "matplotlib.axes.Axes") -> None:
     ax.legend(frameon=False, fontsize="small")
 
 
-def diversity_accuracy(pairs: Sequence[Pair], num_classes: int, ax: "matplotlib.axes.Axes") -> None:
+def diversity_accuracy(pairs: Sequence[Pair], num_classes: int, ax: "Axes") -> None:
     """Draw how differently pairs of members err against their accuracy, between two bounds.
 
     Reading: each dot is a pair, at the accuracy of its less accurate member. On the lower line that member is a noisy copy of
