@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -183,10 +184,9 @@ def _check_pair(first: Evaluation, second: Evaluation, same_inputs: bool) -> Non
         )
     if first.task != second.task:
         raise ValueError(f"Two evaluations must be of one task; got {first.task} and {second.task}.")
-    theirs = {part.name: part for part in second.sets}
-    for part in first.sets:
-        if part.name in theirs:
-            _check_same(part, theirs[part.name], same_inputs)
+    for part, other in product(first.sets, second.sets):
+        if part.name == other.name:
+            _check_same(part, other, same_inputs)
 
 
 def _check_same(part: SetInfo, other: SetInfo, same_inputs: bool) -> None:

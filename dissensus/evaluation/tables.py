@@ -97,7 +97,7 @@ def prediction_table(results: Sequence[Evaluation]) -> Cells:
     found = {number.metric for result in results for number in result.numbers}
     metrics = [name for name in _PREDICTION_METRICS[results[0].task] if name in found]
     rows = [
-        [result.name, _name_of_set(name), *(interval_text(find(result.numbers, metric, name)) for metric in metrics)]
+        [result.name, _name_of_set(name), *(_cell(result, metric, name) for metric in metrics)]
         for result in results
         for name in [*(part.name for part in result.sets if part.kind != "ood"), *_corrupted(result)]
     ]
@@ -110,10 +110,7 @@ def prediction_table(results: Sequence[Evaluation]) -> Cells:
 def detection_table(result: Evaluation, metric: str = "auroc") -> Cells:
     """Return how well each score tells each set from the known inputs."""
     sets = detection_sets(result)
-    rows = [
-        [title_of(score), *(interval_text(find(result.numbers, metric, name, score)) for name in sets)]
-        for score in result.score_names
-    ]
+    rows = [[title_of(score), *(_cell(result, metric, name, score) for name in sets)] for score in result.score_names]
     return [f"{title_of(metric)} by score", *(_name_of_group(result, name) for name in sets)], rows
 
 
@@ -128,15 +125,11 @@ def _corrupted(result: Evaluation) -> list[str]:
 
 def severity_table(result: Evaluation, score: str) -> Cells:
     """Return accuracy, calibration and AUROC of one score at each severity, averaged over corruptions."""
-    levels = severities(result)
-    rows = []
-    for level in levels:
-        cells = [
-            find(result.numbers, metric, ALL_CORRUPTIONS, None, level)
-            for metric in ("accuracy", "nll", "ece", "smooth_ece")
-        ]
-        auroc = find(result.numbers, "auroc", ALL_CORRUPTIONS, score, level)
-        rows.append([str(level), *map(interval_text, cells), interval_text(auroc)])
+    shown = {metric: None for metric in ("accuracy", "nll", "ece", "smooth_ece")} | {"auroc": score}
+    rows = [
+        [str(level), *(_cell(result, metric, ALL_CORRUPTIONS, of, level) for metric, of in shown.items())]
+        for level in severities(result)
+    ]
     return ["severity", "accuracy", "NLL", "ECE", "smooth ECE", f"AUROC of {title_of(score)}"], rows
 
 
@@ -144,10 +137,7 @@ def corruption_table(results: Sequence[Evaluation], severity: int) -> Cells:
     """Return accuracies of every corruption at one severity, run by run."""
     names = list(dict.fromkeys(n.set for result in results for n in result.numbers if n.kind == "corruption"))
     rows = [
-        [
-            name.replace("_", " "),
-            *(interval_text(find(result.numbers, "accuracy", name, None, severity)) for result in results),
-        ]
+        [name.replace("_", " "), *(_cell(result, "accuracy", name, None, severity) for result in results)]
         for name in names
     ]
     heads = [result.name for result in results] if len(results) > 1 else ["accuracy"]
@@ -159,7 +149,7 @@ def label_table(results: Sequence[Evaluation], name: str = ID) -> Cells:
     names = results[0].class_names or tuple(map(str, range(results[0].num_outputs)))
     columns = [(result, metric) for result in results for metric in ("average_precision", "label_auroc")]
     rows = [
-        [label, *(interval_text(find(result.numbers, metric, name, label=place)) for result, metric in columns)]
+        [label, *(_cell(result, metric, name, label=place) for result, metric in columns)]
         for place, label in enumerate(names)
     ]
     several = len(results) > 1
@@ -169,11 +159,11 @@ def label_table(results: Sequence[Evaluation], name: str = ID) -> Cells:
 
 def metrics_table(result: Evaluation, score: str) -> Cells:
     """Return every metric of telling each set from the known inputs by one score."""
-    names = [name for name in detection_sets(result) if name != ALL_CORRUPTIONS]
-    rows = []
-    for name in names:
-        cells = [interval_text(find(result.numbers, metric, name, score)) for metric in OOD_METRICS]
-        rows.append([_name_of_group(result, name), *cells])
+    rows = [
+        [_name_of_group(result, name), *(_cell(result, metric, name, score) for metric in OOD_METRICS)]
+        for name in detection_sets(result)
+        if name != ALL_CORRUPTIONS
+    ]
     return ["set", *map(title_of, OOD_METRICS)], rows
 
 
@@ -224,6 +214,17 @@ def _summary(result: Evaluation) -> str:
     members = f"{result.num_members} member" + ("s" if result.num_members > 1 else "")
     sizes = ", ".join(f"{part.name} {part.size}" for part in result.sets)
     return f"{members}; inputs: {sizes}" + ("; in brackets: 95 % intervals" if result.bootstrap else "")
+
+
+def _cell(
+    result: Evaluation,
+    metric: str,
+    name: str,
+    score: str | None = None,
+    severity: int | None = None,
+    label: int | None = None,
+) -> str:
+    return interval_text(find(result.numbers, metric, name, score, severity, label=label))
 
 
 def _name_of_set(name: str) -> str:

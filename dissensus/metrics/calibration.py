@@ -425,13 +425,9 @@ def fit_temperature(logits: Array, labels: Array, of: Literal["members", "pool"]
     value = torch.tensor([_best_temperature(member, truth) for member in fitted], dtype=torch.float64)
     result = Temperature(value=value, of=of)
     if not result.determined:
-        logger.warning(
-            "%d validation labels do not determine a temperature: it ends at %s, of a range from %g to %g",
-            len(truth),
-            ", ".join(f"{one:.3g}" for one in value.tolist()),
-            LOWEST,
-            HIGHEST,
-        )
+        ends = ", ".join(f"{one:.3g}" for one in value.tolist())
+        text = "%d validation labels do not determine a temperature: it ends at %s, of a range from %g to %g"
+        logger.warning(text, len(truth), ends, LOWEST, HIGHEST)
     return result
 
 

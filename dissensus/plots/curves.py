@@ -32,25 +32,13 @@ def reliability(curve: ReliabilityCurve, ax: "Axes", *, label: str = "ensemble")
         >>> [line.get_label() for line in ax.lines]
         ['calibrated', 'ensemble (ECE 0.2000)']
     """
-    edges, width = as_array(curve.lower), as_array(curve.upper) - as_array(curve.lower)
-    ax.bar(
-        edges, as_array(curve.weight), width=width, align="edge", color="#BBBBBB", linewidth=0, label="share of inputs"
-    )
+    lower, share, width = as_array(curve.lower), as_array(curve.weight), as_array(curve.upper - curve.lower)
+    ax.bar(lower, share, width=width, align="edge", color="#BBBBBB", linewidth=0, label="share of inputs")
     ax.plot([0, 1], [0, 1], color=NOTE_COLOUR, linestyle="--", linewidth=1, label="calibrated")
-    (line,) = ax.plot(
-        as_array(curve.confidence),
-        as_array(curve.accuracy),
-        "o-",
-        color=COLOURS[0],
-        markersize=4,
-        clip_on=False,
-        label=f"{label} (ECE {curve.ece:.4f})",
-    )
-    columns = (curve.confidence.tolist(), curve.accuracy.tolist(), curve.weight.tolist())
-    hover(
-        line,
-        [f"confidence {c:.3f}, accuracy {a:.3f}, {100 * w:.1f} % of inputs" for c, a, w in zip(*columns, strict=True)],
-    )
+    dots, name = (as_array(curve.confidence), as_array(curve.accuracy)), f"{label} (ECE {curve.ece:.4f})"
+    (line,) = ax.plot(*dots, "o-", color=COLOURS[0], markersize=4, clip_on=False, label=name)
+    rows = zip(*dots, share, strict=True)
+    hover(line, [f"confidence {c:.3f}, accuracy {a:.3f}, {100 * w:.1f} % of inputs" for c, a, w in rows])
     ax.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
     ax.legend(frameon=True, framealpha=0.85, edgecolor="none", fontsize="small", loc="best")
 

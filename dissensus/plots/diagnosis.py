@@ -33,21 +33,11 @@ def drop_curve(curve: DropCurve, ax: "Axes", *, label: str = "measured", colour:
         >>> ax.get_legend_handles_labels()[1]
         ['exact', 'measured']
     """
-    dropped = [0, *curve.dropped]
+    dropped, values, spread = [0, *curve.dropped], [curve.full, *curve.values], [0.0, *curve.deviations]
     if curve.exact:
         exact = [curve.full, *curve.exact]
         ax.plot(dropped, exact, color=NOTE_COLOUR, linestyle="--", linewidth=1.2, label="exact")
-    ax.errorbar(
-        dropped,
-        [curve.full, *curve.values],
-        yerr=[0.0, *curve.deviations],
-        color=colour,
-        marker="o",
-        markersize=4,
-        linewidth=1.5,
-        capsize=3,
-        label=label,
-    )
+    ax.errorbar(dropped, values, spread, color=colour, marker="o", markersize=4, linewidth=1.5, capsize=3, label=label)
     ax.set_xticks(dropped)
     ax.set(xlabel="members dropped", ylabel=curve.metric)
     ax.legend(frameon=False, fontsize="small")
@@ -151,15 +141,8 @@ def diversity_accuracy(pairs: Sequence[Pair], num_classes: int, ax: "Axes") -> N
     lines = {"independent errors": "upper", "noisy copy": "lower"}
     for (label, name), colour in zip(lines.items(), (COLOURS[1], COLOURS[2]), strict=True):
         ax.plot(grid, [getattr(bound, name) for bound in bounds], color=colour, linestyle="--", label=label)
-    ax.plot(
-        accuracies,
-        [pair.diversity for pair in pairs],
-        "o",
-        color=COLOURS[0],
-        alpha=0.7,
-        markersize=5,
-        label="pairs of members",
-    )
+    diversities = [pair.diversity for pair in pairs]
+    ax.plot(accuracies, diversities, "o", color=COLOURS[0], alpha=0.7, markersize=5, label="pairs of members")
     ax.set(xlabel="accuracy of the less accurate member", ylabel="disagreement / error rate")
     ax.margins(y=0.12)
     ax.legend(frameon=False, fontsize="small")

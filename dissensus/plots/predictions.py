@@ -14,6 +14,7 @@ from dissensus.predictions import Family, mixture
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 
 def four_panels(
@@ -64,17 +65,9 @@ def four_panels(
         figure.suptitle(title)
     class_points(points, labels, axes[0])
     ends = (float(axis[0]), float(axis[-1]))
-    _class_image(mean_probs, axis, axes[1])
+    _image(_blend(mean_probs), axis, axes[1])
     for ax, values in zip(axes[2:], (data_uncertainty, knowledge_uncertainty), strict=True):
-        image = ax.imshow(
-            as_array(values),
-            extent=(*ends, *ends),
-            origin="lower",
-            cmap="viridis",
-            vmin=0,
-            vmax=log(num_classes),
-            interpolation="none",
-        )
+        image = _image(as_array(values), axis, ax, cmap="viridis", vmin=0, vmax=log(num_classes))
     figure.colorbar(image, ax=axes, label="nats", shrink=0.44, anchor=(0.0, 0.03))
     titles = ("data", "mean prediction", "data uncertainty", "knowledge uncertainty")
     for ax, text in zip(axes, titles, strict=True):
@@ -102,7 +95,7 @@ def class_maps(axis: Values, probs: Tensor, names: Sequence[str]) -> "Figure":
     _check_colours(probs.shape[-1])
     figure, axes = panels(len(names), width=2.4, height=2.5)
     for ax, values, name in zip(axes, probs, names, strict=True):
-        _class_image(values, axis, ax)
+        _image(_blend(values), axis, ax)
         ax.set_title(name, fontsize="medium")
         ax.tick_params(labelsize="small")
     return figure
@@ -125,9 +118,9 @@ def class_points(points: Values, labels: Values, ax: "Axes") -> None:
         ax.plot(chosen[:, 0], chosen[:, 1], ".", color=colour, markersize=2, rasterized=True, label=f"class {index}")
 
 
-def _class_image(probs: Tensor, axis: Values, ax: "Axes") -> None:
+def _image(values: NDArray[Any], axis: Values, ax: "Axes", **look: Any) -> "AxesImage":
     ends = (float(axis[0]), float(axis[-1]))
-    ax.imshow(_blend(probs), extent=(*ends, *ends), origin="lower", interpolation="none")
+    return ax.imshow(values, extent=(*ends, *ends), origin="lower", interpolation="none", **look)
 
 
 def _check_colours(num_classes: int) -> None:

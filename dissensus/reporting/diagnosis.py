@@ -86,17 +86,9 @@ def _pictures(finding: Finding, name: str) -> Iterator[Picture]:
 
 def _rooted(curve: DropCurve) -> DropCurve:
     """Return squared errors as their roots, which are in the target's units."""
-    values = tuple(map(sqrt, curve.values))
-    return replace(
-        curve,
-        metric="rmse",
-        full=sqrt(curve.full),
-        values=values,
-        deviations=tuple(
-            own / (2 * value) if value else 0.0 for own, value in zip(curve.deviations, values, strict=True)
-        ),
-        exact=tuple(map(sqrt, curve.exact)),
-    )
+    values, exact = tuple(map(sqrt, curve.values)), tuple(map(sqrt, curve.exact))
+    spread = (own / (2 * value) if value else 0.0 for own, value in zip(curve.deviations, values, strict=True))
+    return replace(curve, metric="rmse", full=sqrt(curve.full), values=values, deviations=tuple(spread), exact=exact)
 
 
 def _dropping(curve: DropCurve, per: str, name: str, of: str) -> Picture:

@@ -9,23 +9,10 @@ from statistics import fmean
 
 import torch
 
-from dissensus.evaluation import Disputed, Evaluation, Histogram, Number, Reliability
+from dissensus.evaluation import Disputed, Evaluation, Histogram, Number, Reliability, tables
 from dissensus.evaluation.comparison import BEST_HIGH, named_pairs
 from dissensus.evaluation.results import ALL_CORRUPTIONS, ID, AlarmCheck, Examples, find
-from dissensus.evaluation.tables import (
-    Cells,
-    comparison_table,
-    corruption_table,
-    detection_sets,
-    detection_table,
-    label_table,
-    metrics_table,
-    prediction_table,
-    severities,
-    short,
-    title_of,
-    title_with_unit,
-)
+from dissensus.evaluation.tables import Cells, short, title_of, title_with_unit
 from dissensus.html import Picture, Section, Table, Text
 from dissensus.plots import martingale_path, p_value_histogram, panels
 from dissensus.reporting import figures
@@ -89,7 +76,7 @@ _SHOWN_SCORES = ("total_entropy", "mutual_information", "predictive_diversity", 
 
 def main_numbers(runs: Runs, score: str) -> Section:
     """Metrics of the predictions on every labelled set, with intervals."""
-    table, marks = as_table(prediction_table(runs), "Predictions on inputs with known answers"), ""
+    table, marks = as_table(tables.prediction_table(runs), "Predictions on inputs with known answers"), ""
     if len(runs) > 1:
         table, marks = replace(table, best=_best_runs(table)), " The best value of each set is bold."
     else:
@@ -134,7 +121,7 @@ def differences(runs: Runs, score: str) -> Section | None:
     pairs, refused = named_pairs(runs)
     if not pairs and not refused:
         return None
-    tables = [as_table(comparison_table(pair, score), f"{pair.second} less {pair.first}") for pair in pairs]
+    found = [as_table(tables.comparison_table(pair, score), f"{pair.second} less {pair.first}") for pair in pairs]
     reading = (
         "Runs saw the same inputs, so that differences are more certain than the numbers themselves. A run is "
         "clearly better where the interval of the difference leaves out zero. Other training seeds are another "
@@ -144,7 +131,7 @@ def differences(runs: Runs, score: str) -> Section | None:
         "Differences between runs",
         *([Text(reading)] if pairs else []),
         # Clear differences stand out.
-        *(replace(table, main=[number for number, row in enumerate(table.rows) if row[-1] != "–"]) for table in tables),
+        *(replace(table, main=[number for number, row in enumerate(table.rows) if row[-1] != "–"]) for table in found),
         *(
             Text(f"{name} is not compared with {runs[0].name}, input by input. {reason}")
             for name, reason in refused.items()
@@ -163,7 +150,7 @@ def labels(runs: Runs, score: str) -> Section | None:
             "Average precision is that of a list of all inputs, those first that most probably have the label; guessing gives the share "
             "of inputs that have it. A dash: all inputs have the label, or none."
         ),
-        *(as_table(label_table(runs, name), f"Labels on {name}") for name in shown),
+        *(as_table(tables.label_table(runs, name), f"Labels on {name}") for name in shown),
     )
 
 
@@ -225,9 +212,8 @@ def _coverage(runs: Runs) -> Section:
 
 def detection(runs: Runs, score: str) -> Section | None:
     """How well scores tell unknown from known inputs: tables, histograms and ROC curves."""
-    if not any(detection_sets(run) for run in runs):
+    if not any(tables.detection_sets(run) for run in runs):
         return None
-    tables = [table for run in runs for table in _detection_tables(run, score, _of(run, runs))]
     return Section(
         "Telling known from unknown",
         Text(
@@ -239,7 +225,7 @@ def detection(runs: Runs, score: str) -> Section | None:
             "In the histograms, the less known and unknown inputs overlap, the better. A ROC curve shows every "
             "threshold: the closer to the upper left corner, the better.",
         ),
-        *tables,
+        *(table for run in runs for table in _detection_tables(run, score, _of(run, runs))),
         *_histograms(runs, score),
         *_rocs(runs, score),
     )
@@ -251,11 +237,11 @@ def _of(run: Evaluation, runs: Runs) -> str:
 
 
 def _detection_tables(run: Evaluation, score: str, of_run: str) -> list[Table]:
-    told = as_table(detection_table(run), f"AUROC{of_run}: how well each score tells each set from known inputs")
+    told = as_table(tables.detection_table(run), f"AUROC{of_run}: how well each score tells each set from known inputs")
     rows, columns = range(len(told.rows)), range(1, len(told.columns))
     best = [cell for column in columns for cell in best_cells(told, rows, column, large=True)]
     main = {run.score_names.index(name) for name in (score, best_score(run)) if name in run.score_names}
-    others = as_table(metrics_table(run, score), f"Other metrics{of_run}, by {title_of(score)}")
+    others = as_table(tables.metrics_table(run, score), f"Other metrics{of_run}, by {title_of(score)}")
     return [replace(told, best=best, main=main), others]
 
 
@@ -325,10 +311,10 @@ def _rocs(runs: Runs, score: str) -> Iterable[Picture]:
 
 def under_corruption(runs: Runs, score: str) -> Section | None:
     """Accuracy, calibration and AUROC as images are corrupted more and more."""
-    corrupted = [run for run in runs if severities(run)]
+    corrupted = [run for run in runs if tables.severities(run)]
     if not corrupted:
         return None
-    worst = max(severities(corrupted[0]))
+    worst = max(tables.severities(corrupted[0]))
     curves = {
         "accuracy": {run.name: _by_severity(run, "accuracy", None) for run in corrupted},
         "smooth ECE": {run.name: _by_severity(run, "smooth_ece", None) for run in corrupted},
@@ -345,7 +331,7 @@ def under_corruption(runs: Runs, score: str) -> Section | None:
             Picture(figures.severity_curves(lines, label), f"{label} against severity. {_listed(lines)}")
             for label, lines in curves.items()
         ),
-        as_table(corruption_table(corrupted, worst), f"Accuracy under each corruption at severity {worst}"),
+        as_table(tables.corruption_table(corrupted, worst), f"Accuracy under each corruption at severity {worst}"),
     )
 
 
@@ -354,7 +340,7 @@ def _by_severity(run: Evaluation, metric: str, score: str | None) -> dict[int, N
     itself = Number(metric, ID, "id", 0.5, score, low=0.5, high=0.5)
     numbers = {0: itself if metric == "auroc" else run.number(metric, score=score)}
     return numbers | {
-        level: run.number(metric, ALL_CORRUPTIONS, score=score, severity=level) for level in severities(run)
+        level: run.number(metric, ALL_CORRUPTIONS, score=score, severity=level) for level in tables.severities(run)
     }
 
 
@@ -391,7 +377,7 @@ def decomposition(runs: Runs, score: str) -> Section | None:
 
 def _uncertainty_bars(run: Evaluation, parts: Sequence[str], classes: bool, title: str) -> Picture:
     places: list[tuple[str, str, int | None]] = [(part.name, part.name, None) for part in run.sets]
-    places += [(f"corrupted, severity {level}", ALL_CORRUPTIONS, level) for level in severities(run)]
+    places += [(f"corrupted, severity {level}", ALL_CORRUPTIONS, level) for level in tables.severities(run)]
     rows = {
         label: {
             kind: run.number("mean", name, score=part, severity=level).value
