@@ -13,7 +13,7 @@ from dissensus.evaluation import Disputed, Evaluation, Histogram, Number, Reliab
 from dissensus.evaluation.comparison import BEST_HIGH, named_pairs
 from dissensus.evaluation.results import ALL_CORRUPTIONS, ID, AlarmCheck, Examples, find
 from dissensus.evaluation.tables import Cells, short, title_of, title_with_unit
-from dissensus.html import Picture, Section, Table, Text
+from dissensus.html import Block, Picture, Section, Table, Text
 from dissensus.plots import martingale_path, p_value_histogram, panels
 from dissensus.reporting import figures
 from dissensus.reporting.diagnosis import Runs, collusion
@@ -89,6 +89,13 @@ def main_numbers(runs: Runs, score: str) -> Section:
     return Section("Main numbers", Text(TASKS[runs[0].task].reading + brackets + marks), table)
 
 
+def _section(title: str, reading: str | Sequence[str], blocks: Iterable[Block]) -> Section | None:
+    """Return blocks under a text that says how to read them; None where there are no blocks."""
+    found = list(blocks)
+    texts = [reading] if isinstance(reading, str) else reading
+    return Section(title, Text(*texts), *found) if found else None
+
+
 _LARGE_IS_GOOD = tuple(map(title_of, BEST_HIGH))
 
 
@@ -119,55 +126,41 @@ def best_cells(table: Table, rows: Iterable[int], column: int, *, large: bool) -
 def differences(runs: Runs, score: str) -> Section | None:
     """What further runs gain or lose against the first, with paired intervals."""
     pairs, refused = named_pairs(runs)
-    if not pairs and not refused:
-        return None
-    found = [as_table(tables.comparison_table(pair, score), f"{pair.second} less {pair.first}") for pair in pairs]
+    blocks: list[Block] = []
+    for pair in pairs:
+        table = as_table(tables.comparison_table(pair, score), f"{pair.second} less {pair.first}")
+        # Clear differences stand out.
+        blocks.append(replace(table, main=[number for number, row in enumerate(table.rows) if row[-1] != "–"]))
+    for name, reason in refused.items():
+        blocks.append(Text(f"{name} is not compared with {runs[0].name}, input by input. {reason}"))
     reading = (
         "Runs saw the same inputs, so that differences are more certain than the numbers themselves. A run is "
         "clearly better where the interval of the difference leaves out zero. Other training seeds are another "
         "matter: these intervals are about the choice of test inputs alone."
     )
-    return Section(
-        "Differences between runs",
-        *([Text(reading)] if pairs else []),
-        # Clear differences stand out.
-        *(replace(table, main=[number for number, row in enumerate(table.rows) if row[-1] != "–"]) for table in found),
-        *(
-            Text(f"{name} is not compared with {runs[0].name}, input by input. {reason}")
-            for name, reason in refused.items()
-        ),
-    )
+    return _section("Differences between runs", [reading] if pairs else [], blocks)
 
 
 def labels(runs: Runs, score: str) -> Section | None:
     """How well each of several labels is found, on every labelled set."""
-    if runs[0].task != "labels":
-        return None
-    shown = [part.name for part in runs[0].sets if part.kind != "ood"]
-    return Section(
+    shown = [part.name for part in runs[0].sets if part.kind != "ood" and runs[0].task == "labels"]
+    return _section(
         "Label by label",
-        Text(
-            "Average precision is that of a list of all inputs, those first that most probably have the label; guessing gives the share "
-            "of inputs that have it. A dash: all inputs have the label, or none."
-        ),
-        *(as_table(tables.label_table(runs, name), f"Labels on {name}") for name in shown),
+        "Average precision is that of a list of all inputs, those first that most probably have the label; guessing gives the share "
+        "of inputs that have it. A dash: all inputs have the label, or none.",
+        (as_table(tables.label_table(runs, name), f"Labels on {name}") for name in shown),
     )
 
 
 def calibration(runs: Runs, score: str) -> Section | None:
     """Confidence against accuracy, or claimed against observed coverage."""
-    if not any(run.reliability for run in runs):
-        return None
     if runs[0].task in ("density", "own"):
         return _coverage(runs)
-    return Section(
+    return _section(
         "Can its confidence be believed?",
-        Text(
-            "A dot says how often predictions of that confidence were right: on the dashed line confidence is honest, "
-            "below it the ensemble claims more than it knows, above it less. Dots over short grey bars rest on few "
-            "inputs and wobble."
-        ),
-        *(
+        "A dot says how often predictions of that confidence were right: on the dashed line confidence is honest, below it "
+        "the ensemble claims more than it knows, above it less. Dots over short grey bars rest on few inputs and wobble.",
+        (
             Picture(
                 figures.reliability_diagram(curve, run.name),
                 f"Confidence against accuracy of {run.name} on {curve.set}: {_claims(curve, '; ')}",
@@ -183,7 +176,7 @@ def _claims(curve: Reliability, between: str) -> str:
     return between.join(f"{c:.2f} to {o:.2f}" for c, o in zip(curve.claimed, curve.observed, strict=True))
 
 
-def _coverage(runs: Runs) -> Section:
+def _coverage(runs: Runs) -> Section | None:
     by_set: dict[str, dict[str, Reliability]] = {}
     for run in runs:
         for curve in run.reliability:
@@ -195,19 +188,12 @@ def _coverage(runs: Runs) -> Section:
     )
     if quantiles:
         reading = "Below a quantile should lie as many of the targets as its level says: on the dashed line they do."
-    return Section(
-        f"Can its {'quantiles' if quantiles else 'intervals'} be believed?",
-        Text(reading),
-        *(
-            Picture(
-                figures.coverage_diagram(curves, name, quantiles=quantiles),
-                f"Claimed against observed coverage on {name}. "
-                + "; ".join(f"{run}: {_claims(curve, ', ')}" for run, curve in curves.items())
-                + ".",
-            )
-            for name, curves in by_set.items()
-        ),
-    )
+    pictures = []
+    for name, curves in by_set.items():
+        listed = "; ".join(f"{run}: {_claims(curve, ', ')}" for run, curve in curves.items())
+        figure = figures.coverage_diagram(curves, name, quantiles=quantiles)
+        pictures.append(Picture(figure, f"Claimed against observed coverage on {name}. {listed}."))
+    return _section(f"Can its {'quantiles' if quantiles else 'intervals'} be believed?", reading, pictures)
 
 
 def detection(runs: Runs, score: str) -> Section | None:
@@ -355,23 +341,14 @@ def decomposition(runs: Runs, score: str) -> Section | None:
     """Data and knowledge uncertainty of every set."""
     parts = TASKS[runs[0].task].parts
     shown = [run for run in runs if parts and set(parts) <= set(run.score_names)]
-    if not shown:
-        return None
-    classes = runs[0].task in ("classification", "labels")
-    return Section(
+    classes = parts == _ENTROPIES
+    split = " A bar is as long as the standard deviation of a prediction, root of the mean variance, and is split as the variance is."
+    return _section(
         "How uncertain it is, and why",
-        Text(
-            "Total uncertainty has two parts: data uncertainty, which each member has by itself (noise, ambiguity), and "
-            "knowledge uncertainty, what members disagree about (too little was learned there). Knowledge uncertainty "
-            "should be small on known inputs and larger on unknown ones."
-            + (
-                ""
-                if classes
-                else " A bar is as long as the standard deviation of a prediction, root of the mean variance, and is split as the "
-                "variance is."
-            )
-        ),
-        *(_uncertainty_bars(run, parts, classes, run.name if len(runs) > 1 else "") for run in shown),
+        "Total uncertainty has two parts: data uncertainty, which each member has by itself (noise, ambiguity), and "
+        "knowledge uncertainty, what members disagree about (too little was learned there). Knowledge uncertainty "
+        "should be small on known inputs and larger on unknown ones." + ("" if classes else split),
+        (_uncertainty_bars(run, parts, classes, run.name if len(runs) > 1 else "") for run in shown),
     )
 
 
@@ -392,9 +369,8 @@ def _uncertainty_bars(run: Evaluation, parts: Sequence[str], classes: bool, titl
             label: {kind: value / totals[label] if totals[label] > 0 else 0.0 for kind, value in own.items()}
             for label, own in rows.items()
         }
-    listed = "; ".join(
-        f"{name}: data {short(p['data'])}, knowledge {short(p['knowledge'])}" for name, p in rows.items()
-    )
+    texts = {name: f"data {short(own['data'])}, knowledge {short(own['knowledge'])}" for name, own in rows.items()}
+    listed = "; ".join(f"{name}: {text}" for name, text in texts.items())
     unit = "nats" if classes else f"standard deviation, {run.target or 'in units of the target'}"
     figure = figures.uncertainty_bars(rows, unit, title)
     return Picture(figure, f"Data and knowledge uncertainty of {run.name}. {listed}.")
@@ -444,12 +420,10 @@ def _alarm_verdict(name: str, check: AlarmCheck, *, several: bool) -> str:
     rate, tested = check.false_alarms, len(check.p_values[ID])
     scatter = sqrt(rate * (1 - rate) * (1 / check.calibrated_on + 1 / tested))
     ordinary = "as often as it may" if check.flagged[ID] <= rate + 3 * scatter else "MORE OFTEN THAN IT MAY"
-    changed = max(check.drift) > log(_THRESHOLD)
-    drift = (
-        f"the drift monitor reached {exp(min(max(check.drift), 50)):.3g}: these inputs are unlike those held out"
-        if changed
-        else "the drift monitor sees no change between held-out and known inputs"
-    )
+    drift = "the drift monitor sees no change between held-out and known inputs"
+    if max(check.drift) > log(_THRESHOLD):
+        reached = exp(min(max(check.drift), 50))
+        drift = f"the drift monitor reached {reached:.3g}: these inputs are unlike those held out"
     text = f"{who}on known inputs the alarm rings {ordinary}; {drift}."
     return text[0].upper() + text[1:]
 
@@ -479,18 +453,14 @@ def members(runs: Runs, score: str) -> Section | None:
         for part in run.sets
         if part.kind != "ood"
     ]
-    if not pictures:
-        return None
     side = "above" if metric in BEST_HIGH else "below"
     unit = " Errors are in units of the target." if metric == "rmse" else ""
-    return Section(
+    return _section(
         "Members and ensemble",
-        Text(
-            f"Each dot is one member, the line is the ensemble, with their intervals. A line {side} most dots means that "
-            "members make different mistakes, which averaging evens out; a dot far off is a member to look at. Rest the "
-            f"pointer on a dot to read it.{unit}"
-        ),
-        *pictures,
+        f"Each dot is one member, the line is the ensemble, with their intervals. A line {side} most dots means that "
+        "members make different mistakes, which averaging evens out; a dot far off is a member to look at. Rest the "
+        f"pointer on a dot to read it.{unit}",
+        pictures,
     )
 
 
@@ -510,45 +480,30 @@ def disputed_inputs(runs: Runs, score: str) -> Section | None:
     for run in runs:
         for item in run.gallery:
             shown.setdefault((run.name, item.set, item.most), []).append(item)
-    if not shown:
-        return None
-    names = {run.name: run.class_names for run in runs}
-    several = len(runs) > 1
-    return Section(
+    names, pictures = {run.name: run.class_names for run in runs}, []
+    for (run_name, part, most), items in shown.items():
+        caption = f"{'Most' if most else 'Least'} disputed of {part}" + (f", {run_name}" if len(runs) > 1 else "")
+        read = "; ".join(", ".join(figures.votes_lines(item, names[run_name])) for item in items)
+        sheet = figures.votes_sheet(items, names[run_name])
+        pictures.append(Picture(sheet, f"{caption}. Input by input: {read}.", caption))
+    return _section(
         "Disputed inputs",
-        Text(
-            "Inputs that members disagree about most, and least (by mutual information). Under each stand what it is, what "
-            "the ensemble says (bold), and how many members vote for what. Disputed inputs are often ambiguous, mislabelled or unlike "
-            "the training data; unknown inputs that nobody disputes are the dangerous ones. Where outputs have positions, the map stands "
-            "beside the picture: red where members disagree, each map on its own scale."
-        ),
-        *(
-            _votes(
-                items, names[run], f"{'Most' if most else 'Least'} disputed of {part}" + (f", {run}" if several else "")
-            )
-            for (run, part, most), items in shown.items()
-        ),
+        "Inputs that members disagree about most, and least (by mutual information). Under each stand what it is, what the "
+        "ensemble says (bold), and how many members vote for what. Disputed inputs are often ambiguous, mislabelled or unlike the "
+        "training data; unknown inputs that nobody disputes are the dangerous ones. Where outputs have positions, the map stands "
+        "beside the picture: red where members disagree, each map on its own scale.",
+        pictures,
     )
-
-
-def _votes(items: Sequence[Disputed], class_names: Sequence[str], caption: str) -> Picture:
-    read = "; ".join(", ".join(figures.votes_lines(item, class_names)) for item in items)
-    return Picture(figures.votes_sheet(items, class_names), f"{caption}. Input by input: {read}.", caption)
 
 
 def single_inputs(runs: Runs, score: str) -> Section | None:
     """The inputs that each run is least certain about, in a table that can be searched and sorted."""
-    if not any(run.examples for run in runs):
-        return None
     limit = 300 if len(runs) == 1 else 100
-    blocks = [_examples(run, limit, _of(run, runs)) for run in runs if run.examples]
-    return Section(
+    return _section(
         "Input by input",
-        Text(
-            "Every row is one input, numbered from 0 as in its set. Type to search, such as the name of a class or of a set; press a "
-            "heading to sort. What is wrong and certain is worth a look: an ensemble cannot warn of it."
-        ),
-        *blocks,
+        "Every row is one input, numbered from 0 as in its set. Type to search, such as the name of a class or of a set; press a "
+        "heading to sort. What is wrong and certain is worth a look: an ensemble cannot warn of it.",
+        (_examples(run, limit, _of(run, runs)) for run in runs if run.examples),
     )
 
 
