@@ -104,13 +104,12 @@ def _best_runs(table: Table) -> list[tuple[int, int]]:
     by_set: dict[object, list[int]] = {}
     for number, row in enumerate(table.rows):
         by_set.setdefault(row[1], []).append(number)
-    return [
-        cell
-        for rows in by_set.values()
-        for column, title in enumerate(table.columns[2:], start=2)
-        if title != title_of("coverage_90")  # neither large nor small is good
-        for cell in best_cells(table, rows, column, large=title in _LARGE_IS_GOOD)
-    ]
+    found = []
+    for column, title in enumerate(table.columns[2:], start=2):
+        if title != title_of("coverage_90"):  # neither large nor small is good
+            for rows in by_set.values():
+                found += best_cells(table, rows, column, large=title in _LARGE_IS_GOOD)
+    return found
 
 
 def best_cells(table: Table, rows: Iterable[int], column: int, *, large: bool) -> list[tuple[int, int]]:
@@ -331,10 +330,8 @@ def _by_severity(run: Evaluation, metric: str, score: str | None) -> dict[int, N
 
 
 def _listed(lines: dict[str, dict[int, Number]]) -> str:
-    return " ".join(
-        f"{name}: " + ", ".join(f"{level}: {number.value:.3f}" for level, number in numbers.items()) + "."
-        for name, numbers in lines.items()
-    )
+    texts = {name: [f"{level}: {n.value:.3f}" for level, n in numbers.items()] for name, numbers in lines.items()}
+    return " ".join(f"{name}: {', '.join(own)}." for name, own in texts.items())
 
 
 def decomposition(runs: Runs, score: str) -> Section | None:
@@ -437,10 +434,8 @@ def _alarm_pictures(run: Evaluation, check: AlarmCheck) -> Iterable[Picture]:
     figure, (ax,) = panels(width=4.4, height=3.3)
     martingale_path({"known inputs": check.drift}, ax, thresholds=(_THRESHOLD,))
     ax.set_title(f"{run.name}: drift")
-    yield Picture(
-        figure,
-        f"Drift martingale of {run.name} over its known inputs; the last value is {exp(min(check.drift[-1], 50)):.3g}.",
-    )
+    last = exp(min(check.drift[-1], 50))
+    yield Picture(figure, f"Drift martingale of {run.name} over its known inputs; the last value is {last:.3g}.")
 
 
 def members(runs: Runs, score: str) -> Section | None:
@@ -558,21 +553,14 @@ def trade_offs(runs: Runs, score: str) -> Section | None:
     if runs[0].task != "classification" or len(shared) < 3:
         return None
     values = {name: {axis: own[axis] for axis in shared} for name, own in found.items()}
-    return Section(
+    texts = {name: [f"{' '.join(axis.split())} {own[axis]:.3f}" for axis in shared] for name, own in found.items()}
+    listed = "; ".join(f"{name}: {', '.join(own)}" for name, own in texts.items())
+    return _section(
         "Trade-offs",
-        Text(
-            "Every axis is a number that should be large, on one scale, which begins at "
-            f"{figures.radar_floor(values):.1f} in the middle and ends at 1. Further out is better; a run that gains on one side "
-            "often gives up another. Compare axis by axis: the area means nothing."
-        ),
-        Picture(figures.radar(values), f"Radar of trade-offs. {_in_words(values)}."),
-    )
-
-
-def _in_words(values: Mapping[str, Mapping[str, float]]) -> str:
-    return "; ".join(
-        f"{name}: " + ", ".join(f"{' '.join(axis.split())} {value:.3f}" for axis, value in own.items())
-        for name, own in values.items()
+        f"Every axis is a number that should be large, on one scale, which begins at {figures.radar_floor(values):.1f} in the "
+        "middle and ends at 1. Further out is better; a run that gains on one side often gives up another. Compare axis by axis: "
+        "the area means nothing.",
+        [Picture(figures.radar(values), f"Radar of trade-offs. {listed}.")],
     )
 
 
@@ -587,11 +575,8 @@ def _good_numbers(run: Evaluation, score: str) -> dict[str, float]:
         **{f"AUROC\n{name}": find(run.numbers, "auroc", name, score) for name in told[:6]},
         "AUROC\ncorruptions": find(run.numbers, "auroc", ALL_CORRUPTIONS, score),
     }
-    return {
-        axis: 1 - number.value if axis.startswith("1") else number.value
-        for axis, number in found.items()
-        if number is not None
-    }
+    values = {axis: number.value for axis, number in found.items() if number is not None}
+    return {axis: 1 - value if axis.startswith("1") else value for axis, value in values.items()}
 
 
 def settings(runs: Runs, score: str) -> Section:
@@ -610,13 +595,9 @@ def settings(runs: Runs, score: str) -> Section:
     ]
     rows = [[name, *(one.get(name, "–") for one in own)] for name in dict.fromkeys(chain(*own))]
     versions = f"Python {platform.python_version()} and PyTorch {torch.__version__}"
-    return Section(
-        "How this page was made",
-        Text(
-            f"By dissensus, with {versions}. Every input was predicted once; the seed decides resamples and corruptions."
-        ),
-        as_table((["setting", *(run.name for run in runs)], rows), "Settings"),
-    )
+    text = f"By dissensus, with {versions}. Every input was predicted once; the seed decides resamples and corruptions."
+    table = as_table((["setting", *(run.name for run in runs)], rows), "Settings")
+    return Section("How this page was made", Text(text), table)
 
 
 def as_table(cells: Cells, caption: str) -> Table:
