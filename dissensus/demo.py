@@ -46,13 +46,7 @@ Images: TypeAlias = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What the demo measured, and where its page is.
-
-    Attributes:
-        page: The HTML page.
-        evaluation: Every number of tables and page.
-        seconds: Time that it took, training and page together.
-    """
+    """Where the demo's page is, every number of it, and the time that it took, training and page together."""
 
     page: Path
     evaluation: Evaluation

@@ -1,9 +1,8 @@
 """Text, tables and figures in, one self-contained HTML page out.
 
-The page needs no network and no files beside it: figures stand in it as SVG. It follows the reader's light or
-dark setting, figures too (images in them stay as they are), tables scroll in their own box where the screen is
-narrow, and it prints. A table of many inputs can be searched and sorted by a short script of the page's own; without
-scripts it is a table like the others. All text is escaped.
+The page needs no network and no files beside it: figures stand in it as SVG. It follows the reader's light or dark
+setting, tables scroll in their own box where the screen is narrow, and it prints. A table of many inputs can be searched
+and sorted by a short script; without scripts it is a table like the others. All text is escaped.
 """
 
 import re

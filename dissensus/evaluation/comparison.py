@@ -1,6 +1,5 @@
 """Two evaluations of the same inputs -> every difference, with a paired interval."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any
@@ -201,14 +200,3 @@ def _check_same(part: SetInfo, other: SetInfo, same_inputs: bool) -> None:
             f"Set {part.name!r} must have the same targets in the same order in both evaluations, also with "
             "same_inputs=True; got targets that differ. Evaluate both on one set."
         )
-
-
-def named_pairs(results: Sequence[Evaluation]) -> tuple[list[Comparison], dict[str, str]]:
-    """Return comparisons of further evaluations with the first, and by name why others cannot be paired with it."""
-    pairs, refused = [], {}
-    for other in results[1:]:
-        try:
-            pairs.append(compare(results[0], other))
-        except ValueError as reason:
-            refused[other.name] = str(reason)
-    return pairs, refused

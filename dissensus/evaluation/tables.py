@@ -1,10 +1,10 @@
 """Evaluations in, the tables that people read out: columns and rows of short text."""
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from dissensus.evaluation.comparison import UNDIRECTED, Comparison, Difference
-from dissensus.evaluation.results import ALL_CORRUPTIONS, ID, Evaluation, Number, find
+from dissensus.evaluation.results import ALL_CORRUPTIONS, ID, Evaluation, find
 from dissensus.metrics import OOD_METRICS
 
 # Columns, and rows with a cell for each of them.
@@ -50,8 +50,9 @@ _PREDICTION_METRICS = {
 }
 
 
-def interval_text(number: Number | None) -> str:
-    """Return a value with its interval, such as `0.934 [0.929, 0.939]`; a dash for None."""
+def _cell(result: Evaluation, *about: Any, label: int | None = None) -> str:
+    """Return what `find` finds with its interval, such as `0.934 [0.929, 0.939]`; a dash where it finds nothing."""
+    number = find(result.numbers, *about, label=label)
     if number is None:
         return "–"
     if number.low is None or number.high is None:
@@ -214,17 +215,6 @@ def _summary(result: Evaluation) -> str:
     members = f"{result.num_members} member" + ("s" if result.num_members > 1 else "")
     sizes = ", ".join(f"{part.name} {part.size}" for part in result.sets)
     return f"{members}; inputs: {sizes}" + ("; in brackets: 95 % intervals" if result.bootstrap else "")
-
-
-def _cell(
-    result: Evaluation,
-    metric: str,
-    name: str,
-    score: str | None = None,
-    severity: int | None = None,
-    label: int | None = None,
-) -> str:
-    return interval_text(find(result.numbers, metric, name, score, severity, label=label))
 
 
 def _name_of_set(name: str) -> str:

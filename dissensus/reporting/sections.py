@@ -10,7 +10,7 @@ from statistics import fmean
 import torch
 
 from dissensus.evaluation import Disputed, Evaluation, Histogram, Number, Reliability, tables
-from dissensus.evaluation.comparison import BEST_HIGH, named_pairs
+from dissensus.evaluation.comparison import BEST_HIGH, compare
 from dissensus.evaluation.results import ALL_CORRUPTIONS, ID, AlarmCheck, Examples, find
 from dissensus.evaluation.tables import Cells, short, title_of, title_with_unit
 from dissensus.html import Block, Picture, Section, Table, Text
@@ -124,20 +124,23 @@ def best_cells(table: Table, rows: Iterable[int], column: int, *, large: bool) -
 
 def differences(runs: Runs, score: str) -> Section | None:
     """What further runs gain or lose against the first, with paired intervals."""
-    pairs, refused = named_pairs(runs)
-    blocks: list[Block] = []
-    for pair in pairs:
+    found: list[Table] = []
+    refused: list[Text] = []
+    for other in runs[1:]:
+        try:
+            pair = compare(runs[0], other)
+        except ValueError as reason:
+            refused.append(Text(f"{other.name} is not compared with {runs[0].name}, input by input. {reason}"))
+            continue
         table = as_table(tables.comparison_table(pair, score), f"{pair.second} less {pair.first}")
         # Clear differences stand out.
-        blocks.append(replace(table, main=[number for number, row in enumerate(table.rows) if row[-1] != "–"]))
-    for name, reason in refused.items():
-        blocks.append(Text(f"{name} is not compared with {runs[0].name}, input by input. {reason}"))
+        found.append(replace(table, main=[number for number, row in enumerate(table.rows) if row[-1] != "–"]))
     reading = (
         "Runs saw the same inputs, so that differences are more certain than the numbers themselves. A run is "
         "clearly better where the interval of the difference leaves out zero. Other training seeds are another "
         "matter: these intervals are about the choice of test inputs alone."
     )
-    return _section("Differences between runs", [reading] if pairs else [], blocks)
+    return _section("Differences between runs", [reading] if found else [], [*found, *refused])
 
 
 def labels(runs: Runs, score: str) -> Section | None:
