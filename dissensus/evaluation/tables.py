@@ -50,9 +50,9 @@ _PREDICTION_METRICS = {
 }
 
 
-def _cell(result: Evaluation, *about: Any, label: int | None = None) -> str:
+def _cell(result: Evaluation, metric: str, name: str, **about: Any) -> str:
     """Return what `find` finds with its interval, such as `0.934 [0.929, 0.939]`; a dash where it finds nothing."""
-    number = find(result.numbers, *about, label=label)
+    number = find(result.numbers, metric, name, **about)
     if number is None:
         return "–"
     if number.low is None or number.high is None:
@@ -111,7 +111,9 @@ def prediction_table(results: Sequence[Evaluation]) -> Cells:
 def detection_table(result: Evaluation, metric: str = "auroc") -> Cells:
     """Return how well each score tells each set from the known inputs."""
     sets = detection_sets(result)
-    rows = [[title_of(score), *(_cell(result, metric, name, score) for name in sets)] for score in result.score_names]
+    rows = [
+        [title_of(score), *(_cell(result, metric, name, score=score) for name in sets)] for score in result.score_names
+    ]
     return [f"{title_of(metric)} by score", *(_name_of_group(result, name) for name in sets)], rows
 
 
@@ -128,7 +130,10 @@ def severity_table(result: Evaluation, score: str) -> Cells:
     """Return accuracy, calibration and AUROC of one score at each severity, averaged over corruptions."""
     shown = {metric: None for metric in ("accuracy", "nll", "ece", "smooth_ece")} | {"auroc": score}
     rows = [
-        [str(level), *(_cell(result, metric, ALL_CORRUPTIONS, of, level) for metric, of in shown.items())]
+        [
+            str(level),
+            *(_cell(result, metric, ALL_CORRUPTIONS, score=of, severity=level) for metric, of in shown.items()),
+        ]
         for level in severities(result)
     ]
     return ["severity", "accuracy", "NLL", "ECE", "smooth ECE", f"AUROC of {title_of(score)}"], rows
@@ -138,7 +143,7 @@ def corruption_table(results: Sequence[Evaluation], severity: int) -> Cells:
     """Return accuracies of every corruption at one severity, run by run."""
     names = list(dict.fromkeys(n.set for result in results for n in result.numbers if n.kind == "corruption"))
     rows = [
-        [name.replace("_", " "), *(_cell(result, "accuracy", name, None, severity) for result in results)]
+        [name.replace("_", " "), *(_cell(result, "accuracy", name, severity=severity) for result in results)]
         for name in names
     ]
     heads = [result.name for result in results] if len(results) > 1 else ["accuracy"]
@@ -161,7 +166,7 @@ def label_table(results: Sequence[Evaluation], name: str = ID) -> Cells:
 def metrics_table(result: Evaluation, score: str) -> Cells:
     """Return every metric of telling each set from the known inputs by one score."""
     rows = [
-        [_name_of_group(result, name), *(_cell(result, metric, name, score) for metric in OOD_METRICS)]
+        [_name_of_group(result, name), *(_cell(result, metric, name, score=score) for metric in OOD_METRICS)]
         for name in detection_sets(result)
         if name != ALL_CORRUPTIONS
     ]
