@@ -25,7 +25,7 @@ from dissensus.html import Picture, Section, Text
 from dissensus.members import DeepEnsemble
 from dissensus.plots import COLOURS, panels, training_curves
 from dissensus.randomness import derive
-from dissensus.reporting.sections import write_report
+from dissensus.reporting import write_report
 from dissensus.training import Run, fit
 
 if TYPE_CHECKING:
@@ -46,13 +46,7 @@ Images: TypeAlias = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What the demo measured, and where its page is.
-
-    Attributes:
-        page: The HTML page.
-        evaluation: Every number of tables and page.
-        seconds: Time that it took, training and page together.
-    """
+    """Where the demo's page is, every number of it, and the time that it took, training and page together."""
 
     page: Path
     evaluation: Evaluation
@@ -61,14 +55,7 @@ class DemoResult:
 
 @dataclass(frozen=True)
 class Digits:
-    """Images `(batch, 1, 8, 8)` in [0, 1], and the digits that they show, `(batch,)`.
-
-    Attributes:
-        train: Known digits to learn from.
-        test: Known digits that training does not see.
-        new: Digits that are never shown.
-        corrupted: The test images under each corruption, by its name.
-    """
+    """Images `(batch, 1, 8, 8)` in [0, 1], and the digits that they show, `(batch,)`: known ones, and `new` ones that are never shown."""
 
     train: Images
     test: Images
@@ -152,11 +139,8 @@ def shift(images: Tensor, generator: Generator) -> Tensor:
     padded = F.pad(images, (2, 2, 2, 2))
     corners = torch.tensor([(2, 0), (2, 4), (0, 2), (4, 2)])
     chosen = corners[torch.randint(0, len(corners), (len(images),), generator=generator)]
-    moved = [
-        image[:, top : top + side, left : left + side]
-        for image, (top, left) in zip(padded, chosen.tolist(), strict=True)
-    ]
-    return torch.stack(moved)
+    pairs = zip(padded, chosen.tolist(), strict=True)
+    return torch.stack([image[:, top : top + side, left : left + side] for image, (top, left) in pairs])
 
 
 def cover(images: Tensor, generator: Generator) -> Tensor:
@@ -235,10 +219,10 @@ def sample_sheet(rows: Mapping[str, Tensor]) -> "matplotlib.figure.Figure":
     """Draw rows of digits, each with its name; `rows` holds images `(columns, 1, 8, 8)`."""
     # Each row becomes one image, with a white pixel around every digit.
     sheet = torch.cat([torch.cat(list(F.pad(images[:, 0], (1, 1, 1, 1))), dim=1) for images in rows.values()])
-    figure, (ax,) = panels(width=5.2, height=0.2 + 4.5 * sheet.shape[0] / sheet.shape[1])
     height, width = sheet.shape
+    figure, (ax,) = panels(width=5.2, height=0.2 + 4.5 * height / width)
     ax.imshow(sheet.numpy(), cmap="gray_r", vmin=0, vmax=1, extent=(0, width, height, 0))
-    pitch = len(sheet) / len(rows)
+    pitch = height / len(rows)
     ax.set_xticks([])
     ax.set_yticks([(number + 0.5) * pitch for number in range(len(rows))], list(rows))
     ax.tick_params(length=0)

@@ -1,9 +1,8 @@
 """Text, tables and figures in, one self-contained HTML page out.
 
-The page needs no network and no files beside it: figures stand in it as SVG. It follows the reader's light or
-dark setting, figures too (images in them stay as they are), tables scroll in their own box where the screen is
-narrow, and it prints. A table of many inputs can be searched and sorted by a short script of the page's own; without
-scripts it is a table like the others. All text is escaped.
+The page needs no network and no files beside it: figures stand in it as SVG. It follows the reader's light or dark
+setting, tables scroll in their own box where the screen is narrow, and it prints. A table of many inputs can be searched
+and sorted by a short script; without scripts it is a table like the others. All text is escaped.
 """
 
 import re
@@ -210,6 +209,8 @@ def cell_text(value: object) -> str:
 
 def _page(title: str, top: str, sections: Sequence[Section]) -> str:
     figure_numbers = count(1)
+    searched = any(isinstance(block, Table) and block.search for part in sections for block in part.blocks)
+    script = f"<script>\n{_file('page.js')}</script>\n" if searched else ""
     body = [
         f'<section id="section-{number}" aria-labelledby="title-{number}">\n'
         f'<h2 id="title-{number}">{escape(section.title)}</h2>\n'
@@ -224,7 +225,7 @@ def _page(title: str, top: str, sections: Sequence[Section]) -> str:
         '<link rel="icon" href="data:,">\n'
         f"<title>{escape(title)}</title>\n<style>\n{_file('page.css')}</style>\n</head>\n<body>\n"
         f"<header>\n<h1>{escape(title)}</h1>\n{top}</header>\n"
-        f"{_contents(sections)}<main>\n{''.join(body)}</main>\n{_script(sections)}</body>\n</html>\n"
+        f"{_contents(sections)}<main>\n{''.join(body)}</main>\n{script}</body>\n</html>\n"
     )
 
 
@@ -242,11 +243,6 @@ def _headlines(headlines: Sequence[Headline]) -> str:
         for one in headlines
     )
     return f'<dl class="headlines">\n{items}</dl>\n'
-
-
-def _script(sections: Sequence[Section]) -> str:
-    searched = any(isinstance(block, Table) and block.search for part in sections for block in part.blocks)
-    return f"<script>\n{_file('page.js')}</script>\n" if searched else ""
 
 
 def _file(name: str) -> str:
@@ -270,13 +266,9 @@ def _blocks(blocks: Sequence[Block], figure_numbers: Iterator[int]) -> Iterator[
 
 
 def _block(block: Block, figure_numbers: Iterator[int]) -> str:
-    match block:
-        case Text():
-            return "".join(f"<p>{escape(paragraph)}</p>\n" for paragraph in block.paragraphs)
-        case Table():
-            return _table(block)
-        case Picture():
-            return _picture(block, next(figure_numbers))
+    if isinstance(block, Text):
+        return "".join(f"<p>{escape(paragraph)}</p>\n" for paragraph in block.paragraphs)
+    return _table(block) if isinstance(block, Table) else _picture(block, next(figure_numbers))
 
 
 def _table(table: Table) -> str:
@@ -300,9 +292,7 @@ def _row(table: Table, number: int, classes: Sequence[str]) -> str:
     """Return one row; a first cell with text is the row's heading."""
     row = table.rows[number]
     texts = [escape(cell_text(value)) for value in row]
-    for place in range(len(texts)):
-        if (number, place) in table.best:
-            texts[place] = f"<strong>{texts[place]}</strong>"
+    texts = [f"<strong>{text}</strong>" if (number, place) in table.best else text for place, text in enumerate(texts)]
     cells = [f"<td{kind}>{text}</td>" for text, kind in zip(texts, classes, strict=True)]
     if row and isinstance(row[0], str):
         cells[0] = f'<th scope="row">{texts[0]}</th>'
@@ -352,12 +342,8 @@ def _with_hover(svg: str) -> str:
 def _with_named_colours(svg: str) -> str:
     """Let the page's style sheet say what the colours are that it knows; others stay as they are."""
 
-    def named(colour: re.Match[str]) -> str:
-        name = _NAMED_COLOURS.get(colour[0])
-        return f"var(--{name}, {colour[0]})" if name else colour[0]
-
     def rename(style: re.Match[str]) -> str:
-        return re.sub(r"#[0-9a-f]{6}\b", named, style[0])
+        return re.sub(rf"({'|'.join(_NAMED_COLOURS)})\b", lambda c: f"var(--{_NAMED_COLOURS[c[0]]}, {c[0]})", style[0])
 
     return re.sub(r'(?<= style=")[^"]*', rename, svg)
 

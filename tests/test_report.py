@@ -21,7 +21,7 @@ from evaluation_cases import (
 from dissensus.evaluation import Disputed, Histogram, Number, evaluate
 from dissensus.html import Table
 from dissensus.predictions import predict
-from dissensus.reporting import figures, quality, report
+from dissensus.reporting import figures, report, sections
 from dissensus.scores import total_entropy
 
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -276,13 +276,13 @@ def test_histograms_of_several_runs_share_an_axis():
     even = Histogram("id", "bma", (0.0, 0.25, 0.5), (0.4, 0.6), False)
     skewed = Histogram("id", "bma", (0.001, 0.01, 0.1), (0.7, 0.3), True)
     axis = figures.common_axis([even, skewed])
-    assert axis == figures.Axis("log", (0.001, 0.5))
+    assert axis == {"xscale": "log", "xlim": (0.001, 0.5)}
     for part in (even, skewed):
         (ax,) = figures.score_histogram([part], "x", "t", axis).axes
         assert ax.get_xscale() == "log"
         assert ax.get_xlim() == (0.001, 0.5)
     below = Histogram("id", "mean_energy", (-2.0, 0.0, 1.0), (0.5, 0.5), False)
-    assert figures.common_axis([below, skewed]) == figures.Axis("linear", (-2.0, 1.0))
+    assert figures.common_axis([below, skewed]) == {"xscale": "linear", "xlim": (-2.0, 1.0)}
 
 
 def test_a_page_is_called_by_its_target_data_and_date(plain, tmp_path):
@@ -317,7 +317,7 @@ def test_a_page_begins_with_the_default_score_and_the_best_one(plain, tmp_path):
 def test_the_best_run_of_a_set_is_bold_and_equal_ones_are_not():
     def best(*cells, large):
         table = Table(["value"], [[cell] for cell in cells])
-        return [row for row, _ in quality.best_cells(table, range(len(cells)), 0, large=large)]
+        return [row for row, _ in sections.best_cells(table, range(len(cells)), 0, large=large)]
 
     assert best("0.500", "–", "0.750 [0.7, 0.8]", large=True) == [2]
     assert best("0.500", "0.500", "0.750", large=False) == [0, 1]

@@ -51,14 +51,7 @@ _COUNTING_MEMBERS = frozenset({"predictive_diversity", "num_unique"})
 
 @dataclass(frozen=True)
 class Positions:
-    """How outputs with several answers an input are read.
-
-    Attributes:
-        over: How scores of positions or labels become one score an input.
-        class_axis: Axis of the classes in `(members, batch, ...)`; None to find it by the targets' shape.
-        ignore_index: Label of positions that do not count.
-        class_weights: How much a position counts by its true class.
-    """
+    """How outputs with several answers an input are read: the arguments of `evaluate` that bear these names."""
 
     over: Over = "mean"
     class_axis: int | None = None
@@ -74,14 +67,7 @@ class Positions:
 
 @dataclass(frozen=True)
 class Task:
-    """How outputs are read.
-
-    Attributes:
-        score_names: The scores to compute.
-        weights: Member weights, or None.
-        likelihood: The loss that says what outputs are.
-        positions: How several answers an input are read.
-    """
+    """How outputs are read, by the loss that says what they are: which scores are computed, and with which weights of members."""
 
     score_names: tuple[str, ...]
     weights: Tensor | None

@@ -1,7 +1,7 @@
 """Two evaluations of the same inputs -> every difference, with a paired interval."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -183,10 +183,9 @@ def _check_pair(first: Evaluation, second: Evaluation, same_inputs: bool) -> Non
         )
     if first.task != second.task:
         raise ValueError(f"Two evaluations must be of one task; got {first.task} and {second.task}.")
-    theirs = {part.name: part for part in second.sets}
-    for part in first.sets:
-        if part.name in theirs:
-            _check_same(part, theirs[part.name], same_inputs)
+    for part, other in product(first.sets, second.sets):
+        if part.name == other.name:
+            _check_same(part, other, same_inputs)
 
 
 def _check_same(part: SetInfo, other: SetInfo, same_inputs: bool) -> None:
@@ -201,14 +200,3 @@ def _check_same(part: SetInfo, other: SetInfo, same_inputs: bool) -> None:
             f"Set {part.name!r} must have the same targets in the same order in both evaluations, also with "
             "same_inputs=True; got targets that differ. Evaluate both on one set."
         )
-
-
-def named_pairs(results: Sequence[Evaluation]) -> tuple[list[Comparison], dict[str, str]]:
-    """Return comparisons of further evaluations with the first, and by name why others cannot be paired with it."""
-    pairs, refused = [], {}
-    for other in results[1:]:
-        try:
-            pairs.append(compare(results[0], other))
-        except ValueError as reason:
-            refused[other.name] = str(reason)
-    return pairs, refused

@@ -62,14 +62,7 @@ def corruption_families() -> Mapping[str, tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class Corruptor:
-    """Which corruptions are applied, and how.
-
-    Attributes:
-        cells: Corruptions and severities.
-        seed: Decides what is random about a corruption.
-        folder: Files of a published set to read copies from; None to make them.
-        frost_folder: Pictures to take frost from; None for grown textures.
-    """
+    """Which corruptions at which severities are made of images, or read from the `folder` of a published set."""
 
     cells: tuple[Cell, ...] = ()
     seed: int = 0
@@ -88,19 +81,15 @@ class Corruptor:
         if self.folder is not None and labels is not None:
             self._check_labels(self.folder, labels, start)
         for cell in self.cells:
-            yield cell, self._made(raw, cell, start) if self.folder is None else self._read(raw, cell, start)
+            yield cell, self._copy(raw, cell, start)
 
-    def _made(self, raw: Tensor, cell: Cell, start: int) -> Tensor:
-        from dissensus.data.corruptions import corrupt
+    def _copy(self, raw: Tensor, cell: Cell, start: int) -> Tensor:
+        from dissensus.data.corruptions import corrupt, load_corrupted
 
-        frost = str(self.frost_folder) if self.frost_folder is not None and cell[0] == "frost" else None
-        index = torch.arange(start, start + len(raw), device=raw.device)
-        return corrupt(raw, *cell, seed=self.seed, index=index, frost_folder=frost)
-
-    def _read(self, raw: Tensor, cell: Cell, start: int) -> Tensor:
-        from dissensus.data.corruptions import load_corrupted
-
-        assert self.folder is not None
+        if self.folder is None:
+            frost = str(self.frost_folder) if self.frost_folder is not None and cell[0] == "frost" else None
+            index = torch.arange(start, start + len(raw), device=raw.device)
+            return corrupt(raw, *cell, seed=self.seed, index=index, frost_folder=frost)
         copy = load_corrupted(self.folder, *cell, rows=slice(start, start + len(raw)))
         if copy.shape != raw.shape:
             raise ValueError(

@@ -67,10 +67,11 @@ def _must_be_read(data: Any) -> bool:
     known = (Tensor, np.ndarray, list, Loaded, CachedFeatures, DataLoader, TensorDataset)
     if isinstance(data, known) or is_tree(data) or not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
         return False
+    rows = len(data)
     if not isinstance(data, Dataset):
         # Such as of Hugging Face; an array of another library becomes one of numpy later.
         return not hasattr(data, "__array__")
-    first = data[0] if len(data) else None
+    first = data[0] if rows else None
     picture = first[0] if isinstance(first, tuple | list) and first else first
     # Pictures of Pillow, which a loader cannot put into a batch.
     return hasattr(picture, "convert")

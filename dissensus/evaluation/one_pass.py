@@ -19,16 +19,18 @@ from dissensus._signatures import checked, whole_number
 from dissensus.data.sources import Inputs, Pairs, arrays_of, device_named, device_of
 from dissensus.data.suites import LoadedSuite
 from dissensus.data.trees import Tree
+from dissensus.evaluation import results
 from dissensus.evaluation._tasks import Classification, Over, Positions, Regression, Task, task_of
 from dissensus.evaluation.corrupting import Corruptor, corruptor_of
 from dissensus.evaluation.estimates import Found, SetNumbers, Statistic, averages, replicates_of, with_intervals
 from dissensus.evaluation.inputs import NamedSet, Source, check_not_twice, checked_groups, named_sets, warn_of_ranges
-from dissensus.evaluation.results import ALL_CORRUPTIONS, Evaluation, Examples, Histogram, Number, Roc, floats
+from dissensus.evaluation.results import ALL_CORRUPTIONS, Evaluation, Number, floats
 from dissensus.evaluation.streaming import Reader, Sample
 from dissensus.members import Members
 from dissensus.members.members import as_members, evaluation_mode
 from dissensus.objectives.likelihoods import likelihood_of, regression_loss
 from dissensus.predictions import predict
+from dissensus.scores import REGRESSION_SCORES
 from dissensus.types import MemberWeights
 
 log = logging.getLogger("dissensus")
@@ -36,14 +38,7 @@ log = logging.getLogger("dissensus")
 _HISTOGRAM_BINS = 32
 # How many single inputs of a set are kept for the page, and by what: the first that was computed decides on the order.
 _EXAMPLES = 300
-_SHOWN = (
-    "total_entropy",
-    "expected_entropy",
-    "mutual_information",
-    "total_variance",
-    "data_variance",
-    "knowledge_variance",
-)
+_SHOWN = {"total_entropy", "expected_entropy", "mutual_information", *REGRESSION_SCORES}
 _ROC_POINTS = 129
 # With fewer, an end of a 95 % interval is one resample.
 _FEW_RESAMPLES = 40
@@ -168,7 +163,6 @@ def evaluate(
     task = reader.task
     numbers, replicates = _numbers(task, samples, checked, bootstrap, seed)
     num_outputs = task.num_outputs(reader.shape[1])
-    curves = (task.reliability(part.name, part.columns) for part in samples if part.info.kind != "ood")
     return Evaluation(
         name=name,
         task=task.task,
@@ -184,7 +178,7 @@ def evaluate(
         groups=checked,
         numbers=tuple(numbers),
         replicates=replicates,
-        reliability=tuple(curve for curve in curves if curve is not None),
+        reliability=tuple(_reliability(task, samples)),
         rocs=tuple(_rocs(task, samples)),
         histograms=tuple(_histograms(task, samples)),
         gallery=tuple(chain.from_iterable(part.disputed for part in samples)),
@@ -283,7 +277,7 @@ def _severity_rows(numbers: Sequence[Number]) -> dict[Number, list[int]]:
     return {mean: rows[mean] for mean in order}
 
 
-def _examples(task: Task, samples: Sequence[Sample], num_outputs: int) -> tuple[Examples, ...]:
+def _examples(task: Task, samples: Sequence[Sample], num_outputs: int) -> tuple[results.Examples, ...]:
     """Return the inputs of each set that the ensemble is least certain about; none where each has several predictions."""
     if not (isinstance(task, Classification) or (isinstance(task, Regression) and num_outputs == 1)):
         return ()
@@ -293,21 +287,26 @@ def _examples(task: Task, samples: Sequence[Sample], num_outputs: int) -> tuple[
         columns = dict(zip(task.score_names, part.columns["scores"], strict=True)) | part.columns
         order = columns[shown[0]].argsort(descending=True, stable=True)[:_EXAMPLES]
         names = ("predicted", "truth", "confidence", *shown)
-        values = {name: floats(columns[name][order].double().numpy()) for name in names if name in columns}
-        answers = [values.get(name, ()) for name in names[:3]]
-        found.append(Examples(part.name, tuple(order.tolist()), *answers, {name: values[name] for name in shown}))
+        values = {name: floats(columns[name][order].double().numpy()) if name in columns else () for name in names}
+        scores = {name: values.pop(name) for name in shown}
+        found.append(results.Examples(part.name, tuple(order.tolist()), **values, scores=scores))
     return tuple(found)
 
 
-def _rocs(task: Task, samples: Sequence[Sample]) -> Iterable[Roc]:
+def _reliability(task: Task, samples: Sequence[Sample]) -> Iterable[results.Reliability]:
+    curves = (task.reliability(part.name, part.columns) for part in samples if part.info.kind != "ood")
+    return (curve for curve in curves if curve is not None)
+
+
+def _rocs(task: Task, samples: Sequence[Sample]) -> Iterable[results.Roc]:
     known = samples[0].columns["scores"]
     for part in samples[1:]:
         for score, ood_scores, id_scores in zip(task.score_names, part.columns["scores"], known, strict=True):
             curve = metrics.roc_curve(ood_scores, id_scores, points=_ROC_POINTS)
-            yield Roc(part.name, score, floats(curve.fpr.numpy()), floats(curve.tpr.numpy()))
+            yield results.Roc(part.name, score, floats(curve.fpr.numpy()), floats(curve.tpr.numpy()))
 
 
-def _histograms(task: Task, samples: Sequence[Sample]) -> Iterable[Histogram]:
+def _histograms(task: Task, samples: Sequence[Sample]) -> Iterable[results.Histogram]:
     ranked = {part.name: np.sort(part.columns["scores"].numpy()).astype(np.float64) for part in samples}
     for place, score in enumerate(task.score_names):
         edges, logarithmic = _edges(np.concatenate([values[place] for values in ranked.values()]))
@@ -316,7 +315,7 @@ def _histograms(task: Task, samples: Sequence[Sample]) -> Iterable[Histogram]:
             # What lies outside counts in the first and in the last bin.
             below = np.append(np.searchsorted(values[place], edges[1:-1]), values.shape[1])
             shares = np.diff(below, prepend=0) / values.shape[1]
-            yield Histogram(name, score, shown, floats(shares), logarithmic)
+            yield results.Histogram(name, score, shown, floats(shares), logarithmic)
 
 
 def _edges(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], bool]:

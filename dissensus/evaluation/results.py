@@ -1,7 +1,6 @@
 """What an evaluation found: frozen numbers, curves and pictures, as tables, and as JSON and back."""
 
 import json
-import os
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dissensus._files import replace_file
 from dissensus.diagnostics import Finding
 
 Kind = Literal["id", "shifted", "ood", "group", "corruption", "corruptions"]
@@ -333,9 +333,7 @@ class Evaluation:
         """Write everything as one JSON file, replacing it in one step; folders on the way to it are made."""
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(target.name + ".tmp")
-        temporary.write_text(to_json(self), encoding="utf-8")
-        os.replace(temporary, target)
+        replace_file(target, to_json(self))
         return target
 
     @classmethod

@@ -185,15 +185,9 @@ _OF_A_BATCH = ("votes", "dispute", "map")
 
 @dataclass(frozen=True)
 class Sample:
-    """What was kept of a set.
+    """What was kept of a set: columns, on the CPU, of it and of its corrupted copies, a hash of its inputs, and the gallery's images.
 
-    Attributes:
-        info: What the evaluation says of it.
-        columns: Values per input, on the CPU; the last axis of each is the input.
-        inputs: Hash of the inputs.
-        range: Lowest and highest number in the first batch of inputs.
-        disputed: Images for the gallery.
-        corrupted: Columns of its corrupted copies, by corruption and severity.
+    `range` is the lowest and the highest number in the first batch of inputs.
     """
 
     info: SetInfo
@@ -211,17 +205,10 @@ class Sample:
 
 @dataclass
 class Reader:
-    """Runs the ensemble over sets.
+    """Runs the ensemble, in evaluation mode and at its `place`, over sets.
 
-    Attributes:
-        members: The ensemble, in evaluation mode and where it shall run.
-        task: How its outputs are read; the first batch tells whether they have positions.
-        transform: From a raw batch to what the members take.
-        batch_size: How many inputs go through the members at once.
-        place: Device of the ensemble.
-        class_names: Names of the classes, one an output; empty where none were given.
-        shape: Members and outputs that the first batch had; every other must have them too.
-        known: Outputs of the known inputs, for the diagnosis of the members.
+    The first batch tells whether outputs have positions, and their `shape`, members and outputs, which every other must have too. `known`
+    are outputs of the known inputs, for the diagnosis of the members.
     """
 
     members: Members

@@ -1,10 +1,10 @@
 """Evaluations in, the tables that people read out: columns and rows of short text."""
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from dissensus.evaluation.comparison import UNDIRECTED, Comparison, Difference
-from dissensus.evaluation.results import ALL_CORRUPTIONS, ID, Evaluation, Number, find
+from dissensus.evaluation.results import ALL_CORRUPTIONS, ID, Evaluation, find
 from dissensus.metrics import OOD_METRICS
 
 # Columns, and rows with a cell for each of them.
@@ -50,8 +50,9 @@ _PREDICTION_METRICS = {
 }
 
 
-def interval_text(number: Number | None) -> str:
-    """Return a value with its interval, such as `0.934 [0.929, 0.939]`; a dash for None."""
+def _cell(result: Evaluation, metric: str, name: str, **about: Any) -> str:
+    """Return what `find` finds with its interval, such as `0.934 [0.929, 0.939]`; a dash where it finds nothing."""
+    number = find(result.numbers, metric, name, **about)
     if number is None:
         return "–"
     if number.low is None or number.high is None:
@@ -97,7 +98,7 @@ def prediction_table(results: Sequence[Evaluation]) -> Cells:
     found = {number.metric for result in results for number in result.numbers}
     metrics = [name for name in _PREDICTION_METRICS[results[0].task] if name in found]
     rows = [
-        [result.name, _name_of_set(name), *(interval_text(find(result.numbers, metric, name)) for metric in metrics)]
+        [result.name, _name_of_set(name), *(_cell(result, metric, name) for metric in metrics)]
         for result in results
         for name in [*(part.name for part in result.sets if part.kind != "ood"), *_corrupted(result)]
     ]
@@ -111,8 +112,7 @@ def detection_table(result: Evaluation, metric: str = "auroc") -> Cells:
     """Return how well each score tells each set from the known inputs."""
     sets = detection_sets(result)
     rows = [
-        [title_of(score), *(interval_text(find(result.numbers, metric, name, score)) for name in sets)]
-        for score in result.score_names
+        [title_of(score), *(_cell(result, metric, name, score=score) for name in sets)] for score in result.score_names
     ]
     return [f"{title_of(metric)} by score", *(_name_of_group(result, name) for name in sets)], rows
 
@@ -128,15 +128,14 @@ def _corrupted(result: Evaluation) -> list[str]:
 
 def severity_table(result: Evaluation, score: str) -> Cells:
     """Return accuracy, calibration and AUROC of one score at each severity, averaged over corruptions."""
-    levels = severities(result)
-    rows = []
-    for level in levels:
-        cells = [
-            find(result.numbers, metric, ALL_CORRUPTIONS, None, level)
-            for metric in ("accuracy", "nll", "ece", "smooth_ece")
+    shown = {metric: None for metric in ("accuracy", "nll", "ece", "smooth_ece")} | {"auroc": score}
+    rows = [
+        [
+            str(level),
+            *(_cell(result, metric, ALL_CORRUPTIONS, score=of, severity=level) for metric, of in shown.items()),
         ]
-        auroc = find(result.numbers, "auroc", ALL_CORRUPTIONS, score, level)
-        rows.append([str(level), *map(interval_text, cells), interval_text(auroc)])
+        for level in severities(result)
+    ]
     return ["severity", "accuracy", "NLL", "ECE", "smooth ECE", f"AUROC of {title_of(score)}"], rows
 
 
@@ -144,10 +143,7 @@ def corruption_table(results: Sequence[Evaluation], severity: int) -> Cells:
     """Return accuracies of every corruption at one severity, run by run."""
     names = list(dict.fromkeys(n.set for result in results for n in result.numbers if n.kind == "corruption"))
     rows = [
-        [
-            name.replace("_", " "),
-            *(interval_text(find(result.numbers, "accuracy", name, None, severity)) for result in results),
-        ]
+        [name.replace("_", " "), *(_cell(result, "accuracy", name, severity=severity) for result in results)]
         for name in names
     ]
     heads = [result.name for result in results] if len(results) > 1 else ["accuracy"]
@@ -159,7 +155,7 @@ def label_table(results: Sequence[Evaluation], name: str = ID) -> Cells:
     names = results[0].class_names or tuple(map(str, range(results[0].num_outputs)))
     columns = [(result, metric) for result in results for metric in ("average_precision", "label_auroc")]
     rows = [
-        [label, *(interval_text(find(result.numbers, metric, name, label=place)) for result, metric in columns)]
+        [label, *(_cell(result, metric, name, label=place) for result, metric in columns)]
         for place, label in enumerate(names)
     ]
     several = len(results) > 1
@@ -169,11 +165,11 @@ def label_table(results: Sequence[Evaluation], name: str = ID) -> Cells:
 
 def metrics_table(result: Evaluation, score: str) -> Cells:
     """Return every metric of telling each set from the known inputs by one score."""
-    names = [name for name in detection_sets(result) if name != ALL_CORRUPTIONS]
-    rows = []
-    for name in names:
-        cells = [interval_text(find(result.numbers, metric, name, score)) for metric in OOD_METRICS]
-        rows.append([_name_of_group(result, name), *cells])
+    rows = [
+        [_name_of_group(result, name), *(_cell(result, metric, name, score=score) for metric in OOD_METRICS)]
+        for name in detection_sets(result)
+        if name != ALL_CORRUPTIONS
+    ]
     return ["set", *map(title_of, OOD_METRICS)], rows
 
 

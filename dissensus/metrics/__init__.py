@@ -89,12 +89,7 @@ REGRESSION_METRICS: Mapping[str, PairMetric] = MappingProxyType({"rmse": rmse, "
 """Name to function of `(prediction, target)`."""
 
 DENSITY_METRICS: Mapping[str, DensityMetric] = MappingProxyType(
-    {
-        "gaussian_nll": gaussian_nll,
-        "laplace_nll": laplace_nll,
-        "gaussian_crps": gaussian_crps,
-        "laplace_crps": laplace_crps,
-    }
+    {metric.__name__: metric for metric in (gaussian_nll, laplace_nll, gaussian_crps, laplace_crps)}
 )
 """Name to function of `(mean, scale, target)`."""
 

@@ -1,9 +1,4 @@
-r"""Stated confidences and outcomes -> how far they are apart, in bins or smoothed, and temperatures that bring them together.
-
-Smoothing with the Gaussian kernel reflected at 0 and 1 is heat flow on the unit interval: cosine mode k decays by
-$e^{-(\pi k \sigma)^2 / 2}$. The residuals are put on a fine grid once; each bandwidth then costs one FFT of fixed
-length, whatever the number of inputs.
-"""
+"""Stated confidences and outcomes -> how far they are apart, in bins or smoothed, and temperatures that bring them together."""
 
 import logging
 from collections.abc import Callable
@@ -265,7 +260,10 @@ def smooth_ece(
 
 
 def _reflected(masses: Vector, size: int) -> Callable[[float], float]:
-    """Return the smoothed error by bandwidth: the exact kernel acts on each cosine mode of the residual density alone."""
+    r"""Return the smoothed error by bandwidth.
+
+    Smoothing with the kernel reflected at 0 and 1 is heat flow: cosine mode k of the residuals decays by $e^{-(\pi k \sigma)^2 / 2}$.
+    """
     # A point mass on the boundary coincides with its mirror image, and counts twice in the extension.
     ends = np.zeros_like(masses)
     ends[[0, -1]] = masses[[0, -1]]
@@ -340,9 +338,7 @@ CHUNK_VALUES = 2**22
 @checked
 @dataclass(frozen=True)
 class Temperature:
-    """Temperatures fitted by `fit_temperature`.
-
-    Reading: above 1 the predictions were overconfident, below 1 underconfident.
+    """Temperatures fitted by `fit_temperature`, which says how to read them.
 
     Attributes:
         value: One temperature a member, `(members,)`; of the pool, `(1,)`. Float64, on the CPU, positive.
@@ -425,13 +421,9 @@ def fit_temperature(logits: Array, labels: Array, of: Literal["members", "pool"]
     value = torch.tensor([_best_temperature(member, truth) for member in fitted], dtype=torch.float64)
     result = Temperature(value=value, of=of)
     if not result.determined:
-        logger.warning(
-            "%d validation labels do not determine a temperature: it ends at %s, of a range from %g to %g",
-            len(truth),
-            ", ".join(f"{one:.3g}" for one in value.tolist()),
-            LOWEST,
-            HIGHEST,
-        )
+        ends = ", ".join(f"{one:.3g}" for one in value.tolist())
+        text = "%d validation labels do not determine a temperature: it ends at %s, of a range from %g to %g"
+        logger.warning(text, len(truth), ends, LOWEST, HIGHEST)
     return result
 
 

@@ -5,12 +5,17 @@ Nothing global is read or changed: no pyplot, no style, no settings of matplotli
 on white by readers with any kind of colour vision.
 """
 
-from dissensus.plots.conformal import martingale_path, p_value_histogram
-from dissensus.plots.curves import member_count_curves, reliability, score_histograms, training_curves
+from dissensus.plots.curves import (
+    martingale_path,
+    member_count_curves,
+    p_value_histogram,
+    reliability,
+    score_histograms,
+    training_curves,
+)
 from dissensus.plots.diagnosis import diversity_accuracy, drop_curve, error_curves, offset_bars
 from dissensus.plots.figures import COLOURS, NOTE_COLOUR, panels, save
-from dissensus.plots.planes import class_maps, class_points, four_panels
-from dissensus.plots.regression import bands, member_bands
+from dissensus.plots.predictions import bands, class_maps, class_points, four_panels, member_bands
 
 __all__ = [
     "COLOURS",

@@ -1,4 +1,4 @@
-"""Calibration, scores, training and numbers of members, each drawn into one `Axes`."""
+"""Calibration, scores, training, numbers of members, p-values and drift, each drawn into one `Axes`."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -10,10 +10,10 @@ from dissensus.plots.figures import COLOURS, NOTE_COLOUR, Values, as_array, flat
 from dissensus.training.history import History
 
 if TYPE_CHECKING:
-    import matplotlib.axes
+    from matplotlib.axes import Axes
 
 
-def reliability(curve: ReliabilityCurve, ax: "matplotlib.axes.Axes", *, label: str = "ensemble") -> None:
+def reliability(curve: ReliabilityCurve, ax: "Axes", *, label: str = "ensemble") -> None:
     """Draw how often confidences were right, bin by bin, above the share of inputs in each bin.
 
     Reading: a line below the diagonal is overconfident, above it underconfident; bins with few inputs wobble.
@@ -32,32 +32,18 @@ def reliability(curve: ReliabilityCurve, ax: "matplotlib.axes.Axes", *, label: s
         >>> [line.get_label() for line in ax.lines]
         ['calibrated', 'ensemble (ECE 0.2000)']
     """
-    edges, width = as_array(curve.lower), as_array(curve.upper) - as_array(curve.lower)
-    ax.bar(
-        edges, as_array(curve.weight), width=width, align="edge", color="#BBBBBB", linewidth=0, label="share of inputs"
-    )
+    lower, share, width = as_array(curve.lower), as_array(curve.weight), as_array(curve.upper - curve.lower)
+    ax.bar(lower, share, width=width, align="edge", color="#BBBBBB", linewidth=0, label="share of inputs")
     ax.plot([0, 1], [0, 1], color=NOTE_COLOUR, linestyle="--", linewidth=1, label="calibrated")
-    (line,) = ax.plot(
-        as_array(curve.confidence),
-        as_array(curve.accuracy),
-        "o-",
-        color=COLOURS[0],
-        markersize=4,
-        clip_on=False,
-        label=f"{label} (ECE {curve.ece:.4f})",
-    )
-    columns = (curve.confidence.tolist(), curve.accuracy.tolist(), curve.weight.tolist())
-    hover(
-        line,
-        [f"confidence {c:.3f}, accuracy {a:.3f}, {100 * w:.1f} % of inputs" for c, a, w in zip(*columns, strict=True)],
-    )
+    dots, name = (as_array(curve.confidence), as_array(curve.accuracy)), f"{label} (ECE {curve.ece:.4f})"
+    (line,) = ax.plot(*dots, "o-", color=COLOURS[0], markersize=4, clip_on=False, label=name)
+    rows = zip(*dots, share, strict=True)
+    hover(line, [f"confidence {c:.3f}, accuracy {a:.3f}, {100 * w:.1f} % of inputs" for c, a, w in rows])
     ax.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
     ax.legend(frameon=True, framealpha=0.85, edgecolor="none", fontsize="small", loc="best")
 
 
-def score_histograms(
-    scores: Mapping[str, Values], ax: "matplotlib.axes.Axes", *, bins: int = 40, xlabel: str = "score"
-) -> None:
+def score_histograms(scores: Mapping[str, Values], ax: "Axes", *, bins: int = 40, xlabel: str = "score") -> None:
     """Draw the distributions of a score on several sets, in common bins; each has area one.
 
     Reading: the less known and unknown inputs overlap, the better the score tells them apart.
@@ -93,7 +79,7 @@ def score_histograms(
 
 
 def training_curves(
-    history: History, ax: "matplotlib.axes.Axes", *, column: str = "loss", colour: str = COLOURS[0], label: str = ""
+    history: History, ax: "Axes", *, column: str = "loss", colour: str = COLOURS[0], label: str = ""
 ) -> None:
     """Draw a column of a training history: a thin line for each member, a thick one for their mean.
 
@@ -133,7 +119,7 @@ def training_curves(
 def member_count_curves(
     counts: Sequence[int],
     curves: Mapping[str, tuple[Values, Values]],
-    ax: "matplotlib.axes.Axes",
+    ax: "Axes",
     *,
     ylabel: str = "",
     legend: bool = True,
@@ -165,3 +151,61 @@ def member_count_curves(
     ax.set(xlabel="members", ylabel=ylabel)
     if legend:
         ax.legend(frameon=False, fontsize="small")
+
+
+def p_value_histogram(
+    p_values: Mapping[str, Values], ax: "Axes", *, bins: int = 20, false_alarms: float | None = None
+) -> None:
+    """Draw the p-values of several sets, in common bins from 0 to 1; each has area one.
+
+    Reading: ordinary inputs are flat at 1; what an alarm can tell piles up at 0.
+
+    Args:
+        p_values: Name of a set to its p-values, `(batch,)`.
+        ax: Where to draw.
+        bins: Number of bins.
+        false_alarms: The alarm's rate, marked where given: what lies left of it rings.
+
+    Example:
+        >>> from dissensus.plots import panels
+        >>> figure, (ax,) = panels()
+        >>> p_value_histogram({"held out": [0.2, 0.7], "strange": [0.01, 0.02]}, ax, false_alarms=0.05)
+        >>> ax.get_legend_handles_labels()[1]
+        ['uniform', 'rings below 0.05', 'held out', 'strange']
+    """
+    ax.axhline(1, color=NOTE_COLOUR, linestyle="--", linewidth=1, label="uniform")
+    if false_alarms is not None:
+        ax.axvline(false_alarms, color=NOTE_COLOUR, linestyle=":", linewidth=1, label=f"rings below {false_alarms:g}")
+    edges = np.linspace(0, 1, bins + 1)
+    for place, (name, values) in enumerate(p_values.items()):
+        height = np.histogram(flat_array(values), edges, density=True)[0]
+        ax.stairs(height, edges, color=COLOURS[place % len(COLOURS)], linewidth=1.5, label=name)
+    ax.set(xlabel="p-value", ylabel="density", xlim=(0, 1))
+    ax.set_ylim(bottom=0)
+    ax.legend(frameon=False, fontsize="small")
+
+
+def martingale_path(log_values: Mapping[str, Values], ax: "Axes", *, thresholds: Sequence[float] = (20.0,)) -> None:
+    """Draw how the drift martingales of several streams went, in powers of ten.
+
+    Reading: a stream without a change ever reaches c with a probability of 1/c or less; after a change the line climbs.
+
+    Args:
+        log_values: Name of a stream to the natural log of its value after each input, `(n,)`.
+        ax: Where to draw.
+        thresholds: Values to mark.
+
+    Example:
+        >>> from dissensus.plots import panels
+        >>> figure, (ax,) = panels()
+        >>> martingale_path({"stream": [0.0, 1.0, 5.0]}, ax)
+        >>> [line.get_label() for line in ax.lines]
+        ['stream', '20']
+    """
+    for place, (name, values) in enumerate(log_values.items()):
+        logs = flat_array(values) / np.log(10)
+        ax.plot(np.arange(1, len(logs) + 1), logs, color=COLOURS[place % len(COLOURS)], linewidth=1.2, label=name)
+    for threshold in thresholds:
+        ax.axhline(np.log10(threshold), color=NOTE_COLOUR, linestyle="--", linewidth=1, label=f"{threshold:g}")
+    ax.set(xlabel="inputs", ylabel="value of the martingale, log10")
+    ax.legend(frameon=False, fontsize="small")

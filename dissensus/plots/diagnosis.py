@@ -10,12 +10,10 @@ from dissensus.metrics import diversity_bounds
 from dissensus.plots.figures import COLOURS, NOTE_COLOUR
 
 if TYPE_CHECKING:
-    import matplotlib.axes
+    from matplotlib.axes import Axes
 
 
-def drop_curve(
-    curve: DropCurve, ax: "matplotlib.axes.Axes", *, label: str = "measured", colour: str = COLOURS[0]
-) -> None:
+def drop_curve(curve: DropCurve, ax: "Axes", *, label: str = "measured", colour: str = COLOURS[0]) -> None:
     """Draw a metric against the number of members that are dropped at test time.
 
     Reading: a flat curve means that members can be spared; one that leaves at once means that they need each other.
@@ -35,27 +33,17 @@ def drop_curve(
         >>> ax.get_legend_handles_labels()[1]
         ['exact', 'measured']
     """
-    dropped = [0, *curve.dropped]
+    dropped, values, spread = [0, *curve.dropped], [curve.full, *curve.values], [0.0, *curve.deviations]
     if curve.exact:
         exact = [curve.full, *curve.exact]
         ax.plot(dropped, exact, color=NOTE_COLOUR, linestyle="--", linewidth=1.2, label="exact")
-    ax.errorbar(
-        dropped,
-        [curve.full, *curve.values],
-        yerr=[0.0, *curve.deviations],
-        color=colour,
-        marker="o",
-        markersize=4,
-        linewidth=1.5,
-        capsize=3,
-        label=label,
-    )
+    ax.errorbar(dropped, values, spread, color=colour, marker="o", markersize=4, linewidth=1.5, capsize=3, label=label)
     ax.set_xticks(dropped)
     ax.set(xlabel="members dropped", ylabel=curve.metric)
     ax.legend(frameon=False, fontsize="small")
 
 
-def offset_bars(offsets: Sequence[float], ax: "matplotlib.axes.Axes", *, ensemble_error: float) -> None:
+def offset_bars(offsets: Sequence[float], ax: "Axes", *, ensemble_error: float) -> None:
     """Draw how far each member sits beside the ensemble by a constant.
 
     Reading: bars that reach the dashed line, the typical error of the ensemble, are members that err more by their offset than
@@ -83,7 +71,7 @@ def offset_bars(offsets: Sequence[float], ax: "matplotlib.axes.Axes", *, ensembl
     ax.margins(y=0.15)
 
 
-def error_curves(checks: Sequence[Check], ax: "matplotlib.axes.Axes") -> None:
+def error_curves(checks: Sequence[Check], ax: "Axes") -> None:
     """Draw errors of mean member and ensemble over training, on training and held-out data.
 
     Reading: the space between two lines of one colour is the diversity. Members collude where it opens while the ensemble's
@@ -125,7 +113,7 @@ def error_curves(checks: Sequence[Check], ax: "matplotlib.axes.Axes") -> None:
     ax.legend(frameon=False, fontsize="small")
 
 
-def diversity_accuracy(pairs: Sequence[Pair], num_classes: int, ax: "matplotlib.axes.Axes") -> None:
+def diversity_accuracy(pairs: Sequence[Pair], num_classes: int, ax: "Axes") -> None:
     """Draw how differently pairs of members err against their accuracy, between two bounds.
 
     Reading: each dot is a pair, at the accuracy of its less accurate member. On the lower line that member is a noisy copy of
@@ -153,15 +141,8 @@ def diversity_accuracy(pairs: Sequence[Pair], num_classes: int, ax: "matplotlib.
     lines = {"independent errors": "upper", "noisy copy": "lower"}
     for (label, name), colour in zip(lines.items(), (COLOURS[1], COLOURS[2]), strict=True):
         ax.plot(grid, [getattr(bound, name) for bound in bounds], color=colour, linestyle="--", label=label)
-    ax.plot(
-        accuracies,
-        [pair.diversity for pair in pairs],
-        "o",
-        color=COLOURS[0],
-        alpha=0.7,
-        markersize=5,
-        label="pairs of members",
-    )
+    diversities = [pair.diversity for pair in pairs]
+    ax.plot(accuracies, diversities, "o", color=COLOURS[0], alpha=0.7, markersize=5, label="pairs of members")
     ax.set(xlabel="accuracy of the less accurate member", ylabel="disagreement / error rate")
     ax.margins(y=0.12)
     ax.legend(frameon=False, fontsize="small")

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 if TYPE_CHECKING:
-    import matplotlib.axes
-    import matplotlib.figure
-    import matplotlib.lines
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 Values: TypeAlias = Tensor | NDArray[Any] | Sequence[Any]
 
@@ -24,7 +24,7 @@ NOTE_COLOUR = "#555555"
 
 def panels(
     columns: int = 1, rows: int = 1, *, width: float = 4.8, height: float = 3.6
-) -> tuple["matplotlib.figure.Figure", list["matplotlib.axes.Axes"]]:
+) -> tuple["Figure", list["Axes"]]:
     """Return a new figure with panels of `width` by `height` inches, and its axes, row by row.
 
     Example:
@@ -62,12 +62,12 @@ def tick_text(value: float, place: int | None = None) -> str:
     return f"{value + 0.0:.4g}"
 
 
-def hover(line: "matplotlib.lines.Line2D", texts: Sequence[str]) -> None:
+def hover(line: "Line2D", texts: Sequence[str]) -> None:
     """Name each point of a line; on a page of `html` the name appears where the pointer rests on it."""
     line.set_gid("hover:" + "|".join(text.replace("|", "/") for text in texts))
 
 
-def save(figure: "matplotlib.figure.Figure", path: Path | str, *, dpi: int = 110) -> list[Path]:
+def save(figure: "Figure", path: Path | str, *, dpi: int = 110) -> list[Path]:
     """Write a figure as SVG and as PNG; drawn and written again, it gives the same bytes.
 
     Args:

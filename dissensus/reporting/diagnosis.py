@@ -1,6 +1,6 @@
 """Findings about members in, a section of a page or a page of its own out."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import sqrt
 from pathlib import Path
@@ -9,11 +9,13 @@ from typing import Any
 
 from dissensus.diagnostics import DropCurve, Finding
 from dissensus.diagnostics.findings import advice, readings, verdict
+from dissensus.evaluation import Evaluation
 from dissensus.evaluation.tables import short
 from dissensus.html import Block, Picture, Section, Table, Text, write_page
 from dissensus.plots import panels
 from dissensus.plots.diagnosis import diversity_accuracy, drop_curve, error_curves, offset_bars
-from dissensus.reporting.quality import Runs
+
+Runs = Sequence[Evaluation]
 
 _METRICS = {
     "error": "error (the loss)",
@@ -23,22 +25,33 @@ _METRICS = {
     "brier": "Brier score",
     "ece": "ECE",
 }
-_TITLE = "Do members collude?"
 
 
 def collusion(runs: Runs, score: str) -> Section | None:
     """Whether the members of each run know different things, or only cancel each other."""
     found = {run.name: run.diagnosis for run in runs if run.diagnosis is not None}
-    return diagnosis_section(found) if found else None
+    return _section(found) if found else None
 
 
-def diagnosis_section(findings: Mapping[str, Finding]) -> Section:
+def write_diagnosis(finding: Finding, path: Path | str, title: str = "Diagnosis of an ensemble") -> Path:
+    """Write a page about one finding."""
+    return write_page(path, title, [_section({title: finding})])
+
+
+def _section(findings: Mapping[str, Finding]) -> Section:
     """Return verdict, numbers and pictures of each finding, by its name."""
     blocks: list[Block] = []
-    for name, finding in findings.items():
-        blocks += _of_one(finding, name if len(findings) > 1 else "")
+    for title, finding in findings.items():
+        name = title if len(findings) > 1 else ""
+        caption = f"Numbers behind the verdict{f' on {name}' if name else ''}"
+        blocks += [
+            Text((f"{name}: " if name else "") + verdict(finding)),
+            Table(["quantity", "value", "how to read it"], readings(finding), caption),
+            Text(advice(finding).replace("`", "")),
+            *_pictures(finding, name),
+        ]
     return Section(
-        _TITLE,
+        "Do members collude?",
         Text(
             "Averaging helps because members err differently. That difference is worth having where each member is good by "
             "itself; members that were trained together may instead shift their answers in opposite directions, which cancel "
@@ -47,18 +60,6 @@ def diagnosis_section(findings: Mapping[str, Finding]) -> Section:
         ),
         *blocks,
     )
-
-
-def write_diagnosis(finding: Finding, path: Path | str, title: str = "Diagnosis of an ensemble") -> Path:
-    """Write a page about one finding."""
-    return write_page(path, title, [diagnosis_section({title: finding})])
-
-
-def _of_one(finding: Finding, name: str) -> list[Block]:
-    head = f"{name}: " if name else ""
-    caption = f"Numbers behind the verdict{f' on {name}' if name else ''}"
-    table = Table(["quantity", "value", "how to read it"], readings(finding), caption)
-    return [Text(head + verdict(finding)), table, Text(advice(finding).replace("`", "")), *_pictures(finding, name)]
 
 
 def _pictures(finding: Finding, name: str) -> Iterator[Picture]:
@@ -85,17 +86,9 @@ def _pictures(finding: Finding, name: str) -> Iterator[Picture]:
 
 def _rooted(curve: DropCurve) -> DropCurve:
     """Return squared errors as their roots, which are in the target's units."""
-    values = tuple(map(sqrt, curve.values))
-    return replace(
-        curve,
-        metric="rmse",
-        full=sqrt(curve.full),
-        values=values,
-        deviations=tuple(
-            own / (2 * value) if value else 0.0 for own, value in zip(curve.deviations, values, strict=True)
-        ),
-        exact=tuple(map(sqrt, curve.exact)),
-    )
+    values, exact = tuple(map(sqrt, curve.values)), tuple(map(sqrt, curve.exact))
+    spread = (own / (2 * value) if value else 0.0 for own, value in zip(curve.deviations, values, strict=True))
+    return replace(curve, metric="rmse", full=sqrt(curve.full), values=values, deviations=tuple(spread), exact=exact)
 
 
 def _dropping(curve: DropCurve, per: str, name: str, of: str) -> Picture:

@@ -2,9 +2,8 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import ceil, cos, pi
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,11 +15,8 @@ from dissensus.plots import COLOURS, NOTE_COLOUR, panels, reliability
 from dissensus.plots.figures import hover
 
 if TYPE_CHECKING:
-    import matplotlib.axes
-    import matplotlib.figure
-
-    Figure = matplotlib.figure.Figure
-    Axes = matplotlib.axes.Axes
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _LINES = ("-", "--", ":")
 _PICTURES_A_ROW = 3
@@ -65,23 +61,18 @@ def coverage_diagram(curves: Mapping[str, Reliability], title: str, *, quantiles
     return figure
 
 
-@dataclass(frozen=True)
-class Axis:
-    """A horizontal axis: its scale and its ends."""
+def common_axis(histograms: Sequence[Histogram]) -> dict[str, Any]:
+    """Return scale and ends of an axis on which histograms of several runs can be compared.
 
-    scale: Literal["linear", "log"]
-    ends: tuple[float, float]
-
-
-def common_axis(histograms: Sequence[Histogram]) -> Axis:
-    """Return an axis on which histograms of several runs can be compared: logarithmic if one of them is and all allow it."""
+    It is logarithmic if one of them is and all allow it.
+    """
     edges = [edge for part in histograms for edge in part.edges]
     if any(part.logarithmic for part in histograms) and min(edges) >= 0:
-        return Axis("log", (min(edge for edge in edges if edge > 0), max(edges)))
-    return Axis("linear", (min(edges), max(edges)))
+        return {"xscale": "log", "xlim": (min(edge for edge in edges if edge > 0), max(edges))}
+    return {"xscale": "linear", "xlim": (min(edges), max(edges))}
 
 
-def score_histogram(histograms: Sequence[Histogram], xlabel: str, title: str, axis: Axis) -> "Figure":
+def score_histogram(histograms: Sequence[Histogram], xlabel: str, title: str, axis: Mapping[str, Any]) -> "Figure":
     """Draw the distributions of a score on several sets, in common bins; the first is filled."""
     figure, (ax,) = panels(width=4.4, height=3.3)
     for place, part in enumerate(histograms):
@@ -89,7 +80,7 @@ def score_histogram(histograms: Sequence[Histogram], xlabel: str, title: str, ax
         if place == 0:
             ax.stairs(part.shares, part.edges, fill=True, color=look["color"], alpha=0.2)
         ax.stairs(part.shares, part.edges, linewidth=1.4, label=part.set, **look)
-    ax.set(title=title, xlabel=xlabel, ylabel="share of inputs", xscale=axis.scale, xlim=axis.ends)
+    ax.set(title=title, xlabel=xlabel, ylabel="share of inputs", **axis)
     ax.legend(frameon=False, fontsize="small")
     return figure
 

@@ -1,66 +1,613 @@
-"""Evaluations in, the page of the report out: its head, and every section that there is data for."""
+"""Evaluations in, the sections of a page out, in the order in which they stand on it; None where there is nothing to show."""
 
 import platform
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from datetime import date
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
-from pathlib import Path
+from math import exp, floor, log, log10, sqrt
+from statistics import fmean
 
 import torch
 
-from dissensus.evaluation import Evaluation, Number
-from dissensus.evaluation.results import ID
-from dissensus.evaluation.tables import short, title_of, title_with_unit
-from dissensus.html import Headline, Section, Text, write_page
-from dissensus.reporting.alarm import alarm
-from dissensus.reporting.diagnosis import collusion
-from dissensus.reporting.doubts import (
-    best_score,
-    decomposition,
-    detection,
-    disputed_inputs,
-    mean_auroc,
-    single_inputs,
-    told_apart,
-    under_corruption,
-)
-from dissensus.reporting.quality import (
-    Runs,
-    as_table,
-    calibration,
-    differences,
-    labels,
-    main_numbers,
-    members,
-    trade_offs,
-)
+from dissensus.evaluation import Disputed, Evaluation, Histogram, Number, Reliability, tables
+from dissensus.evaluation.comparison import BEST_HIGH, compare
+from dissensus.evaluation.results import ALL_CORRUPTIONS, ID, AlarmCheck, Examples, find
+from dissensus.evaluation.tables import Cells, short, title_of, title_with_unit
+from dissensus.html import Block, Picture, Section, Table, Text
+from dissensus.plots import martingale_path, p_value_histogram, panels
+from dissensus.reporting import figures
+from dissensus.reporting.diagnosis import Runs, collusion
+
+
+@dataclass(frozen=True)
+class About:
+    """What a page shows of a task: score and numbers, metric of members, parts of uncertainty, and how to read the main numbers."""
+
+    score: str
+    headlines: tuple[str, ...]
+    member: str
+    parts: tuple[str, ...]
+    reading: str
+
+
+_ENTROPIES = ("expected_entropy", "mutual_information")
+_VARIANCES = ("data_variance", "knowledge_variance")
+TASKS: Mapping[str, About] = {
+    "classification": About(
+        "total_entropy",
+        ("accuracy", "smooth_ece"),
+        "accuracy",
+        _ENTROPIES,
+        "Accuracy should be high. NLL and Brier score judge the whole predicted distribution; ECE and smooth ECE "
+        "are the average gap between confidence and accuracy; these four should be low. A mean member accuracy below the "
+        "ensemble's is what averaging gains.",
+    ),
+    "labels": About(
+        "total_entropy",
+        ("label_accuracy", "ece"),
+        "label_accuracy",
+        _ENTROPIES,
+        "Average precision and AUROC say how well inputs with a label are ranked before those without, averaged over labels; "
+        "label accuracy is the share of answers that are right, subset accuracy that of inputs with all of them right. These should be "
+        "high; NLL, Brier score and ECE, averaged over answers, should be low.",
+    ),
+    "density": About(
+        "total_variance",
+        ("rmse", "coverage_90"),
+        "rmse",
+        _VARIANCES,
+        "RMSE is the typical error; NLL and CRPS judge the whole predicted distribution; these should be low. "
+        "Intervals that claim 90 % should hold about 90 % of the targets.",
+    ),
+    "points": About(
+        "knowledge_variance", ("rmse", "mae"), "rmse", _VARIANCES, "RMSE and MAE are typical errors and should be low."
+    ),
+    "own": About(
+        "knowledge_variance",
+        ("loss",),
+        "loss",
+        (),
+        "The loss is the one that the ensemble was trained by, of the members' mean output; it should be low.",
+    ),
+}
+# What curves show beside the chosen score, where it was computed.
+_SHOWN_SCORES = ("total_entropy", "mutual_information", "predictive_diversity", "mean_energy")
+
+
+def main_numbers(runs: Runs, score: str) -> Section:
+    """Metrics of the predictions on every labelled set, with intervals."""
+    table, marks = as_table(tables.prediction_table(runs), "Predictions on inputs with known answers"), ""
+    if len(runs) > 1:
+        table, marks = replace(table, best=_best_runs(table)), " The best value of each set is bold."
+    else:
+        table = replace(table, main=[number for number, row in enumerate(table.rows) if row[0] == ID])
+    brackets = (
+        " In brackets: 95 % intervals, within which the number would lie had other inputs of the same kind been drawn."
+        if all(run.bootstrap for run in runs)
+        else ""
+    )
+    return Section("Main numbers", Text(TASKS[runs[0].task].reading + brackets + marks), table)
+
+
+def _section(title: str, reading: str | Sequence[str], blocks: Iterable[Block]) -> Section | None:
+    """Return blocks under a text that says how to read them; None where there are no blocks."""
+    found = list(blocks)
+    texts = [reading] if isinstance(reading, str) else reading
+    return Section(title, Text(*texts), *found) if found else None
+
+
+_LARGE_IS_GOOD = tuple(map(title_of, BEST_HIGH))
+
+
+def _best_runs(table: Table) -> list[tuple[int, int]]:
+    """Return the best cells of each set: rows of one set, in the second column, compete."""
+    by_set: dict[object, list[int]] = {}
+    for number, row in enumerate(table.rows):
+        by_set.setdefault(row[1], []).append(number)
+    found = []
+    for column, title in enumerate(table.columns[2:], start=2):
+        if title != title_of("coverage_90"):  # neither large nor small is good
+            for rows in by_set.values():
+                found += best_cells(table, rows, column, large=title in _LARGE_IS_GOOD)
+    return found
+
+
+def best_cells(table: Table, rows: Iterable[int], column: int, *, large: bool) -> list[tuple[int, int]]:
+    """Return the best cells of a column among some rows, as printed; none where all are equal or one is alone."""
+    texts = {row: str(table.rows[row][column]).split("[")[0].replace("\u202f", "").strip() for row in rows}
+    values = {row: float(text) for row, text in texts.items() if text != "–"}
+    if len(set(values.values())) < 2:
+        return []
+    best = (max if large else min)(values.values())
+    return [(row, column) for row, value in values.items() if value == best]
+
+
+def differences(runs: Runs, score: str) -> Section | None:
+    """What further runs gain or lose against the first, with paired intervals."""
+    found: list[Table] = []
+    refused: list[Text] = []
+    for other in runs[1:]:
+        try:
+            pair = compare(runs[0], other)
+        except ValueError as reason:
+            refused.append(Text(f"{other.name} is not compared with {runs[0].name}, input by input. {reason}"))
+            continue
+        table = as_table(tables.comparison_table(pair, score), f"{pair.second} less {pair.first}")
+        # Clear differences stand out.
+        found.append(replace(table, main=[number for number, row in enumerate(table.rows) if row[-1] != "–"]))
+    reading = (
+        "Runs saw the same inputs, so that differences are more certain than the numbers themselves. A run is "
+        "clearly better where the interval of the difference leaves out zero. Other training seeds are another "
+        "matter: these intervals are about the choice of test inputs alone."
+    )
+    return _section("Differences between runs", [reading] if found else [], [*found, *refused])
+
+
+def labels(runs: Runs, score: str) -> Section | None:
+    """How well each of several labels is found, on every labelled set."""
+    shown = [part.name for part in runs[0].sets if part.kind != "ood" and runs[0].task == "labels"]
+    return _section(
+        "Label by label",
+        "Average precision is that of a list of all inputs, those first that most probably have the label; guessing gives the share "
+        "of inputs that have it. A dash: all inputs have the label, or none.",
+        (as_table(tables.label_table(runs, name), f"Labels on {name}") for name in shown),
+    )
+
+
+def calibration(runs: Runs, score: str) -> Section | None:
+    """Confidence against accuracy, or claimed against observed coverage."""
+    if runs[0].task in ("density", "own"):
+        return _coverage(runs)
+    return _section(
+        "Can its confidence be believed?",
+        "A dot says how often predictions of that confidence were right: on the dashed line confidence is honest, below it "
+        "the ensemble claims more than it knows, above it less. Dots over short grey bars rest on few inputs and wobble.",
+        (
+            Picture(
+                figures.reliability_diagram(curve, run.name),
+                f"Confidence against accuracy of {run.name} on {curve.set}: {_claims(curve, '; ')}",
+            )
+            for run in runs
+            for curve in run.reliability
+        ),
+    )
+
+
+def _claims(curve: Reliability, between: str) -> str:
+    """Return what was claimed and what came true as text."""
+    return between.join(f"{c:.2f} to {o:.2f}" for c, o in zip(curve.claimed, curve.observed, strict=True))
+
+
+def _coverage(runs: Runs) -> Section | None:
+    by_set: dict[str, dict[str, Reliability]] = {}
+    for run in runs:
+        for curve in run.reliability:
+            by_set.setdefault(curve.set, {})[run.name] = curve
+    quantiles = runs[0].task == "own"
+    reading = (
+        "An interval that claims some probability should hold that share of the targets: on the dashed line it does, "
+        "below it intervals are too narrow (overconfident), above it too wide."
+    )
+    if quantiles:
+        reading = "Below a quantile should lie as many of the targets as its level says: on the dashed line they do."
+    pictures = []
+    for name, curves in by_set.items():
+        listed = "; ".join(f"{run}: {_claims(curve, ', ')}" for run, curve in curves.items())
+        figure = figures.coverage_diagram(curves, name, quantiles=quantiles)
+        pictures.append(Picture(figure, f"Claimed against observed coverage on {name}. {listed}."))
+    return _section(f"Can its {'quantiles' if quantiles else 'intervals'} be believed?", reading, pictures)
+
+
+def detection(runs: Runs, score: str) -> Section | None:
+    """How well scores tell unknown from known inputs: tables, histograms and ROC curves."""
+    if not any(tables.detection_sets(run) for run in runs):
+        return None
+    return Section(
+        "Telling known from unknown",
+        Text(
+            "A score is high where the ensemble is unsure. AUROC is the chance that an unknown input scores higher than "
+            "a known one: 1 tells them apart, 0.5 is chance, below 0.5 the score points the wrong way. FPR is the share "
+            "of false alarms at a threshold that catches 95 %. Averages over groups and corruptions are means of the "
+            "single values. Rows on colour are the default score and the one that is best on average here; the best of each "
+            "column is bold. To take the best row is to choose on the test: expect a little less elsewhere.",
+            "In the histograms, the less known and unknown inputs overlap, the better. A ROC curve shows every "
+            "threshold: the closer to the upper left corner, the better.",
+        ),
+        *(table for run in runs for table in _detection_tables(run, score, _of(run, runs))),
+        *_histograms(runs, score),
+        *_rocs(runs, score),
+    )
+
+
+def _of(run: Evaluation, runs: Runs) -> str:
+    """Return whose a table is, where a page has several runs."""
+    return f" of {run.name}" if len(runs) > 1 else ""
+
+
+def _detection_tables(run: Evaluation, score: str, of_run: str) -> list[Table]:
+    told = as_table(tables.detection_table(run), f"AUROC{of_run}: how well each score tells each set from known inputs")
+    rows, columns = range(len(told.rows)), range(1, len(told.columns))
+    best = [cell for column in columns for cell in best_cells(told, rows, column, large=True)]
+    main = {run.score_names.index(name) for name in (score, best_score(run)) if name in run.score_names}
+    others = as_table(tables.metrics_table(run, score), f"Other metrics{of_run}, by {title_of(score)}")
+    return [replace(told, best=best, main=main), others]
+
+
+def told_apart(run: Evaluation) -> list[str]:
+    """Return groups of unknown sets, and the sets that are in none."""
+    inside = {name for sets in run.groups.values() for name in sets}
+    alone = [part.name for part in run.sets if part.kind == "ood" and part.name not in inside]
+    return [*run.groups, *alone]
+
+
+def mean_auroc(run: Evaluation, score: str) -> float:
+    """Return the AUROC of a score, averaged over what `told_apart` names."""
+    return fmean(run.number("auroc", name, score=score).value for name in told_apart(run))
+
+
+def best_score(run: Evaluation) -> str:
+    """Return the score with the largest AUROC on average; of equal ones the first. Without unknown sets, the first."""
+    if not told_apart(run):
+        return run.score_names[0]
+    return max(run.score_names, key=lambda name: round(mean_auroc(run, name), 3))
+
+
+def _shown_scores(runs: Runs, score: str) -> list[str]:
+    """Return the scores that curves show: the chosen one first, then others that all runs have."""
+    others = runs[0].score_names if runs[0].score_names[-1].endswith("variance") else _SHOWN_SCORES
+    shared = [name for name in others if all(name in run.score_names for run in runs)]
+    return list(dict.fromkeys([score, *shared]))
+
+
+def _histograms(runs: Runs, score: str) -> Iterable[Picture]:
+    several = len(runs) > 1
+    for name in _shown_scores(runs, score)[: 2 if several else None]:
+        by_run = {run.name: _histograms_of(run, name) for run in runs}
+        axis = figures.common_axis([part for parts in by_run.values() for part in parts])
+        label = _deviation(name, runs[0].target) if name.endswith("_variance") else title_of(name)
+        for run, parts in by_run.items():
+            yield Picture(
+                figures.score_histogram(parts, label, run if several else "", axis),
+                f"Histograms of {title_of(name)} of {run} on {', '.join(part.set for part in parts)}.",
+            )
+
+
+def _histograms_of(run: Evaluation, score: str) -> list[Histogram]:
+    """Return a score's histograms; those of variances as ones of standard deviations, which are in units of the target."""
+    parts = [part for part in run.histograms if part.score == score]
+    if not score.endswith("_variance"):
+        return parts
+    return [replace(part, edges=tuple(sqrt(max(0.0, edge)) for edge in part.edges)) for part in parts]
+
+
+def _deviation(score: str, target: str) -> str:
+    return title_of(score).replace("variance", "standard deviation") + (f" ({target})" if target else "")
+
+
+def _rocs(runs: Runs, score: str) -> Iterable[Picture]:
+    curves = {(run.name, roc.set, roc.score): roc for run in runs for roc in run.rocs}
+    for name in dict.fromkeys(roc.set for roc in curves.values()):
+        if len(runs) > 1:
+            lines = {run.name: (run.name, name, score) for run in runs}
+            title = f"{name}, by {title_of(score)}"
+        else:
+            lines = {title_of(other): (runs[0].name, name, other) for other in _shown_scores(runs, score)}
+            title = name
+        shown = {label: curves[key] for label, key in lines.items() if key in curves}
+        yield Picture(figures.roc_diagram(shown, title), f"ROC curves for {title}: {', '.join(shown)}.")
+
+
+def under_corruption(runs: Runs, score: str) -> Section | None:
+    """Accuracy, calibration and AUROC as images are corrupted more and more."""
+    corrupted = [run for run in runs if tables.severities(run)]
+    if not corrupted:
+        return None
+    worst = max(tables.severities(corrupted[0]))
+    curves = {
+        "accuracy": {run.name: _by_severity(run, "accuracy", None) for run in corrupted},
+        "smooth ECE": {run.name: _by_severity(run, "smooth_ece", None) for run in corrupted},
+        f"AUROC of {title_of(score)}": {run.name: _by_severity(run, "auroc", score) for run in corrupted},
+    }
+    return Section(
+        "Under corruption",
+        Text(
+            "The same images, corrupted ever more strongly. Accuracy will fall; calibration error should not rise with it, "
+            "and AUROC, corrupted against clean, should: an ensemble that knows what it does not know grows unsure as it "
+            "grows wrong. Every value is the mean over the corruptions, computed for each of them alone."
+        ),
+        *(
+            Picture(figures.severity_curves(lines, label), f"{label} against severity. {_listed(lines)}")
+            for label, lines in curves.items()
+        ),
+        as_table(tables.corruption_table(corrupted, worst), f"Accuracy under each corruption at severity {worst}"),
+    )
+
+
+def _by_severity(run: Evaluation, metric: str, score: str | None) -> dict[int, Number]:
+    """Return a metric at each severity; 0 is the clean set, which nothing can tell from itself."""
+    itself = Number(metric, ID, "id", 0.5, score, low=0.5, high=0.5)
+    numbers = {0: itself if metric == "auroc" else run.number(metric, score=score)}
+    return numbers | {
+        level: run.number(metric, ALL_CORRUPTIONS, score=score, severity=level) for level in tables.severities(run)
+    }
+
+
+def _listed(lines: dict[str, dict[int, Number]]) -> str:
+    texts = {name: [f"{level}: {n.value:.3f}" for level, n in numbers.items()] for name, numbers in lines.items()}
+    return " ".join(f"{name}: {', '.join(own)}." for name, own in texts.items())
+
+
+def decomposition(runs: Runs, score: str) -> Section | None:
+    """Data and knowledge uncertainty of every set."""
+    parts = TASKS[runs[0].task].parts
+    shown = [run for run in runs if parts and set(parts) <= set(run.score_names)]
+    classes = parts == _ENTROPIES
+    split = " A bar is as long as the standard deviation of a prediction, root of the mean variance, and is split as the variance is."
+    return _section(
+        "How uncertain it is, and why",
+        "Total uncertainty has two parts: data uncertainty, which each member has by itself (noise, ambiguity), and "
+        "knowledge uncertainty, what members disagree about (too little was learned there). Knowledge uncertainty "
+        "should be small on known inputs and larger on unknown ones." + ("" if classes else split),
+        (_uncertainty_bars(run, parts, classes, run.name if len(runs) > 1 else "") for run in shown),
+    )
+
+
+def _uncertainty_bars(run: Evaluation, parts: Sequence[str], classes: bool, title: str) -> Picture:
+    places: list[tuple[str, str, int | None]] = [(part.name, part.name, None) for part in run.sets]
+    places += [(f"corrupted, severity {level}", ALL_CORRUPTIONS, level) for level in tables.severities(run)]
+    rows = {
+        label: {
+            kind: run.number("mean", name, score=part, severity=level).value
+            for kind, part in zip(("data", "knowledge"), parts, strict=True)
+        }
+        for label, name, level in places
+    }
+    if not classes:
+        # Parts of a variance as parts of its root, in the same proportion.
+        totals = {label: sqrt(sum(own.values())) for label, own in rows.items()}
+        rows = {
+            label: {kind: value / totals[label] if totals[label] > 0 else 0.0 for kind, value in own.items()}
+            for label, own in rows.items()
+        }
+    texts = {name: f"data {short(own['data'])}, knowledge {short(own['knowledge'])}" for name, own in rows.items()}
+    listed = "; ".join(f"{name}: {text}" for name, text in texts.items())
+    unit = "nats" if classes else f"standard deviation, {run.target or 'in units of the target'}"
+    figure = figures.uncertainty_bars(rows, unit, title)
+    return Picture(figure, f"Data and knowledge uncertainty of {run.name}. {listed}.")
+
+
+# The stream of known inputs ever gets here with a probability of one in twenty or less, unless it changed.
+_THRESHOLD = 20.0
+
+
+def alarm(runs: Runs, score: str) -> Section | None:
+    """What the alarm promised and what it did, set by set."""
+    found = {run.name: run.alarm for run in runs if run.alarm is not None}
+    if not found:
+        return None
+    sets = list(dict.fromkeys(name for check in found.values() for name in check.flagged))
+    columns = ["run", "score", "calibrated on", "allowed", *sets, "covered", "wanted"]
+    rows = [_alarm_row(name, check, sets) for name, check in found.items()]
+    return Section(
+        "The alarm",
+        Text(
+            "The alarm rings where an input is stranger than held-out ones: at most the allowed share of ordinary inputs (id) "
+            "ring, and the more of the unknown ones the better. Around the allowed rate the share scatters with the number of "
+            "inputs that the alarm was calibrated on and tested on. Covered is the share of known inputs whose prediction set, or "
+            "interval, holds the truth; it should be about what was wanted.",
+            "P-values of ordinary inputs are flat; those of inputs that the alarm can tell pile up at 0.",
+            *(_alarm_verdict(name, check, several=len(found) > 1) for name, check in found.items()),
+        ),
+        as_table((columns, rows), "Share of each set that raised the alarm, and coverage"),
+        *(picture for run in runs if run.alarm is not None for picture in _alarm_pictures(run, run.alarm)),
+    )
+
+
+def _alarm_row(name: str, check: AlarmCheck, sets: Iterable[str]) -> list[str]:
+    shares = [f"{check.flagged[one]:.3f}" if one in check.flagged else "–" for one in sets]
+    head = [name, title_of(check.score), str(check.calibrated_on), f"{check.false_alarms:g}"]
+    return [*head, *shares, f"{check.covered:.3f}", f"{check.coverage:g}"]
+
+
+def _alarm_verdict(name: str, check: AlarmCheck, *, several: bool) -> str:
+    """Say whether the known inputs ring more often than they may, and whether their source seems to have changed."""
+    who = f"{name}: " if several else ""
+    if check.false_alarms * (check.calibrated_on + 1) < 1 - 1e-9:
+        return (
+            f"{who}The alarm was calibrated on {check.calibrated_on} inputs, too few for a rate of {check.false_alarms:g}: "
+            "it can never ring. Hold out more, or allow more false alarms."
+        )
+    rate, tested = check.false_alarms, len(check.p_values[ID])
+    scatter = sqrt(rate * (1 - rate) * (1 / check.calibrated_on + 1 / tested))
+    ordinary = "as often as it may" if check.flagged[ID] <= rate + 3 * scatter else "MORE OFTEN THAN IT MAY"
+    drift = "the drift monitor sees no change between held-out and known inputs"
+    if max(check.drift) > log(_THRESHOLD):
+        reached = exp(min(max(check.drift), 50))
+        drift = f"the drift monitor reached {reached:.3g}: these inputs are unlike those held out"
+    text = f"{who}on known inputs the alarm rings {ordinary}; {drift}."
+    return text[0].upper() + text[1:]
+
+
+def _alarm_pictures(run: Evaluation, check: AlarmCheck) -> Iterable[Picture]:
+    figure, (ax,) = panels(width=4.4, height=3.3)
+    p_value_histogram(check.p_values, ax, false_alarms=check.false_alarms)
+    ax.set_title(run.name)
+    shares = ", ".join(f"{name} {share:.3f}" for name, share in check.flagged.items())
+    yield Picture(figure, f"P-values of {run.name}. Share that raised the alarm: {shares}.")
+    figure, (ax,) = panels(width=4.4, height=3.3)
+    martingale_path({"known inputs": check.drift}, ax, thresholds=(_THRESHOLD,))
+    ax.set_title(f"{run.name}: drift")
+    last = exp(min(check.drift[-1], 50))
+    yield Picture(figure, f"Drift martingale of {run.name} over its known inputs; the last value is {last:.3g}.")
+
+
+def members(runs: Runs, score: str) -> Section | None:
+    """Each member's accuracy or error beside the ensemble's."""
+    metric = TASKS[runs[0].task].member
+    pictures = [
+        _member_dots(run, part.name, metric, f"{run.name}, {part.name}" if len(runs) > 1 else part.name)
+        for run in runs
+        if run.num_members > 1
+        for part in run.sets
+        if part.kind != "ood"
+    ]
+    side = "above" if metric in BEST_HIGH else "below"
+    unit = " Errors are in units of the target." if metric == "rmse" else ""
+    return _section(
+        "Members and ensemble",
+        f"Each dot is one member, the line is the ensemble, with their intervals. A line {side} most dots means that "
+        "members make different mistakes, which averaging evens out; a dot far off is a member to look at. Rest the "
+        f"pointer on a dot to read it.{unit}",
+        pictures,
+    )
+
+
+def _member_dots(run: Evaluation, name: str, metric: str, title: str) -> Picture:
+    own = [n for n in run.numbers if (n.metric, n.set) == (metric, name) and n.member is not None]
+    ensemble = run.number(metric, name)
+    listed = ", ".join(short(number.value) for number in own)
+    return Picture(
+        figures.member_dots(own, ensemble, title_with_unit(metric, run.target), title),
+        f"{title_of(metric)} on {title}: members {listed}; ensemble {short(ensemble.value)}.",
+    )
+
+
+def disputed_inputs(runs: Runs, score: str) -> Section | None:
+    """Pictures that members disagree about most and least, with their votes."""
+    shown: dict[tuple[str, str, bool], list[Disputed]] = {}
+    for run in runs:
+        for item in run.gallery:
+            shown.setdefault((run.name, item.set, item.most), []).append(item)
+    names, pictures = {run.name: run.class_names for run in runs}, []
+    for (run_name, part, most), items in shown.items():
+        caption = f"{'Most' if most else 'Least'} disputed of {part}" + (f", {run_name}" if len(runs) > 1 else "")
+        read = "; ".join(", ".join(figures.votes_lines(item, names[run_name])) for item in items)
+        sheet = figures.votes_sheet(items, names[run_name])
+        pictures.append(Picture(sheet, f"{caption}. Input by input: {read}.", caption))
+    return _section(
+        "Disputed inputs",
+        "Inputs that members disagree about most, and least (by mutual information). Under each stand what it is, what the "
+        "ensemble says (bold), and how many members vote for what. Disputed inputs are often ambiguous, mislabelled or unlike the "
+        "training data; unknown inputs that nobody disputes are the dangerous ones. Where outputs have positions, the map stands "
+        "beside the picture: red where members disagree, each map on its own scale.",
+        pictures,
+    )
+
+
+def single_inputs(runs: Runs, score: str) -> Section | None:
+    """The inputs that each run is least certain about, in a table that can be searched and sorted."""
+    limit = 300 if len(runs) == 1 else 100
+    return _section(
+        "Input by input",
+        "Every row is one input, numbered from 0 as in its set. Type to search, such as the name of a class or of a set; press a "
+        "heading to sort. What is wrong and certain is worth a look: an ensemble cannot warn of it.",
+        (_examples(run, limit, _of(run, runs)) for run in runs if run.examples),
+    )
+
+
+def _examples(run: Evaluation, limit: int, of_run: str) -> Table:
+    most = max(len(part.index[:limit]) for part in run.examples)
+    names = list(run.examples[0].scores)
+    if run.task == "classification":
+        head = ["predicted", "truth", "right", "confidence", *map(title_of, names)]
+        answer = _class_answer
+    else:
+        what = run.target or "target"
+        head = [f"predicted {what}", f"true {what}", "error", *(_deviation(name, "") for name in names)]
+        answer = _value_answer
+    rows = [
+        [part.set, index, *answer(run, part, place)]
+        for part in run.examples
+        for place, index in enumerate(part.index[:limit])
+    ]
+    caption = f"The {most} least certain inputs{of_run} of each set"
+    return Table(["set", "input", *head], rows, caption, search=True)
+
+
+def _class_answer(run: Evaluation, part: Examples, place: int) -> list[object]:
+    predicted, truth = part.predicted[place], part.truth[place] if part.truth else None
+    right = None if truth is None else predicted == truth
+    known = run.class_names or range(run.num_outputs)
+    names = [None if value is None else str(known[int(value)]) for value in (predicted, truth)]
+    own = (short(values[place]) for values in part.scores.values())
+    return [*names, right, f"{part.confidence[place]:.3f}", *own]
+
+
+def _value_answer(run: Evaluation, part: Examples, place: int) -> list[object]:
+    predicted = part.predicted[place]
+    truth = part.truth[place] if part.truth else None
+    known = [None, None] if truth is None else [truth, predicted - truth]
+    deviations = (sqrt(max(0.0, values[place])) for values in part.scores.values())
+    # One number of decimals for a set: four digits of its largest prediction.
+    size = max(map(abs, part.predicted))
+    decimals = max(0, 3 - floor(log10(size))) if 1e-4 < size < 1e12 else None
+    texts = (None if value is None else _fixed(value, decimals) for value in [predicted, *known, *deviations])
+    return list(texts)
+
+
+def _fixed(value: float, decimals: int | None) -> str:
+    return short(value) if decimals is None else f"{value:,.{decimals}f}".replace(",", "\u202f")
+
+
+def trade_offs(runs: Runs, score: str) -> Section | None:
+    """Numbers that should all be large, run by run, on a radar."""
+    found = {run.name: _good_numbers(run, score) for run in runs}
+    shared = [axis for axis in found[runs[0].name] if all(axis in own for own in found.values())]
+    if runs[0].task != "classification" or len(shared) < 3:
+        return None
+    values = {name: {axis: own[axis] for axis in shared} for name, own in found.items()}
+    texts = {name: [f"{' '.join(axis.split())} {own[axis]:.3f}" for axis in shared] for name, own in found.items()}
+    listed = "; ".join(f"{name}: {', '.join(own)}" for name, own in texts.items())
+    return _section(
+        "Trade-offs",
+        f"Every axis is a number that should be large, on one scale, which begins at {figures.radar_floor(values):.1f} in the "
+        "middle and ends at 1. Further out is better; a run that gains on one side often gives up another. Compare axis by axis: "
+        "the area means nothing.",
+        [Picture(figures.radar(values), f"Radar of trade-offs. {listed}.")],
+    )
+
+
+def _good_numbers(run: Evaluation, score: str) -> dict[str, float]:
+    """Return numbers in [0, 1] that should be large, by the name of their axis."""
+    told = list(run.groups) or [part.name for part in run.sets if part.kind == "ood"]
+    found = {
+        "accuracy": find(run.numbers, "accuracy"),
+        "corruption\naccuracy": find(run.numbers, "accuracy", ALL_CORRUPTIONS),
+        "1 −\nsmooth ECE": find(run.numbers, "smooth_ece"),
+        "1 − smooth ECE\n(corrupted)": find(run.numbers, "smooth_ece", ALL_CORRUPTIONS),
+        **{f"AUROC\n{name}": find(run.numbers, "auroc", name, score) for name in told[:6]},
+        "AUROC\ncorruptions": find(run.numbers, "auroc", ALL_CORRUPTIONS, score),
+    }
+    values = {axis: number.value for axis, number in found.items() if number is not None}
+    return {axis: 1 - value if axis.startswith("1") else value for axis, value in values.items()}
 
 
 def settings(runs: Runs, score: str) -> Section:
     """How the page was made: what decides the numbers on it, run by run."""
-    own = [_settings_of(run) for run in runs]
+    own = [
+        {
+            "members": str(run.num_members),
+            "weights": ", ".join(f"{weight:.3g}" for weight in run.weights) or "equal",
+            "loss": run.loss,
+            "outputs": str(run.num_outputs),
+            "resamples": str(run.bootstrap),
+            "seed": str(run.seed),
+            **{f"inputs of {part.name}": str(part.size) for part in run.sets},
+        }
+        for run in runs
+    ]
     rows = [[name, *(one.get(name, "–") for one in own)] for name in dict.fromkeys(chain(*own))]
     versions = f"Python {platform.python_version()} and PyTorch {torch.__version__}"
-    return Section(
-        "How this page was made",
-        Text(
-            f"By dissensus, with {versions}. Every input was predicted once; the seed decides resamples and corruptions."
-        ),
-        as_table((["setting", *(run.name for run in runs)], rows), "Settings"),
-    )
+    text = f"By dissensus, with {versions}. Every input was predicted once; the seed decides resamples and corruptions."
+    table = as_table((["setting", *(run.name for run in runs)], rows), "Settings")
+    return Section("How this page was made", Text(text), table)
 
 
-def _settings_of(run: Evaluation) -> dict[str, str]:
-    return {
-        "members": str(run.num_members),
-        "weights": ", ".join(f"{weight:.3g}" for weight in run.weights) or "equal",
-        "loss": run.loss,
-        "outputs": str(run.num_outputs),
-        "resamples": str(run.bootstrap),
-        "seed": str(run.seed),
-        **{f"inputs of {part.name}": str(part.size) for part in run.sets},
-    }
+def as_table(cells: Cells, caption: str) -> Table:
+    """Return cells as a table of the page."""
+    columns, rows = cells
+    # Where a cell is narrow, the interval goes to a line of its own and stays in one piece.
+    return Table(columns, [[cell.replace(", ", ",\N{NO-BREAK SPACE}") for cell in row] for row in rows], caption)
 
 
 SECTIONS: tuple[Callable[[Runs, str], Section | None], ...] = (
@@ -79,135 +626,3 @@ SECTIONS: tuple[Callable[[Runs, str], Section | None], ...] = (
     trade_offs,
     settings,
 )
-
-
-def write_report(path: Path | str, title: str, runs: Runs, score: str, *, first: Sequence[Section] = ()) -> Path:
-    """Write the page: sections of the caller's, then every section that there is data for."""
-    found = [section for make in SECTIONS if (section := make(runs, score)) is not None]
-    several = len(runs) > 1
-    return write_page(
-        path,
-        title,
-        [*first, *found],
-        " ".join(_sentence(run, score, several=several) for run in runs),
-        subtitle=_subtitle(runs),
-        headlines=_headlines(runs, score),
-        remarks=[f"{run.name}: {remark}" if several else remark for run in runs for remark in run.remarks],
-    )
-
-
-def title_of_page(runs: Runs) -> str:
-    """Return what is predicted from what data, as far as the runs know it."""
-    first = runs[0]
-    what = f"{first.target}, predicted from {first.data}" if first.target else f"Predictions on {first.data}"
-    if len(runs) > 1:
-        return f"{len(runs)} runs side by side" + (f" on {first.data}" if first.data else "")
-    return what if first.data else f"{first.name} on {_size(first)} known inputs"
-
-
-def _subtitle(runs: Runs) -> str:
-    """Return when the runs were measured, and on how much."""
-    dates = sorted({run.date for run in runs if run.date})
-    days = [f"{(day := date.fromisoformat(text)).day} {day:%B %Y}" for text in (dates[:1] + dates[1:][-1:])]
-    names = ", ".join(run.name for run in runs[:4]) + (", …" if len(runs) > 4 else "")
-    sizes = [f"{part.size} {'known' if part.name == ID else part.name}" for part in runs[0].sets]
-    return " · ".join([*([" to ".join(days)] if days else []), names, f"inputs: {', '.join(sizes)}"])
-
-
-# What a page begins with.
-_QUALITY = {
-    "classification": ("accuracy", "smooth_ece"),
-    "labels": ("label_accuracy", "ece"),
-    "density": ("rmse", "coverage_90"),
-    "points": ("rmse", "mae"),
-    "own": ("loss",),
-}
-
-
-def _headlines(runs: Runs, score: str) -> list[Headline]:
-    """Return the numbers that a page begins with: quality, and how well the default and the best score do."""
-    if len(runs) > 1:
-        metric = _QUALITY[runs[0].task][0]
-        return [
-            Headline(run.name, _value(run.number(metric), run), f"{title_of(metric)}{_between(run, metric)}")
-            for run in runs[:8]
-        ]
-    (run,) = runs
-    shown = ("accuracy", "mean_iou") if _is_dense(run) else _QUALITY[run.task]
-    found = [
-        Headline(title_with_unit(metric, run.target), _value(run.number(metric), run), _between(run, metric)[2:])
-        for metric in shown
-    ]
-    if told_apart(run):
-        best = best_score(run)
-        for name, role in {score: "default score", best: "best score"}.items():
-            role = "default and best score" if score == best else role
-            note = f"{title_of(name)}, the {role}"
-            found.append(Headline("AUROC, known against unknown", f"{mean_auroc(run, name):.3f}", note))
-    return found
-
-
-def _value(number: Number, run: Evaluation) -> str:
-    """Return a number as people say it: shares in percent, errors in the target's units."""
-    shares = ("accuracy", "label_accuracy", "ece", "smooth_ece", "coverage_90")
-    return _percent(number.value) if number.metric in shares else short(number.value)
-
-
-def _between(run: Evaluation, metric: str) -> str:
-    number = run.number(metric)
-    if number.low is None or number.high is None:
-        return ""
-    ends = replace(number, value=number.low), replace(number, value=number.high)
-    return f", {' to '.join(_value(end, run) for end in ends)}"
-
-
-def _is_dense(run: Evaluation) -> bool:
-    """Whether metrics are those of positions (pixels, tokens), of which there is no smooth error: it would need them all at once."""
-    return any(number.metric == "mean_iou" for number in run.numbers)
-
-
-def _sentence(run: Evaluation, score: str, *, several: bool) -> str:
-    """Return the main finding of a run."""
-    who = "A single network" if run.num_members == 1 else f"An ensemble of {run.num_members} members"
-    who += f" ({run.name})" if several else ""
-    text = f"{who} {_quality(run)}"
-    told = [f"{run.number('auroc', name, score=score).value:.3f} ({name})" for name in told_apart(run)]
-    if not told:
-        return text + "."
-    text += f"; by {title_of(score)} it tells unknown inputs from known ones with AUROC {', '.join(told)}."
-    if several:
-        return text
-    best = best_score(run)
-    if best == score:
-        return f"{text} None of the {len(run.score_names)} scores does better."
-    return (
-        f"{text} The best of {len(run.score_names)} scores on these very inputs, so by a choice that flatters it, is "
-        f"{title_of(best)}: {mean_auroc(run, best):.3f} against {mean_auroc(run, score):.3f} on average."
-    )
-
-
-def _quality(run: Evaluation) -> str:
-    """Return how good a run's predictions on known inputs are."""
-    size = _size(run)
-    if run.task == "own":
-        return f"has a loss ({run.loss}) of {short(run.number('loss').value)} on {size} known inputs"
-    if run.task == "labels":
-        right, off = (_percent(run.number(metric).value) for metric in ("label_accuracy", "ece"))
-        return (
-            f"gives {right} of the answers on {run.num_outputs} labels of {size} known inputs right, and its confidence is off by {off} "
-            "on average"
-        )
-    if run.task != "classification":
-        what = f"{run.target} of {size}" if run.target else str(size)
-        return f"predicts {what} known inputs with an error (RMSE) of {short(run.number('rmse').value)}"
-    what, gap = ("positions of ", "ece") if _is_dense(run) else ("", "smooth_ece")
-    accuracy, off = (_percent(run.number(metric).value) for metric in ("accuracy", gap))
-    return f"is right on {accuracy} of {what}{size} known inputs, and its confidence is off by {off} on average"
-
-
-def _size(run: Evaluation) -> int:
-    return next(part.size for part in run.sets if part.name == ID)
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}\N{NO-BREAK SPACE}%"
