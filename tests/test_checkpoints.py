@@ -169,6 +169,18 @@ def test_a_missing_checkpoint_is_the_one_before_it(tmp_path):
     assert torch.equal(ds.predict(ens, x), ds.predict(run.members, x))
 
 
+def test_checkpoints_of_an_earlier_version_are_refused(tmp_path):
+    (tmp_path / "last.json").write_text('{"format": 1, "checkpoints": []}')
+    with pytest.raises(CheckpointError, match="earlier version"):
+        trained(tmp_path, resume=True)
+    (tmp_path / "last.json").unlink()
+    save_file({"a": torch.ones(2)}, tmp_path / "last-000000004.safetensors", {"sha256": "0" * 64})
+    with pytest.raises(CheckpointError, match="earlier version"):
+        trained(tmp_path, resume=True)
+    with pytest.raises(ValueError, match="already holds a run"):
+        trained(tmp_path)
+
+
 def test_blocks_without_their_json_are_no_checkpoint_and_go_when_there_is_one(tmp_path):
     save_file({"a": torch.ones(2)}, tmp_path / "last-000000004-1-of-2.safetensors")
     run = trained(tmp_path, resume=True)
