@@ -25,13 +25,7 @@ CLASSES = "cross_entropy"
 
 @dataclass(frozen=True)
 class Scorer:
-    """A score, and how the outputs it looks at are read.
-
-    Attributes:
-        score: A name of `scores.SCORES` or `scores.REGRESSION_SCORES`, or a function from member outputs
-            `(members, batch, ...)` to `(batch,)`; from inputs where it says so by `of_inputs`, as `detectors.RowDistance`.
-        loss: How outputs are read, as in `ds.evaluate`: "cross_entropy" for logits, "mse" for points, "gaussian_nll" …
-    """
+    """A score, by name or as a function (of inputs where it says so by `of_inputs`), and how outputs are read, as in `ds.evaluate`."""
 
     score: Score
     loss: str = CLASSES
@@ -42,9 +36,7 @@ class Scorer:
         from dissensus.predictions import predict, predict_scores
 
         if members is None:
-            raise ValueError(
-                f"There is no ensemble here to score inputs: pass scores to {instead}, or load it with `ens`."
-            )
+            raise ValueError(f"There is no ensemble to score inputs: pass scores to {instead}, or load it with `ens`.")
         x = inputs_of(x)
         if not isinstance(self.score, str):
             seen = all_inputs(x, "x").split(1024) if self.of_inputs else [predict(members, x)]
@@ -182,14 +174,11 @@ class Alarm:
         return alarm
 
     def p_values(self, x: Any, labels: Any = None) -> "Tensor":
-        """Return how rare inputs as strange as these are among ordinary ones.
+        """Return how rare inputs as strange as these are among ordinary ones, `(batch,)` float64. Reading: small is strange.
 
         Args:
             x: Inputs, as `ds.predict` takes them.
             labels: Their classes where they are known, `(batch,)`; only for an alarm calibrated with labels.
-
-        Returns:
-            `(batch,)` float64, from 1/(n + 1) to 1, on the device of `x` or else on the CPU. Reading: small is strange.
         """
         import torch
 
@@ -206,9 +195,7 @@ class Alarm:
         unknown = sorted(set(classes.tolist()) - set(self.calibration))
         if unknown:
             known = ", ".join(str(name) for name in self.calibration if name is not None)
-            raise ValueError(
-                f"`labels` must be classes that the alarm was calibrated with ({known or 'it has none'}); got {unknown[0]!r}."
-            )
+            raise ValueError(f"`labels` must be what it was calibrated with ({known or 'none'}); got {unknown[0]!r}.")
         answer = np.empty(len(found))
         for name in set(classes.tolist()):
             own = classes == name
@@ -280,10 +267,8 @@ def _chosen(
     known = _scores(candidates, members, held_out)
     strange = _scores(candidates, members, examples)
     total = len(next(iter(known.values())))
-    if total < 2 * _SHARE_TO_CHOOSE:
-        raise ValueError(
-            f"Choosing a score takes {2 * _SHARE_TO_CHOOSE} held-out inputs or more; got {total}. Name a score instead."
-        )
+    if total < (least := 2 * _SHARE_TO_CHOOSE):
+        raise ValueError(f"Choosing a score takes {least} held-out inputs or more; got {total}. Name a score instead.")
     order = np.random.default_rng(whole_number("seed", seed, 0)).permutation(total)
     choosing, kept = np.split(order, [total // _SHARE_TO_CHOOSE])
     aurocs = {name: float(auroc(strange[name], own[choosing])) for name, own in known.items()}
@@ -308,10 +293,9 @@ def scorer_of(members: "Members", held_out: Any, score: Score, loss: str) -> Sco
     as_members(members, "ens")
     if not isinstance(score, str):
         return Scorer(score, loss)
-    if score != "auto" and score not in SCORES and score not in REGRESSION_SCORES:
-        raise ValueError(
-            f"`score` must be 'auto', a function or one of {', '.join([*SCORES, *REGRESSION_SCORES])}; got {score!r}."
-        )
+    known = (*SCORES, *REGRESSION_SCORES)
+    if score != "auto" and score not in known:
+        raise ValueError(f"`score` must be 'auto', a function or one of {', '.join(known)}; got {score!r}.")
     if loss == "auto":
         loss = CLASSES if score in SCORES else _loss_of(members, held_out, score)
     if score != "auto":

@@ -31,12 +31,9 @@ class Martingale:
     \qquad a = \tfrac14$$
 
     Part of the capital waits, and some of it enters at every step $s$, shared among $K$ bets $f_k$ (densities on [0, 1]): so a
-    change is found whenever it comes, at a price of about $\log s$. If p-values are independent and uniform, no strategy gains:
-    $V$ is a martingale, and by Ville's inequality it *ever* reaches $c$ with a probability of at most $1/c$. It may therefore
-    be looked at after every value, and stopped at any time.
-
-    The p-values must be those of `DriftMonitor` or of another online test. Those of `Alarm` rank against one fixed set,
-    whose luck they share: they are not independent, and the bound fails.
+    change is found whenever it comes. If p-values are independent and uniform, no strategy gains: $V$ is a martingale, and by
+    Ville's inequality it *ever* reaches $c$ with a probability of at most $1/c$, however often it is looked at. The p-values must
+    be those of an online test: those of `Alarm` share the luck of one fixed set, and the bound fails.
 
     Attributes:
         seen: How many p-values came.
@@ -69,8 +66,7 @@ class Martingale:
         values = np.atleast_1d(array(p, "p"))  # type: ignore[arg-type]
         if values.ndim != 1 or values.min() < 0 or values.max() > 1:
             raise ValueError(
-                f"`p` must be one number or (n,) numbers from 0 to 1; got shape {values.shape}, "
-                f"{values.min():g} to {values.max():g}."
+                f"`p` must be one number or (n,) numbers from 0 to 1; got shape {values.shape}, {values.min():g} to {values.max():g}."
             )
         parts = [self._advance(part) for part in np.split(values, range(_ROWS, len(values), _ROWS))]
         return np.concatenate(parts)
@@ -127,10 +123,10 @@ class Martingale:
 class DriftMonitor:
     r"""Watches a stream of inputs for any change of the scores' distribution, and may be asked after every input.
 
-    Each score is ranked among all earlier ones: first the held-out inputs, then the stream itself. While the source stays as
-    it was, these ranks are independent and uniform, ties being broken at random by `seed`, so a `Martingale` of
-    them ever reaches c with a probability of at most 1/c. Scores are sorted into at most 256 bins, whose edges come from held-out
-    inputs that are not ranked among, so the state is small, and the guarantee exact.
+    Each score is ranked among all earlier ones: first the held-out inputs, then the stream itself. While the source stays as it was,
+    these ranks are independent and uniform, ties being broken at random by `seed`, so a `Martingale` of them ever reaches c with a
+    probability of at most 1/c. Scores are sorted into at most 256 bins, by held-out inputs that are not ranked among: the state is
+    small, and the guarantee exact.
 
     Several monitors (of several workers, say) keep a guarantee each: that *any* of K reaches c has a probability of at most K/c.
     Their product means nothing where they began with the same held-out inputs.

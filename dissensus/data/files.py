@@ -91,12 +91,11 @@ class Options:
         layout: Where an array of images has its channels, where its shape does not tell.
         drop: Columns of a table to leave out.
         keep: Columns of a table to read although they look like numbers of rows, or never change.
-        missing: What to do where values of a table are missing: "impute" fills them in, and marks them by a feature of their
-            own; "drop" leaves such rows out; "error" refuses them.
+        missing: What to do with missing values of a table: "impute" fills them in, marked by a feature of their own; "drop" leaves
+            such rows out; "error" refuses them.
         columns: Read a table in the same way as another one, `Loaded.columns` of that one.
         root: Folder that the paths of an image list start from; by default that of the list.
-        strict: Whether options that a file has no use for, and a target that it lacks, are errors. Where not, they are
-            passed over: files of several kinds can then be read with the same options.
+        strict: Whether options that a file has no use for, and a target that it lacks, are errors, or passed over.
     """
 
     inputs: str | None = None
@@ -132,9 +131,8 @@ def _load_npz(path: Path, target: str | None, options: Options) -> Loaded:
         arrays = _numpy(file, path)
         if not isinstance(arrays, np.lib.npyio.NpzFile):
             raise ValueError(f"{path} is not an .npz archive, whatever its name says.")
-        targets = _find_array(
-            arrays.files, "target", target, options, path, needed=target is not None and options.strict
-        )
+        needed = target is not None and options.strict
+        targets = _find_array(arrays.files, "target", target, options, path, needed)
         if options.inputs is None and is_packed(arrays.files):
             x = torch.from_numpy(unpack(arrays, path.name))
         else:
@@ -177,8 +175,7 @@ def _find_array(
     splits = sorted({split for pair in parts for base, split in pair if base.lower() in usual})
     one = f"Read one part of it, such as {path.name}#{splits[0]}." if splits and options.split is None else ""
     raise ValueError(
-        f"{path.name} holds {', '.join(keys)}; none of them is called {' or '.join(spellings[:6])}. "
-        f"{one or f'Name the {what}.'}"
+        f"{path.name} holds {', '.join(keys)}; none of them is called {' or '.join(spellings[:6])}. {one or f'Name the {what}.'}"
     )
 
 
@@ -221,9 +218,7 @@ def _with_targets(loaded: Loaded, y: Any, name: str) -> Loaded:
     if array.ndim > 1 and array.shape[-1] == 1:
         array = array[..., 0]
     if array.ndim == 0 or len(array) != len(loaded.x):
-        raise ValueError(
-            f"There must be one target for each of {len(loaded.x)} inputs; {name} is shaped {array.shape}."
-        )
+        raise ValueError(f"There must be one target for each of {len(loaded.x)} inputs; {name} is {array.shape}.")
     if array.dtype.kind in "USb":
         indices, classes = label_indices(array.astype(str).tolist())
         return replace(loaded, y=indices, classes=classes)
@@ -272,7 +267,7 @@ def _stack_items(images: Sequence[Any], options: Options, name: str) -> Tensor:
     for index, array in enumerate(arrays):
         if array.shape != arrays[0].shape:
             raise ValueError(
-                f"Inputs must have one shape; {names[0]} is shaped {arrays[0].shape} and item {index} {array.shape}."
+                f"Inputs must have one shape; item 0 of {name} has {arrays[0].shape}, item {index} {array.shape}."
             )
     stacked = np.stack(arrays)
     return _as_inputs(stacked[:, None] if stacked.ndim == 1 else stacked, options.layout, name)
@@ -340,9 +335,7 @@ def as_data(data: Any, name: str, *, targets: bool = True) -> Any:
     if not isinstance(loaded, Loaded):
         return data
     if targets and loaded.y is None:
-        raise ValueError(
-            f"`{name}` must have targets; its data has none. Pass `dissensus.data.files.load(path, target=...)`."
-        )
+        raise ValueError(f"`{name}` must have targets; its data has none. Pass `data.files.load(path, target=...)`.")
     return (loaded.x, loaded.y) if targets else loaded.x
 
 
@@ -365,9 +358,7 @@ def _reader(path: Path) -> Callable[[Path, str | None, Options], Loaded]:
     readers |= dict.fromkeys(TABLE_ENDINGS, _load_table) | dict.fromkeys(TAR_ENDINGS, _load_tar)
     ending = next((ending for ending in readers if path.name.lower().endswith(ending)), None)
     if ending is None:
-        raise ValueError(
-            f"{path} is of no known kind: files that end in {', '.join(readers)} and folders of images can be read."
-        )
+        raise ValueError(f"{path} is of no known kind: folders of images and {', '.join(readers)} can be read.")
     return readers[ending]
 
 
@@ -433,8 +424,7 @@ def _without_rows(frame: Any, lacking: np.ndarray, what: str, options: Options) 
         return frame, ()
     if options.missing == "error":
         raise ValueError(
-            f"{count} of {rows} rows have {what}; the first is row {int(lacking.argmax())}. Fill them in, or set "
-            "missing = 'drop'."
+            f"{count} of {rows} rows have {what}; the first is row {int(lacking.argmax())}. Fill them in, or set missing = 'drop'."
         )
     if count == rows:
         raise ValueError(f"every row has {what}. Leave columns out with drop, or fill them in.")
@@ -469,9 +459,7 @@ def _load_image_column(frame: Any, column: str, target: str | None, options: Opt
         return loaded
     y, classes, lacking = target_of(frame, target)
     if lacking.any():
-        raise ValueError(
-            f"{int(lacking.sum())} rows of {path.name} have no target, the first is row {int(lacking.argmax())}."
-        )
+        raise ValueError(f"{lacking.sum()} rows of {path.name} have no target, the first is row {lacking.argmax()}.")
     return replace(loaded, y=y, classes=classes)
 
 
