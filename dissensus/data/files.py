@@ -168,15 +168,18 @@ def _find_array(
     spellings = [form.format(base, options.split) for base in bases for form in forms]
     by_name = {key.lower(): key for key in keys}
     found = first_there(map(str.lower, spellings), by_name)
-    if found is not None or not needed:
-        return None if found is None else by_name[found]
-    # Parts that keys such as x_test or test_images speak of.
+    if found is None and needed:
+        one = "" if options.split is not None else _one_part(keys, usual, path)
+        called = f"{path.name} holds {', '.join(keys)}; none of them is called {' or '.join(spellings[:6])}."
+        raise ValueError(f"{called} {one or f'Name the {what}.'}")
+    return None if found is None else by_name[found]
+
+
+def _one_part(keys: Sequence[str], usual: Sequence[str], path: Path) -> str:
+    """Say how to read a part that keys such as x_test or test_images speak of; empty where none does."""
     parts = [(key.rpartition("_")[::2], key.partition("_")[::-2]) for key in keys if "_" in key]
     splits = sorted({split for pair in parts for base, split in pair if base.lower() in usual})
-    one = f"Read one part of it, such as {path.name}#{splits[0]}." if splits and options.split is None else ""
-    raise ValueError(
-        f"{path.name} holds {', '.join(keys)}; none of them is called {' or '.join(spellings[:6])}. {one or f'Name the {what}.'}"
-    )
+    return f"Read one part of it, such as {path.name}#{splits[0]}." if splits else ""
 
 
 def first_there(names: Iterable[str], there: Container[str]) -> str | None:
