@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -178,10 +179,6 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
         """
         return self._train(self._begin(X, y, sample_weight), self.epochs, self.patience)
 
-    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Go once over further rows, as `fit` takes them; the first call decides what the columns are, so let it see many."""
-        return self._go_on(X, y, sample_weight)
-
     def _begin(self, X: Any, y: Any, sample_weight: Any, classes: Any = None) -> _Rows:
         """Learn what columns and targets are from the rows that are not held out, and make the members."""
         table, y, weight = self._read_training(X, y, sample_weight, reset=True)
@@ -329,10 +326,8 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
         if mixed is not None:
             validate_data(self, mixed, reset=reset, skip_check_array=True)
             return columns_of({str(number): list(column) for number, column in enumerate(mixed.T)})
-        array = validate_data(
-            self, X, reset=reset, ensure_all_finite="allow-nan", dtype="numeric", ensure_min_samples=least
-        )
-        return columns_of(array)
+        checks = {"ensure_all_finite": "allow-nan", "dtype": "numeric", "ensure_min_samples": least}
+        return columns_of(validate_data(self, X, reset=reset, **checks))
 
     def _standard(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
@@ -384,7 +379,7 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         if not len(self.held_out_distance_):
             raise ValueError(
-                "No training rows were held out to compare with: fit on more rows, or with a larger `validation_fraction`."
+                "No training rows were held out to compare with: fit more, or with a larger `validation_fraction`."
             )
         return self.held_out_distance_
 
@@ -423,11 +418,11 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
     def save(self, folder: str | Path) -> None:
         """Write the estimator into a folder: `estimator.json` and `arrays.safetensors`, no pickle."""
         arrays: dict[str, np.ndarray] = {}
-        plain = _without_arrays(self.__getstate__(), "", arrays)
+        state = {"estimator": type(self).__name__, "state": self.__getstate__()}
+        text = json.dumps(state, indent=1, default=partial(_plain, arrays=arrays))
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         save_file(arrays, path / "arrays.safetensors")
-        text = json.dumps({"estimator": type(self).__name__, "state": plain}, indent=1)
         (path / "estimator.json").write_text(text, encoding="utf-8")
 
     @classmethod
@@ -436,11 +431,13 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
         path = Path(folder)
         if not (path / "estimator.json").exists():
             raise ValueError(f"{path} holds no estimator.json. Give the folder that `save` wrote.")
-        stored = json.loads((path / "estimator.json").read_text(encoding="utf-8"))
+        arrays = load_file(path / "arrays.safetensors")
+        text = (path / "estimator.json").read_text(encoding="utf-8")
+        stored = json.loads(text, object_hook=partial(_with_arrays, arrays=arrays))
         if stored["estimator"] != cls.__name__:
             raise ValueError(f"{path} holds an {stored['estimator']}; load it with {stored['estimator']}.load.")
         estimator = cls()
-        estimator.__setstate__(_with_arrays(stored["state"], load_file(path / "arrays.safetensors")))
+        estimator.__setstate__(stored["state"])
         return estimator
 
 
@@ -512,16 +509,12 @@ class EnsembleClassifier(ClassifierMixin, _TableEnsemble):  # type: ignore[misc]
         check_classification_targets(y)
         self.classes_ = np.unique(y if classes is None else np.asarray(classes))
         if len(self.classes_) < 2:
-            raise ValueError(
-                f"A classifier needs rows of at least two classes; got one class, {self.classes_.tolist()[0]!r}."
-            )
+            raise ValueError(f"A classifier needs rows of two classes or more; got one class, {self.classes_[0]}.")
 
     def _encode_targets(self, y: np.ndarray) -> np.ndarray:
         unknown = sorted(set(y.tolist()) - set(self.classes_.tolist()), key=str)
         if unknown:
-            raise ValueError(
-                f"`y` holds labels that are not among the classes: {unknown[:3]}. Name them all in `classes`."
-            )
+            raise ValueError(f"`y` holds labels not among the classes: {unknown[:3]}. Name all in `classes`.")
         return np.searchsorted(self.classes_, y)
 
     def _divide(self, y: np.ndarray) -> np.ndarray:
@@ -557,6 +550,10 @@ class EnsembleRegressor(RegressorMixin, _TableEnsemble):  # type: ignore[misc]
     """
 
     _calibrating = 0.5
+
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Go once over further rows, as `fit` takes them; the first call decides what the columns are, so let it see many."""
+        return self._go_on(X, y, sample_weight)
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """Return the mean of the members' mixture for each row, `(rows,)`; with `return_std` also its standard deviation."""
@@ -650,32 +647,27 @@ def _mixed(X: Any) -> np.ndarray | None:
     return array if any(isinstance(value, str) for value in array.ravel().tolist()) else None
 
 
-def _without_arrays(value: Any, path: str, arrays: dict[str, np.ndarray]) -> Any:
-    """Return plain values for JSON, with a path in place of each array of numbers, which is put among `arrays`."""
+def _plain(value: Any, arrays: dict[str, np.ndarray]) -> Any:
+    """Return what JSON has in place of a value: of an array of numbers its number among `arrays`, of an objective its table."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-        arrays[path] = np.ascontiguousarray(value)
-        return {"array": path}
+        arrays[str(len(arrays))] = np.ascontiguousarray(value)
+        return {"array": str(len(arrays) - 1)}
     if isinstance(value, np.ndarray):
         return {"values": value.tolist(), "dtype": value.dtype.str}
-    if isinstance(value, Mapping):
-        return {key: _without_arrays(each, f"{path}.{key}" if path else key, arrays) for key, each in value.items()}
     if isinstance(value, Objective):
-        return _without_arrays(_as_table(value), path, arrays)
-    return value.item() if isinstance(value, np.generic) else value
+        name = next((name for name, kind in OBJECTIVES.items() if kind is type(value)), None)
+        return {"name": name} | {each.name: getattr(value, each.name) for each in fields(value)}  # type: ignore[arg-type]
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"A {type(value).__name__} cannot be written as JSON. Give the estimator plain values.")
 
 
-def _as_table(objective: Objective) -> dict[str, Any]:
-    """Return an objective as the table that recipes have of it."""
-    name = next((name for name, kind in OBJECTIVES.items() if kind is type(objective)), None)
-    return {"name": name} | {each.name: getattr(objective, each.name) for each in fields(objective)}  # type: ignore[arg-type]
-
-
-def _with_arrays(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+def _with_arrays(value: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Any:
     """Put the arrays back."""
-    if not isinstance(value, dict):
-        return value
     if set(value) == {"array"}:
         return arrays[value["array"]]
     if set(value) == {"values", "dtype"}:
         return np.array(value["values"], dtype=np.dtype(value["dtype"]))
-    return {key: _with_arrays(each, arrays) for key, each in value.items()}
+    return value

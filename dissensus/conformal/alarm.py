@@ -25,22 +25,19 @@ CLASSES = "cross_entropy"
 
 @dataclass(frozen=True)
 class Scorer:
-    """A score, and how the outputs it looks at are read.
-
-    Attributes:
-        score: A name of `scores.SCORES` or `scores.REGRESSION_SCORES`, or a function from member outputs
-            `(members, batch, ...)` to `(batch,)`; from inputs where it says so by `of_inputs`, as `detectors.RowDistance`.
-        loss: How outputs are read, as in `ds.evaluate`: "cross_entropy" for logits, "mse" for points, "gaussian_nll" …
-    """
+    """A score, by name or as a function (of inputs where it says so by `of_inputs`), and how outputs are read, as in `ds.evaluate`."""
 
     score: Score
     loss: str = CLASSES
 
-    def __call__(self, members: "Members", x: Any) -> Floats:
-        """Return the score of each input, `(batch,)`."""
+    def __call__(self, members: "Members | None", x: Any, instead: str = "") -> Floats:
+        """Return the score of each input, `(batch,)`, of data that may be a pair (inputs, targets)."""
         from dissensus.data.sources import all_inputs
         from dissensus.predictions import predict, predict_scores
 
+        if members is None:
+            raise ValueError(f"There is no ensemble to score inputs: pass scores to {instead}, or load it with `ens`.")
+        x = inputs_of(x)
         if not isinstance(self.score, str):
             seen = all_inputs(x, "x").split(1024) if self.of_inputs else [predict(members, x)]
             return np.concatenate([vector(self.score(part), "the score's answer") for part in seen])
@@ -84,10 +81,8 @@ class Alarm:
     r"""Flags inputs that are stranger than held-out ones, with a bound on how often it flags ordinary inputs.
 
     An input's score is ranked among those of held-out inputs (`conformal.p_values`), and the alarm rings where
-    $p \le$ `false_alarms`. An input that is exchangeable with the held-out ones rings with at most that probability:
-    for any ensemble, any score and any number of held-out inputs, ties included. The probability is over held-out inputs
-    and new input together. For *one* held-out set of n inputs, the rate scatters around its mean by about
-    $\sqrt{\alpha(1-\alpha)/n}$, and does so for all inputs that come.
+    $p \le$ `false_alarms`. An input that is exchangeable with the held-out ones rings with at most that probability (over held-out
+    inputs and new input together): for any ensemble, any score and any number of held-out inputs, ties included.
 
     With `labels` the bound holds within each class: where the class of new inputs is known, they are ranked within it;
     where it is not, the p-value is the largest over all classes, so an input rings if it would be strange in every class.
@@ -138,30 +133,25 @@ class Alarm:
             held_out: Ordinary inputs that training has not seen, or a pair (inputs, targets), as `ds.predict` and `ds.fit`
                 take them.
             score: A name of `scores.SCORES` or `scores.REGRESSION_SCORES`, or a function from member outputs `(members, batch,
-                ...)` to `(batch,)`, higher where stranger. "auto" is the score that tells `examples` from held-out inputs best
-                by AUROC, on a quarter of the held-out inputs that is not used again, so that the guarantee holds; without
-                examples `mutual_information` (for one member `total_entropy`), for regression `knowledge_variance`.
+                ...)` to `(batch,)`, higher where stranger. "auto" is the score that tells `examples` best, on a quarter of the
+                held-out inputs that is not used again; without examples `mutual_information` (for one member `total_entropy`),
+                for regression `knowledge_variance`.
             false_alarms: The rate of false alarms to allow. A warning says where so few held-out inputs can never ring.
             labels: Class of each held-out input, `(n,)`, for a guarantee within each class.
             examples: Inputs that should raise the alarm, to choose the score by; asks for `score="auto"`.
-            loss: How outputs are read, as in `ds.evaluate`. "auto" tells from the targets in `held_out`: float targets mean
-                regression.
+            loss: How outputs are read, as in `ds.evaluate`. "auto": float targets in `held_out` mean regression.
             seed: Decides which held-out inputs choose the score.
-
-        Returns:
-            The alarm.
         """
         rate = fraction(false_alarms, "false_alarms")
         scorer = scorer_of(ens, held_out, score, loss)
-        x = inputs_of(held_out)
         if examples is not None and score != "auto":
             raise ValueError(f"`examples` choose among scores, but `score` is {scorer.name!r}. Leave one out.")
         aurocs: dict[str, float] = {}
         if examples is None:
-            scores = scorer(ens, x)
+            scores = scorer(ens, held_out)
             kept = np.arange(len(scores))
         else:
-            scorer, scores, kept, aurocs = _chosen(ens, x, inputs_of(examples), scorer, seed)
+            scorer, scores, kept, aurocs = _chosen(ens, held_out, examples, scorer, seed)
         classes = None if labels is None else labels_of(labels, "labels", len(scores))[kept]
         alarm = cls(_by_class(scores[kept], classes), rate, scorer, ens, aurocs)
         alarm._warn()
@@ -184,22 +174,15 @@ class Alarm:
         return alarm
 
     def p_values(self, x: Any, labels: Any = None) -> "Tensor":
-        """Return how rare inputs as strange as these are among ordinary ones.
+        """Return how rare inputs as strange as these are among ordinary ones, `(batch,)` float64. Reading: small is strange.
 
         Args:
             x: Inputs, as `ds.predict` takes them.
             labels: Their classes where they are known, `(batch,)`; only for an alarm calibrated with labels.
-
-        Returns:
-            `(batch,)` float64, from 1/(n + 1) to 1, on the device of `x` or else on the CPU. Reading: small is strange.
         """
         import torch
 
-        if self.members is None:
-            raise ValueError(
-                "This alarm has no ensemble, so it cannot score inputs: pass scores to `p_values_of`, or load it with `ens`."
-            )
-        found = self.p_values_of(self.scorer(self.members, inputs_of(x)), labels)
+        found = self.p_values_of(self.scorer(self.members, x, "`p_values_of`"), labels)
         return like(found, x) if isinstance(x, torch.Tensor) else torch.from_numpy(found)
 
     def p_values_of(self, scores: Values, labels: Any = None) -> Floats:
@@ -212,9 +195,7 @@ class Alarm:
         unknown = sorted(set(classes.tolist()) - set(self.calibration))
         if unknown:
             known = ", ".join(str(name) for name in self.calibration if name is not None)
-            raise ValueError(
-                f"`labels` must be classes that the alarm was calibrated with ({known or 'it has none'}); got {unknown[0]!r}."
-            )
+            raise ValueError(f"`labels` must be what it was calibrated with ({known or 'none'}); got {unknown[0]!r}.")
         answer = np.empty(len(found))
         for name in set(classes.tolist()):
             own = classes == name
@@ -242,31 +223,22 @@ class Alarm:
         """
         limits = []
         for own in self.calibration.values():
-            ring = int(
-                np.floor(self.false_alarms * (len(own) + 1) + 1e-9)
-            )  # so many ranks ring, the new input's included
+            # So many ranks ring, the new input's included.
+            ring = int(np.floor(self.false_alarms * (len(own) + 1) + 1e-9))
             limits.append(np.inf if ring < 1 else own[len(own) - ring])
         return float(max(limits))
 
     def save(self, path: Path | str) -> None:
         """Write the alarm, without its ensemble, as JSON."""
         groups = [{"label": name, "scores": own.tolist()} for name, own in self.calibration.items()]
-        state = {
-            "false_alarms": self.false_alarms,
-            **self.scorer.state(),
-            "aurocs": dict(self.aurocs),
-            "calibration": groups,
-        }
-        write_state(path, FORMAT, state)
+        state = {"false_alarms": self.false_alarms, **self.scorer.state(), "aurocs": dict(self.aurocs)}
+        write_state(path, FORMAT, {**state, "calibration": groups})
 
     @classmethod
     def load(cls, path: Path | str, ens: "Members | None" = None, *, score: Score | None = None) -> "Alarm":
-        """Read an alarm that was saved.
+        """Read an alarm that was saved: without its ensemble it ranks scores only, by `p_values_of`.
 
-        Args:
-            path: Where it is.
-            ens: Its ensemble; without it the alarm ranks scores only, by `p_values_of`.
-            score: The function that it ranks by, where it was calibrated with one: files hold no code.
+        `score` is the function that it ranks by, where it was calibrated with one: files hold no code.
         """
         state = read_state(path, FORMAT)
         calibration = {one["label"]: np.asarray(one["scores"], np.float64) for one in state["calibration"]}
@@ -286,19 +258,17 @@ def _by_class(scores: Floats, classes: NDArray[Any] | None) -> dict[int | str | 
 
 
 def _chosen(
-    members: "Members", x: Any, examples: Any, scorer: Scorer, seed: int
+    members: "Members", held_out: Any, examples: Any, scorer: Scorer, seed: int
 ) -> tuple[Scorer, Floats, NDArray[np.intp], dict[str, float]]:
     """Return the score that tells examples from a part of the held-out inputs best, all scores by it, and the other part."""
     from dissensus.metrics import auroc
 
     candidates = scorer.candidates()
-    known = _scores(candidates, members, x)
+    known = _scores(candidates, members, held_out)
     strange = _scores(candidates, members, examples)
     total = len(next(iter(known.values())))
-    if total < 2 * _SHARE_TO_CHOOSE:
-        raise ValueError(
-            f"Choosing a score takes {2 * _SHARE_TO_CHOOSE} held-out inputs or more; got {total}. Name a score instead."
-        )
+    if total < (least := 2 * _SHARE_TO_CHOOSE):
+        raise ValueError(f"Choosing a score takes {least} held-out inputs or more; got {total}. Name a score instead.")
     order = np.random.default_rng(whole_number("seed", seed, 0)).permutation(total)
     choosing, kept = np.split(order, [total // _SHARE_TO_CHOOSE])
     aurocs = {name: float(auroc(strange[name], own[choosing])) for name, own in known.items()}
@@ -311,7 +281,7 @@ def _scores(scorers: list[Scorer], members: "Members", x: Any) -> dict[str, Floa
 
     if scorers[0].loss != CLASSES:
         return {one.name: one(members, x) for one in scorers}
-    found = predict_scores(members, x, [one.name for one in scorers])
+    found = predict_scores(members, inputs_of(x), [one.name for one in scorers])
     return {name: vector(own, name) for name, own in found.items()}
 
 
@@ -323,10 +293,9 @@ def scorer_of(members: "Members", held_out: Any, score: Score, loss: str) -> Sco
     as_members(members, "ens")
     if not isinstance(score, str):
         return Scorer(score, loss)
-    if score != "auto" and score not in SCORES and score not in REGRESSION_SCORES:
-        raise ValueError(
-            f"`score` must be 'auto', a function or one of {', '.join([*SCORES, *REGRESSION_SCORES])}; got {score!r}."
-        )
+    known = (*SCORES, *REGRESSION_SCORES)
+    if score != "auto" and score not in known:
+        raise ValueError(f"`score` must be 'auto', a function or one of {', '.join(known)}; got {score!r}.")
     if loss == "auto":
         loss = CLASSES if score in SCORES else _loss_of(members, held_out, score)
     if score != "auto":
@@ -371,12 +340,12 @@ def _first_targets(held_out: Any) -> "Tensor | None":
 
     if isinstance(held_out, tuple | list) and len(held_out) == 2:
         return torch.as_tensor(held_out[1])
-    if isinstance(held_out, Dataset | DataLoader):
-        try:
-            return next(iter(pair_batches(held_out, 2)))[1]
-        except ValueError:  # batches of inputs alone
-            return None
-    return None
+    if not isinstance(held_out, Dataset | DataLoader):
+        return None
+    try:
+        return next(iter(pair_batches(held_out, 2)))[1]
+    except ValueError:  # batches of inputs alone
+        return None
 
 
 def _variance(outputs: "Tensor", score: str, loss: str) -> "Tensor":

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dissensus._files import read_state, write_state
 from dissensus._signatures import checked, whole_number
-from dissensus.conformal.alarm import Score, Scorer, inputs_of, scorer_of
+from dissensus.conformal.alarm import Score, Scorer, scorer_of
 from dissensus.conformal.ranks import Floats, Values, array, vector
 
 if TYPE_CHECKING:
@@ -31,12 +31,9 @@ class Martingale:
     \qquad a = \tfrac14$$
 
     Part of the capital waits, and some of it enters at every step $s$, shared among $K$ bets $f_k$ (densities on [0, 1]): so a
-    change is found whenever it comes, at a price of about $\log s$. If p-values are independent and uniform, no strategy gains:
-    $V$ is a martingale, and by Ville's inequality it *ever* reaches $c$ with a probability of at most $1/c$. It may therefore
-    be looked at after every value, and stopped at any time.
-
-    The p-values must be those of `DriftMonitor` or of another online test. Those of `Alarm` rank against one fixed set,
-    whose luck they share: they are not independent, and the bound fails.
+    change is found whenever it comes. If p-values are independent and uniform, no strategy gains: $V$ is a martingale, and by
+    Ville's inequality it *ever* reaches $c$ with a probability of at most $1/c$, however often it is looked at. The p-values must
+    be those of an online test: those of `Alarm` share the luck of one fixed set, and the bound fails.
 
     Attributes:
         seen: How many p-values came.
@@ -69,8 +66,7 @@ class Martingale:
         values = np.atleast_1d(array(p, "p"))  # type: ignore[arg-type]
         if values.ndim != 1 or values.min() < 0 or values.max() > 1:
             raise ValueError(
-                f"`p` must be one number or (n,) numbers from 0 to 1; got shape {values.shape}, "
-                f"{values.min():g} to {values.max():g}."
+                f"`p` must be one number or (n,) numbers from 0 to 1; got shape {values.shape}, {values.min():g} to {values.max():g}."
             )
         parts = [self._advance(part) for part in np.split(values, range(_ROWS, len(values), _ROWS))]
         return np.concatenate(parts)
@@ -105,7 +101,11 @@ class Martingale:
 
     def alarm(self, threshold: float) -> bool:
         """Return whether the value has ever reached a threshold; without a change that has probability 1/threshold or less."""
-        return bool(self.log_peak >= np.log(_above_one(threshold)))
+        if not threshold > 1:
+            raise ValueError(
+                f"`threshold` must be above 1, where every martingale begins; got {threshold!r}. 20 allows one false alarm in 20 streams."
+            )
+        return bool(self.log_peak >= np.log(threshold))
 
     def state(self) -> dict[str, Any]:
         """Return all that a later process needs to go on, as JSON takes it."""
@@ -123,14 +123,13 @@ class Martingale:
 class DriftMonitor:
     r"""Watches a stream of inputs for any change of the scores' distribution, and may be asked after every input.
 
-    Each score is ranked among all earlier ones: first the held-out inputs, then the stream itself. While the source stays as
-    it was, these ranks are independent and uniform, ties being broken at random by `seed`, so a `Martingale` of
-    them ever reaches c with a probability of at most 1/c. Scores are sorted into at most 256 bins, whose edges come from held-out
-    inputs that are not ranked among, so the state is small, and the guarantee exact.
+    Each score is ranked among all earlier ones: first the held-out inputs, then the stream itself. While the source stays as it was,
+    these ranks are independent and uniform, ties being broken at random by `seed`, so a `Martingale` of them ever reaches c with a
+    probability of at most 1/c. Scores are sorted into at most 256 bins, by held-out inputs that are not ranked among: the state is
+    small, and the guarantee exact.
 
-    Several monitors (of several workers, say): each keeps its own guarantee; that *any* of K reaches c has a probability of at
-    most K/c. The mean of their values at a time fixed beforehand is at least c with a probability of at most 1/c, however
-    they depend on each other, but their product means nothing where they began with the same held-out inputs.
+    Several monitors (of several workers, say) keep a guarantee each: that *any* of K reaches c has a probability of at most K/c.
+    Their product means nothing where they began with the same held-out inputs.
 
     Attributes:
         edges: Where bins end, `(bins - 1,)`.
@@ -176,12 +175,9 @@ class DriftMonitor:
             loss: How outputs are read, as there.
             bins: How many bins there may be, at most 256.
             seed: Decides which held-out inputs set the bins, and breaks ties.
-
-        Returns:
-            The monitor.
         """
         scorer = scorer_of(ens, held_out, score, loss)
-        monitor = cls.of_scores(scorer(ens, inputs_of(held_out)), bins=bins, seed=seed)
+        monitor = cls.of_scores(scorer(ens, held_out), bins=bins, seed=seed)
         monitor.scorer, monitor.members = scorer, ens
         return monitor
 
@@ -202,11 +198,7 @@ class DriftMonitor:
 
     def update(self, x: Any) -> float:
         """Take the next inputs of the stream, in their order; return the martingale's value after the last."""
-        if self.members is None:
-            raise ValueError(
-                "This monitor has no ensemble, so it cannot score inputs: pass scores to `update_scores`, or load it with `ens`."
-            )
-        return self.update_scores(self.scorer(self.members, inputs_of(x)))
+        return self.update_scores(self.scorer(self.members, x, "`update_scores`"))
 
     def update_scores(self, scores: Values) -> float:
         """Take the next scores of the stream, `(n,)`; return the martingale's value after the last. Needs numpy only."""
@@ -326,11 +318,3 @@ def _uniforms(seed: int, start: int, num: int) -> Floats:
     bits = np.random.Philox(key=seed)
     bits.advance(start // 4)  # a step of its counter makes four
     return np.random.Generator(bits).random(start % 4 + num)[start % 4 :]
-
-
-def _above_one(threshold: float) -> float:
-    if not threshold > 1:
-        raise ValueError(
-            f"`threshold` must be above 1, where every martingale begins; got {threshold!r}. 20 allows one false alarm in 20 streams."
-        )
-    return threshold

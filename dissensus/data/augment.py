@@ -1,9 +1,8 @@
 """Augmentation on the device, keyed: a batch's changes depend on (seed, member, step) and nothing else.
 
-An augmentation is a function `(x, y, noise) -> (x, y)`. `x` is `(members, batch, ...)` with one key a member where
-members have batches of their own: each sees its examples changed in its own way, by a key of (seed, member, step). It is
-`(batch, ...)` with one scalar key where members share batches (objectives that compare them, Datasets, DataLoaders,
-`batches="shared"`): all see the same changed batch, and the key is of (seed, step).
+An augmentation is a function `(x, y, noise) -> (x, y)`. `x` is `(members, batch, ...)` with one key a member, of (seed, member,
+step), where members have batches of their own. It is `(batch, ...)` with one scalar key, of (seed, step), where they share batches
+(objectives that compare members, Datasets, DataLoaders, `batches="shared"`). Images are `(..., channels, height, width)`.
 """
 
 import math
@@ -33,9 +32,8 @@ def _spread(values: Tensor, x: Tensor) -> Tensor:
 def _real(x: Tensor, augmentation: object) -> Tensor:
     """Refuse images of integers where values are computed with."""
     if not x.is_floating_point():
-        raise ValueError(
-            f"{type(augmentation).__name__} computes with values and wants floating-point inputs; got {x.dtype}. Scale them first."
-        )
+        name = type(augmentation).__name__
+        raise ValueError(f"{name} computes with values and wants floating-point inputs; got {x.dtype}. Scale them.")
     return x
 
 
@@ -59,7 +57,7 @@ class HorizontalFlip:
     probability: float = 0.5
 
     def __call__(self, x: Tensor, y: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
-        """Flip some of the images `(..., channels, height, width)`."""
+        """Flip some of the images."""
         flip = _spread(_per_example(noise, x) < self.probability, x)
         return torch.where(flip, x.flip(-1), x), y
 
@@ -71,7 +69,7 @@ class RandomCrop:
     padding: int = 4
 
     def __call__(self, x: Tensor, y: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
-        """Shift the images `(..., channels, height, width)`."""
+        """Shift the images."""
         height, width = x.shape[-2:]
         top, left = (_per_example(noise, x, 2) * (2 * self.padding + 1)).long().unbind(-1)
         padded = F.pad(x, (self.padding,) * 4)
@@ -100,7 +98,7 @@ class Rotation:
     degrees: float
 
     def __call__(self, x: Tensor, y: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
-        """Turn the images `(..., channels, height, width)`."""
+        """Turn the images."""
         angles = (_per_example(noise, x) * 2 - 1).reshape(-1) * math.radians(self.degrees)
         flat = _real(x, self).reshape(-1, *x.shape[-3:])
         height, width = x.shape[-2:]
@@ -124,7 +122,7 @@ class ColourJitter:
     saturation: float = 0.0
 
     def __call__(self, x: Tensor, y: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
-        """Change the colours of images `(..., 3, height, width)`."""
+        """Change the colours of images of 3 channels."""
         draws = _per_example(noise, x, 3) * 2 - 1
         brightness, contrast, saturation = (
             _spread(1 + strength * draw, x)
@@ -155,10 +153,9 @@ class Mixup:
         """Return blended inputs and class probabilities."""
         x = _real(x, self)
         share = _beta(noise.at(0), self.strength)
-        partner = _partners(noise.at(1), x)
+        partner = _per_example(noise.at(1), x).argsort(-1)
         targets = class_targets(y, self.num_classes)
-        mixed = _blend(targets, _take(targets, partner), share)
-        return _blend(x, _take(x, partner), share.to(x.dtype)), mixed
+        return _blend(x, partner, share.to(x.dtype)), _blend(targets, partner, share)
 
 
 @dataclass(frozen=True)
@@ -173,9 +170,9 @@ class CutMix:
     strength: float = 1.0
 
     def __call__(self, x: Tensor, y: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
-        """Return pasted images `(..., channels, height, width)` and class probabilities."""
+        """Return pasted images and class probabilities."""
         share = _beta(noise.at(0), self.strength)
-        partner = _partners(noise.at(1), x)
+        partner = _per_example(noise.at(1), x).argsort(-1)
         height, width = x.shape[-2:]
         centre = noise.at(2).uniform(2)
         half = (1 - share).sqrt() / 2
@@ -185,21 +182,16 @@ class CutMix:
         kept = 1 - patch.to(torch.float32).mean((-2, -1))
         patch = patch[..., None, None, :, :]
         targets = class_targets(y, self.num_classes)
-        mixed = _blend(targets, _take(targets, partner), kept)
-        return torch.where(patch, _take(x, partner), x), mixed
-
-
-def _partners(noise: Noise, x: Tensor) -> Tensor:
-    return noise.uniform(x.shape[noise.keys.ndim]).argsort(-1)
+        return torch.where(patch, _take(x, partner), x), _blend(targets, partner, kept)
 
 
 def _take(values: Tensor, index: Tensor) -> Tensor:
     return values.gather(index.ndim - 1, _spread(index, values).expand_as(values))
 
 
-def _blend(a: Tensor, b: Tensor, share: Tensor) -> Tensor:
-    share = _spread(share, a)
-    return share * a + (1 - share) * b
+def _blend(values: Tensor, partner: Tensor, share: Tensor) -> Tensor:
+    share = _spread(share, values)
+    return share * values + (1 - share) * _take(values, partner)
 
 
 def _inside(centre: Tensor, half: Tensor, size: int) -> Tensor:

@@ -25,9 +25,8 @@ _AT_ONCE = 4096
 class CachedFeatures(Dataset[tuple[Tensor, Tensor]]):
     """What a backbone says of a data set; `cache_features` makes it, and `fit`, `predict` and `evaluate` read it.
 
-    Rows are ordered by pass: row `k * num_examples + i` is example `i` in pass `k`. In training an epoch goes once
-    through the examples, whatever the number of passes, and takes each from another pass than the epoch before: after
-    as many epochs as there are passes every row was seen once.
+    Rows are ordered by pass: row `k * num_examples + i` is example `i` in pass `k`. In training an epoch goes once through the
+    examples and takes each from another pass than the epoch before: after as many epochs as passes every row was seen once.
 
     Attributes:
         features: `(rows, ...)`: a read-only `np.memmap` of the file, or a tensor where there is no file.
@@ -54,13 +53,9 @@ class CachedFeatures(Dataset[tuple[Tensor, Tensor]]):
 
     def __post_init__(self) -> None:
         if len(self.features) == 0 or len(self.features) % self.passes:
-            raise ValueError(
-                f"Features of {self.passes} passes need as many rows for each, at least one; got {len(self.features)}."
-            )
+            raise ValueError(f"{self.passes} passes need as many rows each, at least one; got {len(self.features)}.")
         if self.targets is not None and len(self.targets) != len(self.features):
-            raise ValueError(
-                f"There must be one target for each row; got {len(self.features)} rows and {len(self.targets)} targets."
-            )
+            raise ValueError(f"There must be one target for each of {len(self)} rows; got {len(self.targets)}.")
 
     @classmethod
     def open(cls, path: str | Path, *, resident_limit: int | None = None) -> "CachedFeatures":
@@ -71,7 +66,7 @@ class CachedFeatures(Dataset[tuple[Tensor, Tensor]]):
             raise ValueError(f"There is no feature cache in {folder}. Make one with ds.cache_features.")
         if facts.done < facts.rows:
             raise ValueError(
-                f"The feature cache in {folder} has {facts.done} of {facts.rows} rows. Call ds.cache_features again to finish it."
+                f"{folder} has {facts.done} of {facts.rows} rows. Call ds.cache_features again to finish it."
             )
         return facts.open(folder, resident_limit)
 
@@ -204,7 +199,7 @@ class Facts:
             return cls(**stored)
         except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
             raise ValueError(
-                f"{path} is not what a feature cache writes (damaged or changed). Delete the folder and cache again."
+                f"{path} is not what a feature cache writes (damaged?). Delete it and cache again."
             ) from None
 
     def write(self, folder: Path) -> None:
@@ -235,9 +230,7 @@ class Facts:
             try:
                 array = np.load(folder / name, mmap_mode=mode, allow_pickle=False)
             except (ValueError, OSError, EOFError) as problem:
-                raise ValueError(
-                    f"{folder / name} cannot be read ({problem}). Delete the folder and cache again."
-                ) from None
+                raise ValueError(f"{folder / name} cannot be read ({problem}). Delete it and cache again.") from None
             if array.shape != shape or array.dtype != dtype:
                 raise ValueError(
                     f"{folder / name} holds {array.dtype} shaped {array.shape}, and {FACTS} says {dtype} shaped {shape}. "

@@ -5,7 +5,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -91,12 +91,11 @@ class Options:
         layout: Where an array of images has its channels, where its shape does not tell.
         drop: Columns of a table to leave out.
         keep: Columns of a table to read although they look like numbers of rows, or never change.
-        missing: What to do where values of a table are missing: "impute" fills them in, and marks them by a feature of their
-            own; "drop" leaves such rows out; "error" refuses them.
+        missing: What to do with missing values of a table: "impute" fills them in, marked by a feature of their own; "drop" leaves
+            such rows out; "error" refuses them.
         columns: Read a table in the same way as another one, `Loaded.columns` of that one.
         root: Folder that the paths of an image list start from; by default that of the list.
-        strict: Whether options that a file has no use for, and a target that it lacks, are errors. Where not, they are
-            passed over: files of several kinds can then be read with the same options.
+        strict: Whether options that a file has no use for, and a target that it lacks, are errors, or passed over.
     """
 
     inputs: str | None = None
@@ -111,47 +110,36 @@ class Options:
     strict: bool = True
 
 
-def check_options(options: Options, useful: frozenset[str], name: str) -> None:
+def _check_options(options: Options, useful: frozenset[str], name: str) -> None:
     """Refuse options that this kind of data has no use for."""
-    if not options.strict:
-        return
-    plain = Options()
-    for option in vars(options):
-        if option not in useful and getattr(options, option) != getattr(plain, option):
-            raise ValueError(f"{name} has no use for {option} = {getattr(options, option)!r}. Leave it out.")
+    for each in fields(Options) if options.strict else ():
+        given = getattr(options, each.name)
+        if each.name not in useful and given != each.default:
+            raise ValueError(f"{name} has no use for {each.name} = {given!r}. Leave it out.")
 
 
 _ARRAY_OPTIONS = frozenset({"size", "layout"})
+_TABLE_OPTIONS = frozenset({"drop", "keep", "missing", "columns"})
+_IMAGE_OPTIONS = frozenset({"size"})
 _UNREADABLE = (ValueError, OSError, EOFError, zipfile.BadZipFile)
 
 
 def _load_npz(path: Path, target: str | None, options: Options) -> Loaded:
     """Read inputs and targets of an archive of arrays."""
-    check_options(options, _ARRAY_OPTIONS | {"inputs", "split"}, path.name)
+    _check_options(options, _ARRAY_OPTIONS | {"inputs", "split"}, path.name)
     with open(path, "rb") as file:
         arrays = _numpy(file, path)
         if not isinstance(arrays, np.lib.npyio.NpzFile):
             raise ValueError(f"{path} is not an .npz archive, whatever its name says.")
-        targets = _find_array(arrays.files, target, TARGET_NAMES, options)
-        if targets is None and target is not None and options.strict:
-            raise _no_array(arrays.files, target, TARGET_NAMES, options, f"{path.name}", "target")
-        x = _inputs(arrays, options, path)
+        needed = target is not None and options.strict
+        targets = _find_array(arrays.files, "target", target, options, path, needed)
+        if options.inputs is None and is_packed(arrays.files):
+            x = torch.from_numpy(unpack(arrays, path.name))
+        else:
+            inputs = _find_array(arrays.files, "inputs", options.inputs, options, path, needed=True)
+            x = _as_inputs(_read_array(arrays, inputs, path), options.layout, f"{inputs} of {path.name}")
         y = None if targets is None else _read_array(arrays, targets, path)
-    return with_targets(Loaded(x), y, f"{targets} of {path.name}")
-
-
-def _inputs(arrays: Any, options: Options, path: Path) -> Tensor:
-    if options.inputs is None and is_packed(arrays.files):
-        return torch.from_numpy(unpack(arrays, path.name))
-    inputs = _find_array(arrays.files, options.inputs, INPUT_NAMES, options)
-    if inputs is None:
-        raise _no_array(arrays.files, options.inputs, INPUT_NAMES, options, path.name, "inputs")
-    return as_inputs(_read_array(arrays, inputs, path), options.layout, f"{inputs} of {path.name}")
-
-
-def _open(path: Path) -> Any:
-    with open(path, "rb") as file:
-        return _numpy(file, path)
+    return _with_targets(Loaded(x), y, f"{targets} of {path.name}")
 
 
 def _numpy(file: BinaryIO, path: Path) -> Any:
@@ -161,7 +149,7 @@ def _numpy(file: BinaryIO, path: Path) -> Any:
         raise ValueError(f"{path} cannot be read as arrays: {problem}") from None
 
 
-def _read_array(arrays: Any, key: str, path: Path) -> np.ndarray:
+def _read_array(arrays: Any, key: str | None, path: Path) -> np.ndarray:
     try:
         return arrays[key]
     except _UNREADABLE as problem:
@@ -170,28 +158,28 @@ def _read_array(arrays: Any, key: str, path: Path) -> np.ndarray:
         raise ValueError(f"Array {key!r} of {path} cannot be read: {reason}.") from None
 
 
-def _find_array(keys: Sequence[str], named: str | None, usual: Sequence[str], options: Options) -> str | None:
-    """Return the key of the array that was named, or is called as such arrays usually are; None where there is none."""
+def _find_array(
+    keys: Sequence[str], what: str, named: str | None, options: Options, path: Path, needed: bool
+) -> str | None:
+    """Return the key of the array that was named, or is called as inputs or targets usually are."""
+    usual = INPUT_NAMES if what == "inputs" else TARGET_NAMES
+    bases = usual if named is None else (named,) if options.strict else (named, *usual)
+    forms = ("{0}",) if options.split is None else ("{0}_{1}", "{1}_{0}", "{0}")
+    spellings = [form.format(base, options.split) for base in bases for form in forms]
     by_name = {key.lower(): key for key in keys}
-    found = first_there(map(str.lower, _spellings(named, usual, options)), by_name)
+    found = first_there(map(str.lower, spellings), by_name)
+    if found is None and needed:
+        one = "" if options.split is not None else _one_part(keys, usual, path)
+        called = f"{path.name} holds {', '.join(keys)}; none of them is called {' or '.join(spellings[:6])}."
+        raise ValueError(f"{called} {one or f'Name the {what}.'}")
     return None if found is None else by_name[found]
 
 
-def _spellings(named: str | None, usual: Sequence[str], options: Options) -> list[str]:
-    bases = usual if named is None else (named,) if options.strict else (named, *usual)
-    forms = ("{0}",) if options.split is None else ("{0}_{1}", "{1}_{0}", "{0}")
-    return [form.format(base, options.split) for base in bases for form in forms]
-
-
-def _no_array(
-    keys: Sequence[str], named: str | None, usual: Sequence[str], options: Options, name: str, what: str
-) -> ValueError:
-    called = " or ".join(_spellings(named, usual, options)[:6])
-    # Parts that keys such as x_test or test_images speak of.
+def _one_part(keys: Sequence[str], usual: Sequence[str], path: Path) -> str:
+    """Say how to read a part that keys such as x_test or test_images speak of; empty where none does."""
     parts = [(key.rpartition("_")[::2], key.partition("_")[::-2]) for key in keys if "_" in key]
     splits = sorted({split for pair in parts for base, split in pair if base.lower() in usual})
-    one = f"Read one part of it, such as {name}#{splits[0]}." if splits and options.split is None else ""
-    return ValueError(f"{name} holds {', '.join(keys)}; none of them is called {called}. {one or f'Name the {what}.'}")
+    return f"Read one part of it, such as {path.name}#{splits[0]}." if splits else ""
 
 
 def first_there(names: Iterable[str], there: Container[str]) -> str | None:
@@ -201,19 +189,19 @@ def first_there(names: Iterable[str], there: Container[str]) -> str | None:
 
 def _load_npy(path: Path, target: str | None, options: Options) -> Loaded:
     """Read an array of inputs, and another of targets beside it."""
-    check_options(options, _ARRAY_OPTIONS, path.name)
-    loaded = Loaded(as_inputs(_open(path), options.layout, path.name))
-    if target is None:
-        return loaded
-    beside = path.parent / target
-    if beside.exists():
-        return with_targets(loaded, _open(beside), beside.name)
-    if not options.strict:
-        return loaded
-    raise ValueError(f"The target of an .npy file is the name of another one beside it; there is no {beside}.")
+    _check_options(options, _ARRAY_OPTIONS, path.name)
+    with open(path, "rb") as file:
+        loaded = Loaded(_as_inputs(_numpy(file, path), options.layout, path.name))
+    beside = path.parent / (target or "")
+    if target is not None and beside.exists():
+        with open(beside, "rb") as file:
+            return _with_targets(loaded, _numpy(file, beside), beside.name)
+    if target is not None and options.strict:
+        raise ValueError(f"The target of an .npy file is the name of another one beside it; there is no {beside}.")
+    return loaded
 
 
-def as_inputs(array: np.ndarray, layout: Layout, name: str) -> Tensor:
+def _as_inputs(array: np.ndarray, layout: Layout, name: str) -> Tensor:
     """Return an array as images, channels first, or as float32 features."""
     if array.dtype.kind not in "buif":
         raise ValueError(f"Inputs must be numbers; {name} holds {array.dtype}.")
@@ -225,7 +213,7 @@ def as_inputs(array: np.ndarray, layout: Layout, name: str) -> Tensor:
     return x.float()
 
 
-def with_targets(loaded: Loaded, y: Any, name: str) -> Loaded:
+def _with_targets(loaded: Loaded, y: Any, name: str) -> Loaded:
     """Add targets: whole numbers and values as they are, text and booleans as numbered classes."""
     if y is None:
         return loaded
@@ -233,9 +221,7 @@ def with_targets(loaded: Loaded, y: Any, name: str) -> Loaded:
     if array.ndim > 1 and array.shape[-1] == 1:
         array = array[..., 0]
     if array.ndim == 0 or len(array) != len(loaded.x):
-        raise ValueError(
-            f"There must be one target for each of {len(loaded.x)} inputs; {name} is shaped {array.shape}."
-        )
+        raise ValueError(f"There must be one target for each of {len(loaded.x)} inputs; {name} is {array.shape}.")
     if array.dtype.kind in "USb":
         indices, classes = label_indices(array.astype(str).tolist())
         return replace(loaded, y=indices, classes=classes)
@@ -250,7 +236,7 @@ def _load_items(source: Any, target: str | None, options: Options) -> Loaded:
     name = type(source).__name__
     if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
         raise ValueError(f"Data must be a path or an object with a length and items; got {name}.")
-    check_options(options, _ARRAY_OPTIONS | {"inputs"}, name)
+    _check_options(options, _ARRAY_OPTIONS | {"inputs"}, name)
     if len(source) == 0:
         raise ValueError(f"{name} is empty.")
     items = map(source.__getitem__, range(len(source)))
@@ -259,7 +245,7 @@ def _load_items(source: Any, target: str | None, options: Options) -> Loaded:
     if any(label is None for label in labels):
         return loaded
     plain = [label.item() if hasattr(label, "item") else label for label in labels]
-    return _named_classes(with_targets(loaded, plain, name), source, target)
+    return _named_classes(_with_targets(loaded, plain, name), source, target)
 
 
 def _split_item(item: Any, inputs: str | None, target: str | None, name: str) -> tuple[Any, Any]:
@@ -281,13 +267,13 @@ def _stack_items(images: Sequence[Any], options: Options, name: str) -> Tensor:
     if any(pictures):
         raise ValueError(f"Some items of {name} are pictures and some are arrays. Give all of them one kind.")
     arrays = [np.asarray(image) for image in images]
-    different = next((i for i, array in enumerate(arrays) if array.shape != arrays[0].shape), None)
-    if different is not None:
-        raise ValueError(
-            f"Inputs must have one shape; {names[0]} is shaped {arrays[0].shape} and item {different} {arrays[different].shape}."
-        )
+    for index, array in enumerate(arrays):
+        if array.shape != arrays[0].shape:
+            raise ValueError(
+                f"Inputs must have one shape; item 0 of {name} has {arrays[0].shape}, item {index} {array.shape}."
+            )
     stacked = np.stack(arrays)
-    return as_inputs(stacked[:, None] if stacked.ndim == 1 else stacked, options.layout, name)
+    return _as_inputs(stacked[:, None] if stacked.ndim == 1 else stacked, options.layout, name)
 
 
 def _named_classes(loaded: Loaded, source: Any, target: str | None) -> Loaded:
@@ -305,9 +291,6 @@ def _named_classes(loaded: Loaded, source: Any, target: str | None) -> Loaded:
 
 TABLE_ENDINGS = (".csv", ".tsv", ".parquet")
 TAR_ENDINGS = (".tar", ".tar.gz", ".tgz")
-
-_TABLE_OPTIONS = frozenset({"drop", "keep", "missing", "columns"})
-_IMAGE_OPTIONS = frozenset({"size"})
 
 
 def load(source: str | Path | Any, target: str | None = None, **options: Any) -> Loaded:
@@ -355,9 +338,7 @@ def as_data(data: Any, name: str, *, targets: bool = True) -> Any:
     if not isinstance(loaded, Loaded):
         return data
     if targets and loaded.y is None:
-        raise ValueError(
-            f"`{name}` must have targets; its data has none. Pass `dissensus.data.files.load(path, target=...)`."
-        )
+        raise ValueError(f"`{name}` must have targets; its data has none. Pass `data.files.load(path, target=...)`.")
     return (loaded.x, loaded.y) if targets else loaded.x
 
 
@@ -380,9 +361,7 @@ def _reader(path: Path) -> Callable[[Path, str | None, Options], Loaded]:
     readers |= dict.fromkeys(TABLE_ENDINGS, _load_table) | dict.fromkeys(TAR_ENDINGS, _load_tar)
     ending = next((ending for ending in readers if path.name.lower().endswith(ending)), None)
     if ending is None:
-        raise ValueError(
-            f"{path} is of no known kind: files that end in {', '.join(readers)} and folders of images can be read."
-        )
+        raise ValueError(f"{path} is of no known kind: folders of images and {', '.join(readers)} can be read.")
     return readers[ending]
 
 
@@ -400,7 +379,7 @@ def _load_table(path: Path, target: str | None, options: Options) -> Loaded:
     images = _image_column(frame, options.inputs)
     if images is not None:
         return _load_image_column(frame, images, target, options, path)
-    check_options(options, _TABLE_OPTIONS, path.name)
+    _check_options(options, _TABLE_OPTIONS, path.name)
     target = _target_column(frame, target, options, path)
     try:
         loaded = _read_frame(frame, target, options)
@@ -424,7 +403,13 @@ def _read_frame(frame: Any, target: str | None, options: Options) -> Loaded:
         y, classes, lacking = target_of(frame, target)
         frame, notes = _without_rows(frame, lacking, "no target", options)
     inputs = frame if target is None else frame.drop(columns=target)
-    columns = options.columns or _learn(inputs, None if target is None else frame[target], target, options)
+    if options.columns is not None:
+        columns = options.columns
+    else:
+        # Columns that share the target's name are no features.
+        twins = [name for name in inputs if target is not None and re.fullmatch(rf"{re.escape(target)}\.\d+", name)]
+        wanted = None if target is None else frame[target]
+        columns = TableEncoder.fit(inputs, wanted, drop=[*options.drop, *twins], keep=options.keep)
     if options.columns is None and options.missing != "impute":
         lacking = np.any([np.zeros(len(frame), bool), *columns.missing(inputs).values()], axis=0)
         inputs, dropped = _without_rows(inputs, lacking, "missing values", options)
@@ -435,12 +420,6 @@ def _read_frame(frame: Any, target: str | None, options: Options) -> Loaded:
     return Loaded(x, y, classes, columns=columns, table=inputs, notes=(*notes, *seen))
 
 
-def _learn(inputs: Any, target: Any, named: str | None, options: Options) -> TableEncoder:
-    """Learn how to read a table; columns that share the target's name are no features."""
-    twins = [name for name in inputs.columns if named is not None and re.fullmatch(rf"{re.escape(named)}\.\d+", name)]
-    return TableEncoder.fit(inputs, target, drop=[*options.drop, *twins], keep=options.keep)
-
-
 def _without_rows(frame: Any, lacking: np.ndarray, what: str, options: Options) -> tuple[Any, tuple[str, ...]]:
     """Leave out rows that lack something, or refuse them."""
     count, rows = int(lacking.sum()), len(frame)
@@ -448,8 +427,7 @@ def _without_rows(frame: Any, lacking: np.ndarray, what: str, options: Options) 
         return frame, ()
     if options.missing == "error":
         raise ValueError(
-            f"{count} of {rows} rows have {what}; the first is row {int(lacking.argmax())}. Fill them in, or set "
-            "missing = 'drop'."
+            f"{count} of {rows} rows have {what}; the first is row {int(lacking.argmax())}. Fill them in, or set missing = 'drop'."
         )
     if count == rows:
         raise ValueError(f"every row has {what}. Leave columns out with drop, or fill them in.")
@@ -476,7 +454,7 @@ def _image_column(frame: Any, named: str | None) -> str | None:
 
 
 def _load_image_column(frame: Any, column: str, target: str | None, options: Options, path: Path) -> Loaded:
-    check_options(options, _IMAGE_OPTIONS | {"inputs"}, path.name)
+    _check_options(options, _IMAGE_OPTIONS | {"inputs"}, path.name)
     names = [f"row {row} of {path.name}" for row in range(len(frame))]
     loaded = Loaded(decode((open_picture(cell["bytes"]) for cell in frame[column]), names, options.size))
     target = _target_column(frame, target, options, path) or first_there(TARGET_NAMES, frame.columns)
@@ -484,9 +462,7 @@ def _load_image_column(frame: Any, column: str, target: str | None, options: Opt
         return loaded
     y, classes, lacking = target_of(frame, target)
     if lacking.any():
-        raise ValueError(
-            f"{int(lacking.sum())} rows of {path.name} have no target, the first is row {int(lacking.argmax())}."
-        )
+        raise ValueError(f"{lacking.sum()} rows of {path.name} have no target, the first is row {lacking.argmax()}.")
     return replace(loaded, y=y, classes=classes)
 
 
@@ -521,7 +497,7 @@ def _load_tar(path: Path, target: str | None, options: Options) -> Loaded:
 def _check_images(
     target: str | None, options: Options, name: str, useful: frozenset[str] | set[str] = frozenset()
 ) -> None:
-    check_options(options, _IMAGE_OPTIONS | useful, name)
+    _check_options(options, _IMAGE_OPTIONS | useful, name)
     if target is not None and options.strict:
         raise ValueError(f"The classes of images are in {name} itself; leave target = {target!r} out.")
 

@@ -117,7 +117,8 @@ def described(value: Any, depth: int = 8) -> str | None:
     if isinstance(value, Enum):
         return f"{_name(type(value))}.{value.name}"
     if isinstance(value, Tensor | np.ndarray):
-        return _array(torch.as_tensor(np.asarray(value) if isinstance(value, np.ndarray) else value))
+        values = torch.as_tensor(np.asarray(value) if isinstance(value, np.ndarray) else value)
+        return f"{values.dtype} {tuple(values.shape)} {digest_of([_hashes(values)])}"
     if isinstance(value, nn.Module):
         return f"{_name(type(value))} {network_digest(value)}"
     if isinstance(value, FunctionType):
@@ -173,31 +174,20 @@ def _function(value: FunctionType, depth: int) -> str | None:
     except ValueError:  # a name that has no value yet
         return None
     inner = described((value.__defaults__, value.__kwdefaults__, closure), depth - 1)
-    return None if inner is None else f"{_name(value)} {_digest(_code(value.__code__))} {inner}"
+    code = hashlib.sha256(_code(value.__code__).encode()).hexdigest()[:16]
+    return None if inner is None else f"{_name(value)} {code} {inner}"
 
 
-def _code(code: CodeType) -> str:
-    """Return what a function does, without where it is written."""
-    return f"{code.co_code.hex()} {code.co_names} [{', '.join(map(_constant, code.co_consts))}]"
-
-
-def _constant(value: Any) -> str:
+def _code(value: Any) -> str:
+    """Return what a function's code does, without where it is written; constants in it as they are."""
     if isinstance(value, CodeType):
-        return _code(value)
+        return f"{value.co_code.hex()} {value.co_names} [{', '.join(map(_code, value.co_consts))}]"
     # The order of a set of words differs between processes.
     return repr(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
 
 
 def _name(value: Any) -> str:
     return f"{getattr(value, '__module__', None)}.{value.__qualname__}"
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _array(values: Tensor) -> str:
-    return f"{values.dtype} {tuple(values.shape)} {digest_of([_hashes(values)])}"
 
 
 def _hashes(values: Tensor) -> Tensor:

@@ -99,12 +99,7 @@ def _read_csv(pandas: Any, path: Path) -> tuple[Any, tuple[str, ...]]:
 
 
 def table_parts(path: Path, texts: Sequence[str], rows: int) -> Iterator[tuple[int, Any, float]]:
-    """Read a CSV or parquet file a part at a time.
-
-    Args:
-        path: The file.
-        texts: Columns that hold words, whatever those of one part look like.
-        rows: How many rows a part has.
+    """Read a CSV or parquet file so many rows at a time; `texts` are columns of words, whatever those of one part look like.
 
     Yields:
         The number of the part's first row, the part as a DataFrame, and the share of the file that was read by then.

@@ -28,6 +28,7 @@ IMAGE_ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".t
 _LUMA = (0.299, 0.587, 0.114)
 _GREY_MODES = frozenset({"1", "L", "LA"})
 _DEEP_MODES = ("I", "F")
+_BILINEAR = 2  # of Pillow's filters
 _CHUNK = 1024
 
 
@@ -42,15 +43,10 @@ class Pictures:
 def as_images(array: Tensor, layout: Layout = "auto", name: str = "the array") -> Tensor:
     """Return images as `(images, channels, height, width)`.
 
-    Three axes are grey images. Of four axes the one of size 1 or 3 holds the channels.
-
     Args:
-        array: `(images, height, width)`, `(images, channels, height, width)` or `(images, height, width, channels)`.
+        array: Grey images, `(images, height, width)`, or images whose one axis of size 1 or 3, the second or the last, holds channels.
         layout: Where the channels are, for shapes that do not tell: "channels_first" or "channels_last".
         name: What to call the array in messages.
-
-    Returns:
-        The same values, channels first.
 
     Example:
         >>> as_images(torch.zeros(10, 28, 28)).shape, as_images(torch.zeros(10, 32, 32, 3)).shape
@@ -78,7 +74,7 @@ def match_images(x: Tensor, channels: int, height: int, width: int) -> tuple[Ten
         x: Images `(images, channels, height, width)`, uint8 or floating point.
         channels: 1 or 3.
         height: Pixels wanted.
-        width: Pixels wanted. The picture is scaled until it covers the wanted frame; what stands out is cut off evenly.
+        width: Pixels wanted. The picture is scaled until it covers the frame; what stands out is cut off evenly.
 
     Returns:
         The images, and a sentence for each thing that was done; none where the images were as wanted.
@@ -138,9 +134,7 @@ def find_pictures(folder: Path) -> Pictures:
     if flat:
         return Pictures(tuple(flat), None)
     if not labelled:
-        raise ValueError(
-            f"{folder} holds no images. Files that end in {', '.join(sorted(IMAGE_ENDINGS))} are looked for."
-        )
+        raise ValueError(f"{folder} holds no images: files that end in {', '.join(sorted(IMAGE_ENDINGS))}.")
     paths, names = zip(*labelled, strict=True)
     return Pictures(paths, names)
 
@@ -179,15 +173,12 @@ def open_picture(source: Path | bytes) -> Any:
 
 
 def decode(pictures: Iterable[Any], names: Sequence[str], size: Size | None) -> Tensor:
-    """Decode images into one uint8 tensor, `(images, channels, height, width)`.
+    """Decode Pillow's images into one uint8 tensor, `(images, channels, height, width)`: one channel where all are grey, or three.
 
     Args:
-        pictures: Pillow images; they are gone through once, so they may be opened one after another.
+        pictures: Gone through once, so they may be opened one after another.
         names: What to call each image in messages.
         size: Height and width to give every image; None where all have one size already.
-
-    Returns:
-        One channel where all images are grey, three otherwise.
     """
     if not names:
         raise ValueError("There are no images to decode.")
@@ -219,22 +210,16 @@ def _pixels(picture: Any, name: str, size: Size | None) -> np.ndarray:
     """Return `(height, width, 3)` of one picture, resized and cropped where a size is given."""
     if picture.mode.startswith(_DEEP_MODES):
         raise ValueError(
-            f"Images must have 8 bits a channel; {name} has mode {picture.mode}. Convert it to 8 bits, or hand over arrays."
+            f"Images must have 8 bits a channel; {name} has mode {picture.mode}. Convert it, or give arrays."
         )
     if picture.mode == "P" and "transparency" in picture.info:
         picture = picture.convert("RGBA")
     picture = picture.convert("RGB")
     if size is not None and picture.size != (both := height_and_width(size))[::-1]:
-        picture = _cropped(picture, *both)
+        (high, wide), top, left = _covering(picture.height, picture.width, *both)
+        large = picture.resize((wide, high), _BILINEAR)
+        picture = large.crop((left, top, left + both[1], top + both[0]))
     return np.asarray(picture)
-
-
-def _cropped(picture: Any, height: int, width: int) -> Any:
-    from PIL import Image
-
-    (high, wide), top, left = _covering(picture.height, picture.width, height, width)
-    large = picture.resize((wide, high), Image.Resampling.BILINEAR)
-    return large.crop((left, top, left + width, top + height))
 
 
 def describe_shape(shape: Sequence[int]) -> str:
@@ -269,29 +254,17 @@ def is_packed(names: Iterable[str]) -> bool:
 
 
 def unpack(arrays: Mapping[str, NDArray[np.generic]], name: str = "the archive") -> NDArray[np.uint8]:
-    """Decode packed images.
-
-    Args:
-        arrays: The archive's arrays, `xz` and `shape` among them.
-        name: What to call the archive in messages.
-
-    Returns:
-        Images, `(images, 3, height, width)`.
-    """
+    """Return the packed images of an archive's arrays, `(images, 3, height, width)`; `name` is for messages."""
     shape = tuple(int(size) for size in np.asarray(arrays[_SHAPE]).reshape(-1))
     if len(shape) != 4 or shape[3] != 3 or min(shape) < 1:
-        raise ValueError(
-            f"Packed images must be shaped (images, height, width, 3); {name} says {shape}. Pack them again."
-        )
+        raise ValueError(f"Packed images must be shaped (images, height, width, 3); {name} says {shape}. Pack again.")
     images, height, width, channels = shape
     try:
         raw = lzma.decompress(np.asarray(arrays[_STREAM], np.uint8).tobytes(), format=lzma.FORMAT_XZ)
     except (lzma.LZMAError, EOFError) as problem:
         raise ValueError(f"The packed images of {name} cannot be decompressed: {problem}") from None
-    if len(raw) != images * height * width * channels:
-        raise ValueError(
-            f"{name} should unpack to {images * height * width * channels} bytes and has {len(raw)}. Fetch it again."
-        )
+    if len(raw) != prod(shape):
+        raise ValueError(f"{name} should unpack to {prod(shape)} bytes and has {len(raw)}. Fetch it again.")
     planes = np.frombuffer(raw, np.int8).reshape(channels, images, height, width)
     parts = [_decode(planes[:, start : start + _AT_ONCE]) for start in range(0, images, _AT_ONCE)]
     return np.concatenate(parts)

@@ -136,9 +136,8 @@ def tree_rows(value: Any, name: str) -> Rows:
     if not is_tree(value):
         return rows_of(value, name)
     parts = Tree.of(value)
-    rows = Tree(
-        [rows_of(leaf, f"{name}: {part}") for part, leaf in zip(parts.names(), parts.leaves, strict=True)], parts.spec
-    )
+    named = zip(parts.names(), parts.leaves, strict=True)
+    rows = Tree([rows_of(leaf, f"{name}: {part}") for part, leaf in named], parts.spec)
     lengths = {leaf.shape[:1] for leaf in rows.leaves}
     if len(lengths) > 1 or () in lengths:
         shapes = zip(rows.names(), (tuple(leaf.shape) for leaf in rows.leaves), strict=True)
@@ -314,7 +313,7 @@ def check_pair(x: Rows, y: Tensor, name: str) -> None:
         raise ValueError(f"The {name} data is empty: inputs are shaped {tuple(x.shape)}.")
     if y.ndim == 0 or len(x) != len(y):
         raise ValueError(
-            f"The {name} data needs one target for each input; got {len(x)} inputs and targets shaped {tuple(y.shape)}."
+            f"The {name} data needs one target for each of {len(x)} inputs; got targets shaped {tuple(y.shape)}."
         )
     inputs: dict[str, Any] = {"inputs": x}
     if isinstance(x, Tree):
@@ -478,9 +477,7 @@ def source_of(data: Any, batch_size: int, key: int, workers: int) -> Source:
         one_by_one = isinstance(getattr(data.batch_sampler, "sampler", None), SequentialSampler)
         in_order = type(data.batch_sampler) is BatchSampler and one_by_one
         if not in_order and not isinstance(data.dataset, IterableDataset):
-            raise ValueError(
-                "A DataLoader must give batches of its items in order. Leave shuffling out, or hand over its dataset."
-            )
+            raise ValueError("A DataLoader must give batches of its items in order: hand over its dataset.")
         collate = None if data.collate_fn is default_collate else data.collate_fn
         data, workers = data.dataset, workers or data.num_workers
     if isinstance(data, IterableDataset):

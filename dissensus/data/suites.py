@@ -20,13 +20,7 @@ _LISTS, _PICTURES = "benchmark_imglist", "images_classic"
 
 @dataclass(frozen=True)
 class SuiteSet:
-    """One set of a suite.
-
-    Attributes:
-        name: What results call it.
-        group: Whether it is near to the known data or far from it.
-        files: Names that are looked for, without ending; case, `-` and `_` make no difference.
-    """
+    """One set of a suite: near to the known data or far from it; `files` are looked for by name, without ending."""
 
     name: str
     group: Group
@@ -59,14 +53,12 @@ class Suite:
         pictures = folder / _PICTURES
         candidates = [*(sorted(pictures.iterdir()) if pictures.is_dir() else ()), *sorted(folder.iterdir())]
         there = {plain_name(path.name): path for path in candidates}
-        found = {each.name: _path_of(each, folder / _LISTS / self.known, there) for each in self.sets}
+        lists, found = folder / _LISTS / self.known, {}
+        for each in self.sets:
+            listed = [path for name in each.files if (path := lists / f"test_{name}.txt").exists()]
+            plain = [there.get(plain_name(name + ending)) for name in each.files for ending in _ENDINGS]
+            found[each.name] = next(filter(None, (*listed, *plain)), None)
         return {name: path for name, path in found.items() if path is not None}
-
-
-def _path_of(each: SuiteSet, lists: Path, there: Mapping[str, Path]) -> Path | None:
-    listed = [path for name in each.files if (path := lists / f"test_{name}.txt").exists()]
-    plain = [there.get(plain_name(name + ending)) for name in each.files for ending in _ENDINGS]
-    return next(filter(None, (*listed, *plain)), None)
 
 
 @dataclass(frozen=True)
@@ -175,10 +167,7 @@ FILES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "cifar100": ("cifar100_test", "cifar100"),
         "tiny_imagenet": (
             "tin",
-            "tiny_imagenet",
-            "tiny_imagenet_200",
-            "tiny_imagenet_test",
-            "tiny_imagenet_val",
+            *(f"tiny_imagenet{part}" for part in ("", "_200", "_test", "_val")),
             "tin_val_resize32_5k",
         ),
         "tiny_imagenet_crop": ("tin_crop", "tiny_imagenet_crop", "tin_val_crop32_2.5k"),

@@ -121,13 +121,7 @@ def number_of(text: str) -> float | None:
 
 @dataclass(frozen=True)
 class _Readable:
-    """A column that becomes features.
-
-    Attributes:
-        name: Its name.
-        indicator: Whether a further feature says where values are missing: they were in the training rows.
-        note: What is worth knowing about it.
-    """
+    """A column that becomes features; with an `indicator`, a further one says where values are missing, as some were in training."""
 
     name: str
     indicator: bool = field(default=False, kw_only=True)
@@ -147,10 +141,9 @@ class _Readable:
         """Return a number for each value, `(rows,)`, NaN where it is missing; rows that cannot be read are added to the problems."""
 
     def _refuse(self, rows: Iterable[int], wanted: str, values: Sequence[Any], problems: Problems) -> None:
+        must = f"column {self.name!r} must hold {wanted}, as in training"
         for row in rows:
-            problems.setdefault(
-                row, f"column {self.name!r} must hold {wanted}, as in training; it holds {values[row]!r} there"
-            )
+            problems.setdefault(row, f"{must}; it holds {values[row]!r} there")
 
     def missing(self, values: np.ndarray) -> np.ndarray:
         """Return where values are missing, `(rows,)`."""
@@ -162,11 +155,7 @@ class _Readable:
 
 @dataclass(frozen=True)
 class _Numeric(_Readable):
-    """A column whose codes are quantities.
-
-    Attributes:
-        fill: What stands for a missing value: the median of the training rows.
-    """
+    """A column whose codes are quantities; `fill`, the median of the training rows, stands for a missing value."""
 
     fill: float = math.nan
 
@@ -195,12 +184,7 @@ class _Numeric(_Readable):
 
 @dataclass(frozen=True)
 class Number(_Numeric):
-    """A column of numbers, or of true and false.
-
-    Attributes:
-        boolean: Whether it holds true and false, which become 1 and 0.
-        empty: Words that stand for a missing value in this column, beside the usual ones.
-    """
+    """A column of numbers, or (`boolean`) of true and false; words in `empty` stand for a missing value, beside the usual ones."""
 
     kind: ClassVar[str] = "number"
     boolean: bool = False
@@ -240,12 +224,7 @@ class Number(_Numeric):
 
 @dataclass(frozen=True)
 class Category(_Readable):
-    """A column of words: one 0/1 feature for each value of the training rows; all are 0 for a value that they did not have.
-
-    Attributes:
-        levels: Its values, in order.
-        rarer: How many further values the training rows had, too rare to be levels.
-    """
+    """A column of words: one 0/1 feature for each of its `levels`; all are 0 for others, such as the `rarer` ones of the training rows."""
 
     kind: ClassVar[str] = "category"
     levels: tuple[str, ...] = ()
@@ -473,8 +452,8 @@ class TableEncoder:
         """Return, for each column of words, values that the training rows did not have."""
         found = columns_of(table)
         words = [column for column in self.columns if isinstance(column, Category) and not column.rarer]
-        new = {column.name: set(texts_of(found[column.name])) - {None, *column.levels} for column in words}
-        return {name: tuple(sorted(texts)) for name, texts in new.items() if texts}  # type: ignore[type-var]
+        new = {column.name: set(filter(None, texts_of(found[column.name]))) - {*column.levels} for column in words}
+        return {name: tuple(sorted(texts)) for name, texts in new.items() if texts}
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Return name, reading and remark of each column."""
@@ -498,7 +477,7 @@ class TableEncoder:
     def from_json(cls, values: Iterable[Mapping[str, Any]]) -> "TableEncoder":
         """Make it again from plain values."""
         plain = [{key: tuple(v) if isinstance(v, list) else v for key, v in each.items()} for each in values]
-        return cls(tuple(_KINDS[each.pop("kind")](**each) for each in plain))
+        return cls(tuple(_KINDS[str(each.pop("kind"))](**each) for each in plain))
 
 
 def _check_column(name: str, found: Mapping[str, Any]) -> None:

@@ -76,7 +76,7 @@ def spirals(
         ((30, 2), [0, 1, 2])
     """
     angles = spiral_angles(points_per_class, num_classes, noise, seed).reshape(-1)
-    radius = np.tile(_radii(points_per_class), num_classes)
+    radius = np.tile(np.linspace(0.0, 1.0, points_per_class), num_classes)
     x = np.stack([radius * np.sin(angles), radius * np.cos(angles)], axis=1)
     return x, np.repeat(np.arange(num_classes, dtype=np.int64), points_per_class)
 
@@ -86,31 +86,21 @@ def spiral_angles(points_per_class: int = 1000, num_classes: int = 3, noise: flo
 
     $$\theta = 8\,(j + r) + \mathcal N(0, \text{noise}^2)\,(1 + r)$$
 
-    Args:
-        points_per_class: Points of each arm.
-        num_classes: How many arms j.
-        noise: Standard deviation of the angle at the centre.
-        seed: Seed of numpy's legacy generator.
+    Args are those of `spirals`.
 
     Returns:
-        `(classes, points_per_class)`. Reading: an arm makes 8 radians, a turn and a quarter.
+        `(classes, points_per_class)` for arms j. Reading: an arm makes 8 radians, a turn and a quarter.
 
     Example:
         >>> [round(float(angle), 4) for angle in spiral_angles()[0, [0, -1]]]
         [0.5292, 7.7851]
     """
     _check_counts(points_per_class=points_per_class, num_classes=num_classes)
-    stream = np.random.RandomState(seed)
-    radius = _radii(points_per_class)
-    arms = []
-    for j in range(num_classes):
-        wobble = stream.randn(points_per_class) * noise * (radius + 1)
-        arms.append(np.linspace(8 * j, 8 * (j + 1), points_per_class) + wobble)
-    return np.stack(arms)
-
-
-def _radii(points_per_class: int) -> Floats:
-    return np.linspace(0.0, 1.0, points_per_class)
+    # Arm by arm, as the frozen stream is drawn.
+    wobble = np.random.RandomState(seed).randn(num_classes, points_per_class) * noise
+    radius = np.linspace(0.0, 1.0, points_per_class)
+    arms = [np.linspace(8 * j, 8 * (j + 1), points_per_class) for j in range(num_classes)]
+    return np.stack(arms) + wobble * (radius + 1)
 
 
 def _check_counts(**counts: int) -> None:
@@ -151,8 +141,7 @@ def _datasets() -> Any:
         from sklearn import datasets
     except ModuleNotFoundError:
         raise ModuleNotFoundError(
-            "The built-in data comes with scikit-learn, which this environment lacks. "
-            "Install with: pip install 'dissensus[demo]'"
+            "The built-in data comes with scikit-learn, which this environment lacks. Install with: pip install 'dissensus[demo]'"
         ) from None
     return datasets
 

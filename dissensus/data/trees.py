@@ -132,9 +132,8 @@ Batch: TypeAlias = Tensor | Tree
 
 def is_tree(value: Any) -> bool:
     """Whether a value is several tensors: a tuple, mapping or dataclass; lists are arrays."""
-    return isinstance(value, Tree | tuple | Mapping) or (
-        dataclasses.is_dataclass(value) and not isinstance(value, type)
-    )
+    dataclass = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    return dataclass or isinstance(value, Tree | tuple | Mapping)
 
 
 def plain(value: Any) -> Any:
@@ -154,9 +153,9 @@ def plain(value: Any) -> Any:
 
 def _lists_tensors(value: Any) -> bool:
     """Whether a list is one of tensors, as loaders make of tuples; other lists are arrays."""
-    return isinstance(value, list) and all(
-        isinstance(part, Tensor) or is_tree(part) or _lists_tensors(part) for part in value
-    )
+    if not isinstance(value, list):
+        return False
+    return all(isinstance(part, Tensor) or is_tree(part) or _lists_tensors(part) for part in value)
 
 
 def batch_of(value: Any) -> Batch:
@@ -267,14 +266,12 @@ def pick(returned: Any, output: Output | WholeOutput) -> Any:
         picked = _obvious(value)
     else:
         try:
-            picked = value[output]
+            picked = value[output]  # type: ignore[index]
         except (KeyError, IndexError, TypeError):
             raise ValueError(f"There is no output {output!r} in what a member returned. {_choices(value)}") from None
     if not isinstance(picked, Tensor):
-        meant = "" if output is None else f"`output={output!r}` picked a "
-        raise ValueError(
-            f"A member must return one tensor to score; {meant or 'got '}{type(picked).__name__}. {_choices(value)}"
-        )
+        got = f"got {type(picked).__name__}" + ("" if output is None else f" by `output={output!r}`")
+        raise ValueError(f"A member must return one tensor to score; {got}. {_choices(value)}")
     if picked.is_complex():
         raise ValueError(
             f"A member must return real numbers to score; got {picked.dtype}. Return its size, or real and imaginary part on an axis."

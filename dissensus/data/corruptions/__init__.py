@@ -136,8 +136,7 @@ def _checked(images: Tensor, name: str, severity: int, frost_folder: str | None)
     if images.ndim != 4 or images.shape[1] not in (1, 3):
         raise ValueError(
             "`images` must be shaped (batch, channels, height, width) with 1 or 3 channels; got shape "
-            f"{tuple(images.shape)}. Add a batch axis with `images[None]`, or move a last channel axis with "
-            "`images.movedim(-1, 1)`."
+            f"{tuple(images.shape)}. Add a batch axis with `images[None]`, or move a last channel axis with `images.movedim(-1, 1)`."
         )
     if images.dtype != torch.uint8:
         raise ValueError(
@@ -146,8 +145,7 @@ def _checked(images: Tensor, name: str, severity: int, frost_folder: str | None)
         )
     if min(images.shape[2:]) < _SMALLEST_SIDE:
         raise ValueError(
-            f"`images` must be at least {_SMALLEST_SIDE} pixels on each side; got {tuple(images.shape[2:])}. "
-            "Enlarge them first."
+            f"`images` must be at least {_SMALLEST_SIDE} pixels on each side; got {tuple(images.shape[2:])}. Enlarge them first."
         )
     if frost_folder is not None and name != "frost":
         raise ValueError(f"`frost_folder` is for the corruption 'frost' only; got it with {name!r}. Leave it out.")
@@ -200,9 +198,7 @@ def load_corrupted(folder: str | Path, name: str, severity: int, rows: slice = s
     path = Path(folder) / f"{name}.npy"
     if not path.exists():
         there = ", ".join(sorted(other.stem for other in Path(folder).glob("*.npy"))) or "no .npy file"
-        raise ValueError(
-            f"`folder` must hold {name}.npy; {str(folder)!r} holds {there}. Check the folder and the name."
-        )
+        raise ValueError(f"`folder` must hold {name}.npy; {str(folder)!r} holds {there}. Check folder and name.")
     images = np.load(path, mmap_mode="r")
     if images.dtype != np.uint8 or images.ndim != 4 or len(images) % 5:
         raise ValueError(

@@ -6,7 +6,7 @@ least 1) or side / 224, so at 32 and 224 px the published numbers hold; in betwe
 noise that is smoothed over a length grows with that length (smoothing over s pixels divides it by s).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypeAlias
@@ -43,9 +43,10 @@ class Parameters:
         return {name: float(value * scale ** self.powers.get(name, 0)) for name, value in values}
 
 
-def _single(name: str, *tables: tuple[float | int, ...], power: int = 0) -> Parameters:
+def _single(name: str, cifar: Sequence[float], imagenet: Sequence[float] | None = None, power: int = 0) -> Parameters:
     """Parameters of a corruption with one number a severity."""
-    return Parameters((name,), *(tuple((value,) for value in table) for table in tables), powers={name: power})
+    tables = [None if table is None else tuple((value,) for value in table) for table in (cifar, imagenet)]
+    return Parameters((name,), tables[0] or (), tables[1], {name: power})
 
 
 PARAMETERS: Mapping[str, Parameters] = MappingProxyType(

@@ -207,10 +207,8 @@ def transverse_chromatic_abberation(images: Tensor, keys: Tensor, spread: float)
     order = torch.tensor(list(permutations(range(3))), device=images.device)[integers(keys, 6)]
     factor = (1 + order * (spread / 2)).view(-1, 1, 1)
     channels = images.expand(-1, 3, -1, -1).reshape(-1, 1, *images.shape[2:])
-    moved = sample(
-        channels, middle_row + (rows - middle_row) / factor, middle_column + (columns - middle_column) / factor
-    )
-    coloured = moved.view(-1, 3, *images.shape[2:])
+    down, right = (rows - middle_row) / factor, (columns - middle_column) / factor
+    coloured = sample(channels, middle_row + down, middle_column + right).view(-1, 3, *images.shape[2:])
     return to_uint8(luma(coloured) if images.shape[1] == 1 else coloured)
 
 

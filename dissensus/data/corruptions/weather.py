@@ -238,9 +238,8 @@ def frost(
 ) -> Tensor:
     """Weighted sum of the image and a random crop of a random frost texture."""
     height, width = images.shape[-2:]
-    pixels, first, heights, widths = (
-        part.to(images.device) for part in _textures(folder, texture_scale, height, width)
-    )
+    found = _textures(folder, texture_scale, height, width)
+    pixels, first, heights, widths = (part.to(images.device) for part in found)
     chosen = integers(keys, len(first))
     top = integers(keys, (heights[chosen] - height + 1), stream=1)
     left = integers(keys, (widths[chosen] - width + 1), stream=2)
