@@ -72,34 +72,26 @@ def merge_equal_initializers(graph: Any) -> None:
 
 def quantise_weights(graph: Any) -> None:
     """Store the weights of linear layers and convolutions as int8, with one scale for each output; computing stays in float32."""
-    from onnx import helper, numpy_helper
+    from onnx import TensorProto, helper, numpy_helper
 
-    weights = {tensor.name: tensor for tensor in graph.initializer if not _too_small(tensor)}
+    weights = {each.name: each for each in graph.initializer if each.data_type == TensorProto.FLOAT}
     nodes = []
     for node in graph.node:
-        axis = _output_axis(node)
-        if axis is not None and (name := node.input[1]) in weights:
-            weight = weights.pop(name)
-            parts = dict(
-                zip((f"{name}.int8", f"{name}.scale"), _to_int8(numpy_helper.to_array(weight), axis), strict=True)
+        transposed = any(each.name == "transB" and each.i for each in node.attribute)
+        # The axis of a layer's weights along which its outputs lie.
+        axis = {"Conv": 0, "MatMul": 1, "Gemm": 0 if transposed else 1}.get(node.op_type)
+        if axis is None or (name := node.input[1]) not in weights:
+            continue
+        weight = weights.pop(name)
+        if len(weight.dims) > 1 and np.prod(weight.dims) >= _SMALLEST_QUANTISED:
+            stored = [f"{name}.int8", f"{name}.scale"]
+            graph.initializer.extend(
+                map(numpy_helper.from_array, _to_int8(numpy_helper.to_array(weight), axis), stored)
             )
-            graph.initializer.extend(numpy_helper.from_array(values, part) for part, values in parts.items())
             graph.initializer.remove(weight)
-            nodes.append(helper.make_node("DequantizeLinear", list(parts), [name], axis=axis))
+            nodes.append(helper.make_node("DequantizeLinear", stored, [name], axis=axis))
     for place, node in enumerate(nodes):
         graph.node.insert(place, node)
-
-
-def _output_axis(node: Any) -> int | None:
-    """Return the axis of a layer's weights along which its outputs lie; None of what is no such layer."""
-    transposed = any(each.name == "transB" and each.i for each in node.attribute)
-    return {"Conv": 0, "MatMul": 1, "Gemm": 0 if transposed else 1}.get(node.op_type)
-
-
-def _too_small(tensor: Any) -> bool:
-    from onnx import TensorProto
-
-    return tensor.data_type != TensorProto.FLOAT or len(tensor.dims) < 2 or np.prod(tensor.dims) < _SMALLEST_QUANTISED
 
 
 def _to_int8(weights: NDArray[Any], axis: int) -> tuple[NDArray[Any], NDArray[Any]]:

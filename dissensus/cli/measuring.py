@@ -199,6 +199,7 @@ def report(
 
     A run that was not evaluated yet is evaluated first, on the rows that its recipe held out.
     """
+    from dissensus.diagnostics import Finding
     from dissensus.evaluation import Evaluation
     from dissensus.recipes.sweeps import arms_in
     from dissensus.reporting import report as write_report
@@ -214,22 +215,14 @@ def report(
             loaded = load_trained(run, device, allow_import)
             say(f"{run} has not been evaluated since it was trained; this is done first.")
             evaluate_run(loaded, run, sets_of(loaded, run)).save(path)
-        results.append(_with_diagnosis(Evaluation.load(path), run))
+        result = Evaluation.load(path)
+        # What `dissensus diagnose` found knows the training data and the history, too; unless it is of other members.
+        found = run / DIAGNOSIS
+        if found.exists() and found.stat().st_mtime >= written(run, "last"):
+            result = replace(result, diagnosis=Finding.load(found))
+        results.append(result)
     page = write_report(results, output)
     typer.echo(f"Page with pictures: {page}")
-
-
-def _with_diagnosis(result: "Evaluation", run: Path) -> "Evaluation":
-    """Put what `dissensus diagnose` found in a run's folder in place of what the evaluation found by the way.
-
-    It knows the training data and the history, too. One that is older than the run's last checkpoint is of other members.
-    """
-    from dissensus.diagnostics import Finding
-
-    found = run / DIAGNOSIS
-    if not found.exists() or found.stat().st_mtime < written(run, "last"):
-        return result
-    return replace(result, diagnosis=Finding.load(found))
 
 
 def sets_of(

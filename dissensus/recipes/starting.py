@@ -27,7 +27,9 @@ def look_at(path: Path, target: str | None = None) -> tuple[str, str]:
     if loaded.y is None:
         raise ValueError(f"{path} holds no targets that could be found. Name them with --target.")
     regression = is_regression(loaded)
-    words = (_rows_in_words(loaded, path), _columns_in_words(loaded), _target_in_words(loaded, target, regression))
+    shape = f" of {describe_shape(loaded.x.shape[1:])}" if loaded.table is None else ""
+    rows = "\n  ".join([f"{path}: {len(loaded)} rows{shape}", *loaded.notes])
+    words = (rows, _columns_in_words(loaded), _target_in_words(loaded, target, regression))
     return "\n\n".join(filter(None, words)), _recipe(loaded, path, target, regression, size)
 
 
@@ -41,13 +43,6 @@ def _common_size(folder: Path) -> int | None:
         with Image.open(path) as picture:
             sizes.add(picture.size)
     return min(_LARGEST_SIZE, round(median(min(size) for size in sizes))) if len(sizes) > 1 else None
-
-
-def _rows_in_words(loaded: Loaded, path: Path) -> str:
-    lines = [f"{path}: {len(loaded)} rows"]
-    if loaded.table is None:
-        lines[0] += f" of {describe_shape(loaded.x.shape[1:])}"
-    return "\n".join([*lines, *(f"  {note}" for note in loaded.notes)])
 
 
 def _columns_in_words(loaded: Loaded) -> str:

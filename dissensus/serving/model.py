@@ -153,8 +153,12 @@ class Model:
         if len(self.inputs) == 1 and not isinstance(rows[0], dict):
             ((name, field),) = self.inputs.items()
             return {name: field.array(rows)}
-        columns = _columns(rows, list(self.inputs))
-        return {name: field.array(columns[name], len(rows)) for name, field in self.inputs.items()}
+        for number, row in enumerate(rows):
+            if not isinstance(row, dict) or row.keys() != self.inputs.keys():
+                given = ", ".join(map(repr, row)) if isinstance(row, dict) else type(row).__name__
+                wanted = ", ".join(map(repr, self.inputs))
+                raise BadInput(f"Each row must be an object with {wanted}; row {number} has {given:.200}.")
+        return {name: field.array([row[name] for row in rows], len(rows)) for name, field in self.inputs.items()}
 
     def _encode(self, rows: list[Any]) -> NDArray[Any]:
         """Return rows of named columns as the numbers that the file takes, missing values as NaN."""
@@ -193,30 +197,16 @@ class Model:
         columns = {name: values.tolist() for name, values in found.items() if members or name != "members"}
         answers = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         for answer in answers:
-            self._name_prediction(answer)
+            values = answer["prediction"]
+            if self.facts["task"] == "classification":
+                best = max(range(len(values)), key=values.__getitem__)
+                answer |= {"probabilities": values, "prediction": self.classes[best] if self.classes else best}
+            elif len(values) == 1:
+                answer["prediction"] = values[0]
         return answers
-
-    def _name_prediction(self, answer: dict[str, Any]) -> None:
-        values = answer["prediction"]
-        if self.facts["task"] == "classification":
-            best = max(range(len(values)), key=values.__getitem__)
-            answer["probabilities"] = values
-            answer["prediction"] = self.classes[best] if self.classes else best
-        elif len(values) == 1:
-            answer["prediction"] = values[0]
 
 
 def with_limit(found: Arrays, limit: float | None) -> None:
     """Put the flags of another limit than the file's own into its outputs, by the same comparison."""
     if limit is not None and "p_value" in found:
         found["flag"] = found["p_value"] <= np.float32(limit)
-
-
-def _columns(rows: list[Any], names: list[str]) -> dict[str, list[Any]]:
-    for number, row in enumerate(rows):
-        if not isinstance(row, dict) or set(row) != set(names):
-            given = ", ".join(map(repr, row)) if isinstance(row, dict) else type(row).__name__
-            raise BadInput(
-                f"Each row must be an object with {', '.join(map(repr, names))}; row {number} has {given:.200}."
-            )
-    return {name: [row[name] for row in rows] for name in names}
