@@ -170,16 +170,8 @@ class _Graph(nn.Module):
         few = self.preprocess(tree_map(lambda leaf: leaf[:2], example))
         self.loop = as_loop(members, tree_map(lambda leaf: leaf.to(device_of(members)), few)).cpu()
         outputs = explained(self.loop, self.loop)(few)
-        if outputs.ndim != 3:
-            raise ValueError(
-                "Members must return (batch, outputs), which makes (members, batch, outputs); the ensemble gives "
-                f"{tuple(outputs.shape)}."
-            )
-        single = outputs.shape[-1] == 1
-        self.likelihood = _likelihood(loss, alarm, single)
+        self.likelihood = _likelihood(outputs, loss, alarm)
         self.classes = self.likelihood.kind == "classes"
-        if self.classes and single:
-            raise ValueError("Classes need two outputs or more, and these members have one. Give loss='mse'.")
         own = "mutual_information" if len(outputs) > 1 else "total_entropy"
         default = own if self.classes else "knowledge_variance"
         self.score: Any = default if alarm is None else alarm.scorer.score
@@ -236,8 +228,14 @@ class _Graph(nn.Module):
         return found, mean
 
 
-def _likelihood(loss: str | None, alarm: Alarm | None, single: bool) -> Likelihood:
+def _likelihood(outputs: Tensor, loss: str | None, alarm: Alarm | None) -> Likelihood:
     """Return how outputs are read: as asked for, as the alarm does, or as their number tells."""
+    if outputs.ndim != 3:
+        raise ValueError(
+            "Members must return (batch, outputs), which makes (members, batch, outputs); the ensemble gives "
+            f"{tuple(outputs.shape)}."
+        )
+    single = outputs.shape[-1] == 1
     given = "auto" if alarm is None else alarm.scorer.loss
     told = given if given != "auto" else "mse" if single else "cross_entropy"
     likelihood = likelihood_of(loss or told)
@@ -246,6 +244,8 @@ def _likelihood(loss: str | None, alarm: Alarm | None, single: bool) -> Likeliho
             f"Files give classes, point predictions or a likelihood's mean and variance; the loss is {likelihood.name!r}. "
             "Export ens.member(j) with torch for other outputs."
         )
+    if likelihood.kind == "classes" and single:
+        raise ValueError("Classes need two outputs or more, and these members have one. Give loss='mse'.")
     return likelihood
 
 

@@ -77,9 +77,7 @@ def quantise_weights(graph: Any) -> None:
     weights = {each.name: each for each in graph.initializer if each.data_type == TensorProto.FLOAT}
     nodes = []
     for node in graph.node:
-        transposed = any(each.name == "transB" and each.i for each in node.attribute)
-        # The axis of a layer's weights along which its outputs lie.
-        axis = {"Conv": 0, "MatMul": 1, "Gemm": 0 if transposed else 1}.get(node.op_type)
+        axis = _output_axis(node)
         if axis is None or (name := node.input[1]) not in weights:
             continue
         weight = weights.pop(name)
@@ -92,6 +90,12 @@ def quantise_weights(graph: Any) -> None:
             nodes.append(helper.make_node("DequantizeLinear", stored, [name], axis=axis))
     for place, node in enumerate(nodes):
         graph.node.insert(place, node)
+
+
+def _output_axis(node: Any) -> int | None:
+    """Return the axis of a layer's weights along which its outputs lie; None of what is no such layer."""
+    transposed = any(each.name == "transB" and each.i for each in node.attribute)
+    return {"Conv": 0, "MatMul": 1, "Gemm": 0 if transposed else 1}.get(node.op_type)
 
 
 def _to_int8(weights: NDArray[Any], axis: int) -> tuple[NDArray[Any], NDArray[Any]]:

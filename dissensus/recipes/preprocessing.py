@@ -129,8 +129,8 @@ class Preprocessing:
     def from_json(cls, values: Mapping[str, Any]) -> "Preprocessing":
         """Make it again from plain values."""
         columns = None if values["columns"] is None else TableEncoder.from_json(values["columns"])
-        frozen = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
-        return cls(**{**frozen, "columns": columns})
+        frozen: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        return cls(**frozen | {"columns": columns})
 
 
 def _moments(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -6,6 +6,7 @@ on where it was, and several processes, also on machines that share the folder, 
 
 import csv
 import json
+import os
 import re
 import subprocess
 import sys
@@ -46,14 +47,19 @@ def settings_of(sweep: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{name} in [sweep] must be a whole number from 1; got {number!r}.")
     settings = {key: values for key, values in sweep.items() if key not in _NUMBERS}
     for key, values in settings.items():
-        is_range = isinstance(values, dict) and {"low", "high"} <= values.keys() <= {"low", "high", "log"}
-        fits = (isinstance(values, list) and values) or ("trials" in sweep and is_range)
+        fits = (
+            _is_range(values) if "trials" in sweep and isinstance(values, dict) else isinstance(values, list) and values
+        )
         if "." not in key or not fits:
             raise ValueError(
                 '[sweep] takes lists of values by table and key, such as "training.lr" = [1e-3, 1e-2], and with `trials` also ranges, '
                 f'"training.lr" = {{low = 1e-4, high = 1e-1, log = true}}; got {key} = {values!r}.'
             )
     return settings
+
+
+def _is_range(values: dict[str, Any]) -> bool:
+    return {"low", "high"} <= values.keys() <= {"low", "high", "log"}
 
 
 def arms_of(sweep: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -88,18 +94,30 @@ def run_sweep(
     options: Sequence[str],
     say: Callable[[str], None],
     ray: bool = False,
-) -> list[str]:
-    """Train every arm that is not finished, each in a folder and a process of its own; return names of those that failed.
+) -> None:
+    """Train every arm that is not finished, each in a folder and a process of its own.
 
     A sweep is a grid, or with `trials` a search by optuna, whose journal lies in the folder. So many `jobs` run at a time, each with
     further options of `dissensus train`; the arms of a grid may also be tasks of a Ray cluster.
     """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(
+            "The arms of a [sweep] are runs of their own: start them without torchrun, with --jobs or --ray."
+        )
     train = partial(train_arm, recipe.absolute(), folder.absolute(), list(options))
-    if "trials" in sweep:
-        if ray:
-            raise ValueError("--ray runs grids; a search with `trials` goes on with --jobs, or in several processes.")
-        return _search(train, folder, sweep, jobs, say)
-    arms = arms_of(sweep)
+    if "trials" not in sweep:
+        failed = _train_grid(train, folder, arms_of(sweep), jobs, say, ray)
+    elif ray:
+        raise ValueError("--ray runs grids; a search with `trials` goes on with --jobs, or in several processes.")
+    else:
+        failed = _search(train, folder, sweep, jobs, say)
+    if failed:
+        raise ValueError(f"{len(failed)} arms failed: {', '.join(failed)}. Call the same command again to go on.")
+
+
+def _train_grid(
+    train: "partial[str]", folder: Path, arms: Mapping[str, list[str]], jobs: int, say: Callable[[str], None], ray: bool
+) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / SWEEP, json.dumps(list(arms)))
     failed = []
