@@ -39,7 +39,6 @@ _TOLERANCE = 1e-5
 # Fewer rows than this do not show whether rounding changes the order of scores.
 _ROWS_TO_RANK = 64
 _LEAST_RANK_CORRELATION = 0.999
-_EXAMPLE = "`example` must be a tensor of at least one input, or a tree of such tensors."
 
 
 @dataclass(frozen=True)
@@ -107,12 +106,8 @@ def export(
         (True, 'model.pt2')
     """
     path = Path(path)
-    try:
-        example = tree_map(lambda leaf: torch.as_tensor(leaf).cpu(), plain(example))
-    except (TypeError, RuntimeError, ValueError):
-        raise ValueError(_EXAMPLE) from None
     _check_file(path, precision)
-    _check_example(example, precision)
+    example = _checked_example(example, precision)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.stem}.tmp{path.suffix}")
     with evaluation_mode(members):
@@ -140,15 +135,21 @@ def _check_file(path: Path, precision: str) -> None:
         )
 
 
-def _check_example(example: Any, precision: str) -> None:
-    leaves = tree_flatten(example)[0]
-    if not leaves or not all(leaf.ndim and len(leaf) for leaf in leaves):
-        raise ValueError(_EXAMPLE)
+def _checked_example(example: Any, precision: str) -> Any:
+    try:
+        example = tree_map(lambda leaf: torch.as_tensor(leaf).cpu(), plain(example))
+        leaves = tree_flatten(example)[0]
+        usable = bool(leaves) and all(leaf.ndim and len(leaf) for leaf in leaves)
+    except (TypeError, RuntimeError, ValueError):
+        usable = False
+    if not usable:
+        raise ValueError("`example` must be a tensor of at least one input, or a tree of such tensors.")
     if precision != "fp32" and len(leaves[0]) < _ROWS_TO_RANK:
         raise ValueError(
             f"Whether {precision} keeps the order of scores is seen on at least {_ROWS_TO_RANK} inputs; `example` has "
             f"{len(leaves[0])}. Give more, such as held-out ones."
         )
+    return example
 
 
 class _Graph(nn.Module):
@@ -168,7 +169,15 @@ class _Graph(nn.Module):
         self.preprocess = nn.Identity() if preprocess is None else copy.deepcopy(preprocess).cpu()
         few = self.preprocess(tree_map(lambda leaf: leaf[:2], example))
         self.loop = as_loop(members, tree_map(lambda leaf: leaf.to(device_of(members)), few)).cpu()
-        self.reader = _Reader(explained(self.loop, self.loop)(few), alarm, loss)
+        outputs = explained(self.loop, self.loop)(few)
+        self.likelihood = _likelihood(outputs, loss, alarm)
+        self.classes = self.likelihood.kind == "classes"
+        own = "mutual_information" if len(outputs) > 1 else "total_entropy"
+        default = own if self.classes else "knowledge_variance"
+        self.score: Any = default if alarm is None else alarm.scorer.score
+        self.of_inputs = alarm is not None and alarm.scorer.of_inputs
+        tables = () if alarm is None else alarm.calibration.values()
+        self.ranks = nn.ModuleList(_Ranks(torch.from_numpy(table)) for table in tables)
         self.in_half, self.member_outputs = half, member_outputs
         if half:
             self.loop.half()
@@ -180,79 +189,53 @@ class _Graph(nn.Module):
         return self.read(seen, self.loop(x).float(), limit)
 
     def read(self, x: Any, outputs: Tensor, limit: Tensor | None) -> dict[str, Tensor]:
-        """Return what the file gives, from what members see and their outputs."""
-        found: dict[str, Tensor] = self.reader(x, outputs, limit)
-        # Runtimes give empty batches wrong shapes; the first row of nothing makes them fail instead.
-        found["prediction"] = found["prediction"] + torch.zeros_like(found["total"])[0]
-        if self.member_outputs:
-            found["members"] = self.reader.each(outputs).transpose(0, 1)
-        return found
-
-
-class _Reader(nn.Module):
-    """What member outputs `(members, batch, outputs)` say of each input."""
-
-    def __init__(self, outputs: Tensor, alarm: Alarm | None, loss: str | None) -> None:
-        super().__init__()
-        if outputs.ndim != 3:
-            raise ValueError(
-                "Members must return (batch, outputs), which makes (members, batch, outputs); the ensemble gives "
-                f"{tuple(outputs.shape)}."
-            )
-        single = outputs.shape[-1] == 1
-        self.likelihood = _likelihood(loss, alarm, single)
-        self.classes = self.likelihood.kind == "classes"
-        if self.classes and single:
-            raise ValueError("Classes need two outputs or more, and these members have one. Give loss='mse'.")
-        own = "mutual_information" if len(outputs) > 1 else "total_entropy"
-        default = own if self.classes else "knowledge_variance"
-        self.score: Any = default if alarm is None else alarm.scorer.score
-        self.of_inputs = alarm is not None and alarm.scorer.of_inputs
-        tables = () if alarm is None else alarm.calibration.values()
-        self.ranks = nn.ModuleList(_Ranks(torch.from_numpy(table)) for table in tables)
-
-    def forward(self, x: Any, outputs: Tensor, limit: Tensor | None) -> dict[str, Tensor]:
-        found = self._of_classes(outputs) if self.classes else self._of_values(outputs)
+        """Return what the file gives, from what members see and their outputs `(members, batch, outputs)`."""
+        found, each = self._of_classes(outputs) if self.classes else self._of_values(outputs)
         if not isinstance(self.score, str):
             found["score"] = self.score(x if self.of_inputs else outputs)
         if limit is not None:
-            # Of an alarm by classes the largest p-value: an input is strange if it is strange in every class.
-            found["p_value"] = torch.stack([rank(found["score"]) for rank in self.ranks]).amax(0)
+            found["p_value"] = self.p_value(found["score"])
             found["flag"] = found["p_value"] <= limit
-        return found
+        # Runtimes give empty batches wrong shapes; the first row of nothing makes them fail instead.
+        found["prediction"] = found["prediction"] + torch.zeros_like(found["total"])[0]
+        return found | ({"members": each.transpose(0, 1)} if self.member_outputs else {})
 
-    def _of_classes(self, logits: Tensor) -> dict[str, Tensor]:
+    def p_value(self, score: Tensor) -> Tensor:
+        """Of an alarm by classes the largest p-value: an input is strange if it is strange in every class."""
+        return torch.stack([rank(score) for rank in self.ranks]).amax(0)
+
+    def _of_classes(self, logits: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """Return what outputs say of each input, and each member's own prediction."""
         beliefs = Beliefs.unchecked(logits)
-        return {
+        found = {
             "prediction": beliefs.mean_probs,
             "total": SCORES["total_entropy"](beliefs),
             "data": SCORES["expected_entropy"](beliefs),
             "knowledge": SCORES["mutual_information"](beliefs),
             **({"score": SCORES[self.score](beliefs)} if isinstance(self.score, str) else {}),
         }
+        return found, logits.softmax(-1)
 
-    def _of_values(self, outputs: Tensor) -> dict[str, Tensor]:
-        mean, scale = self._mean_and_scale(outputs)
+    def _of_values(self, outputs: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        density = self.likelihood.kind == "density"
+        mean, scale = mean_and_scale(outputs) if density else (outputs, torch.zeros_like(outputs))
         spread = scale.square() * (2.0 if self.likelihood.name == "laplace_nll" else 1.0)
         data, knowledge = spread.mean(0).mean(-1), deviations(mean, None).square().mean(0).mean(-1)
-        found = {"total": data + knowledge, "data": data, "knowledge": knowledge}
+        found = {"prediction": mean.mean(0), "total": data + knowledge, "data": data, "knowledge": knowledge}
         if isinstance(self.score, str):
             # A copy: one tensor under two names would be one output.
             found["score"] = found[self.score.removesuffix("_variance")].clone()
-        return {"prediction": mean.mean(0), **found}
-
-    def _mean_and_scale(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        if self.likelihood.kind == "density":
-            return mean_and_scale(outputs)
-        return outputs, torch.zeros_like(outputs)
-
-    def each(self, outputs: Tensor) -> Tensor:
-        """Return each member's own prediction, `(members, batch, ...)`."""
-        return outputs.softmax(-1) if self.classes else self._mean_and_scale(outputs)[0]
+        return found, mean
 
 
-def _likelihood(loss: str | None, alarm: Alarm | None, single: bool) -> Likelihood:
+def _likelihood(outputs: Tensor, loss: str | None, alarm: Alarm | None) -> Likelihood:
     """Return how outputs are read: as asked for, as the alarm does, or as their number tells."""
+    if outputs.ndim != 3:
+        raise ValueError(
+            "Members must return (batch, outputs), which makes (members, batch, outputs); the ensemble gives "
+            f"{tuple(outputs.shape)}."
+        )
+    single = outputs.shape[-1] == 1
     given = "auto" if alarm is None else alarm.scorer.loss
     told = given if given != "auto" else "mse" if single else "cross_entropy"
     likelihood = likelihood_of(loss or told)
@@ -261,6 +244,8 @@ def _likelihood(loss: str | None, alarm: Alarm | None, single: bool) -> Likeliho
             f"Files give classes, point predictions or a likelihood's mean and variance; the loss is {likelihood.name!r}. "
             "Export ens.member(j) with torch for other outputs."
         )
+    if likelihood.kind == "classes" and single:
+        raise ValueError("Classes need two outputs or more, and these members have one. Give loss='mse'.")
     return likelihood
 
 
@@ -291,15 +276,15 @@ def _facts(members: Members, graph: _Graph, alarm: Alarm | None) -> dict[str, An
     """Return what a file says about itself."""
     from dissensus import __version__
 
-    score = graph.reader.score
+    score = graph.score
     facts = {
         "dissensus": __version__,
-        "task": "classification" if graph.reader.classes else "regression",
-        "loss": graph.reader.likelihood.name,
+        "task": "classification" if graph.classes else "regression",
+        "loss": graph.likelihood.name,
         "kind": type(members).__name__,
         "num_members": members.num_members,
         "score": score if isinstance(score, str) else getattr(score, "__name__", "function"),
-        "units": "nats" if graph.reader.classes else "squares of the target's",  # of total, data and knowledge
+        "units": "nats" if graph.classes else "squares of the target's",  # of total, data and knowledge
     }
     if alarm is None:
         return facts
@@ -359,9 +344,12 @@ def _compare(
         x = graph.preprocess(rows)
         own = graph.read(x, predict(members, x).float(), limit)
         wanted = {name: value.numpy() for name, value in own.items()}
-        found = _outputs(run, rows, {name: value.shape for name, value in wanted.items()})
-        _check_ranks(found, graph, limit)
-        error = max(error, _error(found, wanted, graph.reader.classes))
+        found = _outputs(run, rows, wanted)
+        if limit is not None:
+            # P-values must be those of the file's own scores: next to a held-out score, rounding may decide a rank.
+            assert np.array_equal(found["p_value"], graph.p_value(torch.from_numpy(found["score"])).numpy())
+            assert np.array_equal(found["flag"], found["p_value"] <= limit.numpy())
+        error = max(error, _error(found, wanted, graph.classes))
         correlation = _rank_correlation(found["score"], wanted["score"])
     if precision == "fp32" and error > _TOLERANCE:
         raise ValueError(
@@ -382,32 +370,21 @@ def _runner(path: Path, example: Any, limit: Tensor | None) -> Callable[[Any], O
         given = {} if limit is None else {"limit": limit}
         return lambda rows: {name: value.numpy() for name, value in module(x=rows, **given).items()}
     session, names = Session(path), _input_names(example)
-    return lambda rows: session.run(
-        {name: leaf.numpy() for name, leaf in zip(names, tree_flatten(rows)[0], strict=True)}
-    )
+    return lambda rows: session.run({n: x.numpy() for n, x in zip(names, tree_flatten(rows)[0], strict=True)})
 
 
-def _outputs(run: Callable[[Any], Outputs], rows: Any, shapes: Mapping[str, tuple[int, ...]]) -> Outputs:
+def _outputs(run: Callable[[Any], Outputs], rows: Any, wanted: Outputs) -> Outputs:
     """Return what the file gives; refuse one that does not run on so many rows."""
     try:
         found = run(rows)
         got: Any = {name: value.shape for name, value in found.items()}
     except Exception as problem:  # whatever the runtime raises
         got = str(problem).splitlines()[0]
-    if got != shapes:
-        count = len(tree_flatten(rows)[0][0])
+    if got != {name: value.shape for name, value in wanted.items()}:
         raise ValueError(
-            f"The file does not run on {count} inputs, so the network's forward pass fixes the batch. It gave {got}."
+            f"The file does not run on {len(wanted['score'])} inputs, so the network's forward pass fixes the batch. It gave {got}."
         )
     return found
-
-
-def _check_ranks(found: Outputs, graph: _Graph, limit: Tensor | None) -> None:
-    """See that p-values are those of the file's own scores: next to a held-out score, rounding may decide a rank."""
-    if limit is not None:
-        ranks = torch.stack([rank(torch.from_numpy(found["score"])) for rank in graph.reader.ranks]).amax(0)
-        assert np.array_equal(found["p_value"], ranks.numpy())
-        assert np.array_equal(found["flag"], found["p_value"] <= limit.numpy())
 
 
 def _error(found: Outputs, wanted: Outputs, classes: bool) -> float:

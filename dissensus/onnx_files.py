@@ -30,17 +30,13 @@ def quiet_export() -> Iterator[None]:
 
 
 def finish(model: Any, defaults: Mapping[str, NDArray[Any]], facts: Mapping[str, Any], int8: bool) -> bytes:
-    """Return a traced model as the bytes of a file.
+    """Return a traced `onnx.ModelProto`, which is changed, as the bytes of a file, with weights in 8 bits where that is wanted.
 
-    Args:
-        model: What torch's exporter made, an `onnx.ModelProto`; it is changed.
-        defaults: Inputs that callers may leave out: an initializer of the same name is an input's default.
-        facts: What the file says about itself; each a metadata entry in JSON.
-        int8: Whether weights are stored in 8 bits.
+    Inputs with defaults may be left out by callers. Facts are what the file says about itself, each a metadata entry in JSON.
     """
     from onnx import checker, numpy_helper
 
-    for name, value in defaults.items():
+    for name, value in defaults.items():  # an initializer of the same name is an input's default
         model.graph.initializer.append(numpy_helper.from_array(value, name))
     merge_equal_initializers(model.graph)
     if int8:
@@ -76,42 +72,30 @@ def merge_equal_initializers(graph: Any) -> None:
 
 def quantise_weights(graph: Any) -> None:
     """Store the weights of linear layers and convolutions as int8, with one scale for each output; computing stays in float32."""
-    from onnx import helper, numpy_helper
+    from onnx import TensorProto, helper, numpy_helper
 
-    weights = {tensor.name: tensor for tensor in graph.initializer}
-    nodes, done = [], set()
+    weights = {each.name: each for each in graph.initializer if each.data_type == TensorProto.FLOAT}
+    nodes = []
     for node in graph.node:
         axis = _output_axis(node)
-        if axis is None:
+        if axis is None or (name := node.input[1]) not in weights:
             continue
-        name = node.input[1]
-        if name in weights and name not in done and not _too_small(weights[name]):
-            values, scales = _to_int8(numpy_helper.to_array(weights[name]), axis)
-            graph.initializer.append(numpy_helper.from_array(values, f"{name}.int8"))
-            graph.initializer.append(numpy_helper.from_array(scales, f"{name}.scale"))
-            inputs = [f"{name}.int8", f"{name}.scale"]
-            nodes.append(helper.make_node("DequantizeLinear", inputs, [name], axis=axis))
-            graph.initializer.remove(weights[name])
-            done.add(name)
+        weight = weights.pop(name)
+        if len(weight.dims) > 1 and np.prod(weight.dims) >= _SMALLEST_QUANTISED:
+            stored = [f"{name}.int8", f"{name}.scale"]
+            graph.initializer.extend(
+                map(numpy_helper.from_array, _to_int8(numpy_helper.to_array(weight), axis), stored)
+            )
+            graph.initializer.remove(weight)
+            nodes.append(helper.make_node("DequantizeLinear", stored, [name], axis=axis))
     for place, node in enumerate(nodes):
         graph.node.insert(place, node)
 
 
 def _output_axis(node: Any) -> int | None:
     """Return the axis of a layer's weights along which its outputs lie; None of what is no such layer."""
-    if node.op_type == "Conv":
-        return 0
-    if node.op_type == "MatMul":
-        return 1
-    if node.op_type == "Gemm":
-        return 0 if any(each.name == "transB" and each.i for each in node.attribute) else 1
-    return None
-
-
-def _too_small(tensor: Any) -> bool:
-    from onnx import TensorProto
-
-    return tensor.data_type != TensorProto.FLOAT or len(tensor.dims) < 2 or np.prod(tensor.dims) < _SMALLEST_QUANTISED
+    transposed = any(each.name == "transB" and each.i for each in node.attribute)
+    return {"Conv": 0, "MatMul": 1, "Gemm": 0 if transposed else 1}.get(node.op_type)
 
 
 def _to_int8(weights: NDArray[Any], axis: int) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -19,6 +19,7 @@ from dissensus.predictions import predict
 from dissensus.training import fit
 
 MakeMembers = Callable[..., Members]
+_State = Mapping[str, Tensor]
 _LR = 0.1
 
 
@@ -143,11 +144,9 @@ class _Case:
         """Shapes, members, picks and batches of their own in evaluation, and that nothing is left behind."""
         count, before = ens.num_members, _tensors(ens.state_dict())
         outputs = predict(ens, self.x)
-        _check(
-            outputs.shape[:2] == (count, len(self.x)),
-            f"In evaluation an ensemble must give (num_members, batch, ...) = ({count}, {len(self.x)}, ...); got "
-            f"{tuple(outputs.shape)}.",
-        )
+        wanted = f"(num_members, batch, ...) = ({count}, {len(self.x)}, ...)"
+        fits = outputs.shape[:2] == (count, len(self.x))
+        _check(fits, f"In evaluation an ensemble must give {wanted}; got {tuple(outputs.shape)}.")
         for index in range(count):
             net = ens.member(index).eval()
             plain = isinstance(net, nn.Module) and not isinstance(net, Members)
@@ -200,21 +199,14 @@ class _Case:
             _check(not alike, f"After training members 0 and {index} are the same.")
 
     def check_step(self, ens: Members) -> None:
-        """The law: a step moves each member as it moves alone, or what members share along their mean."""
+        """The law: a step moves each member as it moves alone, or what members share along their mean; unless passes draw noise."""
         ens = copy.deepcopy(ens).train()
-        if self._draws(ens):
-            return
-        if ens.loss_over_members == "sum":
-            self._check_each_moves_alone(ens)
-        else:
-            self._check_mean_moves_all(ens)
-
-    def _draws(self, ens: Members) -> bool:
-        """Whether training passes draw random numbers."""
         view = copy.deepcopy(ens).train().view()
         view.together = ens.comparable and ens.num_trained > 1
         with torch.no_grad():
-            return not torch.equal(view(self.x), view(self.x))
+            draws = not torch.equal(view(self.x), view(self.x))
+        if not draws:
+            (self._check_each_moves_alone if ens.loss_over_members == "sum" else self._check_mean_moves_all)(ens)
 
     def _check_each_moves_alone(self, ens: Members) -> None:
         nets = [ens.member(index) for index in range(ens.num_members)]
@@ -235,37 +227,26 @@ class _Case:
         trained = {name: p for name, p in probe.named_parameters() if p.requires_grad}
         if len(losses) > 1:
             self._check_something_is_shared(losses, list(trained.values()))
-        slopes = torch.autograd.grad(losses.mean(), list(trained.values()), allow_unused=True)
-        start = {name: p.detach().clone() for name, p in trained.items()}
-        wanted = {
-            name: p - _LR * (torch.zeros_like(p) if slope is None else slope)
-            for (name, p), slope in zip(start.items(), slopes, strict=True)
-        }
+        slopes = torch.autograd.grad(losses.mean(), list(trained.values()), allow_unused=True, materialize_grads=True)
+        start = _tensors(trained)
+        wanted = {name: p - _LR * slope for (name, p), slope in zip(start.items(), slopes, strict=True)}
         # Joint at 0 is the mean over members that all see the whole batch.
         self.step(ens, Joint(0.0, loss=self.loss) if ens.comparable else Independent(self.loss))
-        self._compare(
-            dict(ens.named_parameters()), wanted, start, "the network", "the mean of its members' losses asks"
-        )
+        rule = "the mean of its members' losses asks"
+        self._compare(dict(ens.named_parameters()), wanted, start, "the network", rule)
 
     def _check_something_is_shared(self, losses: Tensor, parameters: list[nn.Parameter]) -> None:
         touched = [torch.zeros_like(p, dtype=torch.int32) for p in parameters]
         for loss in losses:
-            slopes = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
+            slopes = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True, materialize_grads=True)
             for count, slope in zip(touched, slopes, strict=True):
-                count += 0 if slope is None else (slope != 0).int()
+                count += slope != 0
         _check(
             any(bool((count > 1).any()) for count in touched),
             "No parameter is used by two members, so each would train with a part of its gradient: declare loss_over_members='sum'.",
         )
 
-    def _compare(
-        self,
-        found: Mapping[str, Tensor],
-        wanted: Mapping[str, Tensor],
-        start: Mapping[str, Tensor],
-        who: str,
-        rule: str,
-    ) -> None:
+    def _compare(self, found: _State, wanted: _State, start: _State, who: str, rule: str) -> None:
         for name, target in wanted.items():
             if not target.is_floating_point() or torch.allclose(found[name], target, self.rtol, self.atol):
                 continue
@@ -282,17 +263,12 @@ class _Case:
         ens, alone = copy.deepcopy(ens), copy.deepcopy(ens)
         last, each = ens.num_trained - 1, ens.num_members // ens.num_trained
         alone.keep_members([last])
-        _check(
-            alone.num_members == each and predict(alone, self.x).shape[0] == each,
-            "keep_members([last]) leaves another number of members than one network's.",
-        )
+        fits = alone.num_members == each and predict(alone, self.x).shape[0] == each
+        _check(fits, "keep_members([last]) leaves another number of members than one network's.")
         for members in (ens, alone):
             self.fit(members, objective, epochs=2)
-        self.same(
-            predict(ens, self.x)[last * each :],
-            predict(alone, self.x),
-            f"The last member ends differently in company than alone, trained with {type(objective).__name__}.",
-        )
+        told = f"The last member ends differently in company than alone, trained with {type(objective).__name__}."
+        self.same(predict(ens, self.x)[last * each :], predict(alone, self.x), told)
 
     def check_picked(self, objective: Objective, name: str) -> None:
         """Members that a step does not pick are left exactly as they were."""
@@ -302,60 +278,41 @@ class _Case:
         spy = _Spy(objective)
         before = [_tensors(ens.member(index).state_dict()) for index in range(ens.num_members)]
         self.fit(ens, spy, batch_size=len(self.x), optimizer="adamw")
-        if (rows := spy.calls[0].rows) is None:
+        if (rows := spy.calls[0][1]) is None:
             return
         each = ens.num_members // ens.num_trained
         for index, was in enumerate(before):
             now = ens.member(index).state_dict()
-            moved = any(not torch.equal(tensor, now[key]) for key, tensor in was.items())
-            _check(
-                not moved or index // each in rows.tolist(),
-                f"A step of {name} did not pick member {index} and changed it.",
-            )
-
-
-@dataclass(frozen=True)
-class _Call:
-    """What an objective gave in one step."""
-
-    loss: Tensor
-    parts: Parts
-    num_members: int
-    rows: Tensor | None
+            unmoved = all(torch.equal(tensor, now[key]) for key, tensor in was.items())
+            picked = index // each in rows.tolist()
+            _check(picked or unmoved, f"A step of {name} did not pick member {index} and changed it.")
 
 
 @dataclass(frozen=True)
 class _Spy(Wrapper):
-    """Keeps what the inner objective gives."""
+    """Checks what the inner objective gives in each step, and keeps its parts and the rows that it picked."""
 
-    calls: list[_Call] = field(default_factory=list)
+    calls: list[tuple[Parts, Tensor | None]] = field(default_factory=list)
 
     def prepare(self, x: Tensor) -> Objective:
         """Prepare the inner objective and go on keeping."""
         return replace(self, inner=self.inner.prepare(x))
 
     def __call__(self, members: View, x: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
-        """Return what the inner objective gives."""
+        """Return what the inner objective gives: a finite scalar with a gradient; the same parts each time, without gradients."""
         loss, parts = self.inner(members, x, y, step)
-        self.calls.append(_Call(loss, parts, members.num_members, members.rows))
-        _check_call(self.calls[-1], self.calls[0], type(self.inner).__name__)
+        self.calls.append((parts, members.rows))
+        name, first = type(self.inner).__name__, self.calls[0][0]
+        good = loss.ndim == 0 and loss.requires_grad and bool(torch.isfinite(loss))
+        _check(good, f"{name} must give a finite scalar with a gradient; got {loss!r:.80}.")
+        same = parts.keys() == first.keys()
+        _check(same, f"{name} must log the same parts in every step; got {sorted(parts)} after {sorted(first)}.")
+        each = (members.num_members,)
+        for key, part in parts.items():
+            _check(not part.requires_grad, f"{name} must detach what it logs; {key!r} has a gradient.")
+            told = f"{name} must log scalars or one number a member, {each}; {key!r} is {tuple(part.shape)}."
+            _check(part.shape in ((), each), told)
         return loss, parts
-
-
-def _check_call(call: _Call, first: _Call, name: str) -> None:
-    """The loss is a finite scalar with a gradient; parts keep their names, have no gradients, and are one number or one a member."""
-    good = call.loss.ndim == 0 and call.loss.requires_grad and bool(torch.isfinite(call.loss))
-    _check(good, f"{name} must give a finite scalar with a gradient; got {call.loss!r:.80}.")
-    _check(
-        call.parts.keys() == first.parts.keys(),
-        f"{name} must log the same parts in every step; got {sorted(call.parts)} after {sorted(first.parts)}.",
-    )
-    for key, part in call.parts.items():
-        _check(not part.requires_grad, f"{name} must detach what it logs; {key!r} has a gradient.")
-        _check(
-            part.shape in ((), (call.num_members,)),
-            f"{name} must log scalars or one number a member, ({call.num_members},); {key!r} is {tuple(part.shape)}.",
-        )
 
 
 def _check_likelihood(objective: Objective, outputs: Tensor, y: Tensor, name: str) -> None:
@@ -369,7 +326,7 @@ def _check_likelihood(objective: Objective, outputs: Tensor, y: Tensor, name: st
     )
 
 
-def _tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _tensors(state: _State) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in state.items()}
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 from typer.core import TyperGroup
 
 from dissensus.cli.deploying import export, serve
@@ -37,7 +38,7 @@ app = typer.Typer(
     cls=Commands, no_args_is_help=True, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]}
 )
 
-Seed = Annotated[int, typer.Option(help="Decides everything that is random.")]
+Seed = Annotated[int, Option(help="Decides everything that is random.")]
 
 
 def _print_version(wanted: bool) -> bool:
@@ -52,7 +53,7 @@ def _print_version(wanted: bool) -> bool:
 @app.callback()
 def dissensus(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Train ensembles that agree where the data speaks and disagree where it does not.
@@ -63,10 +64,8 @@ def dissensus(
 
 @app.command()
 def demo(
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder for the page.")] = Path(
-        "demo-report"
-    ),
-    members: Annotated[int, typer.Option(help="Size of the ensemble.")] = 5,
+    output: Annotated[Path, Option("--output", "-o", metavar="DIR", help="Folder for the page.")] = Path("demo-report"),
+    members: Annotated[int, Option(help="Size of the ensemble.")] = 5,
     seed: Seed = 0,
 ) -> None:
     """Train an ensemble on handwritten digits; see whether it notices what it does not know.

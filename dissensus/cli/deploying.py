@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from dissensus.cli.options import AllowImport, RunFolder, say, written
 
@@ -16,19 +17,18 @@ _SERVED = "served.onnx"
 
 def export(
     run: RunFolder,
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="onnx, or pt2 for torch.export.load.")] = "onnx",
+    to: Annotated[str, Option("--to", metavar="FORMAT", help="onnx, or pt2 for torch.export.load.")] = "onnx",
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Where to write.", show_default="RUN/model.onnx"),
+        Path | None, Option("--output", "-o", metavar="FILE", help="Where to write.", show_default="RUN/model.onnx")
     ] = None,
     precision: Annotated[
-        str, typer.Option(help="fp32, fp16, or int8 for weights in 8 bits; refused where scores change their order.")
+        str, Option(help="fp32, fp16, or int8 for weights in 8 bits; refused where scores change their order.")
     ] = "fp32",
     false_alarms: Annotated[
         float | None,
-        typer.Option(help="The alarm's rate of false alarms, unless a caller gives another.", show_default="the run's"),
+        Option(help="The alarm's rate of false alarms, unless a caller gives another.", show_default="the run's"),
     ] = None,
-    members: Annotated[bool, typer.Option("--members", help="Give each member's own prediction, too.")] = False,
+    members: Annotated[bool, Option("--members", help="Give each member's own prediction, too.")] = False,
     allow_import: AllowImport = False,
 ) -> None:
     """Write a run as one file: prediction, uncertainty, alarm, and what happens to inputs before.
@@ -68,27 +68,27 @@ def export(
 
 
 def serve(
-    source: Annotated[Path, typer.Argument(metavar="RUN|FILE", help="A trained run, or an exported .onnx file.")],
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
-    workers: Annotated[int, typer.Option(min=1, help="Processes; one that dies is started again.")] = 1,
-    threads: Annotated[int, typer.Option(min=0, help="Threads of one prediction; 0 for all processors.")] = 1,
+    source: Annotated[Path, Argument(metavar="RUN|FILE", help="A trained run, or an exported .onnx file.")],
+    host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=1, max=65535, help="Port to listen on.")] = 8000,
+    workers: Annotated[int, Option(min=1, help="Processes; one that dies is started again.")] = 1,
+    threads: Annotated[int, Option(min=0, help="Threads of one prediction; 0 for all processors.")] = 1,
     name: Annotated[
-        str | None, typer.Option(help="The model's name in addresses.", show_default="of the run or file")
+        str | None, Option(help="The model's name in addresses.", show_default="of the run or file")
     ] = None,
     api_key_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Ask for the key in this file; or in the environment, DISSENSUS_API_KEY."),
+        Option(metavar="FILE", help="Ask for the key in this file; or in the environment, DISSENSUS_API_KEY."),
     ] = None,
-    tls_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="TLS certificate.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its private key.")] = None,
-    queue: Annotated[int, typer.Option(min=1, help="Rows that may wait; more get 429.")] = 1024,
-    most_rows: Annotated[int, typer.Option(min=1, help="Rows that a request may have.")] = 4096,
-    most_bytes: Annotated[int, typer.Option(min=1, help="Bytes that a request may have.")] = 8 << 20,
+    tls_cert: Annotated[Path | None, Option(metavar="FILE", help="TLS certificate.")] = None,
+    tls_key: Annotated[Path | None, Option(metavar="FILE", help="Its private key.")] = None,
+    queue: Annotated[int, Option(min=1, help="Rows that may wait; more get 429.")] = 1024,
+    most_rows: Annotated[int, Option(min=1, help="Rows that a request may have.")] = 4096,
+    most_bytes: Annotated[int, Option(min=1, help="Bytes that a request may have.")] = 8 << 20,
     drift_threshold: Annotated[
-        float, typer.Option(min=1.0, help="Unchanged inputs ring the drift alarm once in so many streams.")
+        float, Option(min=1.0, help="Unchanged inputs ring the drift alarm once in so many streams.")
     ] = 100.0,
-    log_level: Annotated[str, typer.Option(help="debug, info (a line a request), warning or error.")] = "info",
+    log_level: Annotated[str, Option(help="debug, info (a line a request), warning or error.")] = "info",
     allow_import: AllowImport = False,
 ) -> None:
     """Answer HTTP requests: /score for rows, /v2 for KServe's protocol, /metrics, and a page at /.

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from dissensus.cli.options import (
     UNDERTRAINED,
@@ -38,47 +39,40 @@ def evaluate(
     run: RunFolder,
     ood: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=DATA", help="Unknown inputs to tell from the known ones; may be repeated."),
+        Option(metavar="NAME=DATA", help="Unknown inputs to tell from the known ones; may be repeated."),
     ] = None,
     suite: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="SUITE=DIR", help="A named suite of unknown sets in a folder, such as openood-cifar10=DIR."
-        ),
+        Option(metavar="SUITE=DIR", help="A named suite of unknown sets in a folder, such as openood-cifar10=DIR."),
     ] = None,
     group: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME=SET,SET", help="Unknown sets to average, such as near=cifar100,tin; may be repeated."
-        ),
+        Option(metavar="NAME=SET,SET", help="Unknown sets to average, such as near=cifar100,tin; may be repeated."),
     ] = None,
     corruptions: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAMES", help="Corrupt the known images: standard, extra, cbar, all, or names with commas."
-        ),
+        Option(metavar="NAMES", help="Corrupt the known images: standard, extra, cbar, all, or names with commas."),
     ] = None,
-    severities: Annotated[str, typer.Option(metavar="NUMBERS", help="Severities of the corruptions.")] = "1,2,3,4,5",
+    severities: Annotated[str, Option(metavar="NUMBERS", help="Severities of the corruptions.")] = "1,2,3,4,5",
     corruption_folder: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="DIR",
             help="Read corrupted images from files such as CIFAR-10-C's; --data is the test set they were made of.",
             show_default=False,
         ),
     ] = None,
     frost_folder: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Take frost from these pictures.", show_default=False)
+        Path | None, Option(metavar="DIR", help="Take frost from these pictures.", show_default=False)
     ] = None,
     data: Annotated[
-        str | None, typer.Option(metavar="DATA", help="Known inputs with targets; by default what the recipe held out.")
+        str | None, Option(metavar="DATA", help="Known inputs with targets; by default what the recipe held out.")
     ] = None,
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="DIR", help="Folder for evaluation.json.", show_default="RUN"),
+        Path | None, Option("--output", "-o", metavar="DIR", help="Folder for evaluation.json.", show_default="RUN")
     ] = None,
-    bootstrap: Annotated[int, typer.Option(min=0, help="Resamples behind the intervals.")] = 1000,
-    seed: Annotated[int, typer.Option(help="Decides resamples and corruptions.")] = 0,
+    bootstrap: Annotated[int, Option(min=0, help="Resamples behind the intervals.")] = 1000,
+    seed: Annotated[int, Option(help="Decides resamples and corruptions.")] = 0,
     batch_size: BatchSize = 1024,
     device: Device = "auto",
     allow_import: AllowImport = False,
@@ -139,33 +133,28 @@ def evaluate_run(run: "LoadedRun", folder: Path, sets: "RunSets", **options: Any
 def diagnose(
     source: Annotated[
         Path,
-        typer.Argument(
+        Argument(
             metavar="RUN|PREDICTIONS",
             help="Folder of a trained run; or member outputs and targets in .npz, .parquet or .csv.",
         ),
     ],
     data: Annotated[
-        str | None,
-        typer.Option(metavar="DATA", help="Held-out inputs with targets; by default what the recipe held out."),
+        str | None, Option(metavar="DATA", help="Held-out inputs with targets; by default what the recipe held out.")
     ] = None,
     loss: Annotated[
-        str | None,
-        typer.Option(help="Loss of predictions: mse, cross_entropy, brier, ...", show_default="from the targets"),
+        str | None, Option(help="Loss of predictions: mse, cross_entropy, brier, ...", show_default="from the targets")
     ] = None,
     average: Annotated[
-        str | None,
-        typer.Option(help="What the ensemble averages: probs or scores.", show_default="as trained, or probs"),
+        str | None, Option(help="What the ensemble averages: probs or scores.", show_default="as trained, or probs")
     ] = None,
-    drop_per: Annotated[
-        str, typer.Option(help="Drop other members for each example, or for the whole set.")
-    ] = "example",
+    drop_per: Annotated[str, Option(help="Drop other members for each example, or for the whole set.")] = "example",
     output: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--output", "-o", metavar="DIR", help="Folder for the results.", show_default="RUN, or beside PREDICTIONS"
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Decides which members are dropped.")] = 0,
+    seed: Annotated[int, Option(help="Decides which members are dropped.")] = 0,
     batch_size: BatchSize = 1024,
     device: Device = "auto",
     allow_import: AllowImport = False,
@@ -201,10 +190,8 @@ def diagnose(
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or evaluations.")],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page to write.")] = Path(
-        "report.html"
-    ),
+    runs: Annotated[list[Path], Argument(metavar="RUN...", help="Folders of runs, or evaluations.")],
+    output: Annotated[Path, Option("--output", "-o", metavar="FILE", help="The page to write.")] = Path("report.html"),
     device: Device = "auto",
     allow_import: AllowImport = False,
 ) -> None:
@@ -212,6 +199,7 @@ def report(
 
     A run that was not evaluated yet is evaluated first, on the rows that its recipe held out.
     """
+    from dissensus.diagnostics import Finding
     from dissensus.evaluation import Evaluation
     from dissensus.recipes.sweeps import arms_in
     from dissensus.reporting import report as write_report
@@ -227,22 +215,14 @@ def report(
             loaded = load_trained(run, device, allow_import)
             say(f"{run} has not been evaluated since it was trained; this is done first.")
             evaluate_run(loaded, run, sets_of(loaded, run)).save(path)
-        results.append(_with_diagnosis(Evaluation.load(path), run))
+        result = Evaluation.load(path)
+        # What `dissensus diagnose` found knows the training data and the history, too; unless it is of other members.
+        found = run / DIAGNOSIS
+        if found.exists() and found.stat().st_mtime >= written(run, "last"):
+            result = replace(result, diagnosis=Finding.load(found))
+        results.append(result)
     page = write_report(results, output)
     typer.echo(f"Page with pictures: {page}")
-
-
-def _with_diagnosis(result: "Evaluation", run: Path) -> "Evaluation":
-    """Put what `dissensus diagnose` found in a run's folder in place of what the evaluation found by the way.
-
-    It knows the training data and the history, too. One that is older than the run's last checkpoint is of other members.
-    """
-    from dissensus.diagnostics import Finding
-
-    found = run / DIAGNOSIS
-    if not found.exists() or found.stat().st_mtime < written(run, "last"):
-        return result
-    return replace(result, diagnosis=Finding.load(found))
 
 
 def sets_of(

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 if TYPE_CHECKING:
     from dissensus.recipes import LoadedRun
@@ -12,13 +13,12 @@ if TYPE_CHECKING:
 
 UNDERTRAINED = "Probably undertrained: the loss was still falling when training ended."
 
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a trained run.")]
+RunFolder = Annotated[Path, Argument(metavar="RUN", help="Folder of a trained run.")]
 AllowImport = Annotated[
-    bool,
-    typer.Option("--allow-import", help="Let the recipe import its network from a module; runs that module's code."),
+    bool, Option("--allow-import", help="Let the recipe import its network from a module; runs that module's code.")
 ]
-Device = Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda, cuda:1, ...")]
-BatchSize = Annotated[int, typer.Option(min=1, help="Inputs that go through the members at once.")]
+Device = Annotated[str, Option(help="Where to run: auto, cpu, cuda, cuda:1, ...")]
+BatchSize = Annotated[int, Option(min=1, help="Inputs that go through the members at once.")]
 
 
 def load_trained(folder: Path, device: str, allow_import: bool) -> "LoadedRun":

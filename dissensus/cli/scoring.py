@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from dissensus.cli.options import AllowImport, BatchSize, Device, RunFolder, load_trained, note, say
 
@@ -27,37 +28,32 @@ def score(
     run: RunFolder,
     data: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="DATA", help="A file or folder of inputs; FILE.npz#test for a split; 'in/*.parquet' for many files."
         ),
     ],
     output: Annotated[
         Path,
-        typer.Option(
-            "--output", "-o", metavar="FILE|DIR", help="Where to write: .csv or .parquet; a folder for many files."
-        ),
+        Option("--output", "-o", metavar="FILE|DIR", help="Where to write: .csv or .parquet; a folder for many files."),
     ],
     carry: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="COLUMN", help="A column of the table to copy; may be repeated. Identifiers are copied anyway."
-        ),
+        Option(metavar="COLUMN", help="A column of the table to copy; may be repeated. Identifiers are copied anyway."),
     ] = None,
     false_alarms: Annotated[
-        float | None, typer.Option(help="Rate of false alarms to allow.", show_default="the recipe's")
+        float | None, Option(help="Rate of false alarms to allow.", show_default="the recipe's")
     ] = None,
     coverage: Annotated[
-        float | None,
-        typer.Option(help="How often sets and intervals are to hold the truth.", show_default="the recipe's"),
+        float | None, Option(help="How often sets and intervals are to hold the truth.", show_default="the recipe's")
     ] = None,
     shard: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="I/N", help="Of many files only every Nth, from the Ith (0 to N-1, or 1 to N).", show_default=False
         ),
     ] = None,
     ray: Annotated[
-        bool, typer.Option("--ray", help="Score files side by side on a Ray cluster, or this machine's CPUs.")
+        bool, Option("--ray", help="Score files side by side on a Ray cluster, or this machine's CPUs.")
     ] = False,
     batch_size: BatchSize = 1024,
     device: Device = "auto",

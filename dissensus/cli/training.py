@@ -2,11 +2,11 @@
 
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from dissensus.cli.options import UNDERTRAINED, AllowImport, is_undertrained, say
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def init(
-    data: Annotated[Path, typer.Argument(metavar="DATA", help="A .csv, .parquet or .npz file, or a folder of images.")],
+    data: Annotated[Path, Argument(metavar="DATA", help="A .csv, .parquet or .npz file, or a folder of images.")],
     target: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Column or array to predict.", show_default="the last column of a table"),
+        Option(metavar="NAME", help="Column or array to predict.", show_default="the last column of a table"),
     ] = None,
 ) -> None:
     """Look at data, say what is in it, and write a recipe for it.
@@ -29,6 +29,7 @@ def init(
     terminal.
     """
     from dissensus.data.files import TABLE_ENDINGS
+    from dissensus.data.frames import read_table
     from dissensus.recipes.starting import look_at
 
     recipe = Path(f"{data.stem}.toml")
@@ -37,7 +38,9 @@ def init(
     if not data.exists():
         raise ValueError(f"There is no file or folder {data}.")
     if target is None and data.suffix.lower() in TABLE_ENDINGS and sys.stdin.isatty():
-        target = _ask(data)
+        names = list(read_table(data)[0].columns)
+        question = f"Columns: {', '.join(names)}\nWhich one is to be predicted?"
+        target = str(typer.prompt(question, default=names[-1])).strip()
     found, text = look_at(data, target)
     typer.echo(found)
     with open(recipe, "x", encoding="utf-8") as file:
@@ -45,35 +48,23 @@ def init(
     typer.echo(f"\nRecipe: {recipe}\nNext: dissensus train {recipe}")
 
 
-def _ask(data: Path) -> str:
-    """Ask which column is the target."""
-    from dissensus.data.frames import read_table
-
-    names = list(read_table(data)[0].columns)
-    answer = typer.prompt(f"Columns: {', '.join(names)}\nWhich one is to be predicted?", default=names[-1])
-    return str(answer).strip()
-
-
 def train(
-    recipe: Annotated[
-        Path, typer.Argument(metavar="RECIPE", help="A recipe in TOML, or the folder of a run to go on with.")
-    ],
+    recipe: Annotated[Path, Argument(metavar="RECIPE", help="A recipe in TOML, or the folder of a run to go on with.")],
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="DIR", help="Folder for the run.", show_default="runs/RECIPE"),
+        Path | None, Option("--output", "-o", metavar="DIR", help="Folder for the run.", show_default="runs/RECIPE")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")] = False,
+    resume: Annotated[bool, Option("--resume", help="Go on with a run that was interrupted.")] = False,
     change: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Change a setting of the recipe; may be repeated."),
+        Option("--set", metavar="TABLE.KEY=VALUE", help="Change a setting of the recipe; may be repeated."),
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="How many arms of a [sweep] run at a time.")] = 1,
-    ray: Annotated[bool, typer.Option("--ray", help="Run the arms of a [sweep] on a Ray cluster.")] = False,
-    one: Annotated[bool, typer.Option("--one", hidden=True, help="Train one run whatever [sweep] says.")] = False,
+    jobs: Annotated[int, Option(min=1, help="How many arms of a [sweep] run at a time.")] = 1,
+    ray: Annotated[bool, Option("--ray", help="Run the arms of a [sweep] on a Ray cluster.")] = False,
+    one: Annotated[bool, Option("--one", hidden=True, help="Train one run whatever [sweep] says.")] = False,
     allow_import: AllowImport = False,
     mesh: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="MxD",
             help="Under torchrun: over how many processes members and batches are spread.",
             show_default="all on members",
@@ -88,18 +79,16 @@ def train(
     is not trained again.
     """
     from dissensus.recipes import Recipe, load_run
-    from dissensus.recipes.sweeps import sweep_of
+    from dissensus.recipes.sweeps import run_sweep, sweep_of
     from dissensus.training import DivergedError
     from dissensus.training.mesh import together
 
     changes = change or []
     folder = output or (recipe if recipe.is_dir() else Path("runs") / recipe.stem)
     if not one and (sweep := sweep_of(recipe)) is not None:
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise ValueError(
-                "The arms of a [sweep] are runs of their own: start them without torchrun, with --jobs or --ray."
-            )
-        _train_arms(recipe, folder, sweep, jobs, ray, changes, allow_import)
+        options = [part for each in changes for part in ("--set", each)] + ["--allow-import"] * allow_import
+        run_sweep(recipe, folder, sweep, jobs=jobs, options=options, say=typer.echo, ray=ray)
+        typer.echo(f"Runs: {folder}\nNext: dissensus report {folder} -o report.html")
         return
     described = Recipe.read(recipe, changes)
     try:
@@ -116,20 +105,6 @@ def train(
             typer.echo(f"{trained.preprocessing.columns.explain()}\n")
         typer.echo(_summary(run, trained.recipe))
         typer.echo(f"Run: {folder}\nNext: dissensus report {folder} -o report.html")
-
-
-def _train_arms(
-    recipe: Path, folder: Path, sweep: dict[str, Any], jobs: int, ray: bool, changes: Sequence[str], allow_import: bool
-) -> None:
-    """Train the arms of a sweep, and say how to compare them."""
-    from dissensus.recipes.sweeps import run_sweep
-
-    options = [part for change in changes for part in ("--set", change)]
-    options += ["--allow-import"] if allow_import else []
-    failed = run_sweep(recipe, folder, sweep, jobs=jobs, options=options, say=typer.echo, ray=ray)
-    if failed:
-        raise ValueError(f"{len(failed)} arms failed: {', '.join(failed)}. Call the same command again to go on.")
-    typer.echo(f"Runs: {folder}\nNext: dissensus report {folder} -o report.html")
 
 
 def _summary(run: "Run", recipe: "Recipe") -> str:

@@ -29,18 +29,8 @@ def export_run(
     """Write a run as one file, with the alarm that was calibrated when it was trained; without, where it held no rows out.
 
     The file takes images as uint8, features as they are, and rows of a table as one number a column, `TableEncoder.codes`: numbers as
-    they are, words as their place among the levels that the metadata lists, dates as days since 1970, missing values as NaN.
-
-    Args:
-        run: What `load_run` returned.
-        folder: The run's folder, which has its alarm.
-        path: Where to write; `.onnx` or `.pt2`.
-        precision: As `ds.export` takes it.
-        false_alarms: The alarm's rate, where callers give no limit; that of the run by default.
-        member_outputs: Whether each member's own prediction is an output, too.
-
-    Returns:
-        Where the file is, and how it compares with the run.
+    they are, words as their place among the levels that the metadata lists, dates as days since 1970, missing values as NaN. The
+    alarm's rate, where callers give no limit, is the run's by default; all else is as in `ds.export`.
     """
     calibration = load_calibration(folder, run)
     alarm = None if calibration is None else calibration.alarm

@@ -47,13 +47,7 @@ class Preprocessing:
 
     @classmethod
     def learn(cls, train: Loaded, classes: Sequence[str] | None, settings: DataSettings) -> "Preprocessing":
-        """Learn from the training data: means and scales of its inputs, and of its targets in regression.
-
-        Args:
-            train: The training rows.
-            classes: Names of the classes, in the order of the outputs; None for regression.
-            settings: How data is read, and what is to be standardised.
-        """
+        """Learn from the training rows: means and scales of inputs, and of targets in regression, as the settings ask."""
         plain = cls(
             shape=tuple(train.x.shape[1:]),
             pixels=train.x.dtype == torch.uint8,
@@ -134,13 +128,9 @@ class Preprocessing:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Preprocessing":
         """Make it again from plain values."""
-        columns = values["columns"]
-        frozen: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
-        }
-        if columns is not None:
-            frozen["columns"] = TableEncoder.from_json(columns)
-        return cls(**frozen)
+        columns = None if values["columns"] is None else TableEncoder.from_json(values["columns"])
+        frozen: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        return cls(**frozen | {"columns": columns})
 
 
 def _moments(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

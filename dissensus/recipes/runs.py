@@ -79,8 +79,9 @@ def started(folder: Path, recipe: str) -> Iterator[None]:
             yield
     except Exception:
         if not CheckpointFolder(folder).exists():
-            path.unlink(missing_ok=True)
-            if before is not None:
+            if before is None:
+                path.unlink(missing_ok=True)
+            else:
                 replace_file(path, before)
             # Of the folders that were made; one that somebody put something into stays, and so do those around it.
             with contextlib.suppress(OSError):

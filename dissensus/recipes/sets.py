@@ -45,8 +45,7 @@ def class_indices(loaded: Loaded, classes: Sequence[str]) -> Tensor:
     """Return the place of each row's label in the list of classes."""
     place = {name: index for index, name in enumerate(classes)}
     labels = label_names(loaded)
-    unknown = sorted(set(labels) - set(place))
-    if unknown:
+    if unknown := sorted(set(labels) - set(place)):
         raise ValueError(
             f"The data holds the classes {listed(unknown, 3)}, which the run does not know; it knows {listed(classes, 10)}."
         )
@@ -54,12 +53,7 @@ def class_indices(loaded: Loaded, classes: Sequence[str]) -> Tensor:
 
 
 def listed(names: Sequence[str], most: int = 20) -> str:
-    """Return names with commas between, and how many more there are where they are too many to show.
-
-    Example:
-        >>> listed(["ant", "bee", "cow", "dog"], most=2)
-        'ant, bee and 2 more'
-    """
+    """Return names with commas between, and how many more there are where they are too many to show."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
@@ -124,32 +118,25 @@ class DataSettings:
     @property
     def shares(self) -> dict[str, float]:
         """Shares of the rows that are held out, by their purpose; 0 where a file of its own serves."""
-        wanted = {name: getattr(self, name) for name in _HELD_OUT}
-        return {name: 0.0 if isinstance(value, str) else value for name, value in wanted.items()}
+        return {name: 0.0 if isinstance(own := getattr(self, name), str) else own for name in _HELD_OUT}
 
     def resolved(self, folder: Path) -> "DataSettings":
         """Return the settings with paths that do not depend on where they are read from."""
         files: dict[str, Any] = {
-            name: _absolute(value, folder)
+            name: str((folder / Path(file).expanduser()).absolute())
             for name in ("path", *_HELD_OUT, "unlabelled")
-            if isinstance(value := getattr(self, name), str)
+            if isinstance(file := getattr(self, name), str) and file not in BUILT_IN
         }
         return replace(self, **files)
 
     def read(self, source: str, columns: TableEncoder | None = None) -> Loaded:
         """Read a file as the settings say, a table's columns as those of another where they are given."""
-        given: dict[str, Any] = {"inputs": self.inputs, "size": self.size}
+        given: dict[str, Any] = {"inputs": self.inputs, "size": self.size, "columns": columns}
         given["layout"] = None if self.layout == "auto" else self.layout
-        if columns is not None:
-            given["columns"] = columns
-        else:
+        if columns is None:
             given |= {"drop": self.drop or None, "keep": self.keep or None}
             given["missing"] = None if self.missing == "impute" else self.missing
         return read_source(source, self.target, **given)
-
-
-def _absolute(path: str, folder: Path) -> str:
-    return path if path in BUILT_IN else str((folder / Path(path).expanduser()).absolute())
 
 
 @dataclass(frozen=True)
@@ -181,8 +168,7 @@ def load_sets(settings: DataSettings, classification: bool | None = None) -> Set
     whole = settings.read(settings.path)
     if whole.y is None:
         raise ValueError(f"The data of {settings.path} has no targets. Name them with target under [data].")
-    if classification is None:
-        classification = not is_regression(whole)
+    classification = not is_regression(whole) if classification is None else classification
     names = label_names(whole) if classification else _no_names(whole, settings)
     if lacking := sorted({str(name) for name in settings.leave_out} - set(names)):
         raise ValueError(
@@ -192,8 +178,7 @@ def load_sets(settings: DataSettings, classification: bool | None = None) -> Set
     known, unknown = split_classes(names, settings.leave_out)
     labels = [names[row] for row in known.tolist()]
     classes = _classes_of(labels) if classification else None
-    shares = list(settings.shares.values())
-    train, *others = (known[rows] for rows in split_rows(labels, shares, settings.seed))
+    train, *others = (known[rows] for rows in split_rows(labels, [*settings.shares.values()], settings.seed))
     if len(train) == 0:
         raise ValueError(f"Nothing is left to train on of {len(known)} rows. Hold out less.")
     whole = whole.learned_from(train)

@@ -76,20 +76,22 @@ def _read(hint: Any, value: Any) -> Any:
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return next((used for arg in args if (used := _read(arg, value)) is not _OTHER), _OTHER)
+    if _is_kind(origin, Sequence):
+        return _read_list(args[0], value, tuple in (origin, type(value)))
+    if origin is Literal:  # 1 is not True here
+        return value if (value, type(value)) in [(word, type(word)) for word in args] else _OTHER
+    if _is_kind(origin, Mapping):
+        return value if isinstance(value, Mapping) else _OTHER
     if hint is float and type(value) is int:
         return float(value)
-    if isinstance(origin, type) and issubclass(origin, Sequence):
-        items = [_read(args[0], item) for item in value] if isinstance(value, list | tuple) else [_OTHER]
-        if _OTHER in items:
-            return _OTHER
-        return tuple(items) if origin is tuple or isinstance(value, tuple) else items
-    if origin is Literal:
-        fits = any(value == word and type(value) is type(word) for word in args)
-    elif isinstance(origin, type) and issubclass(origin, Mapping):
-        fits = isinstance(value, Mapping)
-    else:
-        fits = hint is Any or type(value) is hint
-    return value if fits else _OTHER
+    return value if hint is Any or type(value) is hint else _OTHER
+
+
+def _read_list(hint: Any, values: Any, as_tuple: bool) -> Any:
+    items = [_read(hint, value) for value in values] if isinstance(values, list | tuple) else [_OTHER]
+    if _OTHER in items:
+        return _OTHER
+    return tuple(items) if as_tuple else items
 
 
 def _words(hint: Any) -> str:
@@ -99,11 +101,15 @@ def _words(hint: Any) -> str:
         return " or ".join(filter(None, map(_words, args)))
     if origin is Literal:
         return " or ".join(map(repr, args))
-    if isinstance(origin, type) and issubclass(origin, Mapping):
+    if _is_kind(origin, Mapping):
         return "a table"
-    if isinstance(origin, type) and issubclass(origin, Sequence):
+    if _is_kind(origin, Sequence):
         return f"a list of {_PLURALS.get(words, 'values')}" if (words := _words(args[0])) else ""
     return _PLAIN.get(hint, "")
+
+
+def _is_kind(origin: Any, kind: type) -> bool:
+    return isinstance(origin, type) and issubclass(origin, kind)
 
 
 def changed(tables: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:

@@ -16,27 +16,21 @@ _CALIBRATION = 0.15
 
 
 def look_at(path: Path, target: str | None = None) -> tuple[str, str]:
-    """Look at a file or folder of data.
+    """Look at a file or folder of data; return what was found, in words, and a commented recipe that trains on it.
 
-    Args:
-        path: A table (.csv, .tsv, .parquet), an .npz file or a folder of images.
-        target: Column or array to predict; by default a table's last column, and in an .npz file one of a usual name.
-
-    Returns:
-        What was found, in words; and a recipe, commented, that trains on it.
+    By default a table's last column is predicted, and of an .npz file an array of a usual name.
     """
-    options: dict[str, int] = {}
     if path.suffix.lower() in TABLE_ENDINGS and target is None:
         target = str(read_table(path)[0].columns[-1])
-    if path.is_dir() and (size := _common_size(path)) is not None:
-        options["size"] = size
-    loaded = load(path, target, **options)
+    size = _common_size(path) if path.is_dir() else None
+    loaded = load(path, target, **({} if size is None else {"size": size}))
     if loaded.y is None:
         raise ValueError(f"{path} holds no targets that could be found. Name them with --target.")
     regression = is_regression(loaded)
-    words = (_rows_in_words(loaded, path), _columns_in_words(loaded), _target_in_words(loaded, target, regression))
-    found = "\n\n".join(part for part in words if part)
-    return found, _recipe(loaded, path, target, regression, options.get("size"))
+    shape = f" of {describe_shape(loaded.x.shape[1:])}" if loaded.table is None else ""
+    rows = "\n  ".join([f"{path}: {len(loaded)} rows{shape}", *loaded.notes])
+    words = (rows, _columns_in_words(loaded), _target_in_words(loaded, target, regression))
+    return "\n\n".join(filter(None, words)), _recipe(loaded, path, target, regression, size)
 
 
 def _common_size(folder: Path) -> int | None:
@@ -49,13 +43,6 @@ def _common_size(folder: Path) -> int | None:
         with Image.open(path) as picture:
             sizes.add(picture.size)
     return min(_LARGEST_SIZE, round(median(min(size) for size in sizes))) if len(sizes) > 1 else None
-
-
-def _rows_in_words(loaded: Loaded, path: Path) -> str:
-    lines = [f"{path}: {len(loaded)} rows"]
-    if loaded.table is None:
-        lines[0] += f" of {describe_shape(loaded.x.shape[1:])}"
-    return "\n".join([*lines, *(f"  {note}" for note in loaded.notes)])
 
 
 def _columns_in_words(loaded: Loaded) -> str:
@@ -83,8 +70,10 @@ def _target_in_words(loaded: Loaded, target: str | None, regression: bool) -> st
 
 def _recipe(loaded: Loaded, path: Path, target: str | None, regression: bool, size: int | None) -> str:
     """Return a recipe with a comment on every line that one may want to change."""
-    images = loaded.x.ndim == 4
     loss = "gaussian_nll" if regression else "cross_entropy"
+    # A rate of false alarms that the rows held out for the alarm can keep.
+    held_out = _CALIBRATION * len(loaded)
+    rate = 0.01 if held_out > 300 else 0.05 if held_out > 40 else 0.1
     lines = [
         f"# Written by dissensus init {path.name}. Train it, then look at the page:",
         f"#   dissensus train {path.stem}.toml",
@@ -92,19 +81,15 @@ def _recipe(loaded: Loaded, path: Path, target: str | None, regression: bool, si
         "",
         "[data]",
         f"path = {json.dumps(str(path), ensure_ascii=False)}",
-        *([f"target = {json.dumps(target, ensure_ascii=False)}"] if target is not None else []),
-        *(
-            [f"size = {size}                  # height and width to give the images, which have several"]
-            if size
-            else []
-        ),
+        None if target is None else f"target = {json.dumps(target, ensure_ascii=False)}",
+        f"size = {size}                  # height and width to give the images, which have several" if size else None,
         "validation = 0.1           # share of the rows that decides which weights are kept",
         f"calibration = {_CALIBRATION}         # share of the rows that the alarm is calibrated on",
         "test = 0.2                 # share of the rows that dissensus report measures on",
         *_about_columns(loaded),
         "",
         "[model]",
-        *_model(loaded, images),
+        *_model(loaded),
         "",
         "[ensemble]",
         "members = 5",
@@ -119,16 +104,10 @@ def _recipe(loaded: Loaded, path: Path, target: str | None, regression: bool, si
         "# batch_size = 64          # by default 16 to 128, by the number of rows",
         "",
         "[alarm]",
-        f"false_alarms = {_rate(len(loaded))}        # how often ordinary inputs may raise it",
+        f"false_alarms = {rate}        # how often ordinary inputs may raise it",
         "",
     ]
-    return "\n".join(lines)
-
-
-def _rate(rows: int) -> float:
-    """Return a rate of false alarms that the rows held out for the alarm can keep."""
-    held_out = _CALIBRATION * rows
-    return 0.01 if held_out > 300 else 0.05 if held_out > 40 else 0.1
+    return "\n".join(line for line in lines if line is not None)
 
 
 def _about_columns(loaded: Loaded) -> list[str]:
@@ -150,10 +129,8 @@ def _about_columns(loaded: Loaded) -> list[str]:
     ]
 
 
-def _model(loaded: Loaded, images: bool) -> Sequence[str]:
-    if images and min(loaded.x.shape[2:]) >= 16:
-        return (
-            'name = "resnet18"',
-            "width = 16                 # 64 is the published network: slower, and better with many images",
-        )
-    return ('name = "mlp"', "hidden = [128, 128]        # width of each hidden layer")
+def _model(loaded: Loaded) -> Sequence[str]:
+    if loaded.x.ndim == 4 and min(loaded.x.shape[2:]) >= 16:
+        about = "64 is the published network: slower, and better with many images"
+        return 'name = "resnet18"', f"width = 16                 # {about}"
+    return 'name = "mlp"', "hidden = [128, 128]        # width of each hidden layer"

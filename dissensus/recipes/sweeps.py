@@ -6,6 +6,7 @@ on where it was, and several processes, also on machines that share the folder, 
 
 import csv
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib import import_module
 from itertools import product
 from pathlib import Path
 from threading import Lock
@@ -45,7 +47,10 @@ def settings_of(sweep: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{name} in [sweep] must be a whole number from 1; got {number!r}.")
     settings = {key: values for key, values in sweep.items() if key not in _NUMBERS}
     for key, values in settings.items():
-        if "." not in key or not (_is_list(values) or ("trials" in sweep and _is_range(values))):
+        fits = (
+            _is_range(values) if "trials" in sweep and isinstance(values, dict) else isinstance(values, list) and values
+        )
+        if "." not in key or not fits:
             raise ValueError(
                 '[sweep] takes lists of values by table and key, such as "training.lr" = [1e-3, 1e-2], and with `trials` also ranges, '
                 f'"training.lr" = {{low = 1e-4, high = 1e-1, log = true}}; got {key} = {values!r}.'
@@ -53,12 +58,8 @@ def settings_of(sweep: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _is_list(values: object) -> bool:
-    return isinstance(values, list) and bool(values)
-
-
-def _is_range(values: object) -> bool:
-    return isinstance(values, dict) and {"low", "high"} <= values.keys() <= {"low", "high", "log"}
+def _is_range(values: dict[str, Any]) -> bool:
+    return {"low", "high"} <= values.keys() <= {"low", "high", "log"}
 
 
 def arms_of(sweep: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -93,27 +94,30 @@ def run_sweep(
     options: Sequence[str],
     say: Callable[[str], None],
     ray: bool = False,
-) -> list[str]:
+) -> None:
     """Train every arm that is not finished, each in a folder and a process of its own.
 
-    Args:
-        recipe: The recipe.
-        folder: Folder for the arms' folders.
-        sweep: Its table `[sweep]`: a grid, or with `trials` a search by optuna, whose journal lies in the folder.
-        jobs: How many arms run at a time.
-        options: Further arguments of `dissensus train` for each.
-        say: Called with what happens.
-        ray: Run the arms of a grid as tasks of a Ray cluster, as many at a time as it has room for.
-
-    Returns:
-        Names of the arms that failed.
+    A sweep is a grid, or with `trials` a search by optuna, whose journal lies in the folder. So many `jobs` run at a time, each with
+    further options of `dissensus train`; the arms of a grid may also be tasks of a Ray cluster.
     """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(
+            "The arms of a [sweep] are runs of their own: start them without torchrun, with --jobs or --ray."
+        )
     train = partial(train_arm, recipe.absolute(), folder.absolute(), list(options))
-    if "trials" in sweep:
-        if ray:
-            raise ValueError("--ray runs grids; a search with `trials` goes on with --jobs, or in several processes.")
-        return _search(train, folder, sweep, jobs, say)
-    arms = arms_of(sweep)
+    if "trials" not in sweep:
+        failed = _train_grid(train, folder, arms_of(sweep), jobs, say, ray)
+    elif ray:
+        raise ValueError("--ray runs grids; a search with `trials` goes on with --jobs, or in several processes.")
+    else:
+        failed = _search(train, folder, sweep, jobs, say)
+    if failed:
+        raise ValueError(f"{len(failed)} arms failed: {', '.join(failed)}. Call the same command again to go on.")
+
+
+def _train_grid(
+    train: "partial[str]", folder: Path, arms: Mapping[str, list[str]], jobs: int, say: Callable[[str], None], ray: bool
+) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / SWEEP, json.dumps(list(arms)))
     failed = []
@@ -151,15 +155,19 @@ def _with_ray(train: "partial[str]", arms: Mapping[str, list[str]], jobs: int) -
 
 def started_ray() -> Any:
     """Return Ray, connected to the cluster that RAY_ADDRESS names, or to this machine."""
-    try:
-        import ray
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            "--ray needs Ray, which this environment lacks. Install with: pip install 'dissensus[ray]'"
-        ) from None
+    ray = _imported("ray", "--ray needs Ray", "ray")
     if not ray.is_initialized():
         ray.init(log_to_driver=False, include_dashboard=False)
     return ray
+
+
+def _imported(module: str, wanted: str, extra: str) -> Any:
+    try:
+        return import_module(module)
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            f"{wanted}, which this environment lacks. Install with: pip install 'dissensus[{extra}]'"
+        ) from None
 
 
 def _search(
@@ -167,8 +175,9 @@ def _search(
 ) -> list[str]:
     """Let optuna choose arms by the validation loss of earlier ones, until there are as many as asked for."""
     settings, study = settings_of(sweep), _study(folder)
-    running = study.get_trials(states=[_optuna().trial.TrialState.RUNNING])
-    left = [(trial.number, trial.params) for trial in running]
+    from optuna.trial import TrialState
+
+    left = [(trial.number, trial.params) for trial in study.get_trials(states=[TrialState.RUNNING])]
     asking, failed = Lock(), []
 
     def next_arm() -> tuple[int, dict[str, Any]] | None:
@@ -190,7 +199,7 @@ def _search(
                 continue  # a process that shares the journal has it
             value = _validation_loss(folder / name) if is_finished(folder / name) else None
             with asking:
-                study.tell(number, value, state=None if value is not None else _optuna().trial.TrialState.FAIL)
+                study.tell(number, value, state=None if value is not None else TrialState.FAIL)
                 say(f"{name}: {answer}" + ("" if value is None else f", validation loss {value:.4f}"))
                 failed.extend([name] if value is None else [])
 
@@ -200,27 +209,16 @@ def _search(
 
 
 def _study(folder: Path) -> Any:
-    optuna = _optuna()
+    optuna = _imported("optuna", "`trials` in [sweep] needs optuna", "search")
     folder.mkdir(parents=True, exist_ok=True)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    backend = optuna.storages.journal.JournalFileBackend(str(folder / JOURNAL))
+    backend = import_module("optuna.storages.journal").JournalFileBackend(str(folder / JOURNAL))
     storage = optuna.storages.JournalStorage(backend)
     replace_file(folder / SWEEP, "[]")
     study = optuna.create_study(study_name="sweep", storage=storage, load_if_exists=True)
     # Processes that share the journal begin at other places, and keep away from what others are trying.
     study.sampler = optuna.samplers.TPESampler(seed=len(study.trials), constant_liar=True)
     return study
-
-
-def _optuna() -> Any:
-    try:
-        import optuna
-        import optuna.storages.journal
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            "`trials` in [sweep] needs optuna, which this environment lacks. Install with: pip install 'dissensus[search]'"
-        ) from None
-    return optuna
 
 
 def _suggested(trial: Any, key: str, values: Any) -> Any:

@@ -79,7 +79,9 @@ class Batcher:
 
     async def _answer(self, batch: list[_Waiting], loop: asyncio.AbstractEventLoop) -> None:
         try:
-            outputs = await loop.run_in_executor(self._thread, self._run, _joined(batch))
+            names = batch[0].feed if len(batch) > 1 else ()
+            joined = {name: np.concatenate([each.feed[name] for each in batch]) for name in names}
+            outputs = await loop.run_in_executor(self._thread, self._run, joined or batch[0].feed)
         except Exception as problem:  # whatever a run raises must not end the service
             if len(batch) > 1:
                 for each in batch:  # one request's error is not the others'
@@ -87,7 +89,12 @@ class Batcher:
             elif not batch[0].done.done():
                 batch[0].done.set_exception(problem)
         else:
-            _hand_out(batch, outputs)
+            start = 0
+            for each in batch:
+                own = slice(start, start + each.rows)
+                if not each.done.done():  # its client may have gone
+                    each.done.set_result({name: values[own] for name, values in outputs.items()})
+                start += each.rows
 
     def _next(self) -> list[_Waiting]:
         """Take the requests that run next: the first, and those after it of the same shapes."""
@@ -100,17 +107,3 @@ class Batcher:
             rows += each.rows
         self.waiting_rows -= rows
         return batch
-
-
-def _joined(batch: list[_Waiting]) -> Arrays:
-    if len(batch) == 1:
-        return batch[0].feed
-    return {name: np.concatenate([each.feed[name] for each in batch]) for name in batch[0].feed}
-
-
-def _hand_out(batch: list[_Waiting], outputs: Arrays) -> None:
-    start = 0
-    for each in batch:
-        if not each.done.done():  # its client may have gone
-            each.done.set_result({name: values[start : start + each.rows] for name, values in outputs.items()})
-        start += each.rows

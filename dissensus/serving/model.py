@@ -70,20 +70,18 @@ class Field:
             raise BadInput(f"{wanted}; not all of these rows have one shape.") from None
         if array.dtype.kind not in self.kinds or ("b" not in self.kinds and _has_booleans(values)):
             raise BadInput(f"{wanted}; it must hold {'numbers' if self.floats else 'whole numbers'} only.")
-        if shape is not None:
-            if array.size != prod(shape) or array.ndim not in (1, len(shape)):
-                raise BadInput(
-                    f'"data" of {self.name!r} must have {prod(shape)} numbers, as its shape says; got {array.size}.'
-                )
-            array = array.reshape(shape)
-        fits = array.ndim == 1 + len(self.shape) and all(
-            size in (None, own) for size, own in zip(self.shape, array.shape[1:], strict=True)
-        )
-        if not fits:
+        array = array if shape is None else self._shaped(array, shape)
+        if not _fits(array.shape, (None, *self.shape)):
             raise BadInput(f"{wanted}; got an array shaped {list(array.shape)}.")
         if not len(array) or len(array) != (rows or len(array)):
             raise BadInput(f"{wanted}, {rows or 'at least one'} of them; got {len(array)}.")
         return self._converted(array)
+
+    def _shaped(self, array: NDArray[Any], shape: Sequence[int]) -> NDArray[Any]:
+        if array.size != prod(shape) or array.ndim not in (1, len(shape)):
+            count = prod(shape)
+            raise BadInput(f'"data" of {self.name!r} must have {count} numbers, as its shape says; got {array.size}.')
+        return array.reshape(shape)
 
     @property
     def floats(self) -> bool:
@@ -110,6 +108,10 @@ def _has_booleans(values: Any) -> bool:
         return False
     kinds = set(map(type, values))
     return bool in kinds or (list in kinds and any(map(_has_booleans, values)))
+
+
+def _fits(given: Sequence[int], wanted: Sequence[int | None]) -> bool:
+    return len(given) == len(wanted) and all(n is None or n == m for n, m in zip(wanted, given, strict=True))
 
 
 def _described(shape: Sequence[int | None]) -> str:
@@ -153,8 +155,11 @@ class Model:
         if len(self.inputs) == 1 and not isinstance(rows[0], dict):
             ((name, field),) = self.inputs.items()
             return {name: field.array(rows)}
-        columns = _columns(rows, list(self.inputs))
-        return {name: field.array(columns[name], len(rows)) for name, field in self.inputs.items()}
+        for number, row in enumerate(rows):
+            if not isinstance(row, dict) or row.keys() != self.inputs.keys():
+                wanted, got = ", ".join(map(repr, self.inputs)), repr(row)
+                raise BadInput(f"Each row must be an object with {wanted}; row {number} is {got:.200}.")
+        return {name: field.array([row[name] for row in rows], len(rows)) for name, field in self.inputs.items()}
 
     def _encode(self, rows: list[Any]) -> NDArray[Any]:
         """Return rows of named columns as the numbers that the file takes, missing values as NaN."""
@@ -193,30 +198,16 @@ class Model:
         columns = {name: values.tolist() for name, values in found.items() if members or name != "members"}
         answers = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         for answer in answers:
-            self._name_prediction(answer)
+            values = answer["prediction"]
+            if self.facts["task"] == "classification":
+                best = max(range(len(values)), key=values.__getitem__)
+                answer |= {"probabilities": values, "prediction": self.classes[best] if self.classes else best}
+            elif len(values) == 1:
+                answer["prediction"] = values[0]
         return answers
-
-    def _name_prediction(self, answer: dict[str, Any]) -> None:
-        values = answer["prediction"]
-        if self.facts["task"] == "classification":
-            best = max(range(len(values)), key=values.__getitem__)
-            answer["probabilities"] = values
-            answer["prediction"] = self.classes[best] if self.classes else best
-        elif len(values) == 1:
-            answer["prediction"] = values[0]
 
 
 def with_limit(found: Arrays, limit: float | None) -> None:
     """Put the flags of another limit than the file's own into its outputs, by the same comparison."""
     if limit is not None and "p_value" in found:
         found["flag"] = found["p_value"] <= np.float32(limit)
-
-
-def _columns(rows: list[Any], names: list[str]) -> dict[str, list[Any]]:
-    for number, row in enumerate(rows):
-        if not isinstance(row, dict) or set(row) != set(names):
-            given = ", ".join(map(repr, row)) if isinstance(row, dict) else type(row).__name__
-            raise BadInput(
-                f"Each row must be an object with {', '.join(map(repr, names))}; row {number} has {given:.200}."
-            )
-    return {name: [row[name] for row in rows] for name in names}
