@@ -4,11 +4,8 @@ import json
 from decimal import Decimal
 
 import pytest
-import torch
 from dissensus_studies import recorded, results
 from dissensus_studies.harness.statistics import ece_floor, typical_confidence
-
-from dissensus import metrics
 
 
 def test_pages_are_what_the_record_says():
@@ -105,20 +102,3 @@ def test_the_floor_of_the_calibration_error_is_that_of_one_bin_where_all_are_equ
     # E|mean error| of a coin with p = .8: sqrt(2 p (1 - p) / (pi n)).
     assert ece_floor([0.8] * 4000) == pytest.approx((2 * 0.8 * 0.2 / (3.141593 * 4000)) ** 0.5, rel=0.15)
     assert ece_floor(typical_confidence(0.9, 1000)) > 2 * ece_floor(typical_confidence(0.9, 10_000))
-
-
-def test_bounds_of_a_pair_hold_copies_and_independent_members_between_them():
-    from dissensus_studies.masksembles.figures import pair_bounds
-
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.randint(0, 10, (200_000,), generator=generator)
-
-    def noisy(predictions, share):
-        redrawn = torch.rand(len(predictions), generator=generator) < share
-        return torch.where(redrawn, torch.randint(0, 10, predictions.shape, generator=generator), predictions)
-
-    base = noisy(labels, 0.1)
-    for other, place in ((noisy(base, 0.2), 0), (noisy(labels, 0.28), 1)):
-        accuracies = [float((each == labels).double().mean()) for each in (base, other)]
-        found = metrics.pair_diversity(base, other, labels)
-        assert found == pytest.approx(pair_bounds(accuracies, 10)[place], rel=0.02)

@@ -24,7 +24,6 @@ from dissensus_studies.anchoring.arms import (
     arms_of,
 )
 from dissensus_studies.anchoring.claims import anchoring_claims
-from dissensus_studies.anchoring.figures import drawings
 from dissensus_studies.anchoring.qualities import ADAPTATION as ADAPTED
 from dissensus_studies.anchoring.qualities import (
     CALIBRATION,
@@ -36,9 +35,10 @@ from dissensus_studies.anchoring.qualities import (
     mean_auroc,
     same_sets,
 )
-from dissensus_studies.anchoring.tables import Row, by_severity, published_tables
+from dissensus_studies.anchoring.tables import Row, Rows, by_severity, published_tables
 from dissensus_studies.harness.arm_log import Arms, Record, print_now
 from dissensus_studies.harness.claims import claims_table
+from dissensus_studies.harness.figures import Drawing, sweep
 from dissensus_studies.harness.image_pages import arms_table, auroc_columns, with_interval
 from dissensus_studies.harness.image_sets import image_folder
 from dissensus_studies.harness.image_study import ImageStudy, Page, Work
@@ -51,6 +51,7 @@ _JUDGED = (
     f"{DETECTION.between_runs} for AUROC), by which runs differed on CIFAR-10. AUROC is that of the score {SCORES[0]} with one "
     "reference, averaged over the unknown sets that were there; adaptation is averaged over the labelled sets that were there."
 )
+_QUALITIES = {each.name: each.read for each in (CLEAN, ROBUSTNESS, CALIBRATION, DETECTION, ADAPTED)}
 _BESIDE = (
     f"AUROC of the score {SCORES[0]} with one reference, the first training image; the document does not say which score it "
     "uses. Corruptions are our own, in the manner of CIFAR-10-C: accuracies and errors are close to, and not the same as, those on "
@@ -75,8 +76,7 @@ def page(work: Work, found: Arms) -> Page:
         by_severity(records, "accuracy", "Accuracy under corruption, mean over corruptions and runs"),
         by_severity(records, "smooth_ece", "Smooth ECE under corruption, mean over corruptions and runs"),
     ]
-    qualities = (CLEAN, ROBUSTNESS, CALIBRATION, DETECTION, ADAPTED)
-    rows = [[name, *(quality.read(record) for quality in qualities)] for name, record in same.items()]
+    rows = [[name, *(read(record) for read in _QUALITIES.values())] for name, record in same.items()]
     return Page(
         claims,
         _JUDGED,
@@ -97,6 +97,34 @@ def page(work: Work, found: Arms) -> Page:
         {"score": SCORES[0], "anchors": [1, ANCHORS]},
         [claims_table(claims), *published, *severities, tasks_table(tasks, found)],
     )
+
+
+def drawings(records: Rows) -> list[Drawing]:
+    """Return every quality against the masking probability and against the weight of mining, as far as there are arms."""
+    found = []
+    for architecture in dict.fromkeys(architecture for architecture, _ in records):
+        own = {row: each for (other, row), each in records.items() if other == architecture}
+        masked = [
+            ("anchored", float(record["setting"]["alpha"]), record)
+            for row, each in own.items()
+            if " " not in row and row != "plain"
+            for record in each
+        ]
+        mined = [
+            (record["setting"]["tails"], float(record["setting"]["tail_weight"]), record)
+            for row, each in own.items()
+            if "tail=" in row
+            for record in each
+        ]
+        if masked and "plain" in own:
+            levels, title = {"plain": own["plain"]}, f"How much to mask, {architecture}"
+            name = f"anchoring_alpha_{architecture}"
+            found.append(sweep(name, title, masked, _QUALITIES, "masking probability", levels=levels))
+        if mined and "alpha=0.25" in own:
+            levels, title = {"no mining": own["alpha=0.25"]}, f"Hard-delta mining, {architecture}"
+            name, label = f"anchoring_tails_{architecture}", "weight of the tail term"
+            found.append(sweep(name, title, mined, _QUALITIES, label, levels=levels, xscale="log"))
+    return found
 
 
 def by_row(found: Arms) -> dict[Row, list[Record]]:

@@ -14,11 +14,11 @@ from dissensus.html import Section, Table
 from dissensus_studies.collusion.image_arms import EPOCHS, GAP_EPOCHS, JointSetting, arms_of
 from dissensus_studies.harness.arm_log import Arms, Record
 from dissensus_studies.harness.claims import Claim
-from dissensus_studies.harness.figures import Drawing, Line, Panel
+from dissensus_studies.harness.figures import sweep
 from dissensus_studies.harness.image_arms import file_name
-from dissensus_studies.harness.image_pages import arms_table, auroc_columns, over_seeds, with_interval
+from dissensus_studies.harness.image_pages import arms_table, auroc_columns, with_interval
 from dissensus_studies.harness.image_study import ImageStudy, Page, Work
-from dissensus_studies.harness.statistics import Estimate, Summary
+from dissensus_studies.harness.statistics import Estimate
 
 Family = Mapping[float, Sequence[Record]]
 Case = tuple[str, bool | None]
@@ -39,6 +39,12 @@ _FIGURES = {
 }
 # Which entry of a record's "test" has the interval of a quantity that was measured once.
 _INTERVAL_OF = {"accuracy": "accuracy", "member_accuracy": "member_accuracy", "ensemble_error": "nll"}
+_NUMBERS: Mapping[str, Callable[[Record], float]] = {
+    "accuracy": itemgetter("accuracy"),
+    "mean member": itemgetter("member_accuracy"),
+    "ERR": itemgetter("ensemble_error"),
+    "diversity": itemgetter("diversity"),
+}
 _VERDICTS = {"reproduced": True, "unresolved": None, "not reproduced": False}
 
 
@@ -150,120 +156,63 @@ def _dropout_claims(dropped: Family) -> list[Claim]:
     ]
 
 
-def sweep_panels(records: Sequence[Record], varied: str, label: str) -> list[Panel]:
-    """Return test accuracy of ensemble and members, ensemble error and diversity against one setting, "beta" or "member_dropout"."""
-    pairs = [(float(record["setting"][varied]), record) for record in records]
-    # Only what was run: a line between two values far apart shows nothing of what lies between them.
-    axes = {"xticks": sorted({value for value, _ in pairs})}
-
-    def line(name: str, key: str, colour: int) -> Line:
-        return Line.over(name, over_seeds(pairs, itemgetter(key)), colour)
-
-    accuracies = [line("ensemble", "accuracy", 0), line("mean member", "member_accuracy", 2)]
-    return [
-        Panel("test accuracy", label, accuracies, axes),
-        Panel("test error of the ensemble, nats", label, [line("", "ensemble_error", 0)], axes),
-        Panel("test diversity, nats", label, [line("", "diversity", 1)], axes),
-    ]
-
-
-def curve(record: Record, name: str) -> list[float]:
-    """Return an error by epoch of a gap arm: of the ensemble on "train", "augmented" or "test" images, of "members", or the "gap"."""
+def gap_curves(record: Record) -> dict[str, list[float]]:
+    """Return errors of a gap arm by epoch."""
     clean, history = record["training"]["clean"], record["training"]["history"]
-    if name == "gap":
-        return [test - train for train, test in zip(clean["ensemble_error"], history["ensemble_loss"], strict=True)]
-    part, key = {
-        "train": (clean, "ensemble_error"),
-        "augmented": (history, "ensemble_error"),
-        "test": (history, "ensemble_loss"),
-        "train members": (clean, "member_error"),
-        "test members": (history, "validation_loss"),
-    }[name]
-    return list(part.get(key, ()))
+    train, test = clean["ensemble_error"], history["ensemble_loss"]
+    curves = {"gap": [after - before for before, after in zip(train, test, strict=True)], "training error": train}
+    curves |= {"test error": test, "members on training images": clean.get("member_error", [])}
+    curves["members on test images"] = history.get("validation_loss", [])
+    return {name: values for name, values in curves.items() if values}
 
 
 def final_gap(record: Record) -> float:
     """Return test minus training error of a gap arm, averaged over the last tenth of its epochs."""
-    gap = curve(record, "gap")
+    gap = gap_curves(record)["gap"]
     return fmean(gap[-max(1, len(gap) // 10) :])
-
-
-def gap_panels(by_beta: Family) -> list[Panel]:
-    """Return gap, ensemble errors, and member error and diversity over epochs, on training and on test images."""
-    lines: dict[str, list[Line]] = {"gap": [], "error": [], "train": [], "test": []}
-    for colour, (beta, records) in enumerate(sorted(by_beta.items())):
-        lines["gap"].append(_epochs(f"β = {beta:g}", [curve(record, "gap") for record in records], colour))
-        for name, style in (("test", "-"), ("train", "--"), ("augmented", ":")):
-            found = [curve(record, name) for record in records]
-            lines["error"].append(_epochs(f"{name}, β = {beta:g}", found, colour, style=style))
-        for part in ("train", "test"):
-            members = [curve(record, f"{part} members") for record in records]
-            # Of two nearly equal errors: rounding must not take them off a logarithmic axis.
-            diversity = [
-                [max(own - pooled, 1e-9) for own, pooled in zip(member, curve(record, part), strict=True)]
-                for member, record in zip(members, records, strict=True)
-            ]
-            lines[part].append(_epochs(f"member error, β = {beta:g}", members, colour))
-            lines[part].append(_epochs(f"diversity, β = {beta:g}", diversity, colour, style="--"))
-    log = {"yscale": "log"}
-    return [
-        Panel("test minus training error, nats", "epoch", lines["gap"]),
-        Panel("ensemble error, nats", "epoch", lines["error"], log),
-        Panel("training images, nats", "epoch", lines["train"], log),
-        Panel("test images, nats", "epoch", lines["test"], log),
-    ]
-
-
-def _epochs(name: str, curves: Sequence[Sequence[float]], colour: int, style: str = "-") -> Line:
-    """Return the mean of curves over epochs, cut to the shortest."""
-    length = min(map(len, curves))
-    found = {epoch + 1.0: Summary(tuple(each[epoch] for each in curves)) for epoch in range(length)}
-    return Line.over(name, found, colour, style)
 
 
 def page(work: Work, found: Arms) -> Page:
     """Return what the study makes of its records."""
     sweeps, gaps, dropped = _sorted_out(found)
     drawings = [
-        Drawing(
+        sweep(
             f"collusion_{file_name(name).lower()}",
             name,
-            sweep_panels([record for runs in records.values() for record in runs], "beta", "β"),
-            f"{_as_figure(_FIGURES.get(name))}Bands are two standard errors over runs, where there are several.",
+            [("", beta, record) for beta, runs in records.items() for record in runs],
+            _NUMBERS,
+            "β",
+            caption=f"As the document's figure {_FIGURES.get(name, '15')}.",
+            xticks=sorted(records),
         )
         for name, records in sweeps.items()
         if len(records) > 1
     ]
     for name, records in gaps.items():
-        caption = (
-            "Adam without decay, trained to the end on all training images; after every epoch the ensemble is looked at on test images "
-            "and, in the same way, on training images. Dotted: as it was trained on, augmented and with dropout."
-        )
-        title = name.replace("gap", "Generalisation gap,", 1)
-        caption = f"{_as_figure('5 and 10 to 12')}{caption}"
-        drawings.append(Drawing(f"collusion_{file_name(name).lower()}", title, gap_panels(records), caption, 2))
+        points = [
+            (f"β = {beta:g}", float(epoch), {key: values[epoch - 1] for key, values in curves.items()})
+            for beta, runs in records.items()
+            for curves in map(gap_curves, runs)
+            for epoch in range(1, len(curves["gap"]) + 1)
+        ]
+        title, columns = name.replace("gap", "Generalisation gap,", 1), {key: itemgetter(key) for key in points[0][2]}
+        caption = "As the document's figures 5 and 10 to 12: in nats, training images looked at as test images after every epoch."
+        drawings.append(sweep(f"collusion_{file_name(name).lower()}", title, points, columns, "epoch", caption=caption))
     if len(dropped) > 1:
-        every = [record for runs in dropped.values() for record in runs]
-        panels = sweep_panels(every, "member_dropout", "share of members left out")
-        caption = (
-            f"{_as_figure('18')}{every[0]['family']}, β = 1: int(p M) members, drawn anew, are left out of every batch."
-        )
-        drawings.append(Drawing("collusion_dropout", "Leaving members out of training batches", panels, caption))
-    names = ("accuracy", "member_accuracy", "ensemble_error", "diversity")
+        points = [("", share, record) for share, runs in dropped.items() for record in runs]
+        title = "Leaving members out of training batches"
+        caption = "As the document's figure 18: β = 1; int(p M) members, drawn anew, are left out of every batch."
+        drawings.append(sweep("collusion_dropout", title, points, _NUMBERS, "share left out", caption=caption))
     return Page(
         image_claims(sweeps, gaps, dropped),
         _JUDGED,
         lambda outputs: [*(each.section(outputs) for each in drawings), Section("All arms", *_tables(found))],
         (
-            ("arm", "accuracy", "mean member", "ERR", "diversity"),
-            [[name, *(record[each] for each in names)] for name, record in found.done.items()],
+            ("arm", *_NUMBERS),
+            [[name, *(read(record) for read in _NUMBERS.values())] for name, record in found.done.items()],
         ),
         _remarks(found, work),
     )
-
-
-def _as_figure(number: str | None) -> str:
-    return f"As the document's figure {number}. " if number else ""
 
 
 def _sorted_out(found: Arms) -> tuple[dict[str, Family], dict[str, Family], Family]:

@@ -1,13 +1,17 @@
 """Named lines in, a figure in the one style out: panels without boxes or legends, every line named at its end in its own colour."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import isfinite
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from dissensus import plots
 from dissensus.html import Section
 from dissensus.plots.figures import tick_text
+from dissensus_studies.harness.arm_log import Record
+from dissensus_studies.harness.image_pages import over_seeds
 from dissensus_studies.harness.outputs import Outputs
 from dissensus_studies.harness.statistics import Summary
 
@@ -69,16 +73,54 @@ class Drawing:
     title: str
     panels: Sequence[Panel]
     caption: str = ""
-    columns: int = 3
 
     def section(self, outputs: Outputs) -> Section:
         """Draw it; return its section."""
         alt = f"{self.title}: {', '.join(panel.title for panel in self.panels)}"
-        return Section(self.title, outputs.picture(self.name, draw(self.panels, self.columns), alt, self.caption))
+        return Section(self.title, outputs.picture(self.name, draw(self.panels), alt, self.caption))
+
+
+def sweep(
+    name: str,
+    title: str,
+    points: Iterable[tuple[str, float, Record]],
+    columns: Mapping[str, Callable[[Record], float]],
+    xlabel: str,
+    *,
+    levels: Mapping[str, Sequence[Record]] | None = None,
+    caption: str = "",
+    **axes: Any,
+) -> Drawing:
+    """Return a figure with a panel for each column: means over repeats against what was varied, with two standard errors.
+
+    Args:
+        name: Of its files.
+        title: Of its section.
+        points: Name of a line, what was varied, and the record of one arm.
+        columns: Title of each panel, and what it reads of a record; NaN where that was not measured.
+        xlabel: What was varied.
+        levels: Records that others are compared with, drawn as dashed lines.
+        caption: What to know of it.
+        axes: Further arguments of `Axes.set`.
+    """
+    points = list(points)
+    ends = [min(x for _, x, _ in points), max(x for _, x, _ in points)]
+    panels = []
+    for column, read in columns.items():
+        if not all(isfinite(read(record)) for _, _, record in points):
+            continue
+        lines = []
+        for place, line in enumerate(dict.fromkeys(line for line, _, _ in points)):
+            own = ((x, record) for other, x, record in points if other == line)
+            lines.append(Line.over(line, over_seeds(own, read), place))
+        for level, records in (levels or {}).items():
+            lines.append(Line(level, ends, [fmean(map(read, records))] * 2, colour=None, style="--"))
+        panels.append(Panel(column, xlabel, lines, axes))
+    return Drawing(name, title, panels, caption or "Means over runs, with two standard errors where there are several.")
 
 
 def draw(
-    panels: Sequence[Panel], columns: int = 2, *, title: str = "", width: float = 3.6, height: float = 2.7
+    panels: Sequence[Panel], columns: int = 3, *, title: str = "", width: float = 3.6, height: float = 2.7
 ) -> "matplotlib.figure.Figure":
     """Draw panels side by side; lines of the same names are named in the first panel that has them."""
     from matplotlib.ticker import FuncFormatter, NullFormatter

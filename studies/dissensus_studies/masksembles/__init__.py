@@ -14,12 +14,12 @@ from statistics import fmean
 from dissensus.html import Section, Table
 from dissensus_studies.harness.arm_log import Arms, Record
 from dissensus_studies.harness.claims import Claim
-from dissensus_studies.harness.figures import Drawing
+from dissensus_studies.harness.figures import Drawing, sweep
 from dissensus_studies.harness.image_pages import arms_table, with_interval
 from dissensus_studies.harness.image_study import ImageStudy, Page, Work
 from dissensus_studies.harness.statistics import Summary
 from dissensus_studies.masksembles.arms import EPOCHS, NUM_MEMBERS, SCALES, arms_of
-from dissensus_studies.masksembles.figures import calibration_panels, diversity_panel, laws, laws_panels
+from dissensus_studies.masksembles.laws import laws
 
 DEEP = "deep ensemble"
 WHOLE = ", whole batches"
@@ -32,6 +32,12 @@ NUMBERS: Mapping[str, Callable[[Record], float]] = {
     "ECE": itemgetter("ece"),
     "NLL": lambda record: record["test"]["nll"][0],
 }
+_LAWS = (
+    ("width", "expected", "expected_width"),
+    ("width", "simulated", "width"),
+    ("overlap", "expected", "expected_overlap"),
+    ("overlap", "simulated", "overlap"),
+)
 
 Families = Mapping[str, Sequence[Record]]
 
@@ -126,7 +132,7 @@ def page(work: Work, found: Arms) -> Page:
         f"Means over {runs} run{'s' if runs > 1 else ''} and all pairs of members are compared as they are. Diversity is the share of "
         "test images on which two members predict different classes, divided by the error rate of the pair.",
         lambda outputs: [
-            *(drawing.section(outputs) for drawing in _drawings(work, families, measured_laws)),
+            *(drawing.section(outputs) for drawing in _drawings(families, measured_laws)),
             Section("All arms", *_tables(families, found)),
         ],
         (("arm", *NUMBERS), rows),
@@ -135,57 +141,22 @@ def page(work: Work, found: Arms) -> Page:
     )
 
 
-def _drawings(work: Work, families: Families, measured_laws: Sequence[Mapping[str, float]]) -> list[Drawing]:
-    drawings = [
-        Drawing(
-            "masksembles_laws",
-            "Figure 1: theory and simulation",
-            laws_panels(measured_laws),
-            "32 ones a mask. Lines: the expected width M S (1 - (1 - 1/S)^N), and 1 / (2 S - 1). Marks: masks drawn as the "
-            "document draws them.",
-        )
+def _drawings(families: Families, measured_laws: Sequence[Mapping[str, float]]) -> list[Drawing]:
+    """Return the laws of masks against simulation, and what masks do over the scale beside other kinds."""
+    points = [(f"{row['num_masks']:g} masks", row["scale"], dict(row)) for row in measured_laws]
+    columns = {f"{name} of masks, {part}": itemgetter(key) for name, part, key in _LAWS}
+    found = [sweep("masksembles_laws", "Figure 1: theory and simulation", points, columns, "scale S")]
+    masked = [
+        (name, scale, record)
+        for name, batches in (("masks", ""), ("whole batches", WHOLE))
+        for scale, records in scale_families(families, batches).items()
+        for record in records
     ]
-    split = any(scale > 1.0 for scale in scale_families(families))
-    compared = families.get(DEEP, families.get("masks S=1", ()))
-    single = [accuracy for record in compared for accuracy in record["members"]]
-    if single:
-        shown = {
-            name: records
-            for name, records in families.items()
-            if not name.startswith("thin") and not (split and name.endswith(WHOLE))
-        }
-        drawings.append(
-            Drawing(
-                "masksembles_diversity",
-                "Figure 2: diversity against accuracy",
-                [diversity_panel(shown, single, work.sets.num_classes)],
-                "Every point is a pair. Dashes: what that pair would have if one member were a noisy copy of the other, or erred "
-                "independently of it.",
-            )
-        )
-    curves = _curves(families, "" if split else WHOLE)
-    if curves:
-        drawings.append(
-            Drawing(
-                "masksembles_calibration",
-                "Figure 3: calibration",
-                calibration_panels(curves),
-                "The first run of each, with its calibration error. Above the diagonal predictions are too careful, below it too "
-                "sure; the right side weighs the difference by how many images there are.",
-            )
-        )
-    return drawings
-
-
-def _curves(families: Families, batches: str) -> dict[str, Mapping[str, Sequence[float]]]:
-    """Return the calibration curves of a single network, dropout, masks by scale and the deep ensemble, as far as they are there."""
-    order = [name for name in families if name.startswith("MC")]
-    order += [f"masks S={scale:g}{batches}" for scale in scale_families(families, batches) if scale > 1.0]
-    curves = {name: families[name][0]["curve"] for name in order}
-    if DEEP not in families:
-        return curves
-    deep = families[DEEP][0]
-    return {"single network": deep["member_curve"], **curves, DEEP: deep["curve"]}
+    levels = {name: records for name, records in families.items() if "masks" not in name}
+    if masked:
+        title = "Accuracy, diversity and calibration over the scale"
+        found.append(sweep("masksembles_scales", title, masked, NUMBERS, "scale S", levels=levels))
+    return found
 
 
 def _tables(families: Families, found: Arms) -> list[Table]:
