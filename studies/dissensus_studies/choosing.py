@@ -46,7 +46,7 @@ from dissensus_studies.harness.image_arms import (
 from dissensus_studies.harness.image_pages import over_seeds, sets_section
 from dissensus_studies.harness.image_sets import Images, ImageSets, load_images
 from dissensus_studies.harness.outputs import Outputs, print_table
-from dissensus_studies.masksembles.arms import DROPOUT, small_network, with_dropout
+from dissensus_studies.masksembles import DROPOUT, small_network, with_dropout
 
 if TYPE_CHECKING:
     import matplotlib.figure

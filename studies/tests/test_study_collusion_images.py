@@ -8,10 +8,17 @@ import numpy as np
 import pytest
 import torch
 from dissensus_studies import STUDIES
-from dissensus_studies.collusion import image_arms as arms
+from dissensus_studies.collusion import images as arms
 from dissensus_studies.collusion import images as study
-from dissensus_studies.collusion.image_arms import BETAS, JointSetting, joint_numbers, settings_of
-from dissensus_studies.collusion.images import estimate, final_gap, image_claims
+from dissensus_studies.collusion.images import (
+    BETAS,
+    JointSetting,
+    estimate,
+    final_gap,
+    image_claims,
+    joint_numbers,
+    settings_of,
+)
 from dissensus_studies.harness import arm_log
 from image_cases import write_images
 from torch import nn
@@ -222,11 +229,10 @@ def test_a_complete_study_has_every_figure_of_the_document(folder, tmp_path, mon
     results = json.loads((output / "results.json").read_text(encoding="utf-8"))
     assert len(results["arms"]) == len(settings_of(quick=False, seed=0))
     assert [claim["verdict"] for claim in results["claims"]][:5] == ["reproduced"] * 5
-    assert "Runs: the document has six of its main figures" in text
     capsys.readouterr()
     again = study.run(output, data=folder, arms=["drop", "M=10", "scores", "gap", "vgg"], minutes=0)
     assert "were done before" in capsys.readouterr().out
-    assert "resnet34" not in again.read_text(encoding="utf-8").split("Runs: the document")[0]
+    assert "resnet34" not in again.read_text(encoding="utf-8")
 
 
 def test_records_without_a_diagnosis_are_shown_all_the_same(folder, tmp_path, monkeypatch):

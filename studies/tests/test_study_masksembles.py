@@ -6,17 +6,20 @@ import pytest
 import torch
 from dissensus_studies import STUDIES
 from dissensus_studies.harness.arm_log import Arms
-from dissensus_studies.masksembles import in_order, mask_claims, scale_families
-from dissensus_studies.masksembles.arms import (
+from dissensus_studies.masksembles import (
     DROPOUT,
     MaskSetting,
     ensemble_numbers,
+    in_order,
+    laws,
     make_members,
+    mask_claims,
+    scale_families,
     settings_of,
+    simulate,
     small_network,
     with_dropout,
 )
-from dissensus_studies.masksembles.laws import laws, simulate
 from torch import nn
 
 import dissensus as ds

@@ -13,24 +13,15 @@ from dissensus.data.images import match_images
 from dissensus.data.toy import digits
 from dissensus.html import Section, Table, Text
 from dissensus_studies.anchoring.adaptation import ADAPTATION, UNUSABLE, Task, Tasks, load_tasks
-from dissensus_studies.anchoring.arms import (
-    ANCHORS,
-    CORRUPTIONS,
-    EPOCHS,
-    QUICK_CORRUPTIONS,
-    SCORES,
-    SHORT,
-    AnchorSetting,
-    arms_of,
-)
-from dissensus_studies.anchoring.claims import anchoring_claims
-from dissensus_studies.anchoring.qualities import ADAPTATION as ADAPTED
-from dissensus_studies.anchoring.qualities import (
+from dissensus_studies.anchoring.arms import ANCHORS, EPOCHS, SCORES, SHORT, AnchorSetting, arms_of
+from dissensus_studies.anchoring.claims import ADAPTATION as ADAPTED
+from dissensus_studies.anchoring.claims import (
     CALIBRATION,
     CLEAN,
     DETECTION,
     ROBUSTNESS,
     SINGLE_RUN_NOISE,
+    anchoring_claims,
     mean_adaptation,
     mean_auroc,
     same_sets,
@@ -57,6 +48,10 @@ _BESIDE = (
     "uses. Corruptions are our own, in the manner of CIFAR-10-C: accuracies and errors are close to, and not the same as, those on "
     "the published files. Empty cells: sets that were not there."
 )
+_HOW = (
+    f"The document trains {EPOCHS} epochs; runs of fewer than {SHORT} use a one-cycle schedule, the same for every arm. References are all "
+    f"training images without augmentation; answers are given with the first of them, and in a further column with the first {ANCHORS}."
+)
 _PROBES = (
     "A linear classifier on the features before the last layer, by L-BFGS, its regularisation chosen on a fifth of the training "
     "images; ECE with 15 bins. The document does not give its own way."
@@ -66,7 +61,6 @@ _PROBES = (
 def page(work: Work, found: Arms) -> Page:
     """Return what the study makes of its records."""
     tasks: Tasks = work.material
-    found = with_test_sizes(found, tasks)
     same, notes = same_sets(found.done)
     compared = replace(found, done=same)
     records = by_row(compared)
@@ -88,12 +82,8 @@ def page(work: Work, found: Arms) -> Page:
             Section("Sets to adapt to", Text(_PROBES), tasks_table(tasks, found)),
         ],
         (("arm", "accuracy", "corrupted", "smooth ECE", "AUROC", "adaptation"), rows),
-        _remarks(work),
-        {
-            "arms": found.done,
-            "tasks": {name: list(task.notes) for name, task in tasks.found.items()},
-            "tasks_missing": dict(tasks.missing),
-        },
+        [_HOW],
+        {"tasks": {name: list(task.notes) for name, task in tasks.found.items()}, "tasks_missing": dict(tasks.missing)},
         {"score": SCORES[0], "anchors": [1, ANCHORS]},
         [claims_table(claims), *published, *severities, tasks_table(tasks, found)],
     )
@@ -184,21 +174,6 @@ def tasks_table(tasks: Tasks, found: Arms) -> Table:
     )
 
 
-def with_test_sizes(found: Arms, tasks: Tasks) -> Arms:
-    """Return arms whose linear probes tell on how many images they were judged, which older records do not.
-
-    Arms of one study have the same settings, so they were judged on as many images as are there now.
-    """
-    done = {}
-    for arm, record in found.done.items():
-        adapted = {
-            name: {"images": len(tasks.found[name].test.x), **each} if name in tasks.found else each
-            for name, each in record["adaptation"].items()
-        }
-        done[arm] = {**record, "adaptation": adapted}
-    return replace(found, done=done)
-
-
 def tasks_of(work: Work) -> Tasks:
     """Return the sets to adapt to; say which they are before any time is spent on training, and which cannot be used."""
     tasks = _read_tasks(work.data, work.sets.name, work.limit or (1000 if work.quick else None))
@@ -217,19 +192,6 @@ def _read_tasks(data: Path | None, known: str, few: int | None) -> Tasks:
     x, _ = match_images(loaded.x, *SHAPE)
     train, test = (Images(x[start::2][:few], loaded.y[start::2][:few]) for start in (0, 1))
     return Tasks({"digits": Task(train, test, ("all ten digits",))}, dict.fromkeys(ADAPTATION, "no folder was given"))
-
-
-def _remarks(work: Work) -> list[str]:
-    """Say in what the run differs from the document's."""
-    epochs, names = work.epochs or EPOCHS, QUICK_CORRUPTIONS if work.quick else CORRUPTIONS
-    shorter = work.quick or epochs != EPOCHS
-    cycle = f"Runs of fewer than {SHORT} epochs use a one-cycle schedule, the same for every arm."
-    return [
-        *([f"Shorter than the document's {EPOCHS} epochs."] if shorter else []),
-        *([cycle] if work.quick or epochs < SHORT else []),
-        f"{len(names)} corruptions of a part of the test images; references are all training images without augmentation; answers are "
-        f"given with the first of them, and in a further column with the first {ANCHORS}.",
-    ]
 
 
 run = ImageStudy(

@@ -19,7 +19,7 @@ from dissensus_studies.diversification.measures import Judged
 from dissensus_studies.harness.arm_log import Record
 from dissensus_studies.harness.image_arms import augmentation, fit_images, on_pixels, training_record
 from dissensus_studies.harness.image_sets import Images, ImageSets
-from dissensus_studies.masksembles.arms import small_network
+from dissensus_studies.masksembles import small_network
 
 QUICK_CORRUPTIONS = ("gaussian_noise", "defocus_blur", "elastic_transform")
 SEVERITIES = (1, 5)

@@ -24,25 +24,15 @@ LABEL_SIZE = 9
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a panel.
+    """A line of a panel."""
 
-    Attributes:
-        name: What stands at its end.
-        x: Places.
-        y: Heights.
-        low: Lower end of a band at each place, if there is one.
-        high: Upper end.
-        colour: Place in `plots.COLOURS`; None is the grey of what others are compared with.
-        style: As matplotlib's `plot` takes it.
-    """
-
-    name: str
-    x: Sequence[float]
-    y: Sequence[float]
-    low: Sequence[float] = ()
-    high: Sequence[float] = ()
-    colour: int | None = 0
-    style: str = "o-"
+    name: str  # What stands at its end.
+    x: Sequence[float]  # Places.
+    y: Sequence[float]  # Heights.
+    low: Sequence[float] = ()  # Lower end of a band at each place, if there is one.
+    high: Sequence[float] = ()  # Upper end.
+    colour: int | None = 0  # Place in `plots.COLOURS`; None is the grey of what others are compared with.
+    style: str = "o-"  # As matplotlib's `plot` takes it.
 
     @classmethod
     def over(cls, name: str, found: Mapping[float, Summary], colour: int | None = 0, style: str = "o-") -> "Line":
