@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dissensus import plots
+from dissensus.plots.figures import tick_text
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -16,10 +17,10 @@ if TYPE_CHECKING:
     Axes = matplotlib.axes.Axes
 
 
-def in_rows(count: int, width: float = 3.2, height: float = 2.6) -> tuple["Figure", list["Axes"]]:
+def in_rows(count: int, columns: int = 3) -> tuple["Figure", list["Axes"]]:
     """Return a figure of so many panels, three a row: more side by side cannot be read on a page."""
-    columns = min(count, 3)
-    figure, axes = plots.panels(columns, ceil(count / columns), width=width, height=height)
+    columns = min(count, columns)
+    figure, axes = plots.panels(columns, ceil(count / columns), width=3.2 if columns > 2 else 4.4, height=2.6)
     for ax in axes[count:]:
         ax.axis("off")
     return figure, axes[:count]
@@ -78,17 +79,27 @@ Lines = Mapping[str, Mapping[float, float]]
 
 
 def sweeps(
-    panels: Mapping[str, Lines], along: str, *, spreads: Mapping[str, Lines] | None = None, level: str = ""
+    panels: Mapping[str, Lines],
+    along: str,
+    *,
+    spreads: Mapping[str, Lines] | None = None,
+    level: str = "",
+    columns: int = 3,
+    logs: Sequence[str] = (),
 ) -> "Figure":
-    """Draw quantities against what was varied, a panel each, three a row.
+    """Draw quantities against what was varied, a panel each.
 
     Args:
         panels: Title of a panel to its lines: name of a line to its value at each place.
         along: What was varied.
         spreads: Half the width of a band around each value, laid out alike.
         level: Name of a line that is drawn as one level, that of its only value.
+        columns: Panels a row.
+        logs: Titles of panels whose upright axis is logarithmic.
     """
-    figure, axes = in_rows(len(panels))
+    from matplotlib.ticker import NullFormatter
+
+    figure, axes = in_rows(len(panels), columns)
     names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
     colours = dict(zip(names, plots.COLOURS, strict=False)) | {level: plots.NOTE_COLOUR}
     places = sorted(
@@ -111,6 +122,10 @@ def sweeps(
             ax.set_xscale("log")
         ax.set_xticks(places, [f"{place:g}" for place in places])
         ax.set_xticks([], minor=True)
+        if title in logs:
+            ax.set_yscale("log")
+            ax.yaxis.set_major_formatter(tick_text)
+            ax.yaxis.set_minor_formatter(NullFormatter())
         ax.set_title(title, fontsize=10, loc="left")
         ax.set_xlabel(along)
         name_lines(ax)

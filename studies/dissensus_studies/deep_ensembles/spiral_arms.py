@@ -147,13 +147,8 @@ def measure(run: Run, plane: Plane, seed: int = 0) -> dict[str, float]:
         Fit on the training data (`train_…`) and a fresh sample (`test_…`, `attacked_accuracy`); confidences, entropies and
         knowledge uncertainty on the data, beyond them (radius > 1), at boundaries and in the corners.
     """
-    ensemble = run.members
-    return {
-        **_fit_of(ensemble, seed),
-        **_confidence(ensemble, plane),
-        **_entropies(plane),
-        **_knowledge(ensemble, plane),
-    }
+    found = _fit_of(run.members, seed) | _confidence(run.members, plane)
+    return found | _entropies(plane) | _knowledge(run.members, plane)
 
 
 def attacked(ensemble: Members, x: Tensor, y: Tensor) -> Tensor:
