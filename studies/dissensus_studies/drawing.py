@@ -130,3 +130,28 @@ def sweeps(
         ax.set_xlabel(along)
         name_lines(ax)
     return figure
+
+
+def pareto(
+    points: Mapping[str, tuple[float, float]], beside: Mapping[str, tuple[float, float]] | None = None
+) -> "Figure":
+    """Draw NLL against the time of a prediction, every point with its name; what nothing beats in both is joined by a line.
+
+    Args:
+        points: Name to microseconds an image and NLL.
+        beside: Where a name stands beside its point, in points; to the right of most.
+    """
+    figure, (ax,) = plots.panels(width=7.2, height=4.2)
+    front = sorted(
+        p for p in points.values() if not any(q != p and q[0] <= p[0] and q[1] <= p[1] for q in points.values())
+    )
+    ax.plot(*zip(*front, strict=True), "--", color=plots.NOTE_COLOUR, linewidth=1)
+    for family, point in points.items():
+        ax.plot(*point, "o", color=plots.COLOURS[1 if point in front else 0], markersize=5)
+        name = family.removesuffix(", independent")
+        place = (beside or {}).get(name, (6, -3))
+        side = "right" if place[0] < 0 else "left"
+        ax.annotate(name, point, place, textcoords="offset points", fontsize=8, ha=side)
+    ax.set(xlabel="microseconds an image, all members", ylabel="NLL on test images, nats")
+    ax.set_xlim(0, 1.17 * max(cost for cost, _ in points.values()))
+    return figure

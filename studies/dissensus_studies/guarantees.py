@@ -21,7 +21,9 @@ from dissensus import conformal
 from dissensus.conformal.coverage import IntervalMethod, SetMethod
 from dissensus.objectives.likelihoods import mean_and_scale
 from dissensus.scores import REGRESSION_SCORES, all_scores
-from dissensus_studies.results import folded, save_figure
+from dissensus_studies.drawing import save_figure
+from dissensus_studies.recorded import markdown
+from dissensus_studies.results import folded
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -381,8 +383,8 @@ def _by_columns(rows: Mapping[str, Mapping[str, float]], form: str, corner: str)
 
 
 def _table(head: list[str], rows: list[list[str]]) -> list[str]:
-    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
-    return [*("| " + " | ".join(row) + " |" for row in lines), ""]
+    rule = "| --- |" + " ---: |" * (len(head) - 1)
+    return [markdown(head, rows, rule), ""]
 
 
 if __name__ == "__main__":

@@ -16,12 +16,14 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from dissensus_studies.drawing import pareto, save_figure
 from dissensus_studies.harness.statistics import ece_floor, typical_confidence
 from dissensus_studies.recorded import (
+    BESIDE,
     TABLES,
     guard_figure,
     kinds_table,
-    pareto_figure,
+    markdown,
     pretrained,
     runs,
     scores_table,
@@ -180,18 +182,21 @@ def _fold(summary: str, text: str) -> str:
 def verdicts(claims: Sequence[Record]) -> str:
     """Return the claims of a page with verdict, one number and seeds: those tested at full length first, many of them folded."""
     ordered = sorted(claims, key=lambda claim: claim["verdict"] == VERDICTS[-1])
-    header = ["claim", "verdict", "measured", "seeds"]
-
-    def table(some: Sequence[Record]) -> str:
-        lines = [[claim["claim"], _judgement(claim), _one_number(claim), str(claim["seeds"] or "")] for claim in some]
-        return _table(header, "|" + "---|" * len(header), lines)
-
     counts = Counter(claim["verdict"] for claim in claims)
     said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
-    parts = [f"**{len(claims)} claims: {said}.**", table(ordered[:SHOWN])]
+    parts = [f"**{len(claims)} claims: {said}.**", markdown(_CLAIM, map(_claim_line, ordered[:SHOWN]))]
     if len(ordered) > SHOWN:
-        parts.append(_fold(f"The other {len(ordered) - SHOWN} claims", table(ordered[SHOWN:])))
+        parts.append(
+            _fold(f"The other {len(ordered) - SHOWN} claims", markdown(_CLAIM, map(_claim_line, ordered[SHOWN:])))
+        )
     return "\n\n".join(parts)
+
+
+_CLAIM = ("claim", "verdict", "measured", "seeds")
+
+
+def _claim_line(claim: Record) -> list[str]:
+    return [claim["claim"], _judgement(claim), _one_number(claim), str(claim["seeds"] or "")]
 
 
 def _judgement(claim: Record) -> str:
@@ -238,7 +243,7 @@ def by_rows(rows: Sequence[Record], layout: Mapping[str, Any]) -> str:
             for name in layout["names"]
         ]
         lines.append([*names, *cells])
-    return _table(layout["header"], layout["rule"], lines)
+    return markdown(layout["header"], lines, layout["rule"])
 
 
 def by_columns(rows: Sequence[Record], layout: Mapping[str, Any]) -> str:
@@ -249,7 +254,7 @@ def by_columns(rows: Sequence[Record], layout: Mapping[str, Any]) -> str:
             lines.append([line["group"], *("" for _ in rows)])
         else:
             lines.append([line["label"], *(_cell(row, line["key"], line["pattern"], line["style"]) for row in rows)])
-    return _table([layout["corner"], *(row["arm"][0] for row in rows)], layout["rule"], lines)
+    return markdown([layout["corner"], *(row["arm"][0] for row in rows)], lines, layout["rule"])
 
 
 def _cell(row: Record, name: str, pattern: str, style: str) -> str:
@@ -265,14 +270,6 @@ def _cell(row: Record, name: str, pattern: str, style: str) -> str:
     ]
     text = pattern.format(*shown) if pattern.count("{}") == len(shown) else " / ".join(shown)
     return f"**{text}**" if name in row.get("best", ()) else text
-
-
-def _table(header: Sequence[str], rule: str, lines: Sequence[Sequence[str]]) -> str:
-    rows = ["|" + "".join(f" {cell} |" if cell else " |" for cell in line) for line in (header, *lines)]
-    wide = " --- " in rule
-    if wide:
-        rows = ["|" + "".join(f" {cell} |" for cell in line) for line in (header, *lines)]
-    return "\n".join([rows[0], rule, *rows[1:]])
 
 
 def floor_sentence(rows: Sequence[Record], images: int) -> str:
@@ -319,7 +316,7 @@ def claims_table(claims: Sequence[Record], layout: Mapping[str, Any]) -> str:
         else [claim["claim"], *claim["measured"], claim["verdict"], claim["note"]]
         for claim in claims
     ]
-    return _table(header, "|" + "---|" * len(header), lines)
+    return markdown(header, lines)
 
 
 def claims_page(claims: Sequence[Record]) -> str:
@@ -368,7 +365,7 @@ def claims_page(claims: Sequence[Record]) -> str:
             "collusion, 002 loss-guided diversification, 003 masked anchoring, 004 deep ensembles. The page is written from "
             "`studies/records` by `make results`.",
             "",
-            _table(header, "|" + "---|" * len(header), lines),
+            markdown(header, lines),
             "",
             "</details>",
             "",
@@ -380,11 +377,8 @@ def _document(number: str, claims: Sequence[Record]) -> str:
     """Return what a document says, and how its main claims fared."""
     page, title, about, main = DOCUMENTS[number]
     own = [claim for claim in claims if claim["document"] == number]
-    rows = []
-    for start in main:
-        claim = next(claim for claim in own if claim["claim"].startswith(start))
-        rows.append([claim["claim"], _judgement(claim), _one_number(claim), str(claim["seeds"] or "")])
-    table = _table(["claim", "verdict", "measured", "seeds"], "|---|---|---|---|", rows)
+    shown = [next(claim for claim in own if claim["claim"].startswith(start)) for start in main]
+    table = markdown(_CLAIM, [_claim_line(claim) for claim in shown])
     table = table.replace("](#", f"]({page}.md#")
     return f"## [{title}]({page}.md)\n\n{about}\n\n{table}\n"
 
@@ -432,24 +426,18 @@ def write(folder: Path = PAGES) -> list[str]:
             path.write_text(text, encoding="utf-8")
             changed.append(name)
     rows = [row for row in load("masksembles") if row["table"] == "masksembles/diversity-and-calibration"]
+    kinds = runs(load("choosing"), "choosing")
+    points = {kind["family"]: (1e6 / kind["images_a_second"], kind["test"]["nll"]) for kind in kinds}
     figures = {
         "claims": verdict_figure([claim for claim in load("claims") if "claim" in claim]),
         "tabular": ranks_figure(read_records(RECORDS / "tabular.jsonl")),
-        "choosing": pareto_figure(runs(load("choosing"), "choosing")),
+        "choosing": pareto(points, BESIDE),
         "masksembles-diversity": diversity_figure(rows),
         "diversification-guard": guard_figure(pretrained(load("diversification"))),
     }
     for name, figure in figures.items():
         save_figure(figure, folder / f"{name}.svg")
     return changed
-
-
-def save_figure(figure: "matplotlib.figure.Figure", path: Path) -> None:
-    """Write a figure; drawn again from the same record, it gives the same bytes."""
-    from matplotlib import rc_context
-
-    with rc_context({"svg.hashsalt": "dissensus"}):
-        figure.savefig(path, metadata={"Date": None}, bbox_inches="tight")
 
 
 def add(run: Path, records: Path = RECORDS) -> int:

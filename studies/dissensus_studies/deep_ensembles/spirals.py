@@ -69,7 +69,7 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
     claims = classification_claims(results)
     repeated = f"Mean over {num_repeats} initialisations ± standard error" if num_repeats > 1 else "One initialisation"
     fits = _table(FIT_COLUMNS, results, repeated)
-    judged = "Adversarial training is judged by an exact sign test at 5 % over initialisations and both losses; all share the training data."
+    judged = "Adversarial training is judged by an exact sign test at 5 % over initialisations and both losses; all share the data."
     outputs.sections += [
         Section(
             "The practical",

@@ -9,6 +9,7 @@ import numpy as np
 from scipy.stats import rankdata
 
 from dissensus_studies.harness.statistics import Summary
+from dissensus_studies.recorded import markdown
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -268,5 +269,4 @@ passed, but halves the rows that alarm and intervals are calibrated on.
 
 
 def _markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(f"| {' | '.join(row)} |" for row in lines)
+    return markdown(columns, rows, "| " + " | ".join(["---"] * len(columns)) + " |")
