@@ -56,57 +56,12 @@ FIGURES = {
 # So many claims stand at the top of a page; the others are folded.
 SHOWN = 8
 
-# What each document is about, for somebody who has read none of them, and the claims that say most.
 DOCUMENTS = {
-    "004": (
-        "deep-ensembles",
-        "Deep ensembles",
-        "Train the same network several times from other starts and average. Their disagreement is to tell where nothing was learned.",
-        (
-            "An ensemble predicts better",
-            "More members predict better",
-            "Members disagree where there are no data",
-            "Single nets are overconfident far away",
-            "An ensemble is less so",
-        ),
-    ),
-    "001": (
-        "collusion",
-        "Joint training and collusion",
-        "Train members as one model, by the loss of their average, and they collude: errors cancel in training, and each member is poor.",
-        (
-            "β = 1 has the largest mean test error",
-            "Diversity explodes: β = 1 against",
-            "Dropping members harms at β = 1",
-            "Joint training has the lowest accuracy",
-        ),
-    ),
-    "000": (
-        "masksembles",
-        "Masksembles",
-        "Fixed masks over the channels of one network make several of it; one number, S, goes from one model to an ensemble.",
-        ("The overlap of masks", "The calibration error falls", "Ensembles have the largest diversity"),
-    ),
-    "002": (
-        "diversification",
-        "Loss-guided diversification",
-        "Members that are made to disagree on hard training examples are to detect unknown inputs better than a deep ensemble.",
-        (
-            "Loss-guided members give more different answers",
-            "PDS is the best of all scores",
-            "Members differ without harm",
-        ),
-    ),
-    "003": (
-        "anchoring",
-        "Masked anchoring",
-        "A network sees its input as a reference and the difference to it; hiding one of them in training is to calibrate it better.",
-        (
-            "Masked anchoring lowers the smooth ECE",
-            "It keeps clean accuracy",
-            "It detects unknown images better than a plain",
-        ),
-    ),
+    "004": "Deep ensembles",
+    "001": "Joint training and collusion",
+    "000": "Masksembles",
+    "002": "Loss-guided diversification",
+    "003": "Masked anchoring",
 }
 
 
@@ -128,19 +83,16 @@ def pages(records: Path = RECORDS, templates: Path = TEMPLATES) -> dict[str, str
     layouts = json.loads((templates / "tables.json").read_text(encoding="utf-8"))
     claims = load("claims", records)
     found = {}
-    for template in sorted(templates.glob("*.md")):
-        if template.stem == "choosing":
-            continue
-        rows = load(template.stem, records)
-        lines = template.read_text(encoding="utf-8").split("\n")
-        found[template.name] = "\n".join(_filled(line, rows, claims, layouts) for line in lines)
-    for name, text in found.items():
-        own = [claim for claim in claims if claim["table"].startswith(f"{Path(name).stem}/") and "claim" in claim]
-        found[name] = folded(text, verdicts(own), FIGURES[Path(name).stem])
+    for name, figure in FIGURES.items():
+        rows, lines = load(name, records), (templates / f"{name}.md").read_text(encoding="utf-8").split("\n")
+        own = [claim for claim in claims if claim["table"].startswith(f"{name}/") and "claim" in claim]
+        text = "\n".join(_filled(line, rows, claims, layouts) for line in lines)
+        found[f"{name}.md"] = folded(text, verdicts(own), figure)
     measured, trials = (read_records(records / f"{name}.jsonl") for name in ("tabular", "tabular-defaults"))
     tables = folded(write_report(measured, trials), f"{standing(measured)}\n\n{RANKS_FIGURE}")
-    guide = choosing_guide((templates / "choosing.md").read_text(encoding="utf-8"), claims, records)
-    return {**found, "claims.md": claims_page(claims), "tabular.md": tables, "../choosing.md": guide}
+    overview, guide = ((templates / f"{name}.md").read_text(encoding="utf-8") for name in ("claims", "choosing"))
+    found |= {"claims.md": claims_page(overview, claims), "tabular.md": tables}
+    return found | {"../choosing.md": choosing_guide(guide, claims, records)}
 
 
 def choosing_guide(text: str, claims: Sequence[Record], records: Path = RECORDS) -> str:
@@ -182,9 +134,7 @@ def _fold(summary: str, text: str) -> str:
 def verdicts(claims: Sequence[Record]) -> str:
     """Return the claims of a page with verdict, one number and seeds: those tested at full length first, many of them folded."""
     ordered = sorted(claims, key=lambda claim: claim["verdict"] == VERDICTS[-1])
-    counts = Counter(claim["verdict"] for claim in claims)
-    said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
-    parts = [f"**{len(claims)} claims: {said}.**", markdown(_CLAIM, map(_claim_line, ordered[:SHOWN]))]
+    parts = [f"**{len(claims)} claims: {_counted(claims)}.**", markdown(_CLAIM, map(_claim_line, ordered[:SHOWN]))]
     if len(ordered) > SHOWN:
         parts.append(
             _fold(f"The other {len(ordered) - SHOWN} claims", markdown(_CLAIM, map(_claim_line, ordered[SHOWN:])))
@@ -319,76 +269,43 @@ def claims_table(claims: Sequence[Record], layout: Mapping[str, Any]) -> str:
     return markdown(header, lines)
 
 
-def claims_page(claims: Sequence[Record]) -> str:
-    """Return the page of all claims, one row each."""
+def claims_page(text: str, claims: Sequence[Record]) -> str:
+    """Return the page of all claims from its template: the main ones of each document, then one row each."""
     claims = [claim for claim in claims if "claim" in claim]
-    counts = Counter(claim["verdict"] for claim in claims)
-    lines = [
-        [
-            claim["document"],
-            claim["claim"],
-            f"**{claim['verdict']}**"
-            # A note may point to a place of its own page.
-            + (f": {claim['note']}" if claim["note"] not in ("", claim["verdict"]) else "").replace(
-                "](#", f"]({claim['table'].split('/')[0]}.md#"
-            ),
-            "; ".join(filter(None, claim["measured"])),
-            str(claim["seeds"] or ""),
-            claim["setting"],
-            f"`{claim['command']}`",
-            f"`{claim['table'].split('/')[0]}.jsonl`",
-        ]
-        for claim in claims
-    ]
+    lines = []
+    for claim in claims:
+        name = claim["table"].split("/")[0]
+        note = f": {claim['note']}" if claim["note"] not in ("", claim["verdict"]) else ""
+        # A note may point to a place of its own page.
+        verdict = f"**{claim['verdict']}**" + note.replace("](#", f"]({name}.md#")
+        numbers, seeds = "; ".join(filter(None, claim["measured"])), str(claim["seeds"] or "")
+        start, end = [claim["document"], claim["claim"], verdict], [f"`{claim['command']}`", f"`{name}.jsonl`"]
+        lines.append([*start, numbers, seeds, claim["setting"], *end])
     header = ["document", "claim", "verdict", "numbers", "seeds", "setting", "command", "record"]
-    said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS)
-    return "\n".join(
-        [
-            "# What holds up",
-            "",
-            "Five documents say how ensembles are to be trained, and what their disagreement is worth. Taken apart they make "
-            f"{len(claims)} claims: {said}. Of the last there are shorter runs at best, shown as such. You need to have read none "
-            "of the documents.",
-            "",
-            f"![Claims of each document by verdict: {_counted(claims)}](claims.svg)",
-            "",
-            *(_document(number, claims) for number in DOCUMENTS),
-            "Beside the documents: [do the guarantees of the alarm hold](guarantees.md), [fifteen tables](tabular.md) against boosting and "
-            "forests, [speed](speed.md).",
-            "",
-            '<details markdown="1">',
-            f"<summary>All {len(claims)} claims, one row each</summary>",
-            "",
-            "*Reproduced* is said only of what held wherever the document claims it, at the document's own length. *Within noise* is a "
-            "difference that repeats, or the floor of its measure, do not tell from none. What shorter runs say of claims that were not "
-            "tested at the document's length follows the verdict; it is no verdict. Documents: 000 Masksembles, 001 joint training and "
-            "collusion, 002 loss-guided diversification, 003 masked anchoring, 004 deep ensembles. The page is written from "
-            "`studies/records` by `make results`.",
-            "",
-            markdown(header, lines),
-            "",
-            "</details>",
-            "",
-        ]
+    of_each = {title: [c for c in claims if c["document"] == number] for number, title in DOCUMENTS.items()}
+    text = "\n".join(_main(line, claims) for line in text.split("\n"))
+    return text.format(
+        count=len(claims),
+        said=_counted(claims, VERDICTS),
+        drawn="; ".join(f"{title}: {_counted(own)}" for title, own in of_each.items()),
+        every_claim=markdown(header, lines),
     )
 
 
-def _document(number: str, claims: Sequence[Record]) -> str:
-    """Return what a document says, and how its main claims fared."""
-    page, title, about, main = DOCUMENTS[number]
+def _main(line: str, claims: Sequence[Record]) -> str:
+    """Return a line, or the claims of a document that it asks for by how they begin: `main NUMBER START; START`."""
+    if not line.startswith("<!-- main "):
+        return line
+    number, _, starts = line.removeprefix("<!-- main ").removesuffix(" -->").partition(" ")
     own = [claim for claim in claims if claim["document"] == number]
-    shown = [next(claim for claim in own if claim["claim"].startswith(start)) for start in main]
-    table = markdown(_CLAIM, [_claim_line(claim) for claim in shown])
-    table = table.replace("](#", f"]({page}.md#")
-    return f"## [{title}]({page}.md)\n\n{about}\n\n{table}\n"
+    shown = [next(c for c in own if c["claim"].startswith(start)) for start in starts.split("; ")]
+    page = shown[0]["table"].split("/")[0]
+    return markdown(_CLAIM, map(_claim_line, shown)).replace("](#", f"]({page}.md#")
 
 
-def _counted(claims: Sequence[Record]) -> str:
-    parts = []
-    for number, (_, title, *_) in DOCUMENTS.items():
-        own = Counter(claim["verdict"] for claim in claims if claim["document"] == number)
-        parts.append(f"{title}: " + ", ".join(f"{own[verdict]} {verdict}" for verdict in VERDICTS if own[verdict]))
-    return "; ".join(parts)
+def _counted(claims: Sequence[Record], always: Sequence[str] = ()) -> str:
+    counts = Counter(claim["verdict"] for claim in claims)
+    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict] or verdict in always)
 
 
 def verdict_figure(claims: Sequence[Record]) -> "matplotlib.figure.Figure":
@@ -397,7 +314,7 @@ def verdict_figure(claims: Sequence[Record]) -> "matplotlib.figure.Figure":
 
     figure, (ax,) = plots.panels(width=8.0, height=2.7)
     colours = dict(zip(VERDICTS, (plots.COLOURS[0], plots.COLOURS[1], "#56B4E9", "#CCCCCC"), strict=True))
-    names = [title for _, title, *_ in DOCUMENTS.values()]
+    names = list(DOCUMENTS.values())
     starts = [0] * len(names)
     for verdict, colour in colours.items():
         sizes = [
