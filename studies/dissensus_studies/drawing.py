@@ -105,22 +105,28 @@ def sweeps(
     places = sorted(
         {place for lines in panels.values() for name, line in lines.items() if name != level for place in line}
     )
+    # Where 0 is among the places there is no logarithmic axis: they stand at even distances.
+    even = places[0] == 0
+
+    def at(some: Sequence[float]) -> list[float]:
+        return [places.index(place) for place in some] if even else list(some)
+
     for ax, (title, lines) in zip(axes, panels.items(), strict=True):
         for name, line in lines.items():
             if name == level:
                 (height,) = line.values()
-                ax.plot([places[0], places[-1]], [height] * 2, "--", color=colours[name], linewidth=1, label=name)
+                ax.plot(at([places[0], places[-1]]), [height] * 2, "--", color=colours[name], linewidth=1, label=name)
                 continue
             x = sorted(line)
-            ax.plot(x, [line[each] for each in x], "o-", color=colours[name], markersize=4, linewidth=1.5, label=name)
+            ax.plot(
+                at(x), [line[each] for each in x], "o-", color=colours[name], markersize=4, linewidth=1.5, label=name
+            )
             half = (spreads or {}).get(title, {}).get(name, {})
             low, high = ([line[each] + sign * half.get(each, 0.0) for each in x] for sign in (-1, 1))
-            ax.fill_between(x, low, high, color=colours[name], alpha=0.2, linewidth=0)
-        if places[0] == 0:
-            ax.set_xscale("symlog", linthresh=places[1])
-        else:
+            ax.fill_between(at(x), low, high, color=colours[name], alpha=0.2, linewidth=0)
+        if not even:
             ax.set_xscale("log")
-        ax.set_xticks(places, [f"{place:g}" for place in places])
+        ax.set_xticks(at(places), [f"{place:g}" for place in places])
         ax.set_xticks([], minor=True)
         if title in logs:
             ax.set_yscale("log")

@@ -205,7 +205,7 @@ def guard_figure(records: Sequence[Record]) -> "matplotlib.figure.Figure":
                 shift = [place + 0.08 * (seed - 1) for seed in range(len(heights))]
                 ax.plot(shift, heights, "os"[index], color=plots.COLOURS[index], markersize=5)
             ink: dict[str, Any] = {"color": plots.COLOURS[index], "fontsize": 9, "va": "center"}
-            ax.annotate(name, (shift[-1], heights[-1]), (8, 0), textcoords="offset points", **ink)
+            ax.annotate(name, (shift[-1], heights[-1]), (8, 7 * index), textcoords="offset points", **ink)
         ax.axhline(0, color=plots.NOTE_COLOUR, linewidth=0.8)
         ax.set_xticks(range(3), ["10", "100", "1000"])
         ax.set(xlabel="classes", ylim=(-64, 5), xlim=(-0.5, 3.0))

@@ -13,11 +13,12 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from dissensus_studies.drawing import pareto, save_figure
-from dissensus_studies.harness.statistics import ece_floor, typical_confidence
+from dissensus_studies.drawing import pareto, save_figure, sweeps
+from dissensus_studies.harness.statistics import Estimate, ece_floor, typical_confidence
 from dissensus_studies.recorded import (
     BESIDE,
     TABLES,
@@ -171,11 +172,11 @@ def _filled(line: str, rows: Sequence[Record], claims: Sequence[Record], layouts
     if kind == "runs":
         return TABLES[name](rows)
     if kind == "floor":
-        return floor_sentence([row for row in rows if row["table"] == name], int(words[3]))
+        return floor_sentence(_of_table(rows, name), int(words[3]))
     layout = layouts[name]
     if kind == "claims":
         return claims_table([claim for claim in claims if claim["table"] == name], layout)
-    rows = [row for row in rows if row["table"] == name]
+    rows = _of_table(rows, name)
     return by_columns(rows, layout) if layout["kind"] == "transposed" else by_rows(rows, layout)
 
 
@@ -333,6 +334,46 @@ def verdict_figure(claims: Sequence[Record]) -> "matplotlib.figure.Figure":
     return figure
 
 
+def figures() -> "dict[str, matplotlib.figure.Figure]":
+    """Draw the figures of the pages from the record, by file name."""
+    from dissensus_studies.diversification.figures import baseline_figure, trade_figure
+
+    heads, masks, kinds = load("diversification"), load("masksembles"), runs(load("choosing"), "choosing")
+    strengths = drawn_lines(heads, "diversification/figure-strength")
+    worst, detected = (strengths[title] for title in ("worst member's accuracy", "AUROC of PDS, severity 5"))
+    trade = {f: [(worst[f][s], detected[f][s], s) for s in worst[f]] for f in ("published", "guarded")}
+    found = {
+        "claims": verdict_figure([claim for claim in load("claims") if "claim" in claim]),
+        "tabular": ranks_figure(read_records(RECORDS / "tabular.jsonl")),
+        "choosing": pareto({k["family"]: (1e6 / k["images_a_second"], k["test"]["nll"]) for k in kinds}, BESIDE),
+        "masksembles-diversity": diversity_figure(_of_table(masks, "masksembles/diversity-and-calibration")),
+        "diversification-guard": guard_figure(pretrained(heads)),
+        "diversification-strength": sweeps(strengths, "strength", level="deep ensemble"),
+        "diversification-size": sweeps(drawn_lines(heads, "diversification/figure-size"), "members"),
+        "diversification-trade": trade_figure(trade),
+    }
+    for kind in ("heads", "nets"):
+        rows = _of_table(heads, f"diversification/figure-bars-{kind}")
+        numbers = {row["arm"][0]: [float(n) for n in row["numbers"]["AUROC at severity 5"]] for row in rows}
+        bars = [(name, Estimate(value, nan, (low, high))) for name, (value, low, high) in numbers.items()]
+        found[f"diversification-bars-{kind}"] = baseline_figure(bars)
+    return found
+
+
+def _of_table(rows: Sequence[Record], table: str) -> list[Record]:
+    return [row for row in rows if row["table"] == table]
+
+
+def drawn_lines(rows: Sequence[Record], table: str) -> dict[str, dict[str, dict[float, float]]]:
+    """Return the lines of a figure: title of a panel to name of a line to its value at each place."""
+    found: dict[str, dict[str, dict[float, float]]] = {}
+    for row in _of_table(rows, table):
+        name, place = row["arm"]
+        for title, value in row["numbers"].items():
+            found.setdefault(title, {}).setdefault(name, {})[float(place)] = float(value)
+    return found
+
+
 def write(folder: Path = PAGES) -> list[str]:
     """Judge the claims that runs speak of and write all pages; return the names of those that changed."""
     (RECORDS / "claims.jsonl").write_text(judged_claims(), encoding="utf-8")
@@ -342,17 +383,7 @@ def write(folder: Path = PAGES) -> list[str]:
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
             changed.append(name)
-    rows = [row for row in load("masksembles") if row["table"] == "masksembles/diversity-and-calibration"]
-    kinds = runs(load("choosing"), "choosing")
-    points = {kind["family"]: (1e6 / kind["images_a_second"], kind["test"]["nll"]) for kind in kinds}
-    figures = {
-        "claims": verdict_figure([claim for claim in load("claims") if "claim" in claim]),
-        "tabular": ranks_figure(read_records(RECORDS / "tabular.jsonl")),
-        "choosing": pareto(points, BESIDE),
-        "masksembles-diversity": diversity_figure(rows),
-        "diversification-guard": guard_figure(pretrained(load("diversification"))),
-    }
-    for name, figure in figures.items():
+    for name, figure in figures().items():
         save_figure(figure, folder / f"{name}.svg")
     return changed
 
