@@ -21,14 +21,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Study:
-    """An experiment by name.
-
-    Attributes:
-        name: As the command line takes it.
-        summary: What it answers, in one line.
-        module: Where its `run` is.
-        reads_data: Whether it can read real data.
-    """
+    """An experiment by name: what it answers in one line, the module of its `run`, and whether it can read real data."""
 
     name: str
     summary: str

@@ -103,20 +103,10 @@ def run(
     seconds: float | None = None,
     repeats: int | None = None,
 ) -> Path:
-    """Run the study; what is not named here is as for `image_study.ImageStudy.run`.
+    """Run the study; `image_study.ImageStudy.run` has what is not said here.
 
-    Args:
-        output: Folder for the results. A study that was interrupted goes on from what `arms.jsonl` there has.
-        quick: Five seconds an arm, a small network.
-        seed: Of the first repeat; others follow it.
-        data: Folder with an image set; digits that come along without one.
-        epochs: So many epochs for every arm, instead of as many as fit into its seconds.
-        minutes: Begin no arm after this time.
-        limit: Train on so many images.
-        arms: Run only arms whose names fit.
-        known: Which image set of the folder.
-        seconds: Training time of an arm, 90 by default. It is not exact: epochs are whole.
-        repeats: Seeds, three by default.
+    Each arm trains for about `seconds` (90; epochs are whole), or for so many `epochs`; the grid is run with `repeats` seeds (three).
+    In the quick form five seconds and a small network.
     """
     quick = quick or data is None
     sets, elsewhere = reserved(load_images(data, quick=quick, known=known, limit=limit))

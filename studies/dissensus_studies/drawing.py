@@ -27,13 +27,7 @@ def in_rows(count: int, columns: int = 3) -> tuple["Figure", list["Axes"]]:
 
 
 def name_lines(ax: "Axes", *, gap: float = 0.085, size: float = 8) -> None:
-    """Write the name of each line beside its end, in its colour; names that would lie on each other move apart.
-
-    Args:
-        ax: Drawn, with its limits and scales.
-        gap: Between two names, as a share of the height.
-        size: Of the letters.
-    """
+    """Write the name of each line of a finished panel beside its end, in its colour; names that would lie on each other move apart."""
     place = ax.transData + ax.transAxes.inverted()
     named = [line for line in ax.lines if not str(line.get_label()).startswith("_")]
     ends = sorted((float(place.transform(line.get_xydata()[-1])[1]), index) for index, line in enumerate(named))
@@ -141,11 +135,9 @@ def sweeps(
 def pareto(
     points: Mapping[str, tuple[float, float]], beside: Mapping[str, tuple[float, float]] | None = None
 ) -> "Figure":
-    """Draw NLL against the time of a prediction, every point with its name; what nothing beats in both is joined by a line.
+    """Draw NLL against microseconds an image, every point with its name; what nothing beats in both is joined by a line.
 
-    Args:
-        points: Name to microseconds an image and NLL.
-        beside: Where a name stands beside its point, in points; to the right of most.
+    Names stand to the right of their points, or `beside` them by so many points.
     """
     figure, (ax,) = plots.panels(width=7.2, height=4.2)
     front = sorted(

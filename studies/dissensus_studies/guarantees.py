@@ -22,8 +22,8 @@ from dissensus.conformal.coverage import IntervalMethod, SetMethod
 from dissensus.objectives.likelihoods import mean_and_scale
 from dissensus.scores import REGRESSION_SCORES, all_scores
 from dissensus_studies.drawing import save_figure
-from dissensus_studies.recorded import markdown
-from dissensus_studies.results import TEMPLATES, folded
+from dissensus_studies.recorded import TEMPLATES, markdown
+from dissensus_studies.results import folded
 
 if TYPE_CHECKING:
     import matplotlib.figure

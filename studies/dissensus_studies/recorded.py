@@ -6,6 +6,7 @@ Intervals are 95 % ones over seeds, by Student's law; where there is one seed th
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from math import inf, sqrt
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ Record = dict[str, Any]
 Read = Callable[[Record], float]
 BySeed = Mapping[int, Record]
 
+# What pages say around their tables.
+TEMPLATES = Path(__file__).parents[1] / "pages"
 # Ends of a 95 % interval of Student's law with n - 1 degrees of freedom, in standard errors.
 STUDENT_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
 PRETRAINED = "CIFAR-100, heads 1280-256-100 on a frozen EfficientNet-Lite0 (ImageNet), AdamW, 10 epochs"

@@ -22,6 +22,7 @@ from dissensus_studies.harness.statistics import Estimate, ece_floor, typical_co
 from dissensus_studies.recorded import (
     BESIDE,
     TABLES,
+    TEMPLATES,
     guard_figure,
     kinds_table,
     markdown,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     import matplotlib.figure
 
 STUDIES = Path(__file__).parents[1]
-RECORDS, TEMPLATES, PAGES = STUDIES / "records", STUDIES / "pages", STUDIES.parent / "docs" / "results"
+RECORDS, PAGES = STUDIES / "records", STUDIES.parent / "docs" / "results"
 
 Verdict = Literal["reproduced", "not reproduced", "within noise", "not tested at the document's length"]
 VERDICTS: tuple[str, ...] = get_args(Verdict)
@@ -108,13 +109,7 @@ def choosing_guide(text: str, claims: Sequence[Record], records: Path = RECORDS)
 
 
 def folded(page: str, opening: str = "", figure: str = "") -> str:
-    """Return a page that opens with its first paragraph, a table and a figure; every section of it is folded.
-
-    Args:
-        page: Markdown with one title, an introduction and sections that begin with `## `.
-        opening: What stands behind the first paragraph.
-        figure: Name of a figure of the page that is moved to the top.
-    """
+    """Return a page that opens with its first paragraph, an opening and one of its figures; every section (`## `) of it is folded."""
     title, _, rest = page.strip().partition("\n")
     shown = next((line for line in rest.splitlines() if figure and line.endswith(f"]({figure})")), "")
     head, *sections = ("\n" + rest.replace(f"{shown}\n\n" if shown else "\0", "", 1)).split("\n## ")

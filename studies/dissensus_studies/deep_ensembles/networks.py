@@ -38,18 +38,10 @@ def scaled_mlp(sizes: Sequence[int], scale: float, *key: int | str) -> nn.Sequen
 def fit_own_sets(
     ensemble: DeepEnsemble, x: Tensor, y: Tensor, sets: Sequence[int], objective: Objective, **settings: Any
 ) -> Run:
-    """Train every member on a set of its own in one run of `fit`.
+    """Train every member on a set of its own in one run of `fit`, whose `settings` these are.
 
     `fit` takes one data set: it gets the numbers of rows in place of targets, and an `augment` that puts those rows of the
-    member's own set there.
-
-    Args:
-        ensemble: The members.
-        x: Inputs of all sets, `(sets, rows, features)`.
-        y: Targets of all sets, `(sets, rows, 1)`.
-        sets: Which set each member trains on.
-        objective: What to minimise. One that measures the inputs' ranges has to be told them.
-        settings: Passed on to `fit`.
+    member's own set there. Sets are `(sets, rows, features)` and `(sets, rows, 1)`; `sets` says which one each member has.
     """
     # float32 counts without gaps up to 2**24.
     assert x.shape[1] <= 1 << 24

@@ -148,14 +148,7 @@ def headline(num_seeds: int) -> list[dict[str, float]]:
 
 @dataclass(frozen=True)
 class Repeats:
-    """One arm trained on several samples of the cubic, `num_members` nets on each, as one ensemble.
-
-    Attributes:
-        arm: What was trained.
-        ensemble: All nets: those of the first sample, those of the second, and so on.
-        x: Training inputs, `(repeats, points, 1)`.
-        y: Training targets, `(repeats, points, 1)`.
-    """
+    """One arm trained on several samples, `(repeats, points, 1)`, as one ensemble: nets of the first sample, of the second, and so on."""
 
     arm: Arm
     ensemble: DeepEnsemble
@@ -168,13 +161,9 @@ class Repeats:
         return self.ensemble.num_members // len(self.x)
 
     def outputs(self, x: Tensor, num_members: int) -> Tensor:
-        """Return outputs in ensembles of a size: `(members, repeats, ensembles, points, 2)`.
+        """Return outputs in separate ensembles of a size: `(members, repeats, ensembles, points, 2)`.
 
-        The nets of one sample are split into separate ensembles of that size.
-
-        Args:
-            x: `(points, 1)` for all, or `(repeats, ensembles, points, 1)` for each ensemble its own.
-            num_members: Size of an ensemble.
+        Inputs are `(points, 1)` for all, or `(repeats, ensembles, points, 1)` for each ensemble its own.
         """
         if x.ndim == 2:
             every = self.ensemble(x)
@@ -211,18 +200,13 @@ def train_repeats(arm: Arm, num_repeats: int, num_members: int = NETS, seed: int
 
 
 def measure(trained: Repeats, num_members: int, test: tuple[Tensor, Tensor]) -> Measures:
-    """Measure ensembles of a size; each quantity is the mean over the ensembles of a repeat.
-
-    Args:
-        trained: What `train_repeats` returned.
-        num_members: Size of the ensembles.
-        test: Fresh inputs and targets of the same law, `(points, 1)` each.
+    """Measure ensembles of a size on fresh inputs and targets, `(points, 1)` each; quantities are means over the ensembles of a repeat.
 
     Returns:
-        `nll`, `nll_train` and `nll_attacked` of the exact mixture in nats; `rmse` of its mean; `wild`, the share
-        of ensembles with a larger error than the constant 0; by region, the coverage of its central 90 % interval
-        (`coverage_…`), mean standard deviations of the mixture (`sd_…`) and of the members' means
-        (`knowledge_…`); `overfit`, NLL minus that on the training data; `ratio`, sd outside over sd inside.
+        `nll`, `nll_train` and `nll_attacked` of the exact mixture in nats; `rmse` of its mean; `wild`, the share of ensembles with
+        a larger error than the constant 0; by region, the coverage of its central 90 % interval (`coverage_…`), mean standard
+        deviations of the mixture (`sd_…`) and of the members' means (`knowledge_…`); `overfit`, NLL minus that on the training
+        data; `ratio`, sd outside over sd inside.
     """
     x, y = test
     arm = trained.arm

@@ -65,13 +65,8 @@ SetResult = dict[str, dict[str, Summary]]
 class Splits:
     """All splits of one data set, standardised on their training parts.
 
-    Attributes:
-        x: Training inputs, `(splits, rows, features)`.
-        y: Training targets, `(splits, rows, 1)`.
-        test_x: Test inputs, `(splits, test rows, features)`.
-        test_y: Test targets in their own units, `(splits, test rows)`.
-        centre: Mean of each split's training targets, `(splits, 1)`.
-        spread: Standard deviation of each split's training targets, `(splits, 1)`.
+    Inputs and targets are `(splits, rows, ...)`; test targets are in their own units, of which `centre` and `spread` of each
+    split's training targets are, `(splits, 1)`.
     """
 
     x: Tensor

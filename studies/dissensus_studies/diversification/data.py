@@ -36,15 +36,7 @@ UNUSED = "not trained with"
 
 @dataclass(frozen=True)
 class Features:
-    """A frozen backbone and what it says of everything.
-
-    Attributes:
-        backbone: The network up to its last layer.
-        train: Features of the training images, of several augmented passes.
-        validation: Features and labels of the held-out images.
-        judged: Features of what ensembles are judged by.
-        sources: Features of images to disagree on.
-    """
+    """A frozen backbone up to its last layer, and what it says of everything; of training images in several augmented passes."""
 
     backbone: nn.Module
     train: CachedFeatures
@@ -61,12 +53,8 @@ class Features:
 class Material:
     """Everything that more than one arm needs, made when it is first asked for.
 
-    Args:
-        sets: The images.
-        folder: Where trained backbones are kept, so that a study that goes on need not train them again.
-        epochs: Of networks trained from scratch; heads train for at most the document's ten.
-        quick: A small network, few corruptions.
-        seed: Of the backbones.
+    Trained backbones are kept in the folder, so that a study that goes on need not train them again. `epochs` are those of networks
+    from scratch; heads train for at most the document's ten.
     """
 
     def __init__(

@@ -54,14 +54,7 @@ FORMS = ("none", "share")
 
 @dataclass(frozen=True)
 class Task:
-    """Labelled features, and what heads on them are judged by.
-
-    Attributes:
-        train: Features and labels to train on.
-        judged: Features and labels of test images; features of unknown ones where detection is looked at.
-        num_classes: Outputs of a head.
-        source: Features of images to disagree on.
-    """
+    """Labelled features, what heads on them are judged by (unknown images where detection is looked at), features to disagree on."""
 
     train: tuple[Tensor, Tensor]
     judged: Judged
@@ -72,11 +65,8 @@ class Task:
 class Features:
     """Features of all images, made when they are first asked for.
 
-    Args:
-        sets: The images; those to disagree on are taken away.
-        elsewhere: Images to disagree on.
-        backbone: `"module:function"`; the function returns two modules: uint8 images to features, and features to its own logits.
-        coarse: Superclass of each class.
+    `backbone` is `"module:function"`; the function returns two modules: uint8 images to features, and features to its own logits.
+    `elsewhere` are images to disagree on, `coarse` is the superclass of each class.
     """
 
     def __init__(self, sets: ImageSets, elsewhere: Tensor, backbone: str, coarse: Tensor) -> None:

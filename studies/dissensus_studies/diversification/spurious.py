@@ -36,14 +36,7 @@ EPOCHS_FACTOR = 2
 
 @dataclass(frozen=True)
 class SpuriousSets:
-    """Images whose background goes with the class in training.
-
-    Attributes:
-        sets: Training, validation and test images of two classes.
-        validation_groups: Group of each validation image: twice the class plus the background.
-        test_groups: Group of each test image.
-        backgrounds: Which unknown set the backgrounds are from.
-    """
+    """Images of two classes whose background goes with the class in training; groups are twice the class plus the background."""
 
     sets: ImageSets
     validation_groups: Tensor
