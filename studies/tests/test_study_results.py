@@ -26,13 +26,13 @@ def test_claims_are_judged_by_the_arms_of_runs(tmp_path):
 
 
 def test_intervals_over_seeds_are_students():
-    found = recorded.Over([1.0, 2.0, 3.0])
+    found = recorded.over([1.0, 2.0, 3.0])
     assert found.half == pytest.approx(4.303 / 3**0.5, rel=1e-3)
-    assert (found.sign, recorded.Over([2.0, 2.1, 2.2]).sign, recorded.Over([5.0]).sign) == (0, 1, 0)
-    cases = {"a": recorded.Over([2.0, 2.1, 2.2]), "b": recorded.Over([-1.0, 1.0, 0.0])}
+    assert (found.sign, recorded.over([2.0, 2.1, 2.2]).sign, recorded.over([5.0]).sign) == (0, 1, 0)
+    cases = {"a": recorded.over([2.0, 2.1, 2.2]), "b": recorded.over([-1.0, 1.0, 0.0])}
     assert recorded.judged(cases) == ("within noise", "holds for a, elsewhere within noise")
     assert recorded.judged({"a": cases["a"]})[0] == "reproduced"
-    assert recorded.judged(cases | {"c": recorded.Over([-2.0, -2.1, -2.2])})[0] == "not reproduced"
+    assert recorded.judged(cases | {"c": recorded.over([-2.0, -2.1, -2.2])})[0] == "not reproduced"
 
 
 def test_a_changed_record_changes_its_page(tmp_path):

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from math import isfinite
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dissensus import plots
 from dissensus.html import Section
 from dissensus.plots.figures import tick_text
+from dissensus_studies.drawing import apart
 from dissensus_studies.harness.arm_log import Record
 from dissensus_studies.harness.image_pages import over_seeds
 from dissensus_studies.harness.outputs import Outputs
@@ -148,22 +148,12 @@ def _name_lines(ax: "matplotlib.axes.Axes", lines: Sequence[Line], height: float
     """Write names at the right ends of lines, moved apart where they would overlap."""
     ax.autoscale_view()
     to_axes = ax.transData + ax.transAxes.inverted()
-    named = [line for line in lines if line.name]
-    ends = [to_axes.transform((line.x[-1], line.y[-1])) for line in named]
-    order = sorted(range(len(named)), key=lambda place: float(ends[place][1]))
-    sizes = [(1 + named[place].name.count("\n")) * 1.25 * LABEL_SIZE / (72 * 0.75 * height) for place in order]
-    gaps = [(below + above) / 2 for below, above in pairwise(sizes)]
-    heights: list[float] = []
-    for place, gap in zip(order, [0.0, *gaps], strict=False):
-        heights.append(max(float(ends[place][1]), heights[-1] + gap if heights else 0.0))
-    # Those that would leave the panel at the top push the others down.
-    most = 1.05
-    for index in reversed(range(len(heights))):
-        heights[index] = min(heights[index], most)
-        most = heights[index] - gaps[index - 1] if index else most
-    for place, up in zip(order, heights, strict=True):
-        right, colour = float(ends[place][0]) + 0.025, colour_of(named[place])
-        ax.text(right, up, named[place].name, transform=ax.transAxes, color=colour, fontsize=LABEL_SIZE, va="center")
+    ends = [(line, *to_axes.transform((line.x[-1], line.y[-1])).tolist()) for line in lines if line.name]
+    ends.sort(key=lambda end: end[2])
+    heights = apart([min(up, 1.0) for *_, up in ends], 1.25 * LABEL_SIZE / (72 * 0.75 * height))
+    for (line, right, _), up in zip(ends, heights, strict=True):
+        look = {"color": colour_of(line), "fontsize": LABEL_SIZE, "va": "center"}
+        ax.text(right + 0.025, up, line.name, transform=ax.transAxes, **look)
 
 
 def colour_of(line: Line) -> str:
