@@ -152,7 +152,7 @@ def _name_lines(ax: "matplotlib.axes.Axes", lines: Sequence[Line], height: float
     ends.sort(key=lambda end: end[2])
     heights = apart([min(up, 1.0) for *_, up in ends], 1.25 * LABEL_SIZE / (72 * 0.75 * height))
     for (line, right, _), up in zip(ends, heights, strict=True):
-        look = {"color": colour_of(line), "fontsize": LABEL_SIZE, "va": "center"}
+        look: dict[str, Any] = {"color": colour_of(line), "fontsize": LABEL_SIZE, "va": "center"}
         ax.text(right + 0.025, up, line.name, transform=ax.transAxes, **look)
 
 
