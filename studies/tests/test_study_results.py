@@ -5,6 +5,7 @@ from decimal import Decimal
 
 import pytest
 from dissensus_studies import recorded, results
+from dissensus_studies.harness.page_figures import page_figures
 from dissensus_studies.harness.statistics import ece_floor, typical_confidence
 
 
@@ -102,3 +103,14 @@ def test_the_floor_of_the_calibration_error_is_that_of_one_bin_where_all_are_equ
     # E|mean error| of a coin with p = .8: sqrt(2 p (1 - p) / (pi n)).
     assert ece_floor([0.8] * 4000) == pytest.approx((2 * 0.8 * 0.2 / (3.141593 * 4000)) ** 0.5, rel=0.15)
     assert ece_floor(typical_confidence(0.9, 1000)) > 2 * ece_floor(typical_confidence(0.9, 10_000))
+
+
+def test_every_line_of_a_figure_is_drawn_from_the_record():
+    for study in ("anchoring", "collusion", "masksembles"):
+        rows = [row for row in results.load(study) if row["table"] == f"{study}/figures"]
+        drawn = page_figures(rows)
+        assert set(drawn) == {row["arm"][0] for row in rows}
+        for name, figure in drawn.items():
+            assert (results.PAGES / f"{name}.svg").is_file()
+            lines = [line for ax in figure.axes for line in ax.lines]
+            assert len(lines) == sum(row["arm"][0] == name for row in rows)
