@@ -331,6 +331,7 @@ def verdict_figure(claims: Sequence[Record]) -> "matplotlib.figure.Figure":
 
 def figures() -> "dict[str, matplotlib.figure.Figure]":
     """Draw the figures of the pages from the record, by file name."""
+    from dissensus_studies.deep_ensembles.uci import change_figure
     from dissensus_studies.diversification.figures import baseline_figure, trade_figure
 
     heads, masks, kinds = load("diversification"), load("masksembles"), runs(load("choosing"), "choosing")
@@ -347,12 +348,38 @@ def figures() -> "dict[str, matplotlib.figure.Figure]":
         "diversification-size": sweeps(drawn_lines(heads, "diversification/figure-size"), "members"),
         "diversification-trade": trade_figure(trade),
     }
+    deep = load("deep-ensembles")
+    changes = _of_table(deep, "deep-ensembles/figure-uci")
+    quartiles = {tuple(row["arm"]): [float(n) for n in row["numbers"]["change of NLL, quartiles"]] for row in changes}
+    found |= {
+        "../images/practical_regression_members": members_figure(deep),
+        "../images/uci_nll": change_figure(quartiles),
+    }
     for kind in ("heads", "nets"):
         rows = _of_table(heads, f"diversification/figure-bars-{kind}")
         numbers = {row["arm"][0]: [float(n) for n in row["numbers"]["AUROC at severity 5"]] for row in rows}
         bars = [(name, Estimate(value, nan, (low, high))) for name, (value, low, high) in numbers.items()]
         found[f"diversification-bars-{kind}"] = baseline_figure(bars)
     return found
+
+
+def members_figure(rows: Sequence[Record]) -> "matplotlib.figure.Figure":
+    """Draw what ensembles of the practical's regression are worth by number of members, with standard errors; of errors the median."""
+    drawn = {
+        "NLL on fresh data, nats": "NLL",
+        "median RMSE on fresh data": "RMSE (median)",
+        "covered by 90 % intervals inside": "covered inside",
+        "covered by 90 % intervals outside": "outside",
+    }
+    panels: dict[str, dict[str, dict[float, float]]] = {title: {} for title in drawn}
+    spreads: dict[str, dict[str, dict[float, float]]] = {title: {} for title in drawn}
+    for row in _of_table(rows, "deep-ensembles/adversarial-training-ensembles-number-of-members"):
+        arm, count = row["arm"]
+        for title, name in drawn.items():
+            mean, error, *median = map(float, row["numbers"][name])
+            panels[title].setdefault(arm, {})[float(count)] = median[0] if median else mean
+            spreads[title].setdefault(arm, {})[float(count)] = 0.0 if median else error
+    return sweeps(panels, "members", spreads=spreads, columns=2, logs=["median RMSE on fresh data"])
 
 
 def _of_table(rows: Sequence[Record], table: str) -> list[Record]:

@@ -36,7 +36,7 @@ from dissensus_studies.deep_ensembles.regression_arms import (
     train_practical,
     train_repeats,
 )
-from dissensus_studies.drawing import name_lines, sweeps
+from dissensus_studies.drawing import Lines, name_lines, sweeps
 from dissensus_studies.harness.claims import Claim, claims_table
 from dissensus_studies.harness.outputs import Outputs, print_table
 from dissensus_studies.harness.statistics import Comparison, Summary
@@ -122,9 +122,9 @@ def _practical(outputs: Outputs, seed: int) -> dict[str, dict[str, Any]]:
         plots.bands(grid, centre, sd, ax, truth=grid**3, points=(x, y))
         ax.set(ylim=(-300, 300), xlabel="x", ylabel="y")
         ax.set_title(arm.name, fontsize=10, loc="left")
-        name_lines(ax)
         if arm == ARMS[0]:
             main = plots.member_bands(grid, mean, scale, truth=grid**3, points=(x, y), limits=(-300.0, 300.0))
+    name_lines(axes[1])
     rows = [(name, min(r["final_losses"]), max(r["final_losses"]), *list(r.values())[1:]) for name, r in found.items()]
     outputs.sections.append(
         Section(
@@ -179,19 +179,16 @@ def _count_figure(results: Results) -> "matplotlib.figure.Figure":
     drawn = {
         "NLL on fresh data, nats": "nll",
         "median RMSE on fresh data": "rmse",
-        f"covered by {COVERED:.0%} intervals inside": "coverage_inside",
-        f"covered by {COVERED:.0%} intervals outside": "coverage_outside",
+        "covered by 90 % intervals inside": "coverage_inside",
+        "covered by 90 % intervals outside": "coverage_outside",
     }
-    panels, spreads = (
-        {
-            title: {arm.name: {c: read(results[arm, c][name], name) for c in COUNTS} for arm in ARMS}
-            for title, name in drawn.items()
-        }
-        for read in (
-            lambda found, name: found.median if name == "rmse" else found.mean,
-            lambda found, name: 0.0 if name == "rmse" else found.error,
-        )
-    )
+    panels: dict[str, Lines] = {}
+    spreads: dict[str, Lines] = {}
+    for title, name in drawn.items():
+        found = {arm.name: {float(count): results[arm, count][name] for count in COUNTS} for arm in ARMS}
+        median = name == "rmse"
+        panels[title] = {a: {c: v.median if median else v.mean for c, v in line.items()} for a, line in found.items()}
+        spreads[title] = {a: {c: 0.0 if median else v.error for c, v in line.items()} for a, line in found.items()}
     return sweeps(panels, "members", spreads=spreads, columns=2, logs=["median RMSE on fresh data"])
 
 
