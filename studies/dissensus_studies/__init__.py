@@ -1,10 +1,11 @@
 """The documents' experiments, each runnable by name: `dissensus study NAME`.
 
 A folder a paper: `masksembles`, `collusion`, `anchoring`, `diversification`, `deep_ensembles`; `tabular`, `choosing` and `guarantees` are
-our own. All stand on `harness`: `arm_log` (arms in order, one record each, interrupted runs go on), `statistics` (repeats, intervals,
-estimates), `claims` (a statement, what was measured, a verdict), `outputs` (figures, `results.json`, the page), and for images
-`image_sets` (what is read), `image_arms` (trained and measured), `image_pages` (tables and curves of records), `image_study` (a study is
-its arms and what it makes of their records) and `imagenet` (the same on a folder of ImageNet's layout).
+our own. `drawing` has what figures share; `recorded` and `results` write the pages of docs/results from the record. All stand on
+`harness`: `arm_log` (arms in order, one record each, interrupted runs go on), `statistics` (repeats, intervals, estimates), `claims` (a
+statement, what was measured, a verdict), `outputs` (figures, `results.json`, the page), and for images `image_sets` (what is read),
+`image_arms` (trained and measured), `image_pages` (tables and curves of records), `image_study` (a study is its arms and what it makes
+of their records) and `imagenet` (the same on a folder of ImageNet's layout).
 
 Each study's module has `run(output, *, quick=False, seed=0, data=None, ...)`, which writes `results.json`, figures (SVG and PNG) and a
 page into `output` and returns the page's path. A module is imported only when its study runs.

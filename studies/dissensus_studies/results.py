@@ -364,22 +364,16 @@ def figures() -> "dict[str, matplotlib.figure.Figure]":
 
 
 def members_figure(rows: Sequence[Record]) -> "matplotlib.figure.Figure":
-    """Draw what ensembles of the practical's regression are worth by number of members, with standard errors; of errors the median."""
-    drawn = {
-        "NLL on fresh data, nats": "NLL",
-        "median RMSE on fresh data": "RMSE (median)",
-        "covered by 90 % intervals inside": "covered inside",
-        "covered by 90 % intervals outside": "outside",
-    }
-    panels: dict[str, dict[str, dict[float, float]]] = {title: {} for title in drawn}
-    spreads: dict[str, dict[str, dict[float, float]]] = {title: {} for title in drawn}
+    """Draw what ensembles of the practical's regression are worth by number of members."""
+    from dissensus_studies.deep_ensembles.regression import count_figure
+
+    names = {"NLL": "nll", "RMSE (median)": "rmse", "covered inside": "coverage_inside", "outside": "coverage_outside"}
+    values = {}
     for row in _of_table(rows, "deep-ensembles/adversarial-training-ensembles-number-of-members"):
-        arm, count = row["arm"]
-        for title, name in drawn.items():
+        for name, quantity in names.items():
             mean, error, *median = map(float, row["numbers"][name])
-            panels[title].setdefault(arm, {})[float(count)] = median[0] if median else mean
-            spreads[title].setdefault(arm, {})[float(count)] = 0.0 if median else error
-    return sweeps(panels, "members", spreads=spreads, columns=2, logs=["median RMSE on fresh data"])
+            values[row["arm"][0], float(row["arm"][1]), quantity] = (median[0], 0.0) if median else (mean, error)
+    return count_figure(values)
 
 
 def _of_table(rows: Sequence[Record], table: str) -> list[Record]:

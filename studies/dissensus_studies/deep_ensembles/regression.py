@@ -36,7 +36,7 @@ from dissensus_studies.deep_ensembles.regression_arms import (
     train_practical,
     train_repeats,
 )
-from dissensus_studies.drawing import Lines, name_lines, sweeps
+from dissensus_studies.drawing import name_lines, sweeps
 from dissensus_studies.harness.claims import Claim, claims_table
 from dissensus_studies.harness.outputs import Outputs, print_table
 from dissensus_studies.harness.statistics import Comparison, Summary
@@ -86,7 +86,9 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
             ),
             _arms_table(results, "Means over repeats ± standard errors", str),
             medians,
-            outputs.picture("practical_regression_members", _count_figure(results), "measures by number of members"),
+            outputs.picture(
+                "practical_regression_members", count_figure(_counted(results)), "measures by number of members"
+            ),
         ),
         Section("What the document says", claims_table(claims, judged)),
     ]
@@ -174,22 +176,32 @@ def _arms_table(results: Results, caption: str, read: Callable[[Summary], object
     return Table(("arm", "members", *COLUMNS.values()), rows, caption)
 
 
-def _count_figure(results: Results) -> "matplotlib.figure.Figure":
-    """Draw means, or of errors, which single wild nets decide, medians, by number of members."""
-    drawn = {
-        "NLL on fresh data, nats": "nll",
-        "median RMSE on fresh data": "rmse",
-        "covered by 90 % intervals inside": "coverage_inside",
-        "covered by 90 % intervals outside": "coverage_outside",
+DRAWN: Mapping[str, str] = {
+    "nll": "NLL on fresh data, nats",
+    "rmse": "median RMSE on fresh data",
+    "coverage_inside": "covered by 90 % intervals inside",
+    "coverage_outside": "covered by 90 % intervals outside",
+}
+
+
+def _counted(results: Results) -> dict[tuple[str, float, str], tuple[float, float]]:
+    """Return means with standard errors, or of errors, which single wild nets decide, medians: by arm, members and quantity."""
+    return {
+        (arm.name, float(count), name): (v.median, 0.0) if name == "rmse" else (v.mean, v.error)
+        for (arm, count), found in results.items()
+        for name, v in found.items()
+        if name in DRAWN
     }
-    panels: dict[str, Lines] = {}
-    spreads: dict[str, Lines] = {}
-    for title, name in drawn.items():
-        found = {arm.name: {float(count): results[arm, count][name] for count in COUNTS} for arm in ARMS}
-        median = name == "rmse"
-        panels[title] = {a: {c: v.median if median else v.mean for c, v in line.items()} for a, line in found.items()}
-        spreads[title] = {a: {c: 0.0 if median else v.error for c, v in line.items()} for a, line in found.items()}
-    return sweeps(panels, "members", spreads=spreads, columns=2, logs=["median RMSE on fresh data"])
+
+
+def count_figure(values: Mapping[tuple[str, float, str], tuple[float, float]]) -> "matplotlib.figure.Figure":
+    """Draw quantities of each arm by number of members."""
+    panels: dict[str, dict[str, dict[float, float]]] = {title: {} for title in DRAWN.values()}
+    spreads: dict[str, dict[str, dict[float, float]]] = {title: {} for title in DRAWN.values()}
+    for (arm, count, name), (value, spread) in values.items():
+        panels[DRAWN[name]].setdefault(arm, {})[count] = value
+        spreads[DRAWN[name]].setdefault(arm, {})[count] = spread
+    return sweeps(panels, "members", spreads=spreads, columns=2, logs=[DRAWN["rmse"]])
 
 
 # What adversarial training does to a single net: statement, direction, quantity.
