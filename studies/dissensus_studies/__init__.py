@@ -1,10 +1,11 @@
 """The documents' experiments, each runnable by name: `dissensus study NAME`.
 
-A folder a paper: `masksembles`, `collusion`, `anchoring`, `diversification`, `deep_ensembles`; `tabular`, `choosing` and `guarantees` are
-our own. All stand on `harness`: `arm_log` (arms in order, one record each, interrupted runs go on), `statistics` (repeats, intervals,
-estimates), `claims` (a statement, what was measured, a verdict), `figures` (lines in panels), `outputs` (`results.json`, the page), and for
-images `labelled` and `image_sets` (what is read), `image_arms` (trained and measured), `image_pages` (tables of records) and `image_study`
-(a study is its arms and what it makes of their records). `page_figures` draws the figures of pages from the record.
+A folder or file a paper: `masksembles`, `collusion`, `anchoring`, `diversification`, `deep_ensembles`; `tabular`, `choosing` and `guarantees` are
+our own. `drawing` has what figures share; `recorded` and `results` write the pages of docs/results from the record. All stand on
+`harness`: `arm_log` (arms in order, one record each, interrupted runs go on), `statistics` (repeats, intervals, estimates), `claims` (a
+statement, what was measured, a verdict), `figures` (lines in panels), `outputs` (`results.json`, the page), and for images `labelled` and
+`image_sets` (what is read), `image_arms` (trained and measured), `image_pages` (tables of records) and `image_study` (a study is its arms
+and what it makes of their records). `page_figures` draws figures of pages from the record.
 
 Each study's module has `run(output, *, quick=False, seed=0, data=None, ...)`, which writes `results.json`, figures (SVG and PNG) and a
 page into `output` and returns the page's path. A module is imported only when its study runs.

@@ -60,7 +60,13 @@ def study(
         return
     if name not in STUDIES:
         raise ValueError(f"There is no study {name!r}; there are {', '.join(STUDIES)}.")
-    further = {"epochs": epochs, "minutes": minutes, "limit": limit, "known": known, "setting": setting}
+    further: dict[str, object] = {
+        "epochs": epochs,
+        "minutes": minutes,
+        "limit": limit,
+        "known": known,
+        "setting": setting,
+    }
     further |= {"backbone": backbone, "seconds": seconds, "repeats": repeats}
     further["arms"] = None if arms is None else [part.strip() for part in arms.split(",")]
     options = {option: value for option, value in further.items() if value is not None}

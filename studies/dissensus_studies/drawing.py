@@ -6,6 +6,8 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from dissensus import plots
 from dissensus.plots.figures import tick_text
 
@@ -30,7 +32,8 @@ def name_lines(ax: "Axes", *, gap: float = 0.085, size: float = 8) -> None:
     """Write the name of each line of a finished panel beside its end, in its colour; names that would lie on each other move apart."""
     place = ax.transData + ax.transAxes.inverted()
     named = [line for line in ax.lines if not str(line.get_label()).startswith("_")]
-    ends = sorted((float(place.transform(line.get_xydata()[-1])[1]), index) for index, line in enumerate(named))
+    last = (place.transform(np.asarray(line.get_xydata())[-1])[1] for line in named)
+    ends = sorted((float(height), index) for index, height in enumerate(last))
     heights = apart([end for end, _ in ends], gap)
     for height, (_, index) in zip(heights, ends, strict=True):
         line = named[index]
@@ -91,7 +94,7 @@ def sweeps(
         columns: Panels a row.
         logs: Titles of panels whose upright axis is logarithmic.
     """
-    from matplotlib.ticker import NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     figure, axes = in_rows(len(panels), columns)
     names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
@@ -124,8 +127,9 @@ def sweeps(
         ax.set_xticks([], minor=True)
         if title in logs:
             ax.set_yscale("log")
-            ax.yaxis.set_major_formatter(tick_text)
-            ax.yaxis.set_minor_formatter(NullFormatter())
+            ax.yaxis.set_major_formatter(FuncFormatter(tick_text))
+            ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            ax.yaxis.set_minor_locator(NullLocator())
         ax.set_title(title, fontsize=10, loc="left")
         ax.set_xlabel(along)
         name_lines(ax)

@@ -334,6 +334,7 @@ def verdict_figure(claims: Sequence[Record]) -> "matplotlib.figure.Figure":
 
 def figures() -> "dict[str, matplotlib.figure.Figure]":
     """Draw the figures of the pages from the record, by file name."""
+    from dissensus_studies.deep_ensembles.uci import change_figure
     from dissensus_studies.diversification.figures import baseline_figure, trade_figure
 
     heads, masks, kinds = load("diversification"), load("masksembles"), runs(load("choosing"), "choosing")
@@ -350,6 +351,13 @@ def figures() -> "dict[str, matplotlib.figure.Figure]":
         "diversification-size": sweeps(drawn_lines(heads, "diversification/figure-size"), "members"),
         "diversification-trade": trade_figure(trade),
     }
+    deep = load("deep-ensembles")
+    changes = _of_table(deep, "deep-ensembles/figure-uci")
+    quartiles = {tuple(row["arm"]): [float(n) for n in row["numbers"]["change of NLL, quartiles"]] for row in changes}
+    found |= {
+        "../images/practical_regression_members": members_figure(deep),
+        "../images/uci_nll": change_figure(quartiles),
+    }
     for kind in ("heads", "nets"):
         rows = _of_table(heads, f"diversification/figure-bars-{kind}")
         numbers = {row["arm"][0]: [float(n) for n in row["numbers"]["AUROC at severity 5"]] for row in rows}
@@ -358,6 +366,19 @@ def figures() -> "dict[str, matplotlib.figure.Figure]":
     for study in ("anchoring", "collusion", "masksembles"):
         found |= page_figures(load(study))
     return found | {drawing.name: draw(drawing.panels) for drawing in theory.drawings()}
+
+
+def members_figure(rows: Sequence[Record]) -> "matplotlib.figure.Figure":
+    """Draw what ensembles of the practical's regression are worth by number of members."""
+    from dissensus_studies.deep_ensembles.regression import count_figure
+
+    names = {"NLL": "nll", "RMSE (median)": "rmse", "covered inside": "coverage_inside", "outside": "coverage_outside"}
+    values = {}
+    for row in _of_table(rows, "deep-ensembles/adversarial-training-ensembles-number-of-members"):
+        for name, quantity in names.items():
+            mean, error, *median = map(float, row["numbers"][name])
+            values[row["arm"][0], float(row["arm"][1]), quantity] = (median[0], 0.0) if median else (mean, error)
+    return count_figure(values)
 
 
 def _of_table(rows: Sequence[Record], table: str) -> list[Record]:

@@ -86,7 +86,9 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
             ),
             _arms_table(results, "Means over repeats ± standard errors", str),
             medians,
-            outputs.picture("practical_regression_members", _count_figure(results), "measures by number of members"),
+            outputs.picture(
+                "practical_regression_members", count_figure(_counted(results)), "measures by number of members"
+            ),
         ),
         Section("What the document says", claims_table(claims, judged)),
     ]
@@ -122,9 +124,9 @@ def _practical(outputs: Outputs, seed: int) -> dict[str, dict[str, Any]]:
         plots.bands(grid, centre, sd, ax, truth=grid**3, points=(x, y))
         ax.set(ylim=(-300, 300), xlabel="x", ylabel="y")
         ax.set_title(arm.name, fontsize=10, loc="left")
-        name_lines(ax)
         if arm == ARMS[0]:
             main = plots.member_bands(grid, mean, scale, truth=grid**3, points=(x, y), limits=(-300.0, 300.0))
+    name_lines(axes[1])
     rows = [(name, min(r["final_losses"]), max(r["final_losses"]), *list(r.values())[1:]) for name, r in found.items()]
     outputs.sections.append(
         Section(
@@ -174,25 +176,32 @@ def _arms_table(results: Results, caption: str, read: Callable[[Summary], object
     return Table(("arm", "members", *COLUMNS.values()), rows, caption)
 
 
-def _count_figure(results: Results) -> "matplotlib.figure.Figure":
-    """Draw means, or of errors, which single wild nets decide, medians, by number of members."""
-    drawn = {
-        "NLL on fresh data, nats": "nll",
-        "median RMSE on fresh data": "rmse",
-        f"covered by {COVERED:.0%} intervals inside": "coverage_inside",
-        f"covered by {COVERED:.0%} intervals outside": "coverage_outside",
+DRAWN: Mapping[str, str] = {
+    "nll": "NLL on fresh data, nats",
+    "rmse": "median RMSE on fresh data",
+    "coverage_inside": "covered by 90 % intervals inside",
+    "coverage_outside": "covered by 90 % intervals outside",
+}
+
+
+def _counted(results: Results) -> dict[tuple[str, float, str], tuple[float, float]]:
+    """Return means with standard errors, or of errors, which single wild nets decide, medians: by arm, members and quantity."""
+    return {
+        (arm.name, float(count), name): (v.median, 0.0) if name == "rmse" else (v.mean, v.error)
+        for (arm, count), found in results.items()
+        for name, v in found.items()
+        if name in DRAWN
     }
-    panels, spreads = (
-        {
-            title: {arm.name: {c: read(results[arm, c][name], name) for c in COUNTS} for arm in ARMS}
-            for title, name in drawn.items()
-        }
-        for read in (
-            lambda found, name: found.median if name == "rmse" else found.mean,
-            lambda found, name: 0.0 if name == "rmse" else found.error,
-        )
-    )
-    return sweeps(panels, "members", spreads=spreads, columns=2, logs=["median RMSE on fresh data"])
+
+
+def count_figure(values: Mapping[tuple[str, float, str], tuple[float, float]]) -> "matplotlib.figure.Figure":
+    """Draw quantities of each arm by number of members."""
+    panels: dict[str, dict[str, dict[float, float]]] = {title: {} for title in DRAWN.values()}
+    spreads: dict[str, dict[str, dict[float, float]]] = {title: {} for title in DRAWN.values()}
+    for (arm, count, name), (value, spread) in values.items():
+        panels[DRAWN[name]].setdefault(arm, {})[count] = value
+        spreads[DRAWN[name]].setdefault(arm, {})[count] = spread
+    return sweeps(panels, "members", spreads=spreads, columns=2, logs=[DRAWN["rmse"]])
 
 
 # What adversarial training does to a single net: statement, direction, quantity.

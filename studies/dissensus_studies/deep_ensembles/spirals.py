@@ -247,10 +247,8 @@ def _profile_figure(runs: Mapping[Arm, Run]) -> "matplotlib.figure.Figure":
             ax.set_xlabel("distance from the centre")
     for ax in axes:
         ax.axvline(1, color=plots.NOTE_COLOUR, linestyle="--", linewidth=1)
-        ax.annotate(
-            "the data end", (1, 1), (4, -2), xycoords=("data", "axes fraction"), textcoords="offset points", fontsize=8
-        )
-        name_lines(ax)
+    axes[0].annotate("the data end", (1, 0.65), (6, 0), textcoords="offset points", fontsize=8, color=plots.NOTE_COLOUR)
+    name_lines(axes[-1])
     return figure
 
 

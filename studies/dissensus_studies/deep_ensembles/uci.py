@@ -148,7 +148,9 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
                 "too small. That the mixture's RMSE is below the mean of its members' is no finding: it is so by Jensen's inequality."
             ),
             Table(("set", "what", "RMSE", "NLL"), _comparisons(results)),
-            outputs.picture("uci_nll", _figure(results), "change of NLL against a single net, set by set"),
+            outputs.picture(
+                "uci_nll", change_figure(_changes(results)), "change of NLL against a single net, set by set"
+            ),
         ),
         Section(
             "The usual learning rate",
@@ -251,23 +253,29 @@ def _comparisons(results: Mapping[str, SetResult]) -> list[list[object]]:
     ]
 
 
-def _figure(results: Mapping[str, SetResult]) -> "matplotlib.figure.Figure":
-    """Draw each arm's median change of NLL against the single net, with quartiles over splits."""
-    figure, (ax,) = plots.panels(width=7.5, height=0.42 * len(results) + 1.0)
-    for index, arm in enumerate(ARMS[1:]):
-        colour = plots.COLOURS[index]
-        for place, found in enumerate(results.values()):
-            change = np.subtract(found[arm]["nll"].values, found[ARMS[0]]["nll"].values)
-            low, middle, high = np.quantile(change, (0.25, 0.5, 0.75))
-            height = place + 0.22 * (index - 1)
-            ax.plot([low, high], [height, height], color=colour, linewidth=2, alpha=0.6)
-            ax.plot([middle], [height], "o", color=colour, markersize=5)
-            if place == 0:
-                ax.annotate(
-                    arm, (high, height), (8, 0), textcoords="offset points", va="center", color=colour, fontsize=8
-                )
+def _changes(results: Mapping[str, SetResult]) -> dict[tuple[str, str], Sequence[float]]:
+    """Return the quartiles over splits of each arm's change of NLL against the single net, by arm and set."""
+    return {
+        (arm, name): np.quantile(
+            np.subtract(found[arm]["nll"].values, found[ARMS[0]]["nll"].values), (0.25, 0.5, 0.75)
+        ).tolist()
+        for arm in ARMS[1:]
+        for name, found in results.items()
+    }
+
+
+def change_figure(changes: Mapping[tuple[str, str], Sequence[float]]) -> "matplotlib.figure.Figure":
+    """Draw each arm's median change of NLL against the single net, with quartiles over splits; by arm and set."""
+    arms, sets = (list(dict.fromkeys(key[place] for key in changes)) for place in (0, 1))
+    figure, (ax,) = plots.panels(width=7.5, height=0.42 * len(sets) + 1.0)
+    for (arm, name), (low, middle, high) in changes.items():
+        colour, height = plots.COLOURS[arms.index(arm)], sets.index(name) + 0.22 * (arms.index(arm) - 1)
+        ax.plot([low, high], [height, height], color=colour, linewidth=2, alpha=0.6)
+        ax.plot([middle], [height], "o", color=colour, markersize=5)
+        if name == sets[0]:
+            ax.annotate(arm, (high, height), (8, 0), textcoords="offset points", va="center", color=colour, fontsize=8)
     ax.axvline(0, color=plots.NOTE_COLOUR, linestyle="--", linewidth=1)
-    ax.set_yticks(range(len(results)), list(results))
+    ax.set_yticks(range(len(sets)), sets)
     ax.tick_params(axis="y", length=0)
     ax.invert_yaxis()
     # Logarithmic beyond a tenth of a nat: sets differ by an order of magnitude.

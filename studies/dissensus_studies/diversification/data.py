@@ -175,5 +175,5 @@ def of_first_classes(sets: ImageSets, classes: int) -> ImageSets:
 
     if classes >= sets.num_classes:
         return sets
-    parts = {name: part(getattr(sets, name)) for name in ("train", "validation", "test")}
-    return replace(sets, num_classes=classes, **parts)
+    train, validation, test = map(part, (sets.train, sets.validation, sets.test))
+    return replace(sets, train=train, validation=validation, test=test, num_classes=classes)

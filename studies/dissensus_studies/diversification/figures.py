@@ -128,7 +128,7 @@ def baseline_figure(bars: Sequence[tuple[str, Estimate]]) -> "matplotlib.figure.
         low, high = bar.ends or (bar.value, bar.value)
         # On the far side of the line of chance.
         place_of, side = ((low, -5), "right") if bar.value < 0.5 else ((high, 5), "left")
-        style = {"textcoords": "offset points", "va": "center", "fontsize": 8, "ha": side}
+        style: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 8, "ha": side}
         ax.annotate(f"{bar.value:.3f}", (place_of[0], place), (place_of[1], 0), **style)
     ax.set_yticks(range(len(bars)), [name for name, _ in bars])
     ax.tick_params(axis="y", length=0)
@@ -155,10 +155,8 @@ def trade_points(found: Found, family: str) -> Points:
     return points
 
 
-def trade_figure(points: Points) -> "matplotlib.figure.Figure | None":
+def trade_figure(points: Points) -> "matplotlib.figure.Figure":
     """Draw what members lose against what detection gains, one point for each loss-guided ensemble, named by its strength."""
-    if sum(map(len, points.values())) < 3:
-        return None
     figure, (ax,) = plots.panels(width=6.2, height=3.6)
     for index, (name, own) in enumerate(points.items()):
         colour = plots.COLOURS[index % len(plots.COLOURS)]

@@ -70,8 +70,9 @@ def spurious_sets(sets: ImageSets, seed: int = 0) -> SpuriousSets:
         # No background is in two parts.
         made.append(_pasted(objects, (warm[place::3], cool[place::3]), aligned, derive(seed, "spurious", place)))
     (train, _), (validation, _), (test, test_groups) = made
-    parts = {"train": train, "validation": validation, "test": test}
-    return SpuriousSets(replace(sets, name=f"{sets.name} on {source}", num_classes=2, **parts), test_groups, source)
+    name = f"{sets.name} on {source}"
+    combined = replace(sets, name=name, train=train, validation=validation, test=test, num_classes=2)
+    return SpuriousSets(combined, test_groups, source)
 
 
 def _binary(sets: ImageSets, y: Tensor) -> Tensor:
