@@ -1,6 +1,6 @@
 """The documents' experiments, each runnable by name: `dissensus study NAME`.
 
-A folder or file a paper: `masksembles`, `collusion`, `anchoring`, `diversification`, `deep_ensembles`; `tabular`, `choosing` and `guarantees` are
+A paper each: `masksembles`, `collusion`, `anchoring`, `diversification`, `deep_ensembles`; `tabular`, `choosing` and `guarantees` are
 our own. `drawing` has what figures share; `recorded` and `results` write the pages of docs/results from the record. All stand on
 `harness`: `arm_log` (arms in order, one record each, interrupted runs go on), `statistics` (repeats, intervals, estimates), `claims` (a
 statement, what was measured, a verdict), `figures` (lines in panels), `outputs` (`results.json`, the page), and for images `labelled` and
