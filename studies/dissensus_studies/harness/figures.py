@@ -104,7 +104,8 @@ def sweep(
             own = ((x, record) for other, x, record in points if other == line)
             lines.append(Line.over(line, over_seeds(own, read), place))
         for level, records in (levels or {}).items():
-            lines.append(Line(level, ends, [fmean(map(read, records))] * 2, colour=None, style="--"))
+            colour = len(lines) if levels and len(levels) > 1 else None
+            lines.append(Line(level, ends, [fmean(map(read, records))] * 2, colour=colour, style="--"))
         panels.append(Panel(column, xlabel, lines, axes))
     return Drawing(name, title, panels, caption or "Means over runs, with two standard errors where there are several.")
 
