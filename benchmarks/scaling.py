@@ -19,7 +19,10 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import matplotlib.figure
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 RECORD, PAGE = RESULTS / "scaling.json", RESULTS / "scaling.md"
@@ -394,23 +397,27 @@ def _aims(record: dict[str, Any]) -> list[str]:
     return [f"| {' | '.join(row)} |" for row in rows]
 
 
-def figure(training: dict[str, Any]) -> str:
-    """Return the speed-ups as an SVG."""
-    found, colours = training["processes"], ("#4477aa", "#cc6677", "#228833", "#aa7700")
-    lines = []
-    for place, (name, colour) in enumerate(zip(OBJECTIVES, colours, strict=True)):
-        faster = [found["1"][name]["seconds"] / found[str(n)][name]["seconds"] for n in PROCESSES]
-        points = " ".join(
-            f"{60 + 100 * (n - 1)},{220 - 45 * (f - 1):.1f}" for n, f in zip(PROCESSES, faster, strict=True)
-        )
-        lines.append(f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{points}"/>')
-        lines.append(f'<text x="400" y="{60 + 24 * place}" fill="{colour}">{name}</text>')
-    for n in PROCESSES:
-        lines.append(f'<text x="{60 + 100 * (n - 1)}" y="245" text-anchor="middle" fill="#808080">{n}</text>')
-        lines.append(f'<text x="45" y="{224 - 45 * (n - 1)}" text-anchor="end" fill="#808080">{n} x</text>')
-    lines.append('<text x="210" y="268" text-anchor="middle" fill="#808080">processes</text>')
-    head = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 600 280" font-family="sans-serif" font-size="14">'
-    return "\n".join([head, *lines, "</svg>", ""])
+def figure(training: dict[str, Any]) -> "matplotlib.figure.Figure":
+    """Draw the speed-up of each objective by number of processes."""
+    from dissensus import plots
+
+    drawing, (ax,) = plots.panels(width=6.4, height=3.0)
+    ends = []
+    for name, colour in zip(OBJECTIVES, plots.COLOURS, strict=False):
+        seconds = [training["processes"][str(n)][name]["seconds"] for n in PROCESSES]
+        faster = [seconds[0] / each for each in seconds]
+        ax.plot(PROCESSES, faster, "o-", color=colour, markersize=5, linewidth=1.5)
+        ends.append((faster[-1], name, colour))
+    height = 0.0
+    for end, name, colour in sorted(ends):
+        # Names that would lie on each other stand one above the other.
+        height = max(end, height + 0.13)
+        ax.annotate(name, (PROCESSES[-1], height), (10, 0), textcoords="offset points", color=colour, va="center")
+    ax.plot((1, 2.1), (1, 2.1), "--", color=plots.NOTE_COLOUR, linewidth=1)
+    ax.annotate("as many times faster", (2.1, 2.1), (6, -4), textcoords="offset points", color=plots.NOTE_COLOUR)
+    ax.set_xticks(PROCESSES, [str(n) for n in PROCESSES])
+    ax.set(xlabel="processes", ylabel="times faster than one", ylim=(0, 2.2))
+    return drawing
 
 
 def _steps(training: dict[str, Any]) -> list[str]:
@@ -514,7 +521,10 @@ def main() -> None:
         measure(options.engines)
     record = json.loads(RECORD.read_text())
     PAGE.write_text(page(record))
-    PAGE.with_suffix(".svg").write_text(figure(record["training"]))
+    from matplotlib import rc_context
+
+    with rc_context({"svg.hashsalt": "dissensus"}):
+        figure(record["training"]).savefig(PAGE.with_suffix(".svg"), metadata={"Date": None}, bbox_inches="tight")
 
 
 if __name__ == "__main__":

@@ -33,20 +33,26 @@ def panels(
         [9.6, 3.6]
     """
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for ax in axes:
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.spines[["left", "bottom"]].set_color("#B0B0B0")
-        ax.tick_params(color="#B0B0B0", labelsize=9)
-        for axis in (ax.xaxis, ax.yaxis):
-            axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-            axis.set_major_formatter(FuncFormatter(tick_text))
-            # Names of categories may still take their place.
-            axis.isDefault_majloc = axis.isDefault_majfmt = True
+        set_style(ax)
     return figure, axes
+
+
+def set_style(ax: "matplotlib.axes.Axes") -> None:
+    """Give a panel the package's look: no box, light axes, few ticks with plain numbers."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.spines[["left", "bottom"]].set_color("#B0B0B0")
+    ax.tick_params(color="#B0B0B0", labelsize=9)
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+        axis.set_major_formatter(FuncFormatter(tick_text))
+        # Names of categories may still take their place.
+        axis.isDefault_majloc = axis.isDefault_majfmt = True
 
 
 def tick_text(value: float, place: int | None = None) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dissensus.plots.figures import COLOURS, POINT_COLOUR, TRUTH_COLOUR, Values, as_array, flat_array, panels, tint
+from dissensus.plots.figures import COLOURS, POINT_COLOUR, TRUTH_COLOUR, Values, as_array, flat_array, panels, set_style, tint
 from dissensus.predictions import Family, mixture
 
 if TYPE_CHECKING:
@@ -229,14 +229,20 @@ def member_bands(
         if member >= len(mean):
             ax.remove()
             continue
+        set_style(ax)
         bands(x, mean[member], std[member], ax, truth=truth, points=points)
         ax.set_title(f"member {member}", fontsize="small")
-        ax.locator_params(axis="x", nbins=5, integer=True)
-        ax.tick_params(labelsize="small")
     large = right.subplots()
-    bands(x, *mixture(mean, scale, family), large, truth=truth, points=points, label="mean of the mixture")
+    set_style(large)
+    bands(x, *mixture(mean, scale, family), large, truth=truth, points=points, label="mean")
     large.set(title=f"mixture of {len(mean)} members", xlabel="x", ylabel="y")
-    large.legend(frameon=False)
+    for line in large.lines:
+        if line.get_linestyle() != "None":
+            end = line.get_xydata()[-1]
+            large.annotate(
+                str(line.get_label()), end, (4, 0), textcoords="offset points", color=line.get_color(), fontsize=9
+            )
+    large.text(0.5, 0.02, "shades: 1, 2 and 3 sd", transform=large.transAxes, fontsize=9, ha="center")
     if limits is not None:
         for ax in figure.axes:
             ax.set_ylim(limits)

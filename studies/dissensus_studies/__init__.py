@@ -1,10 +1,11 @@
 """The documents' experiments, each runnable by name: `dissensus study NAME`.
 
-A folder a paper: `masksembles`, `collusion`, `anchoring`, `diversification`, `deep_ensembles`; `tabular`, `choosing` and `guarantees` are
-our own. All stand on `harness`: `arm_log` (arms in order, one record each, interrupted runs go on), `statistics` (repeats, intervals,
-estimates), `claims` (a statement, what was measured, a verdict), `figures` (lines in panels), `outputs` (`results.json`, the page), and for
-images `labelled` and `image_sets` (what is read), `image_arms` (trained and measured), `image_pages` (tables of records) and `image_study`
-(a study is its arms and what it makes of their records). `page_figures` draws the figures of pages from the record.
+A paper each: `masksembles`, `collusion`, `anchoring`, `diversification`, `deep_ensembles`; `tabular`, `choosing` and `guarantees` are
+our own. `drawing` has what figures share; `recorded` and `results` write the pages of docs/results from the record. All stand on
+`harness`: `arm_log` (arms in order, one record each, interrupted runs go on), `statistics` (repeats, intervals, estimates), `claims` (a
+statement, what was measured, a verdict), `figures` (lines in panels), `outputs` (`results.json`, the page), and for images `labelled` and
+`image_sets` (what is read), `image_arms` (trained and measured), `image_pages` (tables of records) and `image_study` (a study is its arms
+and what it makes of their records). `page_figures` draws figures of pages from the record.
 
 Each study's module has `run(output, *, quick=False, seed=0, data=None, ...)`, which writes `results.json`, figures (SVG and PNG) and a
 page into `output` and returns the page's path. A module is imported only when its study runs.
@@ -21,14 +22,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Study:
-    """An experiment by name.
-
-    Attributes:
-        name: As the command line takes it.
-        summary: What it answers, in one line.
-        module: Where its `run` is.
-        reads_data: Whether it can read real data.
-    """
+    """An experiment by name: what it answers in one line, the module of its `run`, and whether it can read real data."""
 
     name: str
     summary: str
@@ -60,70 +54,33 @@ class Study:
         return page
 
 
-STUDIES: Mapping[str, Study] = MappingProxyType(
-    {
-        study.name: study
-        for study in (
-            Study(
-                "practical-regression",
-                "a noisy cubic: what adversarial training, an ensemble and more members change",
-                "dissensus_studies.deep_ensembles.regression",
-                reads_data=False,
-            ),
-            Study(
-                "practical-classification",
-                "spirals: where an ensemble is sure, where it is not, and where its members differ",
-                "dissensus_studies.deep_ensembles.spirals",
-                reads_data=False,
-            ),
-            Study(
-                "uci-deep-ensembles",
-                "tabular regression: one net against a mixture of five, each also trained adversarially",
-                "dissensus_studies.deep_ensembles.uci",
-            ),
-            Study(
-                "tabular",
-                "the estimators' defaults on fifteen tables beside forests, boosting, one MLP and Gaussian processes",
-                "dissensus_studies.tabular",
-            ),
-            Study(
-                "masksembles",
-                "one network with masks as an ensemble: overlap, diversity, calibration by a dial",
-                "dissensus_studies.masksembles",
-            ),
-            Study(
-                "collusion-theory",
-                "joint training drawn: what beta means, where it must end, why collusion goes unnoticed",
-                "dissensus_studies.collusion.theory",
-                reads_data=False,
-            ),
-            Study(
-                "collusion-uci",
-                "tabular regression between independent and joint training: diversity, bias, codependence",
-                "dissensus_studies.collusion.uci",
-            ),
-            Study(
-                "anchoring",
-                "plain, anchored and masked networks: corruption, calibration, unknown images, adaptation",
-                "dissensus_studies.anchoring",
-            ),
-            Study(
-                "collusion-images",
-                "image classifiers between independent and joint training: accuracy, diversity, gaps",
-                "dissensus_studies.collusion.images",
-            ),
-            Study(
-                "diversification",
-                "members that disagree on hard examples: diversity, detection, and what becomes of members",
-                "dissensus_studies.diversification",
-            ),
-            Study(
-                "choosing",
-                "kinds, objectives and scores beside each other, for the same seconds of training",
-                "dissensus_studies.choosing",
-            ),
-        )
-    }
-)
+_SUMMARIES = {
+    "practical-regression": "a noisy cubic: what adversarial training, an ensemble and more members change",
+    "practical-classification": "spirals: where an ensemble is sure, where it is not, and where its members differ",
+    "uci-deep-ensembles": "tabular regression: one net against a mixture of five, each also trained adversarially",
+    "tabular": "the estimators' defaults on fifteen tables beside forests, boosting, one MLP and Gaussian processes",
+    "masksembles": "one network with masks as an ensemble: overlap, diversity, calibration by a dial",
+    "collusion-theory": "joint training drawn: what beta means, where it must end, why collusion goes unnoticed",
+    "collusion-uci": "tabular regression between independent and joint training: diversity, bias, codependence",
+    "anchoring": "plain, anchored and masked networks: corruption, calibration, unknown images, adaptation",
+    "collusion-images": "image classifiers between independent and joint training: accuracy, diversity, gaps",
+    "diversification": "members that disagree on hard examples: diversity, detection, and what becomes of members",
+    "choosing": "kinds, objectives and scores beside each other, for the same seconds of training",
+}
+# Modules that are not called as their study is.
+_MODULES = {
+    "practical-regression": "deep_ensembles.regression",
+    "practical-classification": "deep_ensembles.spirals",
+    "uci-deep-ensembles": "deep_ensembles.uci",
+}
+_WITHOUT_DATA = ("practical-regression", "practical-classification", "collusion-theory")
+
+
+def _listed(name: str) -> Study:
+    module = _MODULES.get(name, name.replace("-", "."))
+    return Study(name, _SUMMARIES[name], f"dissensus_studies.{module}", name not in _WITHOUT_DATA)
+
+
+STUDIES: Mapping[str, Study] = MappingProxyType({name: _listed(name) for name in _SUMMARIES})
 
 __all__ = ["STUDIES", "Study"]

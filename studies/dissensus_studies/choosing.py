@@ -8,18 +8,15 @@ cost to train and to run. No arm is judged on the images that A2D disagrees on.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dissensus import plots
 from dissensus.architectures import resnet18
-from dissensus.html import Section, Table, Text
+from dissensus.html import Section
 from dissensus.members import (
     Anchored,
     BatchEnsemble,
@@ -34,6 +31,7 @@ from dissensus.members import (
 from dissensus.objectives import Adversarial, Disagree, Independent, Joint, LossGuided, Objective
 from dissensus.predictions import predict
 from dissensus.randomness import derive, seeded
+from dissensus_studies.drawing import pareto
 from dissensus_studies.harness.arm_log import Arm, Arms, Record, run_arms
 from dissensus_studies.harness.image_arms import (
     as_in_training,
@@ -43,13 +41,10 @@ from dissensus_studies.harness.image_arms import (
     summary_line,
     training_record,
 )
-from dissensus_studies.harness.image_pages import over_seeds, sets_section
+from dissensus_studies.harness.image_pages import arms_table, over_seeds, sets_section
 from dissensus_studies.harness.image_sets import Images, ImageSets, load_images
 from dissensus_studies.harness.outputs import Outputs, print_table
-from dissensus_studies.masksembles.arms import DROPOUT, small_network, with_dropout
-
-if TYPE_CHECKING:
-    import matplotlib.figure
+from dissensus_studies.masksembles import DROPOUT, small_network, with_dropout
 
 NUM_MEMBERS, REPEATS = 4, 3
 SECONDS, QUICK_SECONDS = 90.0, 5.0
@@ -108,20 +103,10 @@ def run(
     seconds: float | None = None,
     repeats: int | None = None,
 ) -> Path:
-    """Run the study; see `dissensus_studies.Study.run`.
+    """Run the study; `image_study.ImageStudy.run` has what is not said here.
 
-    Args:
-        output: Folder for the results. A study that was interrupted goes on from what `arms.jsonl` there has.
-        quick: Five seconds an arm, a small network.
-        seed: Of the first repeat; others follow it.
-        data: Folder with an image set (see `image_sets.load_images`); digits that come along without one.
-        epochs: So many epochs for every arm, instead of as many as fit into its seconds.
-        minutes: Begin no arm after this time.
-        limit: Train on so many images.
-        arms: Run only arms whose names fit; see `arm_log.chosen`.
-        known: Which image set of the folder.
-        seconds: Training time of an arm, 90 by default. It is not exact: epochs are whole.
-        repeats: Seeds, three by default.
+    Each arm trains for about `seconds` (90; epochs are whole), or for so many `epochs`; the grid is run with `repeats` seeds (three).
+    In the quick form five seconds and a small network.
     """
     quick = quick or data is None
     sets, elsewhere = reserved(load_images(data, quick=quick, known=known, limit=limit))
@@ -192,16 +177,16 @@ def _arm(setting: Setting, sets: ImageSets, elsewhere: Tensor, budget: float, ep
     def work() -> Record:
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
-        transform = sets.normalise if setting.kind in ("anchored",) or setting.objective == "adversarial" else None
+        attacked = setting.objective == "adversarial"
+        transform = sets.normalise if setting.kind == "anchored" or attacked else None
         if setting.kind == "heads":
-            members, seconds, record = _heads(setting, sets, elsewhere, network, budget, epochs)
+            members, record, seconds = _heads(setting, sets, elsewhere, network, budget, epochs)
         else:
-            plain = transform is not None and setting.kind != "anchored"
             members = (
-                DeepEnsemble(network, NUM_MEMBERS, setting.seed) if plain else make_members(setting, sets, network)
+                DeepEnsemble(network, NUM_MEMBERS, setting.seed) if attacked else make_members(setting, sets, network)
             )
-            run = _train(members, setting, sets, elsewhere, budget, epochs, transform)
-            seconds, record = run["seconds"], run
+            record = _train(members, setting, sets, elsewhere, budget, epochs, transform)
+            seconds = record["seconds"]
         found = measure(
             members,
             sets,
@@ -215,8 +200,7 @@ def _arm(setting: Setting, sets: ImageSets, elsewhere: Tensor, budget: float, ep
         )
         found |= {"setting": asdict(setting), "family": setting.family, "training": record, "train_seconds": seconds}
         found |= _cost(members, sets, transform)
-        found["line"] = summary_line(found)
-        return found
+        return found | {"line": summary_line(found)}
 
     # All arms take about as long: that is what they are made for.
     return Arm(f"{setting.family} seed={setting.seed}", work)
@@ -269,7 +253,7 @@ def _heads(
     network: Callable[[], nn.Module],
     budget: float,
     epochs: int | None,
-) -> tuple[Members, float, Record]:
+) -> tuple[Members, Record, float]:
     """Train one network for three quarters of the budget, freeze it but for its last layer, and train heads on it for the rest."""
     backbone = DeepEnsemble(lambda: on_pixels(network(), sets), 1, setting.seed)
     first = _train(backbone, replace(setting, objective="independent"), sets, elsewhere, 0.75 * budget, epochs)
@@ -280,7 +264,7 @@ def _heads(
         width = body(sets.train.x[:2].to(next(net.parameters()).device)).shape[-1]
     members = HeadEnsemble(body, (width, sets.num_classes), NUM_MEMBERS, setting.seed)
     second = _train(members, setting, sets, elsewhere, 0.25 * budget, None if epochs is None else max(epochs // 4, 1))
-    return members, first["seconds"] + second["seconds"], second
+    return members, second, first["seconds"] + second["seconds"]
 
 
 def _cost(members: Members, sets: ImageSets, transform: Callable[[Tensor], Tensor] | None) -> Record:
@@ -302,95 +286,41 @@ def _cost(members: Members, sets: ImageSets, transform: Callable[[Tensor], Tenso
     }
 
 
-def numbers(record: Record) -> dict[str, float]:
-    """Return the numbers of an arm that are compared."""
-    auroc = record["auroc"]
-    best = {
-        group: max((value[0], score) for score, value in auroc[group].items())
-        for group in ("near", "far")
-        if group in auroc
-    }
-    found = {
-        "accuracy": record["test"]["accuracy"][0],
-        "NLL": record["test"]["nll"][0],
-        "ECE": record["test"]["ece"][0],
-        "smooth ECE": record["test"]["smooth_ece"][0],
-        "worst member": min(record["members"] or [record["test"]["accuracy"][0]]),
-        "corrupted accuracy": record["corrupted"]["all"]["accuracy"][0],
-        "training s": record["train_seconds"],
-        "images / s": record["images_a_second"],
-        "MB": record["bytes"] / 1e6,
-    }
-    return found | {f"{group} AUROC, best score": value for group, (value, _) in best.items()}
+def _best(group: str) -> Callable[[Record], float | None]:
+    """Return what reads the AUROC of a group's best score."""
+    return lambda record: max((value[0] for value in record["auroc"].get(group, {}).values()), default=None)
 
 
-def _number(record: Record, name: str) -> float:
-    return numbers(record).get(name, float("nan"))
+COLUMNS: Mapping[str, Callable[[Record], float | None]] = {
+    "accuracy": lambda record: record["test"]["accuracy"][0],
+    "NLL": lambda record: record["test"]["nll"][0],
+    "ECE": lambda record: record["test"]["ece"][0],
+    "smooth ECE": lambda record: record["test"]["smooth_ece"][0],
+    "worst member": lambda record: min(record["members"] or [record["test"]["accuracy"][0]]),
+    "corrupted accuracy": lambda record: record["corrupted"]["all"]["accuracy"][0],
+    "training s": lambda record: record["train_seconds"],
+    "images / s": lambda record: record["images_a_second"],
+    "MB": lambda record: record["bytes"] / 1e6,
+    "near AUROC, best score": _best("near"),
+    "far AUROC, best score": _best("far"),
+}
 
 
 def _report(outputs: Outputs, done: Arms, sets: ImageSets, budget: float) -> Path:
-    families = {record["family"]: record for record in done.done.values()}
     pairs = [(record["family"], record) for record in done.done.values()]
-    names = list(numbers(next(iter(done.done.values()))))
-    table = {name: over_seeds(pairs, partial(_number, name=name)) for name in names}
-    rows = [(family, *(table[name][family].mean for name in names)) for family in families]
-    scores = _scores_by_family(pairs)
+    costs = over_seeds(pairs, lambda record: 1e6 / record["images_a_second"])
+    losses = over_seeds(pairs, lambda record: record["test"]["nll"][0])
+    points = {family: (costs[family].mean, losses[family].mean) for family in costs}
+    table = arms_table(
+        done.done, COLUMNS, f"Each arm trained for about {budget:g} seconds, or the epochs that were asked for."
+    )
+    alt = "negative log-likelihood against the cost of a prediction"
     outputs.sections += [
-        Section(
-            "Kinds and objectives",
-            Text(
-                f"Each arm trained for about {budget:g} seconds, or the epochs that were asked for. Means over seeds."
-            ),
-            Table(("arm", *names), rows),
-            outputs.picture(
-                "choosing_pareto", pareto_figure(table), "negative log-likelihood against the cost of a prediction"
-            ),
-        ),
-        Section(
-            "Scores",
-            Table(
-                ("score", *families),
-                [(score, *values) for score, values in scores.items()],
-                "Mean AUROC over near and far sets",
-            ),
-        ),
+        Section("Kinds and objectives", table, outputs.picture("choosing_pareto", pareto(points), alt)),
         sets_section(sets, done),
     ]
     outputs.results({"arms": done.done, "not_run": done.not_run, "sets": sets.describe()})
-    print_table(("arm", *names), rows)
+    print_table(table.columns, table.rows)
     return outputs.page(
         "Which ensemble?", "Kinds, objectives and scores beside each other, for the same seconds of training."
     )
-
-
-def _scores_by_family(pairs: Sequence[tuple[str, Record]]) -> dict[str, list[float | None]]:
-    families = dict.fromkeys(family for family, _ in pairs)
-    names = dict.fromkeys(score for _, record in pairs for group in record["auroc"].values() for score in group)
-    found: dict[str, list[float | None]] = {}
-    for name in names:
-        found[name] = []
-        for family in families:
-            values = [
-                record["auroc"][group][name][0]
-                for other, record in pairs
-                if other == family
-                for group in ("near", "far")
-                if name in record["auroc"].get(group, ())
-            ]
-            found[name].append(fmean(values) if values else None)
-    return found
-
-
-def pareto_figure(table: Mapping[str, Mapping[str, Any]]) -> "matplotlib.figure.Figure":
-    """Draw NLL against the time of a prediction; what nothing else beats in both is joined by a line."""
-    figure, (ax,) = plots.panels(width=6.8, height=4.2)
-    points = {family: (1e3 / table["images / s"][family].mean, found.mean) for family, found in table["NLL"].items()}
-    for index, (family, (cost, loss)) in enumerate(points.items()):
-        ax.scatter(
-            cost, loss, color=plots.COLOURS[index % len(plots.COLOURS)], marker="osD^vP*X"[index % 8], label=family
-        )
-    front = sorted(p for p in points.values() if not any(q[0] < p[0] and q[1] < p[1] for q in points.values()))
-    ax.plot(*zip(*front, strict=True), "--", color=plots.NOTE_COLOUR, linewidth=1)
-    ax.set(xlabel="milliseconds an image", ylabel="NLL, nats", xscale="log")
-    ax.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return figure

@@ -1,7 +1,7 @@
 """The command `dissensus study`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,57 +11,41 @@ def register(app: typer.Typer) -> None:
     app.command()(study)
 
 
+def _option(words: str, **rest: Any) -> Any:
+    return typer.Option(help=words, show_default=False, **rest)
+
+
+Name = Annotated[
+    str | None, typer.Argument(metavar="NAME", help="Which study; leave it out to list them.", show_default=False)
+]
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="DIR", help="Folder for the results.", show_default="runs/NAME")
+]
+_BACKBONE = (
+    "A pretrained network: a function of an importable module that returns two networks, images to features and "
+    "features to logits."
+)
+
+
 def study(
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Which study; leave it out to list them.", show_default=False)
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="DIR", help="Folder for the results.", show_default="runs/NAME"),
-    ] = None,
+    name: Name = None,
+    output: Output = None,
     quick: Annotated[bool, typer.Option("--quick", help="A short version, to see that it runs.")] = False,
     seed: Annotated[int, typer.Option(help="Decides everything that is random.")] = 0,
-    data: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Folder with the real data, for studies that need it.", show_default=False),
-    ] = None,
-    epochs: Annotated[
-        int | None, typer.Option(min=1, help="Train so long instead of as long as the study does.", show_default=False)
-    ] = None,
+    data: Annotated[Path | None, _option("Folder with the real data, for studies that need it.", metavar="DIR")] = None,
+    epochs: Annotated[int | None, _option("Train so long instead of as long as the study does.", min=1)] = None,
     minutes: Annotated[
-        float | None,
-        typer.Option(min=0, help="Begin no further part after this time; what is done is kept.", show_default=False),
+        float | None, _option("Begin no further part after this time; what is done is kept.", min=0)
     ] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Use at most so many training images.", show_default=False)
-    ] = None,
+    limit: Annotated[int | None, _option("Use at most so many training images.", min=1)] = None,
     arms: Annotated[
-        str | None,
-        typer.Option(help="Run only these parts: names or their beginnings, with commas between.", show_default=False),
+        str | None, _option("Run only these parts: names or their beginnings, with commas between.")
     ] = None,
-    known: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Which of the folder's image sets to train on.", show_default=False),
-    ] = None,
-    setting: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Another setting of the study, such as pretrained.", show_default=False),
-    ] = None,
-    backbone: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODULE:FUNCTION",
-            help="A pretrained network: a function of an importable module that returns two networks, images to features and "
-            "features to logits.",
-            show_default=False,
-        ),
-    ] = None,
-    seconds: Annotated[
-        float | None, typer.Option(min=0, help="Train each part for about so many seconds.", show_default=False)
-    ] = None,
-    repeats: Annotated[
-        int | None, typer.Option(min=1, help="Run so many seeds instead of the study's.", show_default=False)
-    ] = None,
+    known: Annotated[str | None, _option("Which of the folder's image sets to train on.", metavar="NAME")] = None,
+    setting: Annotated[str | None, _option("Another setting of the study, such as pretrained.", metavar="NAME")] = None,
+    backbone: Annotated[str | None, _option(_BACKBONE, metavar="MODULE:FUNCTION")] = None,
+    seconds: Annotated[float | None, _option("Train each part for about so many seconds.", min=0)] = None,
+    repeats: Annotated[int | None, _option("Run so many seeds instead of the study's.", min=1)] = None,
 ) -> None:
     """Run an experiment by name, or list the experiments there are.
 
@@ -70,23 +54,21 @@ def study(
     from dissensus_studies import STUDIES
 
     if name is None:
-        width = max(map(len, STUDIES), default=0)
+        width = max(map(len, STUDIES))
         for entry in STUDIES.values():
             typer.echo(f"{entry.name:<{width}}  {entry.summary}")
         return
     if name not in STUDIES:
         raise ValueError(f"There is no study {name!r}; there are {', '.join(STUDIES)}.")
-    further = {
+    further: dict[str, object] = {
         "epochs": epochs,
         "minutes": minutes,
         "limit": limit,
-        "arms": None if arms is None else [part.strip() for part in arms.split(",")],
         "known": known,
         "setting": setting,
-        "backbone": backbone,
-        "seconds": seconds,
-        "repeats": repeats,
     }
+    further |= {"backbone": backbone, "seconds": seconds, "repeats": repeats}
+    further["arms"] = None if arms is None else [part.strip() for part in arms.split(",")]
     options = {option: value for option, value in further.items() if value is not None}
     page = STUDIES[name].run(output or Path("runs") / name, quick=quick, seed=seed, data=data, **options)
     typer.echo(f"Page with pictures: {page}")

@@ -21,7 +21,9 @@ from dissensus import conformal
 from dissensus.conformal.coverage import IntervalMethod, SetMethod
 from dissensus.objectives.likelihoods import mean_and_scale
 from dissensus.scores import REGRESSION_SCORES, all_scores
-from dissensus_studies.results import folded, save_figure
+from dissensus_studies.drawing import save_figure
+from dissensus_studies.recorded import TEMPLATES, markdown
+from dissensus_studies.results import folded
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -125,7 +127,9 @@ def coverage(repetitions: int = REPETITIONS) -> dict[str, float]:
         ]
         found[f"sets, {method}"] = float(np.mean(held))
     _, mean, sd, target = regression_pool(rows.size)
-    for reading, first, second in _interval_cases(mean, sd):
+    # To CQR, quantiles that are lopsided and too narrow.
+    cases: list[tuple[IntervalMethod, Floats, Floats]] = [("normalised", mean, sd), ("cqr", mean - sd, mean + 0.5 * sd)]
+    for reading, first, second in cases:
         held = []
         for i in rows:
             cal, new = (first[i[:-1]], second[i[:-1]]), (first[i[-1:]], second[i[-1:]])
@@ -179,7 +183,7 @@ def quiet_streams(repetitions: int = REPETITIONS) -> dict[str, dict[str, float]]
 
 
 def delays(repetitions: int = 200) -> dict[str, dict[str, dict[str, float]]]:
-    """Return how many inputs after a change the monitor rings, by when it came and what it was: median and 90 %."""
+    """Return how many inputs after a change the monitor rings, by when it came and what it was: median and 90 %, 1000 for later."""
     rng = np.random.default_rng(1)
     found: dict[str, dict[str, dict[str, float]]] = {}
     for before in (0, 1000, 10_000):
@@ -194,7 +198,7 @@ def delays(repetitions: int = 200) -> dict[str, dict[str, dict[str, float]]]:
                     reached = path >= np.log(threshold)
                     own.append(float(np.argmax(reached)) + 1 if reached.any() else np.inf)
             found.setdefault(f"after {before}", {})[name] = {
-                f"{part} at {threshold}": _finite(np.quantile(own, share, method="inverted_cdf"))
+                f"{part} at {threshold}": min(float(np.quantile(own, share, method="inverted_cdf")), 1000.0)
                 for threshold, own in waits.items()
                 for part, share in (("median", 0.5), ("90 %", 0.9))
             }
@@ -225,56 +229,25 @@ def band(rate: float, repetitions: int) -> tuple[float, float]:
 
 
 def page(record: Mapping[str, Any]) -> str:
-    """Return the page about a record."""
+    """Return the page about a record: the words of its template, and tables."""
     repetitions, rate = record["repetitions"], record["rate"]
     low, high = band(rate, repetitions)
     low_cover, high_cover = band(1 - rate, repetitions)
-    lines = [
-        "# Do the guarantees hold?",
-        "",
-        f"Simulated: {repetitions} repetitions, each with {record['held_out']} held-out inputs (a class) of its own and one new "
-        "input (a class), from a small trained classifier of four classes and a regressor of a noisy curve. Made by "
-        "`python -m dissensus_studies.guarantees`; the numbers are in guarantees.json. What is promised: "
-        "[Alarms with a guarantee](../alarm.md).",
-        "",
-        f"## False alarms: promised {rate:g}",
-        "",
-        f"If the true rate is {rate:g}, 99.9 % of measured ones lie in {low:.3f} to {high:.3f}. Scores with few values "
-        "(marked *) tie, and need only stay below.",
-        "",
-        *_table(
-            ["score", "false alarms"],
-            [
-                [f"{name}{' *' if name in DISCRETE else ''}", f"{value:.3f}"]
-                for name, value in record["false_alarms"].items()
-            ],
+    alarms = {f"{name}{' *' if name in DISCRETE else ''}": value for name, value in record["false_alarms"].items()}
+    tables = {
+        "false_alarms": _table({name: {"false alarms": value} for name, value in alarms.items()}, corner="score"),
+        "coverage": _table({name: {"coverage": value} for name, value in record["coverage"].items()}),
+        "false_alarms_by_class": _table(record["false_alarms_by_class"]),
+        "coverage_by_class": _table(record["coverage_by_class"]),
+        "quiet_streams": _table(record["quiet_streams"], corner="c ="),
+        "delays": "\n\n".join(
+            f"Change {when} inputs:\n\n{_table(changes, '{:.0f}', 'change')}"
+            for when, changes in record["delays"].items()
         ),
-        "Within classes. Where the class is not known an input must be strange in every class, which is cautious by design.",
-        "",
-        *_by_columns(record["false_alarms_by_class"], "{:.3f}", ""),
-        f"## Coverage: promised {1 - rate:g}",
-        "",
-        f"Band {low_cover:.3f} to {high_cover:.3f}. The quantiles given to CQR were one-sided and too narrow on purpose.",
-        "",
-        *_table(["", "coverage"], [[name, f"{value:.3f}"] for name, value in record["coverage"].items()]),
-        "Within classes:",
-        "",
-        *_by_columns(record["coverage_by_class"], "{:.3f}", ""),
-        f"## Streams of {record['stream']} inputs without a change",
-        "",
-        f"Share of {repetitions} streams whose value *ever* reached c; promised is at most 1/c. The last row is what happens "
-        "if p-values of an alarm are bet on.",
-        "",
-        *_by_columns(record["quiet_streams"], "{:.3f}", "c ="),
-        "## Delay after a change",
-        "",
-        "Inputs until the value reaches 20 or 100, median and 90 %, of 200 streams with 500 held-out inputs and normal "
-        "scores; 1000 stands for later than that.",
-        "",
-    ]
-    for when, changes in record["delays"].items():
-        lines += [f"Change {when} inputs:", "", *_by_columns(changes, "{:.0f}", "change")]
-    return folded("\n".join(lines).rstrip() + "\n", promises(record))
+    }
+    bands = {"low": low, "high": high, "low_cover": low_cover, "high_cover": high_cover, "cover": 1 - rate}
+    words = (TEMPLATES / "guarantees.md").read_text(encoding="utf-8")
+    return folded(words.format(**{**record, **tables, **bands}), promises(record))
 
 
 def promises(record: Mapping[str, Any]) -> str:
@@ -285,7 +258,9 @@ def promises(record: Mapping[str, Any]) -> str:
     def add(claim: str, values: list[float], promised: float, *, at_most: bool = False) -> None:
         low, high = band(promised, repetitions)
         held = max(values) <= high and (at_most or min(values) >= low)
-        rows.append([claim, "**held**" if held else "**not held**", _span(values), str(repetitions)])
+        rows.append(
+            [claim, "**held**" if held else "**not held**", f"{min(values):.3f} to {max(values):.3f}", str(repetitions)]
+        )
 
     continuous = [value for name, value in record["false_alarms"].items() if name not in DISCRETE]
     known = [
@@ -304,12 +279,8 @@ def promises(record: Mapping[str, Any]) -> str:
     for c in THRESHOLDS:
         shares = [one[str(c)] for one in quiet]
         add(f"without a change, at most 1/{c} of streams ever reach {c}", shares, 1 / c, at_most=True)
-    table = "\n".join(_table(["promise", "verdict", "measured", "repetitions"], rows)).rstrip()
+    table = markdown(["promise", "verdict", "measured", "repetitions"], rows, "| --- |" + " ---: |" * 3)
     return f"{table}\n\n![Measured false-alarm rate of every score beside the band around the promised one](guarantees.svg)"
-
-
-def _span(values: list[float]) -> str:
-    return f"{min(values):.3f} to {max(values):.3f}" if len(values) > 1 else f"{values[0]:.3f}"
 
 
 def figure(record: Mapping[str, Any]) -> "matplotlib.figure.Figure":
@@ -339,16 +310,8 @@ def main() -> None:
 
 def _rate(scores: Floats) -> float:
     """Return how often the last of each row rings, the others being held out."""
-    return float(
-        np.mean(
-            [conformal.Alarm.of_scores(row[:-1], false_alarms=RATE).p_values_of(row[-1:])[0] <= RATE for row in scores]
-        )
-    )
-
-
-def _interval_cases(mean: Floats, sd: Floats) -> list[tuple[IntervalMethod, Floats, Floats]]:
-    """Return what each method is given; to CQR, quantiles that are lopsided and too narrow."""
-    return [("normalised", mean, sd), ("cqr", mean - sd, mean + 0.5 * sd)]
+    alarms = ((conformal.Alarm.of_scores(row[:-1], false_alarms=RATE), row[-1:]) for row in scores)
+    return float(np.mean([alarm.p_values_of(new)[0] <= RATE for alarm, new in alarms]))
 
 
 def _network(outputs: int) -> Callable[[], nn.Module]:
@@ -370,19 +333,10 @@ def _targets(num: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.sin(2 * x[:, 0]) + x[:, 1].abs() * torch.randn(num, generator=noise) / 2
 
 
-def _finite(value: float) -> float:
-    """Return a number that JSON has: 1000 stands for "not within 1000"."""
-    return float(value) if np.isfinite(value) else 1000.0
-
-
-def _by_columns(rows: Mapping[str, Mapping[str, float]], form: str, corner: str) -> list[str]:
+def _table(rows: Mapping[str, Mapping[str, float]], form: str = "{:.3f}", corner: str = "") -> str:
     columns = list(next(iter(rows.values())))
-    return _table([corner, *columns], [[name, *(form.format(own[c]) for c in columns)] for name, own in rows.items()])
-
-
-def _table(head: list[str], rows: list[list[str]]) -> list[str]:
-    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
-    return [*("| " + " | ".join(row) + " |" for row in lines), ""]
+    lines = [[name, *(form.format(own[column]) for column in columns)] for name, own in rows.items()]
+    return markdown([corner, *columns], lines, "| --- |" + " ---: |" * len(columns))
 
 
 if __name__ == "__main__":

@@ -13,18 +13,22 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from dissensus_studies.collusion import theory
+from dissensus_studies.drawing import pareto, save_figure, sweeps
 from dissensus_studies.harness.figures import draw
 from dissensus_studies.harness.page_figures import page_figures
-from dissensus_studies.harness.statistics import ece_floor, typical_confidence
+from dissensus_studies.harness.statistics import Estimate, ece_floor, typical_confidence
 from dissensus_studies.recorded import (
+    BESIDE,
     TABLES,
+    TEMPLATES,
     guard_figure,
     kinds_table,
-    pareto_figure,
+    markdown,
     pretrained,
     runs,
     scores_table,
@@ -36,7 +40,7 @@ if TYPE_CHECKING:
     import matplotlib.figure
 
 STUDIES = Path(__file__).parents[1]
-RECORDS, TEMPLATES, PAGES = STUDIES / "records", STUDIES / "pages", STUDIES.parent / "docs" / "results"
+RECORDS, PAGES = STUDIES / "records", STUDIES.parent / "docs" / "results"
 
 Verdict = Literal["reproduced", "not reproduced", "within noise", "not tested at the document's length"]
 VERDICTS: tuple[str, ...] = get_args(Verdict)
@@ -57,57 +61,12 @@ FIGURES = {
 # So many claims stand at the top of a page; the others are folded.
 SHOWN = 8
 
-# What each document is about, for somebody who has read none of them, and the claims that say most.
 DOCUMENTS = {
-    "004": (
-        "deep-ensembles",
-        "Deep ensembles",
-        "Train the same network several times from other starts and average. Their disagreement is to tell where nothing was learned.",
-        (
-            "An ensemble predicts better",
-            "More members predict better",
-            "Members disagree where there are no data",
-            "Single nets are overconfident far away",
-            "An ensemble is less so",
-        ),
-    ),
-    "001": (
-        "collusion",
-        "Joint training and collusion",
-        "Train members as one model, by the loss of their average, and they collude: errors cancel in training, and each member is poor.",
-        (
-            "β = 1 has the largest mean test error",
-            "Diversity explodes: β = 1 against",
-            "Dropping members harms at β = 1",
-            "Joint training has the lowest accuracy",
-        ),
-    ),
-    "000": (
-        "masksembles",
-        "Masksembles",
-        "Fixed masks over the channels of one network make several of it; one number, S, goes from one model to an ensemble.",
-        ("The overlap of masks", "The calibration error falls", "Ensembles have the largest diversity"),
-    ),
-    "002": (
-        "diversification",
-        "Loss-guided diversification",
-        "Members that are made to disagree on hard training examples are to detect unknown inputs better than a deep ensemble.",
-        (
-            "Loss-guided members give more different answers",
-            "PDS is the best of all scores",
-            "Members differ without harm",
-        ),
-    ),
-    "003": (
-        "anchoring",
-        "Masked anchoring",
-        "A network sees its input as a reference and the difference to it; hiding one of them in training is to calibrate it better.",
-        (
-            "Masked anchoring lowers the smooth ECE",
-            "It keeps clean accuracy",
-            "It detects unknown images better than a plain",
-        ),
-    ),
+    "004": "Deep ensembles",
+    "001": "Joint training and collusion",
+    "000": "Masksembles",
+    "002": "Loss-guided diversification",
+    "003": "Masked anchoring",
 }
 
 
@@ -129,19 +88,16 @@ def pages(records: Path = RECORDS, templates: Path = TEMPLATES) -> dict[str, str
     layouts = json.loads((templates / "tables.json").read_text(encoding="utf-8"))
     claims = load("claims", records)
     found = {}
-    for template in sorted(templates.glob("*.md")):
-        if template.stem == "choosing":
-            continue
-        rows = load(template.stem, records)
-        lines = template.read_text(encoding="utf-8").split("\n")
-        found[template.name] = "\n".join(_filled(line, rows, claims, layouts) for line in lines)
-    for name, text in found.items():
-        own = [claim for claim in claims if claim["table"].startswith(f"{Path(name).stem}/") and "claim" in claim]
-        found[name] = folded(text, verdicts(own), FIGURES[Path(name).stem])
+    for name, figure in FIGURES.items():
+        rows, lines = load(name, records), (templates / f"{name}.md").read_text(encoding="utf-8").split("\n")
+        own = [claim for claim in claims if claim["table"].startswith(f"{name}/") and "claim" in claim]
+        text = "\n".join(_filled(line, rows, claims, layouts) for line in lines)
+        found[f"{name}.md"] = folded(text, verdicts(own), figure)
     measured, trials = (read_records(records / f"{name}.jsonl") for name in ("tabular", "tabular-defaults"))
     tables = folded(write_report(measured, trials), f"{standing(measured)}\n\n{RANKS_FIGURE}")
-    guide = choosing_guide((templates / "choosing.md").read_text(encoding="utf-8"), claims, records)
-    return {**found, "claims.md": claims_page(claims), "tabular.md": tables, "../choosing.md": guide}
+    overview, guide = ((templates / f"{name}.md").read_text(encoding="utf-8") for name in ("claims", "choosing"))
+    found |= {"claims.md": claims_page(overview, claims), "tabular.md": tables}
+    return found | {"../choosing.md": choosing_guide(guide, claims, records)}
 
 
 def choosing_guide(text: str, claims: Sequence[Record], records: Path = RECORDS) -> str:
@@ -156,13 +112,7 @@ def choosing_guide(text: str, claims: Sequence[Record], records: Path = RECORDS)
 
 
 def folded(page: str, opening: str = "", figure: str = "") -> str:
-    """Return a page that opens with its first paragraph, a table and a figure; every section of it is folded.
-
-    Args:
-        page: Markdown with one title, an introduction and sections that begin with `## `.
-        opening: What stands behind the first paragraph.
-        figure: Name of a figure of the page that is moved to the top.
-    """
+    """Return a page that opens with its first paragraph, an opening and one of its figures; every section (`## `) of it is folded."""
     title, _, rest = page.strip().partition("\n")
     shown = next((line for line in rest.splitlines() if figure and line.endswith(f"]({figure})")), "")
     head, *sections = ("\n" + rest.replace(f"{shown}\n\n" if shown else "\0", "", 1)).split("\n## ")
@@ -183,18 +133,19 @@ def _fold(summary: str, text: str) -> str:
 def verdicts(claims: Sequence[Record]) -> str:
     """Return the claims of a page with verdict, one number and seeds: those tested at full length first, many of them folded."""
     ordered = sorted(claims, key=lambda claim: claim["verdict"] == VERDICTS[-1])
-    header = ["claim", "verdict", "measured", "seeds"]
-
-    def table(some: Sequence[Record]) -> str:
-        lines = [[claim["claim"], _judgement(claim), _one_number(claim), str(claim["seeds"] or "")] for claim in some]
-        return _table(header, "|" + "---|" * len(header), lines)
-
-    counts = Counter(claim["verdict"] for claim in claims)
-    said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
-    parts = [f"**{len(claims)} claims: {said}.**", table(ordered[:SHOWN])]
+    parts = [f"**{len(claims)} claims: {_counted(claims)}.**", markdown(_CLAIM, map(_claim_line, ordered[:SHOWN]))]
     if len(ordered) > SHOWN:
-        parts.append(_fold(f"The other {len(ordered) - SHOWN} claims", table(ordered[SHOWN:])))
+        parts.append(
+            _fold(f"The other {len(ordered) - SHOWN} claims", markdown(_CLAIM, map(_claim_line, ordered[SHOWN:])))
+        )
     return "\n\n".join(parts)
+
+
+_CLAIM = ("claim", "verdict", "measured", "seeds")
+
+
+def _claim_line(claim: Record) -> list[str]:
+    return [claim["claim"], _judgement(claim), _one_number(claim), str(claim["seeds"] or "")]
 
 
 def _judgement(claim: Record) -> str:
@@ -219,11 +170,11 @@ def _filled(line: str, rows: Sequence[Record], claims: Sequence[Record], layouts
     if kind == "runs":
         return TABLES[name](rows)
     if kind == "floor":
-        return floor_sentence([row for row in rows if row["table"] == name], int(words[3]))
+        return floor_sentence(_of_table(rows, name), int(words[3]))
     layout = layouts[name]
     if kind == "claims":
         return claims_table([claim for claim in claims if claim["table"] == name], layout)
-    rows = [row for row in rows if row["table"] == name]
+    rows = _of_table(rows, name)
     return by_columns(rows, layout) if layout["kind"] == "transposed" else by_rows(rows, layout)
 
 
@@ -241,7 +192,7 @@ def by_rows(rows: Sequence[Record], layout: Mapping[str, Any]) -> str:
             for name in layout["names"]
         ]
         lines.append([*names, *cells])
-    return _table(layout["header"], layout["rule"], lines)
+    return markdown(layout["header"], lines, layout["rule"])
 
 
 def by_columns(rows: Sequence[Record], layout: Mapping[str, Any]) -> str:
@@ -252,7 +203,7 @@ def by_columns(rows: Sequence[Record], layout: Mapping[str, Any]) -> str:
             lines.append([line["group"], *("" for _ in rows)])
         else:
             lines.append([line["label"], *(_cell(row, line["key"], line["pattern"], line["style"]) for row in rows)])
-    return _table([layout["corner"], *(row["arm"][0] for row in rows)], layout["rule"], lines)
+    return markdown([layout["corner"], *(row["arm"][0] for row in rows)], lines, layout["rule"])
 
 
 def _cell(row: Record, name: str, pattern: str, style: str) -> str:
@@ -268,14 +219,6 @@ def _cell(row: Record, name: str, pattern: str, style: str) -> str:
     ]
     text = pattern.format(*shown) if pattern.count("{}") == len(shown) else " / ".join(shown)
     return f"**{text}**" if name in row.get("best", ()) else text
-
-
-def _table(header: Sequence[str], rule: str, lines: Sequence[Sequence[str]]) -> str:
-    rows = ["|" + "".join(f" {cell} |" if cell else " |" for cell in line) for line in (header, *lines)]
-    wide = " --- " in rule
-    if wide:
-        rows = ["|" + "".join(f" {cell} |" for cell in line) for line in (header, *lines)]
-    return "\n".join([rows[0], rule, *rows[1:]])
 
 
 def floor_sentence(rows: Sequence[Record], images: int) -> str:
@@ -322,82 +265,46 @@ def claims_table(claims: Sequence[Record], layout: Mapping[str, Any]) -> str:
         else [claim["claim"], *claim["measured"], claim["verdict"], claim["note"]]
         for claim in claims
     ]
-    return _table(header, "|" + "---|" * len(header), lines)
+    return markdown(header, lines)
 
 
-def claims_page(claims: Sequence[Record]) -> str:
-    """Return the page of all claims, one row each."""
+def claims_page(text: str, claims: Sequence[Record]) -> str:
+    """Return the page of all claims from its template: the main ones of each document, then one row each."""
     claims = [claim for claim in claims if "claim" in claim]
-    counts = Counter(claim["verdict"] for claim in claims)
-    lines = [
-        [
-            claim["document"],
-            claim["claim"],
-            f"**{claim['verdict']}**"
-            # A note may point to a place of its own page.
-            + (f": {claim['note']}" if claim["note"] not in ("", claim["verdict"]) else "").replace(
-                "](#", f"]({claim['table'].split('/')[0]}.md#"
-            ),
-            "; ".join(filter(None, claim["measured"])),
-            str(claim["seeds"] or ""),
-            claim["setting"],
-            f"`{claim['command']}`",
-            f"`{claim['table'].split('/')[0]}.jsonl`",
-        ]
-        for claim in claims
-    ]
+    lines = []
+    for claim in claims:
+        name = claim["table"].split("/")[0]
+        note = f": {claim['note']}" if claim["note"] not in ("", claim["verdict"]) else ""
+        # A note may point to a place of its own page.
+        verdict = f"**{claim['verdict']}**" + note.replace("](#", f"]({name}.md#")
+        numbers, seeds = "; ".join(filter(None, claim["measured"])), str(claim["seeds"] or "")
+        start, end = [claim["document"], claim["claim"], verdict], [f"`{claim['command']}`", f"`{name}.jsonl`"]
+        lines.append([*start, numbers, seeds, claim["setting"], *end])
     header = ["document", "claim", "verdict", "numbers", "seeds", "setting", "command", "record"]
-    said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS)
-    return "\n".join(
-        [
-            "# What holds up",
-            "",
-            "Five documents say how ensembles are to be trained, and what their disagreement is worth. Taken apart they make "
-            f"{len(claims)} claims: {said}. Of the last there are shorter runs at best, shown as such. You need to have read none "
-            "of the documents.",
-            "",
-            f"![Claims of each document by verdict: {_counted(claims)}](claims.svg)",
-            "",
-            *(_document(number, claims) for number in DOCUMENTS),
-            "Beside the documents: [do the guarantees of the alarm hold](guarantees.md), [fifteen tables](tabular.md) against boosting and "
-            "forests, [speed](speed.md).",
-            "",
-            '<details markdown="1">',
-            f"<summary>All {len(claims)} claims, one row each</summary>",
-            "",
-            "*Reproduced* is said only of what held wherever the document claims it, at the document's own length. *Within noise* is a "
-            "difference that repeats, or the floor of its measure, do not tell from none. What shorter runs say of claims that were not "
-            "tested at the document's length follows the verdict; it is no verdict. Documents: 000 Masksembles, 001 joint training and "
-            "collusion, 002 loss-guided diversification, 003 masked anchoring, 004 deep ensembles. The page is written from "
-            "`studies/records` by `make results`.",
-            "",
-            _table(header, "|" + "---|" * len(header), lines),
-            "",
-            "</details>",
-            "",
-        ]
+    of_each = {title: [c for c in claims if c["document"] == number] for number, title in DOCUMENTS.items()}
+    text = "\n".join(_main(line, claims) for line in text.split("\n"))
+    return text.format(
+        count=len(claims),
+        said=_counted(claims, VERDICTS),
+        drawn="; ".join(f"{title}: {_counted(own)}" for title, own in of_each.items()),
+        every_claim=markdown(header, lines),
     )
 
 
-def _document(number: str, claims: Sequence[Record]) -> str:
-    """Return what a document says, and how its main claims fared."""
-    page, title, about, main = DOCUMENTS[number]
+def _main(line: str, claims: Sequence[Record]) -> str:
+    """Return a line, or the claims of a document that it asks for by how they begin: `main NUMBER START; START`."""
+    if not line.startswith("<!-- main "):
+        return line
+    number, _, starts = line.removeprefix("<!-- main ").removesuffix(" -->").partition(" ")
     own = [claim for claim in claims if claim["document"] == number]
-    rows = []
-    for start in main:
-        claim = next(claim for claim in own if claim["claim"].startswith(start))
-        rows.append([claim["claim"], _judgement(claim), _one_number(claim), str(claim["seeds"] or "")])
-    table = _table(["claim", "verdict", "measured", "seeds"], "|---|---|---|---|", rows)
-    table = table.replace("](#", f"]({page}.md#")
-    return f"## [{title}]({page}.md)\n\n{about}\n\n{table}\n"
+    shown = [next(c for c in own if c["claim"].startswith(start)) for start in starts.split("; ")]
+    page = shown[0]["table"].split("/")[0]
+    return markdown(_CLAIM, map(_claim_line, shown)).replace("](#", f"]({page}.md#")
 
 
-def _counted(claims: Sequence[Record]) -> str:
-    parts = []
-    for number, (_, title, *_) in DOCUMENTS.items():
-        own = Counter(claim["verdict"] for claim in claims if claim["document"] == number)
-        parts.append(f"{title}: " + ", ".join(f"{own[verdict]} {verdict}" for verdict in VERDICTS if own[verdict]))
-    return "; ".join(parts)
+def _counted(claims: Sequence[Record], always: Sequence[str] = ()) -> str:
+    counts = Counter(claim["verdict"] for claim in claims)
+    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict] or verdict in always)
 
 
 def verdict_figure(claims: Sequence[Record]) -> "matplotlib.figure.Figure":
@@ -406,7 +313,7 @@ def verdict_figure(claims: Sequence[Record]) -> "matplotlib.figure.Figure":
 
     figure, (ax,) = plots.panels(width=8.0, height=2.7)
     colours = dict(zip(VERDICTS, (plots.COLOURS[0], plots.COLOURS[1], "#56B4E9", "#CCCCCC"), strict=True))
-    names = [title for _, title, *_ in DOCUMENTS.values()]
+    names = list(DOCUMENTS.values())
     starts = [0] * len(names)
     for verdict, colour in colours.items():
         sizes = [
@@ -425,6 +332,69 @@ def verdict_figure(claims: Sequence[Record]) -> "matplotlib.figure.Figure":
     return figure
 
 
+def figures() -> "dict[str, matplotlib.figure.Figure]":
+    """Draw the figures of the pages from the record, by file name."""
+    from dissensus_studies.deep_ensembles.uci import change_figure
+    from dissensus_studies.diversification.figures import baseline_figure, trade_figure
+
+    heads, masks, kinds = load("diversification"), load("masksembles"), runs(load("choosing"), "choosing")
+    strengths = drawn_lines(heads, "diversification/figure-strength")
+    worst, detected = (strengths[title] for title in ("worst member's accuracy", "AUROC of PDS, severity 5"))
+    trade = {f: [(worst[f][s], detected[f][s], s) for s in worst[f]] for f in ("published", "guarded")}
+    found = {
+        "claims": verdict_figure([claim for claim in load("claims") if "claim" in claim]),
+        "tabular": ranks_figure(read_records(RECORDS / "tabular.jsonl")),
+        "choosing": pareto({k["family"]: (1e6 / k["images_a_second"], k["test"]["nll"]) for k in kinds}, BESIDE),
+        "masksembles-diversity": diversity_figure(_of_table(masks, "masksembles/diversity-and-calibration")),
+        "diversification-guard": guard_figure(pretrained(heads)),
+        "diversification-strength": sweeps(strengths, "strength", level="deep ensemble"),
+        "diversification-size": sweeps(drawn_lines(heads, "diversification/figure-size"), "members"),
+        "diversification-trade": trade_figure(trade),
+    }
+    deep = load("deep-ensembles")
+    changes = _of_table(deep, "deep-ensembles/figure-uci")
+    quartiles = {tuple(row["arm"]): [float(n) for n in row["numbers"]["change of NLL, quartiles"]] for row in changes}
+    found |= {
+        "../images/practical_regression_members": members_figure(deep),
+        "../images/uci_nll": change_figure(quartiles),
+    }
+    for kind in ("heads", "nets"):
+        rows = _of_table(heads, f"diversification/figure-bars-{kind}")
+        numbers = {row["arm"][0]: [float(n) for n in row["numbers"]["AUROC at severity 5"]] for row in rows}
+        bars = [(name, Estimate(value, nan, (low, high))) for name, (value, low, high) in numbers.items()]
+        found[f"diversification-bars-{kind}"] = baseline_figure(bars)
+    for study in ("anchoring", "collusion", "masksembles"):
+        found |= page_figures(load(study))
+    return found | {drawing.name: draw(drawing.panels) for drawing in theory.drawings()}
+
+
+def members_figure(rows: Sequence[Record]) -> "matplotlib.figure.Figure":
+    """Draw what ensembles of the practical's regression are worth by number of members."""
+    from dissensus_studies.deep_ensembles.regression import count_figure
+
+    names = {"NLL": "nll", "RMSE (median)": "rmse", "covered inside": "coverage_inside", "outside": "coverage_outside"}
+    values = {}
+    for row in _of_table(rows, "deep-ensembles/adversarial-training-ensembles-number-of-members"):
+        for name, quantity in names.items():
+            mean, error, *median = map(float, row["numbers"][name])
+            values[row["arm"][0], float(row["arm"][1]), quantity] = (median[0], 0.0) if median else (mean, error)
+    return count_figure(values)
+
+
+def _of_table(rows: Sequence[Record], table: str) -> list[Record]:
+    return [row for row in rows if row["table"] == table]
+
+
+def drawn_lines(rows: Sequence[Record], table: str) -> dict[str, dict[str, dict[float, float]]]:
+    """Return the lines of a figure: title of a panel to name of a line to its value at each place."""
+    found: dict[str, dict[str, dict[float, float]]] = {}
+    for row in _of_table(rows, table):
+        name, place = row["arm"]
+        for title, value in row["numbers"].items():
+            found.setdefault(title, {}).setdefault(name, {})[float(place)] = float(value)
+    return found
+
+
 def write(folder: Path = PAGES) -> list[str]:
     """Judge the claims that runs speak of and write all pages; return the names of those that changed."""
     (RECORDS / "claims.jsonl").write_text(judged_claims(), encoding="utf-8")
@@ -434,28 +404,9 @@ def write(folder: Path = PAGES) -> list[str]:
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
             changed.append(name)
-    rows = [row for row in load("masksembles") if row["table"] == "masksembles/diversity-and-calibration"]
-    figures = {
-        "claims": verdict_figure([claim for claim in load("claims") if "claim" in claim]),
-        "tabular": ranks_figure(read_records(RECORDS / "tabular.jsonl")),
-        "choosing": pareto_figure(runs(load("choosing"), "choosing")),
-        "masksembles-diversity": diversity_figure(rows),
-        "diversification-guard": guard_figure(pretrained(load("diversification"))),
-    }
-    for study in ("anchoring", "collusion", "masksembles"):
-        figures |= page_figures(load(study))
-    figures |= {drawing.name: draw(drawing.panels) for drawing in theory.drawings()}
-    for name, figure in figures.items():
+    for name, figure in figures().items():
         save_figure(figure, folder / f"{name}.svg")
     return changed
-
-
-def save_figure(figure: "matplotlib.figure.Figure", path: Path) -> None:
-    """Write a figure; drawn again from the same record, it gives the same bytes."""
-    from matplotlib import rc_context
-
-    with rc_context({"svg.hashsalt": "dissensus"}):
-        figure.savefig(path, metadata={"Date": None}, bbox_inches="tight")
 
 
 def add(run: Path, records: Path = RECORDS) -> int:

@@ -9,12 +9,10 @@ import torch
 from anchoring_records import judged, record
 from dissensus_studies import STUDIES, anchoring
 from dissensus_studies.anchoring import arms as anchoring_arms
-from dissensus_studies.anchoring import tasks_table
+from dissensus_studies.anchoring import drawings, tasks_table
 from dissensus_studies.anchoring.adaptation import Task, Tasks
 from dissensus_studies.anchoring.arms import AnchorSetting, build, settings_of, without_head
-from dissensus_studies.anchoring.claims import anchoring_claims
-from dissensus_studies.anchoring.figures import alpha_panels, change_panel, drawings, tail_panels
-from dissensus_studies.anchoring.qualities import CLEAN, same_sets
+from dissensus_studies.anchoring.claims import CLEAN, anchoring_claims, same_sets
 from dissensus_studies.anchoring.tables import PUBLISHED, beside, by_severity, published_tables
 from dissensus_studies.harness.arm_log import Arms
 from dissensus_studies.harness.image_sets import load_images
@@ -213,47 +211,29 @@ class TestClaims:
 
 
 class TestFigures:
-    def test_bands_are_two_standard_errors(self):
-        plain, masked = [judged(0.7, 400)], {0.0: [judged(0.7, 400)], 0.25: [judged(0.7, 400)]}
-        expected = 2 * math.sqrt(0.7 * 0.3 / 400)
-        panels = alpha_panels(plain, masked)
-        assert len(panels) == 5
-        for panel in panels:
-            middle = 0.9 if "ECE" in panel.title else 0.7
-            for line in panel.lines:
-                assert line.low == pytest.approx([middle - expected] * 2)
-                assert line.high == pytest.approx([middle + expected] * 2)
-
-    @pytest.mark.parametrize("unmeasured", ["auroc", "adaptation"])
-    def test_what_was_not_measured_is_left_out(self, unmeasured):
-        bare = [record() | {unmeasured: {}}]
-        shown = [panel.title for panel in alpha_panels(bare, {0.0: bare, 0.25: bare})]
-        assert len(shown) == 4
-        assert {"auroc": "mean AUROC", "adaptation": "adaptation accuracy"}[unmeasured] not in shown
-        assert len(tail_panels(bare, {"real": {0.1: bare}})) == (1 if unmeasured == "auroc" else 2)
-        assert len(change_panel(bare, {0.25: bare}).lines) == 1 + 3
-
-    def test_changes_are_in_per_cent_of_the_plain_network(self):
-        panel = change_panel([record()], {0.25: [record(corrupted=0.77, auroc=0.99)]})
-        found = {line.name: line.y for line in panel.lines}
-        assert found["corruption accuracy"] == pytest.approx([10.0])
-        assert found["mean AUROC"] == pytest.approx([10.0])
-        assert found["adaptation accuracy"] == pytest.approx([0.0])
-        # A quality of zero has none.
-        names = [line.name for line in change_panel([record(corrupted=0.0)], {0.25: [record()]}).lines]
-        assert "corruption accuracy" not in names
+    def drawn(self, *settings, **changes):
+        rows = {
+            (each.architecture, each.row): [record() | changes | {"setting": vars(each)} for _ in range(2)]
+            for each in settings
+        }
+        return drawings(rows)
 
     def test_figures_are_those_that_there_are_arms_for(self):
         plain, anchored = AnchorSetting(anchored=False), AnchorSetting()
         masked, mined = AnchorSetting(alpha=0.25), AnchorSetting(alpha=0.25, tail_weight=0.1)
         for settings, names in (
-            ((plain, anchored, masked, mined), ["anchoring_alpha_resnet18", "anchoring_tails"]),
-            ((plain, masked), []),
+            ((plain, anchored, masked, mined), ["anchoring_alpha_resnet18", "anchoring_tails_resnet18"]),
+            ((plain, masked), ["anchoring_alpha_resnet18"]),
             ((anchored, masked), []),
             ((plain, mined), []),
         ):
-            rows = {(each.architecture, each.row): [record() | {"setting": vars(each)}] for each in settings}
-            assert [drawing.name for drawing in drawings(rows)] == names
+            assert [drawing.name for drawing in self.drawn(*settings)] == names
+
+    def test_what_was_not_measured_is_left_out(self):
+        settings = AnchorSetting(anchored=False), AnchorSetting(alpha=0.25)
+        (whole,), (bare,) = self.drawn(*settings), self.drawn(*settings, auroc={})
+        assert {panel.title for panel in whole.panels} - {panel.title for panel in bare.panels} == {"mean AUROC"}
+        assert [line.name for line in bare.panels[0].lines] == ["anchored", "plain"]
 
 
 def test_the_document_s_suites_have_names():

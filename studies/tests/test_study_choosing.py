@@ -7,7 +7,7 @@ import torch
 from dissensus_studies import STUDIES
 from dissensus_studies.choosing import COMBINATIONS, Setting, make_members, reserved
 from dissensus_studies.harness.image_sets import load_images
-from dissensus_studies.masksembles.arms import small_network
+from dissensus_studies.masksembles import small_network
 
 
 @pytest.fixture(scope="module")

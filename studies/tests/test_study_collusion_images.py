@@ -8,10 +8,17 @@ import numpy as np
 import pytest
 import torch
 from dissensus_studies import STUDIES
-from dissensus_studies.collusion import image_arms as arms
+from dissensus_studies.collusion import images as arms
 from dissensus_studies.collusion import images as study
-from dissensus_studies.collusion.image_arms import BETAS, JointSetting, joint_numbers, settings_of
-from dissensus_studies.collusion.images import estimate, final_gap, image_claims
+from dissensus_studies.collusion.images import (
+    BETAS,
+    JointSetting,
+    estimate,
+    final_gap,
+    image_claims,
+    joint_numbers,
+    settings_of,
+)
 from dissensus_studies.harness import arm_log
 from image_cases import write_images
 from torch import nn
@@ -217,16 +224,15 @@ def test_a_complete_study_has_every_figure_of_the_document(folder, tmp_path, mon
     families = ("resnet18_m5", "resnet34_m5", "resnet18_m10", "resnet18_m5_scores", "cnn_m5", "cnn_m10", "vgg_m5")
     for name in (*families, "gap_resnet18_m5", "dropout"):
         assert (output / f"collusion_{name}.svg").stat().st_size > 10_000
-    for figure in ("6 (left) and 17", "5 and 10 to 12", "13", "14", "15", "16", "18"):
+    for figure in ("6 (left) and 17", "13", "14", "15", "16", "18"):
         assert f"As the document&#x27;s figure {figure}" in text or f"As the document's figure {figure}" in text
     results = json.loads((output / "results.json").read_text(encoding="utf-8"))
     assert len(results["arms"]) == len(settings_of(quick=False, seed=0))
     assert [claim["verdict"] for claim in results["claims"]][:5] == ["reproduced"] * 5
-    assert "Runs: the document has six of its main figures" in text
     capsys.readouterr()
     again = study.run(output, data=folder, arms=["drop", "M=10", "scores", "gap", "vgg"], minutes=0)
     assert "were done before" in capsys.readouterr().out
-    assert "resnet34" not in again.read_text(encoding="utf-8").split("Runs: the document")[0]
+    assert "resnet34" not in again.read_text(encoding="utf-8")
 
 
 def test_records_without_a_diagnosis_are_shown_all_the_same(folder, tmp_path, monkeypatch):

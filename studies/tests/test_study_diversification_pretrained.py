@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from dissensus_studies import STUDIES
-from dissensus_studies.diversification.pretrained import Features, settings_of, superclasses
+from dissensus_studies.diversification.pretrained import load_backbone, make_tasks, settings_of, superclasses
 from torch import nn
 
 from dissensus.html import cell_text
@@ -52,14 +52,14 @@ def test_the_guard_is_looked_at_with_few_classes_and_with_the_backbones_own(tmp_
     sets, elsewhere = reserved(load_images(tmp_path, known="cifar100"))
     assert len(elsewhere) == 60
     coarse = superclasses(tmp_path)
-    features = Features(sets, elsewhere, backbone, coarse)
-    tasks = features.tasks
+    parts = load_backbone(backbone, torch.device("cpu"))
+    tasks = make_tasks(sets, elsewhere, parts, coarse, torch.device("cpu"))
     assert set(tasks) == {10, CLASSES, OUTPUTS}
     few, own, main = tasks[10], tasks[OUTPUTS], tasks[CLASSES]
     # Ten superclasses of two classes each are half of the images.
     assert len(few.train[0]) == 100
     assert few.train[1].unique().tolist() == list(range(10))
-    body, head = features.parts
+    body, head = parts
     with torch.no_grad():
         assert (head(body(sets.test.x)).argmax(-1) == own.judged.labels).all()
     assert not own.judged.ood

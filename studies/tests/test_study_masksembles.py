@@ -6,17 +6,20 @@ import pytest
 import torch
 from dissensus_studies import STUDIES
 from dissensus_studies.harness.arm_log import Arms
-from dissensus_studies.masksembles import in_order, mask_claims, scale_families
-from dissensus_studies.masksembles.arms import (
+from dissensus_studies.masksembles import (
     DROPOUT,
     MaskSetting,
     ensemble_numbers,
+    in_order,
+    laws,
     make_members,
+    mask_claims,
+    scale_families,
     settings_of,
+    simulate,
     small_network,
     with_dropout,
 )
-from dissensus_studies.masksembles.figures import laws, simulate
 from torch import nn
 
 import dissensus as ds
@@ -154,7 +157,7 @@ def test_the_study_writes_a_page_and_goes_on_where_it_stopped(tmp_path, capsys):
     assert len(results["arms"]) == 3
     assert results["arms"]["masks S=1, whole batches seed=0"]["diversity"] == 0.0
     assert len(results["arms"]["deep ensemble seed=0"]["pairs"]) == 6
-    for name in ("laws", "diversity", "calibration"):
+    for name in ("laws", "scales"):
         assert (tmp_path / f"masksembles_{name}.svg").exists()
         assert (tmp_path / f"masksembles_{name}.png").exists()
     capsys.readouterr()

@@ -15,7 +15,7 @@ from dissensus_studies.deep_ensembles import regression as practical_regression
 from dissensus_studies.deep_ensembles import regression_arms, spiral_arms
 from dissensus_studies.deep_ensembles import spirals as practical_classification
 from dissensus_studies.deep_ensembles.networks import fit_own_sets, scaled_mlp
-from dissensus_studies.deep_ensembles.scales import practical_scales
+from dissensus_studies.deep_ensembles.regression_arms import practical_scales
 from dissensus_studies.harness.claims import Claim
 from dissensus_studies.harness.statistics import Comparison, Summary
 from torch import nn

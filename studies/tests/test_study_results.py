@@ -4,11 +4,9 @@ import json
 from decimal import Decimal
 
 import pytest
-import torch
 from dissensus_studies import recorded, results
+from dissensus_studies.harness.page_figures import page_figures
 from dissensus_studies.harness.statistics import ece_floor, typical_confidence
-
-from dissensus import metrics
 
 
 def test_pages_are_what_the_record_says():
@@ -29,13 +27,13 @@ def test_claims_are_judged_by_the_arms_of_runs(tmp_path):
 
 
 def test_intervals_over_seeds_are_students():
-    found = recorded.Over([1.0, 2.0, 3.0])
+    found = recorded.over([1.0, 2.0, 3.0])
     assert found.half == pytest.approx(4.303 / 3**0.5, rel=1e-3)
-    assert (found.sign, recorded.Over([2.0, 2.1, 2.2]).sign, recorded.Over([5.0]).sign) == (0, 1, 0)
-    cases = {"a": recorded.Over([2.0, 2.1, 2.2]), "b": recorded.Over([-1.0, 1.0, 0.0])}
+    assert (found.sign, recorded.over([2.0, 2.1, 2.2]).sign, recorded.over([5.0]).sign) == (0, 1, 0)
+    cases = {"a": recorded.over([2.0, 2.1, 2.2]), "b": recorded.over([-1.0, 1.0, 0.0])}
     assert recorded.judged(cases) == ("within noise", "holds for a, elsewhere within noise")
     assert recorded.judged({"a": cases["a"]})[0] == "reproduced"
-    assert recorded.judged(cases | {"c": recorded.Over([-2.0, -2.1, -2.2])})[0] == "not reproduced"
+    assert recorded.judged(cases | {"c": recorded.over([-2.0, -2.1, -2.2])})[0] == "not reproduced"
 
 
 def test_a_changed_record_changes_its_page(tmp_path):
@@ -107,18 +105,12 @@ def test_the_floor_of_the_calibration_error_is_that_of_one_bin_where_all_are_equ
     assert ece_floor(typical_confidence(0.9, 1000)) > 2 * ece_floor(typical_confidence(0.9, 10_000))
 
 
-def test_bounds_of_a_pair_hold_copies_and_independent_members_between_them():
-    from dissensus_studies.masksembles.figures import pair_bounds
-
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.randint(0, 10, (200_000,), generator=generator)
-
-    def noisy(predictions, share):
-        redrawn = torch.rand(len(predictions), generator=generator) < share
-        return torch.where(redrawn, torch.randint(0, 10, predictions.shape, generator=generator), predictions)
-
-    base = noisy(labels, 0.1)
-    for other, place in ((noisy(base, 0.2), 0), (noisy(labels, 0.28), 1)):
-        accuracies = [float((each == labels).double().mean()) for each in (base, other)]
-        found = metrics.pair_diversity(base, other, labels)
-        assert found == pytest.approx(pair_bounds(accuracies, 10)[place], rel=0.02)
+def test_every_line_of_a_figure_is_drawn_from_the_record():
+    for study in ("anchoring", "collusion", "masksembles"):
+        rows = [row for row in results.load(study) if row["table"] == f"{study}/figures"]
+        drawn = page_figures(rows)
+        assert set(drawn) == {row["arm"][0] for row in rows}
+        for name, figure in drawn.items():
+            assert (results.PAGES / f"{name}.svg").is_file()
+            lines = [line for ax in figure.axes for line in ax.lines]
+            assert len(lines) == sum(row["arm"][0] == name for row in rows)

@@ -13,32 +13,23 @@ from dissensus.data.images import match_images
 from dissensus.data.toy import digits
 from dissensus.html import Section, Table, Text
 from dissensus_studies.anchoring.adaptation import ADAPTATION, UNUSABLE, Task, Tasks, load_tasks
-from dissensus_studies.anchoring.arms import (
-    ANCHORS,
-    CORRUPTIONS,
-    EPOCHS,
-    QUICK_CORRUPTIONS,
-    SCORES,
-    SHORT,
-    AnchorSetting,
-    arms_of,
-)
-from dissensus_studies.anchoring.claims import anchoring_claims
-from dissensus_studies.anchoring.figures import drawings
-from dissensus_studies.anchoring.qualities import ADAPTATION as ADAPTED
-from dissensus_studies.anchoring.qualities import (
+from dissensus_studies.anchoring.arms import ANCHORS, EPOCHS, SCORES, SHORT, AnchorSetting, arms_of
+from dissensus_studies.anchoring.claims import ADAPTATION as ADAPTED
+from dissensus_studies.anchoring.claims import (
     CALIBRATION,
     CLEAN,
     DETECTION,
     ROBUSTNESS,
     SINGLE_RUN_NOISE,
+    anchoring_claims,
     mean_adaptation,
     mean_auroc,
     same_sets,
 )
-from dissensus_studies.anchoring.tables import Row, by_severity, published_tables
+from dissensus_studies.anchoring.tables import Row, Rows, by_severity, published_tables
 from dissensus_studies.harness.arm_log import Arms, Record, print_now
 from dissensus_studies.harness.claims import claims_table
+from dissensus_studies.harness.figures import Drawing, sweep
 from dissensus_studies.harness.image_pages import arms_table, auroc_columns, with_interval
 from dissensus_studies.harness.image_sets import image_folder
 from dissensus_studies.harness.image_study import ImageStudy, Page, Work
@@ -51,10 +42,15 @@ _JUDGED = (
     f"{DETECTION.between_runs} for AUROC), by which runs differed on CIFAR-10. AUROC is that of the score {SCORES[0]} with one "
     "reference, averaged over the unknown sets that were there; adaptation is averaged over the labelled sets that were there."
 )
+_QUALITIES = {each.name: each.read for each in (CLEAN, ROBUSTNESS, CALIBRATION, DETECTION, ADAPTED)}
 _BESIDE = (
     f"AUROC of the score {SCORES[0]} with one reference, the first training image; the document does not say which score it "
     "uses. Corruptions are our own, in the manner of CIFAR-10-C: accuracies and errors are close to, and not the same as, those on "
     "the published files. Empty cells: sets that were not there."
+)
+_HOW = (
+    f"The document trains {EPOCHS} epochs; runs of fewer than {SHORT} use a one-cycle schedule, the same for every arm. References are all "
+    f"training images without augmentation; answers are given with the first of them, and in a further column with the first {ANCHORS}."
 )
 _PROBES = (
     "A linear classifier on the features before the last layer, by L-BFGS, its regularisation chosen on a fifth of the training "
@@ -65,7 +61,6 @@ _PROBES = (
 def page(work: Work, found: Arms) -> Page:
     """Return what the study makes of its records."""
     tasks: Tasks = work.material
-    found = with_test_sizes(found, tasks)
     same, notes = same_sets(found.done)
     compared = replace(found, done=same)
     records = by_row(compared)
@@ -75,8 +70,7 @@ def page(work: Work, found: Arms) -> Page:
         by_severity(records, "accuracy", "Accuracy under corruption, mean over corruptions and runs"),
         by_severity(records, "smooth_ece", "Smooth ECE under corruption, mean over corruptions and runs"),
     ]
-    qualities = (CLEAN, ROBUSTNESS, CALIBRATION, DETECTION, ADAPTED)
-    rows = [[name, *(quality.read(record) for quality in qualities)] for name, record in same.items()]
+    rows = [[name, *(read(record) for read in _QUALITIES.values())] for name, record in same.items()]
     return Page(
         claims,
         _JUDGED,
@@ -88,15 +82,39 @@ def page(work: Work, found: Arms) -> Page:
             Section("Sets to adapt to", Text(_PROBES), tasks_table(tasks, found)),
         ],
         (("arm", "accuracy", "corrupted", "smooth ECE", "AUROC", "adaptation"), rows),
-        _remarks(work),
-        {
-            "arms": found.done,
-            "tasks": {name: list(task.notes) for name, task in tasks.found.items()},
-            "tasks_missing": dict(tasks.missing),
-        },
+        [_HOW],
+        {"tasks": {name: list(task.notes) for name, task in tasks.found.items()}, "tasks_missing": dict(tasks.missing)},
         {"score": SCORES[0], "anchors": [1, ANCHORS]},
         [claims_table(claims), *published, *severities, tasks_table(tasks, found)],
     )
+
+
+def drawings(records: Rows) -> list[Drawing]:
+    """Return every quality against the masking probability and against the weight of mining, as far as there are arms."""
+    found = []
+    for architecture in dict.fromkeys(architecture for architecture, _ in records):
+        own = {row: each for (other, row), each in records.items() if other == architecture}
+        masked = [
+            ("anchored", float(record["setting"]["alpha"]), record)
+            for row, each in own.items()
+            if " " not in row and row != "plain"
+            for record in each
+        ]
+        mined = [
+            (record["setting"]["tails"], float(record["setting"]["tail_weight"]), record)
+            for row, each in own.items()
+            if "tail=" in row
+            for record in each
+        ]
+        if masked and "plain" in own:
+            levels, title = {"plain": own["plain"]}, f"How much to mask, {architecture}"
+            name = f"anchoring_alpha_{architecture}"
+            found.append(sweep(name, title, masked, _QUALITIES, "masking probability", levels=levels))
+        if mined and "alpha=0.25" in own:
+            levels, title = {"no mining": own["alpha=0.25"]}, f"Hard-delta mining, {architecture}"
+            name, label = f"anchoring_tails_{architecture}", "weight of the tail term"
+            found.append(sweep(name, title, mined, _QUALITIES, label, levels=levels, xscale="log"))
+    return found
 
 
 def by_row(found: Arms) -> dict[Row, list[Record]]:
@@ -156,21 +174,6 @@ def tasks_table(tasks: Tasks, found: Arms) -> Table:
     )
 
 
-def with_test_sizes(found: Arms, tasks: Tasks) -> Arms:
-    """Return arms whose linear probes tell on how many images they were judged, which older records do not.
-
-    Arms of one study have the same settings, so they were judged on as many images as are there now.
-    """
-    done = {}
-    for arm, record in found.done.items():
-        adapted = {
-            name: {"images": len(tasks.found[name].test.x), **each} if name in tasks.found else each
-            for name, each in record["adaptation"].items()
-        }
-        done[arm] = {**record, "adaptation": adapted}
-    return replace(found, done=done)
-
-
 def tasks_of(work: Work) -> Tasks:
     """Return the sets to adapt to; say which they are before any time is spent on training, and which cannot be used."""
     tasks = _read_tasks(work.data, work.sets.name, work.limit or (1000 if work.quick else None))
@@ -189,19 +192,6 @@ def _read_tasks(data: Path | None, known: str, few: int | None) -> Tasks:
     x, _ = match_images(loaded.x, *SHAPE)
     train, test = (Images(x[start::2][:few], loaded.y[start::2][:few]) for start in (0, 1))
     return Tasks({"digits": Task(train, test, ("all ten digits",))}, dict.fromkeys(ADAPTATION, "no folder was given"))
-
-
-def _remarks(work: Work) -> list[str]:
-    """Say in what the run differs from the document's."""
-    epochs, names = work.epochs or EPOCHS, QUICK_CORRUPTIONS if work.quick else CORRUPTIONS
-    shorter = work.quick or epochs != EPOCHS
-    cycle = f"Runs of fewer than {SHORT} epochs use a one-cycle schedule, the same for every arm."
-    return [
-        *([f"Shorter than the document's {EPOCHS} epochs."] if shorter else []),
-        *([cycle] if work.quick or epochs < SHORT else []),
-        f"{len(names)} corruptions of a part of the test images; references are all training images without augmentation; answers are "
-        f"given with the first of them, and in a further column with the first {ANCHORS}.",
-    ]
 
 
 run = ImageStudy(

@@ -48,25 +48,16 @@ TAILS: Mapping[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class AnchorSetting:
-    """One network of the study.
+    """One network of the study."""
 
-    Attributes:
-        architecture: "resnet18" or "wrn-40-2".
-        anchored: Whether it sees inputs through references.
-        alpha: Chance that the reference of a batch is masked.
-        tail_weight: Weight of hard-delta mining; 0 for none.
-        tails: How its tails are found, a name of `TAILS`.
-        variant: "" for the usual; "uniform" for uniform targets of masked batches, "example" for masks by example.
-        seed: Of the run.
-    """
-
-    architecture: str = "resnet18"
-    anchored: bool = True
-    alpha: float = 0.0
-    tail_weight: float = 0.0
-    tails: str = "diagonal"
+    architecture: str = "resnet18"  # "resnet18" or "wrn-40-2".
+    anchored: bool = True  # Whether it sees inputs through references.
+    alpha: float = 0.0  # Chance that the reference of a batch is masked.
+    tail_weight: float = 0.0  # Weight of hard-delta mining; 0 for none.
+    tails: str = "diagonal"  # How its tails are found, a name of `TAILS`.
+    # "" for the usual; "uniform" for uniform targets of masked batches, "example" for masks by example.
     variant: str = ""
-    seed: int = 0
+    seed: int = 0  # Of the run.
 
     @property
     def row(self) -> str:

@@ -16,23 +16,14 @@ Rows = Mapping[Row, Sequence[Record]]
 
 @dataclass(frozen=True)
 class Published:
-    """A table of the document.
+    """A table of the document."""
 
-    Attributes:
-        title: What it shows, of which networks.
-        columns: What our sets or severities are called, to what the document calls them.
-        rows: (architecture, row) to its numbers; None where the document has none.
-        digits: Digits behind the point.
-        part: Part of a record that has a column's numbers: "auroc", "corrupted" or "adaptation".
-        metric: Which of them.
-    """
-
-    title: str
-    columns: Mapping[str, str]
-    rows: Mapping[Row, Sequence[float | None]]
-    digits: int
-    part: str
-    metric: str
+    title: str  # What it shows, of which networks.
+    columns: Mapping[str, str]  # What our sets or severities are called, to what the document calls them.
+    rows: Mapping[Row, Sequence[float | None]]  # (architecture, row) to its numbers; None where the document has none.
+    digits: int  # Digits behind the point.
+    part: str  # Part of a record that has a column's numbers: "auroc", "corrupted" or "adaptation".
+    metric: str  # Which of them.
 
     def ours(self, records: Sequence[Record], name: str) -> str | None:
         """Return our mean over seeds in a column; None where there is nothing."""

@@ -1,24 +1,229 @@
 """Study `collusion-images`: what becomes of image classifiers between independent and joint training.
 
 ResNets, a VGG and a small network, five or ten members, probability and score averaging: test accuracy, errors and diversity for
-beta from 0 to 1; generalisation gaps over training; members left out at random. Records in, claims, figures and tables out.
+beta from 0 to 1; generalisation gaps over training; members left out at random.
+
+The released protocol (SGD at 0.1, decay of weights 5e-4) minimises an average over members; `fit` minimises their sum. The same
+steps are had with the learning rate divided by the number of members and the decay of weights multiplied by it. Adam's steps
+do not depend on the scale.
 """
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
 from statistics import fmean
+from typing import Any, Literal
 
+from torch import Tensor, nn
+
+from dissensus.architectures import ARCHITECTURES
+from dissensus.data.sources import weighted_batches
+from dissensus.diagnostics import diagnose
 from dissensus.html import Section, Table
-from dissensus_studies.collusion.image_arms import EPOCHS, GAP_EPOCHS, JointSetting, arms_of
-from dissensus_studies.harness.arm_log import Arms, Record
+from dissensus.members import DeepEnsemble
+from dissensus.objectives import Joint, Likelihood, decompose
+from dissensus.training import Run
+from dissensus.training.validation import validate
+from dissensus_studies.harness.arm_log import Arm, Arms, Record
 from dissensus_studies.harness.claims import Claim
-from dissensus_studies.harness.figures import Drawing, Line, Panel
-from dissensus_studies.harness.image_arms import file_name
-from dissensus_studies.harness.image_pages import arms_table, auroc_columns, over_seeds, with_interval
+from dissensus_studies.harness.figures import sweep
+from dissensus_studies.harness.image_arms import (
+    file_name,
+    fit_images,
+    measure,
+    on_pixels,
+    record_of,
+    released_steps,
+    save_outputs,
+    summary_line,
+)
+from dissensus_studies.harness.image_pages import arms_table, auroc_columns, with_interval
+from dissensus_studies.harness.image_sets import ImageSets
 from dissensus_studies.harness.image_study import ImageStudy, Page, Work
-from dissensus_studies.harness.statistics import Estimate, Summary
+from dissensus_studies.harness.statistics import Estimate
+
+BETAS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+DROPPED = (0.2, 0.4, 0.6)
+EPOCHS, GAP_EPOCHS = 80, 100
+QUICK_EPOCHS, QUICK_BATCH = 6, 32
+RATE, DECAY, ADAM_RATE = 0.1, 5e-4, 1e-3
+# Training images that gap curves look at after every epoch.
+WATCHED_IMAGES = 10_000
+# The small network stops when its validation error has not fallen for so many epochs.
+CNN_PATIENCE = 5
+
+
+@dataclass(frozen=True)
+class JointSetting:
+    """One ensemble of the study."""
+
+    architecture: str = "resnet18"  # A name of `ARCHITECTURES`.
+    num_members: int = 5  # Members.
+    beta: float = 0.0  # From 0, independent, to 1, joint.
+    average: Literal["probs", "scores"] = "probs"  # What the ensemble averages: probabilities or scores.
+    member_dropout: float = 0.0  # Share of members left out of every training batch.
+    # "sweep" selects on validation error; "gap" trains to the end and watches the test images.
+    experiment: Literal["sweep", "gap"] = "sweep"
+    seed: int = 0  # Of the run.
+
+    @property
+    def family(self) -> str:
+        """What it is but for beta, dropped members and seed.
+
+        Example:
+            >>> JointSetting(experiment="gap").family, JointSetting(average="scores").family
+            ('gap resnet18 M=5', 'resnet18 M=5 scores')
+        """
+        first = "gap " if self.experiment == "gap" else ""
+        last = " scores" if self.average == "scores" else ""
+        return f"{first}{self.architecture} M={self.num_members}{last}"
+
+    @property
+    def name(self) -> str:
+        """Name of the arm."""
+        dropped = f" drop={self.member_dropout:g}" if self.member_dropout else ""
+        return f"{self.family} beta={self.beta:g}{dropped} seed={self.seed}"
+
+
+def settings_of(quick: bool, seed: int) -> list[JointSetting]:
+    """Return all ensembles in order of importance: every experiment once, then again with other seeds."""
+    return list(_quick_settings(seed) if quick else _full_settings(seed))
+
+
+def _quick_settings(seed: int) -> Iterator[JointSetting]:
+    first = JointSetting("cnn", seed=seed)
+    yield from (replace(first, beta=beta) for beta in (0.0, 1.0, 0.6))
+    yield from (replace(first, beta=beta, experiment="gap") for beta in (0.0, 1.0))
+    yield replace(first, beta=1.0, average="scores")
+    yield replace(first, beta=1.0, member_dropout=0.4)
+
+
+def _full_settings(seed: int) -> Iterator[JointSetting]:
+    """Repeats are the document's: six of the main figures, five of learner dropout, three of the others."""
+    # The ends of the range first: they are what the claims are about.
+    betas = (BETAS[0], *reversed(BETAS[1:]))
+    experiments: tuple[tuple[int, dict[str, Any], str, Sequence[float]], ...] = (
+        (6, {}, "beta", betas),
+        (6, {"experiment": "gap"}, "beta", (0.0, 1.0)),
+        (5, {"beta": 1.0}, "member_dropout", DROPPED),
+        (3, {"architecture": "cnn"}, "beta", betas),
+        (3, {"average": "scores"}, "beta", betas),
+        (3, {"architecture": "cnn", "num_members": 10}, "beta", betas),
+        (6, {"architecture": "resnet34"}, "beta", betas),
+        (3, {"architecture": "vgg"}, "beta", betas),
+        (3, {"num_members": 10}, "beta", betas),
+    )
+    for repeat in range(6):
+        for repeats, changes, varied, values in experiments:
+            if repeat < repeats:
+                base = JointSetting(**changes, seed=seed + repeat)
+                yield from (replace(base, **{varied: value}) for value in values)  # type: ignore[arg-type]
+
+
+def arms_of(work: Work) -> list[Arm]:
+    """Return an arm for every ensemble: it is trained, measured, and its outputs are kept in `outputs/`."""
+    return [
+        Arm(each.name, partial(train_and_measure, each, work), like=each.family)
+        for each in settings_of(work.quick, work.seed)
+    ]
+
+
+def training_of(setting: JointSetting, epochs: int | None, quick: bool) -> dict[str, Any]:
+    """Return the arguments of `fit_images`."""
+    gap = setting.experiment == "gap"
+    if epochs is None:
+        epochs = QUICK_EPOCHS if quick else GAP_EPOCHS if gap else EPOCHS
+    elif gap:
+        epochs = max(1, round(epochs * GAP_EPOCHS / EPOCHS))
+    chosen: dict[str, Any] = {"epochs": epochs, "changes": "crop+rotation", "seed": setting.seed}
+    if quick:
+        chosen |= {"batch_size": QUICK_BATCH, "changes": "crop"}
+    if gap or setting.architecture == "cnn":
+        chosen |= {"optimizer": "adam", "lr": ADAM_RATE, "weight_decay": 0.0, "schedule": "constant"}
+    else:
+        chosen |= {
+            "lr": RATE / setting.num_members,
+            "weight_decay": DECAY * setting.num_members,
+            "schedule": released_steps(epochs),
+        }
+    if gap:
+        return chosen | {"all_train": True, "watch": "test"}
+    if setting.architecture == "cnn":
+        chosen["patience"] = CNN_PATIENCE
+    return chosen | {"select": "ensemble_loss"}
+
+
+def train_and_measure(setting: JointSetting, work: Work) -> Record:
+    """Train one ensemble; return its record."""
+    sets, training = work.sets, training_of(setting, work.epochs, work.quick)
+
+    def network() -> nn.Module:
+        return on_pixels(ARCHITECTURES[setting.architecture](classes=sets.num_classes), sets)
+
+    ensemble = DeepEnsemble(network, setting.num_members, setting.seed)
+    objective = Joint(beta=setting.beta, average=setting.average, member_dropout=setting.member_dropout)
+    train_watch = TrainWatch(sets, objective.likelihood)
+    if setting.experiment == "gap":
+        training["callback"] = train_watch
+    run = fit_images(ensemble, sets, objective, **training)
+    record = measure(ensemble, sets, name=setting.name, seed=setting.seed)
+    logits = save_outputs(ensemble, sets, work.output / "outputs" / f"{file_name(setting.name)}.npz")
+    record |= {
+        **record_of(setting, run),
+        "family": setting.family,
+        **joint_numbers(logits, sets.test.y, setting.average),
+        "diagnosis": diagnosis(logits, sets.test.y, setting.average),
+    }
+    record["training"]["clean"] = train_watch.values
+    record["line"] = summary_line(record) + f", diversity {record['diversity']:.4f}"
+    return record
+
+
+class TrainWatch:
+    """Looks at training images as at test images after every epoch: not augmented, without dropout, all members at one moment.
+
+    Attributes:
+        values: Columns of the training images' errors, one value an epoch.
+    """
+
+    def __init__(self, sets: ImageSets, likelihood: Likelihood, images: int = WATCHED_IMAGES) -> None:
+        self.batches = list(weighted_batches((sets.train.x[:images], sets.train.y[:images]), 2048))
+        self.likelihood = likelihood
+        self.values: dict[str, list[float]] = {"ensemble_error": [], "member_error": []}
+
+    def __call__(self, run: Run) -> None:
+        """Add the errors of this moment."""
+        members, whole = validate(run.members, self.batches, self.likelihood)
+        self.values["ensemble_error"].append(whole["ensemble_loss"])
+        self.values["member_error"].append(fmean(members["validation_loss"]))
+
+
+def joint_numbers(logits: Tensor, labels: Tensor, average: str) -> dict[str, float]:
+    """Return test numbers of the ensemble as it was trained to average: accuracy, ERR, ERRbar and DIV."""
+    parts = decompose(logits.double(), labels, average=average)
+    pooled = logits.softmax(-1).mean(0) if average == "probs" else logits.mean(0)
+    return {
+        "accuracy": float((pooled.argmax(-1) == labels).double().mean()),
+        "member_accuracy": float((logits.argmax(-1) == labels).double().mean()),
+        "ensemble_error": float(parts.ensemble_error.mean()),
+        "member_error": float(parts.member_error.mean()),
+        "diversity": float(parts.diversity.mean()),
+    }
+
+
+def diagnosis(logits: Tensor, labels: Tensor, average: Literal["probs", "scores"]) -> dict[str, Any]:
+    """Return the verdict on test outputs, and the numbers that it rests on."""
+    finding = diagnose(logits, labels, average=average, repeats=20)
+    return {
+        "verdict": ", ".join(finding.signs) or ("suspected" if finding.suspected else "no sign"),
+        "diversity_ratio": finding.diversity_ratio,
+        "bias_share": finding.bias_share,
+        "class_share": finding.measures.class_share,
+        "kept_mean": finding.measures.kept_mean,
+        "codependence": finding.codependence,
+    }
+
 
 Family = Mapping[float, Sequence[Record]]
 Case = tuple[str, bool | None]
@@ -26,6 +231,11 @@ Case = tuple[str, bool | None]
 _JUDGED = (
     "A difference within two standard errors (over runs; for a single run over test images) counts as unresolved. Diversity and gaps "
     "of single runs are compared as they are."
+)
+_HOW = (
+    f"The document trains {EPOCHS} epochs ({GAP_EPOCHS} for gaps), six runs of its main figures, five of dropped members and three of the "
+    "others. It averages its loss over members and takes a rate of 0.1; here losses are summed, so 0.1 divided by the number of members, "
+    "with the decay of weights multiplied by it, takes the same steps."
 )
 # Which of the document's figures shows what a family of arms does.
 _FIGURES = {
@@ -39,6 +249,12 @@ _FIGURES = {
 }
 # Which entry of a record's "test" has the interval of a quantity that was measured once.
 _INTERVAL_OF = {"accuracy": "accuracy", "member_accuracy": "member_accuracy", "ensemble_error": "nll"}
+_NUMBERS: Mapping[str, Callable[[Record], float]] = {
+    "accuracy": itemgetter("accuracy"),
+    "mean member": itemgetter("member_accuracy"),
+    "ERR": itemgetter("ensemble_error"),
+    "diversity": itemgetter("diversity"),
+}
 _VERDICTS = {"reproduced": True, "unresolved": None, "not reproduced": False}
 
 
@@ -150,120 +366,63 @@ def _dropout_claims(dropped: Family) -> list[Claim]:
     ]
 
 
-def sweep_panels(records: Sequence[Record], varied: str, label: str) -> list[Panel]:
-    """Return test accuracy of ensemble and members, ensemble error and diversity against one setting, "beta" or "member_dropout"."""
-    pairs = [(float(record["setting"][varied]), record) for record in records]
-    # Only what was run: a line between two values far apart shows nothing of what lies between them.
-    axes = {"xticks": sorted({value for value, _ in pairs})}
-
-    def line(name: str, key: str, colour: int) -> Line:
-        return Line.over(name, over_seeds(pairs, itemgetter(key)), colour)
-
-    accuracies = [line("ensemble", "accuracy", 0), line("mean member", "member_accuracy", 2)]
-    return [
-        Panel("test accuracy", label, accuracies, axes),
-        Panel("test error of the ensemble, nats", label, [line("", "ensemble_error", 0)], axes),
-        Panel("test diversity, nats", label, [line("", "diversity", 1)], axes),
-    ]
-
-
-def curve(record: Record, name: str) -> list[float]:
-    """Return an error by epoch of a gap arm: of the ensemble on "train", "augmented" or "test" images, of "members", or the "gap"."""
+def gap_curves(record: Record) -> dict[str, list[float]]:
+    """Return errors of a gap arm by epoch."""
     clean, history = record["training"]["clean"], record["training"]["history"]
-    if name == "gap":
-        return [test - train for train, test in zip(clean["ensemble_error"], history["ensemble_loss"], strict=True)]
-    part, key = {
-        "train": (clean, "ensemble_error"),
-        "augmented": (history, "ensemble_error"),
-        "test": (history, "ensemble_loss"),
-        "train members": (clean, "member_error"),
-        "test members": (history, "validation_loss"),
-    }[name]
-    return list(part.get(key, ()))
+    train, test = clean["ensemble_error"], history["ensemble_loss"]
+    curves = {"gap": [after - before for before, after in zip(train, test, strict=True)], "training error": train}
+    curves |= {"test error": test, "members on training images": clean.get("member_error", [])}
+    curves["members on test images"] = history.get("validation_loss", [])
+    return {name: values for name, values in curves.items() if values}
 
 
 def final_gap(record: Record) -> float:
     """Return test minus training error of a gap arm, averaged over the last tenth of its epochs."""
-    gap = curve(record, "gap")
+    gap = gap_curves(record)["gap"]
     return fmean(gap[-max(1, len(gap) // 10) :])
-
-
-def gap_panels(by_beta: Family) -> list[Panel]:
-    """Return gap, ensemble errors, and member error and diversity over epochs, on training and on test images."""
-    lines: dict[str, list[Line]] = {"gap": [], "error": [], "train": [], "test": []}
-    for colour, (beta, records) in enumerate(sorted(by_beta.items())):
-        lines["gap"].append(_epochs(f"β = {beta:g}", [curve(record, "gap") for record in records], colour))
-        for name, style in (("test", "-"), ("train", "--"), ("augmented", ":")):
-            found = [curve(record, name) for record in records]
-            lines["error"].append(_epochs(f"{name}, β = {beta:g}", found, colour, style=style))
-        for part in ("train", "test"):
-            members = [curve(record, f"{part} members") for record in records]
-            # Of two nearly equal errors: rounding must not take them off a logarithmic axis.
-            diversity = [
-                [max(own - pooled, 1e-9) for own, pooled in zip(member, curve(record, part), strict=True)]
-                for member, record in zip(members, records, strict=True)
-            ]
-            lines[part].append(_epochs(f"member error, β = {beta:g}", members, colour))
-            lines[part].append(_epochs(f"diversity, β = {beta:g}", diversity, colour, style="--"))
-    log = {"yscale": "log"}
-    return [
-        Panel("test minus training error, nats", "epoch", lines["gap"]),
-        Panel("ensemble error, nats", "epoch", lines["error"], log),
-        Panel("training images, nats", "epoch", lines["train"], log),
-        Panel("test images, nats", "epoch", lines["test"], log),
-    ]
-
-
-def _epochs(name: str, curves: Sequence[Sequence[float]], colour: int, style: str = "-") -> Line:
-    """Return the mean of curves over epochs, cut to the shortest."""
-    length = min(map(len, curves))
-    found = {epoch + 1.0: Summary(tuple(each[epoch] for each in curves)) for epoch in range(length)}
-    return Line.over(name, found, colour, style)
 
 
 def page(work: Work, found: Arms) -> Page:
     """Return what the study makes of its records."""
     sweeps, gaps, dropped = _sorted_out(found)
     drawings = [
-        Drawing(
+        sweep(
             f"collusion_{file_name(name).lower()}",
             name,
-            sweep_panels([record for runs in records.values() for record in runs], "beta", "β"),
-            f"{_as_figure(_FIGURES.get(name))}Bands are two standard errors over runs, where there are several.",
+            [("", beta, record) for beta, runs in records.items() for record in runs],
+            _NUMBERS,
+            "β",
+            caption=f"As the document's figure {_FIGURES.get(name, '15')}.",
+            xticks=sorted(records),
         )
         for name, records in sweeps.items()
         if len(records) > 1
     ]
     for name, records in gaps.items():
-        caption = (
-            "Adam without decay, trained to the end on all training images; after every epoch the ensemble is looked at on test images "
-            "and, in the same way, on training images. Dotted: as it was trained on, augmented and with dropout."
-        )
-        title = name.replace("gap", "Generalisation gap,", 1)
-        caption = f"{_as_figure('5 and 10 to 12')}{caption}"
-        drawings.append(Drawing(f"collusion_{file_name(name).lower()}", title, gap_panels(records), caption, 2))
+        points = [
+            (f"β = {beta:g}", float(epoch), {key: values[epoch - 1] for key, values in curves.items()})
+            for beta, runs in records.items()
+            for curves in map(gap_curves, runs)
+            for epoch in range(1, len(curves["gap"]) + 1)
+        ]
+        title, columns = name.replace("gap", "Generalisation gap,", 1), {key: itemgetter(key) for key in points[0][2]}
+        caption = "As the document's figures 5 and 10 to 12: in nats, training images looked at as test images after every epoch."
+        drawings.append(sweep(f"collusion_{file_name(name).lower()}", title, points, columns, "epoch", caption=caption))
     if len(dropped) > 1:
-        every = [record for runs in dropped.values() for record in runs]
-        panels = sweep_panels(every, "member_dropout", "share of members left out")
-        caption = (
-            f"{_as_figure('18')}{every[0]['family']}, β = 1: int(p M) members, drawn anew, are left out of every batch."
-        )
-        drawings.append(Drawing("collusion_dropout", "Leaving members out of training batches", panels, caption))
-    names = ("accuracy", "member_accuracy", "ensemble_error", "diversity")
+        points = [("", share, record) for share, runs in dropped.items() for record in runs]
+        title = "Leaving members out of training batches"
+        caption = "As the document's figure 18: β = 1; int(p M) members, drawn anew, are left out of every batch."
+        drawings.append(sweep("collusion_dropout", title, points, _NUMBERS, "share left out", caption=caption))
     return Page(
         image_claims(sweeps, gaps, dropped),
         _JUDGED,
         lambda outputs: [*(each.section(outputs) for each in drawings), Section("All arms", *_tables(found))],
         (
-            ("arm", "accuracy", "mean member", "ERR", "diversity"),
-            [[name, *(record[each] for each in names)] for name, record in found.done.items()],
+            ("arm", *_NUMBERS),
+            [[name, *(read(record) for read in _NUMBERS.values())] for name, record in found.done.items()],
         ),
-        _remarks(found, work),
+        [_HOW],
     )
-
-
-def _as_figure(number: str | None) -> str:
-    return f"As the document's figure {number}. " if number else ""
 
 
 def _sorted_out(found: Arms) -> tuple[dict[str, Family], dict[str, Family], Family]:
@@ -302,26 +461,6 @@ def _tables(found: Arms) -> list[Table]:
     return [
         arms_table(found.done, columns, caption),
         *(arms_table(found.done, own, f"AUROC of {score} for unknown images") for score, own in scored.items() if own),
-    ]
-
-
-def _remarks(found: Arms, work: Work) -> list[str]:
-    """Say in what the run differs from the document's."""
-    settings = [JointSetting(**record["setting"]) for record in found.done.values()]
-    runs = Counter((each.family, each.beta, each.member_dropout) for each in settings)
-    repeats: dict[str, int] = {}
-    for (family, _, dropped), count in runs.items():
-        name = f"{family} with dropped members" if dropped else family
-        repeats[name] = min(repeats.get(name, count), count)
-    length = f"Shorter than the document's {EPOCHS} epochs ({GAP_EPOCHS} for gaps); rate drops stand at the same shares of the run."
-    shorter = work.quick or work.epochs not in (None, EPOCHS)
-    return [
-        "Learning rates: the document averages its loss over members and takes 0.1; here losses are summed, so 0.1 divided by the "
-        "number of members, with the decay of weights multiplied by it, takes the same steps.",
-        *([length] if shorter else []),
-        "Runs: the document has six of its main figures, five of dropped members and three of the others; here "
-        + ", ".join(f"{count} of {name}" for name, count in repeats.items())
-        + ".",
     ]
 
 

@@ -53,7 +53,7 @@ def drawings() -> list[Drawing]:
     apart, small = np.linspace(0, 10, 101).tolist(), np.linspace(1, 16, 61).tolist()
     step_lines = [
         _line("target held fixed", betas, lambda beta: step_from_beta(beta, detach=True), 1),
-        _line("gradient through\nthe target", betas, step_from_beta, 0),
+        _line("gradient through it", betas, step_from_beta, 0),
     ]
     gamma_lines = [
         _line(f"M = {members}", steps, partial(beta_from_step, num_members=members, others_only=True), colour)

@@ -9,6 +9,7 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -25,10 +26,9 @@ from dissensus_studies.collusion.uci_data import (
     find_sources,
     load_problem,
 )
-from dissensus_studies.collusion.uci_protocol import Found, Settings, import_optuna, measure_all
-from dissensus_studies.collusion.uci_training import DROP_SHARES
+from dissensus_studies.collusion.uci_protocol import DROP_SHARES, Found, Settings, import_optuna, measure_all
 from dissensus_studies.harness.claims import Claim, claims_table, over_cases
-from dissensus_studies.harness.figures import Drawing, Line, Panel
+from dissensus_studies.harness.figures import sweep
 from dissensus_studies.harness.outputs import Outputs, print_table
 from dissensus_studies.harness.statistics import Comparison
 
@@ -70,19 +70,16 @@ def run(
         data: Folder with the four tables; `../shared/data` by default.
         runs: Runs of each set.
         setting: "tangos" prepares the sets as the same author's other work did: at most 1000 rows, no logarithms.
-            "train+validation" trains the chosen networks again on both parts, each beta for its own best number of epochs.
         search_beta: The beta with which configurations are searched.
         epochs: Longest training.
         minutes: Begin no run after this time.
         workers: Runs measured side by side, each in a process with one thread; as many as there are cores by default.
     """
     import_optuna()
-    if setting not in (None, "tangos", "train+validation"):
-        raise ValueError(f"`setting` must be 'tangos', 'train+validation' or left out; got {setting!r}.")
+    if setting not in (None, "tangos"):
+        raise ValueError(f"`setting` must be 'tangos' or left out; got {setting!r}.")
     preparation: Preparation = "tangos" if setting == "tangos" else "document"
-    settings = Settings(
-        preparation=preparation, search_beta=search_beta, seed=seed, on_validation_too=setting == "train+validation"
-    )
+    settings = Settings(preparation=preparation, search_beta=search_beta, seed=seed)
     if quick:
         settings = replace(settings, **QUICK)
     if epochs is not None:
@@ -215,70 +212,15 @@ def _ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
     return [a / b for a, b in zip(above, below, strict=True)]
 
 
-def drawings(sets: Sets) -> list[Drawing]:
-    """Return the document's figures 2 to 4 and the change of the error, a panel for each set."""
-
-    def over_beta(lines: Callable[[SetRuns], list[Line]], **axes: Any) -> list[Panel]:
-        return [Panel(name, "β", lines(runs), axes) for name, runs in sets.items()]
-
-    def change(runs: SetRuns) -> list[Line]:
-        low, middle, high = np.quantile(100 * (runs["mse"] / runs["mse"][:, :1] - 1), (0.25, 0.5, 0.75), axis=0)
-        return [Line("", runs.betas, middle, low.tolist(), high)]
-
-    def errors(runs: SetRuns) -> list[Line]:
-        return [_mean(runs, "mse", "ensemble MSE"), _mean(runs, "diversity", "diversity", 1)]
-
-    def drop(runs: SetRuns) -> list[Line]:
-        names = [(f"drop_{share:g}", f"{100 * share:.0f} % dropped") for share in DROP_SHARES]
-        drawn = [_mean(runs, key, name, colour) for colour, (key, name) in enumerate(names)]
-        exact = [_mean(runs, f"{key}_expected", "", colour) for colour, (key, _) in enumerate(names)]
-        return drawn + [replace(line, low=(), style="x") for line in exact]
-
-    return [
-        Drawing(f"collusion_{name}", title, panels, caption, 2)
-        for name, title, panels, caption in (
-            (
-                "diversity",
-                "Error and diversity on test rows",
-                over_beta(errors, yscale="log"),
-                "Figure 2. Mean over runs and one standard deviation; logarithmic.",
-            ),
-            (
-                "change",
-                "Change of the test error, %",
-                over_beta(change),
-                "Test error against that of β = 0 in the same run: median and quartiles.",
-            ),
-            (
-                "bias",
-                "Diversity that debiasing removes, %",
-                over_beta(lambda runs: [_mean(runs, "bias_share", "", scale=100)], ylim=(0, 100)),
-                "Figure 3. Offsets are means over the test rows, as in the document; they use no targets.",
-            ),
-            (
-                "drop",
-                "Increase of the MSE when members are dropped",
-                over_beta(drop),
-                "Figure 4. Crosses are the closed form DIV (M − m) / (m (M − 1)) with m of M members left.",
-            ),
-        )
-    ]
-
-
-def _mean(runs: SetRuns, key: str, name: str, colour: int = 0, scale: float = 1) -> Line:
-    """Return a mean over runs, and one standard deviation to each side as far as there are values."""
-    values = scale * runs[key]
-    mean, deviation = values.mean(0), values.std(0)
-    low = np.maximum(mean - deviation, values.min(0))
-    return Line(name, runs.betas, mean, low.tolist(), mean + deviation, colour)
-
-
 def _report(outputs: Outputs, found: Sequence[Found], settings: Settings, quick: bool) -> Path:
     """Write tables, figures and the page."""
     sets = by_set(found)
     claims = uci_claims(sets)
-    columns = ("set", "β", "MSE", "diversity", "members' MSE", "removed by debiasing", "rise if 60 % are dropped")
+    points = [(result["set"], row["beta"], row) for result in found for row in result["betas"]]
     names = ("mse", "diversity", "member_mse", "bias_share", f"drop_{DROP_SHARES[-1]:g}")
+    read = {name.replace("_", " "): itemgetter(name) for name in names}
+    drawing = sweep("collusion_uci", "Over β", points, read, "β")
+    columns = ("set", "β", "MSE", "diversity", "members' MSE", "removed by debiasing", "rise if 60 % are dropped")
     rows = [
         [name, f"{beta:g}", *(_with_sd(runs.at(column, beta)) for column in names)]
         for name, runs in sets.items()
@@ -298,7 +240,7 @@ def _report(outputs: Outputs, found: Sequence[Found], settings: Settings, quick:
     )
     outputs.sections += [
         Section("What the document says", claims_table(claims), Text(JUDGED)),
-        *(each.section(outputs) for each in drawings(sets)),
+        drawing.section(outputs),
         Section("By β", Table(columns, rows, caption)),
     ]
     print_table(columns, rows)

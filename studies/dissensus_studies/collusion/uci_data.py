@@ -26,23 +26,14 @@ TANGOS_ROWS = 1000
 
 @dataclass(frozen=True)
 class Source:
-    """How a file becomes a regression problem.
+    """How a file becomes a regression problem."""
 
-    Attributes:
-        file: Name of the file.
-        target: Column to predict.
-        drop: Columns that are no features.
-        categories: Columns that become one 0/1 feature for each of their values.
-        drop_first: Leave out the first of those.
-        shortened: Whether the other preparation keeps its first rows only.
-    """
-
-    file: str
-    target: str
-    drop: tuple[str, ...] = ()
-    categories: tuple[str, ...] = ()
-    drop_first: bool = False
-    shortened: bool = False
+    file: str  # Name of the file.
+    target: str  # Column to predict.
+    drop: tuple[str, ...] = ()  # Columns that are no features.
+    categories: tuple[str, ...] = ()  # Columns that become one 0/1 feature for each of their values.
+    drop_first: bool = False  # Leave out the first of those.
+    shortened: bool = False  # Whether the other preparation keeps its first rows only.
 
 
 SOURCES: Mapping[str, Source] = MappingProxyType(

@@ -1,24 +1,232 @@
-"""The protocol of the collusion study: search, retrain for every beta, measure; each run stored as it ends."""
+"""The protocol of the collusion study: search, train one network for every beta as one program, measure; each run stored as it ends."""
 
 import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import torch
+from torch import Tensor
 
 from dissensus._machine import one_thread
-from dissensus.randomness import derive
+from dissensus.architectures import mlp
+from dissensus.members import DeepEnsemble, Members
+from dissensus.objectives import Likelihood, OutputObjective, Step, debias, decompose, likelihood_of
+from dissensus.predictions import predict
+from dissensus.randomness import bits, derive
+from dissensus.training import Run, fit
 from dissensus_studies.collusion.uci_data import Preparation, Problem, Split, split_problem
-from dissensus_studies.collusion.uci_training import MOST_EPOCHS, Configuration, measure, spread, train
 from dissensus_studies.harness.arm_log import keep, read_records
+
+DROP_SHARES = (0.2, 0.4, 0.6)
+DROP_REPEATS = 100
+PATIENCE = 5
+# The document names no largest number of epochs.
+MOST_EPOCHS = 300
+# Recording a step takes as long as some hundred steps, which runs with fewer steps an epoch than this do not win back.
+STEPS_WORTH_RECORDING = 50
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What the search decides."""
+
+    lr: float
+    batch_size: int
+    weight_decay: float
+    num_members: int
+    hidden: int
+    layers: int
+
+
+@dataclass(frozen=True)
+class GroupedJoint(OutputObjective):
+    r"""Several ensembles in one, each trained between independent and joint with a `beta` of its own, squared error.
+
+    $$\sum_g M\left[(1-\beta_g)\,\overline{\mathrm{ERR}}_g + \beta_g\,\mathrm{ERR}_g\right]$$
+
+    Members stand group by group, with a beta for each. No group's gradient depends on another group.
+    """
+
+    betas: tuple[float, ...]
+
+    couples: ClassVar[bool] = True
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """Squared error of point predictions."""
+        return likelihood_of("mse")
+
+    def on_outputs(self, outputs: Tensor, y: Tensor, step: Step) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the sum over groups, and each member's own error."""
+        member, ensemble = group_errors(outputs, y, len(self.betas))
+        own = member.mean(1)
+        betas = torch.tensor(self.betas, dtype=own.dtype, device=own.device)[:, None]
+        joint = (own + betas * (ensemble - own)).mean(-1)
+        return member.shape[1] * joint.sum(), {"loss": member.detach().mean(-1).flatten()}
+
+
+def group_errors(outputs: Tensor, y: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
+    """Return squared errors of members, `(groups, members, batch)`, and of each group's mean, `(groups, batch)`."""
+    grouped = outputs.unflatten(0, (num_groups, -1))
+    return (grouped - y).square().sum(-1), (grouped.mean(1) - y).square().sum(-1)
+
+
+class AllStopped(Exception):
+    """Every group has stopped improving, so that training may end."""
+
+
+class BestOfGroups:
+    """After every epoch, keeps the weights of the groups whose ensemble error on held-out rows is the best so far.
+
+    A group without a better check for `patience` epochs has stopped: what it does later does not count. Once all have,
+    `AllStopped` ends the training (`fit` has no other way to be ended from outside).
+    """
+
+    def __init__(self, num_groups: int, x: Tensor, y: Tensor, patience: int) -> None:
+        self.x, self.y, self.patience = x, y, patience
+        self.errors = torch.full((num_groups,), torch.inf)
+        self.epochs = torch.zeros(num_groups, dtype=torch.int64)
+        self.stopped = torch.zeros(num_groups, dtype=torch.bool)
+        self.weights: dict[str, Tensor] = {}
+
+    def __call__(self, run: Run) -> None:
+        """Look at the members; see `fit`'s `callback`."""
+        outputs = predict(run.members, self.x, batch_size=4096)
+        found = group_errors(outputs, self.y, len(self.errors))[1].mean(-1)
+        better = (found < self.errors) & ~self.stopped
+        self.errors = torch.where(better, found, self.errors)
+        self.epochs = torch.where(better, run.epoch, self.epochs)
+        rows = better.repeat_interleave(run.members.num_members // len(better))
+        for name, parameter in run.members.named_parameters():
+            kept = self.weights.setdefault(name, parameter.detach().clone())
+            kept[rows] = parameter.detach()[rows]
+        self.stopped |= run.epoch - self.epochs >= self.patience
+        if self.stopped.all():
+            raise AllStopped
+
+    def restore(self, members: Members) -> None:
+        """Give every group the weights of its best epoch."""
+        with torch.no_grad():
+            for name, parameter in members.named_parameters():
+                parameter.copy_(self.weights[name])
+
+
+class Trained(NamedTuple):
+    """Ensembles as they were at their best epochs: outputs `(betas, members, rows)`, validation errors and these epochs `(betas,)`."""
+
+    train_outputs: Tensor
+    test_outputs: Tensor
+    validation_errors: Tensor
+    epochs: Tensor
+
+
+def train(
+    split: Split, configuration: Configuration, betas: Sequence[float], *, seed: int, most_epochs: int = MOST_EPOCHS
+) -> Trained:
+    """Train one ensemble for each beta, all in one call of `fit`.
+
+    They differ in nothing but beta: member j of each starts with the same weights and all see the same batches.
+    """
+    widths = [configuration.hidden] * configuration.layers
+    start = DeepEnsemble(lambda: mlp(split.x.shape[1], widths, 1), configuration.num_members, derive(seed, "start"))
+    nets = [start.member(j) for _ in betas for j in range(configuration.num_members)]
+    ensemble = DeepEnsemble.from_members(nets, seed)
+    best = BestOfGroups(len(betas), split.validation_x, split.validation_y, PATIENCE)
+    with suppress(AllStopped):
+        fit(
+            ensemble,
+            (split.x, split.y),
+            objective=GroupedJoint(tuple(betas)),
+            epochs=most_epochs,
+            batch_size=configuration.batch_size,
+            optimizer="adam",
+            lr=configuration.lr,
+            weight_decay=configuration.weight_decay,
+            seed=seed,
+            device="cpu",
+            # Not "auto", which would compile for all epochs: it cannot know that runs end early.
+            engine="captured" if len(split.x) >= STEPS_WORTH_RECORDING * configuration.batch_size else "eager",
+            progress=False,
+            callback=best,
+        )
+    best.restore(ensemble)
+    train_outputs, test_outputs = (
+        predict(ensemble, x, batch_size=4096)[..., 0].unflatten(0, (len(betas), -1)) for x in (split.x, split.test_x)
+    )
+    return Trained(train_outputs, test_outputs, best.errors, best.epochs)
+
+
+def measure(outputs: Tensor, targets: Tensor, *, seed: int = 0) -> dict[str, Any]:
+    """Return every number of figures 2 to 4 for one ensemble, of its members' predictions `(members, rows)` and targets `(rows,)`."""
+    outputs, targets = outputs.double(), targets.double()
+    parts = decompose(outputs, targets, loss="mse")
+    found: dict[str, Any] = {
+        "mse": float(parts.ensemble_error.mean()),
+        "member_mse": float(parts.member_error.mean()),
+        "best_member_mse": float((outputs - targets).square().mean(1).min()),
+        "diversity": float(parts.diversity.mean()),
+        "bias_share": bias_share(outputs),
+    }
+    for share in DROP_SHARES:
+        found[f"drop_{share:g}"] = drop_increase(outputs, targets, share, seed=seed)
+        found[f"drop_{share:g}_expected"] = expected_drop_increase(outputs, share)
+    return found
+
+
+def bias_share(outputs: Tensor) -> float:
+    """Return the share of diversity that goes when each member's constant offset is taken away.
+
+    Reading: 0 where members differ from row to row, 1 where they are shifted copies of each other.
+
+    Example:
+        >>> bias_share(torch.tensor([[5.0, 6.0], [1.0, 2.0]]))
+        1.0
+    """
+    return 1 - spread(debias(outputs).outputs) / spread(outputs)
+
+
+def spread(outputs: Tensor) -> float:
+    """Return the mean variance of members around their mean: diversity for squared error."""
+    return float(outputs.var(0, correction=0).mean())
+
+
+def drop_increase(
+    outputs: Tensor, targets: Tensor, share: float, *, repeats: int = DROP_REPEATS, seed: int = 0
+) -> float:
+    """Return by how much the squared error rises when a share of the members is dropped at random, of each row others."""
+    left = len(outputs) - int(len(outputs) * share)
+    total = 0.0
+    for repeat in range(repeats):
+        # Members in a random order for each row; the first ones stay.
+        key = torch.tensor(derive(seed, "drop", repeat))
+        chosen = bits(key, *outputs.shape).argsort(0)[:left]
+        total += float((outputs.gather(0, chosen).mean(0) - targets).square().mean())
+    return total / repeats - float((outputs.mean(0) - targets).square().mean())
+
+
+def expected_drop_increase(outputs: Tensor, share: float) -> float:
+    r"""Return what `drop_increase` is on average over all choices of members.
+
+    $$\mathrm{DIV}\;\frac{M-m}{m\,(M-1)}$$
+
+    with m of M members left: for squared error it depends on the diversity alone.
+
+    Example:
+        >>> expected_drop_increase(torch.tensor([[1.0], [-1.0]]), 0.5)
+        1.0
+    """
+    count, left = len(outputs), len(outputs) - int(len(outputs) * share)
+    return spread(outputs) * (count - left) / (left * (count - 1))
+
 
 BETAS = tuple(tenth / 10 for tenth in range(11))
 
@@ -36,25 +244,14 @@ STARTUP_TRIALS = 5
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides the numbers of a run.
+    """What decides the numbers of a run."""
 
-    Attributes:
-        preparation: How features are prepared.
-        trials: Configurations tried in each run's search.
-        search_beta: The beta with which they are tried.
-        betas: Those that the best configuration is trained with.
-        most_epochs: Where training ends that has not stopped by itself.
-        seed: Decides splits, weights, batches and the search.
-        on_validation_too: Train the chosen configuration on training and validation rows, for the epochs found without the latter.
-    """
-
-    preparation: Preparation = "document"
-    trials: int = 20
-    search_beta: float = 0.5
-    betas: tuple[float, ...] = BETAS
-    most_epochs: int = MOST_EPOCHS
-    seed: int = 0
-    on_validation_too: bool = False
+    preparation: Preparation = "document"  # How features are prepared.
+    trials: int = 20  # Configurations tried in each run's search.
+    search_beta: float = 0.5  # The beta with which they are tried.
+    betas: tuple[float, ...] = BETAS  # Those that the best configuration is trained with.
+    most_epochs: int = MOST_EPOCHS  # Where training ends that has not stopped by itself.
+    seed: int = 0  # Decides splits, weights, batches and the search.
 
     def as_json(self) -> dict[str, Any]:
         """Return everything as JSON gives it back: tuples become lists."""
@@ -138,14 +335,7 @@ def measure_run(job: Job) -> Found:
 
 def measure_betas(split: Split, configuration: Configuration, settings: Settings, seed: int) -> list[Found]:
     """Train one configuration for every beta and measure each ensemble on the test rows."""
-    trained = train(
-        split,
-        configuration,
-        settings.betas,
-        seed=seed,
-        most_epochs=settings.most_epochs,
-        on_validation_too=settings.on_validation_too,
-    )
+    trained = train(split, configuration, settings.betas, seed=seed, most_epochs=settings.most_epochs)
     train_y, test_y = split.y[:, 0], split.test_y[:, 0]
     return [
         {

@@ -1,7 +1,6 @@
 """What the studies train: networks with parameters of one scale, members with data sets of their own."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -36,45 +35,21 @@ def scaled_mlp(sizes: Sequence[int], scale: float, *key: int | str) -> nn.Sequen
     return network
 
 
-@dataclass(frozen=True)
-class OwnSets:
-    """Gives each member a training set of its own, so that many experiments train as one ensemble.
-
-    `fit` takes one data set. It gets the numbers of rows in place of targets, and this object, as its
-    `augment`, puts those rows of the member's own set there. All sets have the same size.
-
-    Attributes:
-        x: Inputs of all sets, `(sets, rows, features)`.
-        y: Targets of all sets, `(sets, rows, 1)`.
-        sets: Which set each member trains on, `(members,)`.
-    """
-
-    x: Tensor
-    y: Tensor
-    sets: Tensor
-
-    def __call__(self, x: Tensor, y: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
-        """Return each member's own rows: `y` holds their numbers, `(members, batch, 1)`."""
-        rows = y[..., 0].long()
-        return self.x[self.sets[:, None], rows], self.y[self.sets[:, None], rows]
-
-
 def fit_own_sets(
     ensemble: DeepEnsemble, x: Tensor, y: Tensor, sets: Sequence[int], objective: Objective, **settings: Any
 ) -> Run:
-    """Train every member on a set of its own in one run of `fit`.
+    """Train every member on a set of its own in one run of `fit`, whose `settings` these are.
 
-    Args:
-        ensemble: The members.
-        x: Inputs of all sets, `(sets, rows, features)`.
-        y: Targets of all sets, `(sets, rows, 1)`.
-        sets: Which set each member trains on.
-        objective: What to minimise. One that measures the inputs' ranges has to be told them.
-        settings: Passed on to `fit`.
+    `fit` takes one data set: it gets the numbers of rows in place of targets, and an `augment` that puts those rows of the
+    member's own set there. Sets are `(sets, rows, features)` and `(sets, rows, 1)`; `sets` says which one each member has.
     """
-    num_rows = x.shape[1]
     # float32 counts without gaps up to 2**24.
-    assert num_rows <= 1 << 24
-    numbers = torch.arange(num_rows, dtype=torch.float32)[:, None]
-    own = OwnSets(x, y, torch.tensor(list(sets)))
-    return fit(ensemble, (x[0], numbers), objective=objective, augment=own, device="cpu", **settings)
+    assert x.shape[1] <= 1 << 24
+    own = torch.tensor(list(sets))[:, None]
+
+    def rows_of(_: Tensor, numbers: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+        rows = numbers[..., 0].long()
+        return x[own, rows], y[own, rows]
+
+    numbers = torch.arange(x.shape[1], dtype=torch.float32)[:, None]
+    return fit(ensemble, (x[0], numbers), objective=objective, augment=rows_of, device="cpu", **settings)

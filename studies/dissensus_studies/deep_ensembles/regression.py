@@ -8,7 +8,7 @@ of one sample. The recipe is kept as it was, with a learning rate so high that s
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,7 +28,6 @@ from dissensus_studies.deep_ensembles.regression_arms import (
     Arm,
     Measures,
     band,
-    curves,
     final_losses,
     headline,
     measure,
@@ -37,11 +36,10 @@ from dissensus_studies.deep_ensembles.regression_arms import (
     train_practical,
     train_repeats,
 )
-from dissensus_studies.deep_ensembles.regression_claims import Results, regression_claims
-from dissensus_studies.deep_ensembles.scales import practical_scales
-from dissensus_studies.harness.claims import claims_table
+from dissensus_studies.drawing import name_lines, sweeps
+from dissensus_studies.harness.claims import Claim, claims_table
 from dissensus_studies.harness.outputs import Outputs, print_table
-from dissensus_studies.harness.statistics import Summary
+from dissensus_studies.harness.statistics import Comparison, Summary
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -60,46 +58,39 @@ COLUMNS: Mapping[str, str] = {
 }
 
 
+Results = Mapping[tuple[Arm, int], Measures]
+
+
 def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None = None) -> Path:
     """Run the study; see `dissensus_studies.Study.run`. `data` is not needed."""
     outputs = Outputs(output)
     practical = _practical(outputs, seed)
-    seeds = headline(3 if quick else 20)
-    outputs.sections.append(_seeds_section(seeds))
-    results = _repeat(num_repeats=3 if quick else 20, seed=seed)
+    num_repeats = 3 if quick else 20
+    seeds, results = headline(num_repeats), _repeat(num_repeats, seed)
     claims = regression_claims(results)
     medians = _arms_table(results, "Medians over repeats", lambda found: found.median)
-    num_repeats = len(next(iter(results.values()))["nll"].values)
+    judged = (
+        f"Paired over {num_repeats} repeats, judged by an exact sign test at 5 %: heavy tails do not matter to it. That an average "
+        "is better than its members are on average is no finding (Jensen's inequality); by how much is."
+    )
     outputs.sections += [
+        _seeds_section(seeds),
         Section(
             "Single net, adversarial training, ensemble",
             Text(
                 f"Each arm trains {NETS} nets on each of {num_repeats} fresh samples of {NUM_POINTS} points. Inside is |x| ≤ 4, "
                 "where the data are, beside them 4 to 4.5, outside 5 to 6. NLL (nats) is that of the exact mixture on 400 fresh "
                 f"points; attacked points have moved by {EPSILON} up the loss. Covered is the share of fresh targets in the "
-                "mixture's central 90 % interval.",
-                "Wild is the share whose error exceeds that of always predicting 0. The learning rate is so high that some nets "
-                "never fit, and one of them decides the mean and the standard deviation of a mixture, though not its NLL: hence "
-                "medians beside means.",
+                "mixture's central 90 % interval. Wild is the share whose error exceeds that of always predicting 0: one such net "
+                "decides the mean and the standard deviation of a mixture, though not its NLL, hence medians beside means."
             ),
             _arms_table(results, "Means over repeats ± standard errors", str),
             medians,
-        ),
-        Section(
-            "Number of members",
             outputs.picture(
-                "practical_regression_members", _count_figure(results), "measures over the number of members"
-            ),
-            *(_counts_table(arm, results) for arm in ARMS),
-        ),
-        Section(
-            "What the document says",
-            claims_table(
-                claims,
-                f"Paired over {num_repeats} repeats, judged by an exact sign test at 5 %: heavy tails do not matter to it. That an average "
-                "is better than its members are on average is no finding (Jensen's inequality); by how much is.",
+                "practical_regression_members", count_figure(_counted(results)), "measures by number of members"
             ),
         ),
+        Section("What the document says", claims_table(claims, judged)),
     ]
     outputs.results(
         {
@@ -119,28 +110,24 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
     )
 
 
-def _practical(outputs: Outputs, seed: int) -> dict[str, object]:
-    """Run the practical itself, in all four arms; draw its figure."""
+def _practical(outputs: Outputs, seed: int) -> dict[str, dict[str, Any]]:
+    """Run the practical itself, in all four arms; draw its figures."""
     x, y = (torch.from_numpy(part).float() for part in toy.cubic(NUM_POINTS))
     grid = torch.linspace(-6, 6, 61)[:, None]
-    found: dict[str, object] = {}
-    rows = []
-    figure, axes = plots.panels(2, 2, width=4.8, height=3.3)
+    found: dict[str, dict[str, Any]] = {}
+    figure, axes = plots.panels(2, 2, width=4.4, height=3.0)
     for arm, ax in zip(ARMS, axes, strict=True):
         trained = train_practical(arm, seed=seed)
         mean, scale, centre, sd = band(trained, arm.family, grid)
-        inside, outside = (
-            float(band(trained, arm.family, region(place)[0])[3].mean()) for place in ("inside", "outside")
-        )
-        losses = final_losses(trained, arm, (x, y))
-        rows.append((arm.name, min(losses), max(losses), inside, outside))
-        found[arm.name] = {"final_losses": losses, "sd_inside": inside, "sd_outside": outside}
+        sds = {f"sd_{p}": float(band(trained, arm.family, region(p)[0])[3].mean()) for p in ("inside", "outside")}
+        found[arm.name] = {"final_losses": final_losses(trained, arm, (x, y)), **sds}
         plots.bands(grid, centre, sd, ax, truth=grid**3, points=(x, y))
-        ax.set(title=arm.name, ylim=(-300, 300), xlabel="x", ylabel="y")
+        ax.set(ylim=(-300, 300), xlabel="x", ylabel="y")
+        ax.set_title(arm.name, fontsize=10, loc="left")
         if arm == ARMS[0]:
             main = plots.member_bands(grid, mean, scale, truth=grid**3, points=(x, y), limits=(-300.0, 300.0))
-            members = _members_table(losses)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False)
+    name_lines(axes[1])
+    rows = [(name, min(r["final_losses"]), max(r["final_losses"]), *list(r.values())[1:]) for name, r in found.items()]
     outputs.sections.append(
         Section(
             "The practical",
@@ -150,7 +137,6 @@ def _practical(outputs: Outputs, seed: int) -> dict[str, object]:
                 "net would end near 2.4 nats."
             ),
             outputs.picture("practical_regression", main, "bands of six members and of their mixture"),
-            members,
             outputs.picture("practical_regression_arms", figure, "bands of the mixture in four arms"),
             Table(("arm", "best net, nats", "worst net, nats", "mean sd, |x| ≤ 4", "mean sd, 5 ≤ |x| ≤ 6"), rows),
         )
@@ -165,10 +151,9 @@ def _seeds_section(seeds: Sequence[Mapping[str, float]]) -> Section:
         "best_net": "best net, nats",
         "worst_net": "worst net, nats",
     }
-    rows = []
-    for name, words in names.items():
-        values = torch.tensor([row[name] for row in seeds])
-        rows.append((words, *values.quantile(torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0])).tolist()))
+    quantiles = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0])
+    found = {words: torch.tensor([row[name] for row in seeds]) for name, words in names.items()}
+    rows = [(words, *values.quantile(quantiles).tolist()) for words, values in found.items()]
     return Section(
         f"The same with {len(seeds)} seeds",
         Text(
@@ -181,48 +166,127 @@ def _seeds_section(seeds: Sequence[Mapping[str, float]]) -> Section:
 
 def _repeat(num_repeats: int, seed: int) -> Results:
     test = test_sample(400, seed)
-    results: dict[tuple[Arm, int], Measures] = {}
-    for arm in ARMS:
-        trained = train_repeats(arm, num_repeats, seed=seed)
-        for count in COUNTS:
-            results[arm, count] = measure(trained, count, test)
-    return results
-
-
-def _members_table(losses: list[float]) -> Table:
-    seeds, scales = practical_scales(len(losses))
-    rows = [(member, *values) for member, values in enumerate(zip(seeds, scales, losses, strict=True))]
-    return Table(("member", "seed", "scale", "final NLL, nats"), rows, "The Gaussian nets without adversarial training")
+    trained = {arm: train_repeats(arm, num_repeats, seed=seed) for arm in ARMS}
+    return {(arm, count): measure(repeats, count, test) for arm, repeats in trained.items() for count in COUNTS}
 
 
 def _arms_table(results: Results, caption: str, read: Callable[[Summary], object]) -> Table:
-    rows = [
-        (arm.name, count, *(read(results[arm, count][name]) for name in COLUMNS))
-        for arm in ARMS
-        for count in (1, PRACTICAL_MEMBERS)
-    ]
+    shown = [(arm, count) for arm in ARMS for count in (1, PRACTICAL_MEMBERS)]
+    rows = [(key[0].name, key[1], *(read(results[key][name]) for name in COLUMNS)) for key in shown]
     return Table(("arm", "members", *COLUMNS.values()), rows, caption)
 
 
-def _counts_table(arm: Arm, results: Results) -> Table:
-    rows = [(count, *(str(results[arm, count][name]) for name in COLUMNS)) for count in COUNTS]
-    return Table(("members", *COLUMNS.values()), rows, arm.name)
+DRAWN: Mapping[str, str] = {
+    "nll": "NLL on fresh data, nats",
+    "rmse": "median RMSE on fresh data",
+    "coverage_inside": "covered by 90 % intervals inside",
+    "coverage_outside": "covered by 90 % intervals outside",
+}
 
 
-def _count_figure(results: Results) -> "matplotlib.figure.Figure":
-    figure, axes = plots.panels(2, 2, width=4.6, height=3.1)
-    drawn = (
-        ("nll", "NLL on fresh data, nats"),
-        ("rmse", "median RMSE on fresh data"),
-        ("coverage_inside", "coverage of the 90 % interval inside"),
-        ("coverage_outside", "coverage of the 90 % interval outside"),
-    )
-    for ax, (name, label) in zip(axes, drawn, strict=True):
-        lines = {arm.name: curves([results[arm, count] for count in COUNTS], name) for arm in ARMS}
-        plots.member_count_curves(COUNTS, lines, ax, ylabel=label, legend=name == "nll")
-        if name.startswith("coverage"):
-            ax.axhline(COVERED, color=plots.NOTE_COLOUR, linestyle="--", linewidth=1)
-    axes[1].set_yscale("log")
-    axes[1].set_yticks((5, 10, 20, 50), ("5", "10", "20", "50"))
-    axes[1].minorticks_off()
-    return figure
+def _counted(results: Results) -> dict[tuple[str, float, str], tuple[float, float]]:
+    """Return means with standard errors, or of errors, which single wild nets decide, medians: by arm, members and quantity."""
+    return {
+        (arm.name, float(count), name): (v.median, 0.0) if name == "rmse" else (v.mean, v.error)
+        for (arm, count), found in results.items()
+        for name, v in found.items()
+        if name in DRAWN
+    }
+
+
+def count_figure(values: Mapping[tuple[str, float, str], tuple[float, float]]) -> "matplotlib.figure.Figure":
+    """Draw quantities of each arm by number of members."""
+    panels: dict[str, dict[str, dict[float, float]]] = {title: {} for title in DRAWN.values()}
+    spreads: dict[str, dict[str, dict[float, float]]] = {title: {} for title in DRAWN.values()}
+    for (arm, count, name), (value, spread) in values.items():
+        panels[DRAWN[name]].setdefault(arm, {})[count] = value
+        spreads[DRAWN[name]].setdefault(arm, {})[count] = spread
+    return sweeps(panels, "members", spreads=spreads, columns=2, logs=[DRAWN["rmse"]])
+
+
+# What adversarial training does to a single net: statement, direction, quantity.
+_ADVERSARIAL = (
+    ("Adversarial training makes a single net more robust (NLL at attacked inputs falls).", "lower", "nll_attacked"),
+    ("It keeps a single net from fitting noise (NLL on fresh data minus NLL on its own falls).", "lower", "overfit"),
+    ("It improves a single net's predictions (NLL on fresh data falls).", "lower", "nll"),
+    ("It makes a single net less sure just beside the data (mean sd over 4 < |x| < 4.5 rises).", "higher", "sd_near"),
+    ("It makes a single net less often too sure there (coverage over 4 < |x| < 4.5 rises).", "higher", "coverage_near"),
+)
+# What an ensemble of the practical's size does against a single net.
+_ENSEMBLE = (
+    ("is less often too sure where there are no data (coverage over 5 < |x| < 6 rises)", "higher", "coverage_outside"),
+    ("improves the NLL on fresh data (Jensen: it cannot be worse than its members' mean)", "lower", "nll"),
+    ("improves the error of the mean (Jensen again)", "lower", "rmse"),
+)
+
+
+def regression_claims(results: Results) -> list[Claim]:
+    """Judge every claim.
+
+    Args:
+        results: Measurements by arm and number of members.
+    """
+    members, most = PRACTICAL_MEMBERS, max(count for _, count in results)
+
+    def mean(name: str, count: int) -> dict[str, float]:
+        return {arm.name: results[arm, count][name].mean for arm in ARMS}
+
+    def with_members(name: str, few: int, many: int) -> dict[str, Comparison]:
+        return {
+            arm.name: Comparison.of(results[arm, few][name].values, results[arm, many][name].values) for arm in ARMS
+        }
+
+    def with_adversarial(name: str) -> dict[str, Comparison]:
+        return {
+            family.capitalize(): Comparison.of(
+                *(results[Arm(family, adversarial), 1][name].values for adversarial in (False, True))
+            )
+            for family in sorted({arm.family for arm in ARMS})
+        }
+
+    apart = {
+        arm.name: Comparison.of(
+            *(results[arm, members][f"knowledge_{place}"].values for place in ("inside", "outside"))
+        )
+        for arm in ARMS
+    }
+    beside, inside = mean("coverage_near", 1), mean("coverage_inside", members)
+    first, middle, last = (mean("nll", count) for count in (1, members, most))
+    gained = {name: (first[name] - middle[name]) / (first[name] - last[name]) for name in first}
+    return [
+        *(Claim.compared(statement, expected, with_adversarial(name)) for statement, expected, name in _ADVERSARIAL),
+        Claim.compared(
+            f"Members that agree on the data disagree where there are none (sd of {members} members' means: "
+            "5 < |x| < 6 against |x| < 4).",
+            "higher",
+            apart,
+        ),
+        Claim.checked(
+            "A single net is too sure just beside the data.",
+            f"Its {COVERED:.0%} intervals over 4 < |x| < 4.5 hold: {_percentages(beside)}.",
+            max(beside.values()) < COVERED,
+        ),
+        *(
+            Claim.compared(f"An ensemble of {members} {statement}.", expected, with_members(name, 1, members))
+            for statement, expected, name in _ENSEMBLE
+        ),
+        Claim.compared(
+            f"More members predict better (NLL of {most} against {members}).",
+            "lower",
+            with_members("nll", members, most),
+        ),
+        Claim.checked(
+            "Returns diminish: a few members give most of the gain.",
+            f"Share of the NLL gained from 1 to {most} members that {members} members give: {_percentages(gained)}.",
+            min(gained.values()) > 0.5,
+        ),
+        Claim.checked(
+            "About five members are enough for well-calibrated uncertainty.",
+            f"The mixture's {COVERED:.0%} intervals with {members} members hold, inside: {_percentages(inside)}.",
+            max(abs(value - COVERED) for value in inside.values()) < 0.03,
+        ),
+    ]
+
+
+def _percentages(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.1%}" for name, value in values.items())

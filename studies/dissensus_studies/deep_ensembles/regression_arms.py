@@ -1,22 +1,21 @@
 """The practical's regression in four arms, on its own data and on many samples of the same law, measured."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dissensus.data import toy
+from dissensus.data.toy import CUBIC_SEED
 from dissensus.members import DeepEnsemble
 from dissensus.objectives import Adversarial, Independent, Likelihood, Objective, mean_and_scale
 from dissensus.predictions import Family, mixture, predict
 from dissensus.randomness import derive
 from dissensus.training import Run, fit
 from dissensus_studies.deep_ensembles.networks import fit_own_sets, scaled_mlp
-from dissensus_studies.deep_ensembles.scales import practical_scales
 from dissensus_studies.harness.statistics import Summary
 
 SIZES = (1, 10, 6, 30, 2)
@@ -64,6 +63,37 @@ class Arm:
 ARMS = tuple(Arm(family, adversarial) for family in ("gaussian", "laplace") for adversarial in (False, True))
 
 
+class MemberScales(NamedTuple):
+    """The seed drawn for each member, and the scale of its initial parameters drawn under that seed."""
+
+    seeds: tuple[int, ...]
+    scales: tuple[float, ...]
+
+
+def practical_scales(num_members: int = 6) -> MemberScales:
+    r"""Return the scales of the initial parameters of the practical's regression members.
+
+    $$s_j = 100 + \lfloor 10^4\,|z_j|\rfloor,\qquad \text{scale}_j = |u_j|,\ u_j \sim \mathcal N(0, 0.1^2)$$
+
+    The stream goes on where `cubic` left it and gives the standard normal $z_1$. Each seed $s_j$ starts a new
+    stream, which gives $u_j$ and then the next member's $z$.
+
+    Example:
+        >>> practical_scales(2)
+        MemberScales(seeds=(672, 7888), scales=(0.05341477341995916, 0.12899350046504218))
+    """
+    stream = np.random.RandomState(CUBIC_SEED)
+    # The forty points of `cubic`.
+    stream.uniform(size=40)
+    stream.normal(size=40)
+    seeds, scales = [], []
+    for _ in range(num_members):
+        seeds.append(100 + abs(int(stream.normal(0, 1) * 10_000)))
+        stream = np.random.RandomState(seeds[-1])
+        scales.append(abs(float(stream.normal(0, 0.1))))
+    return MemberScales(tuple(seeds), tuple(scales))
+
+
 def train_practical(
     arm: Arm,
     num_members: int = PRACTICAL_MEMBERS,
@@ -74,11 +104,10 @@ def train_practical(
     engine: Engine = "auto",
 ) -> Run:
     """Train the practical's ensemble: its data, its scales, one full batch a step; those of several seeds as one ensemble."""
-    scales = practical_scales(num_members).scales
     nets = [
         scaled_mlp(SIZES, scale, each, "practical", member)
         for each in range(seed, seed + num_seeds)
-        for member, scale in enumerate(scales)
+        for member, scale in enumerate(practical_scales(num_members).scales)
     ]
     return fit(
         DeepEnsemble.from_members(nets, seed),
@@ -119,14 +148,7 @@ def headline(num_seeds: int) -> list[dict[str, float]]:
 
 @dataclass(frozen=True)
 class Repeats:
-    """One arm trained on several samples of the cubic, `num_members` nets on each, as one ensemble.
-
-    Attributes:
-        arm: What was trained.
-        ensemble: All nets: those of the first sample, those of the second, and so on.
-        x: Training inputs, `(repeats, points, 1)`.
-        y: Training targets, `(repeats, points, 1)`.
-    """
+    """One arm trained on several samples, `(repeats, points, 1)`, as one ensemble: nets of the first sample, of the second, and so on."""
 
     arm: Arm
     ensemble: DeepEnsemble
@@ -139,13 +161,9 @@ class Repeats:
         return self.ensemble.num_members // len(self.x)
 
     def outputs(self, x: Tensor, num_members: int) -> Tensor:
-        """Return outputs in ensembles of a size: `(members, repeats, ensembles, points, 2)`.
+        """Return outputs in separate ensembles of a size: `(members, repeats, ensembles, points, 2)`.
 
-        The nets of one sample are split into separate ensembles of that size.
-
-        Args:
-            x: `(points, 1)` for all, or `(repeats, ensembles, points, 1)` for each ensemble its own.
-            num_members: Size of an ensemble.
+        Inputs are `(points, 1)` for all, or `(repeats, ensembles, points, 1)` for each ensemble its own.
         """
         if x.ndim == 2:
             every = self.ensemble(x)
@@ -182,18 +200,13 @@ def train_repeats(arm: Arm, num_repeats: int, num_members: int = NETS, seed: int
 
 
 def measure(trained: Repeats, num_members: int, test: tuple[Tensor, Tensor]) -> Measures:
-    """Measure ensembles of a size; each quantity is the mean over the ensembles of a repeat.
-
-    Args:
-        trained: What `train_repeats` returned.
-        num_members: Size of the ensembles.
-        test: Fresh inputs and targets of the same law, `(points, 1)` each.
+    """Measure ensembles of a size on fresh inputs and targets, `(points, 1)` each; quantities are means over the ensembles of a repeat.
 
     Returns:
-        `nll`, `nll_train` and `nll_attacked` of the exact mixture in nats; `rmse` of its mean; `wild`, the share
-        of ensembles with a larger error than the constant 0; by region, the coverage of its central 90 % interval
-        (`coverage_…`), mean standard deviations of the mixture (`sd_…`) and of the members' means
-        (`knowledge_…`); `overfit`, NLL minus that on the training data; `ratio`, sd outside over sd inside.
+        `nll`, `nll_train` and `nll_attacked` of the exact mixture in nats; `rmse` of its mean; `wild`, the share of ensembles with
+        a larger error than the constant 0; by region, the coverage of its central 90 % interval (`coverage_…`), mean standard
+        deviations of the mixture (`sd_…`) and of the members' means (`knowledge_…`); `overfit`, NLL minus that on the training
+        data; `ratio`, sd outside over sd inside.
     """
     x, y = test
     arm = trained.arm
@@ -279,13 +292,3 @@ def _covered(outputs: Tensor, y: Tensor, family: Family) -> Tensor:
 
 def _numpy_seed(*key: int | str) -> int:
     return derive(*key) & 0xFFFFFFFF
-
-
-def curves(measures: Sequence[Measures], name: str) -> tuple[list[float], list[float]]:
-    """Return a quantity over numbers of members with its errors, as plots take them.
-
-    Means and standard errors, but for errors of the mixture's mean, which a single wild net decides: medians.
-    """
-    if name == "rmse":
-        return [found[name].median for found in measures], [0.0] * len(measures)
-    return [found[name].mean for found in measures], [found[name].error for found in measures]

@@ -32,12 +32,9 @@ AGREED = 1e-6
 
 @dataclass(frozen=True)
 class Arm:
-    """How the spirals are learnt.
+    """How the spirals are learnt: with or without attacked inputs, by the practical's own loss (`parity`) or by the usual one.
 
-    Attributes:
-        parity: The practical's own loss: cross-entropy divided by the number of classes, plus the norm of all parameters, not
-            squared. Otherwise cross-entropy and the optimizer's weight decay.
-        adversarial: Train on attacked inputs too.
+    The first is cross-entropy divided by the number of classes plus the norm of all parameters, not squared; the other has weight decay.
     """
 
     parity: bool
@@ -88,13 +85,7 @@ def train_spirals(arm: Arm, seed: int = 0, steps: int = STEPS, num_members: int 
 
 @dataclass(frozen=True)
 class Plane:
-    """What an ensemble says on a square grid.
-
-    Attributes:
-        axis: Coordinates along either side, `(side,)`.
-        points: Grid points, `(side * side, 2)`, row by row from below.
-        logits: Members' outputs there, `(members, side * side, classes)`.
-    """
+    """What an ensemble says on a square grid: points are `(side * side, 2)`, row by row from below; logits are of all members."""
 
     axis: Tensor
     points: Tensor
@@ -136,24 +127,14 @@ class Plane:
 
 
 def measure(run: Run, plane: Plane, seed: int = 0) -> dict[str, float]:
-    """Answer the practical's questions about a trained ensemble with numbers.
-
-    Args:
-        run: What `train_spirals` returned.
-        plane: What the ensemble says on the grid.
-        seed: Decides the fresh test sample.
+    """Answer the practical's questions about a trained ensemble with numbers; `seed` decides the fresh test sample.
 
     Returns:
         Fit on the training data (`train_…`) and a fresh sample (`test_…`, `attacked_accuracy`); confidences, entropies and
         knowledge uncertainty on the data, beyond them (radius > 1), at boundaries and in the corners.
     """
-    ensemble = run.members
-    return {
-        **_fit_of(ensemble, seed),
-        **_confidence(ensemble, plane),
-        **_entropies(plane),
-        **_knowledge(ensemble, plane),
-    }
+    found = _fit_of(run.members, seed) | _confidence(run.members, plane)
+    return found | _entropies(plane) | _knowledge(run.members, plane)
 
 
 def attacked(ensemble: Members, x: Tensor, y: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from dissensus import plots, scores
-from dissensus.html import Section, Table, Text
+from dissensus.html import Picture, Section, Table, Text
 from dissensus.training import Run
 from dissensus_studies.deep_ensembles.spiral_arms import (
     AGREED,
@@ -26,6 +26,7 @@ from dissensus_studies.deep_ensembles.spiral_arms import (
     spirals,
     train_spirals,
 )
+from dissensus_studies.drawing import name_lines
 from dissensus_studies.harness.claims import Claim, claims_table
 from dissensus_studies.harness.outputs import Outputs, print_table
 from dissensus_studies.harness.statistics import Comparison, Summary
@@ -63,12 +64,12 @@ Results = Mapping[Arm, Mapping[str, Summary]]
 def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None = None) -> Path:
     """Run the study; see `dissensus_studies.Study.run`. `data` is not needed."""
     outputs = Outputs(output)
-    steps = 100 if quick else STEPS
-    results, runs = _train(num_repeats=1 if quick else 6, steps=steps, seed=seed)
+    steps, num_repeats = (100, 1) if quick else (STEPS, 6)
+    results, runs = _train(num_repeats, steps, seed)
     claims = classification_claims(results)
-    num_repeats = len(results[PRACTICAL]["train_nll"].values)
     repeated = f"Mean over {num_repeats} initialisations ± standard error" if num_repeats > 1 else "One initialisation"
     fits = _table(FIT_COLUMNS, results, repeated)
+    judged = "Adversarial training is judged by an exact sign test at 5 % over initialisations and both losses; all share the data."
     outputs.sections += [
         Section(
             "The practical",
@@ -78,17 +79,14 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
                 "and adds 0.001 times the norm of the parameters; the usual loss has neither, but weight decay of 0.0001, "
                 f"which is what that norm amounts to here. Adversarial training moves inputs by {EPSILON}."
             ),
-            outputs.picture("practical_spirals", _data_figure(), "three spirals, one a class"),
             outputs.picture(
-                "practical_training",
-                _training_figure(runs),
-                "accuracy and NLL of the ensemble on the training data over steps",
+                "practical_training", _training_figure(runs), "accuracy and NLL on the training data by step"
             ),
             fits,
         ),
-        *(_panels_section(outputs, arm, runs[arm]) for arm in (PRACTICAL, ATTACKED)),
         Section(
-            "Beyond the data",
+            "The plane",
+            *(_panels(outputs, arm, runs[arm]) for arm in (PRACTICAL, ATTACKED)),
             outputs.picture(
                 "practical_profile",
                 _profile_figure(runs),
@@ -103,25 +101,10 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
                 "they are sure and agree: knowledge uncertainty is zero although nothing is known there.",
             ),
         ),
-        Section(
-            "What the document says",
-            _table(QUESTION_COLUMNS, results, repeated),
-            claims_table(
-                claims,
-                "Adversarial training is judged by an exact sign test at 5 % over initialisations and both losses; all share the "
-                "training data.",
-            ),
-        ),
+        Section("What the document says", _table(QUESTION_COLUMNS, results, repeated), claims_table(claims, judged)),
     ]
-    outputs.results(
-        {
-            "arms": {arm.name: found for arm, found in results.items()},
-            "claims": claims,
-            "steps": steps,
-            "quick": quick,
-            "seed": seed,
-        }
-    )
+    arms = {arm.name: found for arm, found in results.items()}
+    outputs.results({"arms": arms, "claims": claims, "steps": steps, "quick": quick, "seed": seed})
     print_table(fits.columns, fits.rows)
     return outputs.page(
         "Practical: classification",
@@ -220,55 +203,34 @@ def _train(num_repeats: int, steps: int, seed: int) -> tuple[Results, Mapping[Ar
     return results, first
 
 
-def _panels_section(outputs: Outputs, arm: Arm, trained: Run) -> Section:
+def _panels(outputs: Outputs, arm: Arm, trained: Run) -> Picture:
     plane = Plane.of(trained.members)
     knowledge = scores.mutual_information(plane.logits)
-    figure = plots.four_panels(
-        *spirals(),
-        plane.axis,
-        plane.grid(plane.mean_probs),
-        plane.grid(scores.expected_entropy(plane.logits)),
-        plane.grid(knowledge),
-    )
-    name = "practical_panels_adversarial" if arm.adversarial else "practical_panels"
-    title = "With adversarial training" if arm.adversarial else "The plane"
+    values = (plane.mean_probs, scores.expected_entropy(plane.logits), knowledge)
     share = float((knowledge[plane.radius > 1] < AGREED).float().mean())
-    return Section(
-        title,
-        outputs.picture(
-            name,
-            figure,
-            "data, mean prediction, data uncertainty and knowledge uncertainty on the plane",
-            f"On {share:.0%} of the area beyond the data, members agree to float32 precision.",
-        ),
+    return outputs.picture(
+        "practical_panels_adversarial" if arm.adversarial else "practical_panels",
+        plots.four_panels(*spirals(), plane.axis, *map(plane.grid, values)),
+        "data, mean prediction, data uncertainty and knowledge uncertainty on the plane",
+        f"{arm.name}: on {share:.0%} of the area beyond the data, members agree to float32 precision.",
     )
-
-
-def _data_figure() -> "matplotlib.figure.Figure":
-    figure, (ax,) = plots.panels(width=3.6, height=3.6)
-    x, y = spirals()
-    plots.class_points(x, y, ax)
-    ax.set(aspect="equal", title="3 spirals, 1000 points each")
-    return figure
 
 
 def _training_figure(runs: Mapping[Arm, Run]) -> "matplotlib.figure.Figure":
-    figure, axes = plots.panels(2, width=4.4, height=3.2)
-    shown = (
-        ("ensemble_accuracy", "accuracy on the training data"),
-        ("ensemble_loss", "NLL on the training data, nats"),
-    )
-    for ax, (column, label) in zip(axes, shown, strict=True):
+    figure, axes = plots.panels(2, width=4.4, height=2.8)
+    shown = {"ensemble_accuracy": "accuracy on the training data", "ensemble_loss": "NLL on the training data, nats"}
+    for ax, (column, title) in zip(axes, shown.items(), strict=True):
         for index, arm in enumerate((PRACTICAL, ATTACKED)):
             plots.training_curves(runs[arm].history, ax, column=column, colour=plots.COLOURS[index], label=arm.name)
-        ax.set_ylabel(label)
-    axes[0].legend(frameon=False)
+        ax.set_title(title, fontsize=10, loc="left")
+        ax.set_ylabel("")
+    name_lines(axes[-1])
     return figure
 
 
 def _profile_figure(runs: Mapping[Arm, Run]) -> "matplotlib.figure.Figure":
     """Draw means over rings of the grid, from the centre to the corners."""
-    figure, axes = plots.panels(3, width=3.6, height=3.0)
+    figure, axes = plots.panels(3, width=3.6, height=2.6)
     edges = torch.linspace(0, 2.8, 57)
     for index, arm in enumerate((PRACTICAL, ATTACKED)):
         plane = Plane.of(runs[arm].members)
@@ -281,10 +243,12 @@ def _profile_figure(runs: Mapping[Arm, Run]) -> "matplotlib.figure.Figure":
         for ax, (name, values) in zip(axes, quantities.items(), strict=True):
             means = torch.bincount(ring, values.double()) / torch.bincount(ring)
             ax.plot((edges[1:] + edges[:-1]) / 2, means, color=plots.COLOURS[index], label=arm.name)
-            ax.set(xlabel="distance from the centre", ylabel=name)
+            ax.set_title(name, fontsize=10, loc="left")
+            ax.set_xlabel("distance from the centre")
     for ax in axes:
         ax.axvline(1, color=plots.NOTE_COLOUR, linestyle="--", linewidth=1)
-    axes[1].legend(frameon=False, fontsize="small")
+    axes[0].annotate("the data end", (1, 0.65), (6, 0), textcoords="offset points", fontsize=8, color=plots.NOTE_COLOUR)
+    name_lines(axes[-1])
     return figure
 
 

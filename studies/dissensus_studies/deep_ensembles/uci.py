@@ -9,7 +9,6 @@ is clipped. Without them nets run away: where a net is sure, its gradient goes w
 batch throws the weights far off and fills Adam's second moment, after which nothing moves for hundreds of steps.
 """
 
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -66,13 +65,8 @@ SetResult = dict[str, dict[str, Summary]]
 class Splits:
     """All splits of one data set, standardised on their training parts.
 
-    Attributes:
-        x: Training inputs, `(splits, rows, features)`.
-        y: Training targets, `(splits, rows, 1)`.
-        test_x: Test inputs, `(splits, test rows, features)`.
-        test_y: Test targets in their own units, `(splits, test rows)`.
-        centre: Mean of each split's training targets, `(splits, 1)`.
-        spread: Standard deviation of each split's training targets, `(splits, 1)`.
+    Inputs and targets are `(splits, rows, ...)`; test targets are in their own units, of which `centre` and `spread` of each
+    split's training targets are, `(splits, 1)`.
     """
 
     x: Tensor
@@ -115,19 +109,19 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
     outputs = Outputs(output)
     results: dict[str, SetResult] = {}
     fast: dict[str, SetResult] = {}
-    sizes: dict[str, tuple[int, ...]] = {}
     seconds: dict[str, float] = {}
+    set_rows = []
     for name, file in (small or files if quick else files).items():
-        _note(f"{name}: {NUM_MEMBERS} members on every split, without and with adversarial training")
         start = time.monotonic()
         splits = Splits.load(file, QUICK_SPLITS if quick else None)
         hidden = 100 if name == "protein" else 50
         results[name] = measure_set(splits, hidden, seed=seed)
         seconds[name] = time.monotonic() - start
-        sizes[name] = (splits.x.shape[1] + splits.test_x.shape[1], splits.x.shape[2], len(splits.x))
+        set_rows.append(
+            (name, splits.x.shape[1] + splits.test_x.shape[1], splits.x.shape[2], len(splits.x), seconds[name])
+        )
         if name in small:
             fast[name] = measure_set(splits, hidden, lr=USUAL_RATE, clip_norm=None, seed=seed)
-    set_rows = [[name, *sizes[name], seconds[name]] for name in sizes]
     fast_rows = [
         [name, statistic, *(getattr(found[arm]["rmse"], statistic) for arm in ARMS)]
         for name, found in fast.items()
@@ -154,7 +148,9 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
                 "too small. That the mixture's RMSE is below the mean of its members' is no finding: it is so by Jensen's inequality."
             ),
             Table(("set", "what", "RMSE", "NLL"), _comparisons(results)),
-            outputs.picture("uci_nll", _figure(results), "change of NLL against a single net, set by set"),
+            outputs.picture(
+                "uci_nll", change_figure(_changes(results)), "change of NLL against a single net, set by set"
+            ),
         ),
         Section(
             "The usual learning rate",
@@ -210,8 +206,8 @@ def measure_set(
     for suffix, objective in (("", plain), (" + adversarial", attack)):
         mean, scale = _train(splits, hidden, objective, owner, lr=lr, clip_norm=clip_norm, epochs=epochs, seed=seed)
         single = [_judge(mean[[m]], scale[[m]], splits.test_y) for m in range(NUM_MEMBERS)]
-        found[f"single{suffix}"] = _summaries({k: torch.stack([s[k] for s in single]).mean(0) for k in single[0]})
-        found[f"mixture{suffix}"] = _summaries(_judge(mean, scale, splits.test_y))
+        found[f"single{suffix}"] = {k: _over_splits(torch.stack([s[k] for s in single]).mean(0)) for k in single[0]}
+        found[f"mixture{suffix}"] = {k: _over_splits(own) for k, own in _judge(mean, scale, splits.test_y).items()}
     return {arm: found[arm] for arm in ARMS}
 
 
@@ -239,8 +235,8 @@ def _judge(mean: Tensor, scale: Tensor, target: Tensor) -> dict[str, Tensor]:
     return {"rmse": (centre - target).square().mean(-1).sqrt(), "nll": gaussian_nll(centre, std, target).mean(-1)}
 
 
-def _summaries(values: Mapping[str, Tensor]) -> dict[str, Summary]:
-    return {name: Summary(tuple(value.tolist())) for name, value in values.items()}
+def _over_splits(values: Tensor) -> Summary:
+    return Summary(tuple(values.tolist()))
 
 
 def _comparisons(results: Mapping[str, SetResult]) -> list[list[object]]:
@@ -257,19 +253,30 @@ def _comparisons(results: Mapping[str, SetResult]) -> list[list[object]]:
     ]
 
 
-def _figure(results: Mapping[str, SetResult]) -> "matplotlib.figure.Figure":
-    """Draw each arm's median change of NLL against the single net, with quartiles over splits."""
-    figure, (ax,) = plots.panels(width=7.5, height=0.5 * len(results) + 1.4)
-    for index, arm in enumerate(ARMS[1:]):
-        for place, found in enumerate(results.values()):
-            change = np.subtract(found[arm]["nll"].values, found[ARMS[0]]["nll"].values)
-            low, middle, high = np.quantile(change, (0.25, 0.5, 0.75))
-            height = place + 0.2 * (index - 1)
-            label = arm if place == 0 else None
-            ax.plot([low, high], [height, height], color=plots.COLOURS[index], linewidth=2)
-            ax.plot([middle], [height], "o", color=plots.COLOURS[index], markersize=5, label=label)
+def _changes(results: Mapping[str, SetResult]) -> dict[tuple[str, str], Sequence[float]]:
+    """Return the quartiles over splits of each arm's change of NLL against the single net, by arm and set."""
+    return {
+        (arm, name): np.quantile(
+            np.subtract(found[arm]["nll"].values, found[ARMS[0]]["nll"].values), (0.25, 0.5, 0.75)
+        ).tolist()
+        for arm in ARMS[1:]
+        for name, found in results.items()
+    }
+
+
+def change_figure(changes: Mapping[tuple[str, str], Sequence[float]]) -> "matplotlib.figure.Figure":
+    """Draw each arm's median change of NLL against the single net, with quartiles over splits; by arm and set."""
+    arms, sets = (list(dict.fromkeys(key[place] for key in changes)) for place in (0, 1))
+    figure, (ax,) = plots.panels(width=7.5, height=0.42 * len(sets) + 1.0)
+    for (arm, name), (low, middle, high) in changes.items():
+        colour, height = plots.COLOURS[arms.index(arm)], sets.index(name) + 0.22 * (arms.index(arm) - 1)
+        ax.plot([low, high], [height, height], color=colour, linewidth=2, alpha=0.6)
+        ax.plot([middle], [height], "o", color=colour, markersize=5)
+        if name == sets[0]:
+            ax.annotate(arm, (high, height), (8, 0), textcoords="offset points", va="center", color=colour, fontsize=8)
     ax.axvline(0, color=plots.NOTE_COLOUR, linestyle="--", linewidth=1)
-    ax.set_yticks(range(len(results)), list(results))
+    ax.set_yticks(range(len(sets)), sets)
+    ax.tick_params(axis="y", length=0)
     ax.invert_yaxis()
     # Logarithmic beyond a tenth of a nat: sets differ by an order of magnitude.
     ax.set_xscale("symlog", linthresh=0.1, linscale=0.7)
@@ -278,10 +285,4 @@ def _figure(results: Mapping[str, SetResult]) -> "matplotlib.figure.Figure":
     ax.set_xticks(shown, [f"{tick:g}" for tick in shown], minor=False)
     ax.minorticks_off()
     ax.set_xlabel("NLL minus that of a single net, nats (median and quartiles over splits)")
-    ax.legend(frameon=False, fontsize="small")
     return figure
-
-
-def _note(text: str) -> None:
-    if sys.stderr.isatty():
-        print(text, file=sys.stderr)

@@ -104,7 +104,7 @@ _BACKGROUNDS = Text(
 
 
 def _family_section(outputs: Outputs, found: Found, family: str, material: Material) -> Section:
-    bars = baseline_bars(found, family)
+    bars, points = baseline_bars(found, family), trade_points(found, family)
     guided = found.one(family, f"ldr={SHOWN:g} share{' A=2' if family != 'nets' else ''} M=5")
     figures = {
         "bars": (
@@ -123,7 +123,7 @@ def _family_section(outputs: Outputs, found: Found, family: str, material: Mater
             "As the document's figure 5, strength 0.5; each member takes as many steps as it would alone.",
         ),
         "trade": (
-            trade_figure(trade_points(found, family)),
+            trade_figure(points) if sum(map(len, points.values())) > 2 else None,
             "AUROC of PDS against the worst member's accuracy, by guard",
             "Numbers are strengths. To the left, members are of no use by themselves.",
         ),

@@ -27,7 +27,7 @@ from dissensus_studies.diversification.settings import Setting
 from dissensus_studies.harness.arm_log import Record
 from dissensus_studies.harness.image_arms import file_name, fit_images, summary_line, training_record
 from dissensus_studies.harness.image_sets import Images, ImageSets
-from dissensus_studies.masksembles.arms import MaskSetting, make_members
+from dissensus_studies.masksembles import MaskSetting, make_members
 
 HEAD_BATCH, HEAD_RATE, HEAD_DECAY = 256, 1e-3, 0.01
 # Share of the training images that the two-stage variant disagrees on: 18 002 of 1 281 167 in the document.

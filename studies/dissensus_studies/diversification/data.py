@@ -19,7 +19,7 @@ from dissensus_studies.diversification.measures import Judged
 from dissensus_studies.harness.arm_log import Record
 from dissensus_studies.harness.image_arms import augmentation, fit_images, on_pixels, training_record
 from dissensus_studies.harness.image_sets import Images, ImageSets
-from dissensus_studies.masksembles.arms import small_network
+from dissensus_studies.masksembles import small_network
 
 QUICK_CORRUPTIONS = ("gaussian_noise", "defocus_blur", "elastic_transform")
 SEVERITIES = (1, 5)
@@ -36,15 +36,7 @@ UNUSED = "not trained with"
 
 @dataclass(frozen=True)
 class Features:
-    """A frozen backbone and what it says of everything.
-
-    Attributes:
-        backbone: The network up to its last layer.
-        train: Features of the training images, of several augmented passes.
-        validation: Features and labels of the held-out images.
-        judged: Features of what ensembles are judged by.
-        sources: Features of images to disagree on.
-    """
+    """A frozen backbone up to its last layer, and what it says of everything; of training images in several augmented passes."""
 
     backbone: nn.Module
     train: CachedFeatures
@@ -58,15 +50,18 @@ class Features:
         return int(self.validation[0].shape[1])
 
 
+def features_of(backbone: nn.Module, x: Tensor, *, device: torch.device, batch_size: int = 1024) -> Tensor:
+    """Return what a backbone says of images, on the device."""
+    features = cache_features(backbone, x, batch_size=batch_size, device=device).features
+    assert isinstance(features, Tensor)
+    return features.to(device)
+
+
 class Material:
     """Everything that more than one arm needs, made when it is first asked for.
 
-    Args:
-        sets: The images.
-        folder: Where trained backbones are kept, so that a study that goes on need not train them again.
-        epochs: Of networks trained from scratch; heads train for at most the document's ten.
-        quick: A small network, few corruptions.
-        seed: Of the backbones.
+    Trained backbones are kept in the folder, so that a study that goes on need not train them again. `epochs` are those of networks
+    from scratch; heads train for at most the document's ten.
     """
 
     def __init__(
@@ -76,6 +71,9 @@ class Material:
         self.epochs = epochs or (QUICK_EPOCHS if quick else EPOCHS)
         self.head_epochs = min(epochs or EPOCHS, QUICK_HEAD_EPOCHS if quick else HEAD_EPOCHS)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.corruptions: Sequence[str] = QUICK_CORRUPTIONS if quick else STANDARD
+        # In a run that has to be quick, compiling does not pay.
+        self.engine: EngineName = "captured" if quick else "auto"
         self.backbone_records: dict[str, Record] = {}
         self._features: dict[str, Features] = {}
 
@@ -96,11 +94,6 @@ class Material:
         }
 
     @property
-    def engine(self) -> EngineName:
-        """How steps are executed: in a run that has to be quick, compiling does not pay."""
-        return "captured" if self.quick else "auto"
-
-    @property
     def references(self) -> Path:
         """Folder of what ensembles are compared with, apart for every length of training and number of images."""
         return self.folder / "references" / f"{self.epochs}-{len(self.sets.train.x)}"
@@ -114,9 +107,8 @@ class Material:
     @cached_property
     def source_images(self) -> tuple[Tensor, ...]:
         """The first half of each source; the second half is judged by. With one source, both are it."""
-        found = [self.sets.ood[name] for name in self.source_names]
-        halves = [x[: len(x) // 2] for x in found]
-        return tuple(halves) if len(halves) != 1 else (halves[0], halves[0])
+        halves = [self.sets.ood[name][: len(self.sets.ood[name]) // 2] for name in self.source_names]
+        return halves[0], halves[-1]
 
     @cached_property
     def images(self) -> Judged:
@@ -134,11 +126,6 @@ class Material:
         groups = {**sets.ood_groups, UNUSED: unused}
         return Judged(sets.test.x.to(self.device), sets.test.y.to(self.device), ood, corrupted, groups)
 
-    @property
-    def corruptions(self) -> Sequence[str]:
-        """Names of the corruptions."""
-        return QUICK_CORRUPTIONS if self.quick else STANDARD
-
     def features(self, backbone: str) -> Features:
         """Return the features of a backbone trained on "half" of the classes or the "whole" training set."""
         if backbone not in self._features:
@@ -146,24 +133,19 @@ class Material:
         return self._features[backbone]
 
     def _make_features(self, kind: str) -> Features:
-        backbone = self._train_backbone(kind)
-        sets = self.sets
-        change = augmentation(sets)
-        train = cache_features(backbone, sets.train, passes=PASSES, augment=change, seed=self.seed, device=self.device)
+        backbone, sets = self._train_backbone(kind), self.sets
+        read = partial(features_of, backbone, device=self.device)
+        options = {"augment": augmentation(sets), "seed": self.seed, "device": self.device}
+        train = cache_features(backbone, sets.train, passes=PASSES, **options)  # type: ignore[arg-type]
         assert isinstance(train.features, Tensor)
         train = replace(train, features=train.features.to(self.device))
         return Features(
             backbone,
             train,
-            (self._of(backbone, sets.validation.x), sets.validation.y.to(self.device)),
-            self.images.map(partial(self._of, backbone), outputs=0),
-            tuple(self._of(backbone, x) for x in self.source_images),
+            (read(sets.validation.x), sets.validation.y.to(self.device)),
+            self.images.map(read, outputs=0),
+            tuple(map(read, self.source_images)),
         )
-
-    def _of(self, backbone: nn.Module, x: Tensor) -> Tensor:
-        features = cache_features(backbone, x, batch_size=1024, device=self.device).features
-        assert isinstance(features, Tensor)
-        return features.to(self.device)
 
     def _train_backbone(self, kind: str) -> nn.Module:
         classes = self.sets.num_classes if kind == "whole" else max(2, -(-self.sets.num_classes // 2))
@@ -179,11 +161,8 @@ class Material:
             resume=True,
             **self.training,  # type: ignore[arg-type]
         )
-        self.backbone_records[kind] = {
-            "training": training_record(run),
-            "classes": classes,
-            "images": len(sets.train.x),
-        }
+        record = {"training": training_record(run), "classes": classes, "images": len(sets.train.x)}
+        self.backbone_records[kind] = record
         return without_head(ensemble.member(0))
 
 
@@ -196,6 +175,5 @@ def of_first_classes(sets: ImageSets, classes: int) -> ImageSets:
 
     if classes >= sets.num_classes:
         return sets
-    return replace(
-        sets, train=part(sets.train), validation=part(sets.validation), test=part(sets.test), num_classes=classes
-    )
+    train, validation, test = map(part, (sets.train, sets.validation, sets.test))
+    return replace(sets, train=train, validation=validation, test=test, num_classes=classes)

@@ -1,7 +1,7 @@
 """Numbers of `diversification`, of a run or of the record, in; its figures out."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dissensus import plots
 from dissensus_studies.diversification.reading import (
@@ -18,7 +18,7 @@ from dissensus_studies.diversification.reading import (
     pooled_parts,
     worst_member,
 )
-from dissensus_studies.drawing import Lines, apart, sweeps
+from dissensus_studies.drawing import Lines, sweeps
 from dissensus_studies.harness.arm_log import Record
 from dissensus_studies.harness.image_pages import over_seeds
 from dissensus_studies.harness.image_sets import ImageSets
@@ -125,8 +125,11 @@ def baseline_figure(bars: Sequence[tuple[str, Estimate]]) -> "matplotlib.figure.
         colour = plots.COLOURS[1] if name.startswith("LDR") else plots.COLOURS[0]
         ax.plot(bar.ends or (bar.value, bar.value), (place, place), color=colour, linewidth=1.5, alpha=0.5)
         ax.plot(bar.value, place, "o", color=colour, markersize=6)
-        end = bar.ends[1] if bar.ends else bar.value
-        ax.annotate(f"{bar.value:.3f}", (end, place), (5, 0), textcoords="offset points", va="center", fontsize=8)
+        low, high = bar.ends or (bar.value, bar.value)
+        # On the far side of the line of chance.
+        place_of, side = ((low, -5), "right") if bar.value < 0.5 else ((high, 5), "left")
+        style: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 8, "ha": side}
+        ax.annotate(f"{bar.value:.3f}", (place_of[0], place), (place_of[1], 0), **style)
     ax.set_yticks(range(len(bars)), [name for name, _ in bars])
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
@@ -152,25 +155,23 @@ def trade_points(found: Found, family: str) -> Points:
     return points
 
 
-def trade_figure(points: Points) -> "matplotlib.figure.Figure | None":
+def trade_figure(points: Points) -> "matplotlib.figure.Figure":
     """Draw what members lose against what detection gains, one point for each loss-guided ensemble, named by its strength."""
-    if sum(map(len, points.values())) < 3:
-        return None
     figure, (ax,) = plots.panels(width=6.2, height=3.6)
     for index, (name, own) in enumerate(points.items()):
-        colour = plots.COLOURS[(1, 0, 2, 3, 4, 5, 6)[index % 7]]
+        colour = plots.COLOURS[index % len(plots.COLOURS)]
         order = sorted(own, key=lambda point: point[2])
         ax.plot([p[0] for p in order], [p[1] for p in order], "o-", color=colour, markersize=5, linewidth=0.8)
+        style: dict[str, Any] = {"textcoords": "offset points", "color": colour}
         if name == "published":
+            paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+            named: dict[tuple[float, float], list[str]] = {}
             for across, up, strength in order:
-                ax.annotate(f"{strength:g}", (across, up), (5, 5), textcoords="offset points", fontsize=8, color=colour)
-    ends = sorted((own[-1][1], own[-1][0], index, name) for index, (name, own) in enumerate(points.items()))
-    low, high = ax.get_ylim()
-    for (_, across, index, name), height in zip(
-        ends, apart([end[0] for end in ends], 0.06 * (high - low)), strict=True
-    ):
-        colour = plots.COLOURS[(1, 0, 2, 3, 4, 5, 6)[index % 7]]
-        ax.annotate(name, (across, height), (9, 0), textcoords="offset points", fontsize=9, color=colour, va="center")
+                # Weak ones are at one place.
+                named.setdefault((round(across, 2), round(up, 3)), []).append(f"{strength:g}")
+            for place, words in named.items():
+                ax.annotate(", ".join(words), place, (-4, 5), ha="right", fontsize=8, bbox=paper, **style)
+        ax.annotate(name, own[-1][:2], (8, -11), fontsize=9, **style)
     ax.margins(0.1)
     ax.set(xlabel="worst member's accuracy", ylabel="AUROC of PDS, severity 5")
     return figure

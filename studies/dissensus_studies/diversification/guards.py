@@ -30,14 +30,7 @@ MARGIN = 0.02
 
 @dataclass(frozen=True)
 class Gain:
-    """By how much the AUROC of one score on one set is above that of the deep ensemble.
-
-    Attributes:
-        part: The set, or average over sets.
-        score: The score.
-        value: The difference, mean over runs.
-        spread: Half the width of its 95 % interval, widened for the number of looks.
-    """
+    """By how much an AUROC is above that of the deep ensemble, mean over runs; `spread` is half its interval, widened for all looks."""
 
     part: str
     score: str
@@ -55,14 +48,10 @@ class Gain:
 
 
 def gains(records: Sequence[Record], kind: str) -> list[Gain]:
-    """Return the gains of all scores on all sets and averages.
+    """Return the gains of all scores on all sets and averages against the same score, or over the best one (`"gain_over_best"`).
 
     Intervals are over images, or over runs where these differ more: all runs are judged by the same images, so more of them do
     not make the images more. With n looks each interval has 1 - 0.05/n.
-
-    Args:
-        records: Repeats of one ensemble.
-        kind: `"gain"`, against the same score, or `"gain_over_best"`.
     """
     parts = [part for part in parts_of(records) if all(part in record.get(kind, {}) for record in records)]
     looks = [(part, score) for part in parts for score in records[0][kind][part]]
@@ -186,12 +175,10 @@ def guard_table(found: Found, family: str) -> Table:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Which guard may be the default.
+    """Which guard may be the default, in words and as an outcome.
 
-    Attributes:
-        outcome: `"default"`: the library's does both, keeps members and gains; `"other"`: another one does; `"harmless"`: none does, and
-            the default harms nobody; `"harmful"`: none does, and the default harms members.
-        text: The same in words, with numbers.
+    `"default"`: the library's does both, keeps members and gains; `"other"`: another one does; `"harmless"`: none does, and
+    the default harms nobody; `"harmful"`: none does, and the default harms members.
     """
 
     outcome: str

@@ -38,14 +38,9 @@ _BATCH = 2048
 
 @dataclass(frozen=True)
 class Judged:
-    """What an ensemble is judged by: inputs, or members' logits for them.
+    """What an ensemble is judged by: inputs `(images, ...)`, or members' logits for them `(members, images, classes)`.
 
-    Attributes:
-        test: Known inputs `(images, ...)`, or logits `(members, images, classes)`.
-        labels: Their classes.
-        ood: The same for unknown sets.
-        corrupted: For each severity and corruption the first known inputs, corrupted.
-        groups: Names of averages over unknown sets, and which.
+    `corrupted` has the first known inputs for each severity and corruption, `groups` names of averages over unknown sets.
     """
 
     test: Tensor
@@ -55,14 +50,9 @@ class Judged:
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def map(self, function: Callable[[Tensor], Tensor], inputs: int = 0, outputs: int = 1) -> "Judged":
-        """Return what a function makes of every set, such as members' logits.
+        """Return what a function makes of every set, such as members' logits; inputs are on these axes of what it takes and returns.
 
         It is called once, with all sets joined: forty small calls cost more than the work in them.
-
-        Args:
-            function: From a tensor to another with as many inputs.
-            inputs: Axis of the inputs in what it takes.
-            outputs: Axis of the inputs in what it returns.
         """
         corrupted = [x for sets in self.corrupted.values() for x in sets.values()]
         parts = [self.test, *self.ood.values(), *corrupted]
@@ -123,11 +113,7 @@ class Scored:
 
 
 def detection_record(names: Sequence[str], found: Mapping[str, Ranks]) -> Record:
-    """Return the AUROC of every score on every set and group, and by how much PDS is above each.
-
-    Returns:
-        `{"auroc": {set: {score: [value, low, high]}}, "pds_minus": ...}`, the second with paired intervals.
-    """
+    """Return the AUROC of every score on every set and group, and with paired intervals by how much PDS is above each."""
     pds = [names.index("predictive_diversity")] * len(names)
     return {
         "auroc": {part: dict(zip(names, ranks.intervals(), strict=True)) for part, ranks in found.items()},
@@ -140,14 +126,8 @@ def gains_over(
 ) -> dict[str, dict[str, dict[str, Interval]]]:
     """Return how much larger AUROCs are than those of a reference ensemble on the same inputs, with paired intervals.
 
-    Args:
-        names: Of the scores, the same of both.
-        theirs: The reference's.
-        own: The ensemble's.
-
-    Returns:
-        `"gain"`: against the same score of the reference. `"gain_over_best"`: against the reference's best score on that set or
-        group, which is what a user of the reference would take if they knew.
+    `"gain"` is against the same score of the reference, `"gain_over_best"` against its best score on that set or group, which is what
+    a user of the reference would take if they knew.
     """
     best = {part: [int(ranks.auroc.argmax())] * len(names) for part, ranks in theirs.items()}
     return {
@@ -161,16 +141,11 @@ def _gaps(names: Sequence[str], own: Ranks, other: Ranks) -> dict[str, Interval]
 
 
 def quality_record(judged: Judged, diagnosed: bool = True) -> Record:
-    """Return accuracy, calibration and diversity from members' logits.
+    """Return accuracy, calibration and diversity from members' logits, as `[value, low, high]`.
 
-    Args:
-        judged: The logits.
-        diagnosed: Whether to look for collusion, which takes longest.
-
-    Returns:
-        `"test"`: metrics of averaged probabilities as `[value, low, high]`; `"members"`: accuracies; `"unique"` and `"pds"`: mean
-        number of different answers, and mean sum of the largest probabilities, on each set; `"accuracy"`: of every way to make one
-        answer of many, on clean and corrupted images; `"finding"`: whether members collude.
+    `"test"`: metrics of averaged probabilities; `"members"`: accuracies; `"unique"` and `"pds"`: mean number of different answers, and
+    mean sum of the largest probabilities, on each set; `"accuracy"`: of every way to make one answer of many, on clean and corrupted
+    images; `"finding"`: whether members collude, unless that takes too long.
     """
     logits, labels = judged.test, judged.labels
     probs = logits.float().softmax(-1)
@@ -239,12 +214,7 @@ def labelled_sets(judged: Judged) -> dict[str, list[Tensor]]:
 
 
 def hits_interval(answers: Sequence[Tensor], labels: Tensor) -> list[float]:
-    """Return the accuracy, averaged over corruptions of the same images, with its 95 % interval over images.
-
-    Args:
-        answers: For each corruption numbers whose largest is the answer, `(images, classes)`.
-        labels: True classes.
-    """
+    """Return the accuracy of the largest of `(images, classes)`, averaged over corruptions of the same images, with its 95 % interval."""
     return share_interval(torch.stack([each.argmax(-1) == labels for each in answers]).double().mean(0))
 
 
@@ -264,14 +234,9 @@ def collusion_record(logits: Tensor, labels: Tensor) -> Record:
 
 
 def judge(members: Members, setting: Setting, inputs: Judged, references: Path, outputs: Path | None = None) -> Record:
-    """Return everything that is measured of a trained ensemble, and compare it with its deep ensemble.
+    """Return everything that is measured of a trained ensemble, and compare it with its deep ensemble, whose scores are among `references`.
 
-    Args:
-        members: The ensemble.
-        setting: What it is.
-        inputs: What it is judged by.
-        references: Folder of the deep ensembles' scores.
-        outputs: File to keep its logits on test and unknown inputs in, as float16, for later diagnosis.
+    `outputs` is a file for its logits on test and unknown inputs, as float16, for later diagnosis.
     """
     logits = inputs.map(partial(predict, members, batch_size=_BATCH))
     if outputs is not None:
@@ -354,13 +319,7 @@ def _single(net: DeepEnsemble, x: Tensor) -> Tensor:
 
 
 def detector_record(train: Tensor, labels: Tensor, judged: Judged) -> Record:
-    """Return the AUROC of each detector of features, as of scores.
-
-    Args:
-        train: Features of training images.
-        labels: Their classes.
-        judged: Features of what is judged by.
-    """
+    """Return the AUROC of each detector, fitted to features of training images, as of scores."""
     train, labels = train[:DETECTOR_IMAGES].float(), labels[:DETECTOR_IMAGES].to(train.device)
     fitted = [
         make(train, labels, **({"k": min(50, len(train))} if name == "nearest_neighbours" else {}))

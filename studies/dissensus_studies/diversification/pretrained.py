@@ -5,21 +5,20 @@ hundred classes is the main task; the guard of loss-guided disagreement is also 
 and with as many as the backbone itself was trained for (its own answers are the labels).
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
 from importlib import import_module
 from math import nan
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dissensus.architectures import mlp
-from dissensus.caching import cache_features
 from dissensus.data.features import CachedFeatures
 from dissensus.html import Section, Text
 from dissensus.members import DeepEnsemble
@@ -34,6 +33,7 @@ from dissensus_studies.diversification.arms import (
     objective_of,
     two_stage,
 )
+from dissensus_studies.diversification.data import features_of
 from dissensus_studies.diversification.measures import Judged, Scored, quality_record
 from dissensus_studies.diversification.settings import Setting, ldr
 from dissensus_studies.harness.arm_log import Arm, Arms, Record, run_arms
@@ -52,16 +52,8 @@ SHOWN = {"BMA": "bma", "PDS": "predictive_diversity", "MI": "mutual_information"
 FORMS = ("none", "share")
 
 
-@dataclass(frozen=True)
-class Task:
-    """Labelled features, and what heads on them are judged by.
-
-    Attributes:
-        train: Features and labels to train on.
-        judged: Features and labels of test images; features of unknown ones where detection is looked at.
-        num_classes: Outputs of a head.
-        source: Features of images to disagree on.
-    """
+class Task(NamedTuple):
+    """Labelled features, what heads on them are judged by (unknown images where detection is looked at), features to disagree on."""
 
     train: tuple[Tensor, Tensor]
     judged: Judged
@@ -69,61 +61,40 @@ class Task:
     source: Tensor
 
 
-class Features:
-    """Features of all images, made when they are first asked for.
+def load_backbone(name: str, device: torch.device) -> tuple[nn.Module, nn.Module]:
+    """Return a backbone up to its features, from uint8 images, and its own last layer: what `"module:function"` returns."""
+    module, _, function = name.partition(":")
+    try:
+        body, head = getattr(import_module(module), function)()
+    except (ImportError, AttributeError, TypeError, ValueError) as problem:
+        raise ValueError(
+            f"`backbone` must be module:function, a function that returns two networks, images to features and features to logits; "
+            f"{name!r} gave {type(problem).__name__}: {problem}"
+        ) from problem
+    return body.eval().to(device), head.eval().to(device)
 
-    Args:
-        sets: The images; those to disagree on are taken away.
-        elsewhere: Images to disagree on.
-        backbone: `"module:function"`; the function returns two modules: uint8 images to features, and features to its own logits.
-        coarse: Superclass of each class.
-    """
 
-    def __init__(self, sets: ImageSets, elsewhere: Tensor, backbone: str, coarse: Tensor) -> None:
-        self.sets, self.elsewhere, self.name, self.coarse = sets, elsewhere, backbone, coarse
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-    @cached_property
-    def parts(self) -> tuple[nn.Module, nn.Module]:
-        """The backbone up to its features, and its own last layer."""
-        module, _, function = self.name.partition(":")
-        try:
-            body, head = getattr(import_module(module), function)()
-        except (ImportError, AttributeError, TypeError, ValueError) as problem:
-            raise ValueError(
-                f"`backbone` must be module:function, a function that returns two networks, images to features and features to logits; "
-                f"{self.name!r} gave {type(problem).__name__}: {problem}"
-            ) from problem
-        return body.eval().to(self.device), head.eval().to(self.device)
-
-    @cached_property
-    def tasks(self) -> dict[int, Task]:
-        """The tasks by what they are called after: 10, the classes of the set, and those of the backbone."""
-        body, head = self.parts
-        sets, coarse = self.sets, self.coarse
-        train, labels = self._of(body, sets.all_train.x), sets.all_train.y.to(self.device)
-        known = Judged(self._of(body, sets.test.x), sets.test.y.to(self.device), {}, {})
-        source = self._of(body, self.elsewhere)
-        unknown = {name: self._of(body, x) for name, x in sets.ood.items()}
-        groups = coarse.to(self.device)[labels], coarse.to(self.device)[known.labels]
-        few, few_test = (group < FEW for group in groups)
-        with torch.no_grad():
-            own, own_test = (head(x).argmax(-1) for x in (train, known.test))
+def make_tasks(
+    sets: ImageSets, elsewhere: Tensor, backbone: tuple[nn.Module, nn.Module], coarse: Tensor, device: torch.device
+) -> dict[int, Task]:
+    """Return the tasks by what they are called after: ten superclasses, the backbone's own answers, and the classes of the set."""
+    body, head = backbone
+    read = partial(features_of, body, device=device, batch_size=500)
+    train, labels = read(sets.all_train.x), sets.all_train.y.to(device)
+    known = Judged(read(sets.test.x), sets.test.y.to(device), {}, {})
+    source, unknown = read(elsewhere), {name: read(x) for name, x in sets.ood.items()}
+    groups = coarse.to(device)[labels], coarse.to(device)[known.labels]
+    few, few_test = (group < FEW for group in groups)
+    with torch.no_grad():
+        own, own_test = (head(x).argmax(-1) for x in (train, known.test))
         outputs = int(head(known.test[:2]).shape[-1])
-        return {
-            FEW: Task(
-                (train[few], groups[0][few]), Judged(known.test[few_test], groups[1][few_test], {}, {}), FEW, source
-            ),
-            outputs: Task((train, own), replace(known, labels=own_test), outputs, source),
-            len(coarse): Task(
-                (train, labels), replace(known, ood=unknown, groups=sets.ood_groups), len(coarse), source
-            ),
-        }
-
-    def _of(self, body: nn.Module, x: Tensor) -> Tensor:
-        features = cache_features(body, x, batch_size=500, device=self.device).features
-        assert isinstance(features, Tensor)
-        return features.to(self.device)
+    superclasses = Judged(known.test[few_test], groups[1][few_test], {}, {})
+    everything = replace(known, ood=unknown, groups=sets.ood_groups)
+    return {
+        FEW: Task((train[few], groups[0][few]), superclasses, FEW, source),
+        outputs: Task((train, own), replace(known, labels=own_test), outputs, source),
+        len(coarse): Task((train, labels), everything, len(coarse), source),
+    }
 
 
 def settings_of(classes: int, backbone_classes: int, seed: int) -> Iterator[Setting]:
@@ -147,9 +118,8 @@ def settings_of(classes: int, backbone_classes: int, seed: int) -> Iterator[Sett
             yield from (each for each in found if size < 50 or each.method in ("deep", "ldr"))
     for size, strengths in ((2, (0.1, 1.0)), (10, (0.1, 1.0)), (50, (5.0,))):
         for repeat in repeats:
-            yield from ldr(
-                replace(base(classes, repeat), num_members=size, active=2 if size > 2 else 0), strengths, FORMS
-            )
+            sized = replace(base(classes, repeat), num_members=size, active=2 if size > 2 else 0)
+            yield from ldr(sized, strengths, FORMS)
 
 
 def _methods(base: Setting, strengths: Sequence[float]) -> Iterator[Setting]:
@@ -169,26 +139,22 @@ def run_pretrained(options: Options) -> Path:
         raise ValueError(
             "The pretrained setting needs a folder with CIFAR-100 and a network: name them with `data` and `backbone`."
         )
-    coarse = superclasses(options.data)
-    read = load_images(options.data, known=options.known or "cifar100", limit=options.limit)
-    sets, elsewhere = reserved(read)
-    features = Features(sets, elsewhere, backbone, coarse)
-    _, head = features.parts
-    outputs = int([each for each in head.modules() if isinstance(each, nn.Linear)][-1].out_features)
-    # Now, so that it is not taken for the time of the first arm.
-    assert features.tasks
-    identity = sets.identity(epochs=options.epochs, limit=options.limit, quick=False)
+    coarse, device = superclasses(options.data), torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    sets, elsewhere = reserved(load_images(options.data, known=options.known or "cifar100", limit=options.limit))
+    parts = load_backbone(backbone, device)
+    tasks = make_tasks(sets, elsewhere, parts, coarse, device)
+    outputs = [layer.out_features for layer in parts[1].modules() if isinstance(layer, nn.Linear)][-1]
     done = run_arms(
         [
             Arm(
                 each.name,
-                partial(_work, each, features, options.epochs or EPOCHS),
+                partial(_work, each, tasks, options.epochs or EPOCHS),
                 f"{each.family} M={each.num_members} A={each.active}",
             )
             for each in settings_of(len(coarse), outputs, options.seed)
         ],
         options.output,
-        settings=identity | {"backbone": backbone},
+        settings=sets.identity(epochs=options.epochs, limit=options.limit, quick=False) | {"backbone": backbone},
         minutes=options.minutes,
         only=options.arms,
     )
@@ -211,8 +177,8 @@ def superclasses(data: Path) -> Tensor:
     return found
 
 
-def _work(setting: Setting, features: Features, epochs: int) -> Record:
-    task = features.tasks[int(setting.backbone.rpartition("=")[2])]
+def _work(setting: Setting, tasks: Mapping[int, Task], epochs: int) -> Record:
+    task = tasks[int(setting.backbone.rpartition("=")[2])]
     make = partial(mlp, task.train[0].shape[1], [HIDDEN], task.num_classes, activation=nn.GELU)
     members = DeepEnsemble(make, setting.num_members, setting.seed)
     run, extra = _train(members, setting, task, epochs)

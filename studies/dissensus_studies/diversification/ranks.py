@@ -103,16 +103,10 @@ def ranks_of(
     corrupted: Mapping[str, Mapping[str, Tensor]],
     groups: Mapping[str, Sequence[str]],
 ) -> dict[str, Ranks]:
-    """Compare all unknown sets with the known one.
-
-    Args:
-        known: Scores of known inputs, `(scores, inputs)`.
-        unknown: Scores of unknown sets.
-        corrupted: For each severity ("C-5") and corruption the scores of the first known inputs, corrupted.
-        groups: Names of averages and the sets that they are over; empty ones are left out.
+    """Compare scores of unknown sets and of corrupted first known inputs with those of known ones, `(scores, inputs)`.
 
     Returns:
-        Every set, every group, and every severity's average over corruptions.
+        Every set, every group that is not empty, and every severity's ("C-5") average over corruptions.
     """
     found = {name: Ranks.of(known, scores) for name, scores in unknown.items()}
     means = {name: Ranks.mean([found[part] for part in parts]) for name, parts in groups.items() if parts}

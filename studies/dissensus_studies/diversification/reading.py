@@ -31,12 +31,9 @@ Rows = Mapping[Setting, Sequence[Record]]
 
 @dataclass(frozen=True)
 class Read:
-    """Reads `[value, low, high]` from its place in a record; None where it is not there.
+    """Reads `[value, low, high]` from its place in a record, keys one inside the other; None where it is not there.
 
-    Attributes:
-        place: Keys, one inside the other.
-        share: Whether it lies in [0, 1], such as an accuracy or an AUROC, so that its interval does too.
-        made: Makes the value of what is there.
+    A share lies in [0, 1], and so does its interval. `made` makes the value of what is there.
     """
 
     place: tuple[str, ...]

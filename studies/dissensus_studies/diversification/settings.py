@@ -105,71 +105,60 @@ def ldr(base: Setting, strengths: Iterable[float], guards: Iterable[str]) -> Ite
 
 def _full(seed: int) -> Iterator[Setting]:
     """All of it; a run that stops early has the tables that matter most."""
-    nets = Setting("nets", seed=seed)
-    half = Setting("heads", backbone="half", seed=seed)
+    nets, half = Setting("nets", seed=seed), Setting("heads", backbone="half", seed=seed)
+    repeats = range(seed + 1, seed + REPEATS)
     yield nets
     yield from ldr(nets, [0.5], ["share", "none"])
     yield Setting("backbone", "single", 1, backbone="half", seed=seed)
-    yield from _main_heads(half)
-    yield from _head_strengths(half)
+    yield from _heads(half)
     yield from _ablations(half)
     yield from _sizes(half)
     yield from _stochastic(half)
     yield from _spurious(seed)
-    yield from _main_nets(nets)
-    for repeat in range(1, REPEATS):
-        yield from _main_heads(replace(half, seed=seed + repeat))
-        yield from _head_strengths(replace(half, seed=seed + repeat))
-        yield from _spurious(seed + repeat)
-    whole = replace(half, backbone="whole")
-    yield Setting("backbone", "single", 1, backbone="whole", seed=seed)
-    yield from _main_heads(whole)
-    yield from _head_strengths(whole)
-    yield from _more_nets(nets)
-    yield from _head_guards(half, 5.0)
-    yield from _outside(half, 1.0)
-    for size in (2, 10, 50):
-        yield from _head_strengths(replace(half, num_members=size))
-    for repeat in range(1, REPEATS):
-        yield from _head_guards(replace(half, seed=seed + repeat), 5.0)
-        yield from _main_heads(replace(whole, seed=seed + repeat))
-        yield from _head_strengths(replace(whole, seed=seed + repeat))
-
-
-def _main_nets(nets: Setting) -> Iterator[Setting]:
-    """Tables 1 to 3 and figure 4 for networks from scratch, guards and strengths."""
+    # Tables 1 to 3 and figure 4 for networks from scratch, guards and strengths.
     yield replace(nets, method="single", num_members=1)
     yield replace(nets, method="diverse")
-    yield from (replace(nets, method=m, strength=s) for m, s in (("a2d", 0.1), ("divdis", 1.0)))
+    yield from _outside(nets)
     yield from ldr(nets, [0.5], ["cap", "falling"])
     yield from ldr(nets, [0.1, 1.0, 5.0], ["share"])
     yield from (replace(nets, method=method) for method in ("masksembles", "dropout", "batch"))
     yield from ldr(nets, [0.5], ["held-out loss", "held-out accuracy"])
-
-
-def _more_nets(nets: Setting) -> Iterator[Setting]:
-    """Repeats, and the rest of figure 5 for networks from scratch."""
-    for repeat in range(1, REPEATS):
-        yield replace(nets, seed=nets.seed + repeat)
-        yield from ldr(replace(nets, seed=nets.seed + repeat), [0.5], ["share", "none"])
+    for repeat in repeats:
+        yield from _heads(replace(half, seed=repeat))
+        yield from _spurious(repeat)
+    whole = replace(half, backbone="whole")
+    yield Setting("backbone", "single", 1, backbone="whole", seed=seed)
+    yield from _heads(whole)
+    # Repeats, and the rest of figure 5 for networks from scratch.
+    for repeat in repeats:
+        yield from _with_ldr(replace(nets, seed=repeat))
     yield from ldr(nets, [0.1, 1.0, 5.0], ["none"])
     for size in (2, 10):
-        yield replace(nets, num_members=size)
-        yield from ldr(replace(nets, num_members=size), [0.5], ["share", "none"])
+        yield from _with_ldr(replace(nets, num_members=size))
+    yield from ldr(replace(half, active=2), [5.0], GUARDS)
+    yield from _sources(half, 1.0)
+    for size in (2, 10, 50):
+        yield from _strengths(replace(half, num_members=size))
+    for repeat in repeats:
+        yield from ldr(replace(half, active=2, seed=repeat), [5.0], GUARDS)
+        yield from _heads(replace(whole, seed=repeat))
+
+
+def _with_ldr(base: Setting) -> Iterator[Setting]:
+    yield base
+    yield from ldr(base, [0.5], ["share", "none"])
 
 
 def _quick(seed: int) -> Iterator[Setting]:
-    nets = Setting("nets", seed=seed)
     half = Setting("heads", backbone="half", seed=seed)
-    yield nets
-    yield from ldr(nets, [0.5], ["share", "none"])
+    yield from _with_ldr(Setting("nets", seed=seed))
     yield Setting("backbone", "single", 1, backbone="half", seed=seed)
     yield half
     pair = replace(half, active=2)
     yield from ldr(pair, [0.0, 0.1, 0.5, 5.0], ["none", "share"])
     yield from ldr(pair, [0.5], ["cap", "held-out loss"])
     yield replace(half, method="diverse")
-    yield from (replace(half, method=m, strength=s) for m, s in (("a2d", 0.1), ("divdis", 1.0)))
+    yield from _outside(half)
     yield from ldr(replace(half, active=5), [0.5], ["none"])
     for size in (2, 10):
         yield replace(half, num_members=size)
@@ -177,20 +166,31 @@ def _quick(seed: int) -> Iterator[Setting]:
     yield from (each for each in _spurious(seed) if each.method != "divdis" and each.strength < 1)
 
 
-def _main_heads(base: Setting) -> Iterator[Setting]:
-    """Tables 1, 2, 3 and 6, and what guards do at the usual strength."""
+def _heads(base: Setting) -> Iterator[Setting]:
+    """Tables 1, 2, 3 and 6, what guards do at the usual strength, and figure 5's sweep over strengths."""
     yield base
     yield from ldr(replace(base, active=2), [0.5, 0.0], ["none", "share"])
     yield replace(base, method="single", num_members=1)
     yield replace(base, method="diverse")
-    yield from (replace(base, method=m, strength=s) for m, s in (("a2d", 0.1), ("divdis", 1.0)))
-    yield from _head_guards(base, 0.5)
+    yield from _outside(base)
+    yield from ldr(replace(base, active=2), [0.5], GUARDS)
+    yield from _strengths(base)
 
 
-def _head_strengths(base: Setting) -> Iterator[Setting]:
-    """Figure 5's sweep over strengths, published and guarded."""
+def _strengths(base: Setting) -> Iterator[Setting]:
     yield base
     yield from ldr(replace(base, active=2), STRENGTHS, ["none", "share"])
+
+
+def _outside(base: Setting) -> Iterator[Setting]:
+    """Earlier methods, which disagree on other images."""
+    yield from (replace(base, method=method, strength=strength) for method, strength in (("a2d", 0.1), ("divdis", 1.0)))
+
+
+def _sources(base: Setting, factor: float) -> Iterator[Setting]:
+    """Table 9: the same on either of two sets of other images."""
+    for each in _outside(base):
+        yield from (replace(each, strength=10 * factor * each.strength, source=source) for source in (0, 1))
 
 
 def _sizes(base: Setting) -> Iterator[Setting]:
@@ -202,18 +202,6 @@ def _sizes(base: Setting) -> Iterator[Setting]:
     yield replace(base, num_members=50, method="diverse")
 
 
-def _head_guards(base: Setting, strength: float) -> Iterator[Setting]:
-    """Other ways to hold disagreement back."""
-    yield from ldr(replace(base, active=2), [strength], GUARDS)
-
-
-def _outside(base: Setting, strength: float) -> Iterator[Setting]:
-    """Tables 2, 3 and 9: earlier methods, on either of two sets of other images."""
-    for method, factor in (("a2d", 1.0), ("divdis", 10.0)):
-        outside = replace(base, method=method, strength=strength * factor)
-        yield from (replace(outside, source=source) for source in (0, 1))
-
-
 def _ablations(base: Setting) -> Iterator[Setting]:
     """Tables 4, 5, 7 and 9: layers, examples chosen beforehand, other images to disagree on; and the other weights."""
     pair = replace(base, active=2)
@@ -221,25 +209,21 @@ def _ablations(base: Setting) -> Iterator[Setting]:
         yield replace(base, layers=layers)
         yield from ldr(replace(pair, layers=layers), [0.5], ["none", "share"])
     yield replace(pair, method="two-stage", strength=0.5)
-    yield from _outside(base, 0.1)
+    yield from _sources(base, 0.1)
     yield from ldr(pair, [0.5], ["inverse probability"])
 
 
 def _stochastic(base: Setting) -> Iterator[Setting]:
     """Table 10: how many members a step draws."""
-    for size, counts in ((5, (3, 4, 5)), (50, (5, 10))):
-        for active in counts:
-            yield from ldr(replace(base, num_members=size, active=active), [0.5], ["none"])
+    for size, active in ((5, 3), (5, 4), (5, 5), (50, 5), (50, 10)):
+        yield from ldr(replace(base, num_members=size, active=active), [0.5], ["none"])
     yield from ldr(replace(base, num_members=50, active=2, fixed=True), [0.0, 0.5], ["none"])
 
 
-# Of A2D and DivDis; the document gives none.
-_WEIGHTS = (("a2d", 0.1), ("a2d", 1.0), ("divdis", 1.0), ("divdis", 10.0))
-
-
 def _spurious(seed: int) -> Iterator[Setting]:
-    """Table 8: four members, all of them in every step."""
+    """Table 8: four members, all of them in every step; the document gives no strengths of A2D and DivDis."""
     base = Setting("spurious", num_members=4, seed=seed)
     yield base
     yield from ldr(base, [0.5], ["none", "share"])
-    yield from (replace(base, method=m, strength=s) for m, s in _WEIGHTS)
+    for method, strength in (("a2d", 0.1), ("a2d", 1.0), ("divdis", 1.0), ("divdis", 10.0)):
+        yield replace(base, method=method, strength=strength)

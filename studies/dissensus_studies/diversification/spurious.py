@@ -4,7 +4,8 @@ As in Waterbirds: two classes of objects, two kinds of backgrounds, which go tog
 validation and test images. Objects are known images made smaller; backgrounds are scenes, cool (blue) ones and warm ones.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,19 +35,13 @@ ANIMALS = (2, 3, 4, 5, 6, 7)
 EPOCHS_FACTOR = 2
 
 
-@dataclass(frozen=True)
-class SpuriousSets:
-    """Images whose background goes with the class in training.
+class SpuriousSets(NamedTuple):
+    """Images of two classes whose background goes with the class in training, and the test images' groups.
 
-    Attributes:
-        sets: Training, validation and test images of two classes.
-        validation_groups: Group of each validation image: twice the class plus the background.
-        test_groups: Group of each test image.
-        backgrounds: Which unknown set the backgrounds are from.
+    A group is twice the class plus the background; `backgrounds` names the unknown set that they are from.
     """
 
     sets: ImageSets
-    validation_groups: Tensor
     test_groups: Tensor
     backgrounds: str
 
@@ -74,11 +69,10 @@ def spurious_sets(sets: ImageSets, seed: int = 0) -> SpuriousSets:
         objects = Images(images.x[:count], _binary(sets, images.y[:count]))
         # No background is in two parts.
         made.append(_pasted(objects, (warm[place::3], cool[place::3]), aligned, derive(seed, "spurious", place)))
-    (train, _), (validation, validation_groups), (test, test_groups) = made
-    combined = replace(
-        sets, name=f"{sets.name} on {source}", train=train, validation=validation, test=test, num_classes=2
-    )
-    return SpuriousSets(combined, validation_groups, test_groups, source)
+    (train, _), (validation, _), (test, test_groups) = made
+    name = f"{sets.name} on {source}"
+    combined = replace(sets, name=name, train=train, validation=validation, test=test, num_classes=2)
+    return SpuriousSets(combined, test_groups, source)
 
 
 def _binary(sets: ImageSets, y: Tensor) -> Tensor:

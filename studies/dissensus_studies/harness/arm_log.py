@@ -21,30 +21,20 @@ _NAMED = 8
 
 @dataclass(frozen=True)
 class Arm:
-    """One piece of a study.
+    """One piece of a study."""
 
-    Attributes:
-        name: Tells it from all others, such as "resnet18 M=5 beta=0.4 seed=0".
-        work: Does it; returns what is to be kept, as JSON takes it. `"line"` in it is what the screen shows.
-        like: Arms of the same kind take about as long; what one took tells whether there is time for the next.
-    """
-
-    name: str
+    name: str  # Tells it from all others, such as "resnet18 M=5 beta=0.4 seed=0".
+    # Does it; returns what is to be kept, as JSON takes it. `"line"` in it is what the screen shows.
     work: Callable[[], Record]
-    like: str = ""
+    like: str = ""  # Arms of the same kind take about as long; what one took tells whether there is time for the next.
 
 
 @dataclass(frozen=True)
 class Arms:
-    """What came of a study's arms.
+    """What came of a study's arms."""
 
-    Attributes:
-        done: Record of each finished arm by name, in the order of the study.
-        not_run: Arms that were not begun, or failed: name to reason.
-    """
-
-    done: Mapping[str, Record]
-    not_run: Mapping[str, str] = field(default_factory=dict)
+    done: Mapping[str, Record]  # Record of each finished arm by name, in the order of the study.
+    not_run: Mapping[str, str] = field(default_factory=dict)  # Arms that were not begun, or failed: name to reason.
 
 
 def chosen(names: Iterable[str], patterns: Sequence[str] | None) -> list[str]:

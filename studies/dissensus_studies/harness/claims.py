@@ -9,17 +9,11 @@ from dissensus_studies.harness.statistics import Comparison
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of a document and how it fared.
+    """A statement of a document and how it fared."""
 
-    Attributes:
-        statement: The document's claim, in our words.
-        measured: The numbers.
-        verdict: `"reproduced"`, `"not reproduced"`, `"within noise"`, `"unresolved"`, or which case it holds for.
-    """
-
-    statement: str
-    measured: str
-    verdict: str
+    statement: str  # The document's claim, in our words.
+    measured: str  # The numbers.
+    verdict: str  # `"reproduced"`, `"not reproduced"`, `"within noise"`, `"unresolved"`, or which case it holds for.
 
     @classmethod
     def compared(cls, statement: str, expected: str, cases: Mapping[str, Comparison]) -> "Claim":

@@ -1,13 +1,17 @@
 """Named lines in, a figure in the one style out: panels without boxes or legends, every line named at its end in its own colour."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from math import isfinite
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from dissensus import plots
 from dissensus.html import Section
 from dissensus.plots.figures import tick_text
+from dissensus_studies.drawing import apart
+from dissensus_studies.harness.arm_log import Record
+from dissensus_studies.harness.image_pages import over_seeds
 from dissensus_studies.harness.outputs import Outputs
 from dissensus_studies.harness.statistics import Summary
 
@@ -20,25 +24,15 @@ LABEL_SIZE = 9
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a panel.
+    """A line of a panel."""
 
-    Attributes:
-        name: What stands at its end.
-        x: Places.
-        y: Heights.
-        low: Lower end of a band at each place, if there is one.
-        high: Upper end.
-        colour: Place in `plots.COLOURS`; None is the grey of what others are compared with.
-        style: As matplotlib's `plot` takes it.
-    """
-
-    name: str
-    x: Sequence[float]
-    y: Sequence[float]
-    low: Sequence[float] = ()
-    high: Sequence[float] = ()
-    colour: int | None = 0
-    style: str = "o-"
+    name: str  # What stands at its end.
+    x: Sequence[float]  # Places.
+    y: Sequence[float]  # Heights.
+    low: Sequence[float] = ()  # Lower end of a band at each place, if there is one.
+    high: Sequence[float] = ()  # Upper end.
+    colour: int | None = 0  # Place in `plots.COLOURS`; None is the grey of what others are compared with.
+    style: str = "o-"  # As matplotlib's `plot` takes it.
 
     @classmethod
     def over(cls, name: str, found: Mapping[float, Summary], colour: int | None = 0, style: str = "o-") -> "Line":
@@ -69,16 +63,55 @@ class Drawing:
     title: str
     panels: Sequence[Panel]
     caption: str = ""
-    columns: int = 3
 
     def section(self, outputs: Outputs) -> Section:
         """Draw it; return its section."""
         alt = f"{self.title}: {', '.join(panel.title for panel in self.panels)}"
-        return Section(self.title, outputs.picture(self.name, draw(self.panels, self.columns), alt, self.caption))
+        return Section(self.title, outputs.picture(self.name, draw(self.panels), alt, self.caption))
+
+
+def sweep(
+    name: str,
+    title: str,
+    points: Iterable[tuple[str, float, Record]],
+    columns: Mapping[str, Callable[[Record], float]],
+    xlabel: str,
+    *,
+    levels: Mapping[str, Sequence[Record]] | None = None,
+    caption: str = "",
+    **axes: Any,
+) -> Drawing:
+    """Return a figure with a panel for each column: means over repeats against what was varied, with two standard errors.
+
+    Args:
+        name: Of its files.
+        title: Of its section.
+        points: Name of a line, what was varied, and the record of one arm.
+        columns: Title of each panel, and what it reads of a record; NaN where that was not measured.
+        xlabel: What was varied.
+        levels: Records that others are compared with, drawn as dashed lines.
+        caption: What to know of it.
+        axes: Further arguments of `Axes.set`.
+    """
+    points = list(points)
+    ends = [min(x for _, x, _ in points), max(x for _, x, _ in points)]
+    panels = []
+    for column, read in columns.items():
+        if not all(isfinite(read(record)) for _, _, record in points):
+            continue
+        lines = []
+        for place, line in enumerate(dict.fromkeys(line for line, _, _ in points)):
+            own = ((x, record) for other, x, record in points if other == line)
+            lines.append(Line.over(line, over_seeds(own, read), place))
+        for level, records in (levels or {}).items():
+            colour = len(lines) if levels and len(levels) > 1 else None
+            lines.append(Line(level, ends, [fmean(map(read, records))] * 2, colour=colour, style="--"))
+        panels.append(Panel(column, xlabel, lines, axes))
+    return Drawing(name, title, panels, caption or "Means over runs, with two standard errors where there are several.")
 
 
 def draw(
-    panels: Sequence[Panel], columns: int = 2, *, title: str = "", width: float = 3.6, height: float = 2.7
+    panels: Sequence[Panel], columns: int = 3, *, title: str = "", width: float = 3.6, height: float = 2.7
 ) -> "matplotlib.figure.Figure":
     """Draw panels side by side; lines of the same names are named in the first panel that has them."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
@@ -116,22 +149,12 @@ def _name_lines(ax: "matplotlib.axes.Axes", lines: Sequence[Line], height: float
     """Write names at the right ends of lines, moved apart where they would overlap."""
     ax.autoscale_view()
     to_axes = ax.transData + ax.transAxes.inverted()
-    named = [line for line in lines if line.name]
-    ends = [to_axes.transform((line.x[-1], line.y[-1])) for line in named]
-    order = sorted(range(len(named)), key=lambda place: float(ends[place][1]))
-    sizes = [(1 + named[place].name.count("\n")) * 1.25 * LABEL_SIZE / (72 * 0.75 * height) for place in order]
-    gaps = [(below + above) / 2 for below, above in pairwise(sizes)]
-    heights: list[float] = []
-    for place, gap in zip(order, [0.0, *gaps], strict=False):
-        heights.append(max(float(ends[place][1]), heights[-1] + gap if heights else 0.0))
-    # Those that would leave the panel at the top push the others down.
-    most = 1.05
-    for index in reversed(range(len(heights))):
-        heights[index] = min(heights[index], most)
-        most = heights[index] - gaps[index - 1] if index else most
-    for place, up in zip(order, heights, strict=True):
-        right, colour = float(ends[place][0]) + 0.025, colour_of(named[place])
-        ax.text(right, up, named[place].name, transform=ax.transAxes, color=colour, fontsize=LABEL_SIZE, va="center")
+    ends = [(line, *to_axes.transform((line.x[-1], line.y[-1])).tolist()) for line in lines if line.name]
+    ends.sort(key=lambda end: end[2])
+    heights = apart([min(up, 1.0) for *_, up in ends], 1.25 * LABEL_SIZE / (72 * 0.75 * height))
+    for (line, right, _), up in zip(ends, heights, strict=True):
+        look: dict[str, Any] = {"color": colour_of(line), "fontsize": LABEL_SIZE, "va": "center"}
+        ax.text(right + 0.025, up, line.name, transform=ax.transAxes, **look)
 
 
 def colour_of(line: Line) -> str:

@@ -1,16 +1,15 @@
-"""Records of arms in, what pages of image studies have in common out: tables, sweeps with intervals, what was not run."""
+"""Records of arms in, what pages of image studies have in common out: tables with intervals, means over seeds, what was not run."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dissensus import plots
 from dissensus.html import Section, Table, Text
 from dissensus_studies.harness.arm_log import Arms, Record
 from dissensus_studies.harness.image_sets import ImageSets
 from dissensus_studies.harness.statistics import Summary
 
 if TYPE_CHECKING:
-    import matplotlib.axes
+    pass
 
 DIGITS = 4
 
@@ -58,19 +57,6 @@ def over_seeds(records: Iterable[tuple[Any, Record]], read: Callable[[Record], f
     for key, record in records:
         values.setdefault(key, []).append(read(record))
     return {key: Summary(tuple(found)) for key, found in values.items()}
-
-
-def sweep(
-    found: Mapping[float, Summary], ax: "matplotlib.axes.Axes", *, label: str, colour: str = plots.COLOURS[0]
-) -> None:
-    """Draw means over repeats against what was varied, with two standard errors where there are repeats."""
-    places = sorted(found)
-    means = [found[place].mean for place in places]
-    ax.plot(places, means, "o-", color=colour, markersize=4, linewidth=1.5, label=label)
-    if all(len(found[place].values) > 1 for place in places):
-        spread = [2 * found[place].error for place in places]
-        low, high = ([m + sign * s for m, s in zip(means, spread, strict=True)] for sign in (-1, 1))
-        ax.fill_between(places, low, high, color=colour, alpha=0.2, linewidth=0)
 
 
 def sets_section(sets: ImageSets, arms: Arms, remarks: Sequence[str] = ()) -> Section:

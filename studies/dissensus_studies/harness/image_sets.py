@@ -29,33 +29,19 @@ _FAR = ("svhn", "textures", "scenes", "isun", "lsun_crop", "lsun_resize", "place
 
 @dataclass(frozen=True)
 class ImageSets:
-    """What an image study runs on. All images are uint8, `(images, 3, 32, 32)`.
+    """What an image study runs on. All images are uint8, `(images, 3, 32, 32)`."""
 
-    Attributes:
-        name: Name of the known data, such as "cifar10".
-        train: Images to train on.
-        validation: The first images of the training files, held out to select on.
-        test: Images to judge by.
-        ood: Unknown images by name.
-        groups: "near" or "far" for each of them.
-        missing: Unknown sets that are not there, or cannot be read: name to reason.
-        num_classes: Classes of the known data.
-        mean: Mean of each channel over the training images, in [0, 1].
-        std: Standard deviation of each channel.
-        notes: What was done to images or left out, in words.
-    """
-
-    name: str
-    train: Images
-    validation: Images
-    test: Images
-    ood: Mapping[str, Tensor]
-    groups: Mapping[str, Group]
-    missing: Mapping[str, str]
-    num_classes: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    notes: tuple[str, ...] = ()
+    name: str  # Name of the known data, such as "cifar10".
+    train: Images  # Images to train on.
+    validation: Images  # The first images of the training files, held out to select on.
+    test: Images  # Images to judge by.
+    ood: Mapping[str, Tensor]  # Unknown images by name.
+    groups: Mapping[str, Group]  # "near" or "far" for each of them.
+    missing: Mapping[str, str]  # Unknown sets that are not there, or cannot be read: name to reason.
+    num_classes: int  # Classes of the known data.
+    mean: tuple[float, ...]  # Mean of each channel over the training images, in [0, 1].
+    std: tuple[float, ...]  # Standard deviation of each channel.
+    notes: tuple[str, ...] = ()  # What was done to images or left out, in words.
 
     @property
     def all_train(self) -> Images:

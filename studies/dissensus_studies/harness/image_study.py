@@ -18,30 +18,19 @@ from dissensus_studies.harness.outputs import Outputs, print_table
 
 @dataclass(frozen=True)
 class Options:
-    """What an image study is asked for.
+    """What an image study is asked for."""
 
-    Attributes:
-        output: Folder for the results. A study that was interrupted goes on from what `arms.jsonl` there has.
-        quick: Few epochs of a small network.
-        seed: Of the first repeat; others follow it.
-        data: Folder with an image set (see `load_images`); digits that come along, in the quick form, without one.
-        epochs: Epochs instead of the study's own.
-        minutes: Begin no arm after this time.
-        limit: Train on so many images, and take at most as many of each other set.
-        arms: Run only arms whose names fit; see `arm_log.chosen`.
-        known: Which image set of the folder.
-        backbone: For the setting "pretrained": a network that was trained elsewhere, `"module:function"`.
-    """
-
-    output: Path
-    quick: bool = False
-    seed: int = 0
+    output: Path  # Folder for the results. A study that was interrupted goes on from what `arms.jsonl` there has.
+    quick: bool = False  # Few epochs of a small network.
+    seed: int = 0  # Of the first repeat; others follow it.
+    # Folder with an image set (see `load_images`); digits that come along, in the quick form, without one.
     data: Path | None = None
-    epochs: int | None = None
-    minutes: float | None = None
-    limit: int | None = None
-    arms: Sequence[str] | None = None
-    known: str | None = None
+    epochs: int | None = None  # Epochs instead of the study's own.
+    minutes: float | None = None  # Begin no arm after this time.
+    limit: int | None = None  # Train on so many images, and take at most as many of each other set.
+    arms: Sequence[str] | None = None  # Run only arms whose names fit; see `arm_log.chosen`.
+    known: str | None = None  # Which image set of the folder.
+    # For the setting "pretrained": a network that was trained elsewhere, `"module:function"`.
     backbone: str | None = None
 
 
@@ -60,50 +49,31 @@ class Work(Options):
 
 @dataclass(frozen=True)
 class Page:
-    """What a study makes of its records.
+    """What a study makes of its records."""
 
-    Attributes:
-        claims: Of the document.
-        judged: How claims were judged.
-        sections: Makes what stands between the claims and what the study ran on, figures included.
-        screen: Columns and rows of the table on the screen.
-        remarks: In what the run differs from the document's.
-        results: Further parts of `results.json`.
-        settings: Further settings there.
-        tables: What `tables.md` has, if anything.
-    """
-
-    claims: Sequence[Claim]
-    judged: str
+    claims: Sequence[Claim]  # Of the document.
+    judged: str  # How claims were judged.
+    # Makes what stands between the claims and what the study ran on, figures included.
     sections: Callable[[Outputs], Sequence[Section]]
-    screen: tuple[Sequence[str], Sequence[Sequence[object]]]
-    remarks: Sequence[str] = ()
-    results: Mapping[str, Any] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    tables: Sequence[Table] = ()
+    screen: tuple[Sequence[str], Sequence[Sequence[object]]]  # Columns and rows of the table on the screen.
+    remarks: Sequence[str] = ()  # In what the run differs from the document's.
+    results: Mapping[str, Any] = field(default_factory=dict)  # Further parts of `results.json`.
+    settings: Mapping[str, Any] = field(default_factory=dict)  # Further settings there.
+    tables: Sequence[Table] = ()  # What `tables.md` has, if anything.
 
 
 @dataclass(frozen=True)
 class ImageStudy:
-    """An image study.
+    """An image study."""
 
-    Attributes:
-        title: Of its page.
-        lead: What the page opens with.
-        arms: Its arms, in order of importance.
-        page: What it makes of what was done.
-        settings: Its other settings by name, such as "pretrained".
-        prepare: Makes the material of its arms.
-        do: Does the arms; `run_arms` unless a study does it another way.
-    """
-
-    title: str
-    lead: str
-    arms: Callable[[Work], Sequence[Arm]]
-    page: Callable[[Work, Arms], Page]
+    title: str  # Of its page.
+    lead: str  # What the page opens with.
+    arms: Callable[[Work], Sequence[Arm]]  # Its arms, in order of importance.
+    page: Callable[[Work, Arms], Page]  # What it makes of what was done.
+    # Its other settings by name, such as "pretrained".
     settings: Mapping[str, Callable[[Options], Path]] = field(default_factory=dict)
-    prepare: Callable[[Work], Any] = lambda work: None
-    do: Callable[..., Arms] = run_arms
+    prepare: Callable[[Work], Any] = lambda work: None  # Makes the material of its arms.
+    do: Callable[..., Arms] = run_arms  # Does the arms; `run_arms` unless a study does it another way.
 
     def run(self, output: Path, *, setting: str | None = None, **options: Any) -> Path:
         """Run the study, or another `setting` of it; return the path of its page. What it takes are the fields of `Options`."""

@@ -52,5 +52,5 @@ def page_figures(rows: Iterable[Mapping[str, Any]]) -> dict[str, "matplotlib.fig
         layout = dict(LAYOUTS[figure])
         xlabel, axes = layout.pop("xlabel"), layout.pop("axes", {})
         panels = [Panel(title, xlabel, own, axes) for title, own in lines.items()]
-        figures[figure] = draw(panels, **{"columns": 3, **layout})
+        figures[figure] = draw(panels, **layout)
     return figures

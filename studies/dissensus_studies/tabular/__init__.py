@@ -382,12 +382,8 @@ def run(
 ) -> Path:
     """Measure what `records.jsonl` in the folder has not yet, and write the page.
 
-    Args:
-        output: Folder for records and page.
-        quick: Two tables that are generated, once.
-        seed: Decides rows and weights of the first repeat; the next ones count on from it.
-        data: Folder with the UCI sets; without it, only tables that come with scikit-learn or are generated.
-        arms: Tables to measure, by the beginnings of their names.
+    The quick form has two tables, once; without `data` there are only tables that come with scikit-learn or are generated; `arms` are
+    tables, by the beginnings of their names.
     """
     tables = [name for name in TABLES if data is not None or name in WITHOUT_DATA]
     if quick:

@@ -9,6 +9,7 @@ import numpy as np
 from scipy.stats import rankdata
 
 from dissensus_studies.harness.statistics import Summary
+from dissensus_studies.recorded import TEMPLATES, markdown
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -51,45 +52,45 @@ MEASURES: Mapping[str, Sequence[tuple[str, str]]] = {
 
 def write_report(records: Sequence[Record], trials: Sequence[Record] = ()) -> str:
     """Return the page, in Markdown, made from records alone: those of the study, and those that chose the defaults."""
-    tasks = [task for task in MEASURES if any(line["task"] == task for line in records)]
-    parts = [_opening(records), *(_task(task, [r for r in records if r["task"] == task]) for task in tasks)]
-    parts += [_detection(records), *([_defaults(trials)] if trials else [])]
-    return "\n\n".join(parts) + "\n"
+    first, days = records[0], sorted({line["date"] for line in records})
+    ours = [line for line in records if line["method"] == OURS]
+    values = {
+        "tables": len({line["table"] for line in records}),
+        "repeats": len({line["repeat"] for line in records}),
+        "days": " to ".join(dict.fromkeys((days[0], days[-1]))),
+        "machine": first["machine"],
+        "versions": ", ".join(f"{name} {number}" for name, number in first["versions"].items()),
+        "first_seed": first["seed"],
+        "last_seed": max(line["seed"] for line in records),
+        "training_rows": TRAINING_ROWS,
+        "test_rows": TEST_ROWS,
+        "least": LEAST_PROBABILITY,
+        "detection": _detection(records),
+        "alarms": Summary(tuple(line["false_alarms"] for line in ours)),
+        "trial_tables": len({trial["table"] for trial in trials}),
+        "trial_seeds": len({trial["seed"] for trial in trials}),
+        "changes": _changes(trials),
+    }
+    for key in DETECTED:
+        values[key] = np.mean([list(line[key].values()) for line in ours])
+    for title, task in TASKS.items():
+        lines = [line for line in records if line["task"] == task]
+        values[title] = _task(title.capitalize(), task, lines) if lines else ""
+    template = (TEMPLATES / "tabular.md").read_text(encoding="utf-8")
+    if not trials:
+        template = template.partition("## How the defaults")[0].rstrip() + "\n"
+    return template.format(**values)
 
 
-def _opening(records: Sequence[Record]) -> str:
-    first = records[0]
-    tables = len({line["table"] for line in records})
-    repeats = len({line["repeat"] for line in records})
-    versions = ", ".join(f"{name} {number}" for name, number in first["versions"].items())
-    days = sorted({line["date"] for line in records})
-    return f"""# Tables, measured
-
-`EnsembleClassifier` and `EnsembleRegressor` with their defaults beside scikit-learn's estimators with theirs, on {tables} tables
-× {repeats} repeats: `dissensus study tabular --data DIR`, a resumable run whose every line is in `studies/records/tabular.jsonl`, from
-which this page is made. {" to ".join(dict.fromkeys((days[0], days[-1])))}, {first["machine"]}, {versions}; seeds {first["seed"]} to
-{max(line["seed"] for line in records)}.
-
-**How the defaults were chosen.** On ten generated tables that are not among these ([below](#how-the-defaults-were-chosen)); then
-these were measured once (scikit-learn's lines, but for the Gaussian process of classes, are of an earlier run over the same rows).
-What there was to choose from (networks of two layers, columns cut into pieces, early stopping) had been built while looking at two of
-these tables, breast cancer and wine cultivars.
-
-Each repeat draws up to {TRAINING_ROWS} rows to train on and {TEST_ROWS} to test on. scikit-learn's estimators get columns as our encoder
-reads them, standardised. Our estimators hold out 20 % of the training rows to stop by, the regressor half of them to calibrate
-intervals; regressors of scikit-learn get a scale and intervals from 10 % that are held out (one scale for all rows; forests by
-the spread of their trees; a Gaussian process by its own). Probabilities below
-{LEAST_PROBABILITY} are read as {LEAST_PROBABILITY} for everybody. Numbers are means over repeats ±
-standard errors; lower is better but for AUROC."""
-
-
+TASKS = {"classification": "classes", "regression": "numbers"}
+DETECTED = {"auroc": "distance to training rows (the alarm)", "auroc_knowledge": "knowledge", "auroc_total": "total"}
 RANKS_FIGURE = "![Mean rank of each method over the tables, for every measure; the tables of ranks below have the numbers](tabular.svg)"
 
 
 def standing(records: Sequence[Record]) -> str:
     """Return where the ensemble stands by each measure, task by task."""
     rows = []
-    for task, title in (("classes", "classification"), ("numbers", "regression")):
+    for title, task in TASKS.items():
         lines = [line for line in records if line["task"] == task]
         methods, ranks = _ranked(task, lines)
         repeats = len({line["repeat"] for line in lines})
@@ -112,7 +113,7 @@ def ranks_figure(records: Sequence[Record]) -> "matplotlib.figure.Figure":
     from dissensus import plots
 
     figure, axes = plots.panels(columns=2, width=4.6, height=2.9)
-    for ax, (task, title) in zip(axes, (("classes", "classification"), ("numbers", "regression")), strict=True):
+    for ax, (title, task) in zip(axes, TASKS.items(), strict=True):
         methods, ranks = _ranked(task, [line for line in records if line["task"] == task])
         names = [name.split(",")[0] for key, name in MEASURES[task] if key in ranks]
         for place, method in enumerate(methods):
@@ -135,8 +136,7 @@ def ranks_figure(records: Sequence[Record]) -> "matplotlib.figure.Figure":
     return figure
 
 
-def _task(task: str, lines: Sequence[Record]) -> str:
-    title = {"classes": "Classification", "numbers": "Regression"}[task]
+def _task(title: str, task: str, lines: Sequence[Record]) -> str:
     methods, ranks = _ranked(task, lines)
     rows = [[method, *(_rank_text(ranks, key, method, lines) for key, _ in MEASURES[task])] for method in methods]
     overview = _markdown(["mean rank, 1 is best", *(name for _, name in MEASURES[task])], rows)
@@ -206,26 +206,13 @@ def _listed(some: Sequence[str], tables: Sequence[str]) -> str:
 
 def _detection(records: Sequence[Record]) -> str:
     """Say where the AUROC comes from: the distance to the training rows, or members that disagree."""
-    ours = [line for line in records if line["method"] == OURS]
-    kinds = list(ours[0]["auroc"])
-    names = {"auroc": "distance to training rows (the alarm)", "auroc_knowledge": "knowledge", "auroc_total": "total"}
-    rows = [_aurocs(name, ours, key) for key, name in names.items()]
-    others = dict.fromkeys(line["method"] for line in records if line["method"] != OURS)
-    for method in others:
-        rows.append(_aurocs(f"{method}'s own", [line for line in records if line["method"] == method], "auroc"))
-    alarms = Summary(tuple(line["false_alarms"] for line in ours))
-    means = {key: np.mean([list(line[key].values()) for line in ours]) for key in names}
-    return f"""## Where the AUROC comes from
-
-*far*: rows beyond the 90 % quantile of the first principal component, kept from training. *shuffled*: test rows with every column
-permuted by itself, so that columns no longer belong together. *wrong unit*: one number of a row moved by ten standard deviations.
-
-{_markdown(["AUROC, mean over tables and repeats", *kinds], rows)}
-
-The alarm goes by the distance to the nearest training rows, not by what members say: {means["auroc"]:.3f} on average against
-{means["auroc_knowledge"]:.3f} for the members' disagreement and {means["auroc_total"]:.3f} for their total uncertainty. **The lead over
-the others is the distance's**: beside a forest or boosting the same distance would do as well. What members add is a
-prediction whose uncertainty grows there. Test rows that raise the alarm at a promised rate of 5 %: {alarms}."""
+    of_method = {
+        m: [line for line in records if line["method"] == m] for m in dict.fromkeys(r["method"] for r in records)
+    }
+    ours = of_method.pop(OURS)
+    rows = [_aurocs(name, ours, key) for key, name in DETECTED.items()]
+    rows += [_aurocs(f"{method}'s own", lines, "auroc") for method, lines in of_method.items()]
+    return _markdown(["AUROC, mean over tables and repeats", *ours[0]["auroc"]], rows)
 
 
 def _aurocs(name: str, lines: Sequence[Record], key: str) -> list[str]:
@@ -249,24 +236,14 @@ def compared(trials: Sequence[Record]) -> list[tuple[str, float, float, float]]:
     return rows
 
 
-def _defaults(trials: Sequence[Record]) -> str:
+def _changes(trials: Sequence[Record]) -> str:
     rows = [
         [f"`{change}`", f"{mean:+.4f} ± {error:.4f}", f"{ratio:.2f}"]
         for change, mean, error, ratio in compared(trials)
         if change != "{}"
     ]
-    tables, seeds = (len({trial[key] for trial in trials}) for key in ("table", "seed"))
-    return f"""## How the defaults were chosen
-
-From `hidden=(64, 64), bins=16, lr=1e-3, weight_decay=1e-2, dropout=0, validation_fraction=0.2`, one setting at a time, then some
-together, on {tables} generated tables × {seeds} seeds (`python -m dissensus_studies.tabular.defaults`, every line in
-`studies/records/tabular-defaults.jsonl`; rows were then held out class by class, now at random). To be taken was what changes the NLL
-by more than two standard errors at less than twice the time: the last row. Holding out a tenth of the rows instead of a fifth also
-passed, but halves the rows that alarm and intervals are calibrated on.
-
-{_markdown(["change", "NLL, mean over tables ± standard error", "time, ratio"], rows)}"""
+    return _markdown(["change", "NLL, mean over tables ± standard error", "time, ratio"], rows)
 
 
 def _markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(f"| {' | '.join(row)} |" for row in lines)
+    return markdown(columns, rows, "| " + " | ".join(["---"] * len(columns)) + " |")

@@ -1,0 +1,419 @@
+"""Study `masksembles`: from one network to an ensemble by a dial.
+
+Expected width and overlap of masks against simulation; diversity against accuracy for scales from 1 to 5, members as large as
+the single network; calibration. Single networks, MC dropout and a deep ensemble of as many members stand at the ends of the
+dial.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import combinations, pairwise
+from operator import itemgetter
+from statistics import fmean
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dissensus import masks, metrics
+from dissensus.architectures import resnet18
+from dissensus.html import Section, Table
+from dissensus.members import BatchEnsemble, DeepEnsemble, Masksembles, MCDropout, Members
+from dissensus.randomness import derive, seeded
+from dissensus_studies.harness.arm_log import Arm, Arms, Record
+from dissensus_studies.harness.claims import Claim
+from dissensus_studies.harness.figures import Drawing, sweep
+from dissensus_studies.harness.image_arms import (
+    BATCH_SIZE,
+    file_name,
+    fit_images,
+    measure,
+    on_pixels,
+    record_of,
+    save_outputs,
+    summary_line,
+)
+from dissensus_studies.harness.image_pages import arms_table, with_interval
+from dissensus_studies.harness.image_study import ImageStudy, Page, Work
+from dissensus_studies.harness.statistics import Summary, ece_floor
+
+NUM_MEMBERS = 4
+SCALES = (1.0, 2.0, 3.0, 4.0, 5.0)
+DROPOUT = 0.2
+EPOCHS, QUICK_EPOCHS = 40, 10
+RATE = 0.1
+REPEATS = 3
+QUICK_BATCH = 32
+BINS = 15
+
+Kind = Literal["deep", "masks", "dropout", "batch"]
+
+
+@dataclass(frozen=True)
+class MaskSetting:
+    """One ensemble of the study."""
+
+    kind: Kind  # Deep ensemble, masks, MC dropout or BatchEnsemble.
+    scale: float | None = None  # Of the masks.
+    grow: bool = True  # Whether masked layers are widened, so that members are as large as the single network.
+    # Whether members of masks train on shares of a batch, as the document's, or on all of it, as a deep ensemble's do.
+    batches: Literal["split", "whole"] = "split"
+    seed: int = 0  # Of the run.
+
+    @property
+    def family(self) -> str:
+        """What it is but for the seed.
+
+        Example:
+            >>> MaskSetting("masks", 2.0).family, MaskSetting("masks", 2.0, grow=False, batches="whole").family
+            ('masks S=2', 'thin masks S=2, whole batches')
+        """
+        names = {"deep": "deep ensemble", "dropout": f"MC dropout p={DROPOUT:g}", "batch": "BatchEnsemble"}
+        if self.kind != "masks":
+            return names[self.kind]
+        last = ", whole batches" if self.batches == "whole" else ""
+        return f"{'' if self.grow else 'thin '}masks S={self.scale:g}{last}"
+
+    @property
+    def name(self) -> str:
+        """Name of the arm."""
+        return f"{self.family} seed={self.seed}"
+
+
+def settings_of(quick: bool, seed: int) -> list[MaskSetting]:
+    """Return all ensembles in order of importance: everything once, then again with other seeds."""
+    if quick:
+        # A few hundred images make so few steps that a quarter of each batch would not train a member.
+        masks = [MaskSetting("masks", scale, batches="whole", seed=seed) for scale in SCALES]
+        return [MaskSetting("deep", seed=seed), *masks, MaskSetting("dropout", seed=seed)]
+    # The ends of the dial first: they are what the claims are about.
+    scales = sorted(SCALES, key=lambda scale: (scale not in (SCALES[0], SCALES[-1]), scale))
+    once = [
+        MaskSetting("deep"),
+        *(MaskSetting("masks", scale) for scale in scales),
+        MaskSetting("dropout"),
+        *(MaskSetting("masks", scale, batches="whole") for scale in scales[1:]),
+        MaskSetting("batch"),
+        *(MaskSetting("masks", scale, grow=False) for scale in SCALES[1:]),
+    ]
+    return [replace(each, seed=seed + repeat) for repeat in range(REPEATS) for each in once]
+
+
+def arms_of(work: Work) -> list[Arm]:
+    """Return an arm for every ensemble: it is trained, measured, and its outputs are kept in `outputs/`."""
+    return [
+        Arm(each.name, partial(train_and_measure, each, work), like=each.family)
+        for each in settings_of(work.quick, work.seed)
+    ]
+
+
+def train_and_measure(setting: MaskSetting, work: Work) -> Record:
+    """Train one ensemble; return its record."""
+    sets, quick = work.sets, work.quick
+    network = small_network if quick else resnet18
+    members = make_members(setting, lambda: on_pixels(network(sets.num_classes), sets), NUM_MEMBERS)
+    run = fit_images(
+        members,
+        sets,
+        all_train=True,
+        watch="nothing",
+        seed=setting.seed,
+        epochs=work.epochs or (QUICK_EPOCHS if quick else EPOCHS),
+        lr=RATE,
+        batch_size=QUICK_BATCH if quick else BATCH_SIZE,
+    )
+    record = measure(members, sets, name=setting.name, seed=setting.seed)
+    logits = save_outputs(members, sets, work.output / "outputs" / f"{file_name(setting.name)}.npz")
+    record |= {
+        **record_of(setting, run),
+        "family": setting.family,
+        "parameters": sum(parameter.numel() for parameter in members.parameters()),
+        "member_parameters": sum(parameter.numel() for parameter in members.member(0).parameters()),
+        **ensemble_numbers(logits, sets.test.y),
+    }
+    record["line"] = f"{summary_line(record)}, diversity {record['diversity']:.4f}"
+    return record
+
+
+def small_network(classes: int) -> nn.Module:
+    """Make the network of the quick study: three convolutions and two linear layers, on images of a quarter of the area."""
+    layers: list[nn.Module] = [nn.AvgPool2d(2)]
+    for before, width, stride in ((3, 16, 1), (16, 32, 2), (32, 32, 2)):
+        convolution = nn.Conv2d(before, width, kernel_size=3, stride=stride, padding=1, bias=False)
+        layers += [convolution, nn.BatchNorm2d(width), nn.ReLU()]
+    head = [nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, classes)]
+    return nn.Sequential(*layers, *head)
+
+
+def make_members(setting: MaskSetting, make: Callable[[], nn.Module], num_members: int) -> Members:
+    """Make an untrained ensemble; all kinds of one seed start from the same first network."""
+    if setting.kind == "deep":
+        return DeepEnsemble(make, num_members, setting.seed)
+    if setting.kind == "batch":
+        return BatchEnsemble(make, num_members, setting.seed)
+    with seeded(derive(setting.seed, "initial weights", 0)):
+        net = make()
+    if setting.kind == "dropout":
+        return MCDropout(with_dropout(net, DROPOUT), num_members, setting.seed)
+    assert setting.scale is not None
+    return Masksembles(net, num_members, setting.scale, seed=setting.seed, grow=setting.grow, batches=setting.batches)
+
+
+def with_dropout(net: nn.Module, rate: float) -> nn.Module:
+    """Put dropout where masks would be, in place; return the network."""
+    for layer in Masksembles(net, 2, 1.0, grow=True).masked_layers:
+        parent, _, name = layer.name.rpartition(".")
+        owner = net.get_submodule(parent)
+        setattr(owner, name, nn.Sequential(owner.get_submodule(name), nn.Dropout(rate)))
+    return net
+
+
+def ensemble_numbers(logits: Tensor, labels: Tensor) -> Record:
+    """Return accuracy and diversity of every pair of members, calibration of the ensemble and of its members.
+
+    Args:
+        logits: Members' outputs, `(members, images, classes)`.
+        labels: True classes.
+    """
+    predictions, probs = logits.argmax(-1), logits.double().softmax(-1)
+    accuracies = [float(accuracy) for accuracy in (predictions == labels).double().mean(1)]
+    pairs: list[dict[str, Any]] = [
+        {
+            "members": [a, b],
+            "accuracy": (accuracies[a] + accuracies[b]) / 2,
+            "disagreement": metrics.disagreement(predictions[a], predictions[b]),
+            "diversity": metrics.pair_diversity(predictions[a], predictions[b], labels),
+        }
+        for a, b in combinations(range(len(logits)), 2)
+    ]
+    return {
+        "pairs": pairs,
+        "diversity": sum(pair["diversity"] for pair in pairs) / len(pairs),
+        "curve": _curve(probs.mean(0), labels),
+        "member_curve": _curve(probs[0], labels),
+        "member_ece": sum(float(metrics.ece(member, labels, BINS)) for member in probs) / len(probs),
+        "ece": float(metrics.ece(probs.mean(0), labels, BINS)),
+        "ece_floor": ece_floor(probs.mean(0).amax(-1).numpy(force=True), BINS),
+    }
+
+
+def _curve(probs: Tensor, labels: Tensor) -> dict[str, list[float]]:
+    found = metrics.reliability_curve(probs, labels, bins=BINS)
+    parts = {"confidence": found.confidence, "accuracy": found.accuracy, "weight": found.weight}
+    return {name: [round(float(value), 6) for value in values] for name, values in parts.items()}
+
+
+ONES = 32
+LAW_SCALES = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0)
+NUM_MASKS = (8, 4, 2)
+
+
+def simulate(scale: float, num_masks: int, draws: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Draw masks as the document does, each of `ONES` of the slots; return trimmed widths and overlaps of the first two."""
+    keys = np.random.default_rng(0).random((draws, num_masks, round(ONES * scale)))
+    on = keys.argsort(-1).argsort(-1) < ONES
+    shared = (on[:, 0] & on[:, 1]).sum(1)
+    return on.any(1).sum(1), shared / (2 * ONES - shared)
+
+
+def laws(draws: int) -> list[dict[str, float]]:
+    """Return width and overlap for each scale and number of masks: expected, simulated, and of generated masks."""
+    rows = []
+    for num_masks in NUM_MASKS:
+        for scale in LAW_SCALES:
+            widths, overlaps = simulate(scale, num_masks, draws)
+            expected = masks.expected_width(ONES, scale, num_masks)
+            made = [
+                float(masks.overlap(masks.generate(round(expected), num_masks, scale, seed))[0, 1])
+                for seed in range(max(2, draws // 20))
+            ]
+            rows.append(
+                {
+                    "num_masks": num_masks,
+                    "scale": scale,
+                    "expected_width": expected,
+                    "width": float(widths.mean()),
+                    "width_sd": float(widths.std()),
+                    "expected_overlap": masks.expected_iou(scale),
+                    "exact_overlap": masks.expected_iou(scale, ONES),
+                    "overlap": float(overlaps.mean()),
+                    "generated_overlap": float(np.mean(made)),
+                }
+            )
+    return rows
+
+
+DEEP = "deep ensemble"
+WHOLE = ", whole batches"
+# How far simulated overlaps may lie from the approximation, which is a little low for few ones.
+OVERLAP_TOLERANCE = 0.01
+_HOW = (
+    f"ResNet-18 for small images, {EPOCHS} epochs of one cycle (quick: a small network on a few hundred digits, to see that it runs); "
+    "masked layers are widened so that a member keeps the network's own channels. With masks each example of a batch meets one member, "
+    "except where whole batches are named. MC dropout drops at the same places and has as many draws as there are masks."
+)
+NUMBERS: Mapping[str, Callable[[Record], float]] = {
+    "accuracy": lambda record: record["test"]["accuracy"][0],
+    "mean member": lambda record: fmean(record["members"]),
+    "diversity": itemgetter("diversity"),
+    "ECE": itemgetter("ece"),
+    "NLL": lambda record: record["test"]["nll"][0],
+}
+_LAWS = (
+    ("width", "expected", "expected_width"),
+    ("width", "simulated", "width"),
+    ("overlap", "expected", "expected_overlap"),
+    ("overlap", "simulated", "overlap"),
+)
+
+Families = Mapping[str, Sequence[Record]]
+
+
+def in_order(found: Arms) -> dict[str, list[Record]]:
+    """Return the records of all seeds by what was trained: masks by their scale, then what they are compared with."""
+    families: dict[str, list[Record]] = {}
+    for record in sorted(found.done.values(), key=lambda record: record["setting"]["scale"] or math.inf):
+        families.setdefault(record["family"], []).append(record)
+    return families
+
+
+def scale_families(families: Families, batches: str = "") -> dict[float, Sequence[Record]]:
+    """Return the records of grown masks by scale, in order; at scale 1 whole batches are the same as shares of them."""
+    names = {scale: f"masks S={scale:g}{batches}" for scale in SCALES}
+    if batches and names[1.0] not in families:
+        names[1.0] = "masks S=1"
+    return {scale: families[name] for scale, name in names.items() if name in families}
+
+
+def mask_claims(families: Families, measured_laws: Sequence[Mapping[str, float]]) -> list[Claim]:
+    """Judge what the document says, as far as its arms are there."""
+    gap = max(abs(row["overlap"] - row["expected_overlap"]) for row in measured_laws)
+    claims = [
+        Claim.checked(
+            "The overlap of masks is 1 / (2 S - 1) in a wide range of S.",
+            f"The mean simulated overlap differs by {gap:.4f} at most.",
+            gap < OVERLAP_TOLERANCE,
+        )
+    ]
+    for words, batches in (("", ""), (", members on whole batches", WHOLE)):
+        scales = scale_families(families, batches)
+        if any(scale > 1.0 for scale in scales):
+            claims += _dial_claims(scales, families.get(DEEP, ()), words)
+    return claims
+
+
+def _dial_claims(scales: Mapping[float, Sequence[Record]], deep: Sequence[Record], words: str) -> list[Claim]:
+    """Judge what the document says of masks over scales."""
+    diversity, error = (
+        {scale: fmean(record[name] for record in found) for scale, found in scales.items()}
+        for name in ("diversity", "ece")
+    )
+    claims = []
+    if 1.0 in diversity:
+        one = diversity[1.0]
+        statement = f"At S = 1 the members are one model: diversity 0{words}."
+        claims.append(Claim.checked(statement, f"Diversity {one:.4f}.", one == 0.0))
+    rises = all(after > before for before, after in pairwise(diversity.values()))
+    claims.append(Claim.checked(f"Diversity rises with S{words}.", _listed(diversity), rises))
+    if not deep:
+        return claims
+    best, single, of_deep = (fmean(record[name] for record in deep) for name in ("diversity", "member_ece", "ece"))
+    most, last = max(diversity.values()), max(error)
+    floor = max(record.get("ece_floor", 0.0) for record in deep)
+    chance = f"a single network {single:.4f}; by chance alone {floor:.4f}."
+    least, compared = min(error[min(error)], single), (error[last], of_deep, single)
+    return [
+        *claims,
+        Claim.checked(
+            f"Ensembles have the largest diversity, and masks come close to it{words}.",
+            f"Deep ensemble {best:.3f}, masks {most:.3f} at most: {most / best:.0%} of it.",
+            0.5 * best < most <= best,
+        ),
+        Claim.checked(
+            f"The calibration error falls with S{words}.",
+            f"{_listed(error)}; {chance}",
+            error[last] < least,
+            noise=abs(error[last] - least) < floor,
+        ),
+        Claim.checked(
+            f"It falls towards that of the deep ensemble{words}.",
+            f"{error[last]:.4f} at S = {last:g}, deep ensemble {of_deep:.4f}, {chance}",
+            abs(error[last] - of_deep) < abs(single - of_deep) / 2,
+            noise=max(compared) - min(compared) < floor,
+        ),
+    ]
+
+
+def _listed(values: Mapping[float, float]) -> str:
+    return ", ".join(f"{value:.4f} at S = {scale:g}" for scale, value in values.items())
+
+
+def page(work: Work, found: Arms) -> Page:
+    """Return what the study makes of its records."""
+    families = in_order(found)
+    measured_laws = laws(draws=1000 if work.quick else 5000)
+    runs = min(map(len, families.values()))
+    rows = [[name, *(fmean(map(read, records)) for read in NUMBERS.values())] for name, records in families.items()]
+    return Page(
+        mask_claims(families, measured_laws),
+        f"Means over {runs} run{'s' if runs > 1 else ''} and all pairs of members are compared as they are. Diversity is the share of "
+        "test images on which two members predict different classes, divided by the error rate of the pair.",
+        lambda outputs: [
+            *(drawing.section(outputs) for drawing in _drawings(families, measured_laws)),
+            Section("All arms", *_tables(families, found)),
+        ],
+        (("arm", *NUMBERS), rows),
+        [_HOW],
+        {"laws": measured_laws},
+    )
+
+
+def _drawings(families: Families, measured_laws: Sequence[Mapping[str, float]]) -> list[Drawing]:
+    """Return the laws of masks against simulation, and what masks do over the scale beside other kinds."""
+    points = [(f"{row['num_masks']:g} masks", row["scale"], dict(row)) for row in measured_laws]
+    columns = {f"{name} of masks, {part}": itemgetter(key) for name, part, key in _LAWS}
+    found = [sweep("masksembles_laws", "Figure 1: theory and simulation", points, columns, "scale S")]
+    masked = [
+        (name, scale, record)
+        for name, batches in (("masks", ""), ("whole batches", WHOLE))
+        for scale, records in scale_families(families, batches).items()
+        for record in records
+    ]
+    levels = {name: records for name, records in families.items() if "masks" not in name}
+    if masked:
+        title = "Accuracy, diversity and calibration over the scale"
+        found.append(sweep("masksembles_scales", title, masked, NUMBERS, "scale S", levels=levels))
+    return found
+
+
+def _tables(families: Families, found: Arms) -> list[Table]:
+    columns: dict[str, Callable[[Record], object]] = {
+        "accuracy": lambda record: with_interval(record["test"]["accuracy"]),
+        "mean member": lambda record: with_interval(record["test"].get("member_accuracy")),
+        "diversity": lambda record: round(record["diversity"], 4),
+        "ECE": lambda record: with_interval(record["test"]["ece"]),
+        "ECE of a member": lambda record: round(record["member_ece"], 4),
+        "NLL": lambda record: with_interval(record["test"]["nll"]),
+        "parameters": itemgetter("parameters"),
+        "of a member": itemgetter("member_parameters"),
+        "s": lambda record: round(record["training"]["seconds"], 1),
+    }
+    tables = [arms_table(found.done, columns, "Test images; intervals are 95 % over images.")]
+    rows = [
+        (name, *(str(Summary(tuple(map(read, records)))) for read in NUMBERS.values()))
+        for name, records in families.items()
+        if len(records) > 1
+    ]
+    return [*tables, Table(("arm", *NUMBERS), rows, "Means over runs ± standard errors")] if rows else tables
+
+
+run = ImageStudy(
+    "From one network to an ensemble by a dial",
+    f"One network with {NUM_MEMBERS} masks over its channels is an ensemble. The scale S says how little the masks overlap: at 1 "
+    "all members are one network, at large S they share next to nothing.",
+    arms_of,
+    page,
+).run
