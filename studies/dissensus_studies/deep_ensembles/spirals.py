@@ -247,7 +247,7 @@ def _profile_figure(runs: Mapping[Arm, Run]) -> "matplotlib.figure.Figure":
             ax.set_xlabel("distance from the centre")
     for ax in axes:
         ax.axvline(1, color=plots.NOTE_COLOUR, linestyle="--", linewidth=1)
-    axes[0].annotate("the data end", (1, 0.65), (6, 0), textcoords="offset points", fontsize=8, color=plots.NOTE_COLOUR)
+    axes[0].text(1.06, 0.05, "the data end", transform=axes[0].get_xaxis_transform(), fontsize=8)
     name_lines(axes[-1])
     return figure
 
