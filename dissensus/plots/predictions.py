@@ -8,7 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dissensus.plots.figures import COLOURS, POINT_COLOUR, TRUTH_COLOUR, Values, as_array, flat_array, panels, set_style, tint
+from dissensus.plots.figures import (
+    COLOURS,
+    POINT_COLOUR,
+    TRUTH_COLOUR,
+    Values,
+    as_array,
+    flat_array,
+    panels,
+    set_style,
+    tint,
+)
 from dissensus.predictions import Family, mixture
 
 if TYPE_CHECKING:

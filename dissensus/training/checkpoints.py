@@ -86,7 +86,9 @@ class CheckpointFolder:
             except CheckpointError as problem:
                 problems.append(str(problem))
         if self._old(kind):
-            problems.append("It was written by an earlier version of dissensus, whose checkpoints this one does not read.")
+            problems.append(
+                "It was written by an earlier version of dissensus, whose checkpoints this one does not read."
+            )
         raise CheckpointError(
             f"No usable checkpoint in {self.folder}: {' '.join(problems) or 'there is none.'} "
             "To start again, move or delete the folder."
