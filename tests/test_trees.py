@@ -154,6 +154,26 @@ def test_a_loader_of_trees_and_arrays_of_the_same_batches_train_alike():
     torch.testing.assert_close(ds.predict(arrays, x), ds.predict(loaded, x), atol=1e-5, rtol=1e-4)
 
 
+class LabelledItems(Items):
+    """One dictionary an item with the target under `labels`, as in Hugging Face's data sets."""
+
+    def __getitem__(self, index):
+        inputs, target = super().__getitem__(index)
+        return {**inputs, "labels": target}
+
+
+def test_a_dictionary_with_labels_is_inputs_and_targets():
+    x, y = token_data()
+    found = []
+    for items in (Items(x, y), LabelledItems(x, y)):
+        ens = ds.DeepEnsemble(Tokens, 2, output="logits")
+        ds.fit(ens, items, epochs=2, batch_size=8, device="cpu")
+        loader = DataLoader(items, 8)
+        nll = ds.evaluate(ens, loader, bootstrap=0).number("nll").value
+        found.append((ds.predict(ens, items), ds.predict(ens, loader), torch.tensor(nll)))
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
+
+
 class Sentences(Dataset):
     """Token ids of several lengths, sorted by length; `padded` collates them to the longest of a batch."""
 

@@ -241,13 +241,22 @@ def weighted_batches(data: Pairs, batch_size: int) -> Iterator[Triple]:
         yield from zip(x.split(batch_size), y.split(batch_size), shares, strict=False)
 
 
+def _parts(batch: Any) -> Any:
+    """Return a batch as (inputs, targets) where it is a dictionary with `labels`, as in Hugging Face's data sets."""
+    if not isinstance(batch, Mapping) or "labels" not in batch:
+        return batch
+    return {name: part for name, part in batch.items() if name != "labels"}, batch["labels"]
+
+
 def first_of(batch: Any) -> Batch:
     """Return the inputs of a loader's batch."""
+    batch = _parts(batch)
     return batch_of(batch[0] if isinstance(batch, tuple | list) else batch)
 
 
 def triple_of(batch: Any) -> Triple:
     """Return inputs, targets and weights (None where there are none) of a loader's batch, or say what came instead."""
+    batch = _parts(batch)
     if isinstance(batch, tuple | list) and len(batch) in (2, 3):
         x, (y, *rest) = batch_of(batch[0]), batch[1:]
         weights = rest[0] if rest else None
@@ -255,7 +264,7 @@ def triple_of(batch: Any) -> Triple:
             return x, y, weights
     raise ValueError(
         "A loader must give batches (inputs, targets) or (inputs, targets, weights) of tensors, where inputs may be a tuple or "
-        f"dictionary of tensors; got {type(batch).__name__}"
+        f"dictionary of tensors, or one dictionary with `labels` in it; got {type(batch).__name__}"
         + (f" of length {len(batch)}." if isinstance(batch, Sequence) else ".")
     )
 
@@ -506,6 +515,7 @@ def _arrays_in_order(data: Any, batch_size: int) -> Arrays:
 
 def _pair(batch: Any) -> tuple[Batch, Tensor | None]:
     """Return inputs and targets of a batch of items; what comes after them is passed over."""
+    batch = _parts(batch)
     x = first_of(batch) if batch is not None else None
     if not isinstance(x, Tensor | Tree):
         raise ValueError(
