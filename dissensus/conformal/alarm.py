@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FORMAT = "dissensus alarm 1"
 _SHARE_TO_CHOOSE = 4  # one in so many held-out inputs chooses the score, where examples are given
 Score: TypeAlias = str | Callable[[Any], Any]  # from member outputs to one number an input
-CLASSES = "cross_entropy"
+CLASSES, LABELS = "cross_entropy", "binary_cross_entropy"
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,15 @@ class Scorer:
         if not isinstance(self.score, str):
             seen = all_inputs(x, "x").split(1024) if self.of_inputs else [predict(members, x)]
             return np.concatenate([vector(self.score(part), "the score's answer") for part in seen])
-        if self.loss == CLASSES:
-            return vector(predict_scores(members, x, [self.score])[self.score], self.score)
+        if self.of_classes:
+            found = predict_scores(members, x, [self.score], loss=self.loss)  # type: ignore[arg-type]
+            return vector(found[self.score], self.score)
         return vector(_variance(predict(members, x), self.score, self.loss), self.score)
+
+    @property
+    def of_classes(self) -> bool:
+        """Whether outputs are logits, of classes or of several labels."""
+        return self.loss in (CLASSES, LABELS)
 
     @property
     def of_inputs(self) -> bool:
@@ -70,7 +76,7 @@ class Scorer:
         """Return all scores that read outputs in this way."""
         from dissensus.scores import REGRESSION_SCORES, SCORES
 
-        if self.loss == CLASSES:
+        if self.of_classes:
             return [Scorer(name, self.loss) for name in SCORES]
         points = self.loss in ("mse", "mae")
         return [Scorer(name, self.loss) for name in (["knowledge_variance"] if points else REGRESSION_SCORES)]
@@ -139,7 +145,8 @@ class Alarm:
             false_alarms: The rate of false alarms to allow. A warning says where so few held-out inputs can never ring.
             labels: Class of each held-out input, `(n,)`, for a guarantee within each class.
             examples: Inputs that should raise the alarm, to choose the score by; asks for `score="auto"`.
-            loss: How outputs are read, as in `ds.evaluate`. "auto": float targets in `held_out` mean regression.
+            loss: How outputs are read, as in `ds.evaluate`. "auto": float targets in `held_out` mean regression, whole numbers
+                `(n, labels)` several labels an input (`"binary_cross_entropy"`).
             seed: Decides which held-out inputs choose the score.
         """
         rate = fraction(false_alarms, "false_alarms")
@@ -279,9 +286,10 @@ def _chosen(
 def _scores(scorers: list[Scorer], members: "Members", x: Any) -> dict[str, Floats]:
     from dissensus.predictions import predict_scores
 
-    if scorers[0].loss != CLASSES:
+    if not scorers[0].of_classes:
         return {one.name: one(members, x) for one in scorers}
-    found = predict_scores(members, inputs_of(x), [one.name for one in scorers])
+    names, loss = [one.name for one in scorers], scorers[0].loss
+    found = predict_scores(members, inputs_of(x), names, loss=loss)  # type: ignore[arg-type]
     return {name: vector(own, name) for name, own in found.items()}
 
 
@@ -297,10 +305,10 @@ def scorer_of(members: "Members", held_out: Any, score: Score, loss: str) -> Sco
     if score != "auto" and score not in known:
         raise ValueError(f"`score` must be 'auto', a function or one of {', '.join(known)}; got {score!r}.")
     if loss == "auto":
-        loss = CLASSES if score in SCORES else _loss_of(members, held_out, score)
+        loss = _loss_of(members, held_out, score)
     if score != "auto":
         return Scorer(score, loss)
-    if loss != CLASSES:
+    if loss not in (CLASSES, LABELS):
         return Scorer("knowledge_variance", loss)
     # Members that cannot disagree have nothing but their own doubt.
     return Scorer("mutual_information" if members.num_members > 1 else "total_entropy", loss)
@@ -312,15 +320,16 @@ def inputs_of(held_out: Any) -> Any:
 
 
 def _loss_of(members: "Members", held_out: Any, score: str) -> str:
-    """Return how outputs are read: float targets mean regression, with one output a target, or a mean and a rho."""
+    """Return how outputs are read: float targets mean regression, whole numbers in rows several labels an input."""
     from dissensus.data.sources import input_batches
     from dissensus.objectives.likelihoods import regression_loss
     from dissensus.predictions import predict
+    from dissensus.scores import SCORES
 
     targets = _first_targets(held_out)
-    regression = score != "auto" or (targets is not None and targets.is_floating_point())
-    if not regression:
-        return CLASSES
+    real = targets is not None and targets.is_floating_point()
+    if score in SCORES or (score == "auto" and not real):
+        return LABELS if targets is not None and targets.ndim == 2 and not real else CLASSES
     first = next(input_batches(inputs_of(held_out), 2))[:2]
     outputs = predict(members, first).shape[-1]
     if (told := "mse" if outputs == 1 else regression_loss(outputs, targets)) is not None:
