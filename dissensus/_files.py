@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import os
+import platform
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -19,13 +20,15 @@ def written_aside(path: Path) -> Iterator[Path]:
     """Give a new file beside `path` to write to, which takes its name in one step when all went well.
 
     Its own name is one that nobody else has, so a link that lies there is not followed. Those of the same `path` that killed processes
-    left, and that nobody wrote to for a day, are cleared.
+    left are cleared.
     """
+    here = f".{path.name}.{platform.node()}."
     for left in path.parent.glob(f".{path.name}.*.tmp"):
         with contextlib.suppress(FileNotFoundError):  # another process may do the same
-            if time.time() - left.stat().st_mtime > _STALE_AFTER:
+            process = left.name.removeprefix(here).partition(".")[0]
+            if _is_gone(process) or time.time() - left.stat().st_mtime > _STALE_AFTER:
                 left.unlink()
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    handle, name = tempfile.mkstemp(prefix=f"{here}{os.getpid()}.", suffix=".tmp", dir=path.parent)
     os.close(handle)
     temporary = Path(name)
     try:
@@ -36,6 +39,19 @@ def written_aside(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _is_gone(process: str) -> bool:
+    """Whether this is the number of a process that this machine has no more."""
+    if not process.isdecimal() or os.name == "nt":  # a signal of 0 is Ctrl-C there
+        return False
+    try:
+        os.kill(int(process), 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except PermissionError:  # somebody else's
+        pass
+    return False
 
 
 def replace_file(path: Path, data: bytes | str) -> None:

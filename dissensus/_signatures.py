@@ -146,10 +146,14 @@ def _wanted(annotation: Any) -> Wanted:
     if origin in (Union, types.UnionType):
         return _any_of([_wanted(part) for part in parts])
     if origin is Literal:
-        return lambda value: value if isinstance(value, str) and value in parts else _OTHER, _listed(map(repr, parts))
+        return _one_of(parts)
     if kind in (Sequence, Iterable, Collection, list, tuple) and parts:
         return _several(parts, kind in (Iterable, Collection))
     return _KINDS[kind] if kind in _KINDS else _instance(kind)
+
+
+def _one_of(words: Sequence[str]) -> Wanted:
+    return lambda value: value if isinstance(value, str) and value in words else _OTHER, _listed(map(repr, words))
 
 
 def _instance(kind: Any) -> Wanted:

@@ -173,11 +173,11 @@ class _Graph(nn.Module):
         self.likelihood = _likelihood(outputs, loss, alarm)
         self.classes = self.likelihood.kind == "classes"
         own = "mutual_information" if len(outputs) > 1 else "total_entropy"
-        default = own if self.classes else "knowledge_variance"
-        self.score: Any = default if alarm is None else alarm.scorer.score
-        self.of_inputs = alarm is not None and alarm.scorer.of_inputs
-        tables = () if alarm is None else alarm.calibration.values()
-        self.ranks = nn.ModuleList(_Ranks(torch.from_numpy(table)) for table in tables)
+        self.score: Any = own if self.classes else "knowledge_variance"
+        self.of_inputs, self.ranks = False, nn.ModuleList()
+        if alarm is not None:
+            self.score, self.of_inputs = alarm.scorer.score, alarm.scorer.of_inputs
+            self.ranks.extend(_Ranks(torch.from_numpy(table)) for table in alarm.calibration.values())
         self.in_half, self.member_outputs = half, member_outputs
         if half:
             self.loop.half()
@@ -351,12 +351,13 @@ def _compare(
             assert np.array_equal(found["flag"], found["p_value"] <= limit.numpy())
         error = max(error, _error(found, wanted, graph.classes))
         correlation = _rank_correlation(found["score"], wanted["score"])
-    if precision == "fp32" and error > _TOLERANCE:
-        raise ValueError(
-            f"The file's outputs differ from the ensemble's by {error:.1e}, so it is not written. Does the network draw at random, or "
-            "mix rows of a batch, in evaluation?"
-        )
-    if precision != "fp32" and correlation < _LEAST_RANK_CORRELATION:
+    if precision == "fp32":
+        if error > _TOLERANCE:
+            raise ValueError(
+                f"The file's outputs differ from the ensemble's by {error:.1e}, so it is not written. Does the network draw at "
+                "random, or mix rows of a batch, in evaluation?"
+            )
+    elif correlation < _LEAST_RANK_CORRELATION:
         raise ValueError(
             f"In {precision} scores keep their order only to a rank correlation of {correlation:.4f}, below "
             f"{_LEAST_RANK_CORRELATION}, so nothing is written. Choose a higher precision."

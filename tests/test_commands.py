@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -267,10 +268,11 @@ class TestScoreTables:
             frame[number * 20 : number * 20 + 20].to_parquet(tmp_path / "in" / f"{number}.parquet")
         out = tmp_path / "out"
         out.mkdir()
-        # What a killed process left behind two days ago.
-        stale = out / ".1.parquet.abc.tmp"
-        stale.write_text("torn")
-        os.utime(stale, times=(time.time() - 2 * 86400,) * 2)
+        # What killed processes left behind: one on this machine, whose number nobody has, and one elsewhere two days ago.
+        stale = [out / f".1.parquet.{platform.node()}.4194305.abc.tmp", out / ".3.parquet.elsewhere.7.abc.tmp"]
+        for left in stale:
+            left.write_text("torn")
+        os.utime(stale[1], times=(time.time() - 2 * 86400,) * 2)
         pattern = tmp_path / "in" / "*.parquet"
         run("score", table / "run", pattern, "-o", out, "--shard", "1/2")
         assert sorted(path.name for path in out.iterdir()) == ["1.parquet", "3.parquet"]

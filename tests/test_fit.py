@@ -334,7 +334,7 @@ nan_inputs = x.clone()
 nan_inputs[7, 2] = float("nan")
 BAD = {
     "no rows": ({"data": (x[:0], y[:0])}, "empty"),
-    "lengths": ({"data": (x, y[:50])}, "one target for each input"),
+    "lengths": ({"data": (x, y[:50])}, "one target for each of"),
     "nan": ({"data": (nan_inputs, y)}, "row 7"),
     "labels": ({"data": (x, y + 2)}, "0 to 2"),
     "negative labels": ({"data": (x, y - 1)}, "0 to 2"),

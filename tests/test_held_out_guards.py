@@ -64,7 +64,7 @@ def test_cached_features_bring_their_labels_whether_they_lie_in_memory_or_in_a_f
     [
         (x, y.float(), "whole number"),
         (x, y[:, None], r"shaped \(100, 1\)"),
-        (x, y[:5], "one target for each input"),
+        (x, y[:5], "one target for each of"),
         (x[:0], y[:0], "empty"),
         (x, y - 1, "from 0 on"),
         (x, None, "need their class indices"),

@@ -199,30 +199,31 @@ def report(
 
     A run that was not evaluated yet is evaluated first, on the rows that its recipe held out.
     """
-    from dissensus.diagnostics import Finding
-    from dissensus.evaluation import Evaluation
     from dissensus.recipes.sweeps import arms_in
     from dissensus.reporting import report as write_report
 
-    results = []
-    for run in (arm for folder in runs for arm in arms_in(folder)):
-        path = run if run.is_file() else run / EVALUATION
-        if not path.exists() and not (run / "recipe.toml").exists():
-            raise ValueError(
-                f"{run} is neither a run's folder nor an evaluation. Name folders that dissensus train wrote."
-            )
-        if not path.exists() or path.stat().st_mtime < written(run, "ensemble"):
-            loaded = load_trained(run, device, allow_import)
-            say(f"{run} has not been evaluated since it was trained; this is done first.")
-            evaluate_run(loaded, run, sets_of(loaded, run)).save(path)
-        result = Evaluation.load(path)
-        # What `dissensus diagnose` found knows the training data and the history, too; unless it is of other members.
-        found = run / DIAGNOSIS
-        if found.exists() and found.stat().st_mtime >= written(run, "last"):
-            result = replace(result, diagnosis=Finding.load(found))
-        results.append(result)
-    page = write_report(results, output)
-    typer.echo(f"Page with pictures: {page}")
+    results = [_measured(run, device, allow_import) for folder in runs for run in arms_in(folder)]
+    typer.echo(f"Page with pictures: {write_report(results, output)}")
+
+
+def _measured(run: Path, device: str, allow_import: bool) -> "Evaluation":
+    """Return a run's evaluation, made now unless it is there and of the run's members, with what `dissensus diagnose` found."""
+    from dissensus.diagnostics import Finding
+    from dissensus.evaluation import Evaluation
+
+    path = run if run.is_file() else run / EVALUATION
+    if not path.exists() and not (run / "recipe.toml").exists():
+        raise ValueError(f"{run} is neither a run's folder nor an evaluation. Name folders that dissensus train wrote.")
+    if not path.exists() or path.stat().st_mtime < written(run, "ensemble"):
+        loaded = load_trained(run, device, allow_import)
+        say(f"{run} has not been evaluated since it was trained; this is done first.")
+        evaluate_run(loaded, run, sets_of(loaded, run)).save(path)
+    result = Evaluation.load(path)
+    # It knows the training data and the history, too; unless it is of other members.
+    found = run / DIAGNOSIS
+    if found.exists() and found.stat().st_mtime >= written(run, "last"):
+        result = replace(result, diagnosis=Finding.load(found))
+    return result
 
 
 def sets_of(

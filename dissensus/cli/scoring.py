@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from glob import glob, has_magic
-from os.path import commonpath
+from os.path import commonpath, dirname, isfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -153,18 +153,16 @@ def _files(data: str, output: Path, shard: str | None) -> list[tuple[str, Path]]
             raise ValueError("--shard is for many files, such as 'in/*.parquet'; one file has no parts.")
         check_table_path(output)
         return [(data, output)]
-    found = sorted(path for path in glob(data, recursive=True) if Path(path).is_file())
+    found = sorted(filter(isfile, glob(data, recursive=True)))
     if not found:
         raise ValueError(f"No file is called like {data}.")
     if output.suffix in (".csv", ".parquet"):
         raise ValueError(f"Many files are written into a folder; {output} is named like a file.")
     place, number = (0, 1) if shard is None else _shard(shard)
-    base = Path(commonpath([str(Path(path).parent) for path in found]))
-    targets = (output / Path(path).relative_to(base) for path in found)
-    pairs = zip(
-        found, (each if each.suffix == ".parquet" else each.with_suffix(".csv") for each in targets), strict=True
-    )
-    return list(pairs)[place::number]
+    base = Path(commonpath(map(dirname, found)))
+    targets = [output / Path(path).relative_to(base) for path in found]
+    endings = [".parquet" if target.suffix == ".parquet" else ".csv" for target in targets]
+    return list(zip(found, map(Path.with_suffix, targets, endings), strict=True))[place::number]
 
 
 def _is_pattern(data: str) -> bool:

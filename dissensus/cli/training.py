@@ -11,7 +11,7 @@ from typer import Argument, Option
 from dissensus.cli.options import UNDERTRAINED, AllowImport, is_undertrained, say
 
 if TYPE_CHECKING:
-    from dissensus.recipes import Recipe
+    from dissensus.recipes import LoadedRun, Recipe
     from dissensus.training import Run
 
 
@@ -86,7 +86,7 @@ def train(
     changes = change or []
     folder = output or (recipe if recipe.is_dir() else Path("runs") / recipe.stem)
     if not one and (sweep := sweep_of(recipe)) is not None:
-        options = [part for each in changes for part in ("--set", each)] + ["--allow-import"] * allow_import
+        options = [f"--set={each}" for each in changes] + ["--allow-import"] * allow_import
         run_sweep(recipe, folder, sweep, jobs=jobs, options=options, say=typer.echo, ray=ray)
         typer.echo(f"Runs: {folder}\nNext: dissensus report {folder} -o report.html")
         return
@@ -100,22 +100,21 @@ def train(
         say(f"\nInterrupted. Go on with: dissensus train {folder} --resume")
         raise typer.Exit(130) from None
     if os.environ.get("RANK", "0") == "0":
-        trained = load_run(folder, allow_import=allow_import)
-        if trained.preprocessing.columns is not None:
-            typer.echo(f"{trained.preprocessing.columns.explain()}\n")
-        typer.echo(_summary(run, trained.recipe))
+        typer.echo(_summary(run, load_run(folder, allow_import=allow_import)))
         typer.echo(f"Run: {folder}\nNext: dissensus report {folder} -o report.html")
 
 
-def _summary(run: "Run", recipe: "Recipe") -> str:
-    lines = [
+def _summary(run: "Run", trained: "LoadedRun") -> str:
+    columns = trained.preprocessing.columns
+    lines = [] if columns is None else [f"{columns.explain()}\n"]
+    lines.append(
         f"Trained {run.members.num_members} members for {run.epoch} epochs ({run.step} steps) in {run.seconds:.1f} s"
         + (", stopped early." if run.stopped_early else ".")
-    ]
+    )
     if run.dropped:
         lines.append(f"Dropped because their loss was not finite: {', '.join(f'member {m}' for m in run.dropped)}.")
     if "ensemble_loss" in run.history.columns:
-        lines.append(_validation(run, recipe))
+        lines.append(_validation(run, trained.recipe))
     if is_undertrained(run.history):
         lines.append(f"{UNDERTRAINED} Train longer: --set training.epochs={2 * run.epoch}")
     return "\n".join(lines)

@@ -163,9 +163,7 @@ def _find_array(
 ) -> str | None:
     """Return the key of the array that was named, or is called as inputs or targets usually are."""
     usual = INPUT_NAMES if what == "inputs" else TARGET_NAMES
-    bases = usual if named is None else (named,) if options.strict else (named, *usual)
-    forms = ("{0}",) if options.split is None else ("{0}_{1}", "{1}_{0}", "{0}")
-    spellings = [form.format(base, options.split) for base in bases for form in forms]
+    spellings = _spellings(usual, named, options)
     by_name = {key.lower(): key for key in keys}
     found = first_there(map(str.lower, spellings), by_name)
     if found is None and needed:
@@ -173,6 +171,12 @@ def _find_array(
         called = f"{path.name} holds {', '.join(keys)}; none of them is called {' or '.join(spellings[:6])}."
         raise ValueError(f"{called} {one or f'Name the {what}.'}")
     return None if found is None else by_name[found]
+
+
+def _spellings(usual: Sequence[str], named: str | None, options: Options) -> list[str]:
+    bases = usual if named is None else (named,) if options.strict else (named, *usual)
+    forms = ("{0}",) if options.split is None else ("{0}_{1}", "{1}_{0}", "{0}")
+    return [form.format(base, options.split) for base in bases for form in forms]
 
 
 def _one_part(keys: Sequence[str], usual: Sequence[str], path: Path) -> str:
@@ -405,19 +409,19 @@ def _read_frame(frame: Any, target: str | None, options: Options) -> Loaded:
     inputs = frame if target is None else frame.drop(columns=target)
     if options.columns is not None:
         columns = options.columns
+        notes = (*notes, *_filled_in(columns, inputs))
     else:
         # Columns that share the target's name are no features.
         twins = [name for name in inputs if target is not None and re.fullmatch(rf"{re.escape(target)}\.\d+", name)]
         wanted = None if target is None else frame[target]
         columns = TableEncoder.fit(inputs, wanted, drop=[*options.drop, *twins], keep=options.keep)
-    if options.columns is None and options.missing != "impute":
-        lacking = np.any([np.zeros(len(frame), bool), *columns.missing(inputs).values()], axis=0)
-        inputs, dropped = _without_rows(inputs, lacking, "missing values", options)
-        columns, notes = columns.refit(inputs, slice(None)), (*notes, *dropped)
-        y = None if y is None else y[torch.from_numpy(~lacking)]
+        if options.missing != "impute":
+            lacking = np.any([np.zeros(len(frame), bool), *columns.missing(inputs).values()], axis=0)
+            inputs, dropped = _without_rows(inputs, lacking, "missing values", options)
+            columns, notes = columns.refit(inputs, slice(None)), (*notes, *dropped)
+            y = None if y is None else y[torch.from_numpy(~lacking)]
     x = torch.from_numpy(columns.transform(inputs))
-    seen = () if options.columns is None else tuple(_filled_in(columns, inputs))
-    return Loaded(x, y, classes, columns=columns, table=inputs, notes=(*notes, *seen))
+    return Loaded(x, y, classes, columns=columns, table=inputs, notes=notes)
 
 
 def _without_rows(frame: Any, lacking: np.ndarray, what: str, options: Options) -> tuple[Any, tuple[str, ...]]:

@@ -197,12 +197,7 @@ def _hashes(values: Tensor) -> Tensor:
 
 
 def network_digest(net: nn.Module, changing: Collection[str] = ()) -> str:
-    """Return a hash of a network: its modules as they print, their plain attributes, and all its tensors.
-
-    Args:
-        net: The network.
-        changing: Attributes that say nothing of what the network is, by the names of `attributes_of`.
-    """
+    """Return a hash of a network: its modules as they print, their plain attributes but `changing` ones, and all its tensors."""
     # An address in what a module prints would make the same network another one in every process.
     digest = hashlib.sha256(re.sub(r" at 0x[0-9a-fA-F]+", "", repr(net)).encode())
     kept = {name: text for name, text in attributes_of(net).items() if name not in changing}

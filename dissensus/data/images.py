@@ -41,12 +41,7 @@ class Pictures:
 
 
 def as_images(array: Tensor, layout: Layout = "auto", name: str = "the array") -> Tensor:
-    """Return images as `(images, channels, height, width)`.
-
-    Args:
-        array: Grey images, `(images, height, width)`, or images whose one axis of size 1 or 3, the second or the last, holds channels.
-        layout: Where the channels are, for shapes that do not tell: "channels_first" or "channels_last".
-        name: What to call the array in messages.
+    """Return images as `(images, channels, height, width)`; `layout` says where the channels are, for shapes that do not tell.
 
     Example:
         >>> as_images(torch.zeros(10, 28, 28)).shape, as_images(torch.zeros(10, 32, 32, 3)).shape
@@ -68,16 +63,9 @@ def as_images(array: Tensor, layout: Layout = "auto", name: str = "the array") -
 
 
 def match_images(x: Tensor, channels: int, height: int, width: int) -> tuple[Tensor, tuple[str, ...]]:
-    """Give images this number of channels and this size: grey is repeated, colour made grey, the rest resized and cropped.
+    """Give images `(images, channels, height, width)` this number of channels and this size; say what was done.
 
-    Args:
-        x: Images `(images, channels, height, width)`, uint8 or floating point.
-        channels: 1 or 3.
-        height: Pixels wanted.
-        width: Pixels wanted. The picture is scaled until it covers the frame; what stands out is cut off evenly.
-
-    Returns:
-        The images, and a sentence for each thing that was done; none where the images were as wanted.
+    Grey is repeated and colour made grey. A picture is scaled until it covers the frame; what stands out is cut off evenly.
 
     Example:
         >>> images, notes = match_images(torch.zeros(2, 1, 28, 28, dtype=torch.uint8), 3, 32, 32)

@@ -482,10 +482,7 @@ def source_of(data: Any, batch_size: int, key: int, workers: int) -> Source:
         raise ValueError("These are features already. Hand over the data that the backbone reads.")
     collate = None
     if isinstance(data, DataLoader):
-        # A batch sampler of one's own leaves `data.sampler` at its default.
-        one_by_one = isinstance(getattr(data.batch_sampler, "sampler", None), SequentialSampler)
-        in_order = type(data.batch_sampler) is BatchSampler and one_by_one
-        if not in_order and not isinstance(data.dataset, IterableDataset):
+        if not _is_in_order(data) and not isinstance(data.dataset, IterableDataset):
             raise ValueError("A DataLoader must give batches of its items in order: hand over its dataset.")
         collate = None if data.collate_fn is default_collate else data.collate_fn
         data, workers = data.dataset, workers or data.num_workers
@@ -499,6 +496,12 @@ def source_of(data: Any, batch_size: int, key: int, workers: int) -> Source:
     if source.count == 0:
         raise ValueError("There is nothing to cache: the data is empty.")
     return source
+
+
+def _is_in_order(loader: DataLoader[Any]) -> bool:
+    # A batch sampler of one's own leaves `loader.sampler` at its default.
+    batches = loader.batch_sampler
+    return type(batches) is BatchSampler and isinstance(batches.sampler, SequentialSampler)
 
 
 def _arrays_in_order(data: Any, batch_size: int) -> Arrays:

@@ -50,8 +50,7 @@ class Suite:
         folder = Path(folder).expanduser()
         if not folder.is_dir():
             raise ValueError(f"The folder of the suite {self.name}, {folder}, does not exist.")
-        pictures = folder / _PICTURES
-        candidates = [*(sorted(pictures.iterdir()) if pictures.is_dir() else ()), *sorted(folder.iterdir())]
+        candidates = [*sorted((folder / _PICTURES).glob("*")), *sorted(folder.iterdir())]
         there = {plain_name(path.name): path for path in candidates}
         lists, found = folder / _LISTS / self.known, {}
         for each in self.sets:

@@ -1,6 +1,6 @@
 """Member outputs in; metrics of what is left of the ensemble when members are dropped at random out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import floor
 from typing import Literal
@@ -76,11 +76,7 @@ def drop_curves(
 
     full = measured(weights)
     runs = [[measured(_kept(outputs, count, weights, per, generator)) for _ in range(repeats)] for count in counts]
-    exact: tuple[float, ...] = ()
-    if loss == "mse" and weights is None:
-        members = len(outputs)
-        diversity = float(output_sum((outputs - outputs.mean(0)).square()).mean())
-        exact = tuple(full["error"] + diversity * n / ((members - n) * (members - 1)) for n in counts)
+    exact = _expected(outputs, full["error"], counts) if loss == "mse" and weights is None else ()
     curves = []
     for name in metrics:
         found = torch.tensor([[run[name] for run in of_count] for of_count in runs], dtype=torch.float64)
@@ -120,14 +116,18 @@ def _kept(outputs: Tensor, dropped: int, weights: Tensor | None, per: str, gener
     return share.expand(members, batch)
 
 
+def _expected(outputs: Tensor, error: float, counts: Iterable[int]) -> tuple[float, ...]:
+    """Return the mean squared error to expect with so many members dropped, by its decomposition."""
+    members = len(outputs)
+    diversity = float(output_sum((outputs - outputs.mean(0)).square()).mean())
+    return tuple(error + diversity * n / ((members - n) * (members - 1)) for n in counts)
+
+
 def _pool_and_metrics(outputs: Tensor, targets: Tensor, loss: Loss, average: str) -> tuple[Pool, dict[str, Metric]]:
     """How outputs become one prediction, given weights `(members, batch)`; and metrics of it, per example or of the set."""
     if loss == "zero_one":
-        labels = targets.argmax(-1) if targets.is_floating_point() else targets
         ballots = F.one_hot(majority_vote(outputs, None)[0], outputs.shape[-1]).to(outputs)
-        # Counts that tie by chance of rounding go to the lowest class, as in the loss.
-        wrong: Metric = lambda tally: (tally.mul(1e6).round().argmax(-1) != labels).to(outputs)  # noqa: E731
-        return partial(weighted_mean, ballots), {"error": wrong}
+        return partial(weighted_mean, ballots), {"error": _wrong_votes(targets)}
     if loss in CLASS_LOSSES:
         return _class_pool(outputs, average), _class_metrics(outputs, targets, str(loss))
     if loss in ("sigmoid", "poisson") and average == "probs":
@@ -138,6 +138,12 @@ def _pool_and_metrics(outputs: Tensor, targets: Tensor, loss: Loss, average: str
         truth = like_outputs(targets, outputs)
         metrics["mae"] = lambda pooled: (pooled - truth).abs()
     return partial(weighted_mean, outputs), metrics
+
+
+def _wrong_votes(targets: Tensor) -> Metric:
+    labels = targets.argmax(-1) if targets.is_floating_point() else targets
+    # Counts that tie by chance of rounding go to the lowest class, as in the loss.
+    return lambda tally: (tally.mul(1e6).round().argmax(-1) != labels).to(tally)
 
 
 def _class_pool(outputs: Tensor, average: str) -> Pool:

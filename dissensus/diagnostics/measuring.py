@@ -14,10 +14,10 @@ from torch import Tensor
 from dissensus._checks import check_labels
 from dissensus._signatures import checked, whole_number
 from dissensus.diagnostics.drops import drop_curves
-from dissensus.diagnostics.findings import Check, Finding, Pair
+from dissensus.diagnostics.findings import Check, DropCurve, Finding, Pair
 from dissensus.metrics import diversity_bounds, pair_diversity
 from dissensus.objectives import debias
-from dissensus.objectives.collusion import CLASS_LOSSES, measure, predictions, ratio, shares_of, wide
+from dissensus.objectives.collusion import CLASS_LOSSES, Measures, measure, predictions, ratio, shares_of, wide
 from dissensus.objectives.losses import Loss, errors, output_sum, weighted_mean
 from dissensus.types import MemberOutputs
 
@@ -111,8 +111,7 @@ def _read_table(source: Path) -> list[tuple[Any, Any]]:
     }
     members, outputs = ({place[axis] for place in columns} for axis in (0, 1))
     # All members have the same outputs; one output a member has no number, and is -1.
-    grid = len(columns) == len(members) * len(outputs) and (len(outputs) == 1 or -1 not in outputs)
-    if not columns or not grid:
+    if not columns or len(columns) != len(members) * len(outputs) or {-1} < outputs:
         raise ValueError(
             f"{source.name} must have columns output_0_0, output_0_1, ... (member, then class), or output_0, output_1, ... "
             f"(member), without gaps; it has {', '.join(map(str, frame.columns[:8]))}."
@@ -194,9 +193,6 @@ def diagnose(
     curves, examples = drop_curves(
         values, targets, loss, average, weights, fractions=drop_fractions, repeats=repeats, per=drop_per, seed=seed
     )
-    # Share by which the error rises with the fewest members dropped; infinite where there is none to raise.
-    full = 0.0 if not curves or isinf(measures.diversity_ratio) else abs(curves[0].full)
-    codependence = ratio(curves[0].increase[0], full) if curves else 0.0
     scale_share, example_share = _shares(values, targets, loss, average, weights)
     return Finding(
         loss=loss if isinstance(loss, str) else "custom",
@@ -209,7 +205,7 @@ def diagnose(
         offsets=_offsets(values, loss, average, weights),
         scale_share=scale_share,
         example_share=example_share,
-        codependence=codependence,
+        codependence=_codependence(curves, measures),
         drops=curves,
         drop_per=drop_per,
         drop_examples=examples,
@@ -234,6 +230,13 @@ def _check(outputs: Tensor, targets: Tensor, loss: Loss, repeats: int) -> None:
         raise ValueError(
             f"`outputs` must be finite; example {bad[1]} of member {bad[0]} is not. Leave it out, or train it again."
         )
+
+
+def _codependence(curves: Sequence[DropCurve], measures: Measures) -> float:
+    """Share by which the error rises with the fewest members dropped; infinite where there is none to raise."""
+    if not curves:
+        return 0.0
+    return ratio(curves[0].increase[0], 0.0 if isinf(measures.diversity_ratio) else abs(curves[0].full))
 
 
 def _offsets(outputs: Tensor, loss: Loss, average: str, weights: Tensor | None) -> tuple[float, ...]:

@@ -504,18 +504,12 @@ class Dense(Task):
 
     Metrics are those of the positions, each an example of its own, but only their sums for each input are kept: memory
     grows with inputs, not with pixels. Intervals resample inputs, since the positions of one are not independent.
-
-    Attributes:
-        inner: What a position's outputs are.
-        axis: Axis of the classes; 0 for point predictions, which have none.
-        size: Number of classes; 1 for point predictions.
-        binary: Whether outputs are one logit of yes or no for each position, and so without an axis of classes.
     """
 
     inner: Task = field(kw_only=True)
-    axis: int = 0
-    size: int = 1
-    binary: bool = False
+    axis: int = 0  # of the classes; 0 for point predictions, which have none
+    size: int = 1  # number of classes; 1 for point predictions
+    binary: bool = False  # one logit of yes or no for each position, without an axis of classes
 
     @classmethod
     def of(cls, inner: Task, outputs: Tensor, targets: Tensor | None) -> "Dense":

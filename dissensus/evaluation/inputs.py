@@ -91,6 +91,11 @@ class NamedSet:
     kind: Kind
     data: Any
 
+    @property
+    def inputs(self) -> Any:
+        """The inputs alone; labels of unknown ones mean nothing to the ensemble."""
+        return self.data[0] if isinstance(self.data, tuple) and self.data else self.data
+
     def batches(self, batch_size: int) -> Iterator[Batch]:
         """Yield (inputs, targets or None) in order; refuse a set without inputs."""
         empty = True
@@ -105,8 +110,7 @@ class NamedSet:
 
     def _batches(self, batch_size: int) -> Iterator[Batch]:
         if self.kind == "ood":
-            # Labels of unknown inputs mean nothing to the ensemble.
-            data = self.data[0] if isinstance(self.data, tuple) else self.data
+            data = self.inputs
             if isinstance(data, DataLoader) or not hasattr(data, "__len__") or len(data):
                 yield from ((x, None) for x in input_batches(data, batch_size))
             return
@@ -135,22 +139,27 @@ def named_sets(
     shifted, ood = _by_name("shifted", shifted), _by_name("ood", ood)
     _check_names([ID, *shifted, *ood])
     known = _loaded_or_same(id_data, ID)
-    if class_names is None and isinstance(known, Loaded):
-        class_names = known.classes
-    class_names = None if class_names is None else [str(name) for name in class_names]
-    if twice := _repeated(class_names or ()):
-        raise ValueError(f"`class_names` must name each class once; got {twice[0]!r} twice.")
-    sets = [NamedSet(ID, "id", _as_pairs(known, ID, class_names))]
+    classes = _class_names(known, class_names)
+    sets = [NamedSet(ID, "id", _as_pairs(known, ID, classes))]
     for name, data in shifted.items():
-        sets.append(NamedSet(name, "shifted", _as_pairs(_loaded_or_same(data, name), name, class_names)))
+        sets.append(NamedSet(name, "shifted", _as_pairs(_loaded_or_same(data, name), name, classes)))
     for name, data in ood.items():
         inputs = _loaded_or_same(data, name)
         sets.append(NamedSet(name, "ood", inputs.x if isinstance(inputs, Loaded) else inputs))
     seen: dict[int, str] = {}
     for part in sets:
-        inputs = part.data[0] if isinstance(part.data, tuple) and part.data else part.data
-        check_not_twice(part.name, id(inputs), seen)
-    return sets, tuple(class_names or ())
+        check_not_twice(part.name, id(part.inputs), seen)
+    return sets, tuple(classes or ())
+
+
+def _class_names(known: Any, given: Sequence[str] | None) -> list[str] | None:
+    classes = known.classes if given is None and isinstance(known, Loaded) else given
+    if classes is None:
+        return None
+    names = [str(name) for name in classes]
+    if twice := _repeated(names):
+        raise ValueError(f"`class_names` must name each class once; got {twice[0]!r} twice.")
+    return names
 
 
 def _by_name(argument: str, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -162,16 +171,19 @@ def _by_name(argument: str, given: Mapping[str, Any] | None) -> Mapping[str, Any
 def checked_groups(groups: Mapping[str, Iterable[str]] | None, sets: list[NamedSet]) -> dict[str, tuple[str, ...]]:
     """Return groups of OOD sets; refuse unknown sets, empty groups and clashing names."""
     known = [part.name for part in sets if part.kind == "ood"]
-    given = groups or {}
+    given = _by_name("groups", groups)
     checked = {name: (parts,) if isinstance(parts, str) else tuple(parts) for name, parts in given.items()}
-    _check_names([part.name for part in sets] + list(checked))
+    _check_names([*(part.name for part in sets), *checked])
     for name, parts in checked.items():
         if not parts or _repeated(parts) or not set(parts) <= set(known):
             raise ValueError(
-                f"Group {name!r} must list OOD sets, each once, among {', '.join(known) or 'none'}; got "
-                f"{', '.join(parts) or 'none'}."
+                f"Group {name!r} must list OOD sets, each once, among {_listed(known)}; got {_listed(parts)}."
             )
     return checked
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"
 
 
 def check_not_twice(name: str, inputs: Any, seen: dict[Any, str]) -> None:

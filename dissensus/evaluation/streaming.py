@@ -93,18 +93,16 @@ class Gallery:
 
     def add(self, raw: Batch, columns: Columns, labels: Tensor | None) -> None:
         """Take in a batch of images, with their members' votes or, of several answers each, maps of dispute beside them."""
+        if not isinstance(raw, Tensor) or not _can_be_shown(raw, columns):
+            return
         maps = columns.get("map")
-        if not isinstance(raw, Tensor) or "dispute" not in columns or not shows_images(raw):
-            return
-        if maps is not None and maps.ndim != 3:
-            return
         nobody = torch.full_like(columns["dispute"], -1, dtype=torch.int64)
         batch = {
             "image": raw if maps is None else _with_maps(raw, maps.movedim(-1, 0)),
             "dispute": columns["dispute"],
             "index": torch.arange(self._seen, self._seen + len(raw), device=raw.device),
             "predicted": columns.get("predicted", nobody),
-            "label": nobody if labels is None or "votes" not in columns else labels.long(),
+            "label": nobody if labels is None or "votes" not in columns else labels.to(raw.device).long(),
             "votes": columns["votes"].T if "votes" in columns else nobody[:, None][:, :0],
         }
         self._seen += len(raw)
@@ -121,6 +119,11 @@ class Gallery:
             for most, best in self._best.items()
             for place in range(len(best["dispute"]))
         ]
+
+
+def _can_be_shown(raw: Tensor, columns: Columns) -> bool:
+    flat = "map" not in columns or columns["map"].ndim == 3
+    return "dispute" in columns and flat and shows_images(raw)
 
 
 def _first(batch: Columns, most: bool) -> Columns:
@@ -240,13 +243,14 @@ class Reader:
         run.captured.expect(None if batches is None else batches * (1 + len(corruptor.cells)))
         for x, y in part.batches(self.batch_size):
             raw = x.to(self.place)
-            # The same targets in numbers of another width are the same.
-            plain = y if y is None else y.float() if y.is_floating_point() else y.long()
-            fingerprint.add(raw, plain)
-            if plain is not None:
+            plain = None
+            if y is not None:
+                # The same targets in numbers of another width are the same.
+                plain = y.float() if y.is_floating_point() else y.long()
                 targets.add(plain, None)
+            fingerprint.add(raw, plain)
             columns = self._columns(run, raw, y, part.name, start)
-            gallery.add(raw, columns, None if y is None else y.to(self.place))
+            gallery.add(raw, columns, y)
             kept.add(columns)
             for cell, copy in corruptor.copies(raw, y, start):
                 columns = self._columns(run, copy, y, f"{part.name} with {cell[0]} at severity {cell[1]}", start)

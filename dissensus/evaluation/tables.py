@@ -95,17 +95,21 @@ def title_with_unit(name: str, target: str) -> str:
 
 def prediction_table(results: Sequence[Evaluation]) -> Cells:
     """Return how good predictions are, set by set and run by run."""
-    found = {number.metric for result in results for number in result.numbers}
-    metrics = [name for name in _PREDICTION_METRICS[results[0].task] if name in found]
+    metrics = _measured(results)
     rows = [
         [result.name, _name_of_set(name), *(_cell(result, metric, name) for metric in metrics)]
         for result in results
-        for name in [*(part.name for part in result.sets if part.kind != "ood"), *_corrupted(result)]
+        for name in _sets_but(result, "ood")
     ]
     targets = {result.target for result in results}
     unit = targets.pop() if len(targets) == 1 else ""
     heads = ["run", "set", *(title_with_unit(name, unit) for name in metrics)]
     return (heads, rows) if len(results) > 1 else (heads[1:], [row[1:] for row in rows])
+
+
+def _measured(results: Sequence[Evaluation]) -> list[str]:
+    found = {number.metric for result in results for number in result.numbers}
+    return [name for name in _PREDICTION_METRICS[results[0].task] if name in found]
 
 
 def detection_table(result: Evaluation, metric: str = "auroc") -> Cells:
@@ -119,11 +123,13 @@ def detection_table(result: Evaluation, metric: str = "auroc") -> Cells:
 
 def detection_sets(result: Evaluation) -> list[str]:
     """Return the names of all that is told from known inputs: groups, sets, and corruptions together."""
-    return [*result.groups, *(part.name for part in result.sets if part.kind != "id"), *_corrupted(result)]
+    return [*result.groups, *_sets_but(result, "id")]
 
 
-def _corrupted(result: Evaluation) -> list[str]:
-    return [ALL_CORRUPTIONS] if any(number.kind == "corruptions" for number in result.numbers) else []
+def _sets_but(result: Evaluation, kind: str) -> list[str]:
+    """Return the names of the sets of other kinds than this, and at the end that of all corruptions together."""
+    corrupted = any(number.kind == "corruptions" for number in result.numbers)
+    return [part.name for part in result.sets if part.kind != kind] + [ALL_CORRUPTIONS] * corrupted
 
 
 def severity_table(result: Evaluation, score: str) -> Cells:

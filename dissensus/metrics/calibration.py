@@ -250,13 +250,17 @@ def smooth_ece(
     else:
         # Relplot takes bandwidths that are multiples of 1/1024.
         error, low, halvings = _truncated(residuals, _grid(stated, None), truncate), 0.0, 10
-    if bandwidth is not None or (low and error(low) <= low):
-        return error(bandwidth or low)
+    return error(_fixed_point(error, low, halvings) if bandwidth is None else bandwidth)
+
+
+def _fixed_point(error: Callable[[float], float], low: float, halvings: int) -> float:
+    if low and error(low) <= low:
+        return low
     high = 1.0
     for _ in range(halvings):
         middle = (low + high) / 2
         low, high = (middle, high) if middle < error(middle) else (low, middle)
-    return error(high)
+    return high
 
 
 def _reflected(masses: Vector, size: int) -> Callable[[float], float]:

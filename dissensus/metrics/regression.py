@@ -21,19 +21,12 @@ from dissensus.objectives.likelihoods import gaussian_losses, laplace_losses
 
 @dataclass(frozen=True)
 class Family:
-    """A location-scale family of distributions.
+    """A location-scale family of distributions."""
 
-    Attributes:
-        variance: Variance at scale one.
-        nll: Negative log-likelihood of (mean, scale, target), element by element.
-        crps: Continuous ranked probability score of (scale, standardised error), element by element.
-        half_width: Half the width of the central interval of this probability, at scale one.
-    """
-
-    variance: float
-    nll: Callable[[Tensor, Tensor, Tensor], Tensor]
-    crps: Callable[[Tensor, Tensor], Tensor]
-    half_width: Callable[[float], float]
+    variance: float  # at scale one
+    nll: Callable[[Tensor, Tensor, Tensor], Tensor]  # of (mean, scale, target), element by element
+    crps: Callable[[Tensor, Tensor], Tensor]  # of (scale, standardised error), element by element
+    half_width: Callable[[float], float]  # of the central interval of this probability, at scale one
 
 
 def _gaussian_crps(scale: Tensor, z: Tensor) -> Tensor:

@@ -66,17 +66,15 @@ def resolve_objective(table: Mapping[str, Any], where: str = "[objective]") -> d
     wraps, inner = _has_field(make, "inner"), table.get("inner", {})
     if not isinstance(inner, Mapping):
         raise ValueError(f"inner in {where} must be a table such as {{ name = 'independent' }}; got {inner!r}.")
-    if "inner" in table and not wraps:
-        raise ValueError(f"{name} in {where} wraps no other objective; leave inner out.")
-    for key in table.keys() - takes.keys():
-        if wraps and key in parameters(Independent):
+    if wraps:
+        for key in (table.keys() - takes.keys()) & parameters(Independent).keys():
             raise ValueError(f"{key} in {where} belongs to the objective that {name} wraps; write it under {inside}.")
-    is_open = "loss" in takes and table.get("loss", AUTO) == AUTO
-    apart = ("name", "inner", "loss") if is_open else ("name", "inner")
-    resolved = {"name": name, **checked(make, {key: table[key] for key in table if key not in apart}, where)}
-    return (
-        resolved | ({"loss": AUTO} if is_open else {}) | ({"inner": resolve_objective(inner, inside)} if wraps else {})
-    )
+    elif "inner" in table:
+        raise ValueError(f"{name} in {where} wraps no other objective; leave inner out.")
+    left_open = {"loss": AUTO} if "loss" in takes and table.get("loss", AUTO) == AUTO else {}
+    given = {key: value for key, value in table.items() if key not in ("name", "inner", *left_open)}
+    resolved = {"name": name, **checked(make, given, where), **left_open}
+    return {**resolved, "inner": resolve_objective(inner, inside)} if wraps else resolved
 
 
 def with_loss(resolved: Mapping[str, Any], regression: bool) -> dict[str, Any]:
@@ -177,10 +175,15 @@ def member_factory(
     """Return a function that makes one member, of settings that `resolve_model` returned, for inputs of this shape."""
     name = model["name"]
     check_import(name, allow_import)
-    make = _import_factory(name, model.get("folder", ".")) if ":" in name else ARCHITECTURES[name]
-    options = {key: value for key, value in model.items() if key not in ("name", "folder")}
-    if "activation" in options and ":" not in name:
-        options["activation"] = ACTIVATIONS[options["activation"]]
+    options = dict(model)
+    del options["name"]
+    folder = options.pop("folder", ".")
+    if ":" in name:
+        make = _import_factory(name, folder)
+    else:
+        make = ARCHITECTURES[name]
+        if "activation" in options:
+            options["activation"] = ACTIVATIONS[options["activation"]]
     takes = parameters(make)
     if "channels" in takes and len(shape) != 3:
         raise ValueError(f"The network {name} is for images; this data has {describe_shape(shape)}. Use mlp.")

@@ -125,13 +125,7 @@ class Recipe:
         return objective.uniform_where_masked() if uniform else objective
 
     def build_ensemble(self, preprocessing: Preprocessing, outputs: int, *, allow_import: bool = False) -> Members:
-        """Make the untrained ensemble.
-
-        Args:
-            preprocessing: Says what inputs look like.
-            outputs: Values a prediction of one member has.
-            allow_import: Whether `module:factory` of `[model]` may be imported, which runs that module's code.
-        """
+        """Make the untrained ensemble, for inputs that look as `preprocessing` says and so many outputs a prediction."""
         options = {key: value for key, value in self.ensemble.items() if key not in _ENSEMBLE}
         make = choices.member_factory(self.model, preprocessing.shape, outputs, allow_import)
         kind = choices.KINDS[self.ensemble["kind"]]

@@ -2,9 +2,9 @@
 
 import csv
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -69,34 +69,32 @@ def score_file(
     check_table_path(output)
     if Path(source).exists() and output.exists() and output.samefile(source):
         raise ValueError(f"{output} is the input itself. Write to another file.")
-    scored, told, flagged = Scored(), set[str](), 0
+    scored, flagged, say_once = Scored(), 0, cache(say)
     calibration = None if calibration is None else calibration.for_a_stream()
     output.parent.mkdir(parents=True, exist_ok=True)
-    with written_aside(output) as temporary, ExitStack() as stack:
-        write: Callable[[Table], None] | None = None
+    with written_aside(output) as temporary, table_writer(temporary, output.suffix) as write:
         for part in parts_of(run, source, carry):
             for note in part.notes:
-                if note not in told:
-                    say(note)
-            told.update(part.notes)
+                say_once(note)
             scored.problems |= part.problems
             if len(part.x):
                 table = part.head | predicted_columns(run, part.x, calibration, batch_size)
-                write = write or stack.enter_context(table_writer(temporary, output.suffix))
                 write(table)
                 _keep_worst(scored, table)
                 scored.rows += len(part.x)
                 flagged += int(np.sum(table.get("flag", 0)))
             progress(scored.rows + len(scored.problems), part.share)
-        if write is None:
+        if not scored.rows:
             row, why = next(iter(scored.problems.items()))
             raise ValueError(f"None of the rows of {source} can be read; row {row}: {why}.")
-    scored.alarm = "" if calibration is None else _alarm_in_words(calibration, flagged, scored.rows)
+    scored.alarm = _alarm_in_words(calibration, flagged, scored.rows)
     return scored
 
 
-def _alarm_in_words(calibration: Calibration, flagged: int, rows: int) -> str:
+def _alarm_in_words(calibration: Calibration | None, flagged: int, rows: int) -> str:
     """Say how many rows rang, and whether they are, in their order, a stream like the held-out rows."""
+    if calibration is None:
+        return ""
     text = f"Alarm: {flagged} of {rows} rows ({calibration.alarm.false_alarms:.3g} of ordinary ones may)"
     if calibration.monitor is None:
         return text

@@ -78,13 +78,18 @@ def _read(hint: Any, value: Any) -> Any:
         return next((used for arg in args if (used := _read(arg, value)) is not _OTHER), _OTHER)
     if _is_kind(origin, Sequence):
         return _read_list(args[0], value, tuple in (origin, type(value)))
-    if origin is Literal:  # 1 is not True here
-        return value if (value, type(value)) in [(word, type(word)) for word in args] else _OTHER
-    if _is_kind(origin, Mapping):
-        return value if isinstance(value, Mapping) else _OTHER
     if hint is float and type(value) is int:
         return float(value)
-    return value if hint is Any or type(value) is hint else _OTHER
+    return value if _is_of(value, hint) else _OTHER
+
+
+def _is_of(value: Any, hint: Any) -> bool:
+    origin = get_origin(hint)
+    if origin is Literal:  # 1 is not True here
+        return (value, type(value)) in [(word, type(word)) for word in get_args(hint)]
+    if _is_kind(origin, Mapping):
+        return isinstance(value, Mapping)
+    return hint is Any or type(value) is hint
 
 
 def _read_list(hint: Any, values: Any, as_tuple: bool) -> Any:

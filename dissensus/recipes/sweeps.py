@@ -47,10 +47,7 @@ def settings_of(sweep: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{name} in [sweep] must be a whole number from 1; got {number!r}.")
     settings = {key: values for key, values in sweep.items() if key not in _NUMBERS}
     for key, values in settings.items():
-        fits = (
-            _is_range(values) if "trials" in sweep and isinstance(values, dict) else isinstance(values, list) and values
-        )
-        if "." not in key or not fits:
+        if "." not in key or not _can_vary(values, search="trials" in sweep):
             raise ValueError(
                 '[sweep] takes lists of values by table and key, such as "training.lr" = [1e-3, 1e-2], and with `trials` also ranges, '
                 f'"training.lr" = {{low = 1e-4, high = 1e-1, log = true}}; got {key} = {values!r}.'
@@ -58,8 +55,10 @@ def settings_of(sweep: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _is_range(values: dict[str, Any]) -> bool:
-    return {"low", "high"} <= values.keys() <= {"low", "high", "log"}
+def _can_vary(values: Any, search: bool) -> bool:
+    if search and isinstance(values, dict):
+        return {"low", "high"} <= values.keys() <= {"low", "high", "log"}
+    return isinstance(values, list) and bool(values)
 
 
 def arms_of(sweep: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -133,7 +132,7 @@ def train_arm(recipe: Path, folder: Path, options: Sequence[str], name: str, cha
     if is_finished(folder / name):
         return "is there already"
     command = [sys.executable, "-m", "dissensus", "train", str(recipe), "-o", str(folder / name), "--resume"]
-    settings = [part for change in changes for part in ("--set", change)]
+    settings = [f"--set={change}" for change in changes]
     done = subprocess.run([*command, "--one", *settings, *options], capture_output=True, text=True)
     lines = done.stderr.strip().splitlines() or ["failed"]
     return "done" if done.returncode == 0 else next((line for line in lines if _BUSY in line), lines[-1])

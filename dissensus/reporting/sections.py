@@ -355,22 +355,14 @@ def decomposition(runs: Runs, score: str) -> Section | None:
 def _uncertainty_bars(run: Evaluation, parts: Sequence[str], classes: bool, title: str) -> Picture:
     places: list[tuple[str, str, int | None]] = [(part.name, part.name, None) for part in run.sets]
     places += [(f"corrupted, severity {level}", ALL_CORRUPTIONS, level) for level in tables.severities(run)]
-    rows = {
-        label: {
-            kind: run.number("mean", name, score=part, severity=level).value
-            for kind, part in zip(("data", "knowledge"), parts, strict=True)
-        }
-        for label, name, level in places
-    }
-    if not classes:
+    rows = {}
+    for label, name, level in places:
+        data, knowledge = (run.number("mean", name, score=part, severity=level).value for part in parts)
         # Parts of a variance as parts of its root, in the same proportion.
-        totals = {label: sqrt(sum(own.values())) for label, own in rows.items()}
-        rows = {
-            label: {kind: value / totals[label] if totals[label] > 0 else 0.0 for kind, value in own.items()}
-            for label, own in rows.items()
-        }
-    texts = {name: f"data {short(own['data'])}, knowledge {short(own['knowledge'])}" for name, own in rows.items()}
-    listed = "; ".join(f"{name}: {text}" for name, text in texts.items())
+        root = 1.0 if classes else sqrt(data + knowledge) or 1.0
+        rows[label] = {"data": data / root, "knowledge": knowledge / root}
+    texts = (f"{name}: data {short(own['data'])}, knowledge {short(own['knowledge'])}" for name, own in rows.items())
+    listed = "; ".join(texts)
     unit = "nats" if classes else f"standard deviation, {run.target or 'in units of the target'}"
     figure = figures.uncertainty_bars(rows, unit, title)
     return Picture(figure, f"Data and knowledge uncertainty of {run.name}. {listed}.")
@@ -556,8 +548,7 @@ def trade_offs(runs: Runs, score: str) -> Section | None:
     if runs[0].task != "classification" or len(shared) < 3:
         return None
     values = {name: {axis: own[axis] for axis in shared} for name, own in found.items()}
-    texts = {name: [f"{' '.join(axis.split())} {own[axis]:.3f}" for axis in shared] for name, own in found.items()}
-    listed = "; ".join(f"{name}: {', '.join(own)}" for name, own in texts.items())
+    listed = "; ".join(f"{name}: {_axes(own)}" for name, own in values.items())
     return _section(
         "Trade-offs",
         f"Every axis is a number that should be large, on one scale, which begins at {figures.radar_floor(values):.1f} in the "
@@ -565,6 +556,10 @@ def trade_offs(runs: Runs, score: str) -> Section | None:
         "the area means nothing.",
         [Picture(figures.radar(values), f"Radar of trade-offs. {listed}.")],
     )
+
+
+def _axes(numbers: dict[str, float]) -> str:
+    return ", ".join(f"{' '.join(axis.split())} {value:.3f}" for axis, value in numbers.items())
 
 
 def _good_numbers(run: Evaluation, score: str) -> dict[str, float]:

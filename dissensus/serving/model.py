@@ -70,14 +70,16 @@ class Field:
             raise BadInput(f"{wanted}; not all of these rows have one shape.") from None
         if array.dtype.kind not in self.kinds or ("b" not in self.kinds and _has_booleans(values)):
             raise BadInput(f"{wanted}; it must hold {'numbers' if self.floats else 'whole numbers'} only.")
-        array = array if shape is None else self._shaped(array, shape)
+        array = self._shaped(array, shape)
         if not _fits(array.shape, (None, *self.shape)):
             raise BadInput(f"{wanted}; got an array shaped {list(array.shape)}.")
-        if not len(array) or len(array) != (rows or len(array)):
+        if len(array) != (rows or max(len(array), 1)):
             raise BadInput(f"{wanted}, {rows or 'at least one'} of them; got {len(array)}.")
         return self._converted(array)
 
-    def _shaped(self, array: NDArray[Any], shape: Sequence[int]) -> NDArray[Any]:
+    def _shaped(self, array: NDArray[Any], shape: Sequence[int] | None) -> NDArray[Any]:
+        if shape is None:
+            return array
         if array.size != prod(shape) or array.ndim not in (1, len(shape)):
             count = prod(shape)
             raise BadInput(f'"data" of {self.name!r} must have {count} numbers, as its shape says; got {array.size}.')

@@ -19,19 +19,12 @@ _SMALLEST_IMAGENET_SIDE = 128
 
 @dataclass(frozen=True)
 class Parameters:
-    """Five severities of one corruption.
+    """Five severities of one corruption."""
 
-    Attributes:
-        names: The keyword arguments that a severity sets.
-        cifar: Their values at severities 1 to 5 for 32 px.
-        imagenet: The same for 224 px; `None` where one table serves all sizes.
-        powers: How an argument grows with the side: 1 for a length, 2 for an amplitude that is smoothed over a length and is a
-            length itself. Those not named do not change.
-    """
-
-    names: tuple[str, ...]
-    cifar: Severities
-    imagenet: Severities | None = None
+    names: tuple[str, ...]  # the keyword arguments that a severity sets
+    cifar: Severities  # their values at severities 1 to 5 for 32 px
+    imagenet: Severities | None = None  # the same for 224 px; None where one table serves all sizes
+    # How an argument grows with the side: 1 for a length, 2 for an amplitude that is smoothed over a length and is a length itself.
     powers: Mapping[str, int] = field(default_factory=dict)
 
     def at(self, severity: int, side: int) -> dict[str, float]:
