@@ -62,7 +62,7 @@ class CheckpointFolder:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         data = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
-        names = [f"{kind}-{step:09d}{copy}" for copy in (("", "-copy") if final else ("",))]
+        names = [f"{kind}-{step:09d}"] + [f"{kind}-{step:09d}-copy"] * final
         rank, count = (0, 1) if mesh is None else (mesh.member_rank, mesh.members)
         for name in names:
             replace_file(self.folder / _block(name, rank, count), data)
