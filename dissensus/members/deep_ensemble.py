@@ -222,9 +222,10 @@ class DeepEnsemble(Members):
 
         # Of one member on the whole batch.
         work *= x.shape[int(own)] / max(inputs.shape[int(own)], 1) / count
+        trainable = {name for name, p in self.named_parameters() if p.requires_grad and self.training}
         why = (
             self._why_apart(drawn)
-            or why_not_vectorised(loop, vectorised, for_an_attempt, buffers, inputs, self._trainable())
+            or why_not_vectorised(loop, vectorised, for_an_attempt, buffers, inputs, trainable)
             or self._why_faster_apart(x, own, work)
         )
         return why, bool(drawn)
@@ -234,9 +235,6 @@ class DeepEnsemble(Members):
         few = {name: t.detach()[:count] if self.stacked else t.detach() for name, t in tensors.items()}
         weights = {name: few.pop(name) for name, _ in self.named_parameters() if name in few}
         return weights, few
-
-    def _trainable(self) -> set[str]:
-        return {name for name, p in self.named_parameters() if p.requires_grad and self.training}
 
     def _why_apart(self, drawn: Collection[str]) -> str | None:
         """Say why members cannot run as one program, as far as that is known without trying it."""
@@ -363,11 +361,7 @@ class DeepEnsemble(Members):
     def member(self, index: int) -> nn.Module:
         """Return one member as an independent plain module with its current weights."""
         index = self.check_index(index)
-        tensors = tensors_of(self)
-        if self.nets is not None:
-            row = under(f"nets.{index}.", tensors)
-        else:
-            row = {name: tensor[index] for name, tensor in under("net.", tensors).items()}
+        row = self._split(tensors_of(self), range(self.num_members))[index]
         return plain_dropout(self._shells[index].materialise(row)).train(self.training)
 
     def keep_members(self, rows: Sequence[int] | Tensor) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from dissensus._files import only_writer
-from dissensus._signatures import real_number, real_numbers, whole_number
+from dissensus._signatures import real_number, real_numbers, refuse, whole_number
 from dissensus.data.augment import Augmentation
 from dissensus.members import Members
 from dissensus.members.members import under
@@ -37,13 +37,6 @@ from dissensus.training.validation import NOT_SHOWN, CollusionWatch, Validation,
 
 class DivergedError(RuntimeError):
     """A member's loss is no longer a finite number."""
-
-
-def _refuse(reasons: Mapping[str, object]) -> None:
-    """Raise the first sentence whose reason is true."""
-    for sentence, wrong in reasons.items():
-        if wrong:
-            raise ValueError(sentence)
 
 
 def _epoch_or_steps(name: str, value: Any) -> Literal["epoch"] | int:
@@ -116,7 +109,7 @@ class Settings:
         if self.select is None and (self.per_member or self.patience is not None):
             object.__setattr__(self, "select", "validation_loss" if self.per_member else "ensemble_loss")
         alone = [f"`{name}`" for name, off in _OFF_ON_MESH.items() if getattr(self, name) != off]
-        _refuse(
+        refuse(
             {
                 f"`mesh` goes without {', '.join(alone)}. Train in one process, or leave that out.": self.mesh
                 and alone,
@@ -204,7 +197,7 @@ class Trainer:
         settings, separate = self.settings, self.members.separate
         apart, drops = separate and not self.objective.couples, settings.on_divergence == "drop"
         plateau = isinstance(settings.schedule, Plateau)
-        _refuse(
+        refuse(
             {
                 "on_divergence='drop' needs members that own their parameters and an objective that does not couple them; "
                 "otherwise one member's divergence is every member's. Use on_divergence='stop'.": drops and not apart,
@@ -355,11 +348,8 @@ class Trainer:
         return self.engine
 
     def _as_written(self) -> bool:
-        """Whether the step is taken eagerly, whatever the engine: the first one with examples of a shape, and all those beyond many shapes.
-
-        In the first one members decide how they run, and the objective shows what it logs. Shapes are kept in checkpoints, so that
-        a run that goes on does as one that was not interrupted.
-        """
+        """Whether the step is eager, whatever the engine: the first one with examples of a shape, and all those beyond many shapes."""
+        # In the first one members decide how they run, and the objective shows what it logs. Checkpoints keep the shapes.
         if self.settings.concurrent_members is not None:
             return False
         shape = " ".join(str(list(self.feed.tensors[name].shape[1:])) for name in self.feed.placed)
@@ -367,10 +357,8 @@ class Trainer:
         if not known:
             self.shapes.append(shape)
             if len(self.shapes) == 2:
-                log.info(
-                    "batches come in several shapes: where steps are traced, the first %d get a program each and others run eagerly",
-                    PROGRAMS,
-                )
+                text = "batches come in several shapes: where steps are traced, the first %d get a program each and others run eagerly"
+                log.info(text, PROGRAMS)
         return not known or self.shapes.index(shape) >= PROGRAMS
 
     def _check(self, progress: Progress) -> None:
