@@ -249,10 +249,7 @@ class DeepEnsemble(Members):
         return f"vmap trains the padding row of the embedding {bags[0]!r}" if bags and self.training else None
 
     def _why_faster_apart(self, x: Any, own: bool, work: float) -> str | None:
-        """Say why members run faster one by one: vmap turns their convolutions into grouped ones.
-
-        A rule, not a measurement: the two differ by rounding, and a run must not depend on what else the machine did.
-        """
+        """Say why members run faster one by one, by a rule: a run must not depend on what else the machine did."""
         # In training a GPU waits for launches, of which one program makes fewer; in evaluation it does not.
         slow = not self.training if x.is_cuda else work >= MUCH_WORK
         if slow and any(isinstance(module, torch.nn.modules.conv._ConvNd) for module in self.modules()):

@@ -171,10 +171,7 @@ class Masksembles(SharedMembers):
         return outputs
 
     def _check_trimming(self) -> None:
-        """Compare members that have fewer channels with the masked network, once, on the first inputs that were evaluated.
-
-        A network may read widths or weights in its forward pass, which no search for layers sees. Its members keep their masks.
-        """
+        """Compare members that have fewer channels with the masked network, once, on the first inputs that were evaluated."""
         if self._few is None:
             return
         few, self._few, self._trimming_checked = self._few, None, True

@@ -315,10 +315,7 @@ def _widen(layer: nn.Module, places: Places) -> None:
 
 
 def _outputs(net: nn.Module, layer: nn.Module, x: Tensor) -> list[Tensor]:
-    """Return what a network says, as it is and with random values in place of parameters that are all zero.
-
-    Zeros, as heads and the ends of residual branches often begin with, hide what the network does with its inputs.
-    """
+    """Return what a network says, as it is and with random values for parameters that are all zero, which hide what it does."""
     outputs = [run(net, x)]
     real = (p for p in net.parameters() if p is not layer.weight and p.is_floating_point())
     zero = {p: p.data for p in real if not bool(p.detach().any())}

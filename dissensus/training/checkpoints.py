@@ -167,14 +167,12 @@ def architecture(members: Members) -> dict[str, str]:
 
 
 def _modules(members: Members) -> dict[str, str]:
-    """Return what members compute beside their tensors: kinds of layers, and what those keep as plain attributes.
-
-    Whole numbers of layers that are not torch's may be counters, which say nothing of what a layer is.
-    """
+    """Return what members compute beside their tensors: kinds of layers, and what those keep as plain attributes."""
     found: dict[str, set[str]] = {}
     for module in members.parts():
         if not isinstance(module, Members):
             kind = type(module)
+            # Whole numbers of other layers than torch's may be counters.
             ours = kind.__module__.startswith("torch.")
             kept = {
                 key: text

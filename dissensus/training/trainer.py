@@ -47,12 +47,6 @@ def _or_none(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
     return lambda name, value: None if value is None else check(name, value)
 
 
-def _decay(name: str, value: Any) -> float:
-    if real_number(name, value) >= 1:
-        raise ValueError(f"`{name}` must be a number from 0 to below 1, such as 0.999; got {value!r}.")
-    return float(value)
-
-
 _NUMBERS: Mapping[str, Callable[[str, Any], Any]] = {
     "seed": whole_number,
     "epochs": partial(whole_number, least=1),
@@ -65,7 +59,7 @@ _NUMBERS: Mapping[str, Callable[[str, Any], Any]] = {
     "clip_norm": _or_none(partial(real_number, above=True)),
     "clip_value": _or_none(partial(real_number, above=True)),
     "accumulate": partial(whole_number, least=1),
-    "ema": _or_none(_decay),
+    "ema": _or_none(partial(real_number, below=1.0)),
 }
 # What processes that train together do not do, and how it is left out.
 _OFF_ON_MESH = {"accumulate": 1, "concurrent_members": None, "ema": None, "per_member": False}
