@@ -323,7 +323,8 @@ class _Thinned:
 
     def _layer(self, node: fx.Node, module: Any, given: tuple[int, int] | None) -> tuple[int, int] | None:
         name, last = self.part.name(node), node in self.last
-        if not self.part.called_once(node) or module._forward_hooks or module._forward_pre_hooks:
+        hooks = [*module._forward_hooks, *module._forward_pre_hooks]
+        if hooks or not self.part.called_once(node):
             raise ValueError(
                 f"{name!r} is used twice or has hooks, and its widths cannot be changed. Pack another network."
             )

@@ -86,7 +86,7 @@ class TrainStep:
     def initial_state(self, factors: Tensor, streams: Mapping[str, Tensor]) -> TrainState:
         """Return the state before the first step."""
         device, seed = self.blocks[0].flat.device, self.settings.seed
-        trained = {name for block in self.blocks for name in block.names}
+        trained = set[str]().union(*(block.names for block in self.blocks))
         keys = [derive(seed, "noise", member) for member in self.members.member_ids]
         return TrainState(
             parameters=[block.flat for block in self.blocks],
