@@ -59,6 +59,13 @@ def checked(public: Public) -> Public:
     return call  # type: ignore[return-value]
 
 
+def refuse(reasons: Mapping[str, object]) -> None:
+    """Raise the first sentence whose reason is true."""
+    for sentence, wrong in reasons.items():
+        if wrong:
+            raise ValueError(sentence)
+
+
 def whole_number(name: str, value: Any, least: int | None = None, *, tail: str = "") -> int:
     """Return a whole number of any origin (NumPy's, a tensor of one) as Python's own, or say what is wrong with it.
 

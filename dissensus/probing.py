@@ -131,11 +131,7 @@ def linear_probe(
     device = device_of(net) if device is None else device_named(device)
     features = partial(_features, net, batch_size, device)
     x, y = features(train)
-    classes = int(y.max()) + 1
-    if classes < 2 or int(y.min()) < 0:
-        raise ValueError(
-            f"The training labels must number two classes or more from 0; got {int(y.min())} to {int(y.max())}."
-        )
+    classes = _number_of_classes(y)
     x_test, y_test = features(test, x.shape[1], "test")
     check_labels_fit(y_test, classes, "test")
     held_out = None if validation is None else features(validation, x.shape[1], "validation")
@@ -164,6 +160,13 @@ def linear_probe(
         head=head,
         probs=probs.cpu(),
     )
+
+
+def _number_of_classes(y: Tensor) -> int:
+    least, most = int(y.min()), int(y.max())
+    if least < 0 or most < 1:
+        raise ValueError(f"The training labels must number two classes or more from 0; got {least} to {most}.")
+    return most + 1
 
 
 def _checked(strengths: Sequence[float] | Array) -> list[float]:

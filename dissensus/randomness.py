@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Item = TypeVar("Item")
 _MASK64 = (1 << 64) - 1
@@ -181,6 +181,19 @@ def seeded(seed: int, *, alone: bool = False) -> Iterator[None]:
             with _alone:
                 _under_way -= 1
                 (_found if _under_way == 0 and _found is not None else put_back)()
+
+
+@contextmanager
+def evaluating(net: nn.Module) -> Iterator[None]:
+    """Have a network evaluate inside, so that it draws nothing; give every module back its mode."""
+    modes, was_training = [(module, module.training) for module in net.modules()], net.training
+    net.eval()
+    try:
+        yield
+    finally:
+        net.train(was_training)
+        for module, mode in modes:
+            module.training = mode
 
 
 def each_seeded(items: Iterable[Item], seed: int) -> Iterator[Item]:

@@ -110,7 +110,8 @@ def test_auto_runs_short_trainings_eagerly_and_long_ones_captured():
 
 def test_compiling_is_a_rule_of_steps_and_work():
     def replay(operations, work):
-        return SimpleNamespace(work=(operations, work), units=[()], state=SimpleNamespace(index=torch.zeros(())))
+        state = SimpleNamespace(index=torch.zeros(()))
+        return SimpleNamespace(form="whole", work=(operations, work), units=[()], state=state)
 
     # An MLP's step takes half a millisecond and compiling it eight seconds.
     assert [engines.compiling_pays(replay(100, 1e5), steps) for steps in (10_000, 100_000)] == [False, True]

@@ -264,7 +264,7 @@ def test_runs_with_all_of_it_resume_exactly(engine, tmp_path):
     ("settings", "words"),
     [
         ({"accumulate": 0}, "`accumulate` must be"),
-        ({"ema": 1.0}, "`ema` must be a number from 0 to below 1"),
+        ({"ema": 1.0}, "`ema` must be a number of at least 0 and below 1"),
         ({"per_member": True}, "give `validation=`"),
         ({"per_member": True, "select": "ensemble_loss", "validation": problem()}, "`select` must be one of validation_loss"),
         ({"per_member": True, "objective": ds.objectives.Joint(), "validation": problem()}, "does not couple them"),

@@ -125,10 +125,7 @@ def _check(program: torch.fx.GraphModule, kept: Attributes, drew_nothing: bool) 
     replaced = {tensor.untyped_storage().data_ptr() for tensor in kept.replaced() if _is_real(tensor)}
     for node in program.graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload):
-            if draws(node.target, node.args, node.kwargs):
-                raise NotTraceableError(f"it draws random numbers outside dropout layers ({node.target})")
-            if any(source.op == "get_attr" for source in _written(node)):
-                raise NotTraceableError("it changes a tensor that is neither parameter nor buffer")
+            _check_operation(node)
         elif node.op == "get_attr":
             constant = getattr(program, str(node.target))
             if _is_real(constant) and constant.untyped_storage().data_ptr() in replaced:
@@ -137,6 +134,13 @@ def _check(program: torch.fx.GraphModule, kept: Attributes, drew_nothing: bool) 
 
 def _is_real(value: object) -> bool:
     return type(value) in (Tensor, nn.Parameter)
+
+
+def _check_operation(node: torch.fx.Node) -> None:
+    if draws(node.target, node.args, node.kwargs):
+        raise NotTraceableError(f"it draws random numbers outside dropout layers ({node.target})")
+    if any(source.op == "get_attr" for source in _written(node)):
+        raise NotTraceableError("it changes a tensor that is neither parameter nor buffer")
 
 
 def _written(node: torch.fx.Node) -> list[torch.fx.Node]:
@@ -346,13 +350,8 @@ def split_at_last_input(program: GraphModule) -> tuple[GraphModule, GraphModule]
     again = [node for node in early if node in taken_again]
     kept = [node for node in early if node in needed - views]
 
-    forward, backward = Graph(), Graph()
-    values: dict[Node, Node] = {node: _placeholder(forward, node) for node in inputs[:-1]}
-    _copy_into(forward, early, values)
-    forward.output((values[result], *(values[node] for node in kept)))
-    values = {node: _placeholder(backward, node) for node in [*inputs, *kept]}
-    _copy_into(backward, [*again, *late], values)
-    backward.output(tuple(values[node] for node in late_results))
+    forward = _graph_of(inputs[:-1], early, [result, *kept])
+    backward = _graph_of([*inputs, *kept], [*again, *late], late_results)
     forward.eliminate_dead_code()
     return GraphModule(program, forward), GraphModule(program, backward)
 
@@ -381,12 +380,14 @@ def _with_sources(nodes: set[Node]) -> set[Node]:
     return found
 
 
-def _placeholder(graph: Graph, node: Node) -> Node:
-    twin = graph.placeholder(node.name)
-    twin.meta = dict(node.meta)
-    return twin
-
-
-def _copy_into(graph: Graph, nodes: Sequence[Node], values: dict[Node, Node]) -> None:
-    for node in nodes:
-        values[node] = graph.node_copy(node, lambda source: values[source])
+def _graph_of(inputs: Sequence[Node], operations: Sequence[Node], results: Sequence[Node]) -> Graph:
+    """Return a graph of copies of nodes of another one."""
+    graph = Graph()
+    values: dict[Node, Node] = {}
+    for node in inputs:
+        values[node] = graph.placeholder(node.name)
+        values[node].meta = dict(node.meta)
+    for node in operations:
+        values[node] = graph.node_copy(node, values.__getitem__)
+    graph.output(tuple(values[node] for node in results))
+    return graph

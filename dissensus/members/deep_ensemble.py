@@ -26,6 +26,7 @@ from dissensus.members.stacking import (
     Tensors,
     can_stack,
     check_nets,
+    copies_of,
     has_padding,
     join,
     quiet_weights,
@@ -202,7 +203,7 @@ class DeepEnsemble(Members):
             return None, False
         picked = (torch.arange(self.num_members, device=x.device) if rows is None else rows)[:PROBE_MEMBERS]
         count = len(picked)
-        few = {name: t.detach()[:count] if self.stacked else t.detach() for name, t in tensors.items()}
+        weights, buffers = self._of_few(tensors, count)
         inputs = (x[:count, :PROBE_ROWS] if own else x[:PROBE_ROWS]).detach()
 
         def loop(given: Tensors, batch: Any) -> Tensor:
@@ -211,27 +212,29 @@ class DeepEnsemble(Members):
         def vectorised(given: Tensors, batch: Any) -> Tensor:
             return self._run_vectorised(given, batch, own, lambda: keys()[:count])
 
-        weights = {name: few[name] for name, _ in self.named_parameters() if name in few}
-        buffers = {name: tensor for name, tensor in few.items() if name not in weights}
-        tried = _copies(weights)
-        drawn, work = look_at(lambda: loop(tried | _copies(buffers), inputs))
+        tried = copies_of(weights)
+        drawn, work = look_at(lambda: loop(tried | copies_of(buffers), inputs))
         # Further copies only for passes that write to weights: they may be most of the memory.
         writes = not all(map(torch.equal, tried.values(), weights.values()))
 
         def for_an_attempt() -> Tensors:
-            return _copies(weights) if writes else tried
+            return copies_of(weights) if writes else tried
 
         # Of one member on the whole batch.
         work *= x.shape[int(own)] / max(inputs.shape[int(own)], 1) / count
+        trainable = {name for name, p in self.named_parameters() if p.requires_grad and self.training}
         why = (
             self._why_apart(drawn)
-            or why_not_vectorised(loop, vectorised, for_an_attempt, buffers, inputs, self._trainable())
+            or why_not_vectorised(loop, vectorised, for_an_attempt, buffers, inputs, trainable)
             or self._why_faster_apart(x, own, work)
         )
         return why, bool(drawn)
 
-    def _trainable(self) -> set[str]:
-        return {name for name, p in self.named_parameters() if p.requires_grad and self.training}
+    def _of_few(self, tensors: Tensors, count: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return weights and buffers of the first members, or all where they are not stored as one."""
+        few = {name: t.detach()[:count] if self.stacked else t.detach() for name, t in tensors.items()}
+        weights = {name: few.pop(name) for name, _ in self.named_parameters() if name in few}
+        return weights, few
 
     def _why_apart(self, drawn: Collection[str]) -> str | None:
         """Say why members cannot run as one program, as far as that is known without trying it."""
@@ -246,10 +249,7 @@ class DeepEnsemble(Members):
         return f"vmap trains the padding row of the embedding {bags[0]!r}" if bags and self.training else None
 
     def _why_faster_apart(self, x: Any, own: bool, work: float) -> str | None:
-        """Say why members run faster one by one: vmap turns their convolutions into grouped ones.
-
-        A rule, not a measurement: the two differ by rounding, and a run must not depend on what else the machine did.
-        """
+        """Say why members run faster one by one, by a rule: a run must not depend on what else the machine did."""
         # In training a GPU waits for launches, of which one program makes fewer; in evaluation it does not.
         slow = not self.training if x.is_cuda else work >= MUCH_WORK
         if slow and any(isinstance(module, torch.nn.modules.conv._ConvNd) for module in self.modules()):
@@ -358,11 +358,7 @@ class DeepEnsemble(Members):
     def member(self, index: int) -> nn.Module:
         """Return one member as an independent plain module with its current weights."""
         index = self.check_index(index)
-        tensors = tensors_of(self)
-        if self.nets is not None:
-            row = under(f"nets.{index}.", tensors)
-        else:
-            row = {name: tensor[index] for name, tensor in under("net.", tensors).items()}
+        row = self._split(tensors_of(self), range(self.num_members))[index]
         return plain_dropout(self._shells[index].materialise(row)).train(self.training)
 
     def keep_members(self, rows: Sequence[int] | Tensor) -> None:
@@ -378,10 +374,6 @@ class DeepEnsemble(Members):
         for shell in self._shells:
             shell.release()
         return self.__dict__ | {"_loan": None}
-
-
-def _copies(tensors: Tensors) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 @contextmanager

@@ -112,8 +112,7 @@ class Masksembles(SharedMembers):
         places = Map(net)
         sites = _apart_from_each_other(places.choose(layers))
         if grow:
-            sites = [site for site in sites if site.can_grow or layers != "auto"]
-            _check_growth(sites, places)
+            sites = _growing(sites, places, layers)
         if axis is not None:
             sites = [
                 site if axis == site.axis else replace(site.fixed("its axis was given"), axis=axis) for site in sites
@@ -172,10 +171,7 @@ class Masksembles(SharedMembers):
         return outputs
 
     def _check_trimming(self) -> None:
-        """Compare members that have fewer channels with the masked network, once, on the first inputs that were evaluated.
-
-        A network may read widths or weights in its forward pass, which no search for layers sees. Its members keep their masks.
-        """
+        """Compare members that have fewer channels with the masked network, once, on the first inputs that were evaluated."""
         if self._few is None:
             return
         few, self._few, self._trimming_checked = self._few, None, True
@@ -257,12 +253,19 @@ def _apart_from_each_other(sites: list[Site]) -> list[Site]:
     return [site.fixed("another mask acts on the same channels") if site.name in crowded else site for site in sites]
 
 
-def _check_growth(sites: list[Site], places: Map) -> None:
-    bad = next((site for site in sites if not site.can_grow), None)
-    if not sites or bad is not None:
-        why = "There is no layer that can be widened" if bad is None else f"{bad} cannot be widened: {bad.why_fixed}"
-        can = listed([str(site) for site in places.candidates if site.can_grow])
-        raise ValueError(f"{why}. Leave it out, or use grow=False. Candidates: {can}.")
+def _growing(sites: list[Site], places: Map, layers: Layers) -> list[Site]:
+    """Return the places that are widened: those that can be, or all that were asked for."""
+    can = _that_can_grow(sites)
+    if can and (layers == "auto" or len(can) == len(sites)):
+        return can
+    bad = next((site for site in sites if not site.can_grow and layers != "auto"), None)
+    why = "There is no layer that can be widened" if bad is None else f"{bad} cannot be widened: {bad.why_fixed}"
+    candidates = listed([str(site) for site in _that_can_grow(places.candidates)])
+    raise ValueError(f"{why}. Leave it out, or use grow=False. Candidates: {candidates}.")
+
+
+def _that_can_grow(sites: list[Site]) -> list[Site]:
+    return [site for site in sites if site.can_grow]
 
 
 def _put_mask(net: nn.Module, site: Site, num_members: int, scale: float, seed: int, grown: bool, places: Map) -> Site:

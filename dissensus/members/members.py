@@ -20,8 +20,7 @@ from dissensus.construction import describe
 from dissensus.data.features import CachedFeatures
 from dissensus.data.trees import WHOLE, Batch, Output, WholeOutput, expand_rows, inputs_of
 from dissensus.members.stacking import Tensors, average, check_one_architecture, tensors_of
-from dissensus.nets.graphs import evaluating
-from dissensus.randomness import derive, fold
+from dissensus.randomness import derive, evaluating, fold
 
 _settled: WeakKeyDictionary[Module, int] = WeakKeyDictionary()
 _numbers = count(1)
@@ -277,13 +276,13 @@ class Members(nn.Module, ABC):
         if not self.separate:
             raise ValueError(f"{type(self).__name__} members share their parameters, so none can be left out.")
         given = rows.tolist() if isinstance(rows, Tensor) else list(rows)
-        if not given or len(set(given)) < len(given) or any(isinstance(row, bool) for row in given):
-            raise ValueError(f"`rows` must name at least one member, each once, by number; got {given}.")
         kept = [self.check_index(whole_number("rows", row)) for row in given]
+        if not kept or len(set(kept)) < len(kept):
+            raise ValueError(f"`rows` must name at least one member, each once, by number; got {given}.")
         self.member_ids, self.num_members = tuple(self.member_ids[row] for row in kept), len(kept)
         self.member_keys = keys_of(self.seed, self.member_ids).to(self.member_keys.device)
         for name, tensor in tensors_of(self).items() if self.stacked else ():
-            if name not in self.shared_buffers and tensor is not self.member_keys:
+            if name not in {*self.shared_buffers, "member_keys"}:
                 tensor.data, tensor.grad = tensor.data[kept].clone(), None
 
     def soup(self) -> nn.Module:

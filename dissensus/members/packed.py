@@ -235,14 +235,6 @@ def _batch_norm(packed: _Packed, plain: Any, x: Tensor) -> Tensor:
     return packed.unfold(y)
 
 
-def _layer_norm(packed: _Packed, plain: Any, x: Tensor) -> Tensor:
-    return packed.affine(F.layer_norm(x, plain.normalized_shape, eps=plain.eps), -1)
-
-
-def _group_norm(packed: _Packed, plain: Any, x: Tensor) -> Tensor:
-    return packed.affine(F.group_norm(x, plain.num_groups, eps=plain.eps), 1)
-
-
 def _embedding(packed: _Packed, plain: Any, x: Tensor) -> Tensor:
     weight = packed.own("weight")
     assert weight is not None
@@ -256,8 +248,8 @@ _RUN: dict[type[nn.Module], Callable[[_Packed, Any, Tensor], Tensor]] = {
     _GroupedLinear: _linear,
     **dict.fromkeys(_CONVOLUTIONS, _convolution),
     **dict.fromkeys(_NORMS[:3], _batch_norm),
-    nn.LayerNorm: _layer_norm,
-    nn.GroupNorm: _group_norm,
+    nn.LayerNorm: lambda packed, plain, x: packed.affine(F.layer_norm(x, plain.normalized_shape, eps=plain.eps), -1),
+    nn.GroupNorm: lambda packed, plain, x: packed.affine(F.group_norm(x, plain.num_groups, eps=plain.eps), 1),
     nn.Embedding: _embedding,
 }
 
@@ -322,8 +314,7 @@ class _Thinned:
         pairs = [each for each in found if each is not None]
         if function_name(node) in ("cat", "concat", "concatenate") and len(pairs) == len(found) > 0:
             return sum(old for old, _ in pairs), sum(new for _, new in pairs)
-        kinds = set(found)
-        if len(kinds) > 1:
+        if len(set(found)) > 1:
             raise ValueError(
                 f"The network's {node.name!r} puts together tensors of widths that are thinned differently, such as the input and "
                 "hidden features. Pack another network, or make a DeepEnsemble of thinner ones."
@@ -332,7 +323,8 @@ class _Thinned:
 
     def _layer(self, node: fx.Node, module: Any, given: tuple[int, int] | None) -> tuple[int, int] | None:
         name, last = self.part.name(node), node in self.last
-        if not self.part.called_once(node) or module._forward_hooks or module._forward_pre_hooks:
+        hooks = [*module._forward_hooks, *module._forward_pre_hooks]
+        if hooks or not self.part.called_once(node):
             raise ValueError(
                 f"{name!r} is used twice or has hooks, and its widths cannot be changed. Pack another network."
             )

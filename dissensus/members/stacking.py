@@ -108,17 +108,27 @@ def why_another(
     if own.keys() != theirs.keys():
         return "they have other modules"
     for name, module in own.items():
-        where, like = f"module {name!r}" if name else "the module itself", theirs[name]
+        where = f"module {name!r}" if name else "the module itself"
         if not soup and any(getattr(module, hooks, None) for hooks in _HOOKS):
             return f"{where} has hooks"
-        if _kind(module) != _kind(like):
-            return f"{where} is a {type(like).__name__} in one member and a {type(module).__name__} in another"
-        if soup and isinstance(module, nn.modules.dropout._DropoutNd):
-            continue
-        for key, value in module.__dict__.items():
-            if isinstance(value, kept) and key not in _BOOKKEEPING and not _equal(value, like.__dict__.get(key)):
-                return f"attribute {key!r} of {where} differs between members"
+        counts = () if soup and isinstance(module, nn.modules.dropout._DropoutNd) else kept
+        if why := _why_other_module(module, theirs[name], counts, where):
+            return why
     return None
+
+
+def _why_other_module(module: nn.Module, like: nn.Module, kept: tuple[type, ...], where: str) -> str | None:
+    if _kind(module) != _kind(like):
+        return f"{where} is a {type(like).__name__} in one member and a {type(module).__name__} in another"
+    for key, value in module.__dict__.items():
+        if isinstance(value, kept) and key not in _BOOKKEEPING and not _equal(value, like.__dict__.get(key)):
+            return f"attribute {key!r} of {where} differs between members"
+    return None
+
+
+def copies_of(tensors: Tensors) -> dict[str, Tensor]:
+    """Return copies of tensors, by the same names."""
+    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 def average(states: Sequence[Tensors]) -> dict[str, Tensor]:
@@ -357,12 +367,15 @@ def why_not_vectorised(
         line = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
         return f"vmap cannot run it ({line[:120]})"
     with torch.autocast(device, enabled=False):
-        wanted = _attempt(loop, weights(), buffers, x, trainable)
-    real = [
-        t for t in (*wanted.gradients, *wanted.buffers.values(), wanted.outputs, got.outputs) if t.is_floating_point()
-    ]
+        return _difference(got, _attempt(loop, weights(), buffers, x, trainable))
+
+
+def _difference(got: "_Attempt", wanted: "_Attempt") -> str | None:
+    """Say how the vectorised attempt differs from the loop's by more than rounding; None if it does not."""
+    compared = (*wanted.gradients, *wanted.buffers.values(), wanted.outputs, got.outputs)
     # By the rounding of the coarsest of them.
-    tolerance = max((_TOLERANCES.get(tensor.dtype, _TOLERANCE_OF_HALF) for tensor in real), default=0.0)
+    coarse = (_TOLERANCES.get(tensor.dtype, _TOLERANCE_OF_HALF) for tensor in compared if tensor.is_floating_point())
+    tolerance = max(coarse, default=0.0)
     if got.outputs.shape != wanted.outputs.shape or not _close(got.outputs, wanted.outputs, tolerance):
         return "its outputs under vmap differ from the loop's"
     for name, tensor in wanted.buffers.items():
@@ -405,7 +418,7 @@ class _Attempt(NamedTuple):
 
 def _attempt(run: Run, weights: Tensors, buffers: Tensors, x: Tensor, trainable: Collection[str]) -> _Attempt:
     """Run on copies of the buffers; return outputs, the copies as the pass left them, and gradients."""
-    copies = {name: tensor.clone() for name, tensor in buffers.items()}
+    copies = copies_of(buffers)
     leaves = [t.requires_grad_() for n, t in weights.items() if n in trainable and t.is_floating_point()]
     gradients: Sequence[Tensor] = ()
     with torch.enable_grad():
@@ -416,9 +429,8 @@ def _attempt(run: Run, weights: Tensors, buffers: Tensors, x: Tensor, trainable:
             loss = (outputs * places.cos().to(outputs.dtype)).sum()
             gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
     # Whole gradients of two attempts would be the most memory that a run takes.
-    compared = [[g] if g.ndim < 3 else [g.sum(-1), g.norm(dim=-1)] for g in gradients]
-    buffers = {name: tensor.detach() for name, tensor in copies.items()}
-    return _Attempt(outputs.detach(), buffers, [part for parts in compared for part in parts])
+    compared = [part for g in gradients for part in ([g] if g.ndim < 3 else [g.sum(-1), g.norm(dim=-1)])]
+    return _Attempt(outputs.detach(), {name: tensor.detach() for name, tensor in copies.items()}, compared)
 
 
 def _largest(tensor: Tensor) -> float:

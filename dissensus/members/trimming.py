@@ -143,7 +143,7 @@ class Trimmer:
     def _skeleton(self, net: nn.Module) -> nn.Module:
         """Return the network of one member without values: its tensors are on the meta device."""
         # Tensors that are in the memo already are not copied but taken from there.
-        skeleton = copy.deepcopy(net, {id(t): _without_values(t) for t in tensors_of(net).values()})
+        skeleton = copy.deepcopy(net, {id(t): _as_held(t.detach().to("meta"), t) for t in tensors_of(net).values()})
         for name, site in self.sites.items():
             layer = skeleton.get_submodule(name)
             mask = layer.get_submodule(NAME)
@@ -179,9 +179,9 @@ class Trimmer:
         return net
 
 
-def _without_values(tensor: Tensor) -> Tensor:
-    empty = tensor.detach().to("meta")
-    return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+def _as_held(values: Tensor, tensor: Tensor) -> Tensor:
+    """Return values as a parameter where the tensor in whose place they come is one."""
+    return nn.Parameter(values, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else values
 
 
 def resize(net: nn.Module, side: Side, old: int, new: int) -> None:
@@ -191,8 +191,7 @@ def resize(net: nn.Module, side: Side, old: int, new: int) -> None:
         module, size = net.get_submodule(layer), new * piece.block
         tensor = getattr(module, name)
         empty = tensor.detach().new_empty((*tensor.shape[: piece.axis], size, *tensor.shape[piece.axis + 1 :]))
-        parameter = isinstance(tensor, nn.Parameter)
-        setattr(module, name, nn.Parameter(empty, tensor.requires_grad) if parameter else empty)
+        setattr(module, name, _as_held(empty, tensor))
         says = {
             nn.Linear: "in_features" if piece.axis else "out_features",
             nn.modules.conv._ConvNd: "in_channels" if piece.axis else "out_channels",

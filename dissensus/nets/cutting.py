@@ -9,7 +9,8 @@ from torch import Tensor, fx, nn
 
 from dissensus._signatures import checked, whole_number
 from dissensus.nets.dropout import put_layer
-from dissensus.nets.graphs import evaluating, like
+from dissensus.nets.graphs import like
+from dissensus.randomness import evaluating
 
 Reset = Callable[[nn.Module], None]
 

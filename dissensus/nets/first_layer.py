@@ -7,8 +7,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dissensus.nets.graphs import LAYERS, evaluating
-from dissensus.randomness import derive, seeded
+from dissensus.nets.graphs import LAYERS
+from dissensus.randomness import derive, evaluating, seeded
 
 
 def by_group(pair: Tensor, groups: int, axis: int) -> Tensor:
@@ -231,8 +231,8 @@ def _why_not(net: nn.Module, name: str) -> str | None:
     if layer._parameters.get("weight") is None:
         by = "torch.nn.utils.parametrize.remove_parametrizations"
         return f"has a weight that is computed from others (weight_norm, spectral_norm or the like). Take that off first, with {by}."
-    others = [(name, other) for name, other in net.named_modules() if other is not layer]
-    if tied := [name for name, other in others if any(p is layer.weight for p in other._parameters.values())]:
+    modules = net.named_modules()
+    if tied := [n for n, m in modules if m is not layer and any(p is layer.weight for p in m._parameters.values())]:
         return (
             f"shares its weight with {', '.join(tied)}, which would not be doubled. Give the two weights of their own."
         )
@@ -315,10 +315,7 @@ def _widen(layer: nn.Module, places: Places) -> None:
 
 
 def _outputs(net: nn.Module, layer: nn.Module, x: Tensor) -> list[Tensor]:
-    """Return what a network says, as it is and with random values in place of parameters that are all zero.
-
-    Zeros, as heads and the ends of residual branches often begin with, hide what the network does with its inputs.
-    """
+    """Return what a network says, as it is and with random values for parameters that are all zero, which hide what it does."""
     outputs = [run(net, x)]
     real = (p for p in net.parameters() if p is not layer.weight and p.is_floating_point())
     zero = {p: p.data for p in real if not bool(p.detach().any())}

@@ -2,8 +2,7 @@
 
 import operator
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -247,16 +246,3 @@ def like(layer: Any, inputs: int, outputs: int, groups: int = 1) -> nn.Module:
     options |= {name: getattr(layer, name) for name in names}
     convolution: nn.Module = type(layer)(inputs, outputs, groups=groups, **options)
     return convolution
-
-
-@contextmanager
-def evaluating(net: nn.Module) -> Iterator[None]:
-    """Have a network evaluate inside; give every module back its mode."""
-    modes, was_training = [(module, module.training) for module in net.modules()], net.training
-    net.eval()
-    try:
-        yield
-    finally:
-        net.train(was_training)
-        for module, mode in modes:
-            module.training = mode

@@ -319,14 +319,16 @@ class Map:
 
     def _asked(self, layers: Layers) -> list[Site]:
         if layers == "auto":
-            return [s for s in self.candidates if not (s.leaves or s.combined or self.is_stem(s))]
-        if isinstance(layers, type):
-            layers = (layers,)
-        if isinstance(layers, tuple) and all(isinstance(kind, type) for kind in layers):
-            return self._by_test(lambda name, module, kinds=layers: isinstance(module, kinds))  # type: ignore[misc]
-        if callable(layers):
+            return self._by_default()
+        if callable(layers) and not isinstance(layers, type):
             return self._by_test(layers)
-        return [site for name in ([layers] if isinstance(layers, str) else layers) for site in self._by_name(str(name))]
+        asked = (layers,) if isinstance(layers, str | type) else tuple(layers)
+        if all(isinstance(kind, type) for kind in asked):
+            return self._by_test(lambda _, module: isinstance(module, asked))  # type: ignore[arg-type]
+        return [site for name in asked for site in self._by_name(str(name))]
+
+    def _by_default(self) -> list[Site]:
+        return [s for s in self.candidates if not (s.leaves or s.combined or self.is_stem(s))]
 
     def _by_test(self, test: Rule) -> list[Site]:
         names = [name for name, module in self.net.named_modules() if name and test(name, module)]
@@ -346,8 +348,7 @@ class Map:
 
     def _sites_of(self, name: str) -> list[Site]:
         """Return the places after a module: after its calls, or after the module itself where nothing was traced."""
-        calls = [(part, node) for part in self.parts for node in part.graph.nodes if part.name(node) == name]
-        if calls:
+        if calls := self._calls(name):
             return _unique(self.site_at(part, node) for part, node in calls if node.op == "call_module")
         inside = [site for site in self.candidates if site.name == name]
         known = width_of(self.net.get_submodule(name))
@@ -355,6 +356,9 @@ class Map:
             return inside
         unknown = Side(why_fixed="the network around it could not be traced")
         return [Site(name, *known, unknown, unknown)]
+
+    def _calls(self, name: str) -> list[tuple[Traced, fx.Node]]:
+        return [(part, node) for part in self.parts for node in part.graph.nodes if part.name(node) == name]
 
     def is_stem(self, site: Site) -> bool:
         """Whether a place is fed by the network's first convolution."""

@@ -62,7 +62,7 @@ class CheckpointFolder:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         data = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
-        names = [f"{kind}-{step:09d}{copy}" for copy in (("", "-copy") if final else ("",))]
+        names = [f"{kind}-{step:09d}"] + [f"{kind}-{step:09d}-copy"] * final
         rank, count = (0, 1) if mesh is None else (mesh.member_rank, mesh.members)
         for name in names:
             replace_file(self.folder / _block(name, rank, count), data)
@@ -167,14 +167,12 @@ def architecture(members: Members) -> dict[str, str]:
 
 
 def _modules(members: Members) -> dict[str, str]:
-    """Return what members compute beside their tensors: kinds of layers, and what those keep as plain attributes.
-
-    Whole numbers of layers that are not torch's may be counters, which say nothing of what a layer is.
-    """
+    """Return what members compute beside their tensors: kinds of layers, and what those keep as plain attributes."""
     found: dict[str, set[str]] = {}
     for module in members.parts():
         if not isinstance(module, Members):
             kind = type(module)
+            # Whole numbers of other layers than torch's may be counters.
             ours = kind.__module__.startswith("torch.")
             kept = {
                 key: text

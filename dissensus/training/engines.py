@@ -28,6 +28,7 @@ from dissensus.engines.trace import (
     trace,
     work_in,
 )
+from dissensus.members import Members
 from dissensus.objectives.objective import OutputObjective
 from dissensus.training.mesh import MeshStep
 from dissensus.training.state import TrainState
@@ -49,15 +50,19 @@ def form_of(train_step: TrainStep, state: TrainState, concurrent: int | None) ->
     """Return how a step is put together: each member on its own where that is the same and faster or asked for."""
     if isinstance(train_step, MeshStep):
         return "on mesh"
-    members = train_step.members
-    on_streams = state.index.is_cuda and any(isinstance(m, torch.nn.modules.conv._ConvNd) for m in members.modules())
-    faster = on_streams or members.faster_apart
+    faster = _faster_apart(train_step.members, state.index.is_cuda)
     if (faster or concurrent is not None) and why_not_by_member(train_step, state) is None:
         return "by member"
     objective = train_step.objective
     on_outputs = isinstance(objective, OutputObjective) and objective.outputs_only
     in_parts = on_outputs and train_step.settings.accumulate == 1 and train_step.why_not_single is None
     return "in parts" if faster and in_parts else "whole"
+
+
+def _faster_apart(members: Members, cuda: bool) -> bool:
+    """Whether members run faster each as a program of its own; those that convolve do on streams of a GPU."""
+    on_streams = cuda and any(isinstance(module, torch.nn.modules.conv._ConvNd) for module in members.modules())
+    return on_streams or members.faster_apart
 
 
 def why_not_by_member(train_step: TrainStep, state: TrainState) -> str | None:
@@ -356,26 +361,28 @@ def choose_engine(
     try:
         replay = engine.prepare(state, size)
     except NotTraceableError as problem:
-        # Members that draw random numbers follow their seeds one by one.
-        random = getattr(train_step.members, "execution_reason", None) or ""
-        reason = random if "draws random numbers" in random else str(problem)
+        reason = _why_untraced(train_step.members, problem)
         if not free:
             raise ValueError(f"The step cannot be traced: {reason}. Use engine='eager'.") from problem
         log.info("training runs eagerly: the step cannot be traced (%s)", reason)
         return None
-    if name == "auto":
-        # Not on a mesh: others would wait for one process that compiles.
-        pays = replay.form != "on mesh" and compiling_pays(replay, steps)
-        name = "compiled" if pays else "captured"
-    if name == "compiled":
+    if name == "compiled" or (name == "auto" and compiling_pays(replay, steps)):
         # For batches of this shape; a smaller last batch is not worth it.
         replay.compile()
-        engine.name = name
+        engine.name = "compiled"
     return engine
+
+
+def _why_untraced(members: Members, problem: NotTraceableError) -> str:
+    """Say why a step cannot be traced; members that draw random numbers follow their seeds one by one."""
+    reason = getattr(members, "execution_reason", None) or ""
+    return reason if "draws random numbers" in reason else str(problem)
 
 
 def compiling_pays(replay: Replay, steps: int) -> bool:
     """Whether so many steps gain more by a compiled program than compiling it takes."""
+    if replay.form == "on mesh":  # others would wait for the process that compiles
+        return False
     operations, work = replay.work
     device = replay.state.index.device.type
     seconds = (operations * OPERATION_SECONDS[device] + work / WORK_A_SECOND[device]) * len(replay.units)

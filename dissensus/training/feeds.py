@@ -338,10 +338,8 @@ class LoaderFeed(PlacedFeed):
 
 
 def _loads_elsewhere(loader: DataLoader[Any]) -> bool:
-    """Whether taking a batch draws no random numbers in this process, so that a thread may do it beside training.
-
-    Torch's own samplers draw when an epoch begins; what is random in a dataset then happens in the loader's processes.
-    """
+    """Whether taking a batch draws no random numbers in this process, so that a thread may do it beside training."""
+    # Torch's own samplers draw when an epoch begins; what is random in a dataset happens in the loader's processes.
     samplers = (loader.sampler, loader.batch_sampler)
     own = all(s is None or type(s).__module__.startswith("torch.utils.data") for s in samplers)
     return loader.num_workers > 0 and own

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from dissensus._checks import explained
 from dissensus._machine import threads_for
-from dissensus._signatures import checked, whole_number
+from dissensus._signatures import checked, refuse, whole_number
 from dissensus.data.augment import Augmentation
 from dissensus.data.features import CachedFeatures
 from dissensus.data.files import Loaded, as_data
@@ -576,14 +576,13 @@ def _streams_of(objective: Objective, unlabelled: Any, x: Batch, device: torch.d
     """Return further inputs that the objective reads, tensor by tensor, on the device, checked against the training inputs."""
     streams = {name: values.to(device) for name, values in objective.stream_data().items()}
     if unlabelled is not None:
-        if "unlabelled" not in objective.streams:
-            raise ValueError(
-                f"{type(objective).__name__} does not read unlabelled data. Wrap it in VirtualAdversarial, or leave `unlabelled` out."
-            )
-        if "unlabelled" in streams:
-            raise ValueError(
-                f"{type(objective).__name__} brings its own unlabelled data. Give it there, or here as `unlabelled`, not both."
-            )
+        name, reads, brings = type(objective).__name__, "unlabelled" in objective.streams, "unlabelled" in streams
+        refuse(
+            {
+                f"{name} does not read unlabelled data. Wrap it in VirtualAdversarial, or leave `unlabelled` out.": not reads,
+                f"{name} brings its own unlabelled data. Give it there, or here as `unlabelled`, not both.": brings,
+            }
+        )
         streams["unlabelled"] = all_inputs(unlabelled, "unlabelled").to(device)
     for name, values in streams.items():
         if not name.endswith(".y") and _shapes(values) != _shapes(x):

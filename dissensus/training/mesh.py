@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from dissensus._signatures import refuse
 from dissensus.objectives import Objective, Step
 from dissensus.objectives.objective import OutputObjective
 from dissensus.randomness import fold
@@ -216,7 +217,7 @@ def mesh_of(shape: tuple[int, int] | None) -> Mesh | None:
 def check_mesh(mesh: Mesh, members: "Members", objective: Objective, picks: bool) -> None:
     """Refuse what cannot be trained in parts."""
     norms = [m for m in members.parts() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    refusals = {
+    reasons = {
         f"`mesh` trains ensembles whose members own their parameters and have one architecture; this is {type(members).__name__}.": (
             members.loss_over_members != "sum" or not members.stacked
         ),
@@ -232,9 +233,7 @@ def check_mesh(mesh: Mesh, members: "Members", objective: Objective, picks: bool
             mesh.data > 1 and not all(isinstance(norm, nn.SyncBatchNorm) for norm in norms)
         ),
     }
-    for sentence, holds in refusals.items():
-        if holds:
-            raise ValueError(sentence)
+    refuse(reasons)
 
 
 @dataclass

@@ -244,13 +244,18 @@ def _factory_of(
 
 def _row_rule(optimizer: Optimizer) -> Rule | None:
     """Return the row-wise rule that is this torch optimizer with all its groups of parameters, None if there is none."""
-    kind, groups, rules = TORCH_RULES.get(type(optimizer)), optimizer.param_groups, []
-    if kind is None or any(group.get("amsgrad") or group.get("maximize") for group in groups):
+    if (kind := TORCH_RULES.get(type(optimizer))) is None:
         return None
-    for group in groups:
-        rule = AdamW if kind is Adam and group.get("decoupled_weight_decay") else kind
-        rules.append(rule(**{f.name: group[f.name] for f in fields(rule)}))
-    return rules[0] if all(rule == rules[0] for rule in rules) else None
+    first, *others = [_rule_of(kind, group) for group in optimizer.param_groups]
+    return first if all(rule == first for rule in others) else None
+
+
+def _rule_of(kind: type[Rule], group: Mapping[str, Any]) -> Rule | None:
+    if group.get("amsgrad") or group.get("maximize"):
+        return None
+    if kind is Adam and group.get("decoupled_weight_decay"):
+        kind = AdamW
+    return kind(**{f.name: group[f.name] for f in fields(kind)})
 
 
 def _columns(factory: Factory, block: Block) -> dict[str, Tensor]:

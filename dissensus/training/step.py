@@ -86,7 +86,7 @@ class TrainStep:
     def initial_state(self, factors: Tensor, streams: Mapping[str, Tensor]) -> TrainState:
         """Return the state before the first step."""
         device, seed = self.blocks[0].flat.device, self.settings.seed
-        trained = {name for block in self.blocks for name in block.names}
+        trained = set[str]().union(*(block.names for block in self.blocks))
         keys = [derive(seed, "noise", member) for member in self.members.member_ids]
         return TrainState(
             parameters=[block.flat for block in self.blocks],
@@ -299,8 +299,10 @@ class TrainStep:
         """Keep each number of a gradient within the largest value allowed, then scale each member's down to the largest norm."""
         if (limit := self.settings.clip_value) is not None:
             gradients = [None if gradient is None else gradient.clamp(-limit, limit) for gradient in gradients]
-        if (limit := self.settings.clip_norm) is None:
-            return gradients
+        limit = self.settings.clip_norm
+        return gradients if limit is None else self._within_norm(gradients, limit, rows)
+
+    def _within_norm(self, gradients: Gradients, limit: float, rows: Tensor | None) -> Gradients:
         count = self.members.num_trained if rows is None or not self.blocks[0].stacked else len(rows)
         squares = torch.zeros(count, dtype=torch.float32, device=self.blocks[0].flat.device)
         # Whose norm each row of a block is part of.

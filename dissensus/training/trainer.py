@@ -16,9 +16,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from dissensus._files import only_writer
-from dissensus._signatures import real_number, real_numbers, whole_number
+from dissensus._signatures import real_number, real_numbers, refuse, whole_number
 from dissensus.data.augment import Augmentation
 from dissensus.members import Members
+from dissensus.members.members import under
+from dissensus.members.stacking import copies_of
 from dissensus.objectives import Objective
 from dissensus.randomness import derive, seeded
 from dissensus.training.checkpoints import CheckpointError, CheckpointFolder, architecture, check_same_run, fingerprint
@@ -37,38 +39,30 @@ class DivergedError(RuntimeError):
     """A member's loss is no longer a finite number."""
 
 
-def _refuse(reasons: Mapping[str, object]) -> None:
-    """Raise the first sentence whose reason is true."""
-    for sentence, wrong in reasons.items():
-        if wrong:
-            raise ValueError(sentence)
-
-
 def _epoch_or_steps(name: str, value: Any) -> Literal["epoch"] | int:
     return "epoch" if value == "epoch" else whole_number(name, value, 1, tail=" or 'epoch'")
 
 
-def _decay(name: str, value: Any) -> float:
-    if real_number(name, value) >= 1:
-        raise ValueError(f"`{name}` must be a number from 0 to below 1, such as 0.999; got {value!r}.")
-    return float(value)
+def _or_none(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
+    return lambda name, value: None if value is None else check(name, value)
 
 
 _NUMBERS: Mapping[str, Callable[[str, Any], Any]] = {
     "seed": whole_number,
     "epochs": partial(whole_number, least=1),
     "checkpoint_every": partial(whole_number, least=1),
-    "patience": partial(whole_number, least=1),
-    "concurrent_members": partial(whole_number, least=1),
+    "patience": _or_none(partial(whole_number, least=1)),
+    "concurrent_members": _or_none(partial(whole_number, least=1)),
     "check_every": _epoch_or_steps,
     "lr": real_numbers,
-    "weight_decay": real_numbers,
-    "clip_norm": partial(real_number, above=True),
-    "clip_value": partial(real_number, above=True),
+    "weight_decay": _or_none(real_numbers),
+    "clip_norm": _or_none(partial(real_number, above=True)),
+    "clip_value": _or_none(partial(real_number, above=True)),
     "accumulate": partial(whole_number, least=1),
-    "ema": _decay,
+    "ema": _or_none(partial(real_number, below=1.0)),
 }
-_MAY_BE_NONE = {"patience", "concurrent_members", "weight_decay", "clip_norm", "clip_value", "ema"}
+# What processes that train together do not do, and how it is left out.
+_OFF_ON_MESH = {"accumulate": 1, "concurrent_members": None, "ema": None, "per_member": False}
 
 
 @dataclass(frozen=True)
@@ -105,17 +99,13 @@ class Settings:
     def __post_init__(self) -> None:
         """Refuse what means nothing; numbers of any origin become Python's own."""
         for name, check in _NUMBERS.items():
-            value = getattr(self, name)
-            if value is not None or name not in _MAY_BE_NONE:
-                object.__setattr__(self, name, check(name, value))
+            object.__setattr__(self, name, check(name, getattr(self, name)))
         if self.select is None and (self.per_member or self.patience is not None):
             object.__setattr__(self, "select", "validation_loss" if self.per_member else "ensemble_loss")
-        mesh, alone = self.mesh is not None, self.per_member or self.ema or self.accumulate > 1
-        _refuse(
+        alone = [f"`{name}`" for name, off in _OFF_ON_MESH.items() if getattr(self, name) != off]
+        refuse(
             {
-                "`concurrent_members` is for one process. Leave it out, or leave `mesh` out.": mesh
-                and self.concurrent_members is not None,
-                "`mesh` goes without `accumulate`, `ema` and `per_member`. Train in one process, or leave them out.": mesh
+                f"`mesh` goes without {', '.join(alone)}. Train in one process, or leave that out.": self.mesh
                 and alone,
                 "`checkpoint_dir` must be a folder's path; got ''. Pass None for no checkpoints.": self.checkpoint_dir
                 == "",
@@ -201,7 +191,7 @@ class Trainer:
         settings, separate = self.settings, self.members.separate
         apart, drops = separate and not self.objective.couples, settings.on_divergence == "drop"
         plateau = isinstance(settings.schedule, Plateau)
-        _refuse(
+        refuse(
             {
                 "on_divergence='drop' needs members that own their parameters and an objective that does not couple them; "
                 "otherwise one member's divergence is every member's. Use on_divergence='stop'.": drops and not apart,
@@ -217,11 +207,15 @@ class Trainer:
                 ),
             }
         )
-        measured = ["loss", "accuracy"] if self.objective.likelihood.kind in ("classes", "labels") else ["loss"]
-        of_whom = ["validation"] if settings.per_member else ["ensemble", "validation"]
-        columns = [f"{whose}_{what}" for what in measured for whose in of_whom]
+        columns = self._columns()
         if settings.select is not None and settings.select not in columns:
             raise ValueError(f"`select` must be one of {', '.join(columns)}; got {settings.select!r}.")
+
+    def _columns(self) -> list[str]:
+        """Return the columns of the history by which weights can be selected."""
+        measured = ["loss", "accuracy"] if self.objective.likelihood.kind in ("classes", "labels") else ["loss"]
+        of_whom = ["validation"] if self.settings.per_member else ["ensemble", "validation"]
+        return [f"{whose}_{what}" for what in measured for whose in of_whom]
 
     @torch.enable_grad()
     def run(self) -> Run:
@@ -290,24 +284,26 @@ class Trainer:
         return [values[self.first_ids.index(member)] for member in self.members.member_ids]
 
     def _loop(self, progress: Progress) -> None:
-        result, epochs = self.result, self.settings.epochs
+        result = self.result
         self.clock = time.monotonic()
-        while result.epoch < epochs and not result.stopped_early:
+        while not self._has_ended():
             self._go_through_data(progress)
             if not result.stopped_early:
                 result.epoch += 1
-                self.members.after_epoch(result.epoch, epochs)
+                self.members.after_epoch(result.epoch, self.settings.epochs)
                 if self.settings.check_every == "epoch":
                     self._check(progress)
-            last = result.stopped_early or result.epoch == epochs
-            if last and self.checked_step < result.step:
-                self._check(progress)
-            if last:
+            if last := self._has_ended():
+                if self.checked_step < result.step:
+                    self._check(progress)
                 self._swap_averages()
             if self.folder is not None and (last or result.epoch % self.settings.checkpoint_every == 0):
                 self._share()
                 self._handle_divergence()
                 self._save("last", final=last)
+
+    def _has_ended(self) -> bool:
+        return self.result.stopped_early or self.result.epoch >= self.settings.epochs
 
     def _go_through_data(self, progress: Progress) -> None:
         """Take the steps of one epoch that are left, until patience runs out."""
@@ -346,11 +342,8 @@ class Trainer:
         return self.engine
 
     def _as_written(self) -> bool:
-        """Whether the step is taken eagerly, whatever the engine: the first one with examples of a shape, and all those beyond many shapes.
-
-        In the first one members decide how they run, and the objective shows what it logs. Shapes are kept in checkpoints, so that
-        a run that goes on does as one that was not interrupted.
-        """
+        """Whether the step is eager, whatever the engine: the first one with examples of a shape, and all those beyond many shapes."""
+        # In the first one members decide how they run, and the objective shows what it logs. Checkpoints keep the shapes.
         if self.settings.concurrent_members is not None:
             return False
         shape = " ".join(str(list(self.feed.tensors[name].shape[1:])) for name in self.feed.placed)
@@ -358,10 +351,8 @@ class Trainer:
         if not known:
             self.shapes.append(shape)
             if len(self.shapes) == 2:
-                log.info(
-                    "batches come in several shapes: where steps are traced, the first %d get a program each and others run eagerly",
-                    PROGRAMS,
-                )
+                text = "batches come in several shapes: where steps are traced, the first %d get a program each and others run eagerly"
+                log.info(text, PROGRAMS)
         return not known or self.shapes.index(shape) >= PROGRAMS
 
     def _check(self, progress: Progress) -> None:
@@ -379,11 +370,7 @@ class Trainer:
             seen = validate(self.members, self.validation, self.objective.likelihood, self.collusion)
             per_member, whole = per_member | seen[0], whole | seen[1]
         if self.collusion is not None:
-            found, warning = self.collusion.check(self.members, self.result.history)
-            whole |= found
-            if warning:
-                log.warning("step %d: %s", self.result.step, warning)
-                progress.note(f"step {self.result.step}: {warning}")
+            whole |= self._look_for_collusion(self.collusion, progress)
         head = {"epoch": -(-self.result.step // self.feed.steps_per_epoch), "step": self.result.step}
         self.result.history.add(head, self.members.member_ids, per_member, whole)
         if self.folder is not None and self.writes:
@@ -398,6 +385,13 @@ class Trainer:
                 self.members.train()
             check_attached(self.members, self.step.blocks)
         self.clock = time.monotonic()
+
+    def _look_for_collusion(self, watch: CollusionWatch, progress: Progress) -> dict[str, float]:
+        found, warning = watch.check(self.members, self.result.history)
+        if warning:
+            log.warning("step %d: %s", self.result.step, warning)
+            progress.note(f"step {self.result.step}: {warning}")
+        return found
 
     def _share(self) -> None:
         """Have what other processes trained, where several train together."""
@@ -494,7 +488,7 @@ class Trainer:
             self._select_members(per_member[settings.select])
         elif self.watch.see(values[settings.select], self.result.step):
             self.result.best, self.result.best_step = self.watch.best, self.watch.best_step
-            self.good = {name: tensor.clone() for name, tensor in self.state.weights().items()}
+            self.good = copies_of(self.state.weights())
             if self.folder is not None:
                 self._save("best", self.good)
         elif settings.patience is not None and self.watch.stale >= settings.patience:
@@ -503,8 +497,7 @@ class Trainer:
     def _select_members(self, values: Sequence[float]) -> None:
         """Keep each member as it is at its best; the rate of one whose patience has run out becomes zero."""
         now = self.state.weights()
-        if self.good is None:
-            self.good = {name: tensor.clone() for name, tensor in now.items()}
+        self.good = self.good or copies_of(now)
         for place, (watch, value) in enumerate(zip(self.watches, values, strict=True)):
             if not self._has_stopped(watch) and watch.see(value, self.result.step):
                 self._copy_member(place, now, self.good)
@@ -609,13 +602,9 @@ class Trainer:
 
     def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Go on from what `_tensors` and `_save` wrote."""
-        separate, good = (
-            {name.removeprefix(prefix): tensors.pop(name) for name in list(tensors) if name.startswith(prefix)}
-            for prefix in ("separate.", "good.")
-        )
-        for name, tensor in tensors.items():
-            if name.startswith("sums."):
-                self.step.make_sum(self.state, name.removeprefix("sums."), tensor.shape)
+        separate, good = _taken_out(tensors, "separate."), _taken_out(tensors, "good.")
+        for name, tensor in under("sums.", tensors).items():
+            self.step.make_sum(self.state, name, tensor.shape)
         if (stranger := self.state.load(tensors)) is not None:
             raise CheckpointError(
                 f"The checkpoint in {self.settings.checkpoint_dir} was written by another version of dissensus, which laid "
@@ -632,5 +621,10 @@ class Trainer:
         self.members.decide_as(facts.get("decisions", {}))
         self.shapes = facts.get("shapes", [""])
         self.watch, self.plateau = Watch(**facts["watch"]), Watch(**facts["plateau"])
-        self.watches = [Watch(**watch) for watch in facts["watches"]] if self.watches else []
-        result.best, result.best_step = (self.watch.best, self.watch.best_step) if self.good else (None, None)
+        self.watches = [Watch(**watch) for watch in facts["watches"]]
+        result.best, result.best_step = self.watch.best, self.watch.best_step
+
+
+def _taken_out(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Remove what has names that begin so; return it by the rest of its names."""
+    return {name.removeprefix(prefix): tensors.pop(name) for name in list(tensors) if name.startswith(prefix)}
