@@ -319,7 +319,7 @@ class TestBadInput:
             ({"references": x.double()}, "dtype"),
             ({"references": x[:, :3]}, "inputs of the network"),
             ({"references": None}, "`references` must be a torch tensor .* or an array of numbers; got None"),
-            ({"references": (x, y)}, "`references` must be one array"),
+            ({"references": (x, y)}, "one tensor or array.*got a tuple.*hand over the inputs alone"),
             ({"references": TensorDataset(x, y)}, "`references` must be .*got TensorDataset"),
             ({"references": x.where(x < 1, torch.nan)}, "finite real numbers"),
             ({"num_members": 41}, "from 1 to that of references, 40"),
@@ -340,7 +340,7 @@ class TestBadInput:
             ({"initialise": "zeros"}, "initialise"),
             ({"num_nets": 3}, "only a function"),
             ({"net": 3}, "must be an nn.Module .a network.*or a function"),
-            ({"net": []}, "at least 1; got 0"),
+            ({"net": []}, "list of networks.*got an empty one"),
             ({"net": ds.HeadEnsemble(nn.Linear(4, 4), (4, 3), 2)}, r"Anchored\(ens.heads, features"),
             ({"first_layer": "9"}, "no layer '9'.*'0'"),
             ({"first_layer": "2"}, "is a ReLU"),
@@ -364,6 +364,11 @@ class TestBadInput:
     def test_inputs_unlike_the_references_are_refused(self, wrong, training):
         with pytest.raises(ValueError, match="like the references"):
             ds.Anchored(net(), x, 2).train(training)(wrong)
+
+    @pytest.mark.parametrize("wrong", [x[:3], x[0, :3], x[None]])
+    def test_pairs_of_two_shapes_are_refused(self, wrong):
+        with pytest.raises(ValueError, match=r"`reference` must be shaped like the residual, \(40, 4\)"):
+            ds.Anchored(net(), x, 2).forward_pair(wrong, x)
 
     def test_masks_of_a_pass_can_be_drawn_again(self):
         ens = seeing(x, mask_probability=0.5, mask_per="example")

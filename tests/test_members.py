@@ -318,6 +318,7 @@ def test_members_of_one_kind_given_as_nets_are_copied():
         (lambda: ds.DeepEnsemble(lambda: "net", 2), "nn.Module"),
         (lambda: ds.DeepEnsemble(lambda: nn.LazyLinear(3), 2), "no shape yet"),
         (lambda: ds.DeepEnsemble(mlp, 2, execution="fast"), "'vectorised'"),
+        (lambda: ds.DeepEnsemble.from_members([]), "list of networks.*got an empty one"),
         (lambda: ds.DeepEnsemble(mlp, 2).member(2), "members 0 to 1"),
         (lambda: ds.DeepEnsemble(mlp, 2).each(x), "members=2"),
         (lambda: ds.DeepEnsemble.from_members([nn.Linear(4, 3), nn.Linear(4, 2)])(x), "one shape"),

@@ -85,7 +85,7 @@ def labels_of(values: Any, name: str, size: int) -> NDArray[Any]:
     found = np.asarray(values.detach().cpu() if is_tensor(values) else values)
     if found.shape != (size,) or found.dtype.kind not in "iubUS":
         raise ValueError(
-            f"`{name}` must be {size} whole numbers or words, one an input; got {found.dtype} {found.shape}."
+            f"`{name}` must be {size} whole numbers or words, one class an input; got {found.dtype} shaped {found.shape}."
         )
     return found
 

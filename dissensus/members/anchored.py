@@ -146,6 +146,11 @@ def _as_ensemble(net: Any, num_nets: int, seed: int) -> DeepEnsemble:
 
 def _as_inputs(references: Array) -> Tensor:
     """Return references as one tensor of inputs, or say what is wrong with them."""
+    if isinstance(references, list | tuple):
+        raise ValueError(
+            f"`references` must be one tensor or array of inputs, (references, ...); got a {type(references).__name__}. Of pairs and "
+            "data sets hand over the inputs alone."
+        )
     inputs = as_tensor(references, "references")
     finite = bool(inputs.isfinite().all())
     if inputs.ndim < 2 or len(inputs) == 0 or not inputs.is_floating_point() or not finite:
@@ -319,6 +324,11 @@ class Anchored(OnDeepEnsemble):
         `forward_pair(r, x - r)` is what members say of x. A masked reference is zeros: `forward_pair(zeros, x - r)`.
         """
         self.check_inputs(residual, own=False)
+        if reference.shape not in (residual.shape, residual.shape[1:], (1, *residual.shape[1:])):
+            raise ValueError(
+                f"`reference` must be shaped like the residual, {tuple(residual.shape)}, or like one of its inputs; got "
+                f"{tuple(reference.shape)}."
+            )
         pair = torch.cat([reference.to(residual.dtype).expand_as(residual), residual], dim=self.pair_axis)
         return self.view().through(self.run_pairs, pair)
 

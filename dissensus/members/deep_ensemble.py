@@ -108,6 +108,8 @@ class DeepEnsemble(Members):
                 f"`from_members` wants a list of networks, from_members([net_a, net_b]); got {type(nets).__name__}."
             )
         nets, ensemble = list(nets), cls.__new__(cls)
+        if not nets:
+            raise ValueError("`from_members` wants a list of networks, from_members([net_a, net_b]); got an empty one.")
         Members.__init__(ensemble, len(nets), seed)
         given = {"nets": nets, "seed": seed, "execution": execution, "output": output}
         ensemble.made_by, ensemble.output = ("from_members", describe(given)), output

@@ -77,10 +77,10 @@ class LoRAEnsemble(SharedMembers):
         full = _matching(linear, own, "own")
         low = [name for name in _matching(linear, layers, "layers") if name not in full]
         for name in full:
-            grown = put_layer(grown, name, _OwnLinear(linear[name], num_members))
+            grown = put_layer(grown, name, _Full(linear[name], num_members))
         for name in low:
             key = derive(seed, "adapter", name)
-            grown = put_layer(grown, name, LoRALinear(linear[name], num_members, rank, alpha, key))
+            grown = put_layer(grown, name, _LowRank(linear[name], num_members, rank, alpha, key))
         super().__init__(grown, num_members, seed, "whole", output)
         self.rank, self.alpha = rank, alpha
         own_names = {
@@ -133,7 +133,7 @@ class _Adapter(nn.Module):
         return one
 
 
-class LoRALinear(_Adapter):
+class _LowRank(_Adapter):
     """A frozen linear layer and corrections of low rank, `(members, rank, inputs)` and `(members, outputs, rank)`."""
 
     def __init__(self, base: nn.Linear, num_members: int, rank: int, alpha: float, key: int) -> None:
@@ -153,7 +153,7 @@ class LoRALinear(_Adapter):
         return base + self.scale * correction.reshape(base.shape).to(base.dtype)
 
 
-class _OwnLinear(_Adapter):
+class _Full(_Adapter):
     """A layer that every member has for itself, `(members, outputs, inputs)`; it starts as the network's."""
 
     bias: nn.Parameter | None

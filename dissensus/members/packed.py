@@ -358,10 +358,13 @@ def _width(module: Any, name: str) -> int:
     """Return how many features a layer gives, or say why it is not packed."""
     unknown = [each for each in ("padding_idx", "max_norm") if getattr(module, each, None) is not None]
     if isinstance(module, _NORMS[:3]) and module.momentum is None:
-        unknown.append("no momentum")
+        unknown.append("momentum=None")
     if (known := width_of(module)) is None or unknown:
         had = " and ".join(unknown or ["several axes"])
-        raise ValueError(f"The layer {name!r} has {had}, which is not packed. Pack another network.")
+        raise ValueError(
+            f"The layer {name!r} has {had}, which is not packed. Pack a network whose layers have a momentum, such as 0.1, normalise "
+            "over the last axis and embed without padding_idx and max_norm."
+        )
     return known[0]
 
 

@@ -50,8 +50,8 @@ def check_nets(nets: Sequence[nn.Module]) -> None:
             if other != index:
                 raise ValueError(
                     f"Members must not share parameters; {name!r} of member {index} is the same object as {other_name!r} of "
-                    f"member {other}. Make a new network in every call of the factory (for one frozen backbone under many heads "
-                    "use HeadEnsemble)."
+                    f"member {other}. Make a new network in every call of the factory, or copy it (for one frozen backbone under many "
+                    "heads use HeadEnsemble)."
                 )
     if len({id(net) for net in nets}) < len(nets):
         raise ValueError(
