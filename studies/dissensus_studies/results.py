@@ -9,6 +9,7 @@ each claim of the documents. `studies/pages` has the words around them and how e
 """
 
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -107,7 +108,8 @@ def choosing_guide(text: str, claims: Sequence[Record], records: Path = RECORDS)
     short = sum(claim["verdict"] == VERDICTS[-1] for claim in claims)
     parts = {"kinds": kinds_table(kinds), "scores": scores_table(kinds, heads), "claims": f"{short} of {len(claims)}"}
     for name, part in parts.items():
-        text = text.replace(f"<!-- {name} -->", part)
+        # Cells without spaces: the guide is read, and counted, in words.
+        text = text.replace(f"<!-- {name} -->", re.sub(r" ?\| ?", "|", part))
     return text
 
 
