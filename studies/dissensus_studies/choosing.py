@@ -35,8 +35,8 @@ from dissensus.objectives import Adversarial, Disagree, Independent, Joint, Loss
 from dissensus.predictions import predict
 from dissensus.randomness import derive, seeded
 from dissensus.training.schedules import Cyclic
-from dissensus_studies.drawing import pareto
 from dissensus_studies.harness.arm_log import Arm, Arms, Record, run_arms
+from dissensus_studies.harness.figures import pareto
 from dissensus_studies.harness.image_arms import (
     as_in_training,
     fit_images,
