@@ -41,7 +41,7 @@ def panels(
     return figure, axes
 
 
-def set_style(ax: "matplotlib.axes.Axes") -> None:
+def set_style(ax: "Axes") -> None:
     """Give a panel the package's look: no box, light axes, few ticks with plain numbers."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
