@@ -14,7 +14,7 @@ page into `output` and returns the page's path. A module is imported only when i
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from inspect import Parameter, signature
+from inspect import signature
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -44,8 +44,7 @@ class Study:
         """
         run = import_module(self.module).run
         taken = signature(run).parameters
-        anything = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in taken.values())
-        lacking = [name for name in options if name not in taken and not anything]
+        lacking = [name for name in options if name not in taken]
         if data is not None and not self.reads_data:
             lacking.append("data")
         if lacking:

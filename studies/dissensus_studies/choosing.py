@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from dissensus.architectures import resnet18
 from dissensus.html import Section
 from dissensus.members import (
+    MIMO,
+    SWAG,
     Anchored,
     BatchEnsemble,
     DeepEnsemble,
@@ -26,13 +28,15 @@ from dissensus.members import (
     MCDropout,
     Members,
     PackedEnsemble,
+    SnapshotEnsemble,
     cut,
 )
 from dissensus.objectives import Adversarial, Disagree, Independent, Joint, LossGuided, Objective
 from dissensus.predictions import predict
 from dissensus.randomness import derive, seeded
-from dissensus_studies.drawing import pareto
+from dissensus.training.schedules import Cyclic
 from dissensus_studies.harness.arm_log import Arm, Arms, Record, run_arms
+from dissensus_studies.harness.figures import pareto
 from dissensus_studies.harness.image_arms import (
     as_in_training,
     fit_images,
@@ -53,6 +57,13 @@ CORRUPTIONS = ("gaussian_noise", "motion_blur", "fog", "jpeg_compression", "cont
 # Images that A2D disagrees on: the first of these that the folder has, else the last unknown set.
 ELSEWHERE = ("isun", "lsun_resize", "textures")
 REFERENCES = 128
+# These take normalised images: their first layer must be the network's own.
+NORMALISED = ("anchored", "mimo")
+# How kinds are trained whose members are made of one path: a cycle for each snapshot, and a rate that keeps moving.
+TRAINING: Mapping[str, Mapping[str, Any]] = {
+    "snapshots": {"schedule": Cyclic(NUM_MEMBERS)},
+    "swag": {"schedule": "constant", "lr": 0.05},
+}
 # What the time of a step is taken on; the first epochs trace and capture.
 TIMED_BATCHES, TIMED_EPOCHS = 24, 4
 
@@ -72,6 +83,9 @@ COMBINATIONS: tuple[tuple[str, str], ...] = (
     ("heads", "loss-guided 0.5"),
     ("packed", "loss-guided 0.5"),
     ("deep", "adversarial"),
+    ("snapshots", "independent"),
+    ("swag", "independent"),
+    ("mimo", "independent"),
 )
 
 
@@ -137,7 +151,7 @@ def reserved(sets: ImageSets) -> tuple[ImageSets, Tensor]:
 
 
 def make_members(setting: Setting, sets: ImageSets, network: Callable[[], nn.Module]) -> Members:
-    """Make an untrained ensemble of this kind; it takes uint8 images, anchored networks normalised ones."""
+    """Make an untrained ensemble of this kind; it takes uint8 images, those of `NORMALISED` normalised ones."""
 
     def make() -> nn.Module:
         return on_pixels(network(), sets)
@@ -151,6 +165,9 @@ def make_members(setting: Setting, sets: ImageSets, network: Callable[[], nn.Mod
         "packed": lambda: PackedEnsemble(make, NUM_MEMBERS, seed=setting.seed),
         "batch ensemble": lambda: BatchEnsemble(make, NUM_MEMBERS, setting.seed),
         "mc dropout": lambda: MCDropout(with_dropout(net, DROPOUT), NUM_MEMBERS, setting.seed),
+        "snapshots": lambda: SnapshotEnsemble(make, NUM_MEMBERS, setting.seed),
+        "swag": lambda: SWAG(make, NUM_MEMBERS, setting.seed),
+        "mimo": lambda: MIMO(network, NUM_MEMBERS, setting.seed),
         "anchored": lambda: Anchored(
             network, sets.normalise(sets.train.x[:REFERENCES]), NUM_MEMBERS, seed=setting.seed, mask_probability=0.0625
         ),
@@ -178,7 +195,7 @@ def _arm(setting: Setting, sets: ImageSets, elsewhere: Tensor, budget: float, ep
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
         attacked = setting.objective == "adversarial"
-        transform = sets.normalise if setting.kind == "anchored" or attacked else None
+        transform = sets.normalise if setting.kind in NORMALISED or attacked else None
         if setting.kind == "heads":
             members, record, seconds = _heads(setting, sets, elsewhere, network, budget, epochs)
         else:
@@ -226,7 +243,10 @@ def _train(
         "batch_size": 32 if len(sets.train.x) < 10_000 else 128,
         "last_batch": "drop" if len(sets.train.x) >= 256 else "keep",
         "engine": "captured" if epochs is None else "auto",
+        **TRAINING.get(setting.kind, {}),
     }
+    # What is timed is not interrupted.
+    part = None if epochs is None else type(members).__name__
     if epochs is None:
         start = {name: tensor.clone() for name, tensor in members.state_dict().items()}
         ticks: list[float] = []
@@ -242,7 +262,7 @@ def _train(
         members.load_state_dict(start)
         an_image = min(after - before for before, after in pairwise(ticks)) / len(few.x)
         epochs = max(round(budget / max(an_image * len(sets.all_train.x), 1e-3)), 1)
-    run = fit_images(members, sets, make_objective(setting.objective, other), epochs=epochs, **options)
+    run = fit_images(members, sets, make_objective(setting.objective, other), epochs=epochs, part=part, **options)
     return training_record(run)
 
 

@@ -21,7 +21,7 @@ from dissensus import conformal
 from dissensus.conformal.coverage import IntervalMethod, SetMethod
 from dissensus.objectives.likelihoods import mean_and_scale
 from dissensus.scores import REGRESSION_SCORES, all_scores
-from dissensus_studies.drawing import save_figure
+from dissensus_studies.harness.figures import save_figure
 from dissensus_studies.recorded import TEMPLATES, markdown
 from dissensus_studies.results import folded
 

@@ -23,12 +23,11 @@ from dissensus.architectures import resnet18
 from dissensus.html import Section, Table
 from dissensus.members import BatchEnsemble, DeepEnsemble, Masksembles, MCDropout, Members
 from dissensus.randomness import derive, seeded
-from dissensus_studies.harness.arm_log import Arm, Arms, Record
+from dissensus_studies.harness.arm_log import Arm, Arms, Record, file_name
 from dissensus_studies.harness.claims import Claim
 from dissensus_studies.harness.figures import Drawing, sweep
 from dissensus_studies.harness.image_arms import (
     BATCH_SIZE,
-    file_name,
     fit_images,
     measure,
     on_pixels,
@@ -124,6 +123,7 @@ def train_and_measure(setting: MaskSetting, work: Work) -> Record:
         epochs=work.epochs or (QUICK_EPOCHS if quick else EPOCHS),
         lr=RATE,
         batch_size=QUICK_BATCH if quick else BATCH_SIZE,
+        part="net",
     )
     record = measure(members, sets, name=setting.name, seed=setting.seed)
     logits = save_outputs(members, sets, work.output / "outputs" / f"{file_name(setting.name)}.npz")

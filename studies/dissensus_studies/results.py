@@ -9,6 +9,7 @@ each claim of the documents. `studies/pages` has the words around them and how e
 """
 
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,8 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from dissensus_studies.collusion import theory
-from dissensus_studies.drawing import pareto, save_figure, sweeps
-from dissensus_studies.harness.figures import draw
+from dissensus_studies.harness.figures import draw, pareto, save_figure, sweeps
 from dissensus_studies.harness.page_figures import page_figures
 from dissensus_studies.harness.statistics import Estimate, ece_floor, typical_confidence
 from dissensus_studies.recorded import (
@@ -107,7 +107,8 @@ def choosing_guide(text: str, claims: Sequence[Record], records: Path = RECORDS)
     short = sum(claim["verdict"] == VERDICTS[-1] for claim in claims)
     parts = {"kinds": kinds_table(kinds), "scores": scores_table(kinds, heads), "claims": f"{short} of {len(claims)}"}
     for name, part in parts.items():
-        text = text.replace(f"<!-- {name} -->", part)
+        # Cells without spaces: the guide is read, and counted, in words.
+        text = text.replace(f"<!-- {name} -->", re.sub(r" ?\| ?", "|", part))
     return text
 
 
@@ -340,7 +341,7 @@ def figures() -> "dict[str, matplotlib.figure.Figure]":
     heads, masks, kinds = load("diversification"), load("masksembles"), runs(load("choosing"), "choosing")
     strengths = drawn_lines(heads, "diversification/figure-strength")
     worst, detected = (strengths[title] for title in ("worst member's accuracy", "AUROC of PDS, severity 5"))
-    trade = {f: [(worst[f][s], detected[f][s], s) for s in worst[f]] for f in ("published", "guarded")}
+    trade = {f: [(worst[f][s][0], detected[f][s][0], s) for s in worst[f]] for f in ("published", "guarded")}
     found = {
         "claims": verdict_figure([claim for claim in load("claims") if "claim" in claim]),
         "tabular": ranks_figure(read_records(RECORDS / "tabular.jsonl")),
@@ -385,13 +386,13 @@ def _of_table(rows: Sequence[Record], table: str) -> list[Record]:
     return [row for row in rows if row["table"] == table]
 
 
-def drawn_lines(rows: Sequence[Record], table: str) -> dict[str, dict[str, dict[float, float]]]:
-    """Return the lines of a figure: title of a panel to name of a line to its value at each place."""
-    found: dict[str, dict[str, dict[float, float]]] = {}
+def drawn_lines(rows: Sequence[Record], table: str) -> dict[str, dict[str, dict[float, tuple[float, float]]]]:
+    """Return the lines of a figure, without bands, as `sweeps` takes them."""
+    found: dict[str, dict[str, dict[float, tuple[float, float]]]] = {}
     for row in _of_table(rows, table):
         name, place = row["arm"]
         for title, value in row["numbers"].items():
-            found.setdefault(title, {}).setdefault(name, {})[float(place)] = float(value)
+            found.setdefault(title, {}).setdefault(name, {})[float(place)] = float(value), 0.0
     return found
 
 

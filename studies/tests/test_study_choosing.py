@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from dissensus_studies import STUDIES
-from dissensus_studies.choosing import COMBINATIONS, Setting, make_members, reserved
+from dissensus_studies.choosing import COMBINATIONS, NORMALISED, Setting, make_members, reserved
 from dissensus_studies.harness.image_sets import load_images
 from dissensus_studies.masksembles import small_network
 
@@ -25,7 +25,7 @@ def test_images_to_disagree_on_are_not_judged_by(sets):
 @pytest.mark.parametrize("kind", sorted({kind for kind, _ in COMBINATIONS} - {"heads"}))
 def test_every_kind_gives_an_output_a_member(kind, sets):
     members = make_members(Setting(kind, "independent"), sets, lambda: small_network(sets.num_classes)).eval()
-    x = sets.normalise(sets.test.x[:3]) if kind == "anchored" else sets.test.x[:3]
+    x = sets.normalise(sets.test.x[:3]) if kind in NORMALISED else sets.test.x[:3]
     assert members(x).shape == (1 if kind == "single" else 4, 3, sets.num_classes)
 
 

@@ -124,6 +124,29 @@ def test_a_group_is_trained_and_stopped_as_fit_does_it_with_the_joint_objective(
     torch.testing.assert_close(found.test_outputs[1], ds.predict(ensemble, split.test_x)[..., 0], atol=2e-3, rtol=1e-3)
 
 
+def test_training_again_with_the_validation_rows_takes_the_epochs_found_without_them(split):
+    found = train(split, SMALL, [0.0, 1.0], seed=3, most_epochs=8, on_validation_too=True)
+    once = train(split, SMALL, [0.0, 1.0], seed=3, most_epochs=8)
+    torch.testing.assert_close(found.epochs, once.epochs)
+    for place, beta in enumerate((0.0, 1.0)):
+        ensemble = ds.DeepEnsemble(lambda: mlp(5, [8], 1), 3, derive(3, "start"))
+        ds.fit(
+            ensemble,
+            (torch.cat([split.x, split.validation_x]), torch.cat([split.y, split.validation_y])),
+            objective=obj.Joint(beta, "mse"),
+            epochs=int(once.epochs[place]),
+            batch_size=32,
+            optimizer="adam",
+            lr=0.01,
+            weight_decay=0.001,
+            seed=3,
+            device="cpu",
+            engine="eager",
+        )
+        wanted = ds.predict(ensemble, split.test_x)[..., 0]
+        torch.testing.assert_close(found.test_outputs[place], wanted, atol=2e-3, rtol=1e-3)
+
+
 def test_groups_with_the_same_beta_end_the_same_and_members_differ(split):
     found = train(split, SMALL, [0.5, 0.5], seed=0, most_epochs=3)
     torch.testing.assert_close(found.test_outputs[0], found.test_outputs[1])

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -312,6 +313,41 @@ class TestArms:
     def test_mistakes_are_not_hidden(self, tmp_path):
         with pytest.raises(TypeError):
             run_arms([self.arm("bad", [], fails=TypeError("a bug"))], tmp_path, settings={})
+
+    def test_an_arm_that_is_ended_on_its_way_goes_on_and_ends_in_the_same_record(self, sets, tmp_path):
+        seen = []
+
+        def arm(ends_after=None):
+            def work():
+                ensemble = ensemble_on(sets)
+                for part, epochs in (("short", 2), ("long", 5)):
+                    options = {"batch_size": 16, "engine": "eager", "callback": partial(watch, part)}
+                    run = fit_images(ensemble, sets, epochs=epochs, part=part, **options)
+                record = measure(ensemble, sets, bootstrap=0) | {"training": training_record(run)}
+                return record
+
+            def watch(part, run):
+                seen.append((part, run.epoch))
+                if seen[-1] == ends_after:
+                    raise KeyboardInterrupt
+
+            return Arm("a, b M=2", work)
+
+        whole = run_arms([arm()], tmp_path / "whole", settings={}).done
+        seen.clear()
+        with pytest.raises(KeyboardInterrupt):
+            run_arms([arm(("long", 3))], tmp_path / "cut", settings={})
+        # A run of other settings is another.
+        with pytest.raises(KeyboardInterrupt):
+            run_arms([arm(("short", 1))], tmp_path / "cut", settings={"epochs": 9})
+        seen.clear()
+        again = run_arms([arm()], tmp_path / "cut", settings={}).done
+        assert seen == [("long", 3), ("long", 4), ("long", 5)]
+        for record in (*whole.values(), *again.values()):
+            del record["arm_seconds"], record["training"]["seconds"], record["training"]["history"]["seconds"]
+        assert again == whole
+        assert not (tmp_path / "whole" / "unfinished").exists()
+        assert not list((tmp_path / "cut" / "unfinished").glob("*/long"))
 
     def test_arms_are_chosen_by_beginnings_and_stars(self):
         names = ["cnn beta=0", "cnn beta=1", "vgg beta=1"]

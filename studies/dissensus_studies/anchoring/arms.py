@@ -117,7 +117,7 @@ def train_and_measure(setting: AnchorSetting, work: Work) -> Record:
     sets, quick = work.sets, work.quick
     members = build(setting, sets, quick)
     training = _training(setting, work.epochs, quick)
-    run = fit_images(members, sets, objective_of(setting), transform=sets.normalise, **training)
+    run = fit_images(members, sets, objective_of(setting), transform=sets.normalise, part="net", **training)
     few = min(100 if quick else CORRUPTED_IMAGES, len(sets.test.x))
     single = members if isinstance(members, DeepEnsemble) else DeepEnsemble.from_members([members.member(0)])
     record = measure(

@@ -25,11 +25,10 @@ from dissensus.members import DeepEnsemble
 from dissensus.objectives import Joint, Likelihood, decompose
 from dissensus.training import Run
 from dissensus.training.validation import validate
-from dissensus_studies.harness.arm_log import Arm, Arms, Record
+from dissensus_studies.harness.arm_log import Arm, Arms, Record, file_name
 from dissensus_studies.harness.claims import Claim
 from dissensus_studies.harness.figures import sweep
 from dissensus_studies.harness.image_arms import (
-    file_name,
     fit_images,
     measure,
     on_pixels,
@@ -164,8 +163,7 @@ def train_and_measure(setting: JointSetting, work: Work) -> Record:
     ensemble = DeepEnsemble(network, setting.num_members, setting.seed)
     objective = Joint(beta=setting.beta, average=setting.average, member_dropout=setting.member_dropout)
     train_watch = TrainWatch(sets, objective.likelihood)
-    if setting.experiment == "gap":
-        training["callback"] = train_watch
+    training |= {"callback": train_watch} if setting.experiment == "gap" else {"part": "net"}
     run = fit_images(ensemble, sets, objective, **training)
     record = measure(ensemble, sets, name=setting.name, seed=setting.seed)
     logits = save_outputs(ensemble, sets, work.output / "outputs" / f"{file_name(setting.name)}.npz")

@@ -70,16 +70,18 @@ def run(
         data: Folder with the four tables; `../shared/data` by default.
         runs: Runs of each set.
         setting: "tangos" prepares the sets as the same author's other work did: at most 1000 rows, no logarithms.
+            "train+validation" trains the chosen networks again on both parts, each beta for its own best number of epochs.
         search_beta: The beta with which configurations are searched.
         epochs: Longest training.
         minutes: Begin no run after this time.
         workers: Runs measured side by side, each in a process with one thread; as many as there are cores by default.
     """
     import_optuna()
-    if setting not in (None, "tangos"):
-        raise ValueError(f"`setting` must be 'tangos' or left out; got {setting!r}.")
+    if setting not in (None, "tangos", "train+validation"):
+        raise ValueError(f"`setting` must be 'tangos', 'train+validation' or left out; got {setting!r}.")
     preparation: Preparation = "tangos" if setting == "tangos" else "document"
-    settings = Settings(preparation=preparation, search_beta=search_beta, seed=seed)
+    again = setting == "train+validation"
+    settings = Settings(preparation=preparation, search_beta=search_beta, seed=seed, on_validation_too=again)
     if quick:
         settings = replace(settings, **QUICK)
     if epochs is not None:

@@ -105,19 +105,36 @@ class BestOfGroups:
         better = (found < self.errors) & ~self.stopped
         self.errors = torch.where(better, found, self.errors)
         self.epochs = torch.where(better, run.epoch, self.epochs)
-        rows = better.repeat_interleave(run.members.num_members // len(better))
-        for name, parameter in run.members.named_parameters():
-            kept = self.weights.setdefault(name, parameter.detach().clone())
-            kept[rows] = parameter.detach()[rows]
+        self.keep(run.members, better)
         self.stopped |= run.epoch - self.epochs >= self.patience
         if self.stopped.all():
             raise AllStopped
+
+    def keep(self, members: Members, groups: Tensor) -> None:
+        """Keep the weights of some groups, a mask `(groups,)`."""
+        rows = groups.repeat_interleave(members.num_members // len(groups))
+        for name, parameter in members.named_parameters():
+            kept = self.weights.setdefault(name, parameter.detach().clone())
+            kept[rows] = parameter.detach()[rows]
 
     def restore(self, members: Members) -> None:
         """Give every group the weights of its best epoch."""
         with torch.no_grad():
             for name, parameter in members.named_parameters():
                 parameter.copy_(self.weights[name])
+
+
+class AtEpochs(BestOfGroups):
+    """Keeps each group's weights of an epoch that was chosen before; training ends with the last."""
+
+    def __init__(self, epochs: Tensor) -> None:
+        self.epochs, self.weights = epochs, {}
+
+    def __call__(self, run: Run) -> None:
+        """Look at the epoch; see `fit`'s `callback`."""
+        self.keep(run.members, self.epochs == run.epoch)
+        if run.epoch >= int(self.epochs.max()):
+            raise AllStopped
 
 
 class Trained(NamedTuple):
@@ -130,35 +147,50 @@ class Trained(NamedTuple):
 
 
 def train(
-    split: Split, configuration: Configuration, betas: Sequence[float], *, seed: int, most_epochs: int = MOST_EPOCHS
+    split: Split,
+    configuration: Configuration,
+    betas: Sequence[float],
+    *,
+    seed: int,
+    most_epochs: int = MOST_EPOCHS,
+    on_validation_too: bool = False,
 ) -> Trained:
     """Train one ensemble for each beta, all in one call of `fit`.
 
-    They differ in nothing but beta: member j of each starts with the same weights and all see the same batches.
+    They differ in nothing but beta: member j of each starts with the same weights and all see the same batches. With
+    `on_validation_too` they are then trained again on training and validation rows, each beta for its own best number of epochs.
     """
     widths = [configuration.hidden] * configuration.layers
     start = DeepEnsemble(lambda: mlp(split.x.shape[1], widths, 1), configuration.num_members, derive(seed, "start"))
-    nets = [start.member(j) for _ in betas for j in range(configuration.num_members)]
-    ensemble = DeepEnsemble.from_members(nets, seed)
+
+    def fit_groups(x: Tensor, y: Tensor, kept: BestOfGroups) -> DeepEnsemble:
+        nets = [start.member(j) for _ in betas for j in range(configuration.num_members)]
+        ensemble = DeepEnsemble.from_members(nets, seed)
+        with suppress(AllStopped):
+            fit(
+                ensemble,
+                (x, y),
+                objective=GroupedJoint(tuple(betas)),
+                epochs=most_epochs,
+                batch_size=configuration.batch_size,
+                optimizer="adam",
+                lr=configuration.lr,
+                weight_decay=configuration.weight_decay,
+                seed=seed,
+                device="cpu",
+                # Not "auto", which would compile for all epochs: it cannot know that runs end early.
+                engine="captured" if len(x) >= STEPS_WORTH_RECORDING * configuration.batch_size else "eager",
+                progress=False,
+                callback=kept,
+            )
+        kept.restore(ensemble)
+        return ensemble
+
     best = BestOfGroups(len(betas), split.validation_x, split.validation_y, PATIENCE)
-    with suppress(AllStopped):
-        fit(
-            ensemble,
-            (split.x, split.y),
-            objective=GroupedJoint(tuple(betas)),
-            epochs=most_epochs,
-            batch_size=configuration.batch_size,
-            optimizer="adam",
-            lr=configuration.lr,
-            weight_decay=configuration.weight_decay,
-            seed=seed,
-            device="cpu",
-            # Not "auto", which would compile for all epochs: it cannot know that runs end early.
-            engine="captured" if len(split.x) >= STEPS_WORTH_RECORDING * configuration.batch_size else "eager",
-            progress=False,
-            callback=best,
-        )
-    best.restore(ensemble)
+    ensemble = fit_groups(split.x, split.y, best)
+    if on_validation_too:
+        x, y = torch.cat([split.x, split.validation_x]), torch.cat([split.y, split.validation_y])
+        ensemble = fit_groups(x, y, AtEpochs(best.epochs))
     train_outputs, test_outputs = (
         predict(ensemble, x, batch_size=4096)[..., 0].unflatten(0, (len(betas), -1)) for x in (split.x, split.test_x)
     )
@@ -252,6 +284,7 @@ class Settings:
     betas: tuple[float, ...] = BETAS  # Those that the best configuration is trained with.
     most_epochs: int = MOST_EPOCHS  # Where training ends that has not stopped by itself.
     seed: int = 0  # Decides splits, weights, batches and the search.
+    on_validation_too: bool = False  # Whether the best configuration is trained again with the validation rows.
 
     def as_json(self) -> dict[str, Any]:
         """Return everything as JSON gives it back: tuples become lists."""
@@ -335,7 +368,14 @@ def measure_run(job: Job) -> Found:
 
 def measure_betas(split: Split, configuration: Configuration, settings: Settings, seed: int) -> list[Found]:
     """Train one configuration for every beta and measure each ensemble on the test rows."""
-    trained = train(split, configuration, settings.betas, seed=seed, most_epochs=settings.most_epochs)
+    trained = train(
+        split,
+        configuration,
+        settings.betas,
+        seed=seed,
+        most_epochs=settings.most_epochs,
+        on_validation_too=settings.on_validation_too,
+    )
     train_y, test_y = split.y[:, 0], split.test_y[:, 0]
     return [
         {

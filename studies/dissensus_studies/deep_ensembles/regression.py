@@ -36,8 +36,8 @@ from dissensus_studies.deep_ensembles.regression_arms import (
     train_practical,
     train_repeats,
 )
-from dissensus_studies.drawing import name_lines, sweeps
 from dissensus_studies.harness.claims import Claim, claims_table
+from dissensus_studies.harness.figures import name_lines, sweeps
 from dissensus_studies.harness.outputs import Outputs, print_table
 from dissensus_studies.harness.statistics import Comparison, Summary
 
@@ -196,12 +196,10 @@ def _counted(results: Results) -> dict[tuple[str, float, str], tuple[float, floa
 
 def count_figure(values: Mapping[tuple[str, float, str], tuple[float, float]]) -> "matplotlib.figure.Figure":
     """Draw quantities of each arm by number of members."""
-    panels: dict[str, dict[str, dict[float, float]]] = {title: {} for title in DRAWN.values()}
-    spreads: dict[str, dict[str, dict[float, float]]] = {title: {} for title in DRAWN.values()}
-    for (arm, count, name), (value, spread) in values.items():
+    panels: dict[str, dict[str, dict[float, tuple[float, float]]]] = {title: {} for title in DRAWN.values()}
+    for (arm, count, name), value in values.items():
         panels[DRAWN[name]].setdefault(arm, {})[count] = value
-        spreads[DRAWN[name]].setdefault(arm, {})[count] = spread
-    return sweeps(panels, "members", spreads=spreads, columns=2, logs=[DRAWN["rmse"]])
+    return sweeps(panels, "members", columns=2, logs=[DRAWN["rmse"]])
 
 
 # What adversarial training does to a single net: statement, direction, quantity.

@@ -26,8 +26,8 @@ from dissensus_studies.deep_ensembles.spiral_arms import (
     spirals,
     train_spirals,
 )
-from dissensus_studies.drawing import name_lines
 from dissensus_studies.harness.claims import Claim, claims_table
+from dissensus_studies.harness.figures import name_lines
 from dissensus_studies.harness.outputs import Outputs, print_table
 from dissensus_studies.harness.statistics import Comparison, Summary
 

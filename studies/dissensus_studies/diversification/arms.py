@@ -24,8 +24,8 @@ from dissensus.training import Run, diverse_hyperparameters, fit
 from dissensus_studies.diversification.data import Features, Material
 from dissensus_studies.diversification.measures import detector_record, image_detectors, judge, reference_path
 from dissensus_studies.diversification.settings import Setting
-from dissensus_studies.harness.arm_log import Record
-from dissensus_studies.harness.image_arms import file_name, fit_images, summary_line, training_record
+from dissensus_studies.harness.arm_log import Record, file_name
+from dissensus_studies.harness.image_arms import fit_images, summary_line, training_record
 from dissensus_studies.harness.image_sets import Images, ImageSets
 from dissensus_studies.masksembles import MaskSetting, make_members
 

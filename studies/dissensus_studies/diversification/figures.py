@@ -18,8 +18,8 @@ from dissensus_studies.diversification.reading import (
     pooled_parts,
     worst_member,
 )
-from dissensus_studies.drawing import Lines, sweeps
 from dissensus_studies.harness.arm_log import Record
+from dissensus_studies.harness.figures import sweeps
 from dissensus_studies.harness.image_pages import over_seeds
 from dissensus_studies.harness.image_sets import ImageSets
 from dissensus_studies.harness.statistics import Estimate, Summary
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 FORMS = {"published": PUBLISHED, "guarded": GUARDED}
-Panels = dict[str, Lines]
 # Name to worst member's accuracy, AUROC and strength.
 Points = Mapping[str, Sequence[tuple[float, float, float]]]
 
@@ -71,8 +70,14 @@ def _sweep(
     }
     if not kept.keys() - {level}:
         return None
-    values = {title: {name: over_seeds(pairs, read) for name, pairs in kept.items()} for title, read in reads.items()}
-    return sweeps(_each(values, lambda own: own.mean), along, spreads=_each(values, _two_errors), level=level)
+    panels = {
+        title: {
+            name: {x: (own.mean, _two_errors(own)) for x, own in over_seeds(pairs, read).items()}
+            for name, pairs in kept.items()
+        }
+        for title, read in reads.items()
+    }
+    return sweeps(panels, along, level=level)
 
 
 def _value(part: str) -> Callable[[Record], float]:
@@ -81,13 +86,6 @@ def _value(part: str) -> Callable[[Record], float]:
 
 def _two_errors(own: Summary) -> float:
     return 2 * own.error if len(own.values) > 1 else 0.0
-
-
-def _each(values: Mapping[str, Mapping[str, Mapping[float, Summary]]], read: Callable[[Summary], float]) -> Panels:
-    return {
-        title: {name: {place: read(own) for place, own in line.items()} for name, line in lines.items()}
-        for title, lines in values.items()
-    }
 
 
 def baseline_bars(found: Found, family: str) -> list[tuple[str, Estimate]]:

@@ -20,8 +20,7 @@ from dissensus.scores import KNOWLEDGE_SCORES, SCORES, all_scores
 from dissensus_studies.anchoring.arms import without_head
 from dissensus_studies.diversification.ranks import Ranks, ranks_of
 from dissensus_studies.diversification.settings import Setting
-from dissensus_studies.harness.arm_log import Record
-from dissensus_studies.harness.image_arms import file_name
+from dissensus_studies.harness.arm_log import Record, file_name
 from dissensus_studies.harness.image_sets import ImageSets
 from dissensus_studies.harness.statistics import Interval, mean_interval, share_interval
 

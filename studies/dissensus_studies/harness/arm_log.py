@@ -3,11 +3,15 @@
 import gc
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import date
 from fnmatch import fnmatchcase
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,8 @@ Record = dict[str, Any]
 
 # Of arms that were not run, so many are named on the screen; the page has all of them.
 _NAMED = 8
+# Where the arm under way may keep checkpoints, so that it goes on where it was ended; see `fit_images`.
+UNDER_WAY: ContextVar[Path | None] = ContextVar("UNDER_WAY", default=None)
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,11 @@ def chosen(names: Iterable[str], patterns: Sequence[str] | None) -> list[str]:
     return [name for name in names if name in fitting]
 
 
+def file_name(name: str) -> str:
+    """Return the name of an arm as that of a file."""
+    return name.replace(" ", "_").replace("=", "")
+
+
 def print_now(text: str) -> None:
     """Print a line that is seen at once, also in a file."""
     print(text, flush=True)
@@ -75,7 +86,7 @@ def run_arms(
     only: Sequence[str] | None = None,
     say: Callable[[str], None] = print_now,
 ) -> Arms:
-    """Do arms in order, keeping each record in `arms.jsonl` of the folder as it comes.
+    """Do arms in order, keeping each record in `arms.jsonl` of the folder as it comes, and checkpoints until then in `unfinished`.
 
     An arm that the file has, done with the same settings, is not done again. No arm is begun once the time is spent, or where
     one like it took longer than what is left. One that fails (it diverged, memory ran out) is named, and the next is begun.
@@ -97,6 +108,8 @@ def run_arms(
     took = {arm.like: found[arm.name]["arm_seconds"] for arm in arms if arm.name in done}
     not_run: dict[str, str] = {}
     start = time.monotonic()
+    # Arms of other settings are others.
+    digest = sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:8]
     if done:
         say(f"{len(done)} of {len(arms)} arms were done before")
     for number, arm in enumerate(arms, start=1):
@@ -106,13 +119,17 @@ def run_arms(
         if left <= 0 or took.get(arm.like, 0.0) > left:
             not_run[arm.name] = "no time left"
             continue
-        record, problem = _do(arm)
+        unfinished = folder / "unfinished" / f"{file_name(arm.name)}-{digest}"
+        record, problem = _do(arm, unfinished)
         if problem is not None:
             not_run[arm.name] = problem
             say(f"[{number}/{len(arms)}] {arm.name}: failed: {problem}")
             continue
         took[arm.like] = record["arm_seconds"]
         done[arm.name] = keep(path, arm.name, plain, record)
+        shutil.rmtree(unfinished, ignore_errors=True)
+        with suppress(OSError):  # not there, or another arm's is in it
+            unfinished.parent.rmdir()
         say(f"[{number}/{len(arms)}] {arm.name}: {record.get('line', 'done')}, {record['arm_seconds']:.1f} s")
     if not_run:
         more = f"; and {len(not_run) - _NAMED} more" if len(not_run) > _NAMED else ""
@@ -120,14 +137,17 @@ def run_arms(
     return Arms({arm.name: done[arm.name] for arm in arms if arm.name in done}, not_run)
 
 
-def _do(arm: Arm) -> tuple[Record, str | None]:
+def _do(arm: Arm, unfinished: Path) -> tuple[Record, str | None]:
     start = time.monotonic()
     record: Record = {}
     problem = None
+    outside = UNDER_WAY.set(unfinished)
     try:
         record = dict(arm.work())
     except RuntimeError as failure:  # diverged, or out of memory
         problem = (str(failure).splitlines() or [type(failure).__name__])[0]
+    finally:
+        UNDER_WAY.reset(outside)
     # Graphs captured on a GPU keep their memory until the cycles they are part of are collected.
     gc.collect()
     if torch.cuda.is_available():

@@ -2,14 +2,17 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import isfinite
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from dissensus import plots
 from dissensus.html import Section
 from dissensus.plots.figures import tick_text
-from dissensus_studies.drawing import apart
 from dissensus_studies.harness.arm_log import Record
 from dissensus_studies.harness.image_pages import over_seeds
 from dissensus_studies.harness.outputs import Outputs
@@ -110,11 +113,66 @@ def sweep(
     return Drawing(name, title, panels, caption or "Means over runs, with two standard errors where there are several.")
 
 
-def draw(
-    panels: Sequence[Panel], columns: int = 3, *, title: str = "", width: float = 3.6, height: float = 2.7
+# A line: its value at each place, and half the width of the band around it.
+Lines = Mapping[str, Mapping[float, tuple[float, float]]]
+
+
+def sweeps(
+    panels: Mapping[str, Lines], along: str, *, level: str = "", columns: int = 3, logs: Sequence[str] = ()
 ) -> "matplotlib.figure.Figure":
-    """Draw panels side by side; lines of the same names are named in the first panel that has them."""
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    """Draw quantities against what was varied, a panel each.
+
+    Args:
+        panels: Title of a panel to its lines by name.
+        along: What was varied.
+        level: Name of a line that is drawn as one level, that of its only value.
+        columns: Panels a row.
+        logs: Titles of panels whose upright axis is logarithmic.
+    """
+    names = [name for name in dict.fromkeys(name for lines in panels.values() for name in lines) if name != level]
+    places = sorted({x for lines in panels.values() for name in lines if name != level for x in lines[name]})
+    # Where 0 is among the places there is no logarithmic axis: they stand at even distances.
+    at = {place: index if places[0] == 0 else place for index, place in enumerate(places)}
+    ends = [at[places[0]], at[places[-1]]]
+    axes: dict[str, Any] = {"xticks": list(at.values()), "xticklabels": [f"{place:g}" for place in places]}
+    if places[0] > 0:
+        axes["xscale"] = "log"
+
+    def line(name: str, found: Mapping[float, tuple[float, float]]) -> Line:
+        if name == level:
+            ((height, _),) = found.values()
+            return Line(name, ends, [height] * 2, colour=None, style="--")
+        order = sorted(found)
+        low, high = ([found[x][0] + sign * found[x][1] for x in order] for sign in (-1, 1))
+        return Line(name, [at[x] for x in order], [found[x][0] for x in order], low, high, names.index(name))
+
+    return draw(
+        [
+            Panel(
+                title,
+                along,
+                [line(*each) for each in lines.items()],
+                axes | ({"yscale": "log"} if title in logs else {}),
+            )
+            for title, lines in panels.items()
+        ],
+        columns,
+        width=4.1 if columns > 2 else 5.0,
+        name_each=True,
+    )
+
+
+def draw(
+    panels: Sequence[Panel],
+    columns: int = 3,
+    *,
+    title: str = "",
+    width: float = 3.6,
+    height: float = 2.7,
+    name_each: bool = False,
+) -> "matplotlib.figure.Figure":
+    """Draw panels side by side; lines of the same names are named in the first panel that has them, or in each."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     columns = min(columns, len(panels))
     width = max(width, 4.8) if columns == 1 else width
@@ -125,7 +183,7 @@ def draw(
     for place, (ax, panel) in enumerate(zip(axes, panels, strict=False)):
         for line in panel.lines:
             colour = colour_of(line)
-            ax.plot(line.x, line.y, line.style, color=colour, markersize=3.5, linewidth=1.5)
+            ax.plot(line.x, line.y, line.style, color=colour, markersize=3.5, linewidth=1.5, label=line.name or None)
             if line.low:
                 ax.fill_between(line.x, line.low, line.high, color=colour, alpha=0.15, linewidth=0)
         ax.set(**panel.axes)
@@ -133,30 +191,89 @@ def draw(
             if scale == "log":
                 axis.set_major_formatter(FuncFormatter(tick_text))
                 axis.set_minor_formatter(NullFormatter())
+                low, high = axis.get_view_interval()
+                if high < 100 * low:
+                    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        if "xticks" in panel.axes:
+            # On a logarithmic axis both would be lost.
+            ax.set_xticks(panel.axes["xticks"], panel.axes.get("xticklabels"))
+            ax.set_xticks([], minor=True)
         ax.set_title(panel.title, loc="left", fontsize=10)
         if place >= len(panels) - columns:
             ax.set_xlabel(panel.xlabel)
         names = {line.name for line in panel.lines if line.name}
-        if not names <= named:
-            _name_lines(ax, panel.lines, height)
+        if name_each or not names <= named:
+            name_lines(ax)
         named |= names
     for ax in axes[len(panels) :]:
         ax.set_visible(False)
     return figure
 
 
-def _name_lines(ax: "matplotlib.axes.Axes", lines: Sequence[Line], height: float) -> None:
-    """Write names at the right ends of lines, moved apart where they would overlap."""
+def name_lines(ax: "matplotlib.axes.Axes") -> None:
+    """Write the name of each line of a finished panel beside its end, in its colour, moved apart where names would overlap."""
     ax.autoscale_view()
     to_axes = ax.transData + ax.transAxes.inverted()
-    ends = [(line, *to_axes.transform((line.x[-1], line.y[-1])).tolist()) for line in lines if line.name]
+    named = [line for line in ax.lines if not str(line.get_label()).startswith("_")]
+    ends = [(line, *to_axes.transform(np.asarray(line.get_xydata())[-1]).tolist()) for line in named]
     ends.sort(key=lambda end: end[2])
+    figure, spec = ax.get_figure(root=True), ax.get_subplotspec()
+    assert figure is not None
+    assert spec is not None
+    height = figure.get_size_inches()[1] / spec.get_gridspec().nrows
     heights = apart([min(up, 1.0) for *_, up in ends], 1.25 * LABEL_SIZE / (72 * 0.75 * height))
     for (line, right, _), up in zip(ends, heights, strict=True):
-        look: dict[str, Any] = {"color": colour_of(line), "fontsize": LABEL_SIZE, "va": "center"}
-        ax.text(right + 0.025, up, line.name, transform=ax.transAxes, **look)
+        look: dict[str, Any] = {"color": line.get_color(), "fontsize": LABEL_SIZE, "va": "center"}
+        ax.text(right + 0.025, up, str(line.get_label()), transform=ax.transAxes, **look)
+
+
+def apart(values: Sequence[float], gap: float) -> list[float]:
+    """Return values, in order, moved so that neighbours are at least a gap apart.
+
+    Example:
+        >>> apart([0.0, 0.1, 1.0], 0.4)
+        [-0.15, 0.25, 1.0]
+    """
+    found = list(values)
+    for _ in range(50):
+        for (low, a), (high, b) in pairwise(enumerate(found)):
+            short = gap - (b - a)
+            if short > 1e-9:
+                found[low], found[high] = a - short / 2, found[high] + short / 2
+    return [round(value, 6) for value in found]
 
 
 def colour_of(line: Line) -> str:
     """Return a line's colour."""
     return plots.NOTE_COLOUR if line.colour is None else plots.COLOURS[line.colour % len(plots.COLOURS)]
+
+
+def save_figure(figure: "matplotlib.figure.Figure", path: Path) -> None:
+    """Write a figure; drawn again from the same record, it gives the same bytes."""
+    from matplotlib import rc_context
+
+    with rc_context({"svg.hashsalt": "dissensus"}):
+        figure.savefig(path, metadata={"Date": None}, bbox_inches="tight")
+
+
+def pareto(
+    points: Mapping[str, tuple[float, float]], beside: Mapping[str, tuple[float, float]] | None = None
+) -> "matplotlib.figure.Figure":
+    """Draw NLL against microseconds an image, every point with its name; what nothing beats in both is joined by a line.
+
+    Names stand to the right of their points, or `beside` them by so many points.
+    """
+    figure, (ax,) = plots.panels(width=7.2, height=4.2)
+    front = sorted(
+        p for p in points.values() if not any(q != p and q[0] <= p[0] and q[1] <= p[1] for q in points.values())
+    )
+    ax.plot(*zip(*front, strict=True), "--", color=plots.NOTE_COLOUR, linewidth=1)
+    for family, point in points.items():
+        ax.plot(*point, "o", color=plots.COLOURS[1 if point in front else 0], markersize=5)
+        name = family.removesuffix(", independent")
+        place = (beside or {}).get(name, (6, -3))
+        side = "right" if place[0] < 0 else "left"
+        ax.annotate(name, point, place, textcoords="offset points", fontsize=8, ha=side)
+    ax.set(xlabel="microseconds an image, all members", ylabel="NLL on test images, nats")
+    ax.set_xlim(0, 1.17 * max(cost for cost, _ in points.values()))
+    return figure

@@ -20,7 +20,7 @@ from dissensus.predictions import predict
 from dissensus.randomness import Noise
 from dissensus.training import Run, fit
 from dissensus.training.schedules import MultiStep
-from dissensus_studies.harness.arm_log import Record
+from dissensus_studies.harness.arm_log import UNDER_WAY, Record
 from dissensus_studies.harness.image_sets import ImageSets
 
 Changes = Literal["crop", "crop+rotation", "none"]
@@ -107,6 +107,7 @@ def fit_images(
     all_train: bool = False,
     watch: Literal["validation", "test", "nothing"] = "validation",
     transform: Callable[[Tensor], Tensor] | None = None,
+    part: str | None = None,
     **options: Any,
 ) -> Run:
     """Train on images, on a GPU where there is one and then in bf16; a step's augmentation runs on the device too.
@@ -124,6 +125,8 @@ def fit_images(
         all_train: Train on the validation images too.
         watch: What `validation` of `fit` is.
         transform: Applied to all images once, such as `sets.normalise`; then members need no `PixelNorm`.
+        part: Name of this training among those of its arm: an arm that was ended goes on from its last checkpoint. None begins
+            anew: for trainings that are timed, and those with a callback that gathers something.
         options: What `fit` takes.
     """
     prepare = transform or (lambda x: x)
@@ -137,6 +140,8 @@ def fit_images(
         "precision": "bf16" if torch.cuda.is_available() else "fp32",
         "progress": False,
     }
+    if part is not None and (folder := UNDER_WAY.get()) is not None:
+        usual |= {"checkpoint_dir": folder / part, "checkpoint_every": max(1, epochs // 8), "resume": True}
     return fit(
         members,
         (prepare(train.x), train.y),
@@ -169,11 +174,6 @@ def record_of(setting: Any, run: Run) -> Record:
 def device_name() -> str:
     """Return what records are made on."""
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU"
-
-
-def file_name(name: str) -> str:
-    """Return the name of an arm as that of a file."""
-    return name.replace(" ", "_").replace("=", "")
 
 
 def measure(

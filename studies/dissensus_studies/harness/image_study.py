@@ -4,7 +4,7 @@ A study gives its arms and what it makes of their records (`Page`): claims, figu
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,15 +75,26 @@ class ImageStudy:
     prepare: Callable[[Work], Any] = lambda work: None  # Makes the material of its arms.
     do: Callable[..., Arms] = run_arms  # Does the arms; `run_arms` unless a study does it another way.
 
-    def run(self, output: Path, *, setting: str | None = None, **options: Any) -> Path:
-        """Run the study, or another `setting` of it; return the path of its page. What it takes are the fields of `Options`."""
-        lacking = [name for name in options if name not in {each.name for each in fields(Options)}]
-        if not self.settings:
-            given = {"setting": setting, "backbone": options.get("backbone")}
-            lacking += [name for name, value in given.items() if value is not None]
-        if lacking:
-            raise ValueError(f"This study has no option {lacking[0]}. Leave it out.")
-        asked = Options(output, **options)
+    def run(
+        self,
+        output: Path,
+        *,
+        quick: bool = False,
+        seed: int = 0,
+        data: Path | None = None,
+        epochs: int | None = None,
+        minutes: float | None = None,
+        limit: int | None = None,
+        arms: Sequence[str] | None = None,
+        known: str | None = None,
+        setting: str | None = None,
+        backbone: str | None = None,
+    ) -> Path:
+        """Run the study, or another `setting` of it; return the path of its page. `Options` says what the others are."""
+        asked = Options(output, quick, seed, data, epochs, minutes, limit, arms, known, backbone)
+        for name, value in (("setting", setting), ("backbone", backbone)):
+            if value is not None and not self.settings:
+                raise ValueError(f"This study has no option {name}. Leave it out.")
         if asked.backbone is not None and setting != "pretrained":
             raise ValueError("`backbone` is for setting='pretrained'; the other settings train or load their own.")
         if setting is not None and setting in self.settings:
