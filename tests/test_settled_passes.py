@@ -101,7 +101,7 @@ def test_networks_that_cannot_be_members_are_named(make, message):
 @pytest.mark.parametrize("rows", [[], [0, 0], [True, False, True], torch.tensor([True, False, True])])
 def test_members_to_keep_are_named_by_number_each_once(rows):
     ens = ds.DeepEnsemble(lambda: nn.Linear(4, 3), 3)
-    with pytest.raises(ValueError, match="each once, by number|must be a whole number"):
+    with pytest.raises(ValueError, match=r"each once, by number|must be a whole number"):
         ens.keep_members(rows)
     ens.keep_members(torch.tensor([2, 0]))
     assert ens.member_ids == (2, 0)
