@@ -138,7 +138,7 @@ def baseline_figure(bars: Sequence[tuple[str, Estimate]]) -> "matplotlib.figure.
         ax.annotate(
             "chance", (0.5, len(bars) - 0.4), (4, 0), textcoords="offset points", fontsize=8, color=plots.NOTE_COLOUR
         )
-    ax.set(xlim=(min(values) - 0.03, max(values) + 0.04), xlabel="AUROC at severity 5")
+    ax.set(xlim=(min(values) - 0.07, max(values) + 0.04), xlabel="AUROC at severity 5")
     return figure
 
 
