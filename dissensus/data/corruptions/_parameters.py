@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypeAlias
 
+Numbers: TypeAlias = Sequence[float | int]
 Severities: TypeAlias = tuple[tuple[float | int, ...], ...]
 
 CIFAR_SIDE, IMAGENET_SIDE = 32, 224
@@ -36,7 +37,7 @@ class Parameters:
         return {name: float(value * scale ** self.powers.get(name, 0)) for name, value in values}
 
 
-def _single(name: str, cifar: Sequence[float], imagenet: Sequence[float] | None = None, power: int = 0) -> Parameters:
+def _single(name: str, cifar: Numbers, imagenet: Numbers | None = None, power: int = 0) -> Parameters:
     """Parameters of a corruption with one number a severity."""
     tables = [None if table is None else tuple((value,) for value in table) for table in (cifar, imagenet)]
     return Parameters((name,), tables[0] or (), tables[1], {name: power})
