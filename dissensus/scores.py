@@ -199,13 +199,9 @@ def mean_energy(logits: Logits, *, weights: Weights = None) -> Scores:
 
 @_takes_class_axis
 def energy_of_mean(logits: Logits, *, weights: Weights = None) -> Scores:
-    r"""Free energy of the mean logits.
+    r"""Free energy of the mean logits; arguments as in `mean_energy`.
 
     $$-\log\sum_c e^{\bar z_c}$$
-
-    Args:
-        logits: Member outputs, `(members, batch, classes)`; a constant added to them is taken off the score.
-        weights: Member weights with sum 1; equal if `None`.
 
     Returns:
         `(batch,)`, unbounded. Reading: as `mean_energy`, and higher the more members contradict each other.
@@ -219,13 +215,9 @@ def energy_of_mean(logits: Logits, *, weights: Weights = None) -> Scores:
 
 @_takes_class_axis
 def max_logit(logits: Logits, *, weights: Weights = None) -> Scores:
-    r"""Minus the largest mean logit.
+    r"""Minus the largest mean logit; arguments as in `mean_energy`.
 
     $$-\max_c \bar z_c$$
-
-    Args:
-        logits: Member outputs, `(members, batch, classes)`; a constant added to them is taken off the score.
-        weights: Member weights with sum 1; equal if `None`.
 
     Returns:
         `(batch,)`, unbounded. Reading: high where no class has evidence; compare inputs of one ensemble only.
@@ -259,13 +251,9 @@ def total_entropy(logits: Logits, *, weights: Weights = None) -> Scores:
 
 @_takes_class_axis
 def expected_entropy(logits: Logits, *, weights: Weights = None) -> Scores:
-    r"""Data uncertainty: mean entropy of the members.
+    r"""Data uncertainty: mean entropy of the members; arguments as in `total_entropy`.
 
     $$\frac{1}{M}\sum_m H(p_m)$$
-
-    Args:
-        logits: Member outputs, `(members, batch, classes)`.
-        weights: Member weights with sum 1; equal if `None`.
 
     Returns:
         `(batch,)` nats, from 0 to $\log C$. Reading: high where each member by itself is unsure, as on noise.
@@ -283,9 +271,7 @@ def mutual_information(logits: Logits, *, weights: Weights = None) -> Scores:
 
     $$H(\bar p) - \frac{1}{M}\sum_m H(p_m) = \frac{1}{M}\sum_m \mathrm{KL}(p_m \,\|\, \bar p)$$
 
-    Args:
-        logits: Member outputs, `(members, batch, classes)`.
-        weights: Member weights with sum 1; equal if `None`.
+    Arguments as in `total_entropy`.
 
     Returns:
         `(batch,)` nats, from 0 to $\log\min(M, C)$. Reading: 0 where members agree, however unsure they are.
@@ -305,13 +291,9 @@ def mutual_information(logits: Logits, *, weights: Weights = None) -> Scores:
 
 @_takes_class_axis
 def mean_max_probability(logits: Logits, *, weights: Weights = None) -> Scores:
-    r"""Mean doubt of the members, each about its own prediction.
+    r"""Mean doubt of the members, each about its own prediction; arguments as in `total_entropy`.
 
     $$1 - \frac{1}{M}\sum_m \max_c p_{m,c}$$
-
-    Args:
-        logits: Member outputs, `(members, batch, classes)`.
-        weights: Member weights with sum 1; equal if `None`.
 
     Returns:
         `(batch,)`, from 0 to $1 - 1/C$. Reading: 0 where each is sure, even of another class; at most `bma`.
@@ -326,13 +308,9 @@ def mean_max_probability(logits: Logits, *, weights: Weights = None) -> Scores:
 
 @_takes_class_axis
 def predicted_class_variance(logits: Logits, *, weights: Weights = None) -> Scores:
-    r"""Variance over members of the probability of the class that the ensemble predicts.
+    r"""Variance over members of the probability of the class that the ensemble predicts; arguments as in `total_entropy`.
 
     $$\frac{1}{M}\sum_m (p_{m,k} - \bar p_k)^2, \qquad k = \arg\max_c \bar p_c$$
-
-    Args:
-        logits: Member outputs, `(members, batch, classes)`.
-        weights: Member weights with sum 1; equal if `None`.
 
     Returns:
         `(batch,)`, from 0 to 1/4. Reading: its root is how far members' confidence in the answer differs.
@@ -376,11 +354,8 @@ def jensen_shannon(logits: Logits, *, weights: Weights = None) -> Scores:
     $$\frac{2}{M(M-1)}\sum_{m < l} H\left(\frac{p_m + p_l}{2}\right) - \frac{H(p_m) + H(p_l)}{2}$$
 
     The mean over pairs: the divergence of all members at once is `mutual_information`, which is the same for
-    two members of equal weight. Time grows with the square of the number of members, memory does not.
-
-    Args:
-        logits: Member outputs, `(members, batch, classes)`.
-        weights: Member weights with sum 1, a pair weighing their product; equal if `None`.
+    two members of equal weight. Time grows with the square of the number of members, memory does not. Arguments as
+    in `mean_pairwise_kl`.
 
     Returns:
         `(batch,)` nats, from 0 to $\log 2$; 0 for one member. Reading: $\log 2$ where no two share a class.
@@ -417,13 +392,9 @@ def _pair_divergence(probs: Tensor, member_entropy: Tensor, *, shares: MemberWei
 
 @_takes_class_axis
 def variation_ratio(logits: Logits, *, weights: Weights = None) -> Scores:
-    r"""Share of members outside the largest group that votes alike.
+    r"""Share of members, or of their weight, outside the largest group that votes alike; arguments as in `total_entropy`.
 
     $$1 - \frac{1}{M}\max_c |\{m : \arg\max_k z_{m,k} = c\}|$$
-
-    Args:
-        logits: Member outputs, `(members, batch, classes)`.
-        weights: Member weights with sum 1, which their votes carry; equal if `None`.
 
     Returns:
         `(batch,)`, from 0 to $1 - 1/\min(M, C)$. Reading: 0 is a unanimous vote, 0.2 one dissenter in five.

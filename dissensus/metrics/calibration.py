@@ -74,13 +74,7 @@ def ece(probs: Array, labels: Array, bins: int = 15, binning: Binning = "width")
 
 @checked
 def reliability_curve(probs: Array, labels: Array, bins: int = 15, binning: Binning = "width") -> ReliabilityCurve:
-    """Confidence against accuracy of the most probable class, bin by bin.
-
-    Args:
-        probs: Predicted probabilities, `(batch, classes)`.
-        labels: True class indices, `(batch,)`.
-        bins: Number of bins.
-        binning: As for `ece`.
+    """Confidence against accuracy of the most probable class, bin by bin; arguments as in `ece`.
 
     Returns:
         The curve; bins without inputs are left out. Reading: points below the diagonal (accuracy < confidence) are
@@ -107,10 +101,6 @@ def confidence_reliability(
         bins: Number of bins.
         binning: As for `ece`.
 
-    Returns:
-        The curve; bins without inputs are left out. Reading: as `reliability_curve`; its `.ece` is the `ece` of the
-        same inputs.
-
     Example:
         >>> curve = confidence_reliability(torch.tensor([0.9, 0.9]), torch.tensor([True, False]))
         >>> round(curve.ece, 4)
@@ -121,16 +111,10 @@ def confidence_reliability(
 
 @checked
 def classwise_ece(probs: Array, labels: Array, bins: int = 15, binning: Binning = "width") -> float:
-    r"""Calibration error of every class's probability, averaged over classes.
+    r"""Calibration error of every class's probability, averaged over classes; arguments as in `ece`.
 
     $$\frac{1}{C}\sum_c \sum_k \frac{|B_{ck}|}{B}\,
     \big|\overline{p_c}(B_{ck}) - \overline{1[y = c]}(B_{ck})\big|$$
-
-    Args:
-        probs: Predicted probabilities, `(batch, classes)`.
-        labels: True class indices, `(batch,)`.
-        bins: Number of bins.
-        binning: As for `ece`.
 
     Returns:
         A number in [0, 1]. Reading: as `ece`, but it also sees the probabilities of classes that were not predicted.
@@ -153,15 +137,9 @@ def classwise_ece(probs: Array, labels: Array, bins: int = 15, binning: Binning 
 
 @checked
 def top_confidences(probs: Array, labels: Array) -> tuple[Tensor, Tensor]:
-    """The largest probability of each input, and whether its class is the true one.
+    """The largest probability of each input, and whether its class is the true one, `(batch,)` each; arguments as in `ece`.
 
-    Args:
-        probs: Predicted probabilities, `(batch, classes)`.
-        labels: True class indices, `(batch,)`.
-
-    Returns:
-        Confidences and booleans, `(batch,)` each. Reading: what `smooth_ece`, `confidence_reliability` and
-        `risk_coverage_area` need of a classifier's output.
+    It is what `smooth_ece`, `confidence_reliability` and `risk_coverage_area` need of a classifier's output.
 
     Example:
         >>> top_confidences(torch.tensor([[0.75, 0.25]]), torch.tensor([1]))

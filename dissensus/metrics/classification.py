@@ -29,16 +29,10 @@ def accuracy(probs: Array, labels: Array) -> float:
 
 @checked
 def top_k_accuracy(probs: Array, labels: Array, k: int = 5) -> float:
-    """Fraction of inputs whose true class is among the `k` most probable.
-
-    Args:
-        probs: Predicted probabilities, `(batch, classes)`.
-        labels: True class indices, `(batch,)`.
-        k: How many guesses count.
+    """Fraction of inputs whose true class is among the `k` most probable; other arguments as in `accuracy`.
 
     Returns:
-        A number in [0, 1]. Reading: as accuracy, with `k` guesses allowed. Equal probabilities are ranked by class
-        index, so `k=1` is `accuracy`.
+        A number in [0, 1]. Reading: as `accuracy`, which it is for `k=1`. Equal probabilities are ranked by class index.
 
     Example:
         >>> probs = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.3, 0.5]])
@@ -56,13 +50,9 @@ def top_k_accuracy(probs: Array, labels: Array, k: int = 5) -> float:
 
 @checked
 def nll(probs: Array, labels: Array) -> float:
-    r"""Negative log-likelihood of the labels, in nats.
+    r"""Negative log-likelihood of the labels, in nats; arguments as in `accuracy`.
 
     $$-\frac{1}{B}\sum_b \log p(y_b \mid x_b)$$
-
-    Args:
-        probs: Predicted probabilities, `(batch, classes)`.
-        labels: True class indices, `(batch,)`.
 
     Returns:
         Nats, not negative. Reading: 0 is certain and right, log(classes) is the uniform guess. A true class of
@@ -80,13 +70,9 @@ def nll(probs: Array, labels: Array) -> float:
 
 @checked
 def brier(probs: Array, labels: Array) -> float:
-    r"""Brier score: squared distance to the one-hot label, summed over classes.
+    r"""Brier score: squared distance to the one-hot label, summed over classes; arguments as in `accuracy`.
 
     $$\frac{1}{B}\sum_b \sum_c \big(p(c \mid x_b) - 1[c = y_b]\big)^2$$
-
-    Args:
-        probs: Predicted probabilities, `(batch, classes)`.
-        labels: True class indices, `(batch,)`.
 
     Returns:
         A number in [0, 2]. Reading: 0 is perfect, 1 - 1/classes is the uniform guess, 2 is certain and wrong. (Some
@@ -137,12 +123,7 @@ def group_accuracies(probs: Array, labels: Array, groups: Array) -> dict[int, fl
 
 @checked
 def worst_group_accuracy(probs: Array, labels: Array, groups: Array) -> float:
-    """Accuracy of the group with the lowest accuracy.
-
-    Args:
-        probs: Predicted probabilities, `(batch, classes)`.
-        labels: True class indices, `(batch,)`.
-        groups: Group ids, any integers, `(batch,)`.
+    """Accuracy of the group with the lowest accuracy; arguments as in `group_accuracies`.
 
     Returns:
         A number in [0, 1]. Reading: what the least well served group gets; never above `accuracy`.

@@ -68,10 +68,7 @@ def mean_disagreement(predictions: Array) -> float:
 
 @checked
 def existential_disagreement(predictions: Array) -> float:
-    """Fraction of inputs on which any two members predict different classes.
-
-    Args:
-        predictions: Predicted class indices, `(members, batch)`, of two members or more.
+    """Fraction of inputs on which any two members predict different classes; arguments as in `mean_disagreement`.
 
     Returns:
         A number in [0, 1]. Reading: 0 when all members agree on every input. Never below `mean_disagreement`, and it
@@ -103,8 +100,7 @@ def ood_disagreement_bound(
 
     Returns:
         The bound; at most 1, possibly negative. Reading: a number at or below 0 says nothing. The constants are
-        assumptions about the data that nothing here measures; the bound says how disagreement on hard examples would
-        carry over if they held.
+        assumptions about the data that nothing here measures.
 
     Example:
         >>> round(ood_disagreement_bound(0.8, cluster_mass=0.5, purity=0.9, gap=0.1, instability=0.05), 3)
@@ -137,10 +133,9 @@ def pair_diversity(
         accuracy_of: Whose accuracy sets the error rate: the mean of both (`"pair"`), or one of them (`"a"`, `"b"`).
 
     Returns:
-        A number that is not negative, or `nan`. Reading: 0 for copies, near 1 or above for members that err
-        independently (see `diversity_bounds`). The error rate is that of the pair's mean accuracy, or of one member:
-        say which when comparing with published figures. A pair without errors has nothing to be diverse about, and the
-        value is then `nan` (`inf` if only the named member is perfect).
+        A number that is not negative. Reading: 0 for copies, near 1 or above for members that err independently (see
+        `diversity_bounds`); say whose error rate it is when comparing with published figures. `nan` for a pair without
+        errors, `inf` if only the named member is perfect.
 
     Example:
         >>> labels = torch.zeros(4, dtype=torch.long)

@@ -70,14 +70,7 @@ def rmse(prediction: Array, target: Array) -> float:
 
 @checked
 def mae(prediction: Array, target: Array) -> float:
-    """Mean absolute error.
-
-    Args:
-        prediction: Predicted values.
-        target: True values.
-
-    Returns:
-        A number that is not negative. Reading: average error, in units of the target.
+    """Mean absolute error, in units of the target; arguments as in `rmse`.
 
     Example:
         >>> mae(torch.tensor([0.0, 0.0]), torch.tensor([3.0, 4.0]))
@@ -111,17 +104,11 @@ def gaussian_nll(mean: Array, scale: Array, target: Array) -> float:
 
 @checked
 def laplace_nll(mean: Array, scale: Array, target: Array) -> float:
-    r"""Mean negative log-likelihood under Laplace distributions, in nats an example, with the constant.
+    r"""Mean negative log-likelihood under Laplace distributions, in nats an example; arguments and reading as in `gaussian_nll`.
 
     $$\log(2b) + \frac{|y-\mu|}{b}$$
 
-    Args:
-        mean: Predicted means.
-        scale: Predicted scales b, positive (the variance is 2b²).
-        target: True values.
-
-    Returns:
-        Nats. Reading: lower is better; it depends on the units of the target, and may be negative.
+    The `scale` is b; the variance is 2b².
 
     Example:
         >>> zero, one = torch.zeros(3), torch.ones(3)
@@ -134,14 +121,9 @@ def laplace_nll(mean: Array, scale: Array, target: Array) -> float:
 
 @checked
 def gaussian_crps(mean: Array, scale: Array, target: Array) -> float:
-    r"""Mean continuous ranked probability score of Gaussians.
+    r"""Mean continuous ranked probability score of Gaussians; arguments as in `gaussian_nll`.
 
     $$\sigma\Big[z\,(2\Phi(z) - 1) + 2\varphi(z) - \frac{1}{\sqrt\pi}\Big], \qquad z = \frac{y-\mu}{\sigma}$$
-
-    Args:
-        mean: Predicted means.
-        scale: Predicted standard deviations, positive.
-        target: True values.
 
     Returns:
         A number that is not negative. Reading: in units of the target, lower is better; the absolute error, generalised
@@ -160,18 +142,9 @@ def gaussian_crps(mean: Array, scale: Array, target: Array) -> float:
 
 @checked
 def laplace_crps(mean: Array, scale: Array, target: Array) -> float:
-    r"""Mean continuous ranked probability score of Laplace distributions.
+    r"""Mean continuous ranked probability score of Laplace distributions; arguments as in `laplace_nll`, reading as in `gaussian_crps`.
 
     $$b\,\Big[|z| + e^{-|z|} - \tfrac34\Big], \qquad z = \frac{y-\mu}{b}$$
-
-    Args:
-        mean: Predicted means.
-        scale: Predicted scales b, positive.
-        target: True values.
-
-    Returns:
-        A number that is not negative. Reading: in units of the target, lower is better; the absolute error, generalised
-        to a distribution.
 
     Example:
         >>> zero, one = torch.zeros(3), torch.ones(3)
@@ -248,11 +221,7 @@ def interval_coverage(lower: Array, upper: Array, target: Array) -> float:
 
 @checked
 def interval_width(lower: Array, upper: Array) -> float:
-    """Mean width of predicted intervals.
-
-    Args:
-        lower: Lower ends.
-        upper: Upper ends, not below the lower ones.
+    """Mean width of predicted intervals; arguments as in `interval_coverage`.
 
     Returns:
         A number that is not negative. Reading: in units of the target; of two sets of intervals with the right

@@ -56,12 +56,7 @@ def risk_coverage_area(scores: Array, correct: Array) -> float:
 
 @checked
 def risk_coverage_curve(scores: Array, correct: Array, points: int = 1000) -> RiskCoverageCurve:
-    """Error rate against the share of inputs kept, thinned to at most `points` points.
-
-    Args:
-        scores: Uncertainty of each input, `(batch,)`, higher = less certain.
-        correct: Whether the prediction was right, `(batch,)`.
-        points: Largest number of points.
+    """Error rate against the share of inputs kept, thinned to at most `points` points; other arguments as in `risk_coverage_area`.
 
     Returns:
         The curve and its area. Reading: the curve should rise to the right; where it is flat, the score does not find
