@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from dissensus._checks import check_weights
-from dissensus.objectives.diversity import debias, decompose
+from dissensus.objectives.diversity import debias, decompose, variance
+from dissensus.objectives.losses import CLASS_LOSSES as CLASS_LOSSES
 from dissensus.objectives.losses import (
     Loss,
     class_labels,
@@ -19,7 +20,6 @@ from dissensus.objectives.losses import (
     errors,
     like_outputs,
     majority_vote,
-    output_sum,
     weighted_mean,
 )
 from dissensus.types import MemberOutputs
@@ -202,8 +202,6 @@ def ratio(above: float, below: float) -> float:
     return above / below
 
 
-CLASS_LOSSES = ("cross_entropy", "brier", "zero_one")
-
 # In doubles up to here (400 MB); beyond, in the precision that came.
 _LARGE = 50_000_000
 
@@ -279,7 +277,7 @@ def predictions(
         pooled = weighted_mean(members, weights) if by_probs else link(pooled_scores)
     else:
         return None
-    return members.flatten(2) if members.ndim > 2 else members[..., None], _columns(truth), _columns(pooled)
+    return _columns(members, 2), _columns(truth), _columns(pooled)
 
 
 def trivial_error(outputs: Tensor, targets: Tensor, loss: Loss) -> float | None:
@@ -306,8 +304,8 @@ def trivial_error(outputs: Tensor, targets: Tensor, loss: Loss) -> float | None:
     return float(-(torch.xlogy(share, share) + torch.xlogy(1 - share, 1 - share)).sum())
 
 
-def _columns(values: Tensor) -> Tensor:
-    return values.flatten(1) if values.ndim > 1 else values[:, None]
+def _columns(values: Tensor, leading: int = 1) -> Tensor:
+    return values.flatten(leading) if values.ndim > leading else values[..., None]
 
 
 def _bias_share(outputs: Tensor, targets: Tensor, loss: Loss, average: str, weights: Tensor | None) -> float:
@@ -320,14 +318,9 @@ def _bias_share(outputs: Tensor, targets: Tensor, loss: Loss, average: str, weig
         # Probabilities less a constant need not be probabilities: their squared distance stands in for the loss.
         found = predictions(outputs, targets, loss, average, weights)
         assert found is not None
-        before, after = _spread(found[0], weights), _spread(debias(found[0], weights).outputs, weights)
+        before, after = (variance(own, weights).mean() for own in (found[0], debias(found[0], weights).outputs))
     # Rounding, and losses other than squared error, can leave more than there was.
     return min(1.0, max(0.0, 1 - ratio(float(after), float(before)))) if before > 0 else 0.0
-
-
-def _spread(values: Tensor, weights: Tensor | None) -> Tensor:
-    deviation = values - weighted_mean(values, weights)
-    return weighted_mean(output_sum(deviation.square()), weights).mean()
 
 
 def _cancellation(members: Tensor, truth: Tensor, weights: Tensor | None) -> tuple[float, float]:
@@ -394,7 +387,7 @@ def _class_share(probs: Tensor, labels: Tensor, weights: Tensor | None) -> float
     classes, examples = probs.shape[-1], len(labels)
     counts = torch.bincount(labels, minlength=classes).to(probs)
     chance = float((counts > 0).sum()) / examples
-    spread = float(_spread(probs, weights))
+    spread = float(variance(probs, weights).mean())
     if spread <= 0 or chance >= 1:
         return 0.0
     deviation = probs - weighted_mean(probs, weights)

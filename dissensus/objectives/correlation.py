@@ -29,9 +29,6 @@ def correlation_penalty(outputs: MemberOutputs) -> Scores:
         >>> import torch
         >>> correlation_penalty(torch.tensor([[3.0], [-1.0]]))
         tensor([-4.])
-
-    References:
-        Liu and Yao, 1999, <https://doi.org/10.1016/S0893-6080(99)00073-8>.
     """
     outputs = outputs.to(compute_dtype(outputs))
     deviation = outputs - outputs.mean(0)
@@ -130,9 +127,6 @@ def second_order_gap(
         >>> import torch
         >>> second_order_gap(torch.tensor([[3.0], [-1.0]]), torch.tensor([1.0]), loss="mse")
         tensor([0.])
-
-    References:
-        Buschjäger et al., 2020, <https://arxiv.org/abs/2011.02952>.
     """
     diversity = decompose(outputs, targets, loss, average, weights).diversity
     return diversity - second_order_diversity(outputs, targets, loss, average, weights)
@@ -153,7 +147,7 @@ def gradient_adjusted_loss(
 
     where $\bar f_{(i)}$ is the mean of all members, or of all but member $i$. It is the joint objective in disguise: with the target part
     of the graph its value is $(1+\alpha)^2 L^\beta$; with the target detached its *gradient* is $(1+\alpha)$ times that of $L^\beta$ (its
-    value is not a multiple of it). `beta_from_step` gives the `beta` of each of the four forms.
+    value is not a multiple of it), with the `beta` that `beta_from_step` gives.
 
     Args:
         outputs: Member outputs, `(members, batch, outputs)`.
@@ -174,7 +168,7 @@ def gradient_adjusted_loss(
         tensor(3.2500)
 
     References:
-        Jeffares et al., 2023, appendix D, <https://arxiv.org/abs/2301.11323>.
+        Jeffares et al., 2023, appendix D (`beta_from_step`: theorems D.1 and D.3), <https://arxiv.org/abs/2301.11323>.
     """
     num_members = len(outputs)
     if others_only:
@@ -218,9 +212,6 @@ def beta_from_step(
         (0.75, 0.5)
         >>> beta_from_step(1.0, num_members=2, others_only=True)
         1.0
-
-    References:
-        Jeffares et al., 2023, theorems D.1 and D.3, <https://arxiv.org/abs/2301.11323>.
     """
     _check_step(step)
     if not others_only:

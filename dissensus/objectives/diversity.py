@@ -13,13 +13,14 @@ from dissensus.objectives.likelihoods import LIKELIHOODS
 from dissensus.objectives.losses import (
     EVENT_LOSSES,
     Loss,
+    averaged,
     check_arguments,
     check_host_weights,
     class_labels,
-    dense_targets,
     errors,
     event_sum,
     events,
+    in_logs,
     log_mixture,
     majority_vote,
     matching_weights,
@@ -58,24 +59,16 @@ def decompose(
     $$\underbrace{L(\bar f, y)}_{\mathrm{ERR}} =
       \underbrace{\textstyle\sum_j w_j L(f_j, y)}_{\overline{\mathrm{ERR}}} - \mathrm{DIV}$$
 
-    | loss | outputs | targets | averaged |
-    |---|---|---|---|
-    | mse | any `(members, batch, ...)` | the same, less members; squared norm over the outputs | outputs |
-    | cross_entropy, brier | logits `(members, batch, classes)` | labels, `(batch, classes)` | as `average` |
-    | zero_one | logits `(members, batch, classes)` | labels | votes; ties go to the lowest class |
-    | sigmoid | logits, one per yes/no question | in [0, 1] | as `average` |
-    | poisson | log-rates | counts | as `average` |
-    | logistic, exponential | margins | -1 or +1 | outputs |
-    | a callable | whatever it takes | whatever it takes | outputs |
-
     Several outputs of one example add up. Here target values are checked, which waits for the device; `joint_loss` does not.
 
     Args:
-        outputs: Member outputs, `(members, batch, ...)`.
-        targets: Targets as in the table.
-        loss: A name of the table, or a callable `loss(outputs, targets)` from `(batch, ...)` to `(batch,)`.
+        outputs: Member outputs, `(members, batch, ...)`; class logits on the last axis.
+        targets: Class labels, or class probabilities `(batch, classes)`; for other losses shaped as one member's outputs.
+        loss: "mse", "cross_entropy", "brier", "zero_one" (members vote; ties go to the lowest class), "sigmoid" (logits of yes or
+            no, targets in [0, 1]), "poisson" (log-rates, counts), "logistic" or "exponential" (margins, targets -1 or +1), or a
+            callable `loss(outputs, targets)` from `(batch, ...)` to `(batch,)`. docs/joint_terms.md has them in a table.
         average: "probs" averages the members' probabilities, "scores" what comes before the softmax, sigmoid
-            or exponential.
+            or exponential; margins, "mse" and callables average outputs either way.
         weights: Non-negative member weights with sum 1, `(members,)`; `None` is uniform.
         label_smoothing: Share of the target spread evenly over the classes (cross_entropy and brier).
 
@@ -86,13 +79,13 @@ def decompose(
         errors loses digits: `diversity_closed_form` keeps them.
 
     Example:
-        >>> import torch
         >>> d = decompose(torch.tensor([[3.0], [-1.0]]), torch.tensor([1.0]), loss="mse")
         >>> d.member_error.item(), d.ensemble_error.item(), d.diversity.item()
         (4.0, 0.0, 4.0)
 
     References:
-        Jeffares et al., 2023, definitions 4.1 and 4.2, <https://arxiv.org/abs/2301.11323>.
+        Jeffares et al., 2023, <https://arxiv.org/abs/2301.11323>: definitions 4.1 and 4.2 (for `debias` section 6.1 and appendix C.1,
+        for `diversity_closed_form` equation 1 and theorem 4.3, for `hessian_diversity` theorem 4.5).
     """
     if weights is not None:
         check_weights(weights, len(outputs))
@@ -131,13 +124,9 @@ def debias(outputs: MemberOutputs, weights: Tensor | None = None) -> Debiased:
         squared-error diversity, exactly $\sum_j w_j \lVert b_j\rVert^2$. A large share means members that are shifted, not that differ.
 
     Example:
-        >>> import torch
         >>> debiased = debias(torch.tensor([[5.0, 6.0], [1.0, 2.0]]))
         >>> debiased.bias.tolist(), debiased.outputs.tolist()
         ([2.0, -2.0], [[3.0, 4.0], [3.0, 4.0]])
-
-    References:
-        Jeffares et al., 2023, section 6.1 and appendix C.1, <https://arxiv.org/abs/2301.11323>.
     """
     outputs = outputs.to(compute_dtype(outputs))
     if weights is not None:
@@ -181,16 +170,10 @@ def diversity_closed_form(
     weights: Tensor | None = None,
     label_smoothing: float = 0.0,
 ) -> Scores:
-    r"""Diversity as a variance, a divergence from the pool, or a log-ratio, whichever the loss has.
+    r"""Diversity as a variance, a divergence from the pool, or a log-ratio, whichever the loss has (docs/joint_terms.md).
 
-    | loss | diversity | needs targets |
-    |---|---|---|
-    | mse; brier on probabilities | $\sum_j w_j \lVert f_j-\bar f\rVert^2$ | no |
-    | cross_entropy, sigmoid, poisson on scores; logistic | $\sum_j w_j\,\mathrm{KL}(\bar q\Vert p_j)$ | no |
-    | the same on probabilities | $\sum_j w_j \sum_k y_k \log(\bar p_k / p_{jk})$ | yes |
-    | zero_one | vote right: share of wrong members; vote wrong: minus the share of right ones | yes |
-
-    Arguments are those of `decompose`; `targets` may be left out where the table does not want them.
+    Arguments are those of `decompose`. Without `targets`: mse; brier on probabilities; cross_entropy, sigmoid and poisson on scores;
+    logistic.
 
     Returns:
         `(batch,)`, in nats for the likelihood losses. Reading: equal to `decompose(...).diversity`, with no two large numbers subtracted;
@@ -199,15 +182,12 @@ def diversity_closed_form(
     Example:
         >>> diversity_closed_form(torch.tensor([[3.0], [-1.0]]), loss="mse")
         tensor([4.])
-
-    References:
-        Jeffares et al., 2023, equation 1 and theorem 4.3, <https://arxiv.org/abs/2301.11323>.
     """
     outputs, weights = _prepared(outputs, loss, average, weights, label_smoothing)
     if loss == "mse":
-        return _variance(outputs, weights)
+        return variance(outputs, weights)
     if loss == "brier" and average == "probs":
-        return _variance(outputs.softmax(-1), weights)
+        return variance(outputs.softmax(-1), weights)
     if loss == "logistic" or (loss in EVENT_LOSSES and average == "scores"):
         return _divergence_from_pool(outputs, loss, weights)
     if loss not in (*EVENT_LOSSES, "zero_one"):
@@ -252,18 +232,15 @@ def hessian_diversity(
         >>> diversity = hessian_diversity(torch.tensor([[3.0], [-1.0]]), torch.tensor([1.0]), loss="mse")
         >>> round(diversity.item(), 4)
         4.0
-
-    References:
-        Jeffares et al., 2023, theorem 4.5, <https://arxiv.org/abs/2301.11323>.
     """
     outputs, weights = _prepared(outputs, loss, average, weights, label_smoothing)
     nodes = whole_number("nodes", nodes, 1)
-    values, loss_at = _averaged(outputs, targets, loss, average, label_smoothing)
+    values, judge = _smooth(outputs, targets, loss, average, label_smoothing)
     abscissae, quadrature = np.polynomial.legendre.leggauss(nodes)
     # From [-1, 1] to [0, 1]; half the interval is also half of each quadrature weight.
     times = (abscissae + 1) / 2
     remainder = sum(
-        float(weight / 2 * (1 - time)) * _curvature(values, loss_at, weights, float(time))
+        float(weight / 2 * (1 - time)) * _curvature(values, judge, weights, float(time))
         for time, weight in zip(times, quadrature, strict=True)
     )
     return weighted_mean(torch.as_tensor(remainder), weights)
@@ -298,10 +275,9 @@ def second_order_diversity(
     """
     outputs, weights = _prepared(outputs, loss, average, weights, label_smoothing)
     if loss == "mse":
-        return _variance(outputs, weights)
+        return variance(outputs, weights)
     if loss in EVENT_LOSSES and average == "probs":
-        # H = diag(y / pbar^2), so the form is the squared relative deviation; in logarithms it cannot
-        # overflow.
+        # H = diag(y / pbar^2), so the form is the squared relative deviation; in logarithms it cannot overflow.
         log_prob, mass = events(str(loss), outputs, targets, label_smoothing)
         log_probs = log_prob(outputs)
         relative = torch.expm1(log_probs - log_mixture(log_probs, weights))
@@ -312,8 +288,8 @@ def second_order_diversity(
         deviation, pooled = outputs - mean, mean.softmax(-1)
         centred = deviation - (pooled * deviation).sum(-1, keepdim=True)
         return weighted_mean((pooled * centred.square()).sum(-1), weights) / 2
-    values, loss_at = _averaged(outputs, targets, loss, average, label_smoothing)
-    return weighted_mean(_curvature(values, loss_at, weights, 0.0), weights) / 2
+    values, judge = _smooth(outputs, targets, loss, average, label_smoothing)
+    return weighted_mean(_curvature(values, judge, weights, 0.0), weights) / 2
 
 
 def _prepared(
@@ -325,7 +301,8 @@ def _prepared(
     return outputs, None if weights is None else matching_weights(weights, outputs)
 
 
-def _variance(values: Tensor, weights: Tensor | None) -> Tensor:
+def variance(values: Tensor, weights: Tensor | None) -> Tensor:
+    """Mean squared distance of the members from their average, `(batch,)`."""
     deviation = values - weighted_mean(values, weights)
     return weighted_mean(output_sum(deviation.square()), weights)
 
@@ -345,28 +322,23 @@ def _signed_disagreement(outputs: Tensor, labels: Tensor, weights: Tensor | None
     return torch.where(winner == labels, outvoted_wrong, -outvoted_right)
 
 
-def _averaged(
+def _smooth(
     outputs: Tensor, targets: Tensor, loss: Loss, average: str, label_smoothing: float
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """What the ensemble averages, `(members, batch, ...)`, and the loss `(members, batch)` of it."""
+    """What the ensemble averages, not in logarithms, and the loss of it."""
     if loss == "zero_one":
         raise ValueError("The zero_one loss has no second derivative. Use `decompose` or `diversity_closed_form`.")
-    if average == "probs" and loss == "brier":
-        target_probs = dense_targets(targets, outputs, label_smoothing)
-        return outputs.softmax(-1), lambda probs: (probs - target_probs).square().sum(-1)
-    if average == "probs" and loss in EVENT_LOSSES:
-        log_prob, mass = events(str(loss), outputs, targets, label_smoothing)
-        return log_prob(outputs).exp(), lambda probs: -event_sum(probs.log(), mass)
-    return outputs, lambda scores: errors(scores, targets, loss, average, label_smoothing=label_smoothing)[0]
+    values, judge = averaged(outputs, targets, loss, average, label_smoothing)
+    return (values.exp(), lambda probs: judge(probs.log())) if in_logs(loss, average) else (values, judge)
 
 
-def _curvature(values: Tensor, loss_at: Callable[[Tensor], Tensor], weights: Tensor | None, time: float) -> Tensor:
+def _curvature(values: Tensor, judge: Callable[[Tensor], Tensor], weights: Tensor | None, time: float) -> Tensor:
     """Second derivative of the loss along each deviation, `time` of the way from ensemble to member."""
     mean = weighted_mean(values, weights)
     deviation = values - mean
 
     def total_loss(times: Tensor) -> Tensor:
-        return loss_at(mean + times.reshape(*times.shape, *(1,) * (mean.ndim - 1)) * deviation).sum()
+        return judge(mean + times.reshape(*times.shape, *(1,) * (mean.ndim - 1)) * deviation).sum()
 
     # Each (member, example) has its own time and only its own loss depends on it, so the derivative of the
     # summed slope is the diagonal of the Hessian in the times: d' H d.

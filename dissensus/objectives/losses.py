@@ -67,29 +67,49 @@ def errors(
     outputs = outputs.to(compute_dtype(outputs))
     if weights is not None:
         weights = matching_weights(weights, outputs)
-    if callable(loss):
-        return _callable_errors(loss, outputs, targets, weights, others)
-    if loss in ELEMENTWISE:
-        targets = like_outputs(targets, outputs)
-        elementwise = ELEMENTWISE[loss]
-        member = output_sum(elementwise(outputs, targets))
-        return member, output_sum(elementwise(weighted_mean(outputs, weights, others), targets), leading=1)
     if loss == "zero_one":
         labels, (votes, winner) = class_labels(targets, outputs), majority_vote(outputs, weights)
         return (votes != labels).to(outputs), (winner != labels).to(outputs)
+    values, judge = averaged(outputs, targets, loss, average, label_smoothing)
+    pool = log_mixture if in_logs(loss, average) else weighted_mean
+    return judge(values), judge(pool(values, weights, others)[None])[0]
+
+
+def averaged(
+    outputs: Tensor, targets: Tensor, loss: Loss, average: str, label_smoothing: float
+) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """What the ensemble averages, `(members, batch, ...)` (logarithms of it where `in_logs`), and its loss, to `(members, batch)`."""
+    if callable(loss):
+        return outputs, partial(_own_losses, loss, targets=targets)
+    if loss in ELEMENTWISE:
+        wanted = like_outputs(targets, outputs)
+        return outputs, lambda values: output_sum(ELEMENTWISE[loss](values, wanted))
     if loss == "brier":
         target_probs = dense_targets(targets, outputs, label_smoothing)
-        probs = outputs.softmax(-1)
-        averaged = weighted_mean(probs if average == "probs" else outputs, weights, others)
-        pooled = averaged if average == "probs" else averaged.softmax(-1)
-        return (probs - target_probs).square().sum(-1), (pooled - target_probs).square().sum(-1)
+        if average == "probs":
+            return outputs.softmax(-1), lambda probs: (probs - target_probs).square().sum(-1)
+        return outputs, lambda logits: (logits.softmax(-1) - target_probs).square().sum(-1)
     log_prob, mass = events(loss, outputs, targets, label_smoothing)
-    member_log_prob = log_prob(outputs)
     if average == "probs":
-        pooled_log_prob = log_mixture(member_log_prob, weights, others)
-    else:
-        pooled_log_prob = log_prob(weighted_mean(outputs, weights, others))
-    return -event_sum(member_log_prob, mass), -event_sum(pooled_log_prob, mass, leading=1)
+        return log_prob(outputs), lambda log_probs: -event_sum(log_probs, mass)
+    return outputs, lambda scores: -event_sum(log_prob(scores), mass)
+
+
+def in_logs(loss: Loss, average: str) -> bool:
+    """Whether members are averaged by their probabilities of events, of which only logarithms are at hand."""
+    return loss in EVENT_LOSSES and average == "probs"
+
+
+def _own_losses(loss: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, targets: Tensor) -> Tensor:
+    found = [loss(member, targets) for member in outputs]
+    for losses in found:
+        if not isinstance(losses, Tensor) or losses.shape != outputs.shape[1:2]:
+            got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+            raise ValueError(
+                f"A callable `loss` must return one value per example, shaped {tuple(outputs.shape[1:2])}; "
+                f"got {got}. Do not reduce over the batch."
+            )
+    return torch.stack(found)
 
 
 def weighted_mean(values: Tensor, weights: Tensor | None, others: Others | None = None) -> Tensor:
@@ -108,9 +128,9 @@ def output_sum(values: Tensor, leading: int = 2) -> Tensor:
     return values.squeeze(-1) if values.shape[-1] == 1 else values.sum(-1)
 
 
-def event_sum(values: Tensor, mass: Tensor | None, leading: int = 2) -> Tensor:
+def event_sum(values: Tensor, mass: Tensor | None) -> Tensor:
     """Sum over events and outputs, each event counted by its mass; `None` counts every event once."""
-    return output_sum(values if mass is None else mass * values, leading)
+    return output_sum(values if mass is None else mass * values)
 
 
 def check_host_weights(weights: Tensor | None, num_members: int) -> None:
@@ -206,10 +226,10 @@ def check_arguments(outputs: Tensor, loss: Loss, average: str, label_smoothing: 
         raise ValueError(f"`loss` must be a callable or one of {', '.join(LOSSES)}; got {loss!r}. Pick one of these.")
     if average not in ("probs", "scores"):
         raise ValueError(f'`average` must be "probs" or "scores"; got {average!r}. Pick one of these.')
-    wanted = LOSSES[loss] if isinstance(loss, str) else "(members, batch, ...)"
-    if outputs.ndim != 3 if "classes" in wanted else outputs.ndim < 2:
+    classes = loss in CLASS_LOSSES
+    if outputs.ndim != 3 if classes else outputs.ndim < 2:
         raise ValueError(
-            f"`outputs` must be shaped {wanted}; got shape {tuple(outputs.shape)}. "
+            f"`outputs` must be shaped (members, batch, {'classes' if classes else '...'}); got shape {tuple(outputs.shape)}. "
             "For a single model, pass `outputs[None]`."
         )
     if not 0 <= label_smoothing < 1 or (label_smoothing and loss not in ("cross_entropy", "brier")):
@@ -217,23 +237,6 @@ def check_arguments(outputs: Tensor, loss: Loss, average: str, label_smoothing: 
             "`label_smoothing` must lie in [0, 1) and needs loss cross_entropy or brier; "
             f"got {label_smoothing} with loss {loss!r}. Leave it at 0."
         )
-
-
-def _callable_errors(
-    loss: Callable[[Tensor, Tensor], Tensor],
-    outputs: Tensor,
-    targets: Tensor,
-    weights: Tensor | None,
-    others: Others | None,
-) -> tuple[Tensor, Tensor]:
-    ensemble = loss(weighted_mean(outputs, weights, others), targets)
-    if not isinstance(ensemble, Tensor) or ensemble.shape != outputs.shape[1:2]:
-        got = tuple(ensemble.shape) if isinstance(ensemble, Tensor) else type(ensemble).__name__
-        raise ValueError(
-            f"A callable `loss` must return one value per example, shaped {tuple(outputs.shape[1:2])}; "
-            f"got {got}. Do not reduce over the batch."
-        )
-    return torch.stack([loss(member, targets) for member in outputs]), ensemble
 
 
 def majority_vote(outputs: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -259,17 +262,5 @@ ELEMENTWISE: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType
 )
 
 EVENT_LOSSES = ("cross_entropy", "sigmoid", "poisson")
-
-# Every named loss, and the outputs it reads.
-LOSSES: Mapping[str, str] = MappingProxyType(
-    {
-        "mse": "(members, batch, ...)",
-        "cross_entropy": "(members, batch, classes)",
-        "brier": "(members, batch, classes)",
-        "zero_one": "(members, batch, classes)",
-        "sigmoid": "(members, batch, ...)",
-        "poisson": "(members, batch, ...)",
-        "logistic": "(members, batch, ...)",
-        "exponential": "(members, batch, ...)",
-    }
-)
+CLASS_LOSSES = ("cross_entropy", "brier", "zero_one")
+LOSSES = ("mse", *CLASS_LOSSES, "sigmoid", "poisson", "logistic", "exponential")
