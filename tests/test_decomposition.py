@@ -292,7 +292,7 @@ class TestDebias:
         ({"targets": torch.zeros(4, 3), "loss": "logistic"}, "-1 or \\+1"),
         ({"targets": -torch.ones(4, 3), "loss": "sigmoid"}, "\\[0, 1\\]"),
         ({"targets": -torch.ones(4, 3), "loss": "poisson"}, "counts"),
-        ({"targets": torch.zeros(4).long(), "loss": lambda f, y: f.sum()}, "one value per example"),
+        ({"targets": torch.zeros(4).long(), "loss": lambda f, y: f.sum()}, "one value for each of"),
         ({"label_smoothing": 1.0}, "label_smoothing"),
         ({"label_smoothing": 0.1, "loss": "zero_one"}, "label_smoothing"),
         ({"weights": torch.tensor([0.5, 0.6])}, "sum to 1"),

@@ -14,6 +14,7 @@ from dissensus._checks import check_weights
 from dissensus.objectives.diversity import debias, decompose, variance
 from dissensus.objectives.losses import CLASS_LOSSES as CLASS_LOSSES
 from dissensus.objectives.losses import (
+    ELEMENTWISE,
     Loss,
     class_labels,
     dense_targets,
@@ -47,48 +48,35 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class Measures:
-    """What the verdict looks at, of one set.
-
-    Attributes:
-        num_members: Number of members.
-        num_examples: Number of examples.
-        member_errors: Mean error of each member.
-        member_error: Their weighted average, ERRbar.
-        ensemble_error: Error of the averaged prediction, ERR.
-        diversity: ERRbar - ERR.
-        trivial_error: Error of the best constant prediction; None where the loss has no known one.
-        bias_share: Share of the diversity that goes when each member's constant offset is taken away, from 0 to 1.
-        bias_left: Square of the ensemble's mean error over what members with independent offsets would leave of theirs: near 0 offsets
-            cancel, 1 they do not.
-        bias_alone: Largest share of one member in the members' squared mean errors; near 1 a single member is off.
-        cancellation: How much smaller the squared error of the average is than if members erred independently: 1 members cancel each
-            other, 0 independent, negative they err alike. NaN where predictions and targets have no distance.
-        cancellation_error: Its standard error, from the examples.
-        member_accuracies: Of each member, for classes; else empty.
-        ensemble_accuracy: Of the averaged prediction, for classes.
-        chance: Accuracy of always naming the commonest class.
-        kept_agreement: For classes, the best member's agreement with the labels beyond guessing (Cohen's kappa) over the ensemble's; NaN
-            where the ensemble has none.
-        class_share: Share of the squared distances between members' probabilities that is the same for all examples of a class, less
-            what chance gives: members that treat whole classes differently. NaN without classes.
-    """
+    """What the verdict looks at, of one set."""
 
     num_members: int
     num_examples: int
     member_errors: tuple[float, ...]
+    # Their weighted average, ERRbar; the error of the averaged prediction, ERR; and ERRbar - ERR.
     member_error: float
     ensemble_error: float
     diversity: float
+    # Of the best constant prediction; None where the loss has no known one.
     trivial_error: float | None
+    # Share of the diversity that goes when each member's constant offset is taken away, from 0 to 1.
     bias_share: float
+    # Square of the ensemble's mean error over what members with independent offsets would leave of theirs: near 0 offsets cancel.
     bias_left: float
+    # Largest share of one member in the members' squared mean errors; near 1 a single member is off.
     bias_alone: float
+    # How much smaller the squared error of the average is than if members erred independently: 1 members cancel each other,
+    # 0 independent, negative they err alike; with its standard error, from the examples. NaN where there is no such distance.
     cancellation: float
     cancellation_error: float
+    # For classes; chance is the accuracy of always naming the commonest one.
     member_accuracies: tuple[float, ...] = ()
     ensemble_accuracy: float | None = None
     chance: float | None = None
+    # The best member's agreement with the labels beyond guessing (Cohen's kappa) over the ensemble's; NaN where it has none.
     kept_agreement: float = nan
+    # Share of the squared distances between members' probabilities that is the same for all examples of a class, less what
+    # chance gives: members that treat whole classes differently.
     class_share: float = nan
 
     @property
@@ -142,9 +130,7 @@ class Measures:
     def signs(self, *, trained_on: bool = False) -> tuple[str, ...]:
         """Return the signs of collusion that are there, also those of data that all members were `trained_on`.
 
-        "cancelling": errors cancel more than independent ones could. "shifted": members sit beside the ensemble by constants that cancel.
-        "dependent": the best member alone keeps less of the ensemble's accuracy than independent members would. Of training data
-        "unfitted": the ensemble fits it, its members do not; and "specialised": members give up whole classes to each other.
+        docs/diagnosis.md has their rules, and what each says of members.
         """
         found = {
             "cancelling": self.cancellation > max(LEAST_CANCELLATION, STANDARD_ERRORS * self.cancellation_error),
@@ -310,8 +296,7 @@ def _columns(values: Tensor, leading: int = 1) -> Tensor:
 
 def _bias_share(outputs: Tensor, targets: Tensor, loss: Loss, average: str, weights: Tensor | None) -> float:
     """Share of the diversity that constants explain: of what is averaged, by the loss itself where that can be."""
-    averaged = loss in ("mse", "logistic", "exponential") or callable(loss)
-    if averaged or (average == "scores" and loss != "zero_one"):
+    if loss in ELEMENTWISE or callable(loss) or (average == "scores" and loss != "zero_one"):
         before = decompose(outputs, targets, loss, average, weights).diversity.mean()
         after = decompose(debias(outputs, weights).outputs, targets, loss, average, weights).diversity.mean()
     else:
@@ -335,8 +320,7 @@ def _cancellation(members: Tensor, truth: Tensor, weights: Tensor | None) -> tup
         return nan, nan
     left = float(averaged.mean()) / scale
     deviation = averaged - left * independent
-    count = len(deviation)
-    standard_error = float(deviation.square().mean().sqrt()) / (scale * sqrt(max(count - 1, 1)))
+    standard_error = float(deviation.square().mean().sqrt()) / (scale * sqrt(max(len(deviation) - 1, 1)))
     return 1 - left, standard_error
 
 
@@ -354,7 +338,9 @@ def shares_of(weights: Tensor | None, like: Tensor) -> Tensor:
 def _of_classes(outputs: Tensor, targets: Tensor, average: str, weights: Tensor | None, loss: str) -> dict[str, Any]:
     """Return the numbers that only classes have."""
     labels = targets.argmax(-1) if targets.is_floating_point() else class_labels(targets, outputs)
-    members, ensemble = _answers(outputs, average, weights, loss)
+    members, ensemble = majority_vote(outputs, weights)
+    if loss != "zero_one":
+        ensemble = weighted_mean(outputs.softmax(-1) if average == "probs" else outputs, weights).argmax(-1)
     kappas = _agreement(torch.cat([members, ensemble[None]]), labels, outputs.shape[-1]).tolist()
     return {
         "member_accuracies": tuple((members == labels).to(outputs).mean(1).tolist()),
@@ -363,14 +349,6 @@ def _of_classes(outputs: Tensor, targets: Tensor, average: str, weights: Tensor 
         "kept_agreement": max(kappas[:-1]) / kappas[-1] if kappas[-1] > 0 else nan,
         "class_share": _class_share(outputs.softmax(-1), labels, weights),
     }
-
-
-def _answers(outputs: Tensor, average: str, weights: Tensor | None, loss: str) -> tuple[Tensor, Tensor]:
-    """Classes that each member, and the ensemble, names: `(members, batch)` and `(batch,)`."""
-    if loss == "zero_one":
-        return majority_vote(outputs, weights)
-    pooled = weighted_mean(outputs.softmax(-1) if average == "probs" else outputs, weights)
-    return outputs.argmax(-1), pooled.argmax(-1)
 
 
 def _agreement(answers: Tensor, labels: Tensor, classes: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import isfinite, log, pi
 from types import MappingProxyType
 from typing import Literal, TypeAlias
@@ -13,7 +14,7 @@ from torch import Tensor
 from dissensus._checks import can_be_read
 from dissensus._signatures import checked
 from dissensus.data.sources import class_targets
-from dissensus.objectives.losses import log_mixture
+from dissensus.objectives.losses import log_mixture, own_losses
 
 SCALE_FLOOR = 1e-6
 # As torch's cross_entropy has it.
@@ -369,15 +370,6 @@ class Pinball:
 def _own_loss(loss: Loss) -> Likelihood:
     """Return the likelihood of a user's own loss, which the ensemble's average output is judged by too."""
 
-    def judge(outputs: Tensor, targets: Tensor) -> Tensor:
-        losses = loss(outputs, targets)
-        if not isinstance(losses, Tensor) or losses.shape != outputs.shape[:1]:
-            raise ValueError(
-                f"A loss of your own must return one value for each of {len(outputs)} examples, shaped ({len(outputs)},); got "
-                f"{tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__}. Do not average over the batch."
-            )
-        return losses
-
     def divergence(p: Tensor, q: Tensor) -> Tensor:
         raise ValueError(
             "A loss of your own does not say how far two outputs are from each other, which VirtualAdversarial needs. Use Adversarial, "
@@ -385,9 +377,8 @@ def _own_loss(loss: Loss) -> Likelihood:
         )
 
     name = getattr(loss, "__qualname__", type(loss).__qualname__)
-    return replace(
-        _pooling(name, "own", full, _mean, judge, divergence), quantiles=loss if isinstance(loss, Pinball) else None
-    )
+    quantiles = loss if isinstance(loss, Pinball) else None
+    return replace(_pooling(name, "own", full, _mean, partial(own_losses, loss), divergence), quantiles=quantiles)
 
 
 LIKELIHOODS: Mapping[str, Likelihood] = MappingProxyType(

@@ -80,7 +80,7 @@ def averaged(
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """What the ensemble averages, `(members, batch, ...)` (logarithms of it where `in_logs`), and its loss, to `(members, batch)`."""
     if callable(loss):
-        return outputs, partial(_own_losses, loss, targets=targets)
+        return outputs, lambda members: torch.stack([own_losses(loss, one, targets) for one in members])
     if loss in ELEMENTWISE:
         wanted = like_outputs(targets, outputs)
         return outputs, lambda values: output_sum(ELEMENTWISE[loss](values, wanted))
@@ -100,16 +100,15 @@ def in_logs(loss: Loss, average: str) -> bool:
     return loss in EVENT_LOSSES and average == "probs"
 
 
-def _own_losses(loss: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, targets: Tensor) -> Tensor:
-    found = [loss(member, targets) for member in outputs]
-    for losses in found:
-        if not isinstance(losses, Tensor) or losses.shape != outputs.shape[1:2]:
-            got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
-            raise ValueError(
-                f"A callable `loss` must return one value per example, shaped {tuple(outputs.shape[1:2])}; "
-                f"got {got}. Do not reduce over the batch."
-            )
-    return torch.stack(found)
+def own_losses(loss: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, targets: Tensor) -> Tensor:
+    """Loss of each example by a function of the user's, `(batch,)`, if it returns that."""
+    losses = loss(outputs, targets)
+    if not isinstance(losses, Tensor) or losses.shape != outputs.shape[:1]:
+        raise ValueError(
+            f"A loss of your own must return one value for each of {len(outputs)} examples, shaped ({len(outputs)},); got "
+            f"{tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__}. Do not average over the batch."
+        )
+    return losses
 
 
 def weighted_mean(values: Tensor, weights: Tensor | None, others: Others | None = None) -> Tensor:
