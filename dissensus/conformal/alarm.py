@@ -33,23 +33,15 @@ class Scorer:
     def __call__(self, members: "Members | None", x: Any, instead: str = "") -> Floats:
         """Return the score of each input, `(batch,)`, of data that may be a pair (inputs, targets)."""
         from dissensus.data.sources import all_inputs
-        from dissensus.predictions import predict, predict_scores
+        from dissensus.predictions import predict
 
         if members is None:
             raise ValueError(f"There is no ensemble to score inputs: pass scores to {instead}, or load it with `ens`.")
+        if isinstance(self.score, str):
+            return _named_scores([self.score], self.loss, members, x)[self.score]
         x = inputs_of(x)
-        if not isinstance(self.score, str):
-            seen = all_inputs(x, "x").split(1024) if self.of_inputs else [predict(members, x)]
-            return np.concatenate([vector(self.score(part), "the score's answer") for part in seen])
-        if self.of_classes:
-            found = predict_scores(members, x, [self.score], loss=self.loss)  # type: ignore[arg-type]
-            return vector(found[self.score], self.score)
-        return vector(_variance(predict(members, x), self.score, self.loss), self.score)
-
-    @property
-    def of_classes(self) -> bool:
-        """Whether outputs are logits, of classes or of several labels."""
-        return self.loss in (CLASSES, LABELS)
+        seen = all_inputs(x, "x").split(1024) if self.of_inputs else [predict(members, x)]
+        return np.concatenate([vector(self.score(part), "the score's answer") for part in seen])
 
     @property
     def of_inputs(self) -> bool:
@@ -71,15 +63,6 @@ class Scorer:
         if ens is not None and state["function"] and score is None:
             raise ValueError(f"Inputs are ranked by a function, {state['score']!r}: pass it as `score`.")
         return cls(score or state["score"], state["loss"])
-
-    def candidates(self) -> list["Scorer"]:
-        """Return all scores that read outputs in this way."""
-        from dissensus.scores import REGRESSION_SCORES, SCORES
-
-        if self.of_classes:
-            return [Scorer(name, self.loss) for name in SCORES]
-        points = self.loss in ("mse", "mae")
-        return [Scorer(name, self.loss) for name in (["knowledge_variance"] if points else REGRESSION_SCORES)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +141,7 @@ class Alarm:
             scores = scorer(ens, held_out)
             kept = np.arange(len(scores))
         else:
-            scorer, scores, kept, aurocs = _chosen(ens, held_out, examples, scorer, seed)
+            scorer, scores, kept, aurocs = _chosen(ens, held_out, examples, scorer.loss, seed)
         classes = None if labels is None else labels_of(labels, "labels", len(scores))[kept]
         alarm = cls(_by_class(scores[kept], classes), rate, scorer, ens, aurocs)
         alarm._warn()
@@ -265,32 +248,43 @@ def _by_class(scores: Floats, classes: NDArray[Any] | None) -> dict[int | str | 
 
 
 def _chosen(
-    members: "Members", held_out: Any, examples: Any, scorer: Scorer, seed: int
+    members: "Members", held_out: Any, examples: Any, loss: str, seed: int
 ) -> tuple[Scorer, Floats, NDArray[np.intp], dict[str, float]]:
     """Return the score that tells examples from a part of the held-out inputs best, all scores by it, and the other part."""
     from dissensus.metrics import auroc
+    from dissensus.scores import REGRESSION_SCORES, SCORES
 
-    candidates = scorer.candidates()
-    known = _scores(candidates, members, held_out)
-    strange = _scores(candidates, members, examples)
+    names = list(SCORES if loss in (CLASSES, LABELS) else REGRESSION_SCORES)
+    if loss in ("mse", "mae"):  # points have no other variance
+        names = ["knowledge_variance"]
+    known, strange = (_named_scores(names, loss, members, x) for x in (held_out, examples))
     total = len(next(iter(known.values())))
     if total < (least := 2 * _SHARE_TO_CHOOSE):
         raise ValueError(f"Choosing a score takes {least} held-out inputs or more; got {total}. Name a score instead.")
     order = np.random.default_rng(whole_number("seed", seed, 0)).permutation(total)
     choosing, kept = np.split(order, [total // _SHARE_TO_CHOOSE])
     aurocs = {name: float(auroc(strange[name], own[choosing])) for name, own in known.items()}
-    best = max(candidates, key=lambda one: aurocs[one.name])
-    return best, known[best.name], kept, aurocs
+    best = max(names, key=lambda name: aurocs[name])
+    return Scorer(best, loss), known[best], kept, aurocs
 
 
-def _scores(scorers: list[Scorer], members: "Members", x: Any) -> dict[str, Floats]:
-    from dissensus.predictions import predict_scores
+def _named_scores(names: list[str], loss: str, members: "Members", x: Any) -> dict[str, Floats]:
+    """Return scores by name, `(batch,)` each; variances are means over targets."""
+    import torch
 
-    if not scorers[0].of_classes:
-        return {one.name: one(members, x) for one in scorers}
-    names, loss = [one.name for one in scorers], scorers[0].loss
-    found = predict_scores(members, inputs_of(x), names, loss=loss)  # type: ignore[arg-type]
-    return {name: vector(own, name) for name, own in found.items()}
+    from dissensus.objectives.likelihoods import likelihood_of, mean_and_scale
+    from dissensus.predictions import predict, predict_scores
+    from dissensus.scores import REGRESSION_SCORES
+
+    if loss in (CLASSES, LABELS):
+        found = predict_scores(members, inputs_of(x), names, loss=loss)  # type: ignore[arg-type]
+        return {name: vector(own, name) for name, own in found.items()}
+    outputs = predict(members, inputs_of(x))
+    outputs = outputs if outputs.ndim == 3 else outputs[..., None]
+    points = likelihood_of(loss).kind == "points"
+    mean, scale = (outputs, torch.zeros_like(outputs)) if points else mean_and_scale(outputs)
+    family = "laplace" if loss == "laplace_nll" else "gaussian"
+    return {name: vector(REGRESSION_SCORES[name](mean, scale, family=family).mean(-1), name) for name in names}
 
 
 def scorer_of(members: "Members", held_out: Any, score: Score, loss: str) -> Scorer:
@@ -330,8 +324,7 @@ def _loss_of(members: "Members", held_out: Any, score: str) -> str:
     real = targets is not None and targets.is_floating_point()
     if score in SCORES or (score == "auto" and not real):
         return LABELS if targets is not None and targets.ndim == 2 and not real else CLASSES
-    first = next(input_batches(inputs_of(held_out), 2))[:2]
-    outputs = predict(members, first).shape[-1]
+    outputs = predict(members, next(input_batches(inputs_of(held_out), 2))[:2]).shape[-1]
     if (told := "mse" if outputs == 1 else regression_loss(outputs, targets)) is not None:
         return told
     raise ValueError(
@@ -355,17 +348,3 @@ def _first_targets(held_out: Any) -> "Tensor | None":
         return next(iter(pair_batches(held_out, 2)))[1]
     except ValueError:  # batches of inputs alone
         return None
-
-
-def _variance(outputs: "Tensor", score: str, loss: str) -> "Tensor":
-    """Return a variance of the mixture, the mean over targets."""
-    import torch
-
-    from dissensus.objectives.likelihoods import likelihood_of, mean_and_scale
-    from dissensus.scores import REGRESSION_SCORES
-
-    outputs = outputs if outputs.ndim == 3 else outputs[..., None]
-    points = likelihood_of(loss).kind == "points"
-    mean, scale = (outputs, torch.zeros_like(outputs)) if points else mean_and_scale(outputs)
-    family = "laplace" if loss == "laplace_nll" else "gaussian"
-    return REGRESSION_SCORES[score](mean, scale, family=family).mean(-1)
