@@ -13,8 +13,15 @@ from dissensus.objectives.correlation import (
     second_order_gap,
     step_from_beta,
 )
-from dissensus.objectives.disagree import Disagree, low_confidence, two_stage
-from dissensus.objectives.disagreement import PAIR_TERMS, a2d, a2d_from_logits, divdis
+from dissensus.objectives.disagreement import (
+    PAIR_TERMS,
+    Disagree,
+    a2d,
+    a2d_from_logits,
+    divdis,
+    low_confidence,
+    two_stage,
+)
 from dissensus.objectives.diversity import (
     Debiased,
     Decomposition,

@@ -10,22 +10,14 @@ import torch
 from torch import Tensor
 
 from dissensus._checks import check_logits_shape
-from dissensus._signatures import checked, real_number, whole_number
+from dissensus._signatures import checked, real_number
 from dissensus.data.features import CachedFeatures
 from dissensus.data.sources import Array, all_inputs, as_tensor, check_pair
 from dissensus.members import View
-from dissensus.objectives.disagreement import Orientation, PairTerm, divdis, mean_over_pairs, pair_term
-from dissensus.objectives.likelihoods import (
-    LIKELIHOODS,
-    Likelihood,
-    check_class_weights,
-    class_weighted,
-    full,
-    smooth_labels,
-)
+from dissensus.objectives.disagreement import DrawsMembers, Orientation, PairTerm, divdis
+from dissensus.objectives.likelihoods import LIKELIHOODS, full
 from dissensus.objectives.losses import class_labels
-from dissensus.objectives.objective import Objective, OutputObjective, Parts, Step
-from dissensus.randomness import fold
+from dissensus.objectives.objective import OutputObjective, Parts, Step
 from dissensus.types import Labels, MemberLogits, Scores
 
 Weighting: TypeAlias = Literal["loss", "inverse_probability"]
@@ -38,15 +30,13 @@ def loss_guided_weights(logits: MemberLogits, labels: Labels) -> Scores:
     $$\alpha_n = \frac{\ell_n}{\big(\frac1B\sum_b \ell_b\big)^2},\qquad
       \ell_n = -\log \mathrm{softmax}\Big(\frac1M \sum_m f^m(x_n)\Big)_{y_n}$$
 
-    Reading: their mean is exactly one over the mean loss: small while the ensemble knows little, and without bound once it fits its
-    training data; see the guards of `LossGuided`.
-
     Args:
         logits: Member logits, `(members, batch, classes)`; they are averaged.
         labels: True class indices, `(batch,)`.
 
     Returns:
-        `(batch,)`, without gradient.
+        `(batch,)`, without gradient. Reading: their mean is exactly one over the mean loss: small while the ensemble knows little, and
+        without bound once it fits its training data; see the guards of `LossGuided`.
 
     Example:
         >>> weights = loss_guided_weights(torch.zeros(3, 4, 10), torch.arange(4))
@@ -106,10 +96,9 @@ class Guard(ABC):
 class LossShare(Guard):
     r"""Never weigh an example's disagreement above a share of the pull of its cross-entropy: $\lambda\,\alpha_n \le s\,(1 - p_n)$.
 
-    $p_n = e^{-\ell_n}$ is the ensemble's probability of the true class, and $1 - p_n$ the gradient of cross-entropy towards its logit. Two
-    members that are right about an example and equally sure of it are pulled together with that force, and apart (`"a2d"`) with at most
-    $\lambda\,\alpha_n$, which does not shrink by itself. With $s < 1$ the first stays the larger one, at any strength, number of classes
-    and weighting, and however small the loss gets (for `reduction="mean"` and one orientation).
+    $p_n = e^{-\ell_n}$ is the ensemble's probability of the true class, and $1 - p_n$ the force with which cross-entropy pulls two members
+    together that are right about an example and equally sure of it; `"a2d"` pulls them apart with at most $\lambda\,\alpha_n$. With $s < 1$
+    the first stays the larger one, however small the loss gets (for `reduction="mean"` and one orientation).
 
     Args:
         share: The share s.
@@ -153,9 +142,23 @@ class HeldOutGuard(Guard):
     y: Array | None = field(repr=False)
 
     def __post_init__(self) -> None:
-        inputs, labels = _held_out(self.x, self.y)
+        inputs, y = self.x, self.y
+        if isinstance(inputs, CachedFeatures):
+            inputs, y = all_inputs(inputs, "x"), inputs.targets if y is None else y
+        if y is None:
+            raise ValueError(
+                "A guard's held-out inputs need their class indices; got none. Give them as `y`, or cache features from data that has "
+                "labels."
+            )
+        inputs, labels = as_tensor(inputs, "x"), as_tensor(y, "y")
+        check_pair(inputs, labels, "held-out")
+        if labels.is_floating_point() or labels.ndim != 1 or int(labels.min()) < 0:
+            raise ValueError(
+                "A guard's held-out labels must be one class index, a whole number from 0 on, for each input; got "
+                f"{labels.dtype} shaped {tuple(labels.shape)}, the least {labels.min():g}. Renumber the classes or drop such rows."
+            )
         # The number of classes is looked up now and kept: a recorded step cannot look at values.
-        self.__dict__.update(given=self.x, x=inputs, y=labels, num_classes=int(labels.max()) + 1)
+        self.__dict__.update(given=self.x, x=inputs, y=labels.long(), num_classes=int(labels.max()) + 1)
 
     @property
     def data(self) -> tuple[Tensor, Tensor]:
@@ -200,10 +203,9 @@ class HeldOutLoss(HeldOutGuard):
 @checked
 @dataclass(frozen=True)
 class HeldOutAccuracy(HeldOutGuard):
-    """Turn disagreement down as members' held-out accuracy falls, and off where it is `margin` below the reference.
+    """Turn disagreement down as the least accurate member's held-out accuracy falls, and off where it is `margin` below the reference.
 
-    A controller without memory: each step it looks at the least accurate of the members that train, on a held-out batch as large as the
-    training batch, and is as noisy as that. Cost and bias are those of `HeldOutLoss`.
+    It looks at one held-out batch a step and is as noisy as that. Cost and bias are those of `HeldOutLoss`.
 
     Args:
         x: Held-out inputs, as for `HeldOutLoss`.
@@ -233,99 +235,8 @@ def _at_most_one(above: Tensor, below: Tensor) -> Tensor:
     return torch.where(above < below, above / below, torch.ones_like(above))
 
 
-def _held_out(x: Array | CachedFeatures, y: Array | None) -> tuple[Tensor, Tensor]:
-    """Return held-out inputs and class indices as tensors; ValueError where they are none."""
-    if y is None and isinstance(x, CachedFeatures):
-        y = x.targets
-    if y is None:
-        raise ValueError(
-            "A guard's held-out inputs need their class indices; got none. Give them as `y`, or cache features from data that has labels."
-        )
-    inputs = all_inputs(x, "x") if isinstance(x, CachedFeatures) else as_tensor(x, "x")
-    labels = as_tensor(y, "y")
-    check_pair(inputs, labels, "held-out")
-    if labels.is_floating_point() or labels.ndim != 1 or int(labels.min()) < 0:
-        raise ValueError(
-            "A guard's held-out labels must be one class index, a whole number from 0 on, for each input; got "
-            f"{labels.dtype} shaped {tuple(labels.shape)}, the least {labels.min():g}. Renumber the classes or drop such rows."
-        )
-    return inputs, labels.long()
-
-
 GUARDS: Mapping[str, Guard | None] = MappingProxyType({"share": LossShare(), "cap": WeightCap(), "none": None})
 """Guards that need no data, by the name that `LossGuided(guard=...)` takes; `"none"` is the published form."""
-
-
-# Up to so many members are drawn one by one, in arithmetic that compiles into the step around it; more by sorting.
-_ONE_BY_ONE = 4
-
-
-class DrawsMembers(Objective):
-    """What `LossGuided` and `Disagree` share: members are drawn for a step, fit class labels, and are compared in pairs."""
-
-    strength: float | Callable[[Tensor], Tensor | float]
-    active: int | None
-    regulariser: str | PairTerm
-    orientation: Orientation
-    label_smoothing: float
-    class_weights: tuple[float, ...] | None
-
-    def __post_init__(self) -> None:
-        check_class_weights(self.class_weights, self.likelihood)
-        if not callable(self.strength):
-            real_number("strength", self.strength)
-        whole_number("active", 2 if self.active is None else self.active, 2, tail=", or None for all members")
-        real_number("label_smoothing", self.label_smoothing, below=1.0)
-        if self.regulariser != "divdis":
-            pair_term(self.regulariser)
-
-    @property
-    def likelihood(self) -> Likelihood:
-        """Outputs are logits."""
-        return LIKELIHOODS["cross_entropy"]
-
-    def pick(self, step: Step, num_members: int) -> Tensor | None:
-        """Draw distinct members for a step, in order of their numbers; None where all take part."""
-        count = self.active
-        if count is None or count >= num_members:
-            return None
-        noise = step.noise(shared=True)
-        # In order, so that which of two members is the first does not depend on the draw.
-        if count > _ONE_BY_ONE:
-            return noise.uniform(num_members).topk(count).indices.sort().values
-        chosen: list[Tensor] = []
-        for number in range(count):
-            draw = ((fold(noise.keys, number) >> 33) & 0x7FFFFFFF).remainder(num_members - number)
-            # It counts the members that are left: pass by those already drawn, lowest first, then take its place among them.
-            for drawn in chosen:
-                draw = draw + (draw >= drawn)
-            for place, drawn in enumerate(chosen):
-                chosen[place], draw = torch.minimum(drawn, draw), torch.maximum(drawn, draw)
-            chosen.append(draw)
-        return torch.stack(chosen)
-
-    def scale(self, step: Step, outputs: Tensor, members: View | None) -> float:
-        """Return by what a sum over drawn members is multiplied to estimate that over all: M/A.
-
-        Members that share their parameters train on the mean over those drawn: 1.
-        """
-        shared = members is not None and members.members.loss_over_members == "mean"
-        return 1.0 if shared else len(step.member_keys) / len(outputs)
-
-    def member_losses(self, outputs: Tensor, y: Tensor, step: Step) -> Tensor:
-        """Return each drawn member's mean cross-entropy on labelled examples, `(members,)`."""
-        targets = smooth_labels(y, outputs.shape[-1], self.label_smoothing)
-        shares = class_weighted(self.class_weights, outputs, y, step.weights)
-        return step.mean(self.likelihood.per_example(outputs, targets), shares)
-
-    def mean_over_pairs(self, logits: Tensor) -> Tensor:
-        """Return the pair term of each example, `(batch,)`, the mean over pairs of drawn members."""
-        return mean_over_pairs(logits.log_softmax(-1), pair_term(self.regulariser, self.orientation))
-
-    def check_enough(self, outputs: Tensor) -> None:
-        """Refuse a single member."""
-        if len(outputs) < 2:
-            raise ValueError(f"{type(self).__name__} compares members, and this ensemble has one. Give it two or more.")
 
 
 @checked
@@ -342,11 +253,9 @@ class LossGuided(DrawsMembers, OutputObjective):
     over those drawn.
 
     The factor M makes the draw an estimate of the step with `active=M`, in which each member's gradient has the scale of that member
-    trained alone. With `weights_from="all"`, `reduction="mean"` and a fixed orientation it is unbiased (but not with a guard that looks at
-    held-out data); with `weights_from="active"` an example's weight depends on who was drawn. A drawn member's gradient is so M/A times
-    that of the member alone, in A/M of the steps: for SGD with few of many members divide the learning rate by M/A, and train longer.
-
-    Look at each member's own accuracy: at large strength members become useless while the ensemble still looks fine.
+    trained alone; docs/loss_guided.md says when it is unbiased. A drawn member's gradient is so M/A times that of the member alone, in A/M
+    of the steps: for SGD with few of many members divide the learning rate by M/A, and train longer. Look at each member's own accuracy:
+    at large strength members become useless while the ensemble still looks fine.
 
     Args:
         strength: $\lambda$; or a function of the run's progress (a tensor from 0 towards 1) and of nothing else that gives it, as a tensor
@@ -426,9 +335,7 @@ class LossGuided(DrawsMembers, OutputObjective):
         held_out = None
         if not self.outputs_only:
             with members.evaluating():
-                inputs = step.inputs("held_out.x", x)
-                assert inputs is not None
-                held_out = members(inputs), step.streams["held_out.y"]
+                held_out = members(step.inputs("held_out.x", x)), step.streams["held_out.y"]
         return self._judge(outputs, y, step, total / count, held_out, self.scale(step, outputs, members))
 
     def on_outputs(self, outputs: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
