@@ -44,8 +44,7 @@ class Adversarial(Wrapper):
         part: Which part of inputs that are several tensors is moved, by its key or place; by default all real numbers in them.
 
     References:
-        Goodfellow et al., 2015, <https://arxiv.org/abs/1412.6572>; Lakshminarayanan et al., 2017,
-        <https://arxiv.org/abs/1612.01474>.
+        Goodfellow et al., 2015, <https://arxiv.org/abs/1412.6572>; Lakshminarayanan et al., 2017, <https://arxiv.org/abs/1612.01474>.
     """
 
     inner: OutputObjective
@@ -125,8 +124,7 @@ class VirtualAdversarial(Wrapper):
         inner: The objective on labelled data.
         epsilon: Length of the perturbation (L2 norm over one input).
         weight: Weight of the smoothness term.
-        xi: Length of the finite step that finds the direction. Small values underflow in float32: the divergence is of
-            order xi².
+        xi: Length of the finite step that finds the direction. Small ones underflow in float32: the divergence is of order xi².
         iterations: Power iterations.
 
     References:

@@ -70,10 +70,7 @@ def residual_factor(x: Tensor, rank: int | None) -> Tensor:
 
 
 def drawn_factor(x: Tensor, rank: int) -> Tensor:
-    r"""Return rows F with $F^\top F = 2S$, S the covariance of the first `rank + 1` inputs: combinations of real residuals.
-
-    Rows sum to zero, so there is one direction less than rows.
-    """
+    r"""Return rows F, which sum to zero, with $F^\top F = 2S$, S the covariance of the first `rank + 1` inputs."""
     x = x[..., : rank + 1, :]
     return (2 / max(x.shape[-2] - 1, 1)) ** 0.5 * (x - x.mean(-2, keepdim=True))
 
@@ -118,8 +115,7 @@ def farthest_partner(x: Tensor, scale: Tensor) -> Tensor:
 def mahalanobis(values: Tensor, known: Tensor, diagonal: bool = False) -> Tensor:
     """Return squared distances of `(..., batch, outputs)` values from the normal law fitted to `known`, `(..., batch)`.
 
-    If `diagonal`, outputs count as independent: with more outputs than others their covariance has no inverse, and what keeps it
-    invertible would decide the distances.
+    If `diagonal`, outputs count as independent: of more outputs than `known` rows what keeps the covariance invertible would decide.
     """
     values, known = full(values), full(known)
     mean = known.mean(-2, keepdim=True)
@@ -158,9 +154,8 @@ class HardDelta(Wrapper):
     $$\ell + w\,\frac1n\sum_t \Big(\log\sum_c e^{z_c} - \frac1C\sum_c z_c\Big),\qquad z = F([0, 0 - t])$$
 
     The law is a normal one of mean zero: inputs and references of one law with covariance $\Sigma$ leave residuals of covariance
-    $2\Sigma$. t takes no gradient. In many dimensions a normal law hardly has tails: of 2000 draws in 3072 dimensions the farthest is 4 %
-    farther than the mean. So there are other ways: fewer dimensions (`"low_rank"`), the law of the network's own outputs or features,
-    real residuals that lie far out (`tails="real"`), and a factor on the length (`radius`).
+    $2\Sigma$. t takes no gradient. In many dimensions a normal law hardly has tails, so there are other ways to find some: `law`, `tails`,
+    `radius`.
 
     Args:
         inner: What is minimised besides.
@@ -320,12 +315,9 @@ class MaskedUniform(Wrapper):
     Without it masked examples keep their labels, and the network learns to do without the reference.
 
     Args:
-        inner: An objective on the outputs of class logits that does not compare members, such as `Independent`. `Joint`,
-            `LossGuided` and others that compare are refused, and so is `Adversarial`, which runs networks itself.
+        inner: An objective on the outputs of class logits that neither compares members nor runs them itself, such as `Independent`.
             `NormPenalty`, `VirtualAdversarial` and `HardDelta` go around it.
     """
-
-    inner: Objective
 
     def __post_init__(self) -> None:
         name = type(self.inner).__name__

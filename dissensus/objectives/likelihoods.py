@@ -161,19 +161,14 @@ class Likelihood:
         if self.kind not in ("classes", "points", "labels") or outputs.ndim <= 3:
             return outputs, targets, weights
         batch = int(own)
-        positions = targets.shape[1 + own :]
-        counts = (
-            None if weights is None else weights.reshape(*weights.shape, *(1 for _ in positions)).expand(targets.shape)
-        )
+        if weights is not None:
+            weights = weights.reshape(*weights.shape, *(1,) * (targets.ndim - weights.ndim)).expand(targets.shape)
         if self.kind != "classes":
-            return (
-                outputs.flatten(1)[..., None],
-                targets.flatten(batch)[..., None],
-                None if counts is None else counts.flatten(batch),
-            )
+            counts = None if weights is None else weights.flatten(batch)
+            return outputs.flatten(1)[..., None], targets.flatten(batch)[..., None], counts
         outputs = outputs.movedim(class_axis_of(outputs, targets[0] if own else targets, self.class_axis), -1)
         valid = (targets != self.ignore_index).to(torch.float32)
-        counts = valid if counts is None else valid * counts
+        counts = valid if weights is None else valid * weights
         return outputs.flatten(1, -2), torch.where(valid == 0, 0, targets).flatten(batch), counts.flatten(batch)
 
     def losses(self, outputs: Tensor, targets: Tensor, *, own: bool = False) -> Tensor:
@@ -202,10 +197,9 @@ def class_axis_of(outputs: Tensor, targets: Tensor, class_axis: int | None) -> i
     """
     shape = tuple(outputs.shape)
     fitting = [axis for axis in range(2, len(shape)) if (*shape[1:axis], *shape[axis + 1 :]) == tuple(targets.shape)]
-    if class_axis is not None and class_axis % len(shape) in fitting:
-        return class_axis % len(shape)
-    if class_axis is None and len(fitting) == 1:
-        return fitting[0]
+    meant = [axis for axis in fitting if class_axis is None or axis == class_axis % len(shape)]
+    if len(meant) == 1:
+        return meant[0]
     if class_axis is not None:
         why = f"axis {class_axis} is not it."
     elif fitting:
