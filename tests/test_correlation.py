@@ -5,14 +5,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
-from dissensus.objectives.correlation import (
+from dissensus.objectives.diversity import decompose, second_order_diversity
+from dissensus.objectives.joint import (
     correlation_penalty,
     generalised_negative_correlation_loss,
+    joint_loss,
     negative_correlation_loss,
     second_order_gap,
 )
-from dissensus.objectives.diversity import decompose, second_order_diversity
-from dissensus.objectives.joint import joint_loss
 from dissensus.objectives.losses import LOSSES
 
 MEMBERS, BATCH, CLASSES = 4, 5, 3

@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
-from dissensus.objectives.correlation import beta_from_step, gradient_adjusted_loss, step_from_beta
 from dissensus.objectives.diversity import decompose
-from dissensus.objectives.joint import joint_loss
+from dissensus.objectives.joint import beta_from_step, gradient_adjusted_loss, joint_loss, step_from_beta
 
 FORMS = [(others_only, detach) for others_only in (False, True) for detach in (False, True)]
 MEMBERS = (2, 3, 5, 10, 50)

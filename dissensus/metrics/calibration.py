@@ -93,13 +93,7 @@ def reliability_curve(probs: Array, labels: Array, bins: int = 15, binning: Binn
 def confidence_reliability(
     confidence: Array, correct: Array, bins: int = 15, binning: Binning = "width"
 ) -> ReliabilityCurve:
-    """`reliability_curve` of confidences that are already at hand.
-
-    Args:
-        confidence: Stated probability of being right, `(batch,)`, in [0, 1].
-        correct: Whether it was right, `(batch,)`.
-        bins: Number of bins.
-        binning: As for `ece`.
+    """`reliability_curve` of confidences that are already at hand, as `smooth_ece` takes them.
 
     Example:
         >>> curve = confidence_reliability(torch.tensor([0.9, 0.9]), torch.tensor([True, False]))

@@ -66,16 +66,11 @@ def aupr(ood_scores: Array, id_scores: Array, positive: Positive = "ood") -> flo
     r"""Area under the precision-recall curve, as average precision.
 
     $$\sum_k (R_k - R_{k-1})\,P_k$$
-    over the distinct thresholds, without interpolation.
-
-    Args:
-        ood_scores: Scores of OOD inputs, `(n_ood,)`, higher = less certain.
-        id_scores: Scores of ID inputs, `(n_id,)`.
-        positive: Which set is to be retrieved: OOD inputs by high scores, or ID inputs by low ones.
+    over the distinct thresholds, without interpolation; scores as in `auroc`. OOD inputs are retrieved by high scores
+    (`positive="ood"`, often called AUPR-out), or ID inputs by low ones (`"id"`, AUPR-in).
 
     Returns:
         A number in (0, 1]. Reading: chance is the share of positive inputs, not 0.5: compare only at equal set sizes.
-        `positive="ood"` is often called AUPR-out, `positive="id"` AUPR-in.
 
     Example:
         >>> round(aupr(torch.tensor([2.0, 3.0]), torch.tensor([1.0, 2.0])), 4)
@@ -128,13 +123,9 @@ def fpr_at_tpr(ood_scores: Array, id_scores: Array, tpr: float = 0.95, positive:
 
 @checked
 def roc_curve(ood_scores: Array, id_scores: Array, points: int = 1000) -> RocCurve:
-    """ROC curve with OOD inputs positive, thinned to at most `points` points.
+    """ROC curve with OOD inputs positive, thinned to at most `points` points, at least 3; scores as in `auroc`.
 
-    Args:
-        ood_scores: Scores of OOD inputs, `(n_ood,)`, higher = less certain.
-        id_scores: Scores of ID inputs, `(n_id,)`.
-        points: Largest number of points, at least 3. The curve is whole if neither set has half as many distinct
-            scores.
+    The curve is whole if neither set has half as many distinct scores.
 
     Returns:
         The curve. Reading: the further above the diagonal, the better; the area below the full curve is `auroc`. Every

@@ -4,15 +4,6 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from dissensus.objectives.adversarial import Adversarial, VirtualAdversarial, fast_gradient_sign
-from dissensus.objectives.correlation import (
-    beta_from_step,
-    correlation_penalty,
-    generalised_negative_correlation_loss,
-    gradient_adjusted_loss,
-    negative_correlation_loss,
-    second_order_gap,
-    step_from_beta,
-)
 from dissensus.objectives.disagreement import (
     PAIR_TERMS,
     Disagree,
@@ -32,7 +23,17 @@ from dissensus.objectives.diversity import (
     second_order_diversity,
 )
 from dissensus.objectives.hard_delta import HardDelta, MaskedUniform, uniform_cross_entropy
-from dissensus.objectives.joint import Joint, joint_loss
+from dissensus.objectives.joint import (
+    Joint,
+    beta_from_step,
+    correlation_penalty,
+    generalised_negative_correlation_loss,
+    gradient_adjusted_loss,
+    joint_loss,
+    negative_correlation_loss,
+    second_order_gap,
+    step_from_beta,
+)
 from dissensus.objectives.likelihoods import (
     LIKELIHOODS,
     Likelihood,
