@@ -6,7 +6,7 @@ with mean $\mu_m$ and variance $v_m = 2b_m^2$. Their mixture has mean $\bar\mu$ 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,26 +15,20 @@ from dissensus._checks import check_mean_and_scale, check_member_logits, compute
 from dissensus._signatures import checked
 from dissensus.types import Float, Int, MemberLogits, MemberOutputs, MemberWeights, Probs, Scores
 
-if TYPE_CHECKING:
-    from functools import cached_property as computed_once
-else:
+Value = TypeVar("Value")
 
-    class computed_once:
-        """`functools.cached_property` without its lock, which torch.compile cannot trace on Python 3.11."""
 
-        def __init__(self, compute: Any) -> None:
-            self.compute = compute
-            self.__doc__ = compute.__doc__
+def computed_once(compute: Callable[[Any], Value]) -> Value:
+    """`functools.cached_property` without its lock, which torch.compile cannot trace on Python 3.11."""
+    name = compute.__name__
 
-        def __set_name__(self, owner: type, name: str) -> None:
-            self.name = name
+    def get(beliefs: Any) -> Value:
+        if name not in beliefs.__dict__:
+            beliefs.__dict__[name] = compute(beliefs)
+        found: Value = beliefs.__dict__[name]
+        return found
 
-        def __get__(self, instance: Any, owner: type) -> Any:
-            if instance is None:
-                return self
-            value = self.compute(instance)
-            instance.__dict__[self.name] = value  # from now on found before this descriptor
-            return value
+    return property(get, doc=compute.__doc__)  # type: ignore[return-value]
 
 
 # Numbers in a vector register of float32, at most.

@@ -1,6 +1,7 @@
 """Has the source of inputs changed? Tests that may be looked at after every input, and one for a batch."""
 
 from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from math import lgamma
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ _WAITING = 0.25  # after t values, t ** -0.25 of the capital still waits for a c
 _ROWS = 1024  # values looked at together
 
 
+@dataclass(eq=False, repr=False)
 class Martingale:
     r"""The capital of a gambler who bets against p-values being uniform, and begins with 1.
 
@@ -51,10 +53,9 @@ class Martingale:
         Vovk, 2021, <https://arxiv.org/abs/2102.10439>; Shafer et al., 2011, <https://arxiv.org/abs/0912.4269>.
     """
 
-    def __init__(self) -> None:
-        self.seen = 0
-        self.log_peak = 0.0
-        self._log_capital = np.full(len(_BETS), -np.inf)
+    seen: int = 0
+    log_peak: float = 0.0
+    _log_capital: Floats = field(default_factory=lambda: np.full(len(_BETS), -np.inf))
 
     def update(self, p: "float | Values") -> float:
         """Take one p-value or several, `(n,)`, in their order; return the value after the last."""
@@ -114,12 +115,10 @@ class Martingale:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "Martingale":
         """Return the martingale of a state."""
-        martingale = cls()
-        martingale.seen, martingale.log_peak = state["seen"], state["log_peak"]
-        martingale._log_capital = np.asarray(state["log_capital"], np.float64)
-        return martingale
+        return cls(state["seen"], state["log_peak"], np.asarray(state["log_capital"], np.float64))
 
 
+@dataclass(eq=False, repr=False)
 class DriftMonitor:
     r"""Watches a stream of inputs for any change of the scores' distribution, and may be asked after every input.
 
@@ -143,19 +142,13 @@ class DriftMonitor:
         True
     """
 
-    def __init__(
-        self,
-        edges: Floats,
-        counts: NDArray[np.int64],
-        *,
-        seed: int = 0,
-        scorer: Scorer | None = None,
-        members: "Members | None" = None,
-        martingale: Martingale | None = None,
-    ) -> None:
-        self.edges, self.counts, self.seed = edges, counts, seed
-        self.scorer, self.members = scorer or Scorer("scores"), members
-        self.martingale = martingale or Martingale()
+    edges: Floats
+    counts: NDArray[np.int64]
+    _: KW_ONLY
+    seed: int = 0
+    scorer: Scorer = field(default_factory=lambda: Scorer("scores"))
+    members: "Members | None" = None
+    martingale: Martingale = field(default_factory=Martingale)
 
     @classmethod
     @checked

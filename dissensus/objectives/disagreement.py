@@ -338,10 +338,9 @@ class Disagree(DrawsMembers):
         strength: $\lambda$.
         active: Members drawn for a step, without replacement; None for all.
         sequential: Train members one after another.
-        orientation: Which member of a pair names the class (or comes first in another term): the `"first"` by number, that is the
-            earlier one in a sequence, the `"second"`, or `"both"`, summed.
-        label_smoothing: Share of each target given to the uniform distribution.
-        class_weights: Weight of each class in the cross-entropy: examples count by that of their label.
+        orientation: As in `LossGuided`; the first of a pair is the earlier one in a sequence.
+        label_smoothing: As in `LossGuided`.
+        class_weights: As in `LossGuided`.
         batch_norm: What BatchNorm does with x'. `"mix"`: x and x' are one batch. `"eval"`: it takes its running statistics on x', as in
             use, and leaves them alone. `"train"`: x' is a batch of its own. `"mix"` and `"train"` update running statistics, and
             `regulariser_in_use` reports the term as in evaluation. In short runs of a small network `"eval"` cost 15 points of accuracy at
@@ -441,9 +440,8 @@ class Disagree(DrawsMembers):
         with everyone.evaluating():
             frozen = full(everyone(inputs)).log_softmax(-1)
         term = pair_term(self.regulariser, self.orientation)
-        # One row in training; in evaluation one for each reference of an anchored network.
         values = term(frozen[:, None], elsewhere.log_softmax(-1)).mean((-1, -2))
-        # A network may be several members in evaluation, one for each of its references, side by side.
+        # An anchored network is one row in training; in evaluation several members, one for each of its references, side by side.
         members_each = len(frozen) // everyone.members.num_trained
         networks = torch.arange(len(frozen), device=inputs.device) // members_each
         earlier = networks < members.rows
