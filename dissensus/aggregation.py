@@ -52,9 +52,8 @@ def mean_probs(logits: MemberLogits, classes: Sequence[int] | None = None) -> Fl
 def majority_vote(logits: MemberLogits, classes: Sequence[int] | None = None) -> Float[Tensor, "batch chosen"]:
     """Let every member vote for one class; arguments as in `mean_logits`.
 
-    With `classes`, members vote among *all* classes and those whose vote falls outside abstain, as in published results on
-    restricted sets; where all abstain every share is equal. Such a vote gains from members that differ even where their average
-    does not, so compare it with votes only. A tie goes to the first class in `argmax`.
+    With `classes`, members vote among *all* classes and those whose vote falls outside abstain; where all abstain every share is
+    equal. Such a vote gains from members that differ even where their average does not, so compare it with votes only.
 
     Returns:
         Shares of the votes that count, `(batch, classes)`.
@@ -134,7 +133,7 @@ def greedy_soup(members: Members, data: Pairs, *, batch_size: int = 1024) -> Gre
         batch_size: How many inputs go through a network at once.
 
     Returns:
-        The network, and whose weights it has. Reading: never less accurate on `data` than the best member there; with one member taken,
+        The network, and whose weights it has. Reading: never less accurate on `data` than the best member; with one member taken,
         averaging did not help. `ens.soup()` is the average of all.
 
     Example:

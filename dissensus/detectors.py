@@ -1,7 +1,6 @@
-"""How far inputs lie from the training data: `(batch, features)` in, `(batch,)` out, higher = further away.
+"""How far inputs lie from the training data: `(batch, features)` of one network in, `(batch,)` out, higher = further away.
 
-These look at the features of one network, not at members: they are what ensembles are compared with. Each is
-fitted once, stays on the device of its training features, and scores any number of inputs in bounded memory.
+Each is fitted once, stays on the device of its training features, and scores any number of inputs in bounded memory.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -29,7 +28,6 @@ class Detector(Protocol):
 
     def score(self, features: Features) -> Scores:
         """Distance of each input from the training set, `(batch,)`."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,9 +36,8 @@ class Mahalanobis:
 
     $$\min_c\,(x - \mu_c)^\top \Sigma^{-1} (x - \mu_c)$$
 
-    The relative form subtracts the distance to one Gaussian that knows no classes; directions in which all
-    training data vary alike then cancel. Computed in float64. Reading: on training data at most the number of features on average; the
-    relative form is at most 0 there, and above 0 where no class fits as well as all data together.
+    The relative form subtracts the distance to one Gaussian that knows no classes. Computed in float64. Reading: on training data at
+    most the number of features on average; the relative form at most 0 there, and above 0 where no class fits as well as all data together.
 
     Attributes:
         centre: Mean of the training features, `(features,)`.

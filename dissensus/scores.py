@@ -104,12 +104,9 @@ def over_positions(
 
 @_takes_class_axis
 def predictive_diversity(logits: Logits) -> Scores:
-    r"""Predictive diversity score (PDS): how much probability the members claim between them.
+    r"""Predictive diversity score (PDS): how much probability the members, all alike, claim between them.
 
     $$\frac{1}{C}\sum_c \max_m p_{m,c}$$
-
-    Args:
-        logits: Member outputs, `(members, batch, classes)`; all members count alike.
 
     Returns:
         `(batch,)`, from $1/C$ to $\min(M, C)/C$. Reading: times $C$, it is 1 where members agree, and as many
@@ -157,9 +154,6 @@ def num_unique(logits: Logits) -> Scores:
     r"""Number of different classes that members predict.
 
     $$|\{\arg\max_c z_{m,c} : m = 1, \dots, M\}|$$
-
-    Args:
-        logits: Member outputs, `(members, batch, classes)`; all members count alike.
 
     Returns:
         `(batch,)`, whole numbers from 1 to $\min(M, C)$. Reading: 1 is a unanimous vote; many inputs tie.

@@ -71,10 +71,8 @@ class Alarm:
 
     An input's score is ranked among those of held-out inputs (`conformal.p_values`), and the alarm rings where
     $p \le$ `false_alarms`. An input that is exchangeable with the held-out ones rings with at most that probability (over held-out
-    inputs and new input together): for any ensemble, any score and any number of held-out inputs, ties included.
-
-    With `labels` the bound holds within each class: where the class of new inputs is known, they are ranked within it;
-    where it is not, the p-value is the largest over all classes, so an input rings if it would be strange in every class.
+    inputs and new input together); with `labels` also within each class. An input of unknown class then has the largest p-value
+    over classes, so it rings if it would be strange in every one.
 
     Attributes:
         calibration: Sorted scores of held-out inputs, by class; by None where there are no classes.

@@ -33,9 +33,8 @@ class Martingale:
     \qquad a = \tfrac14$$
 
     Part of the capital waits, and some of it enters at every step $s$, shared among $K$ bets $f_k$ (densities on [0, 1]): so a
-    change is found whenever it comes. If p-values are independent and uniform, no strategy gains: $V$ is a martingale, and by
-    Ville's inequality it *ever* reaches $c$ with a probability of at most $1/c$, however often it is looked at. The p-values must
-    be those of an online test: those of `Alarm` share the luck of one fixed set, and the bound fails.
+    change is found whenever it comes. If p-values are independent and uniform (those of `Alarm` are not: they share one held-out
+    set), $V$ is a martingale and by Ville's inequality *ever* reaches $c$ with a probability of at most $1/c$.
 
     Attributes:
         seen: How many p-values came.
@@ -266,8 +265,8 @@ def two_sample(reference: Values, batch: Values, *, permutations: int = 999, see
     r"""Return a p-value for one batch as a whole: do its scores come from where the reference's do?
 
     The largest distance between the two distribution functions (Kolmogorov and Smirnov's) is ranked among those of random
-    divisions of all scores into sets of these sizes. If the two are exchangeable, $P(p \le \alpha) \le \alpha$, for any
-    sizes and ties. It is for *one* look at *one* batch; for a stream take `DriftMonitor`.
+    divisions of all scores into sets of these sizes: if the two are exchangeable, $P(p \le \alpha) \le \alpha$. It is for *one*
+    look at *one* batch; for a stream take `DriftMonitor`.
 
     Args:
         reference: Scores of held-out inputs, `(n,)`.

@@ -29,7 +29,16 @@ from dissensus.metrics.classification import (
     top_k_accuracy,
     worst_group_accuracy,
 )
-from dissensus.metrics.detection import RocCurve, aupr, auroc, fpr_at_tpr, roc_curve
+from dissensus.metrics.detection import (
+    RiskCoverageCurve,
+    RocCurve,
+    aupr,
+    auroc,
+    fpr_at_tpr,
+    risk_coverage_area,
+    risk_coverage_curve,
+    roc_curve,
+)
 from dissensus.metrics.diversity import (
     DiversityBounds,
     disagreement,
@@ -51,7 +60,6 @@ from dissensus.metrics.regression import (
     mae,
     rmse,
 )
-from dissensus.metrics.selective import RiskCoverageCurve, risk_coverage_area, risk_coverage_curve
 
 PairMetric: TypeAlias = Callable[[Array, Array], float]
 DensityMetric: TypeAlias = Callable[[Array, Array, Array], float]

@@ -112,8 +112,7 @@ def classwise_ece(probs: Array, labels: Array, bins: int = 15, binning: Binning 
 
     Returns:
         A number in [0, 1]. Reading: as `ece`, but it also sees the probabilities of classes that were not predicted.
-        Most of them are near zero, so values fall with the number of classes: compare only between models of the same
-        task.
+        Values fall with the number of classes: compare only between models of the same task.
 
     Example:
         >>> probs = torch.tensor([[0.8, 0.2]]).repeat(10, 1)
@@ -192,10 +191,8 @@ def smooth_ece(
     Args:
         confidence: Stated probability of being right, `(batch,)`, in [0, 1].
         correct: Whether it was right, `(batch,)`.
-        truncate: Cuts the kernel at this distance, at most 1. `0.5` gives the values of the relplot package, with its
-            other conventions: a grid of about 1000 cells, on which confidences within one cell of 0 or 1 lose up to
-            half their weight; bandwidths that are multiples of 1/1024. They differ from the exact ones when the error
-            is large (above about 0.15) or when many confidences are saturated.
+        truncate: Cuts the kernel at this distance, at most 1. `0.5` gives the values of the relplot package, grid and
+            bandwidths included, which differ when the error is above about 0.15 or many confidences are saturated.
         bandwidth: Uses this $\sigma$ instead of the fixed point.
 
     Returns:
@@ -259,7 +256,10 @@ def _reflected(masses: Vector, size: int) -> Callable[[float], float]:
 
 
 def _truncated(residuals: Vector, counts: Vector, truncate: float) -> Callable[[float], float]:
-    """Return the smoothed error by bandwidth in the way of relplot, so that its numbers can be compared with."""
+    """Return the smoothed error by bandwidth in the way of relplot, so that its numbers can be compared with.
+
+    Its grid has about 1000 cells; confidences within one cell of 0 or 1 lose up to half their weight.
+    """
 
     def smooth(masses: Vector, cells: int, bandwidth: float) -> Vector:
         values = _mirror(_spread(np.arange(CELLS + 1) / CELLS, masses, cells))
@@ -364,9 +364,8 @@ def fit_temperature(logits: Array, labels: Array, of: Literal["members", "pool"]
     r"""Temperature that minimises the negative log-likelihood of held-out labels.
 
     $$\min_T\; -\frac{1}{B}\sum_b \log \operatorname{softmax}(z_b / T)_{y_b}$$
-    with $z$ a member's logits, or the log of the members' mean probabilities. The objective is convex in
-    $1/T$; its slope is brought to zero by Newton steps inside a bracket. Predictions (the most probable
-    class) do not change.
+    with $z$ a member's logits, or the log of the members' mean probabilities. Predictions (the most probable class) do not
+    change.
 
     Args:
         logits: Member outputs on validation inputs that were not trained on, `(members, batch, classes)`.
@@ -376,9 +375,8 @@ def fit_temperature(logits: Array, labels: Array, of: Literal["members", "pool"]
 
     Returns:
         The temperatures, ready to `.apply` to other logits. Reading: above 1 the predictions were overconfident, below
-        1 underconfident. Values are searched in [0.01, 100]: an end of that range means that the labels do not
-        determine a temperature (all right, or none), which `.determined` says and a line of the log warns of; take more
-        validation inputs then.
+        1 underconfident. At an end of [0.01, 100] the labels do not determine one (all right, or none): `.determined`
+        says so and a line of the log warns; take more validation inputs then.
 
     Example:
         >>> logits = torch.tensor([[[2.0, 0.0]]]).repeat(1, 4, 1)

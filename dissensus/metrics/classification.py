@@ -75,9 +75,8 @@ def brier(probs: Array, labels: Array) -> float:
     $$\frac{1}{B}\sum_b \sum_c \big(p(c \mid x_b) - 1[c = y_b]\big)^2$$
 
     Returns:
-        A number in [0, 2]. Reading: 0 is perfect, 1 - 1/classes is the uniform guess, 2 is certain and wrong. (Some
-        authors divide by the number of classes, and for two classes some count one class only, which gives half of
-        this.)
+        A number in [0, 2]. Reading: 0 is perfect, 1 - 1/classes is the uniform guess, 2 is certain and wrong. (Others
+        divide by the number of classes, or count one of two classes only.)
 
     Example:
         >>> round(brier(torch.tensor([[0.8, 0.2]]), torch.tensor([0])), 4)
