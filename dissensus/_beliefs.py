@@ -180,19 +180,14 @@ class Beliefs:
 
 @dataclass(frozen=True, eq=False)
 class Disagreement:
-    r"""Divergences that are sums of products of two differences, and so have digits left where members nearly agree.
+    """Divergences that are sums of products of two differences, and so have digits left where members nearly agree.
 
-    With $v_c$ the variance over members of the probability of class $c$:
-
-    Attributes:
-        lower: $\sum_c v_c / (2 \max_m p_{m,c})$, at most the mutual information.
-        upper: $\sum_c v_c / (2 \min_m p_{m,c})$, at least the mutual information; `pairwise` of a class where that is less.
-        pairwise: Mean KL divergence over all pairs of members, those of a member with itself included.
+    With v the variance over members of a class's probability, summed over classes:
     """
 
-    lower: Scores
-    upper: Scores
-    pairwise: Scores
+    lower: Scores  # v / (2 max p), at most the mutual information
+    upper: Scores  # v / (2 min p), at least the mutual information; `pairwise` of a class where that is less
+    pairwise: Scores  # mean KL divergence over all pairs of members, those of a member with itself included
 
 
 def deviations(values: Float[Tensor, "members ..."], weights: MemberWeights | None) -> Float[Tensor, "members ..."]:

@@ -199,13 +199,7 @@ def measure(
     average: str = "probs",
     weights: Tensor | None = None,
 ) -> Measures:
-    """Return what the verdict on collusion looks at; arguments are those of `decompose`.
-
-    Example:
-        >>> y = torch.linspace(-1, 1, 50)
-        >>> measure(torch.stack([y + 1, y - 1]), y, loss="mse").signs()
-        ('cancelling', 'shifted')
-    """
+    """Return what the verdict on collusion looks at; arguments are those of `decompose`."""
     outputs = wide(outputs)
     if weights is not None:
         check_weights(weights, len(outputs))

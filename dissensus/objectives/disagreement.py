@@ -218,8 +218,7 @@ def _negative_entropy(probs: Tensor) -> Tensor:
 class _MeanNegativeJointEntropy(torch.autograd.Function):
     """Sum of J log J over the joint table J of two members' answers, averaged over pairs of members.
 
-    Tables are classes by classes. They are made one at a time and made again for the gradient, so that one is in memory
-    instead of one a pair.
+    Tables, classes by classes, are made one at a time and again for the gradient, so that one is in memory instead of one a pair.
     """
 
     @staticmethod
@@ -408,8 +407,7 @@ class Disagree(DrawsMembers):
             parts["regulariser_in_use"] = self._term(members, outputs, in_use, others).detach()
         # In a sequence each member has its own share of the run, in which it trains as it would alone.
         scale = 1.0 if self.sequential else self.scale(step, outputs, members)
-        loss = scale * len(outputs) * (losses.mean() + self.strength * value)
-        return loss, parts
+        return scale * len(outputs) * (losses.mean() + self.strength * value), parts
 
     def _run(self, members: View, x: Any, others: Any, rows: int) -> tuple[Tensor, Tensor]:
         """Return what members say of the batch and of the other inputs."""
@@ -450,15 +448,12 @@ class Disagree(DrawsMembers):
 
 @checked
 def low_confidence(logits: Array, threshold: float = 0.2, labels: Array | None = None) -> Correct:
-    r"""Which examples a trained model is unsure of: $\max_c p_c < t$, or $p_y < t$ where labels are given.
+    r"""Which examples a trained model is unsure of, `(batch,)`: $\max_c p_c < t$, or $p_y < t$ where labels are given.
 
     Args:
         logits: Logits of one model, `(batch, classes)`.
         threshold: The confidence below which an example counts as such.
         labels: True class indices, `(batch,)`, to look at the probability of the true class instead.
-
-    Returns:
-        `(batch,)`, true for unsure ones.
 
     Example:
         >>> low_confidence(torch.tensor([[0.0, 0.0], [3.0, 0.0]]), threshold=0.6)

@@ -80,11 +80,6 @@ def tail_radius(noise: Noise, count: int, draws: int, dimensions: int) -> Tensor
 
     Length and direction of a normal vector are independent, so the largest length can be drawn at once (by Wilson and Hilferty's
     approximation of a sum of squares, good to 2 %): neither time nor memory depends on `draws`.
-
-    Example:
-        >>> lengths = tail_radius(Noise(torch.tensor(0)), 1000, 2000, 3072)
-        >>> round(lengths.mean().item() / 3072**0.5, 2)  # in many dimensions there is hardly a tail
-        1.04
     """
     # The middle of the cell that each draw stands for: never 0 and never 1.
     chances = noise.uniform(count).double() + 2.0**-25
@@ -174,9 +169,7 @@ class HardDelta(Wrapper):
         warm_up: Share of the run before which tails do not count.
         statistics: Take the law of residuals from each `"batch"`, or from all `"training"` inputs (tensors or arrays, not a
             DataLoader). Laws of the network are measured on each batch either way; `"training"` then is what candidates are drawn from.
-        batch_norm: What BatchNorm does with tails. `"eval"`: it takes its running statistics, as in use, and leaves them alone. `"mix"`:
-            tails and training examples are one batch. `"train"`: tails are a batch of their own. The last two update running statistics,
-            and `tail_in_use` reports the term as in evaluation.
+        batch_norm: What BatchNorm does with tails, as in `Disagree`; `tail_in_use` reports the term as in evaluation.
 
     References:
         The idea of outliers from the tails of a normal law: Du et al., 2022, <https://arxiv.org/abs/2202.01197>.

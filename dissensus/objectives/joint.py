@@ -46,8 +46,8 @@ def joint_loss(
     `weights` on an accelerator only the shape is checked.
 
     Returns:
-        Scalar, mean over the batch. Reading: lower is better. The larger `beta`, the less it matters whether a member is right by itself;
-        near 1 members collude: they err in ways that cancel on the training data only. Start at 0, and watch the diversity if you go up.
+        Scalar, mean over the batch. Reading: lower is better. Near `beta=1` members collude: they err in ways that cancel on the
+        training data only. Start at 0, and watch the diversity if you go up.
 
     Example:
         >>> outputs, targets = torch.tensor([[3.0], [-1.0]]), torch.tensor([1.0])
@@ -208,9 +208,9 @@ def gradient_adjusted_loss(
 
     $$\frac1M\sum_i \lVert f_i - \tilde y_i\rVert^2, \qquad \tilde y_i = y - \alpha\,(\bar f_{(i)} - y)$$
 
-    where $\bar f_{(i)}$ is the mean of all members, or of all but member $i$. It is the joint objective in disguise: with the target part
-    of the graph its value is $(1+\alpha)^2 L^\beta$; with the target detached its *gradient* is $(1+\alpha)$ times that of $L^\beta$ (its
-    value is not a multiple of it), with the `beta` that `beta_from_step` gives.
+    where $\bar f_{(i)}$ is the mean of all members, or of all but member $i$. It is the joint objective, with the `beta` of
+    `beta_from_step`: with the target part of the graph its value is $(1+\alpha)^2 L^\beta$; detached its *gradient* is $(1+\alpha)$ times
+    that of $L^\beta$ (its value is not a multiple of it).
 
     Args:
         outputs: Member outputs, `(members, batch, outputs)`.
@@ -221,8 +221,8 @@ def gradient_adjusted_loss(
         allow_unbounded: Run a detached others-only target with `step > members - 1` although it then acts as a `beta` above 1.
 
     Returns:
-        Scalar, mean over the batch. Reading: 0 when every member hits its own moved target. A larger step is more joint training *and* a
-        longer gradient; divide the learning rate by the factor to compare with `joint_loss`.
+        Scalar, mean over the batch. Reading: 0 when every member hits its own moved target. To compare with `joint_loss` divide the
+        learning rate by the factor.
 
     Example:
         >>> outputs, targets = torch.tensor([[[3.0]], [[0.0]]]), torch.tensor([[1.0]])
@@ -476,8 +476,7 @@ def _count(outputs: Tensor, step: Step) -> int:
 def _squared_errors(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Means over the batch of each member's squared error, of their average, and of the ensemble's squared error.
 
-    A step of small networks takes as long as it has operations. Here the gradient is one operation for all members and one for their
-    average; each member's own error, which is only logged, needs none.
+    In few operations, which are what a step of small networks takes long for; each member's own error, only logged, needs no gradient.
     """
     outputs = full(outputs)
     targets = like_outputs(y, outputs)

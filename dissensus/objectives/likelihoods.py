@@ -154,9 +154,8 @@ class Likelihood:
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return outputs, targets and weights with every position of dense outputs as an example of its own.
 
-        Outputs `(members, batch, outputs)` stay as they are. With positions they are `(members, batch, classes, height, width)`,
-        `(members, batch, tokens, classes)`, or one number for each position. Targets are `(batch, ...)` and weights of examples `(batch,)`,
-        both with a member axis if members have batches of their `own`.
+        Outputs `(members, batch, outputs)` stay as they are. Targets are `(batch, ...)` and weights of examples `(batch,)`, both with a
+        member axis if members have batches of their `own`.
         """
         if self.kind not in ("classes", "points", "labels") or outputs.ndim <= 3:
             return outputs, targets, weights
@@ -189,12 +188,7 @@ def regression_loss(outputs: int, targets: Tensor | None) -> str | None:
 
 
 def class_axis_of(outputs: Tensor, targets: Tensor, class_axis: int | None) -> int:
-    """Return the axis of `(members, batch, ...)` outputs without which they are shaped as the targets `(batch, ...)`.
-
-    Example:
-        >>> class_axis_of(torch.zeros(5, 8, 3, 16, 16), torch.zeros(8, 16, 16), None)
-        2
-    """
+    """Return the axis of `(members, batch, ...)` outputs without which they are shaped as the targets `(batch, ...)`."""
     shape = tuple(outputs.shape)
     fitting = [axis for axis in range(2, len(shape)) if (*shape[1:axis], *shape[axis + 1 :]) == tuple(targets.shape)]
     meant = [axis for axis in fitting if class_axis is None or axis == class_axis % len(shape)]

@@ -249,8 +249,7 @@ class LossGuided(DrawsMembers, OutputObjective):
 
     with I the A of M members drawn for the step, P their pairs, G a pair term and $\alpha_n$ the weights of `loss_guided_weights`,
     which carry no gradient. Only the drawn members are run, and of members that own their parameters only they are changed, so a step
-    costs the same for any number of members. Members that share parameters (Masksembles, MC dropout, BatchEnsemble) train on the mean
-    over those drawn.
+    costs the same for any number of members. Members that share parameters train on the mean over those drawn.
 
     The factor M makes the draw an estimate of the step with `active=M`, in which each member's gradient has the scale of that member
     trained alone; docs/loss_guided.md says when it is unbiased. A drawn member's gradient is so M/A times that of the member alone, in A/M
@@ -270,8 +269,7 @@ class LossGuided(DrawsMembers, OutputObjective):
         orientation: Which member of a pair names the class (or comes first in another term): the `"first"` by number, the `"second"`,
             or `"both"`, summed.
         label_smoothing: Share of each target given to the uniform distribution in the cross-entropy; weights use the label itself.
-        guard: Keeps disagreement from taking over once the training loss is small: a guard, or a name of `GUARDS`; `"none"` is the
-            published form.
+        guard: Keeps disagreement from taking over once the training loss is small: a guard, or a name of `GUARDS`.
         class_weights: Weight of each class in the cross-entropy: examples count by that of their label.
 
     Example:

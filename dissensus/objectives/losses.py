@@ -48,19 +48,10 @@ def errors(
     label_smoothing: float = 0.0,
     others: Others | None = None,
 ) -> tuple[Tensor, Tensor]:
-    r"""Loss of every member, and loss of the ensemble, per example.
+    """Loss of every member, `(members, batch)`, and of the ensemble, `(batch,)`; arguments are those of `decompose`.
 
-    $$\ell_{jb} = L(f_j(x_b), y_b), \qquad \mathrm{ERR}_b = L(\bar f(x_b), y_b)$$
-
-    What `decompose` and `joint_loss` have their numbers from: it looks at shapes but never at values, so it runs under `vmap`,
-    `torch.compile` and CUDA graphs. Half precision is computed in float32. Arguments are those of `decompose`, but `weights` are not
-    checked here and may also be `(members, batch)`; `others` are the ensemble's other members, where some run elsewhere, and `weights` then
-    sum to one with theirs. Returns `(members, batch)` and `(batch,)`.
-
-    Example:
-        >>> members, ensemble = errors(torch.tensor([[3.0], [-1.0]]), torch.tensor([1.0]), loss="mse")
-        >>> members.tolist(), ensemble.tolist()
-        ([[4.0], [4.0]], [0.0])
+    It looks at shapes but never at values, so it runs under `vmap`, `torch.compile` and CUDA graphs. `weights` may also be
+    `(members, batch)`; `others` are the ensemble's other members, where some run elsewhere, and `weights` then sum to one with theirs.
     """
     check_arguments(outputs, loss, average, label_smoothing)
     # A difference of two losses has no correct digit in bfloat16.
@@ -151,8 +142,7 @@ def matching_weights(weights: Tensor, outputs: Tensor) -> Tensor:
 
 def log_mixture(log_probs: Tensor, weights: Tensor | None = None, others: Others | None = None) -> Tensor:
     """Logarithm of the average probability over the members, the first axis, and others elsewhere."""
-    # logsumexp, not log(mean(exp)): one confident wrong member underflows to 0, and with all of them wrong
-    # the loss is inf.
+    # logsumexp, not log(mean(exp)): one confident wrong member underflows to 0, and with all of them wrong the loss is inf.
     if weights is None:
         return log_probs.logsumexp(0) - math.log(len(log_probs))
     shares = log_probs + _aligned(weights.log(), log_probs)
@@ -209,8 +199,7 @@ def like_outputs(targets: Tensor, outputs: Tensor) -> Tensor:
     wanted = outputs.shape[1:]
     if targets.shape != wanted and (*targets.shape, 1) == tuple(wanted):
         targets = targets[..., None]
-    # Refused rather than broadcast: (batch, 1) against (batch,) would quietly compare every example with
-    # every other.
+    # Refused rather than broadcast: (batch, 1) against (batch,) would quietly compare every example with every other.
     if targets.shape != wanted:
         raise ValueError(
             f"`targets` must be shaped like one member's outputs, {tuple(wanted)}; "
