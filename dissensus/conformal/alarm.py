@@ -141,9 +141,7 @@ class Alarm:
         else:
             scorer, scores, kept, aurocs = _chosen(ens, held_out, examples, scorer.loss, seed)
         classes = None if labels is None else labels_of(labels, "labels", len(scores))[kept]
-        alarm = cls(_by_class(scores[kept], classes), rate, scorer, ens, aurocs)
-        alarm._warn()
-        return alarm
+        return cls(_by_class(scores[kept], classes), rate, scorer, ens, aurocs)._warned()
 
     @classmethod
     @checked
@@ -157,9 +155,7 @@ class Alarm:
         """
         found = vector(scores, "scores")
         classes = None if labels is None else labels_of(labels, "labels", len(found))
-        alarm = cls(_by_class(found, classes), fraction(false_alarms, "false_alarms"))
-        alarm._warn()
-        return alarm
+        return cls(_by_class(found, classes), fraction(false_alarms, "false_alarms"))._warned()
 
     def p_values(self, x: Any, labels: Any = None) -> "Tensor":
         """Return how rare inputs as strange as these are among ordinary ones, `(batch,)` float64. Reading: small is strange.
@@ -197,9 +193,7 @@ class Alarm:
     @checked
     def at(self, false_alarms: float) -> "Alarm":
         """Return an alarm from the same held-out inputs with another rate of false alarms."""
-        alarm = replace(self, false_alarms=fraction(false_alarms, "false_alarms"))
-        alarm._warn()
-        return alarm
+        return replace(self, false_alarms=fraction(false_alarms, "false_alarms"))._warned()
 
     @property
     def threshold(self) -> float:
@@ -233,10 +227,12 @@ class Alarm:
         scorer = Scorer.from_state(state, ens, score)
         return cls(calibration, state["false_alarms"], scorer, ens, state["aurocs"])
 
-    def _warn(self) -> None:
+    def _warned(self) -> "Alarm":
+        """Return this alarm, and warn where its held-out inputs are too few."""
         for name, own in self.calibration.items():
             who = "The held-out inputs" if name is None else f"The held-out inputs of class {name!r}"
             warn_of_few(len(own), self.false_alarms, who, "this alarm can never ring")
+        return self
 
 
 def _by_class(scores: Floats, classes: NDArray[Any] | None) -> dict[int | str | None, Floats]:

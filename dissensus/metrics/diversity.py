@@ -143,8 +143,8 @@ def pair_diversity(
         0.5
 
     References:
-        Durasov et al., 2021, <https://arxiv.org/abs/2012.08334>, eq. 7; Fort et al., 2019,
-        <https://arxiv.org/abs/1912.02757>.
+        Durasov et al., 2021, <https://arxiv.org/abs/2012.08334>, eq. 7, and figure 2 for `diversity_bounds`; Fort et
+        al., 2019, <https://arxiv.org/abs/1912.02757>.
     """
     first = indices(predictions_a, "predictions_a")
     second = indices(predictions_b, "predictions_b", len(first)).to(first.device)
@@ -181,10 +181,6 @@ def diversity_bounds(accuracy: float, base_accuracy: float, num_classes: int) ->
         >>> bounds = diversity_bounds(0.8, 0.9, num_classes=10)
         >>> round(bounds.lower, 4), round(bounds.upper, 4)
         (0.5625, 1.3889)
-
-    References:
-        Durasov et al., 2021, <https://arxiv.org/abs/2012.08334>, figure 2; Fort et al., 2019,
-        <https://arxiv.org/abs/1912.02757>.
     """
     if num_classes < 2:
         raise ValueError(f"`num_classes` must be at least 2; got {num_classes}.")

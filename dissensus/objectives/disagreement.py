@@ -344,9 +344,6 @@ class Disagree(DrawsMembers):
             use, and leaves them alone. `"train"`: x' is a batch of its own. `"mix"` and `"train"` update running statistics, and
             `regulariser_in_use` reports the term as in evaluation. In short runs of a small network `"eval"` cost 15 points of accuracy at
             strength 0.3 where `"mix"` cost 0 to 4, for the same disagreement.
-
-    References:
-        Pagliardini et al., 2023, <https://arxiv.org/abs/2202.04414>; Lee et al., 2023, <https://arxiv.org/abs/2202.03418>.
     """
 
     ood_data: Inputs | tuple[Array, Array] | None = field(default=None, repr=False, compare=False)

@@ -345,8 +345,8 @@ class Joint(OutputObjective):
 
     $$M\left[(1-\beta)\,\overline{\mathrm{ERR}} + \beta\,\mathrm{ERR}\right]$$
 
-    The factor M keeps each member's gradient at the scale of that member trained alone. Near 1 members collude: look at
-    `diversity` in the history, and at each member's own loss.
+    It is M times `joint_loss`, which keeps each member's gradient at the scale of that member trained alone. Near 1 members collude:
+    look at `diversity` in the history, and at each member's own loss.
 
     Args:
         beta: A number in [0, 1], or a function of the run's progress (a tensor from 0 towards 1) that gives one, such as
@@ -360,9 +360,6 @@ class Joint(OutputObjective):
             that probability (examples with none left do not count).
         label_smoothing: As in `Independent`; so are `class_weights`, `class_axis` and `ignore_index`.
         allow_unbounded: Run with `beta > 1` although the objective then has no minimum.
-
-    References:
-        Jeffares et al., 2023, <https://arxiv.org/abs/2301.11323>.
     """
 
     beta: float | Callable[[Tensor], Tensor] = 0.5

@@ -279,9 +279,6 @@ class LossGuided(DrawsMembers, OutputObjective):
         >>> run = ds.fit(ens, data, objective=LossGuided(0.5), epochs=2, device="cpu")
         >>> run.history.columns[3:6]
         ['loss', 'pair_term', 'weight']
-
-    References:
-        Pagliardini et al., 2023, <https://arxiv.org/abs/2202.04414>, for the pair term; docs/loss_guided.md for the method.
     """
 
     strength: float | Callable[[Tensor], Tensor | float] = 0.5
