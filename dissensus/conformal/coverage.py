@@ -113,20 +113,10 @@ def intervals(
     """
     level = fraction(coverage, "coverage")
     y = vector(y_cal, "y_cal")
-    first, second = _two(prediction_cal, "prediction_cal", len(y))
-    new_first, new_second = _two(prediction, "prediction")
-    if method == "normalised":
-        if min(second.min(), new_second.min()) <= 0:
-            raise ValueError("Standard deviations must be positive; got 0 or less. Pass (mean, sd).")
-        scores = np.abs(y - first) / second
-    else:
-        scores = np.maximum(first - y, y - second)
-    reach = _limits_by_group(scores, level, groups_cal, groups, len(new_first))
-    if method == "normalised":
-        ends = new_first - reach * new_second, new_first + reach * new_second
-    else:
-        ends = new_first - reach, new_second + reach
-    return like(np.stack(ends, axis=1), prediction[0])
+    low, high, unit = _ends(prediction_cal, "prediction_cal", method, len(y))
+    new_low, new_high, new_unit = _ends(prediction, "prediction", method)
+    reach = _limits_by_group(np.maximum(low - y, y - high) / unit, level, groups_cal, groups, len(new_low))
+    return like(np.stack([new_low - reach * new_unit, new_high + reach * new_unit], axis=1), prediction[0])
 
 
 def _limits_by_group(scores: Floats, level: float, groups_cal: Any, groups: Any, num: int) -> Floats:
@@ -174,6 +164,14 @@ def _probabilities(values: Values, name: str) -> NDArray[np.float64]:
     return found
 
 
-def _two(values: tuple[Values, Values], name: str, size: int | None = None) -> tuple[Floats, Floats]:
+def _ends(
+    values: tuple[Values, Values], name: str, method: IntervalMethod, size: int | None = None
+) -> tuple[Floats, Floats, Floats]:
+    """Return both ends of intervals before they move outwards, and the unit in which they do."""
     first = vector(values[0], name, size)
-    return first, vector(values[1], name, len(first))
+    second = vector(values[1], name, len(first))
+    if method == "cqr":
+        return first, second, np.ones_like(first)
+    if second.min() <= 0:
+        raise ValueError("Standard deviations must be positive; got 0 or less. Pass (mean, sd).")
+    return first, first, second

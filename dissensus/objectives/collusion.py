@@ -290,7 +290,7 @@ def _columns(values: Tensor, leading: int = 1) -> Tensor:
 
 def _bias_share(outputs: Tensor, targets: Tensor, loss: Loss, average: str, weights: Tensor | None) -> float:
     """Share of the diversity that constants explain: of what is averaged, by the loss itself where that can be."""
-    if loss in ELEMENTWISE or callable(loss) or (average == "scores" and loss != "zero_one"):
+    if callable(loss) or loss in ELEMENTWISE or (average == "scores" and loss != "zero_one"):
         before = decompose(outputs, targets, loss, average, weights).diversity.mean()
         after = decompose(debias(outputs, weights).outputs, targets, loss, average, weights).diversity.mean()
     else:

@@ -131,7 +131,6 @@ def debias(outputs: MemberOutputs, weights: Tensor | None = None) -> Debiased:
     outputs = outputs.to(compute_dtype(outputs))
     if weights is not None:
         check_weights(weights, len(outputs))
-        weights = weights.to(outputs)
     bias = (outputs - weighted_mean(outputs, weights)).mean(1)
     return Debiased(outputs - bias[:, None], bias)
 
