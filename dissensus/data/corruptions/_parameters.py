@@ -19,7 +19,9 @@ class Values:
 
     cifar: tuple[float, ...]  # for 32 px
     imagenet: tuple[float, ...] | None = None  # for 224 px; None where one table serves all sizes
-    power: int = 0  # of the side: 1 for a length, 2 for an amplitude that is smoothed over a length and is a length itself
+    power: int = (
+        0  # of the side: 1 for a length, 2 for an amplitude that is smoothed over a length and is a length itself
+    )
 
     def at(self, severity: int, side: int) -> float:
         """Its value at one severity for an image whose shorter side is `side`."""
@@ -99,10 +101,7 @@ PARAMETERS: Mapping[str, Mapping[str, Values]] = MappingProxyType(
         "circular_motion_blur": {"degrees": Values((4, 8, 12, 17, 24))},
         "inverse_sparkles": {"sharpness": Values((0.1, 0.2, 0.35, 0.6, 1.0))},
         "lines": {"density": Values((0.03, 0.06, 0.11, 0.18, 0.28))},
-        "pinch_and_twirl": {
-            "angle": Values((0.4, 0.8, 1.2, 1.7, 2.3)),
-            "amount": Values((0.1, 0.18, 0.27, 0.37, 0.5)),
-        },
+        "pinch_and_twirl": {"angle": Values((0.4, 0.8, 1.2, 1.7, 2.3)), "amount": Values((0.1, 0.18, 0.27, 0.37, 0.5))},
         "ripple": {"amplitude": Values((0.005, 0.01, 0.016, 0.024, 0.036))},
         "sparkles": {"radius": Values((0.01, 0.02, 0.035, 0.055, 0.08))},
         "transverse_chromatic_abberation": {"spread": Values((0.04, 0.08, 0.14, 0.22, 0.34))},
