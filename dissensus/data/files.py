@@ -17,7 +17,6 @@ from dissensus.data.frames import check_not_a_pipe, label_indices, read_table, t
 from dissensus.data.images import (
     IMAGE_ENDINGS,
     Layout,
-    Pictures,
     Size,
     as_images,
     decode,
@@ -110,7 +109,7 @@ class Options:
     strict: bool = True
 
 
-def _check_options(options: Options, useful: frozenset[str], name: str) -> None:
+def _check_options(options: Options, useful: Container[str], name: str) -> None:
     """Refuse options that this kind of data has no use for."""
     for each in fields(Options) if options.strict else ():
         given = getattr(options, each.name)
@@ -118,15 +117,12 @@ def _check_options(options: Options, useful: frozenset[str], name: str) -> None:
             raise ValueError(f"{name} has no use for {each.name} = {given!r}. Leave it out.")
 
 
-_ARRAY_OPTIONS = frozenset({"size", "layout"})
-_TABLE_OPTIONS = frozenset({"drop", "keep", "missing", "columns"})
-_IMAGE_OPTIONS = frozenset({"size"})
 _UNREADABLE = (ValueError, OSError, EOFError, zipfile.BadZipFile)
 
 
 def _load_npz(path: Path, target: str | None, options: Options) -> Loaded:
     """Read inputs and targets of an archive of arrays."""
-    _check_options(options, _ARRAY_OPTIONS | {"inputs", "split"}, path.name)
+    _check_options(options, {"inputs", "split", "size", "layout"}, path.name)
     with open(path, "rb") as file:
         arrays = _numpy(file, path)
         if not isinstance(arrays, np.lib.npyio.NpzFile):
@@ -193,7 +189,7 @@ def first_there(names: Iterable[str], there: Container[str]) -> str | None:
 
 def _load_npy(path: Path, target: str | None, options: Options) -> Loaded:
     """Read an array of inputs, and another of targets beside it."""
-    _check_options(options, _ARRAY_OPTIONS, path.name)
+    _check_options(options, {"size", "layout"}, path.name)
     with open(path, "rb") as file:
         loaded = Loaded(_as_inputs(_numpy(file, path), options.layout, path.name))
     beside = path.parent / (target or "")
@@ -240,7 +236,7 @@ def _load_items(source: Any, target: str | None, options: Options) -> Loaded:
     name = type(source).__name__
     if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
         raise ValueError(f"Data must be a path or an object with a length and items; got {name}.")
-    _check_options(options, _ARRAY_OPTIONS | {"inputs"}, name)
+    _check_options(options, {"inputs", "size", "layout"}, name)
     if len(source) == 0:
         raise ValueError(f"{name} is empty.")
     items = map(source.__getitem__, range(len(source)))
@@ -383,7 +379,7 @@ def _load_table(path: Path, target: str | None, options: Options) -> Loaded:
     images = _image_column(frame, options.inputs)
     if images is not None:
         return _load_image_column(frame, images, target, options, path)
-    _check_options(options, _TABLE_OPTIONS, path.name)
+    _check_options(options, {"drop", "keep", "missing", "columns"}, path.name)
     target = _target_column(frame, target, options, path)
     try:
         loaded = _read_frame(frame, target, options)
@@ -458,7 +454,7 @@ def _image_column(frame: Any, named: str | None) -> str | None:
 
 
 def _load_image_column(frame: Any, column: str, target: str | None, options: Options, path: Path) -> Loaded:
-    _check_options(options, _IMAGE_OPTIONS | {"inputs"}, path.name)
+    _check_options(options, {"inputs", "size"}, path.name)
     names = [f"row {row} of {path.name}" for row in range(len(frame))]
     loaded = Loaded(decode((open_picture(cell["bytes"]) for cell in frame[column]), names, options.size))
     target = _target_column(frame, target, options, path) or first_there(TARGET_NAMES, frame.columns)
@@ -474,13 +470,20 @@ def _load_folder(path: Path, target: str | None, options: Options) -> Loaded:
     if any(path.glob("*.parquet")) and not any(p.is_dir() for p in path.iterdir()):
         return _load_table(path, target, options)
     _check_images(target, options, f"the folder {path.name}")
-    return _load_pictures(find_pictures(path), path, options.size)
+    return _load_pictures(*find_pictures(path), path, options.size)
 
 
 def _load_list(path: Path, target: str | None, options: Options) -> Loaded:
     _check_images(target, options, path.name, {"root"})
     root = path.parent if options.root is None else Path(options.root)
-    return _load_pictures(read_list(path, root), root, options.size)
+    return _load_pictures(*read_list(path, root), root, options.size)
+
+
+def _load_pictures(paths: Sequence[Path], labels: Sequence[str] | None, root: Path, size: Size | None) -> Loaded:
+    names = tuple(str(path.relative_to(root)) for path in paths)
+    x = decode(map(open_picture, paths), names, size)
+    y, classes = (None, None) if labels is None else label_indices(labels)
+    return Loaded(x, y, classes, names)
 
 
 def _load_tar(path: Path, target: str | None, options: Options) -> Loaded:
@@ -498,18 +501,7 @@ def _load_tar(path: Path, target: str | None, options: Options) -> Loaded:
     return Loaded(decode((open_picture(found[name]) for name in names), names, options.size), names=names)
 
 
-def _check_images(
-    target: str | None, options: Options, name: str, useful: frozenset[str] | set[str] = frozenset()
-) -> None:
-    _check_options(options, _IMAGE_OPTIONS | useful, name)
+def _check_images(target: str | None, options: Options, name: str, useful: Iterable[str] = ()) -> None:
+    _check_options(options, {"size", *useful}, name)
     if target is not None and options.strict:
         raise ValueError(f"The classes of images are in {name} itself; leave target = {target!r} out.")
-
-
-def _load_pictures(pictures: Pictures, root: Path, size: Size | None) -> Loaded:
-    names = tuple(str(path.relative_to(root)) for path in pictures.paths)
-    loaded = Loaded(decode(map(open_picture, pictures.paths), names, size), names=names)
-    if pictures.labels is None:
-        return loaded
-    y, classes = label_indices(pictures.labels)
-    return replace(loaded, y=y, classes=classes)
