@@ -126,22 +126,18 @@ class _Job:
         if self.passes > 1 and self.augment is None and isinstance(self.source, Arrays):
             raise ValueError(f"{self.passes} passes over the same arrays give the same features. Pass `augment`.")
 
-    @property
-    def rows(self) -> int:
-        return self.source.count * self.passes
-
     def batches(self, done: int = 0) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Yield features and targets of all rows after the first `done`."""
-        first_pass, start = divmod(done, self.source.count)
+        first_pass, start = divmod(done, len(self.source))
         for number in range(first_pass, self.passes):
             place = start if number == first_pass else 0
-            for x, y in self.source.batches(number, place):
+            for x, y in self.source.load(range(place, len(self.source)), number):
                 yield self._features(x, y, number, place)
                 place += len(x)
 
     def first(self) -> Tensor:
         """Return the features of the first row alone."""
-        return self._features(*self.source.first(), 0, 0)[0]
+        return self._features(*next(self.source.load(range(1), 0)), 0, 0)[0]
 
     def _features(self, x: Batch, y: Tensor | None, number: int, start: int) -> tuple[Tensor, Tensor | None]:
         place = device_of(self.net)
@@ -190,7 +186,7 @@ def _layout(job: _Job, dtype: torch.dtype | None, identity: dict[str, Any]) -> F
     kept = dtype or (features.dtype if features.dtype in _DTYPES else torch.float32)
     about = None if targets is None else [list(targets.shape[1:]), str(targets.cpu().numpy().dtype)]
     shape = list(features.shape[1:])
-    return Facts(job.source.count, job.passes, shape, np.dtype(_DTYPES[kept]).name, about, identity)
+    return Facts(len(job.source), job.passes, shape, np.dtype(_DTYPES[kept]).name, about, identity)
 
 
 def _in_memory(
@@ -235,7 +231,7 @@ def _check_same(facts: Facts, job: _Job, dtype: torch.dtype | None, identity: di
     changing = facts.identity.get("changing", ())
     identity = {"backbone": network_digest(job.net, changing), **identity}
     stored = {**facts.identity, "examples": facts.examples, "passes": facts.passes, "dtype": facts.dtype}
-    asked = {**identity, "examples": job.source.count, "passes": job.passes}
+    asked = {**identity, "examples": len(job.source), "passes": job.passes}
     asked["dtype"] = facts.dtype if dtype is None else np.dtype(_DTYPES[dtype]).name
     for name, value in asked.items():
         if stored.get(name) != value:

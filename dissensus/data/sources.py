@@ -383,46 +383,35 @@ def collate(dataset: Dataset[Any], indices: Sequence[int]) -> Triple:
     return triple_of(default_collate([dataset[index] for index in indices]))
 
 
-# Items of a Dataset that are read to recognise it; all of them would take as long as caching itself.
-_LOOKED_AT = 32
-
 InOrder: TypeAlias = Iterator[tuple[Batch, Tensor | None]]
 
 
 @dataclass(frozen=True)
 class Arrays:
-    """Data in order: inputs, and targets if there are any, as arrays; they may be memory-mapped."""
+    """Data in order: inputs, and targets if there are any, as arrays, which may be memory-mapped; every pass is the same."""
 
     x: Any
     y: Any
     batch_size: int
 
-    @property
-    def count(self) -> int:
-        """How many rows there are."""
+    def __len__(self) -> int:
         return len(self.x)
+
+    def load(self, rows: range, number: int) -> InOrder:
+        """Yield these rows as batches, as they are in pass `number`."""
+        for start in rows[:: self.batch_size]:
+            part = slice(start, min(start + self.batch_size, rows.stop))
+            yield self.x[part], None if self.y is None else as_tensor(self.y[part], "y")
 
     def digest(self) -> str:
         """Return a hash of everything."""
-        return _digest(self.batches(0, 0))
-
-    def first(self) -> tuple[Batch, Tensor | None]:
-        """Return the first row as a batch."""
-        return self._rows(slice(1))
-
-    def batches(self, number: int, start: int) -> InOrder:
-        """Yield slices; every pass is the same."""
-        for first in range(start, self.count, self.batch_size):
-            yield self._rows(slice(first, first + self.batch_size))
-
-    def _rows(self, rows: slice) -> tuple[Batch, Tensor | None]:
-        return self.x[rows], None if self.y is None else as_tensor(self.y[rows], "y")
+        return _digest(self.load(range(len(self)), 0))
 
 
 class _Seeded(Dataset[Any]):
-    """Items of a Dataset from some index on; what is random in them is a function of (seed, pass, index)."""
+    """Some items of a Dataset; what is random in them is a function of (seed, pass, index)."""
 
-    def __init__(self, dataset: Dataset[Any], indices: range | list[int], key: int) -> None:
+    def __init__(self, dataset: Dataset[Any], indices: Sequence[int], key: int) -> None:
         self.dataset, self.indices, self.key = dataset, indices, key
 
     def __len__(self) -> int:
@@ -436,7 +425,7 @@ class _Seeded(Dataset[Any]):
 
 @dataclass(frozen=True)
 class Items:
-    """Data in order: a map-style Dataset, and how its items become a batch."""
+    """Data in order: a map-style Dataset, and how its items become a batch; loaded ahead if there are workers."""
 
     dataset: Dataset[Any]
     batch_size: int
@@ -444,33 +433,30 @@ class Items:
     workers: int
     collate: Callable[[list[Any]], Any] | None = None
 
-    @property
-    def count(self) -> int:
-        """How many items there are."""
+    def __len__(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]
 
-    def digest(self) -> str:
-        """Return a hash of the number of items and of some that lie evenly among them."""
-        some = np.linspace(0, self.count - 1, min(_LOOKED_AT, self.count)).astype(int).tolist()
-        return f"{self.count} items, {_digest(self._load(some, 0, workers=0))}"
-
-    def first(self) -> tuple[Batch, Tensor | None]:
-        """Return the first item, as it is in the first pass, as a batch."""
-        return next(self._load([0], 0, workers=0))
-
-    def batches(self, number: int, start: int) -> InOrder:
-        """Yield items as batches, loaded ahead if there are workers."""
-        yield from self._load(range(start, self.count), number, self.workers)
-
-    def _load(self, indices: range | list[int], number: int, workers: int) -> InOrder:
-        items = _Seeded(self.dataset, indices, derive(self.key, "items", number))
+    def load(self, rows: Sequence[int], number: int) -> InOrder:
+        """Yield these items as batches, as they are in pass `number`."""
         loader: DataLoader[Any] = DataLoader(
-            items, self.batch_size, num_workers=workers, collate_fn=self.collate, generator=torch.Generator()
+            _Seeded(self.dataset, rows, derive(self.key, "items", number)),
+            self.batch_size,
+            num_workers=self.workers if len(rows) > _LOOKED_AT else 0,
+            collate_fn=self.collate,
+            generator=torch.Generator(),
         )
         yield from map(_pair, loader)
 
+    def digest(self) -> str:
+        """Return a hash of the number of items and of some that lie evenly among them."""
+        some = np.linspace(0, len(self) - 1, min(_LOOKED_AT, len(self))).astype(int).tolist()
+        return f"{len(self)} items, {_digest(self.load(some, 0))}"
+
 
 Source: TypeAlias = Arrays | Items
+
+# Items of a Dataset that are read to recognise it, and few enough to need no workers; all of them would take as long as caching.
+_LOOKED_AT = 32
 
 
 def source_of(data: Any, batch_size: int, key: int, workers: int) -> Source:
@@ -493,7 +479,7 @@ def source_of(data: Any, batch_size: int, key: int, workers: int) -> Source:
         )
     arrays = not isinstance(data, Dataset) or (isinstance(data, TensorDataset) and collate is None)
     source = _arrays_in_order(data, batch_size) if arrays else Items(data, batch_size, key, workers, collate)
-    if source.count == 0:
+    if len(source) == 0:
         raise ValueError("There is nothing to cache: the data is empty.")
     return source
 
