@@ -1,7 +1,7 @@
 """A backbone run once over a data set, its features written where training reads them at memory speed."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -104,10 +104,11 @@ def cache_features(
         # What is not random does not depend on it.
         "seed": seed if passes > 1 or augment is not None else 0,
     }
+    folder = None if path is None else Path(path)
     with evaluation_mode(net), seeded(0):
-        if path is None:
-            return _in_memory(job, dtype, identity, resident_limit)
-        return _in_files(job, Path(path), dtype, identity, resident_limit)
+        facts, arrays = _begun(job, folder, dtype, identity)
+        _write(job, facts, arrays, folder)
+        return facts.cached(folder, arrays, resident_limit)
 
 
 @dataclass(frozen=True)
@@ -189,36 +190,18 @@ def _layout(job: _Job, dtype: torch.dtype | None, identity: dict[str, Any]) -> F
     return Facts(len(job.source), job.passes, shape, np.dtype(_DTYPES[kept]).name, about, identity)
 
 
-def _in_memory(
-    job: _Job, dtype: torch.dtype | None, identity: dict[str, Any], resident_limit: int | None
-) -> CachedFeatures:
-    facts = _layout(job, dtype, identity)
-    arrays = {name: np.empty(shape, kind) for name, (shape, kind) in facts.arrays().items()}
-    _write(job, facts, arrays, lambda: None)
-    targets = None if facts.targets is None else torch.from_numpy(arrays[TARGETS])
-    return facts.cached(torch.from_numpy(arrays[FEATURES]), targets, None, resident_limit)
-
-
-def _in_files(
-    job: _Job, folder: Path, dtype: torch.dtype | None, identity: dict[str, Any], resident_limit: int | None
-) -> CachedFeatures:
-    facts = Facts.read(folder)
-    if facts is None:
+def _begun(
+    job: _Job, folder: Path | None, dtype: torch.dtype | None, identity: dict[str, Any]
+) -> tuple[Facts, dict[str, np.ndarray]]:
+    """Return what a folder holds of these features, or new arrays for them, in files or in memory."""
+    facts = None if folder is None else Facts.read(folder)
+    if folder is None or facts is None:
         facts = _layout(job, dtype, identity)
-        arrays = facts.create(folder)
-    else:
-        _check_same(facts, job, dtype, identity, folder)
-        arrays = facts.load(folder, "r+")
-        _check_first(facts, job, arrays[FEATURES], folder)
-    if facts.done < facts.rows:
-
-        def note() -> None:
-            for array in arrays.values():
-                array.flush()  # type: ignore[attr-defined]
-            facts.write(folder)
-
-        _write(job, facts, arrays, note)
-    return facts.open(folder, resident_limit)
+        return facts, facts.create(folder)
+    _check_same(facts, job, dtype, identity, folder)
+    arrays = facts.load(folder, "r+")
+    _check_first(facts, job, arrays[FEATURES], folder)
+    return facts, arrays
 
 
 def _check_same(facts: Facts, job: _Job, dtype: torch.dtype | None, identity: dict[str, Any], folder: Path) -> None:
@@ -260,8 +243,10 @@ def _check_first(facts: Facts, job: _Job, stored: np.ndarray, folder: Path) -> N
         )
 
 
-def _write(job: _Job, facts: Facts, arrays: dict[str, np.ndarray], note: Callable[[], None]) -> None:
-    """Fill the arrays from where they were left, noting from time to time how far that is."""
+def _write(job: _Job, facts: Facts, arrays: dict[str, np.ndarray], folder: Path | None) -> None:
+    """Fill the arrays from where they were left, noting in the folder from time to time how far that is."""
+    if facts.done == facts.rows:
+        return
     noted = time.monotonic()
     for features, targets in job.batches(facts.done):
         rows = slice(facts.done, facts.done + len(features))
@@ -280,8 +265,8 @@ def _write(job: _Job, facts: Facts, arrays: dict[str, np.ndarray], note: Callabl
         labels = None if targets is None else torch.from_numpy(np.array(arrays[TARGETS][rows]))
         facts.content = wrapped(facts.content + content_of(kept, labels, facts.done))
         facts.done = rows.stop
-        if time.monotonic() - noted > _NOTE_EVERY or facts.done == facts.rows:
-            note()
+        if folder is not None and (time.monotonic() - noted > _NOTE_EVERY or facts.done == facts.rows):
+            facts.write(folder, arrays)
             noted = time.monotonic()
     if facts.done != facts.rows:
         raise ValueError(f"The data said that it has {facts.rows} rows and gave {facts.done}.")

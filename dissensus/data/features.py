@@ -68,7 +68,7 @@ class CachedFeatures(Dataset[tuple[Tensor, Tensor]]):
             raise ValueError(
                 f"{folder} has {facts.done} of {facts.rows} rows. Call ds.cache_features again to finish it."
             )
-        return facts.open(folder, resident_limit)
+        return facts.cached(folder, {}, resident_limit)
 
     def __len__(self) -> int:
         return len(self.features)
@@ -202,8 +202,10 @@ class Facts:
                 f"{path} is not what a feature cache writes (damaged?). Delete it and cache again."
             ) from None
 
-    def write(self, folder: Path) -> None:
-        """Replace the facts in one step."""
+    def write(self, folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
+        """Have what the arrays hold in their files, then replace the facts in one step."""
+        for array in arrays.values():
+            array.flush()  # type: ignore[attr-defined]
         replace_file(folder / FACTS, json.dumps({"format": FORMAT, **vars(self)}, indent=1))
 
     def arrays(self) -> Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]:
@@ -213,14 +215,16 @@ class Facts:
             wanted[TARGETS] = ((self.rows, *self.targets[0]), np.dtype(self.targets[1]))
         return wanted
 
-    def create(self, folder: Path) -> dict[str, np.ndarray]:
-        """Make the files, empty, and return them as arrays to write into."""
+    def create(self, folder: Path | None) -> dict[str, np.ndarray]:
+        """Return empty arrays to write into: those of new files in a folder, or in memory."""
+        if folder is None:
+            return {name: np.empty(shape, dtype) for name, (shape, dtype) in self.arrays().items()}
         folder.mkdir(parents=True, exist_ok=True)
         arrays: dict[str, np.ndarray] = {
             name: np.lib.format.open_memmap(folder / name, mode="w+", dtype=dtype, shape=shape)
             for name, (shape, dtype) in self.arrays().items()
         }
-        self.write(folder)
+        self.write(folder, arrays)
         return arrays
 
     def load(self, folder: Path, mode: Literal["r", "r+"]) -> dict[str, np.ndarray]:
@@ -239,18 +243,14 @@ class Facts:
             arrays[name] = array
         return arrays
 
-    def open(self, folder: Path, resident_limit: int | None) -> CachedFeatures:
-        """Return the finished cache."""
-        arrays = self.load(folder, "r")
-        targets = None if self.targets is None else torch.from_numpy(np.array(arrays[TARGETS]))
-        return self.cached(arrays[FEATURES], targets, folder, resident_limit)
-
     def cached(
-        self, features: Tensor | np.ndarray, targets: Tensor | None, folder: Path | None, resident_limit: int | None
+        self, folder: Path | None, arrays: Mapping[str, np.ndarray], resident_limit: int | None
     ) -> CachedFeatures:
-        """Return features that were written as what users have of them."""
+        """Return the finished cache: the files of a folder, or arrays in memory."""
+        arrays = arrays if folder is None else self.load(folder, "r")
+        targets = None if self.targets is None else torch.from_numpy(np.array(arrays[TARGETS]))
         return CachedFeatures(
-            features,
+            torch.from_numpy(arrays[FEATURES]) if folder is None else arrays[FEATURES],
             targets,
             self.passes,
             self.identity["backbone"],
