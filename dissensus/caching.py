@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from dissensus._checks import explained
 from dissensus._signatures import checked, whole_number
 from dissensus.data.augment import Augmentation
-from dissensus.data.features import FEATURES, TARGETS, CachedFeatures, Facts, content_of, wrapped
+from dissensus.data.features import FEATURES, TARGETS, CachedFeatures, Facts, content_of
 from dissensus.data.fingerprints import attributes_of, described, network_digest
 from dissensus.data.sources import Arrays, Inputs, Pairs, Source, device_named, device_of, source_of
 from dissensus.data.trees import Batch, Output, Tree, call, pick
 from dissensus.members import HeadEnsemble, Members
 from dissensus.members.members import evaluation_mode
-from dissensus.randomness import Noise, derive, fold, seeded
+from dissensus.randomness import Noise, derive, fold, seeded, signed
 
 # Seconds between two notes of how far writing has come; what was written after the last one is computed again.
 _NOTE_EVERY = 2.0
@@ -263,7 +263,7 @@ def _write(job: _Job, facts: Facts, arrays: dict[str, np.ndarray], folder: Path 
                 "keep them as torch.float32."
             )
         labels = None if targets is None else torch.from_numpy(np.array(arrays[TARGETS][rows]))
-        facts.content = wrapped(facts.content + content_of(kept, labels, facts.done))
+        facts.content = signed(facts.content + content_of(kept, labels, facts.done))
         facts.done = rows.stop
         if folder is not None and (time.monotonic() - noted > _NOTE_EVERY or facts.done == facts.rows):
             facts.write(folder, arrays)

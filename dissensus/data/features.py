@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from dissensus._files import replace_file
 from dissensus.data.fingerprints import network_digest, sum_of_rows
+from dissensus.randomness import signed
 
 # 2: hashes that see signs, and targets in them.
 FORMAT = 2
@@ -145,7 +146,7 @@ class CachedFeatures(Dataset[tuple[Tensor, Tensor]]):
         for start in range(0, len(self), _AT_ONCE):
             labels = None if targets is None else targets[start : start + _AT_ONCE]
             found += content_of(self.stored_rows(start, start + _AT_ONCE), labels, start)
-        if wrapped(found) != self.content:
+        if signed(found) != self.content:
             raise ValueError(
                 f"The features or targets in {self.path or 'memory'} are not those that were written: their hash is another one. "
                 "Delete the cache and make it again."
@@ -155,17 +156,13 @@ class CachedFeatures(Dataset[tuple[Tensor, Tensor]]):
 def content_of(features: Tensor, targets: Tensor | None, start: int) -> int:
     """Return a hash of rows `start` onwards; those of consecutive parts add up (wrapping) to that of the whole."""
     # Targets count from the other end, so that no target has the place of a feature.
-    return sum_of_rows(features, start) + (0 if targets is None else sum_of_rows(targets, start - (1 << 62)))
+    of_targets = 0 if targets is None else sum_of_rows(targets, start - (1 << 62))
+    return signed(sum_of_rows(features, start) + of_targets)
 
 
 def as_real(values: Tensor) -> Tensor:
     """Return values in float32, or as they are where they are more precise."""
     return values if values.dtype == torch.float64 else values.float()
-
-
-def wrapped(value: int) -> int:
-    """Return an integer as a signed one of 64 bits."""
-    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 @dataclass
