@@ -84,12 +84,9 @@ def cache_features(
         >>> cached.features.shape, len(cached.targets)
         (torch.Size([100, 16]), 100)
     """
+    net = one_network(backbone)
     if isinstance(backbone, HeadEnsemble):
-        net, features = backbone.backbone, backbone.takes
-    else:
-        net = backbone
-    if isinstance(net, Members):
-        raise ValueError(f"`backbone` must be a network or a HeadEnsemble; got {type(net).__name__}.")
+        features = backbone.takes
     if dtype is not None and dtype not in _DTYPES:
         raise ValueError(f"`dtype` must be torch.float16, float32 or float64; got {dtype}.")
     passes, batch_size = whole_number("passes", passes, 1), whole_number("batch_size", batch_size, 1)
@@ -109,6 +106,17 @@ def cache_features(
         facts, arrays = _begun(job, folder, dtype, identity)
         _write(job, facts, arrays, folder)
         return facts.cached(folder, arrays, resident_limit)
+
+
+def one_network(backbone: nn.Module) -> nn.Module:
+    """Return the network that computes features, of a HeadEnsemble its backbone."""
+    net = backbone.backbone if isinstance(backbone, HeadEnsemble) else backbone
+    if isinstance(net, Members):
+        raise ValueError(
+            f"`backbone` must be one network, or a HeadEnsemble; got {type(net).__name__}. Take one of its members without its "
+            "last layer: backbone, _ = ds.cut(ens.member(0), 1)."
+        )
+    return net
 
 
 @dataclass(frozen=True)
