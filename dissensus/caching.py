@@ -226,29 +226,28 @@ def _check_same(facts: Facts, job: _Job, dtype: torch.dtype | None, identity: di
     asked["dtype"] = facts.dtype if dtype is None else np.dtype(_DTYPES[dtype]).name
     for name, value in asked.items():
         if stored.get(name) != value:
-            raise ValueError(
-                f"The feature cache in {folder} is another one: {name} is {stored.get(name)} there and {value} here. Choose "
-                "another folder, or delete this one."
-            )
+            raise _another(folder, f"{name} is {stored.get(name)} there and {value} here")
 
 
 def _check_first(facts: Facts, job: _Job, stored: np.ndarray, folder: Path) -> None:
     """Refuse features that the backbone does not give: what its code does, no hash of it tells."""
     features = job.first()
-    if list(features.shape[1:]) != facts.shape:
-        raise ValueError(
-            f"The feature cache in {folder} is another one: its features are shaped {tuple(facts.shape)}, and this backbone gives "
-            f"{tuple(features.shape[1:])}. Choose another folder, or delete this one."
-        )
+    shape = tuple(features.shape[1:])
+    if list(shape) != facts.shape:
+        raise _another(folder, f"its features are shaped {tuple(facts.shape)}, and this backbone gives {shape}")
     if facts.done == 0:
         return
     now, then = features[0].double().cpu(), torch.from_numpy(np.array(stored[0])).double()
     apart = float((now - then).norm()) / max(float(now.norm()), float(then.norm()), 1e-30)
     if not apart <= _ROUNDING:
-        raise ValueError(
-            f"The feature cache in {folder} is another one: what this backbone, or `augment`, makes of the first example differs from "
-            f"what is stored by {apart:.0%}, though weights and settings are the same. Choose another folder, or delete this one."
-        )
+        made = "what this backbone, or `augment`, makes of the first example differs from what is stored"
+        raise _another(folder, f"{made} by {apart:.0%}, though weights and settings are the same")
+
+
+def _another(folder: Path, why: str) -> ValueError:
+    return ValueError(
+        f"The feature cache in {folder} is another one: {why}. Choose another folder, or delete this one."
+    )
 
 
 def _write(job: _Job, facts: Facts, arrays: dict[str, np.ndarray], folder: Path | None) -> None:
