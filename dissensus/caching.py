@@ -93,7 +93,6 @@ def cache_features(
     source = source_of(data, batch_size, derive(seed, "features"), workers)
     if device is not None:
         net.to(device_named(device))
-    job = _Job(net, source, passes, augment, precision == "bf16", derive(seed, "features"), features)
     identity = {
         "data": source.digest(),
         "precision": precision,
@@ -101,9 +100,10 @@ def cache_features(
         # What is not random does not depend on it.
         "seed": seed if passes > 1 or augment is not None else 0,
     }
+    job = _Job(net, source, passes, augment, derive(seed, "features"), features, dtype, identity)
     folder = None if path is None else Path(path)
     with evaluation_mode(net), seeded(0):
-        facts, arrays = _begun(job, folder, dtype, identity)
+        facts, arrays = _begun(job, folder)
         _write(job, facts, arrays, folder)
         return facts.cached(folder, arrays, resident_limit)
 
@@ -127,9 +127,10 @@ class _Job:
     source: Source
     passes: int
     augment: Augmentation | None
-    bf16: bool
     key: int
-    takes: Output = None
+    takes: Output
+    dtype: torch.dtype | None
+    identity: dict[str, Any]
 
     def __post_init__(self) -> None:
         if self.passes > 1 and self.augment is None and isinstance(self.source, Arrays):
@@ -157,7 +158,7 @@ class _Job:
                     "`augment` changes one tensor of inputs, and these inputs are several. Augment them in a Dataset."
                 )
             x, y = self._augmented(x, y, number, start)
-        with torch.autocast(place.type, torch.bfloat16, enabled=self.bf16):
+        with torch.autocast(place.type, torch.bfloat16, enabled=self.identity["precision"] == "bf16"):
             features = pick(explained(partial(call, self.net), self.net)(x), self.takes)
         if not features.is_floating_point() or features.shape[:1] != x.shape[:1]:
             raise ValueError(
@@ -181,7 +182,7 @@ class _Job:
         return x[:, 0], None if y is None else labels[:, 0]
 
 
-def _layout(job: _Job, dtype: torch.dtype | None, identity: dict[str, Any]) -> Facts:
+def _layout(job: _Job) -> Facts:
     """Run the backbone on a few inputs to see what it gives, and what it is."""
     seen = [attributes_of(job.net)]
     features, targets = next(iter(job.batches()))
@@ -191,39 +192,40 @@ def _layout(job: _Job, dtype: torch.dtype | None, identity: dict[str, Any]) -> F
     # A network may count its passes, or keep the size of a batch; that makes it no other one.
     names = {name for attributes in seen for name in attributes}
     changing = sorted(name for name in names if len({attributes.get(name) for attributes in seen}) > 1)
-    identity = {"backbone": network_digest(job.net, changing), "changing": changing, **identity}
-    kept = dtype or (features.dtype if features.dtype in _DTYPES else torch.float32)
+    identity = {"backbone": network_digest(job.net, changing), "changing": changing, **job.identity}
+    kept = job.dtype or (features.dtype if features.dtype in _DTYPES else torch.float32)
     about = None if targets is None else [list(targets.shape[1:]), str(targets.cpu().numpy().dtype)]
     shape = list(features.shape[1:])
     return Facts(len(job.source), job.passes, shape, np.dtype(_DTYPES[kept]).name, about, identity)
 
 
-def _begun(
-    job: _Job, folder: Path | None, dtype: torch.dtype | None, identity: dict[str, Any]
-) -> tuple[Facts, dict[str, np.ndarray]]:
+def _begun(job: _Job, folder: Path | None) -> tuple[Facts, dict[str, np.ndarray]]:
     """Return what a folder holds of these features, or new arrays for them, in files or in memory."""
     facts = None if folder is None else Facts.read(folder)
     if folder is None or facts is None:
-        facts = _layout(job, dtype, identity)
+        facts = _layout(job)
         return facts, facts.create(folder)
-    _check_same(facts, job, dtype, identity, folder)
+    _check_same(facts, job, folder)
     arrays = facts.load(folder, "r+")
     _check_first(facts, job, arrays[FEATURES], folder)
     return facts, arrays
 
 
-def _check_same(facts: Facts, job: _Job, dtype: torch.dtype | None, identity: dict[str, Any], folder: Path) -> None:
+def _check_same(facts: Facts, job: _Job, folder: Path) -> None:
     """Refuse a folder of other features than those that are asked for."""
-    if identity["augment"] is None:
+    if job.identity["augment"] is None:
         raise ValueError(
             f"The feature cache in {folder} cannot be recognised with this `augment`: it holds what has no value that Python shows (a "
             "generator, a lock, a file). Open it with ds.CachedFeatures.open, or write the augmentation as a dataclass of numbers."
         )
-    changing = facts.identity.get("changing", ())
-    identity = {"backbone": network_digest(job.net, changing), **identity}
     stored = {**facts.identity, "examples": facts.examples, "passes": facts.passes, "dtype": facts.dtype}
-    asked = {**identity, "examples": len(job.source), "passes": job.passes}
-    asked["dtype"] = facts.dtype if dtype is None else np.dtype(_DTYPES[dtype]).name
+    asked = {
+        "backbone": network_digest(job.net, facts.identity.get("changing", ())),
+        **job.identity,
+        "examples": len(job.source),
+        "passes": job.passes,
+        "dtype": facts.dtype if job.dtype is None else np.dtype(_DTYPES[job.dtype]).name,
+    }
     for name, value in asked.items():
         if stored.get(name) != value:
             raise _another(folder, f"{name} is {stored.get(name)} there and {value} here")

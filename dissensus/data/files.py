@@ -13,21 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dissensus.data import images
 from dissensus.data.frames import check_not_a_pipe, label_indices, read_table, target_of
-from dissensus.data.images import (
-    IMAGE_ENDINGS,
-    Layout,
-    Size,
-    as_images,
-    decode,
-    find_pictures,
-    height_and_width,
-    is_packed,
-    match_images,
-    open_picture,
-    read_list,
-    unpack,
-)
+from dissensus.data.images import Layout, Size
 from dissensus.data.sources import as_tensor
 from dissensus.data.tables import TableEncoder, shown
 
@@ -129,8 +117,8 @@ def _load_npz(path: Path, target: str | None, options: Options) -> Loaded:
             raise ValueError(f"{path} is not an .npz archive, whatever its name says.")
         needed = target is not None and options.strict
         targets = _find_array(arrays.files, "target", target, options, path, needed)
-        if options.inputs is None and is_packed(arrays.files):
-            x = torch.from_numpy(unpack(arrays, path.name))
+        if options.inputs is None and images.is_packed(arrays.files):
+            x = torch.from_numpy(images.unpack(arrays, path.name))
         else:
             inputs = _find_array(arrays.files, "inputs", options.inputs, options, path, needed=True)
             x = _as_inputs(_read_array(arrays, inputs, path), options.layout, f"{inputs} of {path.name}")
@@ -209,7 +197,7 @@ def _as_inputs(array: np.ndarray, layout: Layout, name: str) -> Tensor:
         raise ValueError(f"Inputs need an axis of rows and one of features or more; {name} is shaped {array.shape}.")
     x = as_tensor(array, name)
     if x.ndim == 4 or (x.ndim == 3 and x.dtype == torch.uint8):
-        return as_images(x if x.dtype == torch.uint8 else x.float(), layout, name)
+        return images.as_images(x if x.dtype == torch.uint8 else x.float(), layout, name)
     return x.float()
 
 
@@ -240,8 +228,8 @@ def _load_items(source: Any, target: str | None, options: Options) -> Loaded:
     if len(source) == 0:
         raise ValueError(f"{name} is empty.")
     items = map(source.__getitem__, range(len(source)))
-    images, labels = zip(*(_split_item(item, options.inputs, target, name) for item in items), strict=True)
-    loaded = Loaded(_stack_items(images, options, name))
+    inputs, labels = zip(*(_split_item(item, options.inputs, target, name) for item in items), strict=True)
+    loaded = Loaded(_stack_items(inputs, options, name))
     if any(label is None for label in labels):
         return loaded
     plain = [label.item() if hasattr(label, "item") else label for label in labels]
@@ -259,14 +247,13 @@ def _split_item(item: Any, inputs: str | None, target: str | None, name: str) ->
     return item, None
 
 
-def _stack_items(images: Sequence[Any], options: Options, name: str) -> Tensor:
-    names = [f"item {index} of {name}" for index in range(len(images))]
-    pictures = [hasattr(image, "convert") for image in images]
+def _stack_items(inputs: Sequence[Any], options: Options, name: str) -> Tensor:
+    pictures = [hasattr(each, "convert") for each in inputs]
     if all(pictures):
-        return decode(images, names, options.size)
+        return images.decode(inputs, [f"item {index} of {name}" for index in range(len(inputs))], options.size)
     if any(pictures):
         raise ValueError(f"Some items of {name} are pictures and some are arrays. Give all of them one kind.")
-    arrays = [np.asarray(image) for image in images]
+    arrays = [np.asarray(each) for each in inputs]
     for index, array in enumerate(arrays):
         if array.shape != arrays[0].shape:
             raise ValueError(
@@ -367,7 +354,7 @@ def _reader(path: Path) -> Callable[[Path, str | None, Options], Loaded]:
 
 def _sized(loaded: Loaded, size: Size | None) -> Loaded:
     if loaded.x.ndim == 4 and len(loaded.x) and size is not None:
-        x, notes = match_images(loaded.x, loaded.x.shape[1], *height_and_width(size))
+        x, notes = images.match_images(loaded.x, loaded.x.shape[1], *images.height_and_width(size))
         return replace(loaded, x=x, notes=(*loaded.notes, *notes))
     if len(loaded.x) == 0:
         raise ValueError("The data is empty: it has no rows.")
@@ -376,9 +363,9 @@ def _sized(loaded: Loaded, size: Size | None) -> Loaded:
 
 def _load_table(path: Path, target: str | None, options: Options) -> Loaded:
     frame, notes = read_table(path)
-    images = _image_column(frame, options.inputs)
-    if images is not None:
-        return _load_image_column(frame, images, target, options, path)
+    encoded = _image_column(frame, options.inputs)
+    if encoded is not None:
+        return _load_image_column(frame, encoded, target, options, path)
     _check_options(options, {"drop", "keep", "missing", "columns"}, path.name)
     target = _target_column(frame, target, options, path)
     try:
@@ -456,7 +443,7 @@ def _image_column(frame: Any, named: str | None) -> str | None:
 def _load_image_column(frame: Any, column: str, target: str | None, options: Options, path: Path) -> Loaded:
     _check_options(options, {"inputs", "size"}, path.name)
     names = [f"row {row} of {path.name}" for row in range(len(frame))]
-    loaded = Loaded(decode((open_picture(cell["bytes"]) for cell in frame[column]), names, options.size))
+    loaded = Loaded(images.decode([cell["bytes"] for cell in frame[column]], names, options.size))
     target = _target_column(frame, target, options, path) or first_there(TARGET_NAMES, frame.columns)
     if target is None:
         return loaded
@@ -470,18 +457,18 @@ def _load_folder(path: Path, target: str | None, options: Options) -> Loaded:
     if any(path.glob("*.parquet")) and not any(p.is_dir() for p in path.iterdir()):
         return _load_table(path, target, options)
     _check_images(target, options, f"the folder {path.name}")
-    return _load_pictures(*find_pictures(path), path, options.size)
+    return _load_pictures(*images.find_pictures(path), path, options.size)
 
 
 def _load_list(path: Path, target: str | None, options: Options) -> Loaded:
     _check_images(target, options, path.name, {"root"})
     root = path.parent if options.root is None else Path(options.root)
-    return _load_pictures(*read_list(path, root), root, options.size)
+    return _load_pictures(*images.read_list(path, root), root, options.size)
 
 
 def _load_pictures(paths: Sequence[Path], labels: Sequence[str] | None, root: Path, size: Size | None) -> Loaded:
     names = tuple(str(path.relative_to(root)) for path in paths)
-    x = decode(map(open_picture, paths), names, size)
+    x = images.decode(paths, names, size)
     y, classes = (None, None) if labels is None else label_indices(labels)
     return Loaded(x, y, classes, names)
 
@@ -493,12 +480,12 @@ def _load_tar(path: Path, target: str | None, options: Options) -> Loaded:
         with tarfile.open(path) as archive:
             for member in archive:
                 file = archive.extractfile(member) if member.isfile() else None
-                if file is not None and Path(member.name).suffix.lower() in IMAGE_ENDINGS:
+                if file is not None and Path(member.name).suffix.lower() in images.IMAGE_ENDINGS:
                     found[member.name] = file.read()
     except (tarfile.TarError, EOFError, zlib.error) as problem:
         raise ValueError(f"{path} cannot be read as an archive: {problem}. Fetch it again.") from None
     names = tuple(sorted(found))
-    return Loaded(decode((open_picture(found[name]) for name in names), names, options.size), names=names)
+    return Loaded(images.decode([found[name] for name in names], names, options.size), names=names)
 
 
 def _check_images(target: str | None, options: Options, name: str, useful: Iterable[str] = ()) -> None:

@@ -46,12 +46,7 @@ def check_not_a_pipe(path: Path) -> None:
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
-    """Number the later ones of columns that share a name, as pandas does.
-
-    Example:
-        >>> unique_names(["a", "label", "label"])
-        ['a', 'label', 'label.1']
-    """
+    """Number the later ones of columns that share a name, as pandas does: label, label.1, label.2."""
     seen: Counter[str] = Counter()
     unique = []
     for name in names:
@@ -138,12 +133,7 @@ def target_of(frame: Any, target: str) -> tuple[Tensor, tuple[str, ...] | None, 
 
 
 def label_indices(labels: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
-    """Number text labels by their place in the sorted list of all.
-
-    Example:
-        >>> label_indices(["cat", "ant", "cat"])
-        (tensor([1, 0, 1]), ('ant', 'cat'))
-    """
+    """Number text labels by their place in the sorted list of all; return that list too."""
     classes = tuple(sorted(set(labels)))
     place = {name: index for index, name in enumerate(classes)}
     return torch.tensor([place[label] for label in labels], dtype=torch.int64), classes

@@ -152,10 +152,10 @@ def open_picture(source: Path | bytes) -> Any:
 
 
 def decode(pictures: Iterable[Any], names: Sequence[str], size: Size | None) -> Tensor:
-    """Decode Pillow's images into one uint8 tensor, `(images, channels, height, width)`: one channel where all are grey, or three.
+    """Decode images into one uint8 tensor, `(images, channels, height, width)`: one channel where all are grey, or three.
 
     Args:
-        pictures: Gone through once, so they may be opened one after another.
+        pictures: Files, what files hold, or images of Pillow's.
         names: What to call each image in messages.
         size: Height and width to give every image; None where all have one size already.
     """
@@ -163,8 +163,9 @@ def decode(pictures: Iterable[Any], names: Sequence[str], size: Size | None) -> 
         raise ValueError("There are no images to decode.")
     pixels, grey = np.empty((0, 0, 0, 3), dtype=np.uint8), True
     for index, (picture, name) in enumerate(zip(pictures, names, strict=True)):
-        grey = grey and picture.mode in _GREY_MODES
-        values = _pixels(picture, name, size)
+        opened = open_picture(picture) if isinstance(picture, Path | bytes) else picture
+        grey = grey and opened.mode in _GREY_MODES
+        values = _pixels(opened, name, size)
         if index == 0:
             pixels = np.empty((len(names), *values.shape), dtype=np.uint8)
         if values.shape != pixels.shape[1:]:

@@ -57,15 +57,7 @@ def as_tensor(array: Any, name: str) -> Tensor:
 
 
 class OnDisk:
-    """An array in a file. Rows that are asked for are read, and tensors of their own; the file never is in memory whole.
-
-    Example:
-        >>> import tempfile
-        >>> array = np.memmap(tempfile.mkdtemp() + "/x", np.float64, "w+", shape=(10, 3))
-        >>> rows = OnDisk(array, "x")
-        >>> rows[2:5].shape, rows[torch.tensor([7, 1])].dtype, len(rows)
-        (torch.Size([3, 3]), torch.float32, 10)
-    """
+    """An array in a file. Rows that are asked for are read, and tensors of their own; the file never is in memory whole."""
 
     def __init__(self, array: np.ndarray, name: str) -> None:
         self.array, self.name = np.asarray(array), name
