@@ -63,9 +63,8 @@ class OnDisk:
         self.array, self.name = np.asarray(array), name
         self.dtype = as_tensor(self.array[:0], name).dtype
         # Pages may be let go of, but not where they hold changes that the file does not have.
-        maps = [owner for owner in _owners(array) if isinstance(owner, np.memmap)]
-        clean = maps and all(owner.mode != "c" for owner in maps) and hasattr(mmap, "MADV_DONTNEED")
-        self._pages = _file_of(array) if clean else None
+        mapped = _map_of(array)
+        self._pages = mapped._mmap if mapped.mode != "c" and hasattr(mmap, "MADV_DONTNEED") else None
 
     @property
     def shape(self) -> torch.Size:
@@ -119,7 +118,7 @@ def rows_of(array: Any, name: str) -> Tensor | OnDisk:
     """Return an array as a tensor, or as rows to be read where it lies in a file."""
     if isinstance(array, OnDisk):
         return array
-    in_a_file = isinstance(array, np.ndarray) and array.ndim > 0 and _file_of(array) is not None
+    in_a_file = isinstance(array, np.ndarray) and array.ndim > 0 and _map_of(array) is not None
     return OnDisk(array, name) if in_a_file else as_tensor(array, name)
 
 
@@ -144,16 +143,11 @@ def rows_at_once(values: Tensor | OnDisk) -> int:
     return max(1, _AT_ONCE // max(each, 1))
 
 
-def _file_of(array: np.ndarray) -> mmap.mmap | None:
-    return next((owner for owner in _owners(array) if isinstance(owner, mmap.mmap)), None)
-
-
-def _owners(array: np.ndarray) -> Iterator[Any]:
-    """Yield an array and what its memory belongs to, step by step."""
-    owner: Any = array
-    while owner is not None:
-        yield owner
-        owner = getattr(owner, "base", None)
+def _map_of(array: Any) -> Any:
+    """Return the `np.memmap` that an array's memory belongs to; None where it is no file's."""
+    while array is not None and getattr(array, "_mmap", None) is None:
+        array = getattr(array, "base", None)
+    return array
 
 
 Array: TypeAlias = Tensor | np.ndarray

@@ -191,20 +191,18 @@ class Number(_Readable):
 
     def codes(self, values: np.ndarray, problems: Problems) -> np.ndarray:
         """Return the numbers, as `_Readable.codes` says."""
-        numbers = self._numbers(values, problems)
+        if values.dtype.kind in "biuf":
+            numbers = values.astype(np.float64)
+        else:
+            texts = texts_of(values)
+            known = {text: self._number(text) for text in set(texts)}
+            wrong = [row for row, text in enumerate(texts) if known[text] is None]
+            self._refuse(wrong, "true or false" if self.boolean else "numbers", texts, problems)
+            numbers = np.array([known[text] for text in texts], dtype=np.float64)
         too_large = np.abs(numbers) > np.finfo(np.float32).max
         for row in np.flatnonzero(too_large).tolist():
             problems.setdefault(row, f"column {self.name!r} must hold finite numbers; it holds {numbers[row]:g} there")
         return np.where(too_large, np.nan, numbers)
-
-    def _numbers(self, values: np.ndarray, problems: Problems) -> np.ndarray:
-        if values.dtype.kind in "biuf":
-            return values.astype(np.float64)
-        texts = texts_of(values)
-        known = {text: self._number(text) for text in set(texts)}
-        wrong = [row for row, text in enumerate(texts) if known[text] is None]
-        self._refuse(wrong, "true or false" if self.boolean else "numbers", texts, problems)
-        return np.array([known[text] for text in texts], dtype=np.float64)
 
     def _number(self, text: str | None) -> float | None:
         if text is None or text in self.empty:
