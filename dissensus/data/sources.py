@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -280,13 +280,8 @@ def all_inputs(data: Any, name: str) -> Any:
         with seeded(0):
             return join_rows(list(input_batches(data, 1024)))
     pair = isinstance(data, tuple | list) and len(data) == 2
-    return _in_memory(tree_rows(data[0] if pair else data, name))
-
-
-def _in_memory(rows: Rows) -> Batch:
-    if isinstance(rows, Tree):
-        return rows.map(_in_memory)
-    return rows if isinstance(rows, Tensor) else rows.to(torch.device("cpu"))
+    rows = tree_rows(data[0] if pair else data, name)
+    return tree_map(lambda part: part.to(torch.device("cpu")) if isinstance(part, OnDisk) else part, rows)
 
 
 def check_weights(weights: Tensor | None, count: int, name: str) -> None:
@@ -326,10 +321,8 @@ def _not_finite(values: Tensor | OnDisk) -> list[int]:
     found: list[int] = []
     start = 0
     for part in values.split(rows_at_once(values)):
-        finite = torch.isfinite(part)
-        if not bool(finite.all()):
-            bad = ~finite.reshape(len(part), -1).all(1)
-            found += (bad.nonzero().flatten() + start).tolist()
+        bad = ~torch.isfinite(part).reshape(len(part), -1).all(1)
+        found += (bad.nonzero().flatten() + start).tolist()
         start += len(part)
     return found
 

@@ -162,10 +162,8 @@ def describe(x: Any) -> str:
     return ", ".join(f"{name}: {describe(leaf)}" for name, leaf in zip(x.names(), x.leaves, strict=True))
 
 
-def signature(x: Batch, leading: int) -> tuple[object, ...]:
+def signature(x: Tree, leading: int) -> tuple[object, ...]:
     """Return what tells kinds of batches apart beside their first `leading` axes: names, shapes and dtypes."""
-    if isinstance(x, Tensor):
-        return x.shape[leading:], x.dtype
     return (str(x.spec), *((leaf.shape[leading:], leaf.dtype) for leaf in x.leaves))
 
 
