@@ -162,7 +162,7 @@ class _Readable:
     def _learned(self, known: np.ndarray) -> dict[str, Any]:
         return {"fill": float(np.median(known))}
 
-    def _refuse(self, rows: Iterable[int], wanted: str, values: Sequence[Any], problems: Problems) -> None:
+    def _refuse(self, rows: Iterable[int], wanted: str, values: Any, problems: Problems) -> None:
         for row in rows:
             must = f"column {self.name!r} must hold {wanted}"
             problems.setdefault(row, f"{must}, as in training; it holds {values[row]!r} there")

@@ -75,9 +75,9 @@ class Tree:
         """Return the same tree of other tensors."""
         return Tree([change(leaf) for leaf in self.leaves], self.spec)
 
-    def paths(self) -> list[tuple[str | int, ...]]:
+    def paths(self) -> list[tuple[Any, ...]]:
         """Return the way to each tensor: keys and places, from the outermost container on."""
-        paths = [path for path, _ in tree_flatten_with_path(self.value())[0]]
+        paths: list[Any] = [path for path, _ in tree_flatten_with_path(self.value())[0]]
         return [tuple(getattr(key, "key", getattr(key, "idx", key)) for key in path) for path in paths]
 
     def names(self) -> list[str]:
