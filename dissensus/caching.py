@@ -1,7 +1,7 @@
 """A backbone run once over a data set, its features written where training reads them at memory speed."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from dissensus._checks import explained
 from dissensus._signatures import checked, whole_number
 from dissensus.data.augment import Augmentation
-from dissensus.data.features import FEATURES, TARGETS, CachedFeatures, Facts, content_of, wrapped
+from dissensus.data.features import FEATURES, TARGETS, CachedFeatures, Facts, content_of
 from dissensus.data.fingerprints import attributes_of, described, network_digest
 from dissensus.data.sources import Arrays, Inputs, Pairs, Source, device_named, device_of, source_of
 from dissensus.data.trees import Batch, Output, Tree, call, pick
 from dissensus.members import HeadEnsemble, Members
 from dissensus.members.members import evaluation_mode
-from dissensus.randomness import Noise, derive, fold, seeded
+from dissensus.randomness import Noise, derive, fold, seeded, signed
 
 # Seconds between two notes of how far writing has come; what was written after the last one is computed again.
 _NOTE_EVERY = 2.0
@@ -84,19 +84,15 @@ def cache_features(
         >>> cached.features.shape, len(cached.targets)
         (torch.Size([100, 16]), 100)
     """
+    net = one_network(backbone)
     if isinstance(backbone, HeadEnsemble):
-        net, features = backbone.backbone, backbone.takes
-    else:
-        net = backbone
-    if isinstance(net, Members):
-        raise ValueError(f"`backbone` must be a network or a HeadEnsemble; got {type(net).__name__}.")
+        features = backbone.takes
     if dtype is not None and dtype not in _DTYPES:
         raise ValueError(f"`dtype` must be torch.float16, float32 or float64; got {dtype}.")
     passes, batch_size = whole_number("passes", passes, 1), whole_number("batch_size", batch_size, 1)
     source = source_of(data, batch_size, derive(seed, "features"), workers)
     if device is not None:
         net.to(device_named(device))
-    job = _Job(net, source, passes, augment, precision == "bf16", derive(seed, "features"), features)
     identity = {
         "data": source.digest(),
         "precision": precision,
@@ -104,10 +100,23 @@ def cache_features(
         # What is not random does not depend on it.
         "seed": seed if passes > 1 or augment is not None else 0,
     }
+    job = _Job(net, source, passes, augment, derive(seed, "features"), features, dtype, identity)
+    folder = None if path is None else Path(path)
     with evaluation_mode(net), seeded(0):
-        if path is None:
-            return _in_memory(job, dtype, identity, resident_limit)
-        return _in_files(job, Path(path), dtype, identity, resident_limit)
+        facts, arrays = _begun(job, folder)
+        _write(job, facts, arrays, folder)
+        return facts.cached(folder, arrays, resident_limit)
+
+
+def one_network(backbone: nn.Module) -> nn.Module:
+    """Return the network that computes features, of a HeadEnsemble its backbone."""
+    net = backbone.backbone if isinstance(backbone, HeadEnsemble) else backbone
+    if isinstance(net, Members):
+        raise ValueError(
+            f"`backbone` must be one network, or a HeadEnsemble; got {type(net).__name__}. Take one of its members without its "
+            "last layer: backbone, _ = ds.cut(ens.member(0), 1)."
+        )
+    return net
 
 
 @dataclass(frozen=True)
@@ -118,30 +127,27 @@ class _Job:
     source: Source
     passes: int
     augment: Augmentation | None
-    bf16: bool
     key: int
-    takes: Output = None
+    takes: Output
+    dtype: torch.dtype | None
+    identity: dict[str, Any]
 
     def __post_init__(self) -> None:
         if self.passes > 1 and self.augment is None and isinstance(self.source, Arrays):
             raise ValueError(f"{self.passes} passes over the same arrays give the same features. Pass `augment`.")
 
-    @property
-    def rows(self) -> int:
-        return self.source.count * self.passes
-
     def batches(self, done: int = 0) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Yield features and targets of all rows after the first `done`."""
-        first_pass, start = divmod(done, self.source.count)
+        first_pass, start = divmod(done, len(self.source))
         for number in range(first_pass, self.passes):
             place = start if number == first_pass else 0
-            for x, y in self.source.batches(number, place):
+            for x, y in self.source.load(range(place, len(self.source)), number):
                 yield self._features(x, y, number, place)
                 place += len(x)
 
     def first(self) -> Tensor:
         """Return the features of the first row alone."""
-        return self._features(*self.source.first(), 0, 0)[0]
+        return self._features(*next(self.source.load(range(1), 0)), 0, 0)[0]
 
     def _features(self, x: Batch, y: Tensor | None, number: int, start: int) -> tuple[Tensor, Tensor | None]:
         place = device_of(self.net)
@@ -152,7 +158,7 @@ class _Job:
                     "`augment` changes one tensor of inputs, and these inputs are several. Augment them in a Dataset."
                 )
             x, y = self._augmented(x, y, number, start)
-        with torch.autocast(place.type, torch.bfloat16, enabled=self.bf16):
+        with torch.autocast(place.type, torch.bfloat16, enabled=self.identity["precision"] == "bf16"):
             features = pick(explained(partial(call, self.net), self.net)(x), self.takes)
         if not features.is_floating_point() or features.shape[:1] != x.shape[:1]:
             raise ValueError(
@@ -176,7 +182,7 @@ class _Job:
         return x[:, 0], None if y is None else labels[:, 0]
 
 
-def _layout(job: _Job, dtype: torch.dtype | None, identity: dict[str, Any]) -> Facts:
+def _layout(job: _Job) -> Facts:
     """Run the backbone on a few inputs to see what it gives, and what it is."""
     seen = [attributes_of(job.net)]
     features, targets = next(iter(job.batches()))
@@ -186,86 +192,70 @@ def _layout(job: _Job, dtype: torch.dtype | None, identity: dict[str, Any]) -> F
     # A network may count its passes, or keep the size of a batch; that makes it no other one.
     names = {name for attributes in seen for name in attributes}
     changing = sorted(name for name in names if len({attributes.get(name) for attributes in seen}) > 1)
-    identity = {"backbone": network_digest(job.net, changing), "changing": changing, **identity}
-    kept = dtype or (features.dtype if features.dtype in _DTYPES else torch.float32)
+    identity = {"backbone": network_digest(job.net, changing), "changing": changing, **job.identity}
+    kept = job.dtype or (features.dtype if features.dtype in _DTYPES else torch.float32)
     about = None if targets is None else [list(targets.shape[1:]), str(targets.cpu().numpy().dtype)]
     shape = list(features.shape[1:])
-    return Facts(job.source.count, job.passes, shape, np.dtype(_DTYPES[kept]).name, about, identity)
+    return Facts(len(job.source), job.passes, shape, np.dtype(_DTYPES[kept]).name, about, identity)
 
 
-def _in_memory(
-    job: _Job, dtype: torch.dtype | None, identity: dict[str, Any], resident_limit: int | None
-) -> CachedFeatures:
-    facts = _layout(job, dtype, identity)
-    arrays = {name: np.empty(shape, kind) for name, (shape, kind) in facts.arrays().items()}
-    _write(job, facts, arrays, lambda: None)
-    targets = None if facts.targets is None else torch.from_numpy(arrays[TARGETS])
-    return facts.cached(torch.from_numpy(arrays[FEATURES]), targets, None, resident_limit)
+def _begun(job: _Job, folder: Path | None) -> tuple[Facts, dict[str, np.ndarray]]:
+    """Return what a folder holds of these features, or new arrays for them, in files or in memory."""
+    facts = None if folder is None else Facts.read(folder)
+    if folder is None or facts is None:
+        facts = _layout(job)
+        return facts, facts.create(folder)
+    _check_same(facts, job, folder)
+    arrays = facts.load(folder, "r+")
+    _check_first(facts, job, arrays[FEATURES], folder)
+    return facts, arrays
 
 
-def _in_files(
-    job: _Job, folder: Path, dtype: torch.dtype | None, identity: dict[str, Any], resident_limit: int | None
-) -> CachedFeatures:
-    facts = Facts.read(folder)
-    if facts is None:
-        facts = _layout(job, dtype, identity)
-        arrays = facts.create(folder)
-    else:
-        _check_same(facts, job, dtype, identity, folder)
-        arrays = facts.load(folder, "r+")
-        _check_first(facts, job, arrays[FEATURES], folder)
-    if facts.done < facts.rows:
-
-        def note() -> None:
-            for array in arrays.values():
-                array.flush()  # type: ignore[attr-defined]
-            facts.write(folder)
-
-        _write(job, facts, arrays, note)
-    return facts.open(folder, resident_limit)
-
-
-def _check_same(facts: Facts, job: _Job, dtype: torch.dtype | None, identity: dict[str, Any], folder: Path) -> None:
+def _check_same(facts: Facts, job: _Job, folder: Path) -> None:
     """Refuse a folder of other features than those that are asked for."""
-    if identity["augment"] is None:
+    if job.identity["augment"] is None:
         raise ValueError(
             f"The feature cache in {folder} cannot be recognised with this `augment`: it holds what has no value that Python shows (a "
             "generator, a lock, a file). Open it with ds.CachedFeatures.open, or write the augmentation as a dataclass of numbers."
         )
-    changing = facts.identity.get("changing", ())
-    identity = {"backbone": network_digest(job.net, changing), **identity}
     stored = {**facts.identity, "examples": facts.examples, "passes": facts.passes, "dtype": facts.dtype}
-    asked = {**identity, "examples": job.source.count, "passes": job.passes}
-    asked["dtype"] = facts.dtype if dtype is None else np.dtype(_DTYPES[dtype]).name
+    asked = {
+        "backbone": network_digest(job.net, facts.identity.get("changing", ())),
+        **job.identity,
+        "examples": len(job.source),
+        "passes": job.passes,
+        "dtype": facts.dtype if job.dtype is None else np.dtype(_DTYPES[job.dtype]).name,
+    }
     for name, value in asked.items():
         if stored.get(name) != value:
-            raise ValueError(
-                f"The feature cache in {folder} is another one: {name} is {stored.get(name)} there and {value} here. Choose "
-                "another folder, or delete this one."
-            )
+            raise _another(folder, f"{name} is {stored.get(name)} there and {value} here")
 
 
 def _check_first(facts: Facts, job: _Job, stored: np.ndarray, folder: Path) -> None:
     """Refuse features that the backbone does not give: what its code does, no hash of it tells."""
     features = job.first()
-    if list(features.shape[1:]) != facts.shape:
-        raise ValueError(
-            f"The feature cache in {folder} is another one: its features are shaped {tuple(facts.shape)}, and this backbone gives "
-            f"{tuple(features.shape[1:])}. Choose another folder, or delete this one."
-        )
+    shape = tuple(features.shape[1:])
+    if list(shape) != facts.shape:
+        raise _another(folder, f"its features are shaped {tuple(facts.shape)}, and this backbone gives {shape}")
     if facts.done == 0:
         return
     now, then = features[0].double().cpu(), torch.from_numpy(np.array(stored[0])).double()
     apart = float((now - then).norm()) / max(float(now.norm()), float(then.norm()), 1e-30)
     if not apart <= _ROUNDING:
-        raise ValueError(
-            f"The feature cache in {folder} is another one: what this backbone, or `augment`, makes of the first example differs from "
-            f"what is stored by {apart:.0%}, though weights and settings are the same. Choose another folder, or delete this one."
-        )
+        made = "what this backbone, or `augment`, makes of the first example differs from what is stored"
+        raise _another(folder, f"{made} by {apart:.0%}, though weights and settings are the same")
 
 
-def _write(job: _Job, facts: Facts, arrays: dict[str, np.ndarray], note: Callable[[], None]) -> None:
-    """Fill the arrays from where they were left, noting from time to time how far that is."""
+def _another(folder: Path, why: str) -> ValueError:
+    return ValueError(
+        f"The feature cache in {folder} is another one: {why}. Choose another folder, or delete this one."
+    )
+
+
+def _write(job: _Job, facts: Facts, arrays: dict[str, np.ndarray], folder: Path | None) -> None:
+    """Fill the arrays from where they were left, noting in the folder from time to time how far that is."""
+    if facts.done == facts.rows:
+        return
     noted = time.monotonic()
     for features, targets in job.batches(facts.done):
         rows = slice(facts.done, facts.done + len(features))
@@ -282,10 +272,10 @@ def _write(job: _Job, facts: Facts, arrays: dict[str, np.ndarray], note: Callabl
                 "keep them as torch.float32."
             )
         labels = None if targets is None else torch.from_numpy(np.array(arrays[TARGETS][rows]))
-        facts.content = wrapped(facts.content + content_of(kept, labels, facts.done))
+        facts.content = signed(facts.content + content_of(kept, labels, facts.done))
         facts.done = rows.stop
-        if time.monotonic() - noted > _NOTE_EVERY or facts.done == facts.rows:
-            note()
+        if folder is not None and (time.monotonic() - noted > _NOTE_EVERY or facts.done == facts.rows):
+            facts.write(folder, arrays)
             noted = time.monotonic()
     if facts.done != facts.rows:
         raise ValueError(f"The data said that it has {facts.rows} rows and gave {facts.done}.")

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from dissensus import metrics
 from dissensus._signatures import checked, real_number, whole_number
-from dissensus.caching import cache_features
+from dissensus.caching import cache_features, one_network
 from dissensus.data.features import CachedFeatures, as_real
 from dissensus.data.sources import Array, Pairs, check_labels_fit, device_named, device_of
-from dissensus.members import DeepEnsemble, HeadEnsemble, Members
+from dissensus.members import DeepEnsemble
 from dissensus.members.stacking import tensors_of
 from dissensus.randomness import derive, permutation
 from dissensus.training import fit
@@ -122,27 +122,28 @@ def linear_probe(
         >>> probe.accuracy > 0.9, len(probe.curve)
         (True, 7)
     """
-    strengths = _checked(strengths)
+    tried = sorted(_checked(strengths))
     real_number("validation_share", validation_share, above=True, below=1.0)
-    whole_number("max_steps", max_steps, 1)
-    whole_number("epochs", epochs, 1)
-    whole_number("batch_size", batch_size, 1)
-    net = _one_network(backbone)
+    for name, number in {"max_steps": max_steps, "epochs": epochs, "batch_size": batch_size}.items():
+        whole_number(name, number, 1)
+    net = nn.Identity() if backbone is None else one_network(backbone)
     device = device_of(net) if device is None else device_named(device)
     features = partial(_features, net, batch_size, device)
-    x, y = features(train)
-    classes = _number_of_classes(y)
-    x_test, y_test = features(test, x.shape[1], "test")
+    x, y = features("training", train)
+    least, classes = int(y.min()), int(y.max()) + 1
+    if least < 0 or classes < 2:
+        raise ValueError(f"The training labels must number two classes or more from 0; got {least} to {classes - 1}.")
+    x_test, y_test = features("test", test, x.shape[1])
     check_labels_fit(y_test, classes, "test")
-    held_out = None if validation is None else features(validation, x.shape[1], "validation")
+    held_out = None if validation is None else features("validation", validation, x.shape[1])
     sgd = {"epochs": epochs, "lr": lr, "batch_size": batch_size, "seed": seed}
     solve = partial(_by_lbfgs, classes, max_steps) if method == "lbfgs" else partial(_by_sgd, classes, sgd)
     curve: tuple[Tried, ...] = ()
-    strength = float(strengths[0])
-    if len(strengths) > 1:
+    strength = tried[0]
+    if len(tried) > 1:
         (x, y), held_out = _split((x, y), held_out, validation_share, seed)
         check_labels_fit(held_out[1], classes, "validation")
-        heads = list(_path(solve, x, y, sorted(map(float, strengths)), _CHOOSING, standardise))
+        heads = list(_path(solve, x, y, tried, _CHOOSING, standardise))
         curve = tuple(_tried(strength, head, *held_out) for strength, head in heads)
         strength = max(curve, key=lambda tried: (tried.accuracy, -tried.nll)).strength
     if refit and held_out is not None:
@@ -150,23 +151,9 @@ def linear_probe(
     ((_, head),) = _path(solve, x, y, [strength], _FINAL, standardise)
     with torch.no_grad():
         logits = head(x_test)
-    probs = logits.softmax(-1)
-    return LinearProbe(
-        accuracy=metrics.accuracy(probs, y_test),
-        ece=metrics.ece(probs, y_test),
-        nll=float(F.cross_entropy(logits, y_test)),
-        strength=strength,
-        curve=curve,
-        head=head,
-        probs=probs.cpu(),
-    )
-
-
-def _number_of_classes(y: Tensor) -> int:
-    least, most = int(y.min()), int(y.max())
-    if least < 0 or most < 1:
-        raise ValueError(f"The training labels must number two classes or more from 0; got {least} to {most}.")
-    return most + 1
+    probs, nll = logits.softmax(-1), float(F.cross_entropy(logits, y_test))
+    accuracy, ece = metrics.accuracy(probs, y_test), metrics.ece(probs, y_test)
+    return LinearProbe(accuracy, ece, nll, strength, curve, head, probs.cpu())
 
 
 def _checked(strengths: Sequence[float] | Array) -> list[float]:
@@ -176,27 +163,16 @@ def _checked(strengths: Sequence[float] | Array) -> list[float]:
         raise ValueError(
             f"`strengths` must be finite positive numbers, at least one; got {strengths!r}. For one alone write [1.0]."
         )
-    return listed
-
-
-def _one_network(backbone: nn.Module | None) -> nn.Module:
-    if isinstance(backbone, HeadEnsemble):
-        return backbone.backbone
-    if isinstance(backbone, Members):
-        raise ValueError(
-            f"`backbone` must be one network; got {type(backbone).__name__}. Take one of its members without its last layer: "
-            "backbone, _ = ds.cut(ens.member(0), 1)."
-        )
-    return backbone or nn.Identity()
+    return [float(each) for each in listed]
 
 
 def _features(
     net: nn.Module,
     batch_size: int,
     device: torch.device,
+    name: str,
     data: Pairs | CachedFeatures,
     width: int | None = None,
-    name: str = "training",
 ) -> tuple[Tensor, Tensor]:
     """Return all features, of the width of the training data's, and labels of a set, on the device."""
     if not isinstance(data, CachedFeatures):
@@ -206,7 +182,7 @@ def _features(
     if data.targets is None or data.targets.is_floating_point() or data.targets.ndim != 1:
         raise ValueError("A linear probe needs one class label for each input. Hand over (inputs, labels).")
     x = as_real(data.resident(device)).flatten(1)
-    if x.shape[1] != (width or x.shape[1]):
+    if width is not None and x.shape[1] != width:
         raise ValueError(
             f"The {name} inputs must have as many features as the training inputs, {width}; got {x.shape[1]}. Take them "
             "from the same backbone."

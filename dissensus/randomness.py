@@ -23,15 +23,16 @@ Item = TypeVar("Item")
 _MASK64 = (1 << 64) - 1
 
 
-def _signed(value: int) -> int:
+def signed(value: int) -> int:
+    """Return an integer as a signed one of 64 bits, as sums and products of tensors wrap."""
     value &= _MASK64
     return value - (1 << 64) if value >> 63 else value
 
 
 # Constants of the splitmix64 generator; torch has only signed 64-bit integers, whose products wrap as wanted.
-_GOLDEN = _signed(0x9E3779B97F4A7C15)
-_MIX_1 = _signed(0xBF58476D1CE4E5B9)
-_MIX_2 = _signed(0x94D049BB133111EB)
+_GOLDEN = signed(0x9E3779B97F4A7C15)
+_MIX_1 = signed(0xBF58476D1CE4E5B9)
+_MIX_2 = signed(0x94D049BB133111EB)
 
 
 def mix(z: Tensor) -> Tensor:
@@ -55,7 +56,7 @@ def mix_in_place(z: Tensor) -> Tensor:
 
 def fold(key: Tensor, value: Tensor | int) -> Tensor:
     """Derive a new key (or keys) from a key and a number; broadcasts."""
-    offset = _signed((value + 1) * _GOLDEN) if isinstance(value, int) else (value + 1) * _GOLDEN
+    offset = signed((value + 1) * _GOLDEN) if isinstance(value, int) else (value + 1) * _GOLDEN
     return mix(key + offset)
 
 
@@ -74,7 +75,7 @@ def derive(*parts: int | str) -> int:
             value >>= 64
             if value in (0, -1):
                 break
-    return _signed(key)
+    return signed(key)
 
 
 def _mix_host(z: int) -> int:

@@ -35,7 +35,7 @@ def flat(level: int, count: int = 40) -> Tensor:
 
 def setting(name: str, severity: int, side: int = 32) -> tuple[float, ...]:
     """The parameters of a corruption at a severity and an image size."""
-    return tuple(PARAMETERS[name].at(severity, side).values())
+    return tuple(values.at(severity, side) for values in PARAMETERS[name].values())
 
 
 def assert_one_level_apart(result: Tensor, expected: np.ndarray, share: float = 0.08) -> None:

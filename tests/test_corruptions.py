@@ -234,7 +234,8 @@ def test_the_user_page_lists_every_corruption_with_the_parameters_in_force():
     lines = (Path(__file__).parents[1] / "docs" / "corruption-table.md").read_text().splitlines()
     for name, corruption in CORRUPTIONS.items():
         (line,) = (line for line in lines if line.startswith(f"| `{name}` | {corruption.about} |"))
-        values = [f"{value:g}" for row in corruption.parameters.cifar for value in row]
+        arguments = [values.cifar for values in corruption.parameters.values()]
+        values = [f"{value:g}" for severity in zip(*arguments, strict=True) for value in severity]
         cells = line.split("|")[4]
         assert re.findall(r"[\d.]+(?:e-\d+)?", cells) == values
 

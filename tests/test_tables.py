@@ -232,3 +232,11 @@ def test_a_parquet_file_is_not_kept_while_it_is_read(tmp_path):
     assert count == 12 * rows
     # Of twelve groups; with buffers for what was read it was seventeen of them.
     assert most < 6 * table.nbytes
+
+
+def test_columns_that_share_a_name_are_numbered_and_labels_too():
+    from dissensus.data.frames import label_indices, unique_names
+
+    assert unique_names(["a", "label", "label"]) == ["a", "label", "label.1"]
+    indices, classes = label_indices(["cat", "ant", "cat"])
+    assert (indices.tolist(), classes) == ([1, 0, 1], ("ant", "cat"))

@@ -105,11 +105,8 @@ class Rotation:
         cos, sin = angles.cos(), angles.sin()
         # The sampling grid is in units of half the image, so turning a rectangle needs its aspect ratio.
         zero = torch.zeros_like(cos)
-        turn = torch.stack(
-            [torch.stack([cos, -sin * height / width, zero], -1), torch.stack([sin * width / height, cos, zero], -1)],
-            -2,
-        ).to(flat.dtype)
-        grid = F.affine_grid(turn, list(flat.shape), align_corners=False)
+        turn = torch.stack([cos, -sin * height / width, zero, sin * width / height, cos, zero], -1).view(-1, 2, 3)
+        grid = F.affine_grid(turn.to(flat.dtype), list(flat.shape), align_corners=False)
         return F.grid_sample(flat, grid, align_corners=False).reshape(x.shape), y
 
 

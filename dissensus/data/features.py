@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from dissensus._files import replace_file
 from dissensus.data.fingerprints import network_digest, sum_of_rows
+from dissensus.randomness import signed
 
 # 2: hashes that see signs, and targets in them.
 FORMAT = 2
@@ -68,7 +69,7 @@ class CachedFeatures(Dataset[tuple[Tensor, Tensor]]):
             raise ValueError(
                 f"{folder} has {facts.done} of {facts.rows} rows. Call ds.cache_features again to finish it."
             )
-        return facts.open(folder, resident_limit)
+        return facts.cached(folder, {}, resident_limit)
 
     def __len__(self) -> int:
         return len(self.features)
@@ -145,7 +146,7 @@ class CachedFeatures(Dataset[tuple[Tensor, Tensor]]):
         for start in range(0, len(self), _AT_ONCE):
             labels = None if targets is None else targets[start : start + _AT_ONCE]
             found += content_of(self.stored_rows(start, start + _AT_ONCE), labels, start)
-        if wrapped(found) != self.content:
+        if signed(found) != self.content:
             raise ValueError(
                 f"The features or targets in {self.path or 'memory'} are not those that were written: their hash is another one. "
                 "Delete the cache and make it again."
@@ -155,17 +156,13 @@ class CachedFeatures(Dataset[tuple[Tensor, Tensor]]):
 def content_of(features: Tensor, targets: Tensor | None, start: int) -> int:
     """Return a hash of rows `start` onwards; those of consecutive parts add up (wrapping) to that of the whole."""
     # Targets count from the other end, so that no target has the place of a feature.
-    return sum_of_rows(features, start) + (0 if targets is None else sum_of_rows(targets, start - (1 << 62)))
+    of_targets = 0 if targets is None else sum_of_rows(targets, start - (1 << 62))
+    return signed(sum_of_rows(features, start) + of_targets)
 
 
 def as_real(values: Tensor) -> Tensor:
     """Return values in float32, or as they are where they are more precise."""
     return values if values.dtype == torch.float64 else values.float()
-
-
-def wrapped(value: int) -> int:
-    """Return an integer as a signed one of 64 bits."""
-    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 @dataclass
@@ -202,8 +199,10 @@ class Facts:
                 f"{path} is not what a feature cache writes (damaged?). Delete it and cache again."
             ) from None
 
-    def write(self, folder: Path) -> None:
-        """Replace the facts in one step."""
+    def write(self, folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
+        """Have what the arrays hold in their files, then replace the facts in one step."""
+        for array in arrays.values():
+            array.flush()  # type: ignore[attr-defined]
         replace_file(folder / FACTS, json.dumps({"format": FORMAT, **vars(self)}, indent=1))
 
     def arrays(self) -> Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]:
@@ -213,14 +212,16 @@ class Facts:
             wanted[TARGETS] = ((self.rows, *self.targets[0]), np.dtype(self.targets[1]))
         return wanted
 
-    def create(self, folder: Path) -> dict[str, np.ndarray]:
-        """Make the files, empty, and return them as arrays to write into."""
+    def create(self, folder: Path | None) -> dict[str, np.ndarray]:
+        """Return empty arrays to write into: those of new files in a folder, or in memory."""
+        if folder is None:
+            return {name: np.empty(shape, dtype) for name, (shape, dtype) in self.arrays().items()}
         folder.mkdir(parents=True, exist_ok=True)
         arrays: dict[str, np.ndarray] = {
             name: np.lib.format.open_memmap(folder / name, mode="w+", dtype=dtype, shape=shape)
             for name, (shape, dtype) in self.arrays().items()
         }
-        self.write(folder)
+        self.write(folder, arrays)
         return arrays
 
     def load(self, folder: Path, mode: Literal["r", "r+"]) -> dict[str, np.ndarray]:
@@ -239,18 +240,14 @@ class Facts:
             arrays[name] = array
         return arrays
 
-    def open(self, folder: Path, resident_limit: int | None) -> CachedFeatures:
-        """Return the finished cache."""
-        arrays = self.load(folder, "r")
-        targets = None if self.targets is None else torch.from_numpy(np.array(arrays[TARGETS]))
-        return self.cached(arrays[FEATURES], targets, folder, resident_limit)
-
     def cached(
-        self, features: Tensor | np.ndarray, targets: Tensor | None, folder: Path | None, resident_limit: int | None
+        self, folder: Path | None, arrays: Mapping[str, np.ndarray], resident_limit: int | None
     ) -> CachedFeatures:
-        """Return features that were written as what users have of them."""
+        """Return the finished cache: the files of a folder, or arrays in memory."""
+        arrays = arrays if folder is None else self.load(folder, "r")
+        targets = None if self.targets is None else torch.from_numpy(np.array(arrays[TARGETS]))
         return CachedFeatures(
-            features,
+            torch.from_numpy(arrays[FEATURES]) if folder is None else arrays[FEATURES],
             targets,
             self.passes,
             self.identity["backbone"],

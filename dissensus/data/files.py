@@ -13,22 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dissensus.data import images
 from dissensus.data.frames import check_not_a_pipe, label_indices, read_table, target_of
-from dissensus.data.images import (
-    IMAGE_ENDINGS,
-    Layout,
-    Pictures,
-    Size,
-    as_images,
-    decode,
-    find_pictures,
-    height_and_width,
-    is_packed,
-    match_images,
-    open_picture,
-    read_list,
-    unpack,
-)
+from dissensus.data.images import Layout, Size
 from dissensus.data.sources import as_tensor
 from dissensus.data.tables import TableEncoder, shown
 
@@ -110,7 +97,7 @@ class Options:
     strict: bool = True
 
 
-def _check_options(options: Options, useful: frozenset[str], name: str) -> None:
+def _check_options(options: Options, useful: Container[str], name: str) -> None:
     """Refuse options that this kind of data has no use for."""
     for each in fields(Options) if options.strict else ():
         given = getattr(options, each.name)
@@ -118,23 +105,20 @@ def _check_options(options: Options, useful: frozenset[str], name: str) -> None:
             raise ValueError(f"{name} has no use for {each.name} = {given!r}. Leave it out.")
 
 
-_ARRAY_OPTIONS = frozenset({"size", "layout"})
-_TABLE_OPTIONS = frozenset({"drop", "keep", "missing", "columns"})
-_IMAGE_OPTIONS = frozenset({"size"})
 _UNREADABLE = (ValueError, OSError, EOFError, zipfile.BadZipFile)
 
 
 def _load_npz(path: Path, target: str | None, options: Options) -> Loaded:
     """Read inputs and targets of an archive of arrays."""
-    _check_options(options, _ARRAY_OPTIONS | {"inputs", "split"}, path.name)
+    _check_options(options, {"inputs", "split", "size", "layout"}, path.name)
     with open(path, "rb") as file:
         arrays = _numpy(file, path)
         if not isinstance(arrays, np.lib.npyio.NpzFile):
             raise ValueError(f"{path} is not an .npz archive, whatever its name says.")
         needed = target is not None and options.strict
         targets = _find_array(arrays.files, "target", target, options, path, needed)
-        if options.inputs is None and is_packed(arrays.files):
-            x = torch.from_numpy(unpack(arrays, path.name))
+        if options.inputs is None and images.is_packed(arrays.files):
+            x = torch.from_numpy(images.unpack(arrays, path.name))
         else:
             inputs = _find_array(arrays.files, "inputs", options.inputs, options, path, needed=True)
             x = _as_inputs(_read_array(arrays, inputs, path), options.layout, f"{inputs} of {path.name}")
@@ -193,7 +177,7 @@ def first_there(names: Iterable[str], there: Container[str]) -> str | None:
 
 def _load_npy(path: Path, target: str | None, options: Options) -> Loaded:
     """Read an array of inputs, and another of targets beside it."""
-    _check_options(options, _ARRAY_OPTIONS, path.name)
+    _check_options(options, {"size", "layout"}, path.name)
     with open(path, "rb") as file:
         loaded = Loaded(_as_inputs(_numpy(file, path), options.layout, path.name))
     beside = path.parent / (target or "")
@@ -213,7 +197,7 @@ def _as_inputs(array: np.ndarray, layout: Layout, name: str) -> Tensor:
         raise ValueError(f"Inputs need an axis of rows and one of features or more; {name} is shaped {array.shape}.")
     x = as_tensor(array, name)
     if x.ndim == 4 or (x.ndim == 3 and x.dtype == torch.uint8):
-        return as_images(x if x.dtype == torch.uint8 else x.float(), layout, name)
+        return images.as_images(x if x.dtype == torch.uint8 else x.float(), layout, name)
     return x.float()
 
 
@@ -240,12 +224,12 @@ def _load_items(source: Any, target: str | None, options: Options) -> Loaded:
     name = type(source).__name__
     if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
         raise ValueError(f"Data must be a path or an object with a length and items; got {name}.")
-    _check_options(options, _ARRAY_OPTIONS | {"inputs"}, name)
+    _check_options(options, {"inputs", "size", "layout"}, name)
     if len(source) == 0:
         raise ValueError(f"{name} is empty.")
     items = map(source.__getitem__, range(len(source)))
-    images, labels = zip(*(_split_item(item, options.inputs, target, name) for item in items), strict=True)
-    loaded = Loaded(_stack_items(images, options, name))
+    inputs, labels = zip(*(_split_item(item, options.inputs, target, name) for item in items), strict=True)
+    loaded = Loaded(_stack_items(inputs, options, name))
     if any(label is None for label in labels):
         return loaded
     plain = [label.item() if hasattr(label, "item") else label for label in labels]
@@ -263,14 +247,13 @@ def _split_item(item: Any, inputs: str | None, target: str | None, name: str) ->
     return item, None
 
 
-def _stack_items(images: Sequence[Any], options: Options, name: str) -> Tensor:
-    names = [f"item {index} of {name}" for index in range(len(images))]
-    pictures = [hasattr(image, "convert") for image in images]
+def _stack_items(inputs: Sequence[Any], options: Options, name: str) -> Tensor:
+    pictures = [hasattr(each, "convert") for each in inputs]
     if all(pictures):
-        return decode(images, names, options.size)
+        return images.decode(inputs, [f"item {index} of {name}" for index in range(len(inputs))], options.size)
     if any(pictures):
         raise ValueError(f"Some items of {name} are pictures and some are arrays. Give all of them one kind.")
-    arrays = [np.asarray(image) for image in images]
+    arrays = [np.asarray(each) for each in inputs]
     for index, array in enumerate(arrays):
         if array.shape != arrays[0].shape:
             raise ValueError(
@@ -371,7 +354,7 @@ def _reader(path: Path) -> Callable[[Path, str | None, Options], Loaded]:
 
 def _sized(loaded: Loaded, size: Size | None) -> Loaded:
     if loaded.x.ndim == 4 and len(loaded.x) and size is not None:
-        x, notes = match_images(loaded.x, loaded.x.shape[1], *height_and_width(size))
+        x, notes = images.match_images(loaded.x, loaded.x.shape[1], *images.height_and_width(size))
         return replace(loaded, x=x, notes=(*loaded.notes, *notes))
     if len(loaded.x) == 0:
         raise ValueError("The data is empty: it has no rows.")
@@ -380,10 +363,10 @@ def _sized(loaded: Loaded, size: Size | None) -> Loaded:
 
 def _load_table(path: Path, target: str | None, options: Options) -> Loaded:
     frame, notes = read_table(path)
-    images = _image_column(frame, options.inputs)
-    if images is not None:
-        return _load_image_column(frame, images, target, options, path)
-    _check_options(options, _TABLE_OPTIONS, path.name)
+    encoded = _image_column(frame, options.inputs)
+    if encoded is not None:
+        return _load_image_column(frame, encoded, target, options, path)
+    _check_options(options, {"drop", "keep", "missing", "columns"}, path.name)
     target = _target_column(frame, target, options, path)
     try:
         loaded = _read_frame(frame, target, options)
@@ -458,9 +441,9 @@ def _image_column(frame: Any, named: str | None) -> str | None:
 
 
 def _load_image_column(frame: Any, column: str, target: str | None, options: Options, path: Path) -> Loaded:
-    _check_options(options, _IMAGE_OPTIONS | {"inputs"}, path.name)
+    _check_options(options, {"inputs", "size"}, path.name)
     names = [f"row {row} of {path.name}" for row in range(len(frame))]
-    loaded = Loaded(decode((open_picture(cell["bytes"]) for cell in frame[column]), names, options.size))
+    loaded = Loaded(images.decode([cell["bytes"] for cell in frame[column]], names, options.size))
     target = _target_column(frame, target, options, path) or first_there(TARGET_NAMES, frame.columns)
     if target is None:
         return loaded
@@ -474,13 +457,20 @@ def _load_folder(path: Path, target: str | None, options: Options) -> Loaded:
     if any(path.glob("*.parquet")) and not any(p.is_dir() for p in path.iterdir()):
         return _load_table(path, target, options)
     _check_images(target, options, f"the folder {path.name}")
-    return _load_pictures(find_pictures(path), path, options.size)
+    return _load_pictures(*images.find_pictures(path), path, options.size)
 
 
 def _load_list(path: Path, target: str | None, options: Options) -> Loaded:
     _check_images(target, options, path.name, {"root"})
     root = path.parent if options.root is None else Path(options.root)
-    return _load_pictures(read_list(path, root), root, options.size)
+    return _load_pictures(*images.read_list(path, root), root, options.size)
+
+
+def _load_pictures(paths: Sequence[Path], labels: Sequence[str] | None, root: Path, size: Size | None) -> Loaded:
+    names = tuple(str(path.relative_to(root)) for path in paths)
+    x = images.decode(paths, names, size)
+    y, classes = (None, None) if labels is None else label_indices(labels)
+    return Loaded(x, y, classes, names)
 
 
 def _load_tar(path: Path, target: str | None, options: Options) -> Loaded:
@@ -490,26 +480,15 @@ def _load_tar(path: Path, target: str | None, options: Options) -> Loaded:
         with tarfile.open(path) as archive:
             for member in archive:
                 file = archive.extractfile(member) if member.isfile() else None
-                if file is not None and Path(member.name).suffix.lower() in IMAGE_ENDINGS:
+                if file is not None and Path(member.name).suffix.lower() in images.IMAGE_ENDINGS:
                     found[member.name] = file.read()
     except (tarfile.TarError, EOFError, zlib.error) as problem:
         raise ValueError(f"{path} cannot be read as an archive: {problem}. Fetch it again.") from None
     names = tuple(sorted(found))
-    return Loaded(decode((open_picture(found[name]) for name in names), names, options.size), names=names)
+    return Loaded(images.decode([found[name] for name in names], names, options.size), names=names)
 
 
-def _check_images(
-    target: str | None, options: Options, name: str, useful: frozenset[str] | set[str] = frozenset()
-) -> None:
-    _check_options(options, _IMAGE_OPTIONS | useful, name)
+def _check_images(target: str | None, options: Options, name: str, useful: Iterable[str] = ()) -> None:
+    _check_options(options, {"size", *useful}, name)
     if target is not None and options.strict:
         raise ValueError(f"The classes of images are in {name} itself; leave target = {target!r} out.")
-
-
-def _load_pictures(pictures: Pictures, root: Path, size: Size | None) -> Loaded:
-    names = tuple(str(path.relative_to(root)) for path in pictures.paths)
-    loaded = Loaded(decode(map(open_picture, pictures.paths), names, size), names=names)
-    if pictures.labels is None:
-        return loaded
-    y, classes = label_indices(pictures.labels)
-    return replace(loaded, y=y, classes=classes)

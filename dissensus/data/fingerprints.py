@@ -4,7 +4,8 @@ import functools
 import hashlib
 import random
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from math import prod
@@ -99,7 +100,11 @@ _OF_MODULES = frozenset(nn.Module().__dict__) | {"_compiled_call_impl", "_torchd
 _PART = 1 << 20
 
 
-def described(value: Any, depth: int = 8) -> str | None:
+class _NoText(Exception):
+    """A value shows nothing that would be the same in another process."""
+
+
+def described(value: Any) -> str | None:
     """Return a text that is the same for equal values in every process; None where nothing stable can be told.
 
     Objects go by their class and attributes, functions by their name, code, defaults and what they close over, arrays by a hash.
@@ -108,8 +113,15 @@ def described(value: Any, depth: int = 8) -> str | None:
         >>> described((1, "a", abs)), described(iter([]))
         ("(1, 'a', builtins.abs)", None)
     """
-    if depth == 0:
+    try:
+        return _text(value, depth=8)
+    except _NoText:
         return None
+
+
+def _text(value: Any, depth: int) -> str:
+    if depth == 0:  # it may hold itself
+        raise _NoText
     if isinstance(value, _ATOMS):
         return repr(value)
     if isinstance(value, np.generic):
@@ -121,61 +133,41 @@ def described(value: Any, depth: int = 8) -> str | None:
         return f"{values.dtype} {tuple(values.shape)} {digest_of([_hashes(values)])}"
     if isinstance(value, nn.Module):
         return f"{_name(type(value))} {network_digest(value)}"
-    if isinstance(value, FunctionType):
-        return _function(value, depth)
-    if isinstance(value, _NAMED):
+    if isinstance(value, _NAMED) and not isinstance(value, FunctionType):
         return _name(value)
-    return _parts(value, depth - 1)
+    return _text_of_parts(value, functools.partial(_text, depth=depth - 1))
 
 
-def _parts(value: Any, depth: int) -> str | None:
-    """Describe what consists of other values."""
-
-    def tell(template: str, parts: Iterable[Any], separator: str = ", ", ordered: bool = False) -> str | None:
-        return _filled(template, (described(part, depth) for part in parts), separator, ordered)
-
+def _text_of_parts(value: Any, tell: Callable[[Any], str]) -> str:
+    """Return the text of what consists of other values, which `tell` makes texts of."""
+    if isinstance(value, FunctionType):
+        return _function(value, tell)
     if isinstance(value, functools.partial):
-        return tell("functools.partial({})", (value.func, value.args, value.keywords))
+        return f"functools.partial({tell(value.func)}, {tell(value.args)}, {tell(value.keywords)})"
     if isinstance(value, MethodType):
-        return tell("{}", (value.__self__, value.__func__), ".")
+        return f"{tell(value.__self__)}.{tell(value.__func__)}"
     if isinstance(value, Mapping):
-        return _filled("{{{}}}", (tell("{}", pair, ": ") for pair in value.items()), ordered=True)
-    if isinstance(value, tuple | list):
-        return tell("({})" if isinstance(value, tuple) else "[{}]", value)
+        pairs = sorted(f"{tell(key)}: {tell(held)}" for key, held in value.items())
+        return f"{{{', '.join(pairs)}}}"
     if isinstance(value, set | frozenset):
-        return tell("{{{}}}", value, ordered=True)
-    return _object(value, depth)
-
-
-def _filled(template: str, texts: Iterable[str | None], separator: str = ", ", ordered: bool = False) -> str | None:
-    """Return the texts in a template; None if one of them is."""
-    found = list(texts)
-    if None in found:
-        return None
-    known = [str(text) for text in found]
-    return template.format(separator.join(sorted(known) if ordered else known))
-
-
-def _object(value: Any, depth: int) -> str | None:
-    """Describe an object by its class and what it holds; not where it holds something that Python does not show."""
+        return f"{{{', '.join(sorted(map(tell, value)))}}}"
+    if isinstance(value, tuple | list):
+        inner = ", ".join(map(tell, value))
+        return f"({inner})" if isinstance(value, tuple) else f"[{inner}]"
     if is_dataclass(value):
-        held = {field.name: getattr(value, field.name) for field in fields(value)}
-    elif hasattr(value, "__dict__") and not isinstance(value, random.Random):
-        held = vars(value)
-    else:
-        return None
-    inner = described(held, depth)
-    return None if inner is None else f"{_name(type(value))}{inner}"
+        return f"{_name(type(value))}{tell({field.name: getattr(value, field.name) for field in fields(value)})}"
+    if not hasattr(value, "__dict__") or isinstance(value, random.Random):
+        raise _NoText  # it holds what Python does not show
+    return f"{_name(type(value))}{tell(vars(value))}"
 
 
-def _function(value: FunctionType, depth: int) -> str | None:
+def _function(value: FunctionType, tell: Callable[[Any], str]) -> str:
     try:
         closure = tuple(cell.cell_contents for cell in value.__closure__ or ())
     except ValueError:  # a name that has no value yet
-        return None
-    inner = described((value.__defaults__, value.__kwdefaults__, closure), depth - 1)
+        raise _NoText from None
     code = hashlib.sha256(_code(value.__code__).encode()).hexdigest()[:16]
-    return None if inner is None else f"{_name(value)} {code} {inner}"
+    return f"{_name(value)} {code} {tell((value.__defaults__, value.__kwdefaults__, closure))}"
 
 
 def _code(value: Any) -> str:
@@ -212,22 +204,22 @@ def network_digest(net: nn.Module, changing: Collection[str] = ()) -> str:
 
 def attributes_of(net: nn.Module) -> dict[str, str]:
     """Return what modules keep as plain attributes (numbers, words, types, functions by name, tuples of these), by module and name."""
-    found = {
-        f"{name}.{key}".lstrip("."): _plain(value)
-        for name, module in net.named_modules()
-        for key, value in vars(module).items()
-        # Where nothing is kept yet, such as a last activation, there may be something after a pass.
-        if key not in _OF_MODULES and value is not None
-    }
-    return {name: text for name, text in found.items() if text is not None}
+    found = {}
+    for name, module in net.named_modules():
+        for key, value in vars(module).items():
+            # Where nothing is kept yet, such as a last activation, there may be something after a pass.
+            if key not in _OF_MODULES and value is not None:
+                with suppress(_NoText):
+                    found[f"{name}.{key}".lstrip(".")] = _plain(value)
+    return found
 
 
-def _plain(value: Any) -> str | None:
-    if isinstance(value, _ATOMS):
-        return repr(value)
-    if isinstance(value, np.generic | Enum):
-        return described(value)
+def _plain(value: Any) -> str:
     if isinstance(value, _NAMED):
         # Not by its code: that of torch's own functions differs between versions.
         return _name(value)
-    return _filled("({})", map(_plain, value)) if isinstance(value, tuple) else None
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_plain, value))})"
+    if isinstance(value, (*_ATOMS, np.generic, Enum)):
+        return _text(value, depth=1)
+    raise _NoText

@@ -1,9 +1,7 @@
 """CSV and parquet files as DataFrames of pandas, and the target among their columns."""
 
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +15,28 @@ from dissensus.data.tables import columns_of, number_of, texts_of
 def read_table(path: Path) -> tuple[Any, tuple[str, ...]]:
     """Read a CSV or parquet file as a pandas DataFrame with text column names; also return what was assumed."""
     check_not_a_pipe(path)
-    pandas = import_pandas(path)
-    notes: tuple[str, ...] = ()
-    if path.is_dir() or path.suffix == ".parquet":
-        with _reading_parquet(path):
-            frame = pandas.read_parquet(path)
-    else:
-        frame, notes = _read_csv(pandas, path)
-    frame.columns = unique_names([str(name) for name in frame.columns])
-    if frame.empty:
+    ((_, frame, _),) = table_parts(path)
+    return frame, () if _is_parquet(path) else _csv_options(path)[1]
+
+
+def table_parts(path: Path, texts: Sequence[str] = (), rows: int | None = None) -> Iterator[tuple[int, Any, float]]:
+    """Read a CSV or parquet file so many rows at a time, or at once; `texts` are columns of words, whatever one part looks like.
+
+    Yields:
+        The number of the part's first row, the part as a DataFrame, and the share of the file that was read by then.
+    """
+    pandas = _import_pandas(path)
+    start = 0
+    for frame, share in (_parquet_parts if _is_parquet(path) else _csv_parts)(pandas, path, texts, rows):
+        frame.columns = unique_names([str(name) for name in frame.columns])
+        yield start, frame, share
+        start += len(frame)
+    if start == 0:
         raise ValueError(f"{path} holds no rows.")
-    return frame, notes
+
+
+def _is_parquet(path: Path) -> bool:
+    return path.is_dir() or path.suffix == ".parquet"
 
 
 def check_not_a_pipe(path: Path) -> None:
@@ -37,12 +46,7 @@ def check_not_a_pipe(path: Path) -> None:
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
-    """Number the later ones of columns that share a name, as pandas does.
-
-    Example:
-        >>> unique_names(["a", "label", "label"])
-        ['a', 'label', 'label.1']
-    """
+    """Number the later ones of columns that share a name, as pandas does: label, label.1, label.2."""
     seen: Counter[str] = Counter()
     unique = []
     for name in names:
@@ -51,7 +55,7 @@ def unique_names(names: Sequence[str]) -> list[str]:
     return unique
 
 
-def import_pandas(path: Path) -> Any:
+def _import_pandas(path: Path) -> Any:
     """Return pandas, or say how to install it."""
     try:
         import pandas
@@ -62,20 +66,7 @@ def import_pandas(path: Path) -> Any:
     return pandas
 
 
-@contextmanager
-def _reading_parquet(path: Path) -> Iterator[None]:
-    """Say in one sentence why a parquet file cannot be read."""
-    try:
-        yield
-    except ImportError:
-        raise ModuleNotFoundError(
-            f"Reading {path.name} needs pyarrow, which this environment lacks. Install with: pip install 'dissensus[data]'"
-        ) from None
-    except (ValueError, OSError) as problem:
-        raise ValueError(f"{path} cannot be read as parquet: {str(problem).splitlines()[0]}") from None
-
-
-def csv_options(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _csv_options(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return how pandas is to read a CSV file, by its first line; also what was assumed."""
     with open(path, encoding="utf-8-sig", errors="replace") as file:
         first = file.readline()
@@ -87,56 +78,39 @@ def csv_options(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     return {**options, "encoding": "utf-8-sig"}, notes
 
 
-def _read_csv(pandas: Any, path: Path) -> tuple[Any, tuple[str, ...]]:
-    options, notes = csv_options(path)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", pandas.errors.ParserWarning)
-            # At once: in parts a column's cells would be numbers in one and texts in another.
-            return pandas.read_csv(path, low_memory=False, **options), notes
-    except (ValueError, UnicodeDecodeError, Warning) as problem:  # pandas' own errors are ValueErrors
-        raise ValueError(f"{path} cannot be read as a table: {str(problem).splitlines()[0]}") from None
-
-
-def table_parts(path: Path, texts: Sequence[str], rows: int) -> Iterator[tuple[int, Any, float]]:
-    """Read a CSV or parquet file so many rows at a time; `texts` are columns of words, whatever those of one part look like.
-
-    Yields:
-        The number of the part's first row, the part as a DataFrame, and the share of the file that was read by then.
-    """
-    pandas = import_pandas(path)
-    start = 0
-    for frame, share in (_parquet_parts if path.suffix == ".parquet" else _csv_parts)(pandas, path, texts, rows):
-        frame.columns = unique_names([str(name) for name in frame.columns])
-        yield start, frame, share
-        start += len(frame)
-    if start == 0:
-        raise ValueError(f"{path} holds no rows.")
-
-
-def _csv_parts(pandas: Any, path: Path, texts: Sequence[str], rows: int) -> Iterator[tuple[Any, float]]:
-    options, _ = csv_options(path)
+def _csv_parts(pandas: Any, path: Path, texts: Sequence[str], rows: int | None) -> Iterator[tuple[Any, float]]:
+    options, _ = _csv_options(path)
     size = path.stat().st_size
     named = {} if options["header"] is None else {"dtype": dict.fromkeys(texts, str)}
     try:
         with open(path, "rb") as file:
-            for frame in pandas.read_csv(file, chunksize=rows, low_memory=False, **options, **named):
+            # Not in pandas' own parts: there a column's cells would be numbers in one and texts in another.
+            found = pandas.read_csv(file, chunksize=rows, low_memory=False, **options, **named)
+            for frame in [found] if rows is None else found:
                 yield frame, file.tell() / max(size, 1)
-    except (ValueError, UnicodeDecodeError) as problem:
+    except (ValueError, UnicodeDecodeError) as problem:  # pandas' own errors are ValueErrors
         raise ValueError(f"{path} cannot be read as a table: {str(problem).splitlines()[0]}") from None
 
 
-def _parquet_parts(pandas: Any, path: Path, texts: Sequence[str], rows: int) -> Iterator[tuple[Any, float]]:
-    with _reading_parquet(path):
+def _parquet_parts(pandas: Any, path: Path, texts: Sequence[str], rows: int | None) -> Iterator[tuple[Any, float]]:
+    try:
+        if rows is None:
+            yield pandas.read_parquet(path), 1.0
+            return
         from pyarrow import parquet
 
         # Buffered ahead, all that was read would stay in memory.
-        file = parquet.ParquetFile(path, pre_buffer=False)
-    with file:
-        done = 0
-        for batch in file.iter_batches(rows):
-            done += len(batch)
-            yield batch.to_pandas(), done / max(file.metadata.num_rows, 1)
+        with parquet.ParquetFile(path, pre_buffer=False) as file:
+            done = 0
+            for batch in file.iter_batches(rows):
+                done += len(batch)
+                yield batch.to_pandas(), done / max(file.metadata.num_rows, 1)
+    except ImportError:
+        raise ModuleNotFoundError(
+            f"Reading {path.name} needs pyarrow, which this environment lacks. Install with: pip install 'dissensus[data]'"
+        ) from None
+    except (ValueError, OSError) as problem:
+        raise ValueError(f"{path} cannot be read as parquet: {str(problem).splitlines()[0]}") from None
 
 
 def target_of(frame: Any, target: str) -> tuple[Tensor, tuple[str, ...] | None, np.ndarray]:
@@ -159,12 +133,7 @@ def target_of(frame: Any, target: str) -> tuple[Tensor, tuple[str, ...] | None, 
 
 
 def label_indices(labels: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
-    """Number text labels by their place in the sorted list of all.
-
-    Example:
-        >>> label_indices(["cat", "ant", "cat"])
-        (tensor([1, 0, 1]), ('ant', 'cat'))
-    """
+    """Number text labels by their place in the sorted list of all; return that list too."""
     classes = tuple(sorted(set(labels)))
     place = {name: index for index, name in enumerate(classes)}
     return torch.tensor([place[label] for label in labels], dtype=torch.int64), classes

@@ -7,7 +7,6 @@ height x width), predicted pixel by pixel from the neighbours to the left, above
 
 import lzma
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from io import BytesIO
 from math import prod
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch import Tensor
 
 Layout = Literal["auto", "channels_first", "channels_last"]
 Size: TypeAlias = int | Sequence[int]  # of squares, or height and width
+Pictures: TypeAlias = tuple[list[Path], list[str] | None]  # files, and the class of each where there are classes
 
 IMAGE_ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 
@@ -30,14 +30,6 @@ _GREY_MODES = frozenset({"1", "L", "LA"})
 _DEEP_MODES = ("I", "F")
 _BILINEAR = 2  # of Pillow's filters
 _CHUNK = 1024
-
-
-@dataclass(frozen=True)
-class Pictures:
-    """Image files of a folder or list: where they are, and the class of each where there are classes."""
-
-    paths: tuple[Path, ...]
-    labels: tuple[str, ...] | None
 
 
 def as_images(array: Tensor, layout: Layout = "auto", name: str = "the array") -> Tensor:
@@ -120,11 +112,10 @@ def find_pictures(folder: Path) -> Pictures:
             "Put every image into the subfolder of its class, or all into one folder."
         )
     if flat:
-        return Pictures(tuple(flat), None)
+        return flat, None
     if not labelled:
         raise ValueError(f"{folder} holds no images: files that end in {', '.join(sorted(IMAGE_ENDINGS))}.")
-    paths, names = zip(*labelled, strict=True)
-    return Pictures(paths, names)
+    return [path for path, _ in labelled], [name for _, name in labelled]
 
 
 def _image_files(paths: Iterable[Path]) -> list[Path]:
@@ -137,14 +128,14 @@ def read_list(path: Path, root: Path) -> Pictures:
     if not lines:
         raise ValueError(f"{path} lists no images. Write one line for each: a path, a space, a label.")
     parts = [line.rsplit(" ", 1) for line in lines]
-    paths = tuple(root / part[0] for part in parts)
+    paths = [root / part[0] for part in parts]
     missing = [p for p in paths if not p.is_file()]
     if missing:
         raise ValueError(
             f"{len(missing)} of the {len(paths)} images that {path.name} lists are not there; the first is {missing[0]}."
         )
-    labels = tuple(part[1] for part in parts if len(part) == 2)
-    return Pictures(paths, labels if len(labels) == len(paths) else None)
+    labels = [part[1] for part in parts if len(part) == 2]
+    return paths, labels if len(labels) == len(paths) else None
 
 
 def open_picture(source: Path | bytes) -> Any:
@@ -161,10 +152,10 @@ def open_picture(source: Path | bytes) -> Any:
 
 
 def decode(pictures: Iterable[Any], names: Sequence[str], size: Size | None) -> Tensor:
-    """Decode Pillow's images into one uint8 tensor, `(images, channels, height, width)`: one channel where all are grey, or three.
+    """Decode images into one uint8 tensor, `(images, channels, height, width)`: one channel where all are grey, or three.
 
     Args:
-        pictures: Gone through once, so they may be opened one after another.
+        pictures: Files, what files hold, or images of Pillow's.
         names: What to call each image in messages.
         size: Height and width to give every image; None where all have one size already.
     """
@@ -172,8 +163,9 @@ def decode(pictures: Iterable[Any], names: Sequence[str], size: Size | None) -> 
         raise ValueError("There are no images to decode.")
     pixels, grey = np.empty((0, 0, 0, 3), dtype=np.uint8), True
     for index, (picture, name) in enumerate(zip(pictures, names, strict=True)):
-        grey = grey and picture.mode in _GREY_MODES
-        values = _pixels(picture, name, size)
+        opened = open_picture(picture) if isinstance(picture, Path | bytes) else picture
+        grey = grey and opened.mode in _GREY_MODES
+        values = _pixels(opened, name, size)
         if index == 0:
             pixels = np.empty((len(names), *values.shape), dtype=np.uint8)
         if values.shape != pixels.shape[1:]:

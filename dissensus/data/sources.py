@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -57,23 +57,14 @@ def as_tensor(array: Any, name: str) -> Tensor:
 
 
 class OnDisk:
-    """An array in a file. Rows that are asked for are read, and tensors of their own; the file never is in memory whole.
-
-    Example:
-        >>> import tempfile
-        >>> array = np.memmap(tempfile.mkdtemp() + "/x", np.float64, "w+", shape=(10, 3))
-        >>> rows = OnDisk(array, "x")
-        >>> rows[2:5].shape, rows[torch.tensor([7, 1])].dtype, len(rows)
-        (torch.Size([3, 3]), torch.float32, 10)
-    """
+    """An array in a file. Rows that are asked for are read, and tensors of their own; the file never is in memory whole."""
 
     def __init__(self, array: np.ndarray, name: str) -> None:
         self.array, self.name = np.asarray(array), name
         self.dtype = as_tensor(self.array[:0], name).dtype
         # Pages may be let go of, but not where they hold changes that the file does not have.
-        maps = [owner for owner in _owners(array) if isinstance(owner, np.memmap)]
-        clean = maps and all(owner.mode != "c" for owner in maps) and hasattr(mmap, "MADV_DONTNEED")
-        self._pages = _file_of(array) if clean else None
+        mapped = _map_of(array)
+        self._pages = mapped._mmap if mapped.mode != "c" and hasattr(mmap, "MADV_DONTNEED") else None
 
     @property
     def shape(self) -> torch.Size:
@@ -127,7 +118,7 @@ def rows_of(array: Any, name: str) -> Tensor | OnDisk:
     """Return an array as a tensor, or as rows to be read where it lies in a file."""
     if isinstance(array, OnDisk):
         return array
-    in_a_file = isinstance(array, np.ndarray) and array.ndim > 0 and _file_of(array) is not None
+    in_a_file = isinstance(array, np.ndarray) and array.ndim > 0 and _map_of(array) is not None
     return OnDisk(array, name) if in_a_file else as_tensor(array, name)
 
 
@@ -152,16 +143,11 @@ def rows_at_once(values: Tensor | OnDisk) -> int:
     return max(1, _AT_ONCE // max(each, 1))
 
 
-def _file_of(array: np.ndarray) -> mmap.mmap | None:
-    return next((owner for owner in _owners(array) if isinstance(owner, mmap.mmap)), None)
-
-
-def _owners(array: np.ndarray) -> Iterator[Any]:
-    """Yield an array and what its memory belongs to, step by step."""
-    owner: Any = array
-    while owner is not None:
-        yield owner
-        owner = getattr(owner, "base", None)
+def _map_of(array: Any) -> Any:
+    """Return the `np.memmap` that an array's memory belongs to; None where it is no file's."""
+    while array is not None and getattr(array, "_mmap", None) is None:
+        array = getattr(array, "base", None)
+    return array
 
 
 Array: TypeAlias = Tensor | np.ndarray
@@ -294,13 +280,8 @@ def all_inputs(data: Any, name: str) -> Any:
         with seeded(0):
             return join_rows(list(input_batches(data, 1024)))
     pair = isinstance(data, tuple | list) and len(data) == 2
-    return _in_memory(tree_rows(data[0] if pair else data, name))
-
-
-def _in_memory(rows: Rows) -> Batch:
-    if isinstance(rows, Tree):
-        return rows.map(_in_memory)
-    return rows if isinstance(rows, Tensor) else rows.to(torch.device("cpu"))
+    rows = tree_rows(data[0] if pair else data, name)
+    return tree_map(lambda part: part.to(torch.device("cpu")) if isinstance(part, OnDisk) else part, rows)
 
 
 def check_weights(weights: Tensor | None, count: int, name: str) -> None:
@@ -340,10 +321,8 @@ def _not_finite(values: Tensor | OnDisk) -> list[int]:
     found: list[int] = []
     start = 0
     for part in values.split(rows_at_once(values)):
-        finite = torch.isfinite(part)
-        if not bool(finite.all()):
-            bad = ~finite.reshape(len(part), -1).all(1)
-            found += (bad.nonzero().flatten() + start).tolist()
+        bad = ~torch.isfinite(part).reshape(len(part), -1).all(1)
+        found += (bad.nonzero().flatten() + start).tolist()
         start += len(part)
     return found
 
@@ -383,46 +362,35 @@ def collate(dataset: Dataset[Any], indices: Sequence[int]) -> Triple:
     return triple_of(default_collate([dataset[index] for index in indices]))
 
 
-# Items of a Dataset that are read to recognise it; all of them would take as long as caching itself.
-_LOOKED_AT = 32
-
 InOrder: TypeAlias = Iterator[tuple[Batch, Tensor | None]]
 
 
 @dataclass(frozen=True)
 class Arrays:
-    """Data in order: inputs, and targets if there are any, as arrays; they may be memory-mapped."""
+    """Data in order: inputs, and targets if there are any, as arrays, which may be memory-mapped; every pass is the same."""
 
     x: Any
     y: Any
     batch_size: int
 
-    @property
-    def count(self) -> int:
-        """How many rows there are."""
+    def __len__(self) -> int:
         return len(self.x)
+
+    def load(self, rows: range, number: int) -> InOrder:
+        """Yield these rows as batches, as they are in pass `number`."""
+        for start in rows[:: self.batch_size]:
+            part = slice(start, min(start + self.batch_size, rows.stop))
+            yield self.x[part], None if self.y is None else as_tensor(self.y[part], "y")
 
     def digest(self) -> str:
         """Return a hash of everything."""
-        return _digest(self.batches(0, 0))
-
-    def first(self) -> tuple[Batch, Tensor | None]:
-        """Return the first row as a batch."""
-        return self._rows(slice(1))
-
-    def batches(self, number: int, start: int) -> InOrder:
-        """Yield slices; every pass is the same."""
-        for first in range(start, self.count, self.batch_size):
-            yield self._rows(slice(first, first + self.batch_size))
-
-    def _rows(self, rows: slice) -> tuple[Batch, Tensor | None]:
-        return self.x[rows], None if self.y is None else as_tensor(self.y[rows], "y")
+        return _digest(self.load(range(len(self)), 0))
 
 
 class _Seeded(Dataset[Any]):
-    """Items of a Dataset from some index on; what is random in them is a function of (seed, pass, index)."""
+    """Some items of a Dataset; what is random in them is a function of (seed, pass, index)."""
 
-    def __init__(self, dataset: Dataset[Any], indices: range | list[int], key: int) -> None:
+    def __init__(self, dataset: Dataset[Any], indices: Sequence[int], key: int) -> None:
         self.dataset, self.indices, self.key = dataset, indices, key
 
     def __len__(self) -> int:
@@ -436,7 +404,7 @@ class _Seeded(Dataset[Any]):
 
 @dataclass(frozen=True)
 class Items:
-    """Data in order: a map-style Dataset, and how its items become a batch."""
+    """Data in order: a map-style Dataset, and how its items become a batch; loaded ahead if there are workers."""
 
     dataset: Dataset[Any]
     batch_size: int
@@ -444,33 +412,30 @@ class Items:
     workers: int
     collate: Callable[[list[Any]], Any] | None = None
 
-    @property
-    def count(self) -> int:
-        """How many items there are."""
+    def __len__(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]
 
-    def digest(self) -> str:
-        """Return a hash of the number of items and of some that lie evenly among them."""
-        some = np.linspace(0, self.count - 1, min(_LOOKED_AT, self.count)).astype(int).tolist()
-        return f"{self.count} items, {_digest(self._load(some, 0, workers=0))}"
-
-    def first(self) -> tuple[Batch, Tensor | None]:
-        """Return the first item, as it is in the first pass, as a batch."""
-        return next(self._load([0], 0, workers=0))
-
-    def batches(self, number: int, start: int) -> InOrder:
-        """Yield items as batches, loaded ahead if there are workers."""
-        yield from self._load(range(start, self.count), number, self.workers)
-
-    def _load(self, indices: range | list[int], number: int, workers: int) -> InOrder:
-        items = _Seeded(self.dataset, indices, derive(self.key, "items", number))
+    def load(self, rows: Sequence[int], number: int) -> InOrder:
+        """Yield these items as batches, as they are in pass `number`."""
         loader: DataLoader[Any] = DataLoader(
-            items, self.batch_size, num_workers=workers, collate_fn=self.collate, generator=torch.Generator()
+            _Seeded(self.dataset, rows, derive(self.key, "items", number)),
+            self.batch_size,
+            num_workers=self.workers if len(rows) > _LOOKED_AT else 0,
+            collate_fn=self.collate,
+            generator=torch.Generator(),
         )
         yield from map(_pair, loader)
 
+    def digest(self) -> str:
+        """Return a hash of the number of items and of some that lie evenly among them."""
+        some = np.linspace(0, len(self) - 1, min(_LOOKED_AT, len(self))).astype(int).tolist()
+        return f"{len(self)} items, {_digest(self.load(some, 0))}"
+
 
 Source: TypeAlias = Arrays | Items
+
+# Items of a Dataset that are read to recognise it, and few enough to need no workers; all of them would take as long as caching.
+_LOOKED_AT = 32
 
 
 def source_of(data: Any, batch_size: int, key: int, workers: int) -> Source:
@@ -493,7 +458,7 @@ def source_of(data: Any, batch_size: int, key: int, workers: int) -> Source:
         )
     arrays = not isinstance(data, Dataset) or (isinstance(data, TensorDataset) and collate is None)
     source = _arrays_in_order(data, batch_size) if arrays else Items(data, batch_size, key, workers, collate)
-    if source.count == 0:
+    if len(source) == 0:
         raise ValueError("There is nothing to cache: the data is empty.")
     return source
 

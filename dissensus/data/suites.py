@@ -6,7 +6,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-import numpy as np
 from torch import Tensor
 
 from dissensus.data.files import TABLE_ENDINGS, TAR_ENDINGS, Loaded, load
@@ -106,6 +105,7 @@ def load_suite(suite: Suite, folder: str | Path, shape: tuple[int, int, int]) ->
 
     Example:
         >>> import tempfile
+        >>> import numpy as np
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     np.savez(f"{folder}/MNIST.npz", x=np.zeros((2, 28, 28), np.uint8))
         ...     print(load_suite(OPENOOD_CIFAR10, folder, (3, 32, 32)).explain())
@@ -149,12 +149,7 @@ def _load(path: Path, folder: Path, shape: tuple[int, int, int]) -> Loaded:
         return load(path, root=folder / _PICTURES, size=size)
     if path.is_dir() or path.name.lower().endswith(TAR_ENDINGS):
         return load(path, size=size)
-    if path.suffix == ".npz":
-        with np.load(path, allow_pickle=False) as arrays:
-            has_test = any(key.lower() in ("x_test", "test_images", "test_x") for key in arrays.files)
-        loaded = load(path, split="test" if has_test else None)
-    else:
-        loaded = load(path)
+    loaded = load(path, split="test") if path.suffix == ".npz" else load(path)
     if loaded.x.ndim != 4:
         raise ValueError(f"{path.name} must hold images; it holds {describe_shape(loaded.x.shape[1:])}.")
     return loaded
@@ -165,8 +160,7 @@ FILES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "cifar10": ("cifar10_test", "cifar10"),
         "cifar100": ("cifar100_test", "cifar100"),
         "tiny_imagenet": (
-            "tin",
-            *(f"tiny_imagenet{part}" for part in ("", "_200", "_test", "_val")),
+            *("tin", "tiny_imagenet", "tiny_imagenet_200", "tiny_imagenet_test", "tiny_imagenet_val"),
             "tin_val_resize32_5k",
         ),
         "tiny_imagenet_crop": ("tin_crop", "tiny_imagenet_crop", "tin_val_crop32_2.5k"),
@@ -194,21 +188,16 @@ def _suite(name: str, known: str, near: Iterable[str], far: Iterable[str]) -> Su
 
 
 _OPENOOD_FAR = ("mnist", "svhn", "textures", "places")
+_ANCHORING_FAR = ("lsun_crop", "lsun_resize", "isun", "textures", "places")
 
 OPENOOD_CIFAR10 = _suite("openood-cifar10", "cifar10", ("cifar100", "tiny_imagenet"), _OPENOOD_FAR)
 """Near and far sets of the OpenOOD benchmark for CIFAR-10 (Yang et al., 2022, <https://arxiv.org/abs/2210.07242>)."""
-
 OPENOOD_CIFAR100 = _suite("openood-cifar100", "cifar100", ("cifar10", "tiny_imagenet"), _OPENOOD_FAR)
 """Near and far sets of the OpenOOD benchmark for CIFAR-100."""
-
-_ANCHORING_FAR = ("lsun_crop", "lsun_resize", "isun", "textures", "places")
-
 ANCHORING_CIFAR10 = _suite("anchoring-cifar10", "cifar10", ("tiny_imagenet", "cifar100"), _ANCHORING_FAR)
 """What networks trained on CIFAR-10 are judged by in the study of masked anchoring."""
-
 ANCHORING_CIFAR100 = _suite("anchoring-cifar100", "cifar100", ("tiny_imagenet", "cifar10"), _ANCHORING_FAR)
 """The same for CIFAR-100."""
-
 ANCHORING_IMAGENET = _suite("anchoring-imagenet", "imagenet", ("ninco",), _ANCHORING_FAR)
 """The same for ImageNet."""
 

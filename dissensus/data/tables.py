@@ -127,37 +127,28 @@ class _Readable:
     indicator: bool = field(default=False, kw_only=True)
     note: str = field(default="", kw_only=True)
 
-    @property
-    def features(self) -> tuple[str, ...]:
-        """Names of the features that the column becomes."""
-        return (*self._own_features, f"{self.name} missing") if self.indicator else self._own_features
+    @abstractmethod
+    def codes(self, values: np.ndarray, problems: Problems) -> np.ndarray:
+        """Return a number for each value, `(rows,)`, NaN where it is missing; rows that cannot be read are added to the problems."""
 
     @property
     @abstractmethod
     def _own_features(self) -> tuple[str, ...]: ...
 
     @abstractmethod
-    def codes(self, values: np.ndarray, problems: Problems) -> np.ndarray:
-        """Return a number for each value, `(rows,)`, NaN where it is missing; rows that cannot be read are added to the problems."""
+    def _made_of(self, codes: np.ndarray) -> list[np.ndarray]:
+        """Return the values of each of its own features."""
 
-    def _refuse(self, rows: Iterable[int], wanted: str, values: Sequence[Any], problems: Problems) -> None:
-        must = f"column {self.name!r} must hold {wanted}, as in training"
-        for row in rows:
-            problems.setdefault(row, f"{must}; it holds {values[row]!r} there")
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the features that the column becomes."""
+        return (*self._own_features, f"{self.name} missing") if self.indicator else self._own_features
 
-    def missing(self, values: np.ndarray) -> np.ndarray:
-        """Return where values are missing, `(rows,)`."""
-        problems: Problems = {}
-        missing = np.isnan(self.codes(values, problems))
-        missing[list(problems)] = False
-        return missing
-
-
-@dataclass(frozen=True)
-class _Numeric(_Readable):
-    """A column whose codes are quantities; `fill`, the median of the training rows, stands for a missing value."""
-
-    fill: float = math.nan
+    def encode(self, values: np.ndarray, problems: Problems) -> np.ndarray:
+        """Return the features, `(rows, features)`; rows that cannot be read are added to the problems."""
+        codes = self.codes(values, problems)
+        features = self._made_of(codes)
+        return np.stack([*features, np.isnan(codes)] if self.indicator else features, 1)
 
     def learn(self, values: np.ndarray) -> "Column":
         """Return the column with what training rows tell about it."""
@@ -165,28 +156,27 @@ class _Numeric(_Readable):
         known = codes[~np.isnan(codes)]
         if not len(known):
             return LeftOut(self.name, "it is empty")
-        indicator = len(known) < len(codes)
-        return replace(self, fill=float(np.median(known)), indicator=indicator, **self._learned(known))  # type: ignore[return-value]
+        learned = self._learned(known)
+        return replace(self, indicator=len(known) < len(codes), **learned)  # type: ignore[return-value]
 
     def _learned(self, known: np.ndarray) -> dict[str, Any]:
-        return {}
+        return {"fill": float(np.median(known))}
 
-    def encode(self, values: np.ndarray, problems: Problems) -> np.ndarray:
-        """Return the features, `(rows, features)`; rows that cannot be read are added to the problems."""
-        codes = self.codes(values, problems)
-        missing = np.isnan(codes)
-        features = self._made_of(np.where(missing, self.fill, codes))
-        return np.stack([*features, missing] if self.indicator else features, 1)
-
-    def _made_of(self, codes: np.ndarray) -> list[np.ndarray]:
-        return [codes]
+    def _refuse(self, rows: Iterable[int], wanted: str, values: Any, problems: Problems) -> None:
+        for row in rows:
+            must = f"column {self.name!r} must hold {wanted}"
+            problems.setdefault(row, f"{must}, as in training; it holds {values[row]!r} there")
 
 
 @dataclass(frozen=True)
-class Number(_Numeric):
-    """A column of numbers, or (`boolean`) of true and false; words in `empty` stand for a missing value, beside the usual ones."""
+class Number(_Readable):
+    """A column of numbers, or (`boolean`) of true and false; words in `empty` stand for a missing value, beside the usual ones.
+
+    `fill`, the median of the training rows, stands for a missing value.
+    """
 
     kind: ClassVar[str] = "number"
+    fill: float = math.nan
     boolean: bool = False
     empty: tuple[str, ...] = ()
 
@@ -201,25 +191,26 @@ class Number(_Numeric):
 
     def codes(self, values: np.ndarray, problems: Problems) -> np.ndarray:
         """Return the numbers, as `_Readable.codes` says."""
-        numbers = self._numbers(values, problems)
+        if values.dtype.kind in "biuf":
+            numbers = values.astype(np.float64)
+        else:
+            texts = texts_of(values)
+            known = {text: self._number(text) for text in set(texts)}
+            wrong = [row for row, text in enumerate(texts) if known[text] is None]
+            self._refuse(wrong, "true or false" if self.boolean else "numbers", texts, problems)
+            numbers = np.array([known[text] for text in texts], dtype=np.float64)
         too_large = np.abs(numbers) > np.finfo(np.float32).max
         for row in np.flatnonzero(too_large).tolist():
             problems.setdefault(row, f"column {self.name!r} must hold finite numbers; it holds {numbers[row]:g} there")
         return np.where(too_large, np.nan, numbers)
 
-    def _numbers(self, values: np.ndarray, problems: Problems) -> np.ndarray:
-        if values.dtype.kind in "biuf":
-            return values.astype(np.float64)
-        texts = texts_of(values)
-        known = {text: self._number(text) for text in set(texts)}
-        wrong = [row for row, text in enumerate(texts) if known[text] is None]
-        self._refuse(wrong, "true or false" if self.boolean else "numbers", texts, problems)
-        return np.array([known[text] for text in texts], dtype=np.float64)
-
     def _number(self, text: str | None) -> float | None:
         if text is None or text in self.empty:
             return math.nan
         return _BOOLEAN.get(text.lower()) if self.boolean else number_of(text)
+
+    def _made_of(self, codes: np.ndarray) -> list[np.ndarray]:
+        return [np.where(np.isnan(codes), self.fill, codes)]
 
 
 @dataclass(frozen=True)
@@ -240,7 +231,7 @@ class Category(_Readable):
         return tuple(f"{self.name}={level}" for level in self.levels)
 
     def learn(self, values: np.ndarray) -> "Column":
-        """Return the column with what training rows tell about it."""
+        """Return the column with the levels of training rows."""
         texts = texts_of(values)
         counts = Counter(text for text in texts if text is not None)
         if not counts:
@@ -254,24 +245,24 @@ class Category(_Readable):
         place[None] = math.nan
         return np.array([place.get(text, -1) for text in texts_of(values)], dtype=np.float64)
 
-    def encode(self, values: np.ndarray, problems: Problems) -> np.ndarray:
-        """Return the features, `(rows, features)`; every row can be read."""
-        places = np.nan_to_num(self.codes(values, problems), nan=len(self.levels))
-        return places[:, None] == np.arange(len(self.features))
+    def _made_of(self, codes: np.ndarray) -> list[np.ndarray]:
+        return [codes == place for place in range(len(self.levels))]
 
 
 @dataclass(frozen=True)
-class Date(_Numeric):
+class Date(_Readable):
     """A column of dates or times: days since the first of the training rows, and where in the year, week and day they lie.
 
     Attributes:
-        origin: The first date of the training rows, in days since 1970, as is `fill`.
+        fill: The median of the training rows, which stands for a missing value, in days since 1970.
+        origin: The first date of the training rows, in days since 1970.
         parts: Which of "year", "week" and "day" differ in the training rows; each becomes a sine and a cosine.
         form: How texts are read: "ISO", or a format of `datetime.strptime`.
     """
 
     kind: ClassVar[str] = "date"
     read_as: ClassVar[str] = "date"
+    fill: float = math.nan
     origin: float = 0.0
     parts: tuple[str, ...] = ()
     form: str = "ISO"
@@ -283,29 +274,23 @@ class Date(_Numeric):
 
     def _learned(self, known: np.ndarray) -> dict[str, Any]:
         parts = tuple(part for part in PERIODS if np.ptp(_phase(known, part)) > 1e-9)
-        return {"origin": float(known.min()), "parts": parts}
+        return {**super()._learned(known), "origin": float(known.min()), "parts": parts}
 
     def codes(self, values: np.ndarray, problems: Problems) -> np.ndarray:
         """Return days since 1970, as `_Readable.codes` says."""
-        days = _days(values, self.form)
-        texts = values.tolist() if values.dtype == object else []
-        wrong = [row for row in np.flatnonzero(np.isnan(days)).tolist() if texts and _text(texts[row]) is not None]
-        self._refuse(wrong, "dates", texts, problems)
-        return days
+        if values.dtype.kind == "M":
+            seconds = values.astype("datetime64[ms]").astype(np.int64) / 1000.0
+            return np.where(np.isnat(values), np.nan, seconds / _DAY)
+        texts = texts_of(values) if values.dtype == object else [None] * len(values)
+        known = {text: math.nan if text is None else _day(text, self.form) for text in set(texts)}
+        wrong = [row for row, text in enumerate(texts) if text is not None and math.isnan(known[text])]
+        self._refuse(wrong, "dates", values, problems)
+        return np.array([known[text] for text in texts], dtype=np.float64)
 
     def _made_of(self, codes: np.ndarray) -> list[np.ndarray]:
-        angles = [2 * np.pi * _phase(codes, part) for part in self.parts]
-        return [codes - self.origin, *(wave(angle) for angle in angles for wave in (np.sin, np.cos))]
-
-
-def _days(values: np.ndarray, form: str) -> np.ndarray:
-    """Return days since 1970; NaN for what is missing or no date."""
-    if values.dtype.kind == "M":
-        seconds = values.astype("datetime64[ms]").astype(np.int64) / 1000.0
-        return np.where(np.isnat(values), np.nan, seconds / _DAY)
-    texts = texts_of(values) if values.dtype == object else [None] * len(values)
-    known = {text: math.nan if text is None else _day(text, form) for text in set(texts)}
-    return np.array([known[text] for text in texts], dtype=np.float64)
+        days = np.where(np.isnan(codes), self.fill, codes)
+        angles = [2 * np.pi * _phase(days, part) for part in self.parts]
+        return [days - self.origin, *(wave(angle) for angle in angles for wave in (np.sin, np.cos))]
 
 
 def _day(text: str, form: str) -> float:
@@ -385,7 +370,7 @@ class TableEncoder:
         if not cls(tuple(learned.values())).features:
             # What numbers the rows is read after all where there is nothing else.
             numbering = [name for name, column in learned.items() if column.note.startswith("numbers rows")]
-            learned |= {name: _decide(name, found[name], "").learn(found[name]) for name in numbering}
+            learned |= {name: _decide(name, found[name]).learn(found[name]) for name in numbering}
         encoder = cls(tuple(learned.values()))
         if not encoder.features:
             told = "; ".join(f"{column.name!r}: {column.note}" for column in encoder.columns)
@@ -445,8 +430,10 @@ class TableEncoder:
 
     def missing(self, table: Any) -> dict[str, np.ndarray]:
         """Return, for each column that is read, where its values are missing."""
-        found = columns_of(table)
-        return {column.name: column.missing(found[column.name]) for column in self._readable}
+        codes, problems = self.codes(table)
+        missing = np.isnan(codes)
+        missing[list(problems)] = False
+        return dict(zip(self.names, missing.T, strict=True))
 
     def unseen(self, table: Any) -> dict[str, tuple[str, ...]]:
         """Return, for each column of words, values that the training rows did not have."""
@@ -489,46 +476,42 @@ def _learn(
     name: str, values: np.ndarray, target: np.ndarray | None, drop: Sequence[str], keep: Sequence[str]
 ) -> Column:
     """Decide what a column is, if it should be a feature at all, and learn what reading it takes."""
-    if name in drop:
-        return LeftOut(name, "as asked")
-    why = "" if name in keep else _why_left_out(name, values, target)
-    return LeftOut(name, why) if why else _decide(name, values, _giveaway(values, target)).learn(values)
+    why = "as asked" if name in drop else "" if name in keep else _why_left_out(name, values, target)
+    if why:
+        return LeftOut(name, why)
+    column = _decide(name, values).learn(values)
+    return replace(column, note="; ".join(filter(None, [column.note, _giveaway(values, target)])))
 
 
-def _decide(name: str, values: np.ndarray, note: str) -> Column:
+def _decide(name: str, values: np.ndarray) -> Column:
     """Decide what a column is."""
     if values.dtype.kind in "biuf":
-        return Number(name, boolean=values.dtype.kind == "b", note=note)
+        return Number(name, boolean=values.dtype.kind == "b")
     if values.dtype.kind == "M":
-        return Date(name, note=note)
+        return Date(name)
     counts = Counter(text for text in texts_of(values) if text is not None)
-    return _numbers(name, counts, note) or _dates(name, counts, note) or Category(name, note=note)
+    return _numbers(name, counts) or _dates(name, counts) or Category(name)
 
 
-def _numbers(name: str, counts: Counter[str], note: str) -> Number | None:
+def _numbers(name: str, counts: Counter[str]) -> Number | None:
     """Return the column that texts are which say numbers, or true and false; None where they do not."""
     if {text.lower() for text in counts} <= {"true", "false"}:
-        return Number(name, boolean=True, note=note)
+        return Number(name, boolean=True)
     words = sorted(text for text in counts if number_of(text) is None)
     # A few words among many different numbers stand for missing values.
     few = sum(counts[word] for word in words) <= counts.total() / 10 and len(counts) - len(words) > _SURELY
     if words and not few:
         return None
-    said = f"{shown(words)} read as missing" if words else ""
-    return Number(name, empty=tuple(words), note=_both(said, note))
+    return Number(name, empty=tuple(words), note=f"{shown(words)} read as missing" if words else "")
 
 
-def _dates(name: str, counts: Counter[str], note: str) -> Date | None:
+def _dates(name: str, counts: Counter[str]) -> Date | None:
     """Return the column that texts are which say dates; None where they do not."""
     fitting = [form for form in _DATE_FORMATS if not any(math.isnan(_day(text, form)) for text in counts)]
     if not fitting:
         return None
     unsure = fitting[:2] == ["%d/%m/%Y", "%m/%d/%Y"]
-    return Date(name, form=fitting[0], note=_both("read as day/month/year" if unsure else "", note))
-
-
-def _both(one: str, other: str) -> str:
-    return "; ".join(filter(None, [one, other]))
+    return Date(name, form=fitting[0], note="read as day/month/year" if unsure else "")
 
 
 def shown(texts: Sequence[str]) -> str:
@@ -567,7 +550,7 @@ def _pairs(codes: np.ndarray, target: np.ndarray) -> int:
 
 def _why_identifier(values: np.ndarray, named: bool) -> str:
     """Say why a column of different values (`named` as identifiers are) names rows; empty where it may describe them."""
-    column = _decide("", values, "").learn(values)
+    column = _decide("", values).learn(values)
     if isinstance(column, Category):
         return "names rows, no two alike" if named or len(values) > _SURELY else ""
     if not isinstance(column, Number):

@@ -86,10 +86,7 @@ def spiral_angles(points_per_class: int = 1000, num_classes: int = 3, noise: flo
 
     $$\theta = 8\,(j + r) + \mathcal N(0, \text{noise}^2)\,(1 + r)$$
 
-    Args are those of `spirals`.
-
-    Returns:
-        `(classes, points_per_class)` for arms j. Reading: an arm makes 8 radians, a turn and a quarter.
+    Args are those of `spirals`; returns `(classes, points_per_class)` for arms j, each of 8 radians, a turn and a quarter.
 
     Example:
         >>> [round(float(angle), 4) for angle in spiral_angles()[0, [0, -1]]]

@@ -38,6 +38,11 @@ def _of_each(name: str) -> Callable[..., "Tree"]:
     return method
 
 
+def _of_first(name: str) -> Any:
+    """Return the property of trees that is what their first tensor says."""
+    return property(lambda tree: getattr(tree.leaves[0], name))
+
+
 class Tree:
     """Several tensors that are one batch: what is done with it is done with each of them.
 
@@ -70,10 +75,14 @@ class Tree:
         """Return the same tree of other tensors."""
         return Tree([change(leaf) for leaf in self.leaves], self.spec)
 
+    def paths(self) -> list[tuple[Any, ...]]:
+        """Return the way to each tensor: keys and places, from the outermost container on."""
+        paths: list[Any] = [path for path, _ in tree_flatten_with_path(self.value())[0]]
+        return [tuple(getattr(key, "key", getattr(key, "idx", key)) for key in path) for path in paths]
+
     def names(self) -> list[str]:
         """Return what to call each tensor: the way to it."""
-        paths = [path for path, _ in tree_flatten_with_path(self.value())[0]]
-        return [".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path) for path in paths]
+        return [".".join(str(key) for key in path) for path in self.paths()]
 
     def __len__(self) -> int:
         return len(self.leaves[0])
@@ -84,30 +93,13 @@ class Tree:
     def __repr__(self) -> str:
         return f"Tree({describe(self)})"
 
-    @property
-    def shape(self) -> torch.Size:
-        """Shape of the first tensor, whose leading axes (members, batch) are those of all."""
-        return self.leaves[0].shape
+    shape, dtype = _of_first("shape"), _of_first("dtype")
+    device, is_cuda = _of_first("device"), _of_first("is_cuda")
 
     @property
     def ndim(self) -> int:
         """Axes of the first tensor."""
         return len(self.shape)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the first tensor's numbers."""
-        return self.leaves[0].dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where the first tensor is."""
-        return self.leaves[0].device
-
-    @property
-    def is_cuda(self) -> bool:
-        """Whether the first tensor is on a GPU."""
-        return self.device.type == "cuda"
 
     @property
     def nbytes(self) -> int:
@@ -170,45 +162,34 @@ def describe(x: Any) -> str:
     return ", ".join(f"{name}: {describe(leaf)}" for name, leaf in zip(x.names(), x.leaves, strict=True))
 
 
-def signature(x: Batch, leading: int) -> tuple[object, ...]:
+def signature(x: Tree, leading: int) -> tuple[object, ...]:
     """Return what tells kinds of batches apart beside their first `leading` axes: names, shapes and dtypes."""
-    if isinstance(x, Tensor):
-        return x.shape[leading:], x.dtype
     return (str(x.spec), *((leaf.shape[leading:], leaf.dtype) for leaf in x.leaves))
 
 
 def named_leaves(x: Tree, part: str | int | None) -> list[bool]:
     """Return which tensors of a tree belong to the part of this key or place; all of them for None."""
-    if part is None:
-        return [True] * len(x.leaves)
-    value = x.value()
-    parts = value.items() if isinstance(value, dict) else enumerate(value)
-    marks = {key: tree_map(lambda _, here=key == part: here, inner) for key, inner in parts}
-    if part not in marks:
-        raise ValueError(f"Inputs have no part {part!r}; there are {', '.join(map(repr, marks))}.")
-    return list(tree_leaves(list(marks.values())))
+    parts = [path[0] for path in x.paths()]
+    if part is not None and part not in parts:
+        raise ValueError(f"Inputs have no part {part!r}; there are {', '.join(map(repr, dict.fromkeys(parts)))}.")
+    return [part is None or own == part for own in parts]
 
 
 def repeat_rows(x: Batch, count: int) -> Batch:
     """Return the batch `count` times, one after another."""
-    if isinstance(x, Tree):
-        return x.map(lambda leaf: repeat_rows(leaf, count))
-    return x.repeat(count, *(1 for _ in x.shape[1:]))
+    repeated: Batch = tree_map(lambda leaf: leaf.repeat(count, *(1 for _ in leaf.shape[1:])), x)
+    return repeated
 
 
 def expand_rows(x: Batch, count: int) -> Batch:
     """Return the batch for each of `count` members, `(count, batch, ...)`, without copying it."""
-    if isinstance(x, Tree):
-        return x.map(lambda leaf: expand_rows(leaf, count))
-    return x.expand(count, *x.shape)
+    expanded: Batch = tree_map(lambda leaf: leaf.expand(count, *leaf.shape), x)
+    return expanded
 
 
 def join_rows(batches: Sequence[Any], axis: int = 0) -> Any:
     """Return batches one after another as one."""
-    if isinstance(batches[0], Tree):
-        joined = [_joined(parts, axis) for parts in zip(*(batch.leaves for batch in batches), strict=True)]
-        return Tree(joined, batches[0].spec)
-    return _joined(batches, axis)
+    return tree_map(lambda *parts: _joined(parts, axis), *batches)
 
 
 def _joined(parts: Sequence[Tensor], axis: int) -> Tensor:

@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from dissensus._checks import compute_dtype
 from dissensus._signatures import checked, real_number, whole_number
-from dissensus.data.features import CachedFeatures, content_of, wrapped
+from dissensus.data.features import CachedFeatures, content_of
 from dissensus.data.sources import Array, Inputs, all_inputs, as_tensor
 from dissensus.data.trees import join_rows
 from dissensus.members import View
@@ -520,5 +520,5 @@ def _some_rows(data: CachedFeatures, y: Array | None, chosen: Tensor) -> CachedF
     rows = data.features[chosen if isinstance(data.features, Tensor) else chosen.numpy()]
     features = rows if isinstance(rows, Tensor) else torch.from_numpy(rows)
     targets = None if labels is None else labels[chosen]
-    content = wrapped(content_of(features, targets, 0))
+    content = content_of(features, targets, 0)
     return replace(data, features=features, targets=targets, data="", content=content, path=None)

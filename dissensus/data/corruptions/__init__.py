@@ -8,9 +8,9 @@ Results are *CIFAR-10-C style*: the parameters are the published ones, the pixel
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from dissensus._signatures import checked
 from dissensus.data.corruptions import blur, cbar, digital, noise, weather
 from dissensus.data.corruptions._images import image_keys
-from dissensus.data.corruptions._parameters import PARAMETERS, Parameters
+from dissensus.data.corruptions._parameters import PARAMETERS, Values
 
 __all__ = ["CBAR", "CORRUPTIONS", "EXTRA", "SEVERITIES", "STANDARD", "Corruption", "corrupt", "load_corrupted"]
 
@@ -39,13 +39,13 @@ class Corruption:
         name: Its name in the tables, as in the published file names.
         family: "noise", "blur", "weather", "digital" or "cbar".
         apply: `(images, keys, **parameters) -> images` for one chunk.
-        parameters: What the severities mean at each image size.
+        parameters: What the severities mean for each of its keyword arguments, at each image size.
     """
 
     name: str
     family: str
     apply: Callable[..., Tensor]
-    parameters: Parameters
+    parameters: Mapping[str, Values]
 
     @property
     def about(self) -> str:
@@ -117,15 +117,18 @@ def corrupt(
     """
     corruption = _checked(images, name, severity, frost_folder)
     index = _checked_index(index, images)
-    parameters = corruption.parameters.at(severity, min(images.shape[-2:]))
-    apply = corruption.apply if frost_folder is None else partial(corruption.apply, folder=str(frost_folder))
+    parameters: dict[str, Any] = {
+        key: values.at(severity, min(images.shape[-2:])) for key, values in corruption.parameters.items()
+    }
+    if frost_folder is not None:
+        parameters["folder"] = str(frost_folder)
     result = torch.empty(images.shape, dtype=torch.uint8, device=images.device)
     values = _CHUNK_VALUES.get(images.device.type, _CHUNK_VALUES["cpu"])
     size = max(1, values // max(1, images[:1].numel()))
     for start in range(0, len(images), size):
         chunk = slice(start, start + size)
         keys = image_keys(seed, name, severity, index[chunk])
-        result[chunk] = apply(images[chunk].contiguous(), keys, **parameters)
+        result[chunk] = corruption.apply(images[chunk].contiguous(), keys, **parameters)
     return result
 
 

@@ -63,20 +63,15 @@ _LOOKS = (
 
 
 @lru_cache(maxsize=4)
-def _textures(folder: str | None, scale: float, height: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """All textures at `scale`, each at least `(height, width)`, end to end, `(3, total)`; and first pixel, height and width of each."""
-    pictures = _grown_textures() if folder is None else _read_textures(folder)
-    scaled = [_resized(picture, scale, height, width) for picture in pictures]
-    heights, widths = (torch.tensor([picture.shape[axis] for picture in scaled]) for axis in (1, 2))
-    first = (heights * widths).cumsum(0) - heights * widths
-    return torch.cat([picture.flatten(1) for picture in scaled], dim=1), first, heights, widths
-
-
-def _resized(picture: Tensor, scale: float, height: int, width: int) -> Tensor:
-    """Bilinear without smoothing, as in the published code; never smaller than the crop taken from it."""
-    enough = max(scale, height / picture.shape[1], width / picture.shape[2])
-    size = [max(round(n * enough), least) for n, least in zip(picture.shape[1:], (height, width), strict=True)]
-    return F.interpolate(picture[None], size=size, mode="bilinear", align_corners=False)[0]
+def _textures(folder: str | None, scale: float, height: int, width: int) -> list[Tensor]:
+    """All textures at `scale`, or larger where they would be smaller than `(height, width)`, as crops are taken from them."""
+    scaled = []
+    for picture in _grown_textures() if folder is None else _read_textures(folder):
+        enough = max(scale, height / picture.shape[1], width / picture.shape[2])
+        size = [max(round(n * enough), least) for n, least in zip(picture.shape[1:], (height, width), strict=True)]
+        # Bilinear without smoothing, as in the published code.
+        scaled.append(F.interpolate(picture[None], size=size, mode="bilinear", align_corners=False)[0])
+    return scaled
 
 
 def _read_textures(folder: str) -> list[Tensor]:
@@ -238,17 +233,12 @@ def frost(
 ) -> Tensor:
     """Weighted sum of the image and a random crop of a random frost texture."""
     height, width = images.shape[-2:]
-    found = _textures(folder, texture_scale, height, width)
-    pixels, first, heights, widths = (part.to(images.device) for part in found)
-    chosen = integers(keys, len(first))
-    top = integers(keys, (heights[chosen] - height + 1), stream=1)
-    left = integers(keys, (widths[chosen] - width + 1), stream=2)
-    rows = top[:, None] + torch.arange(height, device=images.device)
-    # Each line of a crop is one window of the texture's memory.
-    lines = first[chosen, None] + rows * widths[chosen, None] + left[:, None]
-    planes = torch.arange(3, device=images.device)[:, None] * pixels.shape[1]
-    windows = pixels.flatten().unfold(0, width, 1)
-    crops = windows.index_select(0, (planes + lines[:, None]).flatten()).view(-1, 3, height, width)
+    textures = [each.to(images.device) for each in _textures(folder, texture_scale, height, width)]
+    chosen = integers(keys, len(textures))
+    spare = torch.tensor([(t.shape[1] - height + 1, t.shape[2] - width + 1) for t in textures], device=images.device)
+    top, left = (integers(keys, spare[chosen, axis], stream=axis + 1).tolist() for axis in (0, 1))
+    places = zip(chosen.tolist(), top, left, strict=True)
+    crops = torch.stack([textures[which][:, y : y + height, x : x + width] for which, y, x in places])
     layer = luma(crops) if images.shape[1] == 1 else crops
     return to_uint8(layer.mul_(frost_weight).add_(images.float().mul_(image_weight)))
 
