@@ -265,7 +265,7 @@ def _check_new(names: Iterable[str], taken: Collection[str]) -> None:
 
 def known_data(run: "LoadedRun", folder: Path, data: str | None) -> tuple["Loaded", "Loaded | None"]:
     """Return the inputs to test on, and those of classes that were left out, unless data is named."""
-    from dissensus.recipes.runs import left_out_rows, rows_of_run
+    from dissensus.recipes.recipe import left_out_rows, rows_of_run
 
     if data is not None:
         return run.preprocessing.read(data), None

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,9 +17,11 @@ from dissensus.conformal.alarm import Score
 from dissensus.detectors import RowDistance
 from dissensus.evaluation.results import ID, AlarmCheck, floats
 from dissensus.predictions import mixture, predict
-from dissensus.recipes.runs import LoadedRun
-from dissensus.recipes.sets import Sets
+from dissensus.recipes.data import Sets
 from dissensus.scores import REGRESSION_SCORES, SCORES
+
+if TYPE_CHECKING:
+    from dissensus.recipes.recipe import LoadedRun
 
 ALARM = "alarm.json"
 COVERAGE = "coverage.json"
@@ -100,7 +102,7 @@ class Calibration:
             ]
 
 
-def calibrate_run(run: LoadedRun, sets: Sets, settings: AlarmSettings, folder: Path) -> list[str]:
+def calibrate_run(run: "LoadedRun", sets: Sets, settings: AlarmSettings, folder: Path) -> list[str]:
     """Calibrate a run on rows held out for that, or else to validate, into its folder; return what there is to say about it."""
     held_out = sets.calibration or sets.validation
     if held_out is None:
@@ -131,7 +133,7 @@ def calibrate_run(run: LoadedRun, sets: Sets, settings: AlarmSettings, folder: P
     return notes
 
 
-def _score(run: LoadedRun, sets: Sets, settings: AlarmSettings, folder: Path) -> Score:
+def _score(run: "LoadedRun", sets: Sets, settings: AlarmSettings, folder: Path) -> Score:
     """Return the score that the alarm ranks; where that is the distance to training rows, these go into the folder."""
     (folder / BANK).unlink(missing_ok=True)
     table = run.preprocessing.columns is not None and run.preprocessing.mean is not None
@@ -142,7 +144,7 @@ def _score(run: LoadedRun, sets: Sets, settings: AlarmSettings, folder: Path) ->
     return distance
 
 
-def load_calibration(folder: Path, run: LoadedRun) -> Calibration | None:
+def load_calibration(folder: Path, run: "LoadedRun") -> Calibration | None:
     """Read a run's alarm, monitor and coverage; None where nothing was held out to calibrate on."""
     if not (folder / ALARM).exists():
         return None
@@ -155,7 +157,7 @@ def load_calibration(folder: Path, run: LoadedRun) -> Calibration | None:
 
 
 def check_alarm(
-    run: LoadedRun, calibration: Calibration, known: tuple[Tensor, Tensor], unknown: Mapping[str, Tensor]
+    run: "LoadedRun", calibration: Calibration, known: tuple[Tensor, Tensor], unknown: Mapping[str, Tensor]
 ) -> AlarmCheck:
     """Look how the alarm, and sets or intervals, do on inputs that it was not calibrated on: raw ones, known with their targets."""
     alarm = calibration.alarm
@@ -182,7 +184,7 @@ def _some(values: Rows, most: int) -> Rows:
     return values[np.linspace(0, len(values) - 1, min(len(values), most)).round().astype(int)]
 
 
-def _misses(run: LoadedRun, x: Tensor, y: Tensor) -> Tensor:
+def _misses(run: "LoadedRun", x: Tensor, y: Tensor) -> Tensor:
     outputs = predict(run.ensemble, x)
     if run.preprocessing.classes is not None:
         probs = outputs.softmax(-1).mean(0)
@@ -191,7 +193,7 @@ def _misses(run: LoadedRun, x: Tensor, y: Tensor) -> Tensor:
     return ((y - mean).abs() / deviation).T.double()
 
 
-def _moments(run: LoadedRun, outputs: Tensor) -> tuple[Tensor, Tensor]:
+def _moments(run: "LoadedRun", outputs: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation of a regression's mixture, `(batch, targets)` each; 1 where points have none."""
     if run.recipe.likelihood.kind != "density":
         return outputs.mean(0), torch.ones_like(outputs[0])
@@ -199,7 +201,7 @@ def _moments(run: LoadedRun, outputs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def calibrated_columns(
-    run: LoadedRun, calibration: Calibration, x: Tensor, outputs: Tensor, scores: Mapping[str, Tensor]
+    run: "LoadedRun", calibration: Calibration, x: Tensor, outputs: Tensor, scores: Mapping[str, Tensor]
 ) -> dict[str, Any]:
     """Return p-value, flag, and prediction set or interval of each input; the drift monitor sees them in this order.
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dissensus.diagnostics import Finding, diagnose
 from dissensus.predictions import predict
-from dissensus.recipes.runs import LoadedRun, rows_of_run
+from dissensus.recipes.recipe import LoadedRun, rows_of_run
 from dissensus.training.history import History
 
 # As many training examples as tell the two kinds of ensembles apart, and are predicted in no time.

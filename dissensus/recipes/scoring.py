@@ -18,8 +18,8 @@ from dissensus.data.frames import table_parts
 from dissensus.data.tables import LeftOut, columns_of, texts_of
 from dissensus.predictions import predict
 from dissensus.recipes.alarms import Calibration, calibrated_columns
-from dissensus.recipes.runs import LoadedRun
-from dissensus.recipes.sets import label_names
+from dissensus.recipes.data import label_names
+from dissensus.recipes.recipe import LoadedRun
 from dissensus.scores import REGRESSION_SCORES, all_scores
 
 Table = dict[str, Any]

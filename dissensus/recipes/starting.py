@@ -9,7 +9,7 @@ from statistics import median
 from dissensus.data.files import TABLE_ENDINGS, Loaded, load
 from dissensus.data.frames import read_table
 from dissensus.data.images import IMAGE_ENDINGS, describe_shape
-from dissensus.recipes.sets import is_regression, label_names, listed
+from dissensus.recipes.data import is_regression, label_names, listed
 
 _LARGEST_SIZE = 64
 _CALIBRATION = 0.15

@@ -21,7 +21,7 @@ from threading import Lock
 from typing import Any
 
 from dissensus._files import replace_file
-from dissensus.recipes.runs import is_finished
+from dissensus.recipes.recipe import is_finished
 from dissensus.recipes.settings import changed
 
 SWEEP, JOURNAL = "sweep.json", "search.journal"
