@@ -5,7 +5,6 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from dissensus._beliefs import deviations
 from dissensus._checks import explained
-from dissensus._signatures import checked
+from dissensus._signatures import checked, need
 from dissensus.conformal import Alarm, DriftMonitor
 from dissensus.data.sources import device_of
 from dissensus.data.trees import Tree, plain
@@ -128,11 +127,8 @@ def _check_file(path: Path, precision: str) -> None:
         raise ValueError(f"Files are written as .onnx or .pt2; got {path.name!r}.")
     if precision == "int8" and path.suffix == ".pt2":
         raise ValueError("8-bit weights are written to .onnx files only; choose that, or precision='fp16'.")
-    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
-    if missing and path.suffix == ".onnx":
-        raise ModuleNotFoundError(
-            f"Writing {path.name} needs {missing[0]}, which this environment lacks. Install with: pip install 'dissensus[export]'"
-        )
+    if path.suffix == ".onnx":
+        need(f"Writing {path.name}", "export", "onnx", "onnxscript", "onnxruntime")
 
 
 def _checked_example(example: Any, precision: str) -> Any:

@@ -14,13 +14,13 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from importlib import import_module
 from itertools import product
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from dissensus._files import replace_file
+from dissensus._signatures import need
 from dissensus.recipes.recipe import is_finished
 from dissensus.recipes.settings import changed
 
@@ -154,19 +154,12 @@ def _with_ray(train: "partial[str]", arms: Mapping[str, list[str]], jobs: int) -
 
 def started_ray() -> Any:
     """Return Ray, connected to the cluster that RAY_ADDRESS names, or to this machine."""
-    ray = _imported("ray", "--ray needs Ray", "ray")
+    need("--ray", "ray", "ray")
+    import ray
+
     if not ray.is_initialized():
         ray.init(log_to_driver=False, include_dashboard=False)
     return ray
-
-
-def _imported(module: str, wanted: str, extra: str) -> Any:
-    try:
-        return import_module(module)
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            f"{wanted}, which this environment lacks. Install with: pip install 'dissensus[{extra}]'"
-        ) from None
 
 
 def _search(
@@ -208,11 +201,14 @@ def _search(
 
 
 def _study(folder: Path) -> Any:
-    optuna = _imported("optuna", "`trials` in [sweep] needs optuna", "search")
+    need("`trials` in [sweep]", "search", "optuna")
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
     folder.mkdir(parents=True, exist_ok=True)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    backend = import_module("optuna.storages.journal").JournalFileBackend(str(folder / JOURNAL))
-    storage = optuna.storages.JournalStorage(backend)
+    storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
     replace_file(folder / SWEEP, "[]")
     study = optuna.create_study(study_name="sweep", storage=storage, load_if_exists=True)
     # Processes that share the journal begin at other places, and keep away from what others are trying.
