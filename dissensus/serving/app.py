@@ -136,7 +136,6 @@ def make_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        service.batcher.start()
         yield
         await service.batcher.stop()
 
