@@ -118,8 +118,7 @@ class Features:
 
     def to_state(self) -> dict[str, Any]:
         """Return arrays and plain values."""
-        arrays = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "encoder"}
-        return {"encoder": self.encoder.to_json(), **arrays}
+        return {**vars(self), "encoder": self.encoder.to_json()}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "Features":

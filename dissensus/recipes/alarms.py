@@ -70,20 +70,13 @@ class AlarmSettings:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a run knows about held-out rows.
+    """What a run knows about held-out rows."""
 
-    Attributes:
-        alarm: Ranks scores among theirs.
-        monitor: Ranks scores among all earlier ones, those of held-out rows first; None where these are fewer than three.
-        misses: How far the truth was from the prediction, `(targets, rows)`: 1 - its probability, or the error in standard
-            deviations.
-        coverage: How often sets and intervals are to hold the truth.
-    """
-
-    alarm: Alarm
-    monitor: DriftMonitor | None
+    alarm: Alarm  # ranks scores among theirs
+    monitor: DriftMonitor | None  # ranks them among all earlier ones, those of held-out rows (three or more) first
+    # How far the truth was from the prediction, `(targets, rows)`: 1 - its probability, or the error in standard deviations.
     misses: tuple[tuple[float, ...], ...]
-    coverage: float
+    coverage: float  # how often sets and intervals are to hold the truth
 
     def for_a_stream(self) -> "Calibration":
         """Return the same with a monitor of its own."""

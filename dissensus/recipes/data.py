@@ -1,7 +1,7 @@
 """The data of a recipe: its settings, the rows that are trained on and held out, and from files to what members see."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -404,7 +404,7 @@ class Preprocessing:
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         columns = None if self.columns is None else self.columns.to_json()
-        return {**{f.name: getattr(self, f.name) for f in fields(self)}, "columns": columns}
+        return {**vars(self), "columns": columns}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Preprocessing":
