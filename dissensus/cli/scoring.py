@@ -5,7 +5,6 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from glob import glob, has_magic
 from os.path import commonpath, dirname, isfile
 from pathlib import Path
@@ -91,11 +90,7 @@ class Scorer:
         from dissensus.recipes.alarms import load_calibration
 
         self.run = load_trained(folder, device, allow_import)
-        known = load_calibration(folder, self.run)
-        if known is not None:
-            alarm = known.alarm if false_alarms is None else known.alarm.at(false_alarms)
-            known = replace(known, alarm=alarm, coverage=known.coverage if coverage is None else coverage)
-        self.options = {**options, "calibration": known}
+        self.options = {**options, "calibration": load_calibration(folder, self.run, false_alarms, coverage)}
 
     def score(self, source: str, target: Path, **options: Any) -> "Scored":
         """Score one file."""

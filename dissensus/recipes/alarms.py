@@ -137,16 +137,21 @@ def _score(run: "LoadedRun", sets: Sets, settings: AlarmSettings, folder: Path) 
     return distance
 
 
-def load_calibration(folder: Path, run: "LoadedRun") -> Calibration | None:
-    """Read a run's alarm, monitor and coverage; None where nothing was held out to calibrate on."""
+def load_calibration(
+    folder: Path, run: "LoadedRun", false_alarms: float | None = None, coverage: float | None = None
+) -> Calibration | None:
+    """Read a run's alarm, monitor and coverage, at its own rates or others; None where nothing was held out to calibrate on."""
     if not (folder / ALARM).exists():
         return None
     state = read_state(folder / COVERAGE, _FORMAT)
     score = RowDistance(load_file(folder / BANK)["bank"]) if (folder / BANK).exists() else None
     alarm = Alarm.load(folder / ALARM, run.ensemble, score=score)
+    alarm = alarm if false_alarms is None else alarm.at(false_alarms)
     watched = (folder / DRIFT).exists()
     monitor = DriftMonitor.load(folder / DRIFT, run.ensemble, score=score) if watched else None
-    return Calibration(alarm, monitor, tuple(map(tuple, state["misses"])), state["coverage"])
+    return Calibration(
+        alarm, monitor, tuple(map(tuple, state["misses"])), state["coverage"] if coverage is None else coverage
+    )
 
 
 def check_alarm(

@@ -20,7 +20,7 @@ from dissensus.randomness import derive, mix
 def read_source(source: str | Path, target: str | None = None, **options: Any) -> Loaded:
     """Read a file or folder, or a built-in data set by its name."""
     if str(source) not in BUILT_IN or Path(source).exists():
-        return load(source, target, **{key: value for key, value in options.items() if value is not None})
+        return load(source, target, **options)
     loaded = BUILT_IN[str(source)]()
     size = options.get("size")
     if size is None or loaded.x.ndim != 4:
@@ -132,12 +132,8 @@ class DataSettings:
 
     def read(self, source: str, columns: TableEncoder | None = None) -> Loaded:
         """Read a file as the settings say, a table's columns as those of another where they are given."""
-        given: dict[str, Any] = {"inputs": self.inputs, "size": self.size, "columns": columns}
-        given["layout"] = None if self.layout == "auto" else self.layout
-        if columns is None:
-            given |= {"drop": self.drop or None, "keep": self.keep or None}
-            given["missing"] = None if self.missing == "impute" else self.missing
-        return read_source(source, self.target, **given)
+        of_tables = {"drop": tuple(self.drop), "keep": tuple(self.keep), "missing": self.missing, "columns": columns}
+        return read_source(source, self.target, inputs=self.inputs, size=self.size, layout=self.layout, **of_tables)
 
 
 @dataclass(frozen=True)

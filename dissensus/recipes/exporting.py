@@ -33,10 +33,7 @@ def export_run(
     they are, words as their place among the levels that the metadata lists, dates as days since 1970, missing values as NaN. The
     alarm's rate, where callers give no limit, is the run's by default; all else is as in `ds.export`.
     """
-    calibration = load_calibration(folder, run)
-    alarm = None if calibration is None else calibration.alarm
-    if alarm is not None and false_alarms is not None:
-        alarm = alarm.at(false_alarms)
+    calibration = load_calibration(folder, run, false_alarms)
     inputs = RunInputs(run.preprocessing)
     # Rows that the file is compared on: held-out ones, where there are some.
     parts = (rows_of_run(run, folder, part) for part in ("calibration", "validation", "test", "train"))
@@ -45,7 +42,7 @@ def export_run(
         run.ensemble,
         path,
         example=inputs.as_taken(rows.rows(torch.arange(min(len(rows), _EXAMPLES)))),
-        alarm=alarm,
+        alarm=None if calibration is None else calibration.alarm,
         loss=run.recipe.likelihood.name,
         preprocess=inputs,
         precision=precision,
