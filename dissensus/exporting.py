@@ -271,7 +271,7 @@ def _facts(members: Members, graph: _Graph, alarm: Alarm | None) -> dict[str, An
     """Return what a file says about itself."""
     from dissensus import __version__
 
-    facts = {
+    facts: dict[str, Any] = {
         "dissensus": __version__,
         "task": "classification" if graph.classes else "regression",
         "loss": graph.likelihood.name,

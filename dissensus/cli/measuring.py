@@ -191,7 +191,7 @@ def diagnose(
 
 
 def diagnose_run(
-    run: "LoadedRun", folder: Path, known: "Loaded", average: str | None, batch_size: int, **options: Any
+    run: "LoadedRun", folder: Path, known: "Loaded", average: Any, batch_size: int, **options: Any
 ) -> "Finding":
     """Diagnose a run on held-out rows, on some of its training data, and over its history if that was watched.
 

@@ -100,7 +100,7 @@ def build_objective(resolved: Mapping[str, Any]) -> Objective:
 
 def resolve_schedule(value: Any) -> Any:
     """Return a schedule's settings with defaults filled in; a name alone that `ds.fit` takes stays a name."""
-    if value in ("constant", "cosine", "one_cycle"):
+    if isinstance(value, str) and value in schedules.SCHEDULES:
         return value
     table = value if isinstance(value, Mapping) else {"name": value}
     make = choose(SCHEDULES, table.get("name"), "[training.schedule]")

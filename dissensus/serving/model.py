@@ -136,8 +136,8 @@ class Model:
         self.facts = self._session.facts
         if "dissensus" not in self.facts:
             raise ValueError(f"{self.path} was not written by dissensus export, so its outputs cannot be told.")
-        self.inputs = {each.name: Field.of(each) for each in self._session.inputs.values()}
-        self.outputs = {each.name: Field.of(each) for each in self._session.output_values}
+        self.inputs = {name: Field.of(each) for name, each in self._session.inputs.items()}
+        self.outputs = {name: Field.of(each) for name, each in self._session.outputs.items()}
         self.classes: list[str] | None = self.facts.get("classes")
         self.limit: float | None = self.facts.get("false_alarms")
         columns = self.facts.get("columns")
