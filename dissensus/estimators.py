@@ -273,7 +273,6 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
         return build_objective(with_loss(resolve_objective(table, "objective"), regression))
 
     def _make_members(self) -> Members:
-        """Make the members, untrained."""
         if self.method not in METHODS:
             raise ValueError(f"`method` must be one of {', '.join(METHODS)}; got {self.method!r}.")
         inputs, outputs = self.features_.num_inputs, self._num_outputs()
@@ -652,7 +651,6 @@ def _plain(value: Any, arrays: dict[str, np.ndarray]) -> Any:
 
 
 def _with_arrays(value: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Any:
-    """Put the arrays back."""
     if set(value) == {"array"}:
         return arrays[value["array"]]
     if set(value) == {"values", "dtype"}:

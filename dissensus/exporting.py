@@ -268,7 +268,6 @@ class _Ranks(nn.Module):
 
 
 def _facts(members: Members, graph: _Graph, alarm: Alarm | None) -> dict[str, Any]:
-    """Return what a file says about itself."""
     from dissensus import __version__
 
     facts: dict[str, Any] = {

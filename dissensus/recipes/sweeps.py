@@ -70,18 +70,17 @@ def arms_of(sweep: Mapping[str, Any]) -> dict[str, list[str]]:
     """
     settings = settings_of(sweep)
     settings["ensemble.seed"] = sweep.get("ensemble.seed") or list(range(sweep.get("repeats", 1)))
-    arms = {}
-    for values in product(*settings.values()):
-        changes = dict(zip(settings, map(json.dumps, values), strict=True))
-        arms[_name(changes)] = [f"{key}={value}" for key, value in changes.items()]
+    arms = dict(
+        _arm(dict(zip(settings, map(json.dumps, values), strict=True))) for values in product(*settings.values())
+    )
     changed({}, [change for changes in arms.values() for change in changes])
     return arms
 
 
-def _name(changes: Mapping[str, str]) -> str:
-    """Return an arm's name, which is also its folder's."""
-    name = "-".join(f"{key.rpartition('.')[2]}={value}" for key, value in changes.items())
-    return re.sub(r"[^\w=.-]", "_", name)
+def _arm(values: Mapping[str, str]) -> tuple[str, list[str]]:
+    """Return an arm's name, which is also its folder's, and its changes."""
+    name = "-".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items())
+    return re.sub(r"[^\w=.-]", "_", name), [f"{key}={value}" for key, value in values.items()]
 
 
 def run_sweep(
@@ -184,9 +183,8 @@ def _search(
     def work(_: int) -> None:
         while (arm := next_arm()) is not None:
             number, values = arm
-            changes = {key: v if isinstance(v, str) else json.dumps(v) for key, v in values.items()}
-            name = _name(changes)
-            answer = train(name, [f"{key}={value}" for key, value in changes.items()])
+            name, changes = _arm({key: v if isinstance(v, str) else json.dumps(v) for key, v in values.items()})
+            answer = train(name, changes)
             if answer.startswith(_BUSY):
                 continue  # a process that shares the journal has it
             value = _validation_loss(folder / name) if is_finished(folder / name) else None

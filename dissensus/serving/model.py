@@ -180,7 +180,6 @@ class Model:
         return codes.astype(self.inputs["x"].dtype)
 
     def _named(self, row: Any, number: int, names: tuple[str, ...], known: set[Any]) -> dict[str, Any]:
-        """Return one row by name of column."""
         if isinstance(row, list) and len(row) == len(names):
             row = dict(zip(names, row, strict=True))
         if not isinstance(row, dict):
