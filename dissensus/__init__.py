@@ -5,34 +5,47 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dissensus import conformal, masks, metrics, objectives, scores
-    from dissensus.aggregation import greedy_soup
-    from dissensus.caching import cache_features
-    from dissensus.conformal import Alarm
-    from dissensus.data.features import CachedFeatures
-    from dissensus.diagnostics import Finding, diagnose
-    from dissensus.evaluation import Evaluation, compare, evaluate
-    from dissensus.exporting import Exported, export
-    from dissensus.members import (
-        MIMO,
-        SWAG,
-        Anchored,
-        BatchEnsemble,
-        DeepEnsemble,
-        HeadEnsemble,
-        LoRAEnsemble,
-        Masksembles,
-        MCDropout,
-        Members,
-        PackedEnsemble,
-        SnapshotEnsemble,
-        cut,
-    )
-    from dissensus.predictions import mixture, predict, predict_scores
-    from dissensus.probing import linear_probe
-    from dissensus.reporting import report
-    from dissensus.saving import load, save
-    from dissensus.training import DivergedError, Run, diverse_hyperparameters, fit, schedules
+    from dissensus import conformal as conformal
+    from dissensus import masks as masks
+    from dissensus import metrics as metrics
+    from dissensus import objectives as objectives
+    from dissensus import scores as scores
+    from dissensus.aggregation import greedy_soup as greedy_soup
+    from dissensus.caching import cache_features as cache_features
+    from dissensus.conformal import Alarm as Alarm
+    from dissensus.data.features import CachedFeatures as CachedFeatures
+    from dissensus.diagnostics import Finding as Finding
+    from dissensus.diagnostics import diagnose as diagnose
+    from dissensus.evaluation import Evaluation as Evaluation
+    from dissensus.evaluation import compare as compare
+    from dissensus.evaluation import evaluate as evaluate
+    from dissensus.exporting import Exported as Exported
+    from dissensus.exporting import export as export
+    from dissensus.members import MIMO as MIMO
+    from dissensus.members import SWAG as SWAG
+    from dissensus.members import Anchored as Anchored
+    from dissensus.members import BatchEnsemble as BatchEnsemble
+    from dissensus.members import DeepEnsemble as DeepEnsemble
+    from dissensus.members import HeadEnsemble as HeadEnsemble
+    from dissensus.members import LoRAEnsemble as LoRAEnsemble
+    from dissensus.members import Masksembles as Masksembles
+    from dissensus.members import MCDropout as MCDropout
+    from dissensus.members import Members as Members
+    from dissensus.members import PackedEnsemble as PackedEnsemble
+    from dissensus.members import SnapshotEnsemble as SnapshotEnsemble
+    from dissensus.members import cut as cut
+    from dissensus.predictions import mixture as mixture
+    from dissensus.predictions import predict as predict
+    from dissensus.predictions import predict_scores as predict_scores
+    from dissensus.probing import linear_probe as linear_probe
+    from dissensus.reporting import report as report
+    from dissensus.saving import load as load
+    from dissensus.saving import save as save
+    from dissensus.training import DivergedError as DivergedError
+    from dissensus.training import Run as Run
+    from dissensus.training import diverse_hyperparameters as diverse_hyperparameters
+    from dissensus.training import fit as fit
+    from dissensus.training import schedules as schedules
 
 try:
     __version__ = version("dissensus")
@@ -61,49 +74,7 @@ _NAMES = {
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}
 _MODULES = ("architectures", "conformal", "data", "masks", "metrics", "objectives", "plots", "scores")
 
-__all__ = [
-    "MIMO",
-    "SWAG",
-    "Alarm",
-    "Anchored",
-    "BatchEnsemble",
-    "CachedFeatures",
-    "DeepEnsemble",
-    "DivergedError",
-    "Evaluation",
-    "Exported",
-    "Finding",
-    "HeadEnsemble",
-    "LoRAEnsemble",
-    "MCDropout",
-    "Masksembles",
-    "Members",
-    "PackedEnsemble",
-    "Run",
-    "SnapshotEnsemble",
-    "cache_features",
-    "compare",
-    "conformal",
-    "cut",
-    "diagnose",
-    "diverse_hyperparameters",
-    "evaluate",
-    "export",
-    "fit",
-    "greedy_soup",
-    "linear_probe",
-    "load",
-    "masks",
-    "metrics",
-    "mixture",
-    "objectives",
-    "predict",
-    "predict_scores",
-    "report",
-    "save",
-    "schedules",
-    "scores",
-]
+__all__ = sorted([*_HOMES, "conformal", "masks", "metrics", "objectives", "scores"])
 
 
 def __getattr__(name: str) -> object:

@@ -9,6 +9,7 @@ import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import wraps
+from importlib.util import find_spec
 from math import inf, isnan
 from operator import index
 from pathlib import Path
@@ -64,6 +65,21 @@ def refuse(reasons: Mapping[str, object]) -> None:
     for sentence, wrong in reasons.items():
         if wrong:
             raise ValueError(sentence)
+
+
+def need(purpose: str, extra: str, *modules: str) -> None:
+    """Refuse a purpose whose packages are not installed, and say which extra brings them.
+
+    Example:
+        >>> need("Flying", "wings", "no_such_package")
+        Traceback (most recent call last):
+        ModuleNotFoundError: Flying needs no_such_package, which this environment lacks. Install with: pip install 'dissensus[wings]'
+    """
+    for name in modules:
+        if find_spec(name) is None:
+            raise ModuleNotFoundError(
+                f"{purpose} needs {name}, which this environment lacks. Install with: pip install 'dissensus[{extra}]'"
+            )
 
 
 def whole_number(name: str, value: Any, least: int | None = None, *, tail: str = "") -> int:

@@ -9,7 +9,6 @@ report` writes about a run, after two sections on data and training.
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
@@ -18,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
+from dissensus._signatures import need
 from dissensus.data.toy import digits as all_digits
 from dissensus.evaluation import Evaluation, evaluate
 from dissensus.evaluation.tables import short, text_table
@@ -37,8 +37,6 @@ __all__ = ["DemoResult", "run"]
 KNOWN = 7
 NEW = "new digits"
 _TRAINING_SHARE = 0.6
-# Module to the package that brings it.
-_NEEDED = {"sklearn": "scikit-learn", "matplotlib": "matplotlib"}
 
 Corrupt: TypeAlias = Callable[[Tensor, Generator], Tensor]
 Images: TypeAlias = tuple[Tensor, Tensor]
@@ -75,12 +73,7 @@ def run(output: Path | str = "demo-report", *, num_members: int = 5, epochs: int
     Returns:
         The numbers of the tables, and where the page is.
     """
-    missing = [package for module, package in _NEEDED.items() if find_spec(module) is None]
-    if missing:
-        raise ModuleNotFoundError(
-            f"The demo needs {' and '.join(missing)}, which this environment lacks. "
-            "Install with: pip install 'dissensus[demo]'"
-        )
+    need("The demo", "demo", "sklearn", "matplotlib")
     if num_members < 2:
         raise ValueError(f"The demo needs at least 2 members, or nobody can disagree; got {num_members}.")
     folder, start = Path(output), time.perf_counter()

@@ -25,7 +25,7 @@ from dissensus.detectors import RowDistance
 from dissensus.members import Anchored, Members
 from dissensus.objectives import Objective, mean_and_scale
 from dissensus.predictions import predict
-from dissensus.recipes.choices import KINDS, OBJECTIVES, build_objective, resolve_objective
+from dissensus.recipes.choices import KINDS, OBJECTIVES, build_objective, resolve_objective, with_loss
 from dissensus.scores import expected_entropy, mutual_information, total_entropy
 from dissensus.training import fit
 
@@ -118,8 +118,7 @@ class Features:
 
     def to_state(self) -> dict[str, Any]:
         """Return arrays and plain values."""
-        arrays = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "encoder"}
-        return {"encoder": self.encoder.to_json(), **arrays}
+        return {**vars(self), "encoder": self.encoder.to_json()}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "Features":
@@ -177,25 +176,34 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
             y: The target of each row.
             sample_weight: How much each row counts; all alike by default.
         """
-        return self._train(self._begin(X, y, sample_weight), self.epochs, self.patience)
+        return self._train(self._rows(X, y, sample_weight, first=True), self.epochs, self.patience)
 
-    def _begin(self, X: Any, y: Any, sample_weight: Any, classes: Any = None) -> _Rows:
-        """Learn what columns and targets are from the rows that are not held out, and make the members."""
-        table, y, weight = self._read_training(X, y, sample_weight, reset=True)
-        self._learn_targets(y, weight, classes)
-        self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+    def _go_on(self, X: Any, y: Any, sample_weight: Any, classes: Any = None) -> Self:
+        first = not hasattr(self, "ensemble_")
+        return self._train(self._rows(X, y, sample_weight, classes, first=first), 1, None)
+
+    def _rows(self, X: Any, y: Any, sample_weight: Any, classes: Any = None, *, first: bool) -> _Rows:
+        """Read rows to train on; from the first ones learn what columns and targets are, and make the members."""
+        table, y, weight = self._read_training(X, y, sample_weight, reset=first)
+        if first:
+            self._learn_targets(y, weight, classes)
+            self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         encoded = self._encode_targets(y)
         use = self._divide(encoded)
+        if first:
+            self._begin(table, encoded, use == _TRAIN)
+        return _Rows(self.features_.standard(table), encoded, weight, use)
+
+    def _begin(self, table: Mapping[str, np.ndarray], encoded: np.ndarray, train: np.ndarray) -> None:
+        """Learn what columns are from the rows that are not held out, and make the members."""
         named = hasattr(self, "feature_names_in_")
-        self.features_ = Features.fit(table, () if named else tuple(table), self.bins, use == _TRAIN)
-        standard = self.features_.standard(table)
+        self.features_ = Features.fit(table, () if named else tuple(table), self.bins, train)
         self.ensemble_ = self._make_members()
         if isinstance(self.ensemble_, Anchored):
-            inputs = self.features_.inputs(standard[use == _TRAIN])
+            inputs = self.features_.inputs(self.features_.standard(table)[train])
             self.ensemble_.draw_references(torch.from_numpy(inputs).float())
         self.bank_ = self.held_out_x_ = np.zeros((0, len(self.features_.centre)))
         self.held_out_y_, self.calibrates_ = encoded[:0], np.zeros(0, bool)
-        return _Rows(standard, encoded, weight, use)
 
     def _train(self, rows: _Rows, epochs: int, patience: int | None) -> Self:
         """Train the members, stopping by rows that they do not train on."""
@@ -223,14 +231,6 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
         self.n_epochs_ = run.epoch
         self._remember(rows)
         return self
-
-    def _go_on(self, X: Any, y: Any, sample_weight: Any, classes: Any = None) -> Self:
-        if not hasattr(self, "ensemble_"):
-            return self._train(self._begin(X, y, sample_weight, classes), 1, None)
-        table, y, weight = self._read_training(X, y, sample_weight, reset=False)
-        encoded = self._encode_targets(y)
-        rows = _Rows(self.features_.standard(table), encoded, weight, self._divide(encoded))
-        return self._train(rows, 1, None)
 
     def _divide(self, y: np.ndarray) -> np.ndarray:
         """Decide what each row is for, at random, so that held-out and new rows are exchangeable."""
@@ -268,19 +268,11 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
         given = self.objective
         if isinstance(given, Objective):
             return given
-        table = dict(given) if isinstance(given, Mapping) else {"name": given or "independent"}
-        return build_objective(resolve_objective(self._with_loss(table), "objective"))
-
-    def _with_loss(self, table: dict[str, Any]) -> dict[str, Any]:
-        known = getattr(OBJECTIVES.get(table["name"]), "__dataclass_fields__", ())
-        if "loss" in known:
-            table.setdefault("loss", self._loss_for(table["name"]))
-        if "inner" in known:
-            table["inner"] = self._with_loss(dict(table.get("inner", {"name": "independent"})))
-        return table
+        table = given if isinstance(given, Mapping) else {"name": given or "independent"}
+        regression = isinstance(self, RegressorMixin)
+        return build_objective(with_loss(resolve_objective(table, "objective"), regression))
 
     def _make_members(self) -> Members:
-        """Make the members, untrained."""
         if self.method not in METHODS:
             raise ValueError(f"`method` must be one of {', '.join(METHODS)}; got {self.method!r}.")
         inputs, outputs = self.features_.num_inputs, self._num_outputs()
@@ -526,9 +518,6 @@ class EnsembleClassifier(ClassifierMixin, _TableEnsemble):  # type: ignore[misc]
     def _num_outputs(self) -> int:
         return len(self.classes_)
 
-    def _loss_for(self, objective: str) -> str:
-        return "cross_entropy"
-
 
 class EnsembleRegressor(RegressorMixin, _TableEnsemble):  # type: ignore[misc]
     """Predict a number for the rows of a table by an ensemble of small networks, with how sure it is.
@@ -616,9 +605,6 @@ class EnsembleRegressor(RegressorMixin, _TableEnsemble):  # type: ignore[misc]
     def _num_outputs(self) -> int:
         return 2 if self._objective().likelihood.kind == "density" else 1
 
-    def _loss_for(self, objective: str) -> str:
-        return "mse" if objective == "joint" else "gaussian_nll"
-
     def _remember(self, rows: _Rows) -> None:
         super()._remember(rows)
         # Members that predict no scale of their own share one: the error on rows that they were not trained on, if there are any.
@@ -665,7 +651,6 @@ def _plain(value: Any, arrays: dict[str, np.ndarray]) -> Any:
 
 
 def _with_arrays(value: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Any:
-    """Put the arrays back."""
     if set(value) == {"array"}:
         return arrays[value["array"]]
     if set(value) == {"values", "dtype"}:

@@ -5,7 +5,6 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,8 +16,9 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from dissensus._beliefs import deviations
 from dissensus._checks import explained
-from dissensus._signatures import checked
+from dissensus._signatures import checked, need
 from dissensus.conformal import Alarm, DriftMonitor
+from dissensus.conformal.alarm import scorer_of
 from dissensus.data.sources import device_of
 from dissensus.data.trees import Tree, plain
 from dissensus.members import Members
@@ -128,11 +128,8 @@ def _check_file(path: Path, precision: str) -> None:
         raise ValueError(f"Files are written as .onnx or .pt2; got {path.name!r}.")
     if precision == "int8" and path.suffix == ".pt2":
         raise ValueError("8-bit weights are written to .onnx files only; choose that, or precision='fp16'.")
-    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
-    if missing and path.suffix == ".onnx":
-        raise ModuleNotFoundError(
-            f"Writing {path.name} needs {missing[0]}, which this environment lacks. Install with: pip install 'dissensus[export]'"
-        )
+    if path.suffix == ".onnx":
+        need(f"Writing {path.name}", "export", "onnx", "onnxscript", "onnxruntime")
 
 
 def _checked_example(example: Any, precision: str) -> Any:
@@ -172,12 +169,10 @@ class _Graph(nn.Module):
         outputs = explained(self.loop, self.loop)(few)
         self.likelihood = _likelihood(outputs, loss, alarm)
         self.classes = self.likelihood.kind == "classes"
-        own = "mutual_information" if len(outputs) > 1 else "total_entropy"
-        self.score: Any = own if self.classes else "knowledge_variance"
-        self.of_inputs, self.ranks = False, nn.ModuleList()
-        if alarm is not None:
-            self.score, self.of_inputs = alarm.scorer.score, alarm.scorer.of_inputs
-            self.ranks.extend(_Ranks(torch.from_numpy(table)) for table in alarm.calibration.values())
+        own = scorer_of(members, None, "auto", "cross_entropy" if self.classes else "mse")
+        self.scorer = own if alarm is None else alarm.scorer
+        held_out = {} if alarm is None else alarm.calibration
+        self.ranks = nn.ModuleList(_Ranks(torch.from_numpy(scores)) for scores in held_out.values())
         self.in_half, self.member_outputs = half, member_outputs
         if half:
             self.loop.half()
@@ -191,8 +186,8 @@ class _Graph(nn.Module):
     def read(self, x: Any, outputs: Tensor, limit: Tensor | None) -> dict[str, Tensor]:
         """Return what the file gives, from what members see and their outputs `(members, batch, outputs)`."""
         found, each = self._of_classes(outputs) if self.classes else self._of_values(outputs)
-        if not isinstance(self.score, str):
-            found["score"] = self.score(x if self.of_inputs else outputs)
+        if not isinstance(self.scorer.score, str):
+            found["score"] = self.scorer.score(x if self.scorer.of_inputs else outputs)
         if limit is not None:
             found["p_value"] = self.p_value(found["score"])
             found["flag"] = found["p_value"] <= limit
@@ -212,7 +207,7 @@ class _Graph(nn.Module):
             "total": SCORES["total_entropy"](beliefs),
             "data": SCORES["expected_entropy"](beliefs),
             "knowledge": SCORES["mutual_information"](beliefs),
-            **({"score": SCORES[self.score](beliefs)} if isinstance(self.score, str) else {}),
+            **({"score": SCORES[self.scorer.name](beliefs)} if isinstance(self.scorer.score, str) else {}),
         }
         return found, logits.softmax(-1)
 
@@ -222,9 +217,9 @@ class _Graph(nn.Module):
         spread = scale.square() * (2.0 if self.likelihood.name == "laplace_nll" else 1.0)
         data, knowledge = spread.mean(0).mean(-1), deviations(mean, None).square().mean(0).mean(-1)
         found = {"prediction": mean.mean(0), "total": data + knowledge, "data": data, "knowledge": knowledge}
-        if isinstance(self.score, str):
+        if isinstance(self.scorer.score, str):
             # A copy: one tensor under two names would be one output.
-            found["score"] = found[self.score.removesuffix("_variance")].clone()
+            found["score"] = found[self.scorer.name.removesuffix("_variance")].clone()
         return found, mean
 
 
@@ -273,17 +268,15 @@ class _Ranks(nn.Module):
 
 
 def _facts(members: Members, graph: _Graph, alarm: Alarm | None) -> dict[str, Any]:
-    """Return what a file says about itself."""
     from dissensus import __version__
 
-    score = graph.score
-    facts = {
+    facts: dict[str, Any] = {
         "dissensus": __version__,
         "task": "classification" if graph.classes else "regression",
         "loss": graph.likelihood.name,
         "kind": type(members).__name__,
         "num_members": members.num_members,
-        "score": score if isinstance(score, str) else getattr(score, "__name__", "function"),
+        "score": graph.scorer.name,
         "units": "nats" if graph.classes else "squares of the target's",  # of total, data and knowledge
     }
     if alarm is None:

@@ -115,9 +115,8 @@ class Session:
         options.intra_op_num_threads = threads
         options.log_severity_level = 3
         self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        self.output_values = self._session.get_outputs()
-        self.outputs = tuple(output.name for output in self.output_values)
         self.inputs = {each.name: each for each in self._session.get_inputs()}
+        self.outputs = {each.name: each for each in self._session.get_outputs()}
         found = self._session.get_modelmeta().custom_metadata_map
         self.facts: dict[str, Any] = {name: json.loads(fact) for name, fact in found.items()}
 

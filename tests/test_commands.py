@@ -444,7 +444,7 @@ class TestReport:
         (("evaluate", "{home}/run", "--group", "near=svhn"), "Group 'near' must list OOD sets"),
         (("evaluate", "{home}/run", "--frost-folder", "{home}"), "none is named"),
         (("report", "{home}/nowhere"), "is neither a run's folder nor an evaluation"),
-        (("evaluate", "{home}/run", "--corruptions", "fogg"), "There is no corruption 'fogg'"),
+        (("evaluate", "{home}/run", "--corruptions", "fogg"), "got fogg"),
         (("evaluate", "{home}/run", "--severities", "a"), "1,3,5; got 'a'"),
         (("evaluate", "{home}/run", "--severities", "7", "--corruptions", "fog"), "severities"),
     ],

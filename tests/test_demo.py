@@ -113,7 +113,7 @@ def test_the_page_is_the_report_after_data_and_training(small_demo):
 
 @pytest.mark.parametrize("missing", ["sklearn", "matplotlib"])
 def test_a_missing_package_is_named_with_the_way_to_install_it(monkeypatch, tmp_path, missing):
-    monkeypatch.setattr(demo, "find_spec", lambda name: None if name == missing else object())
+    monkeypatch.setattr("dissensus._signatures.find_spec", lambda name: None if name == missing else object())
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'dissensus\[demo\]'"):
         demo.run(tmp_path)
 

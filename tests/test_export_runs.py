@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 import dissensus as ds
 from dissensus.cli import app
 from dissensus.data.tables import TableEncoder
+from dissensus.recipes import load_run
 from dissensus.recipes.exporting import TableFeatures
 
 
@@ -41,15 +42,6 @@ class TestTableFeatures:
         found = TableFeatures(encoder)(torch.from_numpy(codes))
         torch.testing.assert_close(found, torch.from_numpy(encoder.transform(new)), rtol=0, atol=1e-6)
 
-    def test_lead_back_to_codes(self):
-        known = table(200)
-        del known["outcome"]
-        encoder = TableEncoder.fit(known)
-        features = TableFeatures(encoder)
-        codes, _ = encoder.codes(known)
-        back = features.codes(torch.from_numpy(encoder.transform(known)))
-        np.testing.assert_allclose(back.numpy(), codes, atol=1e-3)  # float32 days: a minute or two
-
 
 def run(*arguments):
     result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
@@ -66,24 +58,42 @@ def trained(folder, name, more="", held_out="validation = 0.2\ntest = 0.3\n"):
     return folder / "run"
 
 
+def trained_on_table(folder):
+    pytest.importorskip("pandas")
+    data = table(400)
+    with open(folder / "people.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(data)
+        writer.writerows(zip(*data.values(), strict=True))
+    return trained(folder, "people.csv", 'target = "outcome"\n'), data
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 class TestRuns:
+    def test_of_a_table_take_codes(self, tmp_path):
+        folder, data = trained_on_table(tmp_path)
+        run("export", folder, "--to", "pt2")
+        loaded = load_run(folder)
+        some = {name: values[:50] for name, values in data.items()}
+        codes, _ = loaded.preprocessing.columns.codes(some)
+        file = torch.export.load(folder / "model.pt2").module()
+        found = file(x=torch.from_numpy(codes), limit=torch.tensor(0.2))["prediction"]
+        x = loaded.preprocessing(torch.from_numpy(loaded.preprocessing.columns.transform(some)))
+        torch.testing.assert_close(found, ds.predict(loaded.ensemble, x).softmax(-1).mean(0))
+
+    def test_of_a_built_in_table_take_its_numbers(self, tmp_path):
+        folder = trained(tmp_path, "breast_cancer")
+        assert "largest difference" in run("export", folder, "--to", "pt2").output
+
     def test_of_a_table_take_rows_as_they_are(self, tmp_path):
         onnxruntime = pytest.importorskip("onnxruntime")
         pytest.importorskip("onnxscript")
-        pytest.importorskip("pandas")
-        data = table(400)
-        with open(tmp_path / "people.csv", "w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(data)
-            writer.writerows(zip(*data.values(), strict=True))
-        folder = trained(tmp_path, "people.csv", 'target = "outcome"\n')
+        folder, data = trained_on_table(tmp_path)
         said = run("export", folder, "--to", "onnx", "--members").output
         assert "largest difference" in said
         assert "Next: dissensus serve" in said
 
-        from dissensus.recipes import load_run
         from dissensus.recipes.alarms import load_calibration
         from dissensus.serving.model import Model
 

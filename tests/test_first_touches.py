@@ -271,6 +271,6 @@ def test_a_typo_in_a_network_of_ones_own_is_told_with_its_line(tmp_path, code, w
 
 
 def test_what_exporting_needs_is_said_in_a_sentence(tmp_path, monkeypatch):
-    monkeypatch.setattr("dissensus.exporting.find_spec", lambda name: None)
+    monkeypatch.setattr("dissensus._signatures.find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=r"model\.onnx needs onnx, .*pip install 'dissensus\[export\]'"):
         ds.export(linear(), tmp_path / "model.onnx", example=X)

@@ -19,7 +19,7 @@ from dissensus.data.suites import SUITES
 from dissensus.data.toy import BUILT_IN
 from dissensus.recipes import AUGMENTATIONS, KINDS, OBJECTIVES, SCHEDULES, Preprocessing, Recipe, load_run
 from dissensus.recipes.choices import build_augment, build_schedule, member_factory, resolve_model
-from dissensus.recipes.sets import DataSettings, load_sets, split_rows
+from dissensus.recipes.data import DataSettings, load_sets, split_rows
 
 ROOT = Path(__file__).parents[1]
 

@@ -15,7 +15,7 @@ import dissensus as ds
 from dissensus.objectives import mean_and_scale
 from dissensus.recipes import Recipe, load_run
 from dissensus.recipes.choices import member_factory, resolve_model
-from dissensus.recipes.runs import InUnits
+from dissensus.recipes.recipe import InUnits
 from dissensus.training.checkpoints import CheckpointError
 from dissensus.training.history import History
 from dissensus.training.trainer import Trainer

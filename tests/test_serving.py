@@ -277,7 +277,6 @@ class TestBatcher:
                 return {"y": 2 * feed["x"]}
 
             batcher = Batcher(model, **settings)
-            batcher.start()
             try:
                 return await work(batcher), ran
             finally:
@@ -340,7 +339,6 @@ class TestBatcher:
                 return feed
 
             batcher = Batcher(slow, batch_rows=1)
-            batcher.start()
             jobs = [asyncio.create_task(batcher.submit({"x": np.ones((1, 1))})) for _ in range(5)]
             await asyncio.sleep(0.01)
             await batcher.stop()

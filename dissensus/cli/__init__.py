@@ -38,8 +38,6 @@ app = typer.Typer(
     cls=Commands, no_args_is_help=True, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]}
 )
 
-Seed = Annotated[int, Option(help="Decides everything that is random.")]
-
 
 def _print_version(wanted: bool) -> bool:
     if wanted:
@@ -66,7 +64,7 @@ def dissensus(
 def demo(
     output: Annotated[Path, Option("--output", "-o", metavar="DIR", help="Folder for the page.")] = Path("demo-report"),
     members: Annotated[int, Option(help="Size of the ensemble.")] = 5,
-    seed: Seed = 0,
+    seed: Annotated[int, Option(help="Decides everything that is random.")] = 0,
 ) -> None:
     """Train an ensemble on handwritten digits; see whether it notices what it does not know.
 
@@ -86,9 +84,6 @@ _BESIDE = {
 }
 
 
-_ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
-
-
 def _missing(package: str, folder: str) -> Callable[[], None]:
     def explain() -> None:
         raise ValueError(
@@ -104,7 +99,8 @@ for name, (package, folder, summary) in _BESIDE.items():
     if find_spec(package) is not None:
         import_module(f"{package}.command").register(app)
     else:
-        app.command(name, help=summary, context_settings=_ANY_ARGUMENTS)(_missing(package, folder))
+        any_arguments = {"ignore_unknown_options": True, "allow_extra_args": True}
+        app.command(name, help=summary, context_settings=any_arguments)(_missing(package, folder))
 
 
 def main() -> None:

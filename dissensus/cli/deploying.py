@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from dissensus._signatures import need
 from dissensus.cli.options import AllowImport, RunFolder, say, written
 
 _SERVED = "served.onnx"
@@ -95,14 +96,10 @@ def serve(
 
     A run is exported first, in a process of its own; the server itself loads no torch.
     """
-    try:
-        from dissensus.serving import Settings
-        from dissensus.serving import serve as listen
-        from dissensus.serving.model import Model
-    except ModuleNotFoundError as problem:
-        raise ModuleNotFoundError(
-            f"Serving needs {problem.name}, which this environment lacks. Install with: pip install 'dissensus[serve]'"
-        ) from None
+    need("Serving", "serve", "fastapi", "uvicorn", "prometheus_client", "onnxruntime")
+    from dissensus.serving import Settings
+    from dissensus.serving import serve as listen
+    from dissensus.serving.model import Model
 
     if log_level not in ("debug", "info", "warning", "error"):
         raise ValueError(f"--log-level is debug, info, warning or error; got {log_level!r}.")

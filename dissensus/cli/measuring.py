@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from dissensus.data.files import Loaded
     from dissensus.data.suites import LoadedSuite
+    from dissensus.diagnostics import Finding
     from dissensus.evaluation import Evaluation
     from dissensus.recipes import LoadedRun
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 EVALUATION = "evaluation.json"
 DIAGNOSIS = "diagnosis.json"
+# As many training examples as tell the two kinds of ensembles apart, and are predicted in no time.
+_LARGEST_TRAINING_SAMPLE = 2000
 
 
 def evaluate(
@@ -87,7 +90,7 @@ def evaluate(
         loaded_run,
         run,
         sets_of(loaded_run, run, data, ood or (), suite or (), group or ()),
-        corruptions=corruption_names(corruptions),
+        corruptions=None if corruptions is None else corruption_names(corruptions),
         severities=severity_numbers(severities),
         corruption_folder=corruption_folder,
         frost_folder=frost_folder,
@@ -166,7 +169,6 @@ def diagnose(
     """
     from dissensus.diagnostics import diagnose as diagnose_members
     from dissensus.diagnostics.measuring import read_predictions
-    from dissensus.recipes.diagnosing import diagnose_run
     from dissensus.reporting.diagnosis import write_diagnosis
 
     options: dict[str, Any] = {"drop_per": drop_per, "seed": seed}
@@ -176,8 +178,7 @@ def diagnose(
         loaded_run = load_trained(source, device, allow_import)
         known, _ = known_data(loaded_run, source, data)
         note("held-out inputs", known.notes)
-        held_out = known.x, loaded_run.preprocessing.targets_in_units(known)
-        finding = diagnose_run(loaded_run, source, held_out, average, batch_size, **options)
+        finding = diagnose_run(loaded_run, source, known, average, batch_size, **options)
     else:
         found = read_predictions(source)
         options |= {"average": average or "probs", "training": found.training}
@@ -187,6 +188,51 @@ def diagnose(
     path = finding.save(folder / DIAGNOSIS)
     page = write_diagnosis(finding, folder / "diagnosis.html", f"Diagnosis of {source.resolve().stem}")
     typer.echo(f"\nEverything measured: {path}\nPage with pictures: {page}")
+
+
+def diagnose_run(
+    run: "LoadedRun", folder: Path, known: "Loaded", average: Any, batch_size: int, **options: Any
+) -> "Finding":
+    """Diagnose a run on held-out rows, on some of its training data, and over its history if that was watched.
+
+    The loss is the run's, and so is what the ensemble averages where that is None; further options are those of `diagnose`.
+    """
+    import torch
+
+    from dissensus.diagnostics import diagnose as diagnose_members
+    from dissensus.recipes.recipe import rows_of_run
+    from dissensus.training.history import History
+
+    path = folder / "history.csv"
+    history = History.load(path) if path.is_file() else History()
+    train = rows_of_run(run, folder, "train")
+    assert train is not None
+    count = min(len(train), _LARGEST_TRAINING_SAMPLE)
+    some = train.rows(torch.linspace(0, len(train) - 1, count, dtype=torch.float64).round().long())
+    weights = _setting(run.recipe.objective, "weights")
+    return diagnose_members(
+        *_outputs_and_targets(run, known, batch_size),
+        "mse" if run.preprocessing.classes is None else run.recipe.likelihood.name,
+        average or _setting(run.recipe.objective, "average") or "probs",
+        None if weights is None else torch.tensor(weights, dtype=torch.float64),
+        training=_outputs_and_targets(run, some, batch_size),
+        history=history if "train_ensemble_error" in history.columns else None,
+        **options,
+    )
+
+
+def _outputs_and_targets(run: "LoadedRun", rows: "Loaded", batch_size: int) -> "tuple[Tensor, Tensor]":
+    import torch
+
+    from dissensus.predictions import predict
+
+    parts = [predict(run.ensemble, run.preprocessing(x), batch_size=batch_size) for x in rows.x.split(batch_size)]
+    return run.mean_and_scale(torch.cat(parts, dim=1))[0], run.preprocessing.targets_in_units(rows)
+
+
+def _setting(objective: Any, name: str) -> Any:
+    """Return a setting of an objective of a recipe, or of one that it wraps."""
+    return objective.get(name) or (_setting(objective["inner"], name) if "inner" in objective else None)
 
 
 def report(
@@ -265,7 +311,7 @@ def _check_new(names: Iterable[str], taken: Collection[str]) -> None:
 
 def known_data(run: "LoadedRun", folder: Path, data: str | None) -> tuple["Loaded", "Loaded | None"]:
     """Return the inputs to test on, and those of classes that were left out, unless data is named."""
-    from dissensus.recipes.runs import left_out_rows, rows_of_run
+    from dissensus.recipes.recipe import left_out_rows, rows_of_run
 
     if data is not None:
         return run.preprocessing.read(data), None
@@ -297,20 +343,12 @@ def _named(given: str, wanted: str) -> tuple[str, str]:
     return name, value
 
 
-def corruption_names(given: str | None) -> tuple[str, ...] | None:
+def corruption_names(given: str) -> tuple[str, ...]:
     """Return names of corruptions, each once, of names and families with commas between."""
-    from dissensus.data.corruptions import CORRUPTIONS
     from dissensus.evaluation.corrupting import corruption_families
 
-    if given is None:
-        return None
     families = corruption_families()
     names = [name for part in given.split(",") for name in families.get(part.strip(), (part.strip(),))]
-    unknown = [name for name in names if name not in CORRUPTIONS]
-    if unknown:
-        raise ValueError(
-            f"There is no corruption {unknown[0]!r}; there are {', '.join(families)} and {', '.join(CORRUPTIONS)}."
-        )
     return tuple(dict.fromkeys(names))
 
 

@@ -5,8 +5,6 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from functools import cache, partial
 from glob import glob, has_magic
 from os.path import commonpath, dirname, isfile
 from pathlib import Path
@@ -72,8 +70,8 @@ def score(
                 say(f"{target} is there already.")
         files = [(source, target) for source, target in files if not target.exists()]
     options = {"carry": carry or (), "batch_size": batch_size}
-    make = partial(Scorer, run, device, allow_import, false_alarms, coverage, options)
-    if sum((_score_with_ray if ray else _score_here)(make, files)):
+    score_files = _score_with_ray if ray else _score_here
+    if files and sum(score_files(files, run, device, allow_import, false_alarms, coverage, options)):
         raise typer.Exit(SOME_ROWS_BAD)
 
 
@@ -92,11 +90,7 @@ class Scorer:
         from dissensus.recipes.alarms import load_calibration
 
         self.run = load_trained(folder, device, allow_import)
-        known = load_calibration(folder, self.run)
-        if known is not None:
-            alarm = known.alarm if false_alarms is None else known.alarm.at(false_alarms)
-            known = replace(known, alarm=alarm, coverage=known.coverage if coverage is None else coverage)
-        self.options = {**options, "calibration": known}
+        self.options = {**options, "calibration": load_calibration(folder, self.run, false_alarms, coverage)}
 
     def score(self, source: str, target: Path, **options: Any) -> "Scored":
         """Score one file."""
@@ -105,20 +99,19 @@ class Scorer:
         return score_file(self.run, source, target, say=lambda text: note(source, [text]), **self.options, **options)
 
 
-def _score_here(make: "partial[Scorer]", files: Sequence[tuple[str, Path]]) -> Iterator[int]:
+def _score_here(files: Sequence[tuple[str, Path]], *scorer: Any) -> Iterator[int]:
     """Score files one after another; yield how many rows of each could not be read."""
-    load = cache(make)
+    loaded = Scorer(*scorer)
     for source, target in files:
-        yield _told(target, load().score(source, target, progress=_Line(source)))
+        yield _told(target, loaded.score(source, target, progress=_Line(source)))
 
 
-def _score_with_ray(make: "partial[Scorer]", files: Sequence[tuple[str, Path]]) -> Iterator[int]:
+def _score_with_ray(
+    files: Sequence[tuple[str, Path]], folder: Path, device: str, allow_import: bool, *others: Any
+) -> Iterator[int]:
     """Score files on a Ray cluster: one process a GPU, or a CPU where there is none, each with the run in memory."""
     from dissensus.recipes.sweeps import started_ray
 
-    if not files:
-        return
-    folder, device, allow_import, *others = make.args
     load_trained(folder, "cpu", allow_import)  # says here, and not in a cluster, what is wrong with it
     ray = started_ray()
     from ray.util import ActorPool

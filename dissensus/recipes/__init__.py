@@ -1,10 +1,8 @@
 """A run described in TOML: `Recipe.read(path).train(folder)`, and `load_run(folder)` to have it back."""
 
 from dissensus.recipes.choices import ACTIVATIONS, AUGMENTATIONS, KINDS, OBJECTIVES, SCHEDULES
-from dissensus.recipes.preprocessing import Preprocessing
-from dissensus.recipes.recipe import Recipe
-from dissensus.recipes.runs import LoadedRun, load_run
-from dissensus.recipes.sets import DataSettings, Sets
+from dissensus.recipes.data import DataSettings, Preprocessing, Sets
+from dissensus.recipes.recipe import LoadedRun, Recipe, load_run
 
 __all__ = [
     "ACTIVATIONS",

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,9 +17,11 @@ from dissensus.conformal.alarm import Score
 from dissensus.detectors import RowDistance
 from dissensus.evaluation.results import ID, AlarmCheck, floats
 from dissensus.predictions import mixture, predict
-from dissensus.recipes.runs import LoadedRun
-from dissensus.recipes.sets import Sets
+from dissensus.recipes.data import Sets
 from dissensus.scores import REGRESSION_SCORES, SCORES
+
+if TYPE_CHECKING:
+    from dissensus.recipes.recipe import LoadedRun
 
 ALARM = "alarm.json"
 COVERAGE = "coverage.json"
@@ -68,20 +70,13 @@ class AlarmSettings:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a run knows about held-out rows.
+    """What a run knows about held-out rows."""
 
-    Attributes:
-        alarm: Ranks scores among theirs.
-        monitor: Ranks scores among all earlier ones, those of held-out rows first; None where these are fewer than three.
-        misses: How far the truth was from the prediction, `(targets, rows)`: 1 - its probability, or the error in standard
-            deviations.
-        coverage: How often sets and intervals are to hold the truth.
-    """
-
-    alarm: Alarm
-    monitor: DriftMonitor | None
+    alarm: Alarm  # ranks scores among theirs
+    monitor: DriftMonitor | None  # ranks them among all earlier ones, those of held-out rows (three or more) first
+    # How far the truth was from the prediction, `(targets, rows)`: 1 - its probability, or the error in standard deviations.
     misses: tuple[tuple[float, ...], ...]
-    coverage: float
+    coverage: float  # how often sets and intervals are to hold the truth
 
     def for_a_stream(self) -> "Calibration":
         """Return the same with a monitor of its own."""
@@ -100,7 +95,7 @@ class Calibration:
             ]
 
 
-def calibrate_run(run: LoadedRun, sets: Sets, settings: AlarmSettings, folder: Path) -> list[str]:
+def calibrate_run(run: "LoadedRun", sets: Sets, settings: AlarmSettings, folder: Path) -> list[str]:
     """Calibrate a run on rows held out for that, or else to validate, into its folder; return what there is to say about it."""
     held_out = sets.calibration or sets.validation
     if held_out is None:
@@ -131,7 +126,7 @@ def calibrate_run(run: LoadedRun, sets: Sets, settings: AlarmSettings, folder: P
     return notes
 
 
-def _score(run: LoadedRun, sets: Sets, settings: AlarmSettings, folder: Path) -> Score:
+def _score(run: "LoadedRun", sets: Sets, settings: AlarmSettings, folder: Path) -> Score:
     """Return the score that the alarm ranks; where that is the distance to training rows, these go into the folder."""
     (folder / BANK).unlink(missing_ok=True)
     table = run.preprocessing.columns is not None and run.preprocessing.mean is not None
@@ -142,20 +137,25 @@ def _score(run: LoadedRun, sets: Sets, settings: AlarmSettings, folder: Path) ->
     return distance
 
 
-def load_calibration(folder: Path, run: LoadedRun) -> Calibration | None:
-    """Read a run's alarm, monitor and coverage; None where nothing was held out to calibrate on."""
+def load_calibration(
+    folder: Path, run: "LoadedRun", false_alarms: float | None = None, coverage: float | None = None
+) -> Calibration | None:
+    """Read a run's alarm, monitor and coverage, at its own rates or others; None where nothing was held out to calibrate on."""
     if not (folder / ALARM).exists():
         return None
     state = read_state(folder / COVERAGE, _FORMAT)
     score = RowDistance(load_file(folder / BANK)["bank"]) if (folder / BANK).exists() else None
     alarm = Alarm.load(folder / ALARM, run.ensemble, score=score)
+    alarm = alarm if false_alarms is None else alarm.at(false_alarms)
     watched = (folder / DRIFT).exists()
     monitor = DriftMonitor.load(folder / DRIFT, run.ensemble, score=score) if watched else None
-    return Calibration(alarm, monitor, tuple(map(tuple, state["misses"])), state["coverage"])
+    return Calibration(
+        alarm, monitor, tuple(map(tuple, state["misses"])), state["coverage"] if coverage is None else coverage
+    )
 
 
 def check_alarm(
-    run: LoadedRun, calibration: Calibration, known: tuple[Tensor, Tensor], unknown: Mapping[str, Tensor]
+    run: "LoadedRun", calibration: Calibration, known: tuple[Tensor, Tensor], unknown: Mapping[str, Tensor]
 ) -> AlarmCheck:
     """Look how the alarm, and sets or intervals, do on inputs that it was not calibrated on: raw ones, known with their targets."""
     alarm = calibration.alarm
@@ -182,7 +182,7 @@ def _some(values: Rows, most: int) -> Rows:
     return values[np.linspace(0, len(values) - 1, min(len(values), most)).round().astype(int)]
 
 
-def _misses(run: LoadedRun, x: Tensor, y: Tensor) -> Tensor:
+def _misses(run: "LoadedRun", x: Tensor, y: Tensor) -> Tensor:
     outputs = predict(run.ensemble, x)
     if run.preprocessing.classes is not None:
         probs = outputs.softmax(-1).mean(0)
@@ -191,7 +191,7 @@ def _misses(run: LoadedRun, x: Tensor, y: Tensor) -> Tensor:
     return ((y - mean).abs() / deviation).T.double()
 
 
-def _moments(run: LoadedRun, outputs: Tensor) -> tuple[Tensor, Tensor]:
+def _moments(run: "LoadedRun", outputs: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation of a regression's mixture, `(batch, targets)` each; 1 where points have none."""
     if run.recipe.likelihood.kind != "density":
         return outputs.mean(0), torch.ones_like(outputs[0])
@@ -199,7 +199,7 @@ def _moments(run: LoadedRun, outputs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def calibrated_columns(
-    run: LoadedRun, calibration: Calibration, x: Tensor, outputs: Tensor, scores: Mapping[str, Tensor]
+    run: "LoadedRun", calibration: Calibration, x: Tensor, outputs: Tensor, scores: Mapping[str, Tensor]
 ) -> dict[str, Any]:
     """Return p-value, flag, and prediction set or interval of each input; the drift monitor sees them in this order.
 

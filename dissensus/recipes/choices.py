@@ -72,8 +72,7 @@ def resolve_objective(table: Mapping[str, Any], where: str = "[objective]") -> d
     elif "inner" in table:
         raise ValueError(f"{name} in {where} wraps no other objective; leave inner out.")
     left_open = {"loss": AUTO} if "loss" in takes and table.get("loss", AUTO) == AUTO else {}
-    given = {key: value for key, value in table.items() if key not in ("name", "inner", *left_open)}
-    resolved = {"name": name, **checked(make, given, where), **left_open}
+    resolved = {"name": name, **checked(make, _options(table, "inner", *left_open), where), **left_open}
     return {**resolved, "inner": resolve_objective(inner, inside)} if wraps else resolved
 
 
@@ -93,27 +92,29 @@ def _has_field(make: Callable[..., Any], name: str) -> bool:
 
 def build_objective(resolved: Mapping[str, Any]) -> Objective:
     """Make an objective from settings that `resolve_objective` returned."""
-    options = {key: value for key, value in resolved.items() if key != "name" and (key, value) != ("loss", AUTO)}
+    options = _options(resolved, *(["loss"] if resolved.get("loss") == AUTO else []))
     if "inner" in resolved:
         options["inner"] = build_objective(resolved["inner"])
     return OBJECTIVES[resolved["name"]](**options)
 
 
 def resolve_schedule(value: Any) -> Any:
-    """Return a schedule's settings with defaults filled in; a name alone stays a name."""
-    if not isinstance(value, Mapping):
-        choose(SCHEDULES, value, "schedule of [training]")
-        return value if value in ("constant", "cosine", "one_cycle") else resolve_schedule({"name": value})
-    make = choose(SCHEDULES, value.get("name"), "[training.schedule]")
-    given = {key: item for key, item in value.items() if key != "name"}
-    return {"name": value["name"], **checked(make, given, "[training.schedule]")}
+    """Return a schedule's settings with defaults filled in; a name alone that `ds.fit` takes stays a name."""
+    if isinstance(value, str) and value in schedules.SCHEDULES:
+        return value
+    table = value if isinstance(value, Mapping) else {"name": value}
+    make = choose(SCHEDULES, table.get("name"), "[training.schedule]")
+    return {"name": table["name"], **checked(make, _options(table), "[training.schedule]")}
 
 
 def build_schedule(resolved: Any) -> Any:
     """Make a schedule from settings that `resolve_schedule` returned."""
-    if isinstance(resolved, str):
-        return resolved
-    return SCHEDULES[resolved["name"]](**{key: value for key, value in resolved.items() if key != "name"})
+    return resolved if isinstance(resolved, str) else SCHEDULES[resolved["name"]](**_options(resolved))
+
+
+def _options(table: Mapping[str, Any], *others: str) -> dict[str, Any]:
+    """Return what a table says beside a name, and beside other keys."""
+    return {key: value for key, value in table.items() if key not in ("name", *others)}
 
 
 def build_optimizer(name: str) -> str | type[Optimizer]:
@@ -160,7 +161,7 @@ def resolve_model(table: Mapping[str, Any], folder: Path = Path()) -> dict[str, 
     if isinstance(name, str) and ":" in name:
         return {"folder": str(folder.absolute()), **table}
     make = choose(ARCHITECTURES, name, "[model]")
-    given = {key: value for key, value in table.items() if key not in ("name", "activation")}
+    given = _options(table, "activation")
     # Sizes that the data decides, unless the recipe gives them.
     resolved = {"name": name, **checked(make, given, "[model]", without=[n for n in _FROM_DATA if n not in given])}
     if "activation" in table:
@@ -175,11 +176,9 @@ def member_factory(
     """Return a function that makes one member, of settings that `resolve_model` returned, for inputs of this shape."""
     name = model["name"]
     check_import(name, allow_import)
-    options = dict(model)
-    del options["name"]
-    folder = options.pop("folder", ".")
+    options = _options(model, "folder")
     if ":" in name:
-        make = _import_factory(name, folder)
+        make = _import_factory(name, model.get("folder", "."))
     else:
         make = ARCHITECTURES[name]
         if "activation" in options:

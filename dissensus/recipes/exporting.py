@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dissensus.data.files import Loaded
 from dissensus.data.tables import PERIODS, Category, Column, Date, LeftOut, Number, TableEncoder
 from dissensus.exporting import Exported, Precision, export
 from dissensus.recipes.alarms import load_calibration
-from dissensus.recipes.preprocessing import Preprocessing
-from dissensus.recipes.runs import LoadedRun, rows_of_run
+from dissensus.recipes.data import Preprocessing
+from dissensus.recipes.recipe import LoadedRun, rows_of_run
 
 # Rows on which a file is compared with the ensemble, beside their repetitions.
 _EXAMPLES = 512
@@ -32,18 +33,16 @@ def export_run(
     they are, words as their place among the levels that the metadata lists, dates as days since 1970, missing values as NaN. The
     alarm's rate, where callers give no limit, is the run's by default; all else is as in `ds.export`.
     """
-    calibration = load_calibration(folder, run)
-    alarm = None if calibration is None else calibration.alarm
-    if alarm is not None and false_alarms is not None:
-        alarm = alarm.at(false_alarms)
+    calibration = load_calibration(folder, run, false_alarms)
     inputs = RunInputs(run.preprocessing)
     # Rows that the file is compared on: held-out ones, where there are some.
     parts = (rows_of_run(run, folder, part) for part in ("calibration", "validation", "test", "train"))
+    rows = next(rows for rows in parts if rows is not None)
     return export(
         run.ensemble,
         path,
-        example=inputs.raw(next(rows.x[:_EXAMPLES] for rows in parts if rows is not None)),
-        alarm=alarm,
+        example=inputs.as_taken(rows.rows(torch.arange(min(len(rows), _EXAMPLES)))),
+        alarm=None if calibration is None else calibration.alarm,
         loss=run.recipe.likelihood.name,
         preprocess=inputs,
         precision=precision,
@@ -72,12 +71,10 @@ class RunInputs(nn.Module):
 
     def __init__(self, preprocessing: Preprocessing) -> None:
         super().__init__()
-        self.pixels = preprocessing.pixels
-        self.table = None if preprocessing.columns is None else TableFeatures(preprocessing.columns)
-        by_channel = self.pixels or len(preprocessing.shape) == 3
-        spread = (-1, *(1 for _ in preprocessing.shape[1:])) if by_channel else (-1,)
-        self.register_buffer("mean", torch.tensor(preprocessing.mean or (0.0,)).reshape(spread))
-        self.register_buffer("std", torch.tensor(preprocessing.std or (1.0,)).reshape(spread))
+        self.pixels, self.columns = preprocessing.pixels, preprocessing.columns
+        self.table = None if self.columns is None else TableFeatures(self.columns)
+        for name, values in zip(("mean", "std"), preprocessing.scaling(torch.device("cpu")), strict=True):
+            self.register_buffer(name, values)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return what members see, float32."""
@@ -85,9 +82,11 @@ class RunInputs(nn.Module):
         x = x.float() / 255 if self.pixels else x.float()
         return (x - self.mean) / self.std
 
-    def raw(self, features: Tensor) -> Tensor:
-        """Return what the file takes, from features as a data file gives them."""
-        return features if self.table is None else self.table.codes(features)
+    def as_taken(self, rows: Loaded) -> Tensor:
+        """Return what the file takes, of rows of a data file; the columns of built-in tables are numbers already."""
+        if self.columns is None or self.table is None or rows.table is None:
+            return rows.x
+        return torch.from_numpy(self.columns.codes(rows.table)[0]).to(self.table.dtype)
 
 
 class TableFeatures(nn.Module):
@@ -138,18 +137,3 @@ class TableFeatures(nn.Module):
                 angle = 2 * pi * ((days.floor() if part == "week" else days) % period / period)
                 found += [angle.sin(), angle.cos()]
         return found
-
-    def codes(self, features: Tensor) -> Tensor:
-        """Return the numbers that features came from, `(rows, columns)`."""
-        parts = features.to(self.dtype).split([len(column.features) for column in self.columns], 1)
-        return torch.stack([_code(column, part) for column, part in zip(self.columns, parts, strict=True)], 1)
-
-
-def _code(column: Column, features: Tensor) -> Tensor:
-    """Return the numbers of one column; what was filled in is NaN again where a feature says so."""
-    if isinstance(column, Category):
-        place = torch.where(features.any(1), features.argmax(1), -1).to(features.dtype)
-        return torch.where(place == len(column.levels), torch.nan, place)
-    assert isinstance(column, Number | Date)
-    code = features[:, 0] + (column.origin if isinstance(column, Date) else 0.0)
-    return torch.where(features[:, -1] > 0, torch.nan, code) if column.indicator else code

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from dissensus._files import written_aside
+from dissensus._signatures import need
 from dissensus.data.files import TABLE_ENDINGS, Loaded
 from dissensus.data.frames import table_parts
 from dissensus.data.tables import LeftOut, columns_of, texts_of
 from dissensus.predictions import predict
 from dissensus.recipes.alarms import Calibration, calibrated_columns
-from dissensus.recipes.runs import LoadedRun
-from dissensus.recipes.sets import label_names
+from dissensus.recipes.data import label_names
+from dissensus.recipes.recipe import LoadedRun
 from dissensus.scores import REGRESSION_SCORES, all_scores
 
 Table = dict[str, Any]
@@ -220,12 +221,16 @@ def table_writer(path: Path, ending: str) -> Iterator[Callable[[Table], None]]:
         with open(path, "w", newline="", encoding="utf-8") as file:
             yield partial(_append, file)
         return
-    pyarrow, writer = _pyarrow(), None
+    need("Writing .parquet", "data", "pyarrow")
+    import pyarrow
+    from pyarrow.parquet import ParquetWriter
+
+    writer = None
 
     def write(table: Table) -> None:
         nonlocal writer
         rows = pyarrow.table(table, schema=None if writer is None else writer.schema)
-        writer = writer or pyarrow.parquet.ParquetWriter(path, rows.schema)
+        writer = writer or ParquetWriter(path, rows.schema)
         writer.write_table(rows)
 
     try:
@@ -243,15 +248,3 @@ def _append(file: TextIO, table: Table) -> None:
     # Nine digits tell any two float32 numbers apart; more are noise.
     cells = ([f"{cell:.9g}" if isinstance(cell, float) else cell for cell in column] for column in columns)
     writer.writerows(zip(*cells, strict=True))
-
-
-def _pyarrow() -> Any:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            "Writing .parquet needs pyarrow, which this environment lacks. Write .csv, or install with: "
-            "pip install 'dissensus[data]'"
-        ) from None
-    return pyarrow

@@ -77,26 +77,20 @@ def _read(hint: Any, value: Any) -> Any:
     if origin in (Union, UnionType):
         return next((used for arg in args if (used := _read(arg, value)) is not _OTHER), _OTHER)
     if _is_kind(origin, Sequence):
-        return _read_list(args[0], value, tuple in (origin, type(value)))
+        items = [_read(args[0], item) for item in value] if isinstance(value, list | tuple) else [_OTHER]
+        whole = tuple(items) if tuple in (origin, type(value)) else items
+        return _OTHER if _OTHER in items else whole
     if hint is float and type(value) is int:
         return float(value)
-    return value if _is_of(value, hint) else _OTHER
+    return value if _is_of(value, hint, origin) else _OTHER
 
 
-def _is_of(value: Any, hint: Any) -> bool:
-    origin = get_origin(hint)
+def _is_of(value: Any, hint: Any, origin: Any) -> bool:
     if origin is Literal:  # 1 is not True here
         return (value, type(value)) in [(word, type(word)) for word in get_args(hint)]
     if _is_kind(origin, Mapping):
         return isinstance(value, Mapping)
     return hint is Any or type(value) is hint
-
-
-def _read_list(hint: Any, values: Any, as_tuple: bool) -> Any:
-    items = [_read(hint, value) for value in values] if isinstance(values, list | tuple) else [_OTHER]
-    if _OTHER in items:
-        return _OTHER
-    return tuple(items) if as_tuple else items
 
 
 def _words(hint: Any) -> str:

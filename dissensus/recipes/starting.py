@@ -9,7 +9,8 @@ from statistics import median
 from dissensus.data.files import TABLE_ENDINGS, Loaded, load
 from dissensus.data.frames import read_table
 from dissensus.data.images import IMAGE_ENDINGS, describe_shape
-from dissensus.recipes.sets import is_regression, label_names, listed
+from dissensus.evaluation.tables import text_table
+from dissensus.recipes.data import is_regression, label_names, listed
 
 _LARGEST_SIZE = 64
 _CALIBRATION = 0.15
@@ -50,11 +51,9 @@ def _columns_in_words(loaded: Loaded) -> str:
     if loaded.columns is None or loaded.table is None:
         return ""
     missing = {name: int(where.sum()) for name, where in loaded.columns.missing(loaded.table).items()}
-    rows = [("column", "read as", "missing", "remark")]
-    for column in loaded.columns.columns:
-        rows.append((column.name, column.read_as, str(missing.get(column.name) or ""), column.note))
-    widths = [max(len(row[place]) for row in rows) for place in range(3)]
-    return "\n".join(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}}  {d}".rstrip() for a, b, c, d in rows)
+    columns = loaded.columns.columns
+    rows = [[own.name, own.read_as, str(missing.get(own.name) or ""), own.note] for own in columns]
+    return text_table(["column", "read as", "missing", "remark"], rows)
 
 
 def _target_in_words(loaded: Loaded, target: str | None, regression: bool) -> str:

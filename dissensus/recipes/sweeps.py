@@ -14,14 +14,14 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from importlib import import_module
 from itertools import product
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from dissensus._files import replace_file
-from dissensus.recipes.runs import is_finished
+from dissensus._signatures import need
+from dissensus.recipes.recipe import is_finished
 from dissensus.recipes.settings import changed
 
 SWEEP, JOURNAL = "sweep.json", "search.journal"
@@ -70,18 +70,17 @@ def arms_of(sweep: Mapping[str, Any]) -> dict[str, list[str]]:
     """
     settings = settings_of(sweep)
     settings["ensemble.seed"] = sweep.get("ensemble.seed") or list(range(sweep.get("repeats", 1)))
-    arms = {}
-    for values in product(*settings.values()):
-        changes = dict(zip(settings, map(json.dumps, values), strict=True))
-        arms[_name(changes)] = [f"{key}={value}" for key, value in changes.items()]
+    arms = dict(
+        _arm(dict(zip(settings, map(json.dumps, values), strict=True))) for values in product(*settings.values())
+    )
     changed({}, [change for changes in arms.values() for change in changes])
     return arms
 
 
-def _name(changes: Mapping[str, str]) -> str:
-    """Return an arm's name, which is also its folder's."""
-    name = "-".join(f"{key.rpartition('.')[2]}={value}" for key, value in changes.items())
-    return re.sub(r"[^\w=.-]", "_", name)
+def _arm(values: Mapping[str, str]) -> tuple[str, list[str]]:
+    """Return an arm's name, which is also its folder's, and its changes."""
+    name = "-".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items())
+    return re.sub(r"[^\w=.-]", "_", name), [f"{key}={value}" for key, value in values.items()]
 
 
 def run_sweep(
@@ -154,19 +153,12 @@ def _with_ray(train: "partial[str]", arms: Mapping[str, list[str]], jobs: int) -
 
 def started_ray() -> Any:
     """Return Ray, connected to the cluster that RAY_ADDRESS names, or to this machine."""
-    ray = _imported("ray", "--ray needs Ray", "ray")
+    need("--ray", "ray", "ray")
+    import ray
+
     if not ray.is_initialized():
         ray.init(log_to_driver=False, include_dashboard=False)
     return ray
-
-
-def _imported(module: str, wanted: str, extra: str) -> Any:
-    try:
-        return import_module(module)
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            f"{wanted}, which this environment lacks. Install with: pip install 'dissensus[{extra}]'"
-        ) from None
 
 
 def _search(
@@ -191,9 +183,8 @@ def _search(
     def work(_: int) -> None:
         while (arm := next_arm()) is not None:
             number, values = arm
-            changes = {key: v if isinstance(v, str) else json.dumps(v) for key, v in values.items()}
-            name = _name(changes)
-            answer = train(name, [f"{key}={value}" for key, value in changes.items()])
+            name, changes = _arm({key: v if isinstance(v, str) else json.dumps(v) for key, v in values.items()})
+            answer = train(name, changes)
             if answer.startswith(_BUSY):
                 continue  # a process that shares the journal has it
             value = _validation_loss(folder / name) if is_finished(folder / name) else None
@@ -208,11 +199,14 @@ def _search(
 
 
 def _study(folder: Path) -> Any:
-    optuna = _imported("optuna", "`trials` in [sweep] needs optuna", "search")
+    need("`trials` in [sweep]", "search", "optuna")
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
     folder.mkdir(parents=True, exist_ok=True)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    backend = import_module("optuna.storages.journal").JournalFileBackend(str(folder / JOURNAL))
-    storage = optuna.storages.JournalStorage(backend)
+    storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
     replace_file(folder / SWEEP, "[]")
     study = optuna.create_study(study_name="sweep", storage=storage, load_if_exists=True)
     # Processes that share the journal begin at other places, and keep away from what others are trying.

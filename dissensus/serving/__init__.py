@@ -4,20 +4,7 @@ Nothing here loads torch: a server needs the file, onnxruntime and numpy. `serve
 is the application alone.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from dissensus.serving.app import make_app
-    from dissensus.serving.server import serve
-    from dissensus.serving.service import Settings
+from dissensus.serving.app import Settings, make_app
+from dissensus.serving.server import serve
 
 __all__ = ["Settings", "make_app", "serve"]
-
-_HOMES = {"Settings": "service", "make_app": "app", "serve": "server"}
-
-
-def __getattr__(name: str) -> object:
-    if name in _HOMES:
-        return getattr(import_module(f"dissensus.serving.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'dissensus.serving' has no attribute {name!r}")

@@ -39,45 +39,34 @@ class Batcher:
         self._run, self.queue_rows, self.batch_rows = run, queue_rows, batch_rows
         self._queue: deque[_Waiting] = deque()
         self.waiting_rows = 0
-        self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, "batches")
-        self._task: asyncio.Task[None] | None = None
-        self._busy = False
-
-    def start(self) -> None:
-        """Begin; inside a running event loop."""
-        self._task = asyncio.get_running_loop().create_task(self._serve())
+        self._task: asyncio.Task[None] | None = None  # runs as long as somebody waits
 
     async def stop(self) -> None:
         """Finish what was accepted, then end."""
-        while self._queue or self._busy:
-            await asyncio.sleep(0.01)
         if self._task is not None:
-            self._task.cancel()
-        await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
+            await self._task
+        self._thread.shutdown()
 
     async def submit(self, feed: Arrays) -> Arrays:
         """Return the outputs of one request; where the queue is full, nothing of it was or will be run."""
         rows = len(next(iter(feed.values())))
         if self._queue and self.waiting_rows + rows > self.queue_rows:
             raise QueueFull
-        done: asyncio.Future[Arrays] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Arrays] = loop.create_future()
         self._queue.append(_Waiting(feed, rows, done))
         self.waiting_rows += rows
-        self._arrived.set()
+        if self._task is None or self._task.done():
+            self._task = loop.create_task(self._serve())
         return await done
 
     async def _serve(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await self._arrived.wait()
-            self._arrived.clear()
-            while self._queue:
-                self._busy = True
-                await self._answer(self._next(), loop)
-                self._busy = False
+        while self._queue:
+            await self._answer(self._next())
 
-    async def _answer(self, batch: list[_Waiting], loop: asyncio.AbstractEventLoop) -> None:
+    async def _answer(self, batch: list[_Waiting]) -> None:
+        loop = asyncio.get_running_loop()
         try:
             names = batch[0].feed if len(batch) > 1 else ()
             joined = {name: np.concatenate([each.feed[name] for each in batch]) for name in names}
@@ -85,7 +74,7 @@ class Batcher:
         except Exception as problem:  # whatever a run raises must not end the service
             if len(batch) > 1:
                 for each in batch:  # one request's error is not the others'
-                    await self._answer([each], loop)
+                    await self._answer([each])
             elif not batch[0].done.done():
                 batch[0].done.set_exception(problem)
         else:

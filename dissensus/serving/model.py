@@ -136,8 +136,8 @@ class Model:
         self.facts = self._session.facts
         if "dissensus" not in self.facts:
             raise ValueError(f"{self.path} was not written by dissensus export, so its outputs cannot be told.")
-        self.inputs = {each.name: Field.of(each) for each in self._session.inputs.values()}
-        self.outputs = {each.name: Field.of(each) for each in self._session.output_values}
+        self.inputs = {name: Field.of(each) for name, each in self._session.inputs.items()}
+        self.outputs = {name: Field.of(each) for name, each in self._session.outputs.items()}
         self.classes: list[str] | None = self.facts.get("classes")
         self.limit: float | None = self.facts.get("false_alarms")
         columns = self.facts.get("columns")
@@ -180,7 +180,6 @@ class Model:
         return codes.astype(self.inputs["x"].dtype)
 
     def _named(self, row: Any, number: int, names: tuple[str, ...], known: set[Any]) -> dict[str, Any]:
-        """Return one row by name of column."""
         if isinstance(row, list) and len(row) == len(names):
             row = dict(zip(names, row, strict=True))
         if not isinstance(row, dict):

@@ -85,7 +85,6 @@ def _row(model: Model) -> Schema:
 
 
 def _array(field: Field, shape: Sequence[int | None]) -> Schema:
-    """Describe nested lists of numbers of a shape."""
     if not shape:
         return _NUMBER if field.floats else _WHOLE
     size = {} if shape[0] is None else {"minItems": shape[0], "maxItems": shape[0]}

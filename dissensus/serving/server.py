@@ -11,8 +11,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from dissensus.serving.app import make_app
-from dissensus.serving.service import Settings
+from dissensus.serving.app import Settings, make_app
 from dissensus.serving.watching import log_as_json
 
 _SETTINGS = "DISSENSUS_SERVER"

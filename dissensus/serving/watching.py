@@ -10,6 +10,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dissensus.serving.model import Arrays
@@ -84,7 +85,8 @@ class Watched:
         except Exception:
             log.exception("a request failed")
             if not status:
-                await _fail(noting)
+                failed = JSONResponse({"error": "The server made a mistake; its log says which."}, 500)
+                await failed(scope, receive, noting)
         finally:
             self._note(scope, status, time.perf_counter() - started)
 
@@ -96,13 +98,6 @@ class Watched:
         method = scope["method"] if route != "none" else ""
         facts = (method, route, status, round(1000 * seconds, 2), scope.get("dissensus.rows", 0))
         log.info("request", extra=dict(zip(_FIELDS, facts, strict=True)))
-
-
-async def _fail(send: Send) -> None:
-    body = b'{"error":"The server made a mistake; its log says which."}'
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": 500, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
 
 
 class JsonLines(logging.Formatter):
