@@ -14,7 +14,7 @@ from dissensus.data import trees
 from dissensus.data.trees import Batch, Output, Tree, WholeOutput, pick, repeat_rows
 from dissensus.engines.watching import kept_as_is, look_at
 from dissensus.members.members import Keys, Members, View, under
-from dissensus.members.stacking import PROBE_ROWS, Tensors, check_nets, keep_weights_apart, quiet_weights, recurs
+from dissensus.members.stacking import Tensors, check_nets, keep_weights_apart, quiet_weights, recurs
 from dissensus.nets.dropout import dropout_keys, key_dropout, rewind_dropout
 from dissensus.randomness import derive, seeded
 
@@ -114,13 +114,8 @@ class SharedMembers(Members):
     def _probe(self, tensors: Tensors, x: Batch, owners: Tensor, keys: Keys) -> bool:
         """Whether the network draws random numbers that are not a dropout layer's."""
         copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-        few = self._rows_to_look_at(x.detach())
         with seeded(0, alone=True), kept_as_is(self.parts()), torch.no_grad():
-            return bool(look_at(lambda: self._run_net(copies, few, owners[: len(few)], keys))[0])
-
-    def _rows_to_look_at(self, x: Any) -> Any:
-        """Return some rows of a batch to look at what the network does with them."""
-        return x[:PROBE_ROWS]
+            return bool(look_at(lambda: self._run_net(copies, x.detach(), owners, keys))[0])
 
     def sums_by_member(self, values: Tensors, view: View) -> Tensor:
         """Return the sum of all values for every member, where they share them."""
