@@ -14,13 +14,12 @@ from dissensus.construction import describe
 from dissensus.data.trees import Output, call, pick, signature
 from dissensus.engines.graphs import for_each_member
 from dissensus.engines.watching import kept_as_is, look_at
-from dissensus.members.members import Keys, Members, settled_block, under
+from dissensus.members.members import Keys, Members, under
 from dissensus.members.shared import fastest_layout
 from dissensus.members.stacking import (
     PLAIN,
     PROBE_MEMBERS,
     PROBE_ROWS,
-    Loan,
     RulesOfVmap,
     Shell,
     Tensors,
@@ -144,7 +143,6 @@ class DeepEnsemble(Members):
         # Keys of members and of dropout layers go where the networks are.
         self.to(next((p.device for net in nets for p in net.parameters()), self.member_keys.device))
         self._shells = [Shell(net) for net in nets]
-        self._loan: Loan | None = None
 
     def why_not_single(self) -> str | None:
         """Say why one member's program would not be every member's; None if it would."""
@@ -177,7 +175,7 @@ class DeepEnsemble(Members):
     def run(self, tensors: Tensors, x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Run members on the given tensors; see `Members.run`."""
         decision = self._decide(tensors, x, own, rows, keys)
-        if decision["why_loop"] is None:
+        if decision["why_loop"] is None or self._has_changed():
             return self._run_vectorised(tensors, x, own, keys)
         return self._run_loop(tensors, x, own, rows, keys, random=decision["random"])
 
@@ -259,8 +257,8 @@ class DeepEnsemble(Members):
         return "large batches are faster one member at a time on a CPU" if self._is_large(x, own) else None
 
     def _is_large(self, x: Any, own: bool) -> bool:
-        settled = not self.training and settled_block(self) is not None
-        return settled and x.device.type == "cpu" and x.shape[int(own)] >= LARGE_BATCH
+        predicts = not self.training and not torch.is_grad_enabled()
+        return predicts and x.device.type == "cpu" and x.shape[int(own)] >= LARGE_BATCH
 
     @property
     def faster_apart(self) -> bool:
@@ -291,9 +289,6 @@ class DeepEnsemble(Members):
         return outputs
 
     def _run_loop(self, tensors: Tensors, x: Any, own: bool, rows: Tensor | None, keys: Keys, random: bool) -> Tensor:
-        block = settled_block(self)
-        if rows is None and not own and block is not None:
-            return self._run_settled(tensors, x, keys, block)
         members = list(range(self.num_members)) if rows is None else rows.tolist()
         self._follow_modes(members)
         seeds = keys().tolist() if random and self.training else None
@@ -309,24 +304,11 @@ class DeepEnsemble(Members):
             for_each_member(run, len(members))
         return join(outputs)
 
-    def _run_settled(self, tensors: Tensors, x: Any, keys: Keys, block: int) -> Tensor:
-        """Run members in turn where neither weights nor modes change between passes: they keep the rows they were lent."""
-        members = range(self.num_members)
-        if self._loan is None or not self._loan.holds(tensors, block):
-            net = self.net if self.why_different is None else None
-            if net is not None and why_another(net, self._shells[0].net, PLAIN) is not None:
-                return self._run_vectorised(tensors, x, False, keys)
-            self._follow_modes(members)
-            self._loan = Loan(self._shells, tensors, self._split(tensors, members), block)
-        loan, outputs = self._loan, [torch.empty(0)] * self.num_members
-
-        def run(index: int) -> None:
-            outputs[index] = pick(call(loan.shells[index].net, x), self.picks)
-            loan.shells[index].collect(loan.rows[index])
-
-        with quiet_weights(self._recurs):
-            for_each_member(run, self.num_members)
-        return join(outputs)
+    def _has_changed(self) -> bool:
+        """Whether somebody changed an attribute of the network that stands for all, or hooked it: members' own modules do not know."""
+        if self.training or self.net is None or self.why_different is not None:
+            return False
+        return why_another(self.net, self._shells[0].net, PLAIN) is not None
 
     def _follow_modes(self, members: Sequence[int]) -> None:
         """Have each member's own modules train or evaluate as the registered ones do."""
@@ -375,7 +357,7 @@ class DeepEnsemble(Members):
     def __getstate__(self) -> dict[str, Any]:
         for shell in self._shells:
             shell.release()
-        return self.__dict__ | {"_loan": None}
+        return self.__dict__
 
 
 @contextmanager

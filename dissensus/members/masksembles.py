@@ -14,7 +14,7 @@ from dissensus import masks
 from dissensus._signatures import checked
 from dissensus.data.sources import device_of
 from dissensus.data.trees import Output
-from dissensus.members.members import Keys, evaluation_mode, settled_block, under
+from dissensus.members.members import Keys, evaluation_mode, under
 from dissensus.members.shared import BatchUse, SharedMembers, adopt, call, fastest_layout
 from dissensus.members.stacking import Tensors, join, tensors_of
 from dissensus.members.trimming import ChannelMask, Form, Trimmer, attach, grow, why_not_trimmed
@@ -122,7 +122,6 @@ class Masksembles(SharedMembers):
         self.scale, self.execution = scale, execution
         # In a list: the module without values is not a part of this one.
         self._trimmer = [Trimmer(self.net, sites)]
-        self._gathered: tuple[list[Tensor], list[dict[str, Tensor]]] | None = None
         # The first inputs that are evaluated, until trimming has been checked on them.
         self._few: Tensor | None = None
         self._trimming_checked = False
@@ -164,7 +163,9 @@ class Masksembles(SharedMembers):
 
     def _run_apart(self, tensors: Tensors, x: Any, own: bool, rows: Tensor | None) -> Tensor:
         net, x = self._trimmer[0].net.eval(), fastest_layout(x)
-        members = self._gather(under("net.", tensors), rows, x.device)
+        trimmer, whole = self._trimmer[0], under("net.", tensors)
+        kept = trimmer.kept(whole, self.all_members(x.device) if rows is None else rows)
+        members = [trimmer.tensors(whole, channels) for channels in kept]
         outputs: Tensor = join(
             [call(net, one, x[place] if own else x, self.picks) for place, one in enumerate(members)]
         )
@@ -180,7 +181,7 @@ class Masksembles(SharedMembers):
         reason = "with fewer channels the network answers otherwise: it reads widths or weights itself"
         log.warning("members keep their masks: %s", reason)
         sites = [site.fixed(reason) for site in self._trimmer[0].sites.values()]
-        self._trimmer, self._apart_pays, self._gathered = [Trimmer(self.net, sites)], False, None
+        self._trimmer, self._apart_pays = [Trimmer(self.net, sites)], False
 
     def _right_when_trimmed(self, few: Any) -> bool:
         tensors = {name: t.detach() for name, t in tensors_of(self).items()}
@@ -197,26 +198,6 @@ class Masksembles(SharedMembers):
         share = max(1e-2, 32 * torch.finfo(wanted.dtype).eps)
         room = share * float(wanted.abs().max()) + 1e-6
         return torch.allclose(wanted, found, rtol=share, atol=room, equal_nan=True)
-
-    def _gather(self, tensors: Tensors, rows: Tensor | None, device: torch.device) -> list[dict[str, Tensor]]:
-        """Return the tensors of members that run apart; during an evaluation they are gathered once."""
-        given = list(tensors.values())
-        if self._gathered is not None and rows is None:
-            before, members = self._gathered
-            if all(old is new for old, new in zip(before, given, strict=True)):
-                return members
-        trimmer = self._trimmer[0]
-        kept = trimmer.kept(tensors, self.all_members(device) if rows is None else rows)
-        members = [trimmer.tensors(tensors, channels) for channels in kept]
-        if rows is None and settled_block(self) is not None:
-            self._gathered = given, members
-        return members
-
-    def train(self, mode: bool = True) -> "Masksembles":
-        """Set training or evaluation mode."""
-        self._gathered = None
-        super().train(mode)
-        return self
 
     def _saves_arithmetic(self) -> bool:
         """Whether members on their own are so much smaller that running one after the other pays."""

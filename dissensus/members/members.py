@@ -5,7 +5,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from itertools import count
 from threading import Lock, RLock
 from typing import Any, ClassVar, Literal
 from weakref import WeakKeyDictionary
@@ -22,15 +21,8 @@ from dissensus.data.trees import WHOLE, Batch, Output, WholeOutput, expand_rows,
 from dissensus.members.stacking import Tensors, average, check_one_architecture, tensors_of
 from dissensus.randomness import derive, evaluating, fold
 
-_settled: WeakKeyDictionary[Module, int] = WeakKeyDictionary()
-_numbers = count(1)
 _locks: WeakKeyDictionary[Module, RLock] = WeakKeyDictionary()
 _making_locks = Lock()
-
-
-def settled_block(module: Module) -> int | None:
-    """Return the number of the block of `evaluation_mode` that a module is in, in which its weights stay as they are."""
-    return _settled.get(module)
 
 
 @contextmanager
@@ -42,13 +34,7 @@ def evaluation_mode(members: Module) -> Iterator[None]:
     with _making_locks:
         lock = _locks.setdefault(members, RLock())
     with lock, evaluating(members), torch.no_grad():
-        newly = [module for module in members.modules() if module not in _settled]
-        _settled.update(dict.fromkeys(newly, next(_numbers)))
-        try:
-            yield
-        finally:
-            for module in newly:
-                _settled.pop(module, None)
+        yield
 
 
 Keys = Callable[[], Tensor]

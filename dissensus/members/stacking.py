@@ -240,7 +240,6 @@ class Shell:
 
     def __init__(self, net: nn.Module) -> None:
         self.net = net
-        self.row: Tensors | None = None
         owner: dict[int, str] = {id(t): name for name, t in reversed(tensors_of(net).items())}
         self._parameters: list[tuple[nn.Module, str, str]] = []
         self._buffers: list[tuple[nn.Module, str, str]] = []
@@ -253,7 +252,6 @@ class Shell:
 
     def lend(self, row: Tensors) -> None:
         """Bind the tensors of one member; gradients flow to where the row came from."""
-        self.row = row
         for module, name, source in self._parameters:
             value = row[source]
             # Through setattr: recurrent layers keep a second list of their weights up to date there. A Parameter would be
@@ -268,12 +266,9 @@ class Shell:
             now = module._buffers[name]
             if now is not None and now is not row[source]:
                 row[source].copy_(now.detach())
-                # It may stay lent for another pass, before which somebody may change the row.
-                module._buffers[name] = row[source]
 
     def release(self) -> None:
         """Let go of all tensors, so that the shell can be copied and keeps nothing alive."""
-        self.row = None
         for module, name, _ in self._parameters:
             module._parameters.pop(name, None)
             setattr(module, name, None)
@@ -315,28 +310,6 @@ def join(outputs: Sequence[Any]) -> Any:
     if len(shapes := {tuple(output.shape) for output in outputs}) > 1:
         raise ValueError(f"Members must give outputs of one shape; got {' and '.join(map(str, sorted(shapes)))}.")
     return torch.stack(list(outputs))
-
-
-class Loan:
-    """Rows lent to shells for the passes of one block of evaluation, in which the tensors stay where they are."""
-
-    def __init__(self, shells: Sequence[Shell], tensors: Tensors, rows: Sequence[Tensors], block: int) -> None:
-        self.shells, self.rows, self.block = shells, rows, block
-        self._places = [(tensor, tensor.data_ptr()) for tensor in tensors.values()]
-        for shell, row in zip(shells, rows, strict=True):
-            shell.lend(row)
-
-    def holds(self, tensors: Tensors, block: int) -> bool:
-        """Whether this is the same block, and the shells still have rows of these tensors."""
-        return (
-            block == self.block
-            and len(tensors) == len(self._places)
-            and all(
-                tensor is lent and tensor.data_ptr() == place
-                for tensor, (lent, place) in zip(tensors.values(), self._places, strict=True)
-            )
-            and all(shell.row is row for shell, row in zip(self.shells, self.rows, strict=True))
-        )
 
 
 PROBE_ROWS = 4
