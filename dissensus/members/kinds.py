@@ -73,13 +73,6 @@ def mc_dropout(
     return MCDropout(made(make_member, 1, seed), num_members, seed, p, masks=masks)
 
 
-def packed(
-    make_member: MakeNet, num_members: int, seed: int = 0, *, alpha: float = 2.0, gamma: int = 1
-) -> PackedEnsemble:
-    """Make thin members that are packed into grouped layers."""
-    return PackedEnsemble(make_member, num_members, alpha, gamma, seed)
-
-
 KINDS: Mapping[str, Callable[..., Members]] = MappingProxyType(
     {
         "deep": DeepEnsemble,
@@ -87,10 +80,10 @@ KINDS: Mapping[str, Callable[..., Members]] = MappingProxyType(
         "masksembles": masksembles,
         "mc_dropout": mc_dropout,
         "batch_ensemble": BatchEnsemble,
-        "packed": packed,
+        "packed": PackedEnsemble,
         "snapshots": SnapshotEnsemble,
         "swag": SWAG,
         "mimo": MIMO,
     }
 )
-"""Kinds of ensembles by name: called with a factory of networks, their number, a seed and settings."""
+"""Kinds of ensembles by name: called with a factory of networks, their number, `seed=` and settings."""
