@@ -1,56 +1,52 @@
 """A network's operations as graphs, and what each one does to the channels that flow through it."""
 
-import operator
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-import torch
 from torch import fx, nn
 
 from dissensus.architectures import _FlattenTo
 from dissensus.nets.dropout import KeyedDropout
+
+# Layers that mix channels.
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+Effect = Literal[
+    "activates", "moves zero", "passes", "normalises", "pools", "flattens", "averages", "combines", "other"
+]
+"""What an operation does to channels: of activations, those that give zero for zero, so that a dropped channel stays dropped, `activate`;
+`averages` leaves of an image one value a channel; `combines` adds or multiplies two tensors."""
+ACTIVATIONS: tuple[Effect, ...] = ("activates", "moves zero")
+KEEPS_ZERO: tuple[Effect, ...] = ("activates", "passes", "pools")
 
 
 def _layers(names: str) -> tuple[type[nn.Module], ...]:
     return tuple(getattr(nn, name) for name in names.split())
 
 
-def _names(names: str) -> frozenset[str]:
-    return frozenset(names.split())
-
-
-# Layers that mix channels.
-LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-# Elementwise, and zero where their input is zero: a dropped channel stays dropped.
-_ZERO_KEEPING = _layers(
-    "ReLU ReLU6 LeakyReLU PReLU ELU CELU SELU GELU SiLU Mish Hardswish Tanh Tanhshrink Softsign Softshrink Hardshrink"
-)
-_ZERO_MOVING = _layers("Sigmoid Softplus Hardtanh Hardsigmoid LogSigmoid")
-ACTIVATIONS = (*_ZERO_KEEPING, *_ZERO_MOVING)
-_ELEMENTWISE = (
-    *_layers("Identity Dropout Dropout1d Dropout2d Dropout3d AlphaDropout FeatureAlphaDropout"),
-    KeyedDropout,
-)
-_POOLING = (
-    *(layer for n in (1, 2, 3) for layer in _layers(f"MaxPool{n}d AvgPool{n}d")),
-    *(layer for n in (1, 2, 3) for layer in _layers(f"AdaptiveAvgPool{n}d AdaptiveMaxPool{n}d")),
-    nn.Upsample,
-)
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-
-ZERO_KEEPING_NAMES = _names(
-    "relu relu_ relu6 leaky_relu elu celu selu gelu silu mish hardswish tanh tanh_ tanhshrink softsign"
-)
-_ZERO_MOVING_NAMES = _names("sigmoid softplus hardtanh hardsigmoid logsigmoid")
-_ELEMENTWISE_NAMES = frozenset(("dropout", "contiguous"))
-_POOLING_NAMES = frozenset(
-    f"{kind}{n}d" for kind in ("max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool") for n in (1, 2, 3)
-)
-_COMBINING = (operator.add, operator.iadd, operator.sub, operator.mul, operator.imul, torch.add, torch.sub, torch.mul)
-_COMBINING_NAMES = frozenset(("add", "add_", "sub", "mul", "mul_"))
-_SHAPE_NAMES = frozenset(("size", "dim"))
+_POOLS = "MaxPool{0}d AvgPool{0}d AdaptiveAvgPool{0}d AdaptiveMaxPool{0}d"
+_BY_LAYER: Mapping[Effect, tuple[type[nn.Module], ...]] = {
+    "activates": _layers(
+        "ReLU ReLU6 LeakyReLU PReLU ELU CELU SELU GELU SiLU Mish Hardswish Tanh Tanhshrink Softsign Softshrink Hardshrink"
+    ),
+    "moves zero": _layers("Sigmoid Softplus Hardtanh Hardsigmoid LogSigmoid"),
+    "passes": (
+        *_layers("Identity Dropout Dropout1d Dropout2d Dropout3d AlphaDropout FeatureAlphaDropout"),
+        KeyedDropout,
+    ),
+    "normalises": BATCH_NORMS,
+    "pools": (*(layer for n in (1, 2, 3) for layer in _layers(_POOLS.format(n))), nn.Upsample),
+}
+_POOL_NAMES = "max_pool{0}d avg_pool{0}d adaptive_avg_pool{0}d adaptive_max_pool{0}d"
+BY_FUNCTION: Mapping[Effect, str] = {
+    "activates": "relu relu_ relu6 leaky_relu elu celu selu gelu silu mish hardswish tanh tanh_ tanhshrink softsign",
+    "moves zero": "sigmoid softplus hardtanh hardsigmoid logsigmoid",
+    "passes": "dropout contiguous",
+    "pools": " ".join(_POOL_NAMES.format(n) for n in (1, 2, 3)),
+}
 
 
 @dataclass(frozen=True)
@@ -107,50 +103,39 @@ def function_name(node: fx.Node) -> str:
     return getattr(node.target, "__name__", "") if node.op == "call_function" else ""
 
 
-def is_activation(part: Traced, node: fx.Node) -> bool:
-    """Whether a node is a nonlinearity."""
-    module = part.module(node)
-    return isinstance(module, ACTIVATIONS) or function_name(node) in ZERO_KEEPING_NAMES | _ZERO_MOVING_NAMES
+def effect_of(part: Traced, node: fx.Node) -> Effect:
+    """Return what a node does to channels."""
+    module, name = part.module(node), function_name(node)
+    if getattr(module, "return_indices", False):
+        return "other"
+    found: list[Effect] = [effect for effect, layers in _BY_LAYER.items() if isinstance(module, layers)]
+    found += [effect for effect, names in BY_FUNCTION.items() if name in names.split()]
+    if found:
+        return found[0]
+    if flattens(part, node):
+        return "flattens"
+    if _averages(node):
+        return "averages"
+    # Functions of torch and of operator, and methods.
+    adds = name in ("add", "add_", "iadd", "sub", "mul", "mul_", "imul")
+    return "combines" if adds and sum(isinstance(value, fx.Node) for value in node.args) > 1 else "other"
 
 
-def keeps_zero(part: Traced, node: fx.Node) -> bool:
-    """Whether a node gives zero for zero (for those that treat channels one by one)."""
-    module = part.module(node)
-    if module is not None:
-        return isinstance(module, (*_ZERO_KEEPING, *_ELEMENTWISE, *_POOLING))
-    return function_name(node) not in _ZERO_MOVING_NAMES
-
-
-def combines(node: fx.Node) -> bool:
-    """Whether a node adds or multiplies two tensors."""
-    named = function_name(node) in _COMBINING_NAMES and node.op == "call_method"
-    found = node.target in _COMBINING if node.op == "call_function" else named
-    return bool(found) and sum(isinstance(value, fx.Node) for value in node.args) > 1
+def channelwise(effect: Effect, spatial: bool) -> bool:
+    """Whether an operation treats each channel on its own; pooling does where channels are `spatial`, with positions behind them."""
+    return effect in ("activates", "moves zero", "passes", "normalises") or (spatial and effect == "pools")
 
 
 def reads_shape(node: fx.Node) -> bool:
     """Whether a node looks at a tensor's shape only."""
     if node.op == "call_method":
-        return node.target in _SHAPE_NAMES
+        return node.target in ("size", "dim")
     return node.target is getattr and node.args[1] in ("shape", "ndim", "device", "dtype")
-
-
-def channelwise(part: Traced, node: fx.Node, spatial: bool) -> bool:
-    """Whether a node treats each channel on its own; pooling does where channels are `spatial`, with positions behind them."""
-    module = part.module(node)
-    if isinstance(module, (*ACTIVATIONS, *_ELEMENTWISE, *_BATCH_NORMS)):
-        return True
-    if isinstance(module, _POOLING):
-        return spatial and not getattr(module, "return_indices", False)
-    name = function_name(node)
-    if name in ZERO_KEEPING_NAMES | _ZERO_MOVING_NAMES | _ELEMENTWISE_NAMES:
-        return True
-    return spatial and name in _POOLING_NAMES
 
 
 def channel_parameters(module: nn.Module | None) -> list[str]:
     """Return names of tensors that hold one value a channel in a channelwise module."""
-    if isinstance(module, _BATCH_NORMS):
+    if isinstance(module, BATCH_NORMS):
         names = ("weight", "bias", "running_mean", "running_var")
         return [name for name in names if getattr(module, name) is not None]
     if isinstance(module, nn.PReLU) and module.num_parameters > 1:
@@ -171,8 +156,7 @@ def flattens(part: Traced, node: fx.Node) -> bool:
     return name in ("view", "reshape") and len(arguments) == 2 and bool(arguments[1] == -1)
 
 
-def averages_positions(node: fx.Node) -> bool:
-    """Whether a node is a mean over all positions of an image that leaves one value a channel."""
+def _averages(node: fx.Node) -> bool:
     if function_name(node) != "mean" or node.kwargs.get("keepdim", False) or len(node.args) > 2:
         return False
     axes = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else None)
@@ -184,7 +168,7 @@ def averages_positions(node: fx.Node) -> bool:
 _WIDTHS: Mapping[type[nn.Module] | tuple[type[nn.Module], ...], tuple[str, int]] = {
     nn.Linear: ("out_features", -1),
     nn.modules.conv._ConvNd: ("out_channels", 1),
-    (*_BATCH_NORMS, nn.modules.instancenorm._InstanceNorm): ("num_features", 1),
+    (*BATCH_NORMS, nn.modules.instancenorm._InstanceNorm): ("num_features", 1),
     nn.GroupNorm: ("num_channels", 1),
     nn.Embedding: ("embedding_dim", -1),
 }

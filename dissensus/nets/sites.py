@@ -10,16 +10,15 @@ from torch import fx, nn
 
 from dissensus.architectures import _FlattenTo
 from dissensus.nets.graphs import (
-    ZERO_KEEPING_NAMES,
+    ACTIVATIONS,
+    BY_FUNCTION,
+    KEEPS_ZERO,
+    Effect,
     Traced,
-    averages_positions,
     channel_parameters,
     channelwise,
-    combines,
-    flattens,
+    effect_of,
     function_name,
-    is_activation,
-    keeps_zero,
     mixing_layer,
     only_input,
     reads_shape,
@@ -92,125 +91,105 @@ class Site:
 
 def find_site(part: Traced, node: fx.Node, tied: Set[str]) -> Site | None:
     """Return the place after a module's only call; None where its width cannot be told. `tied` parameters are several layers'."""
-    back = _Backward(part, node, tied)
-    linear = back.source is not None and isinstance(part.module(back.source), nn.Linear)
-    if back.pooled and linear:
-        back.side.fix("it is pooled along its features")
-    spatial = back.width is not None and back.axis == 1 and not linear and not back.flat
-    walk = _Forward(part, tied, back.width, spatial)
-    walk.go(node)
+    walk = _Walk(part, tied)
+    previous: fx.Node | None = node
+    while previous is not None:
+        previous = walk.back(previous)
+    linear = walk.source is not None and isinstance(part.module(walk.source), nn.Linear)
+    if walk.pooled and linear:
+        walk.before.fix("it is pooled along its features")
+    walk.on(node, spatial=walk.width is not None and walk.axis == 1 and not linear and not walk.flat)
     if walk.width is None:
         return None
-    source = None if back.source is None else part.name(back.source)
-    leaves = walk.leaves and part.whole
-    name, ends = part.name(node), (walk.keeps_zero, walk.combined, leaves)
-    return Site(name, walk.width, back.axis, back.side, walk.side, source, *ends)
+    source = None if walk.source is None else part.name(walk.source)
+    ends = (walk.keeps_zero, walk.combined, walk.leaves and part.whole)
+    return Site(part.name(node), walk.width, walk.axis, walk.before, walk.after, source, *ends)
 
 
-class _Backward:
-    """Follows channels to the layer that makes them: the tensors on the way, that layer, width and axis where somebody says it."""
+class _Walk:
+    """Follows channels back to the layer that makes them and on to all that take them; notes the tensors on the way, width and axis."""
 
-    def __init__(self, part: Traced, node: fx.Node, tied: Set[str]) -> None:
-        self.part, self.tied, self.side = part, tied, Side()
+    def __init__(self, part: Traced, tied: Set[str]) -> None:
+        self.part, self.tied = part, tied
+        self.before, self.after = Side(), Side()
         self.source: fx.Node | None = None
         self.width: int | None = None
         self.axis = 1
-        self.pooled = self.flat = False
-        current: fx.Node | None = node
-        while current is not None:
-            current = self._see(current)
+        self.pooled = self.flat = self.combined = self.leaves = False
+        self.keeps_zero = True
 
-    def _see(self, node: fx.Node) -> fx.Node | None:
-        """Take note of one operation; return the one that it takes the channels from."""
-        part, module = self.part, self.part.module(node)
+    def back(self, node: fx.Node) -> fx.Node | None:
+        """Take note of one operation; return the one that it takes the channels from, None where the way ends."""
+        part, module, effect = self.part, self.part.module(node), effect_of(self.part, node)
         if (here := width_of(module)) is not None:
             if self.width is None:
                 self.width, self.axis = here
             elif here[0] != self.width:
-                self.side.fix("its features are on another axis than the layer before says")
+                self.before.fix("its features are on another axis than the layer before says")
         if mixing_layer(module):
-            _add_slices(self.side, part, node, self.tied, ["weight", "bias"], 0)
+            self._hold(self.before, node, ["weight", "bias"], 0)
             self.source = node
             return None
-        self.flat |= flattens(part, node) or averages_positions(node)
-        if (previous := _back_through(self.side, part, node)) is not None:
-            _add_slices(self.side, part, node, self.tied, channel_parameters(module), 0)
-            self.pooled |= not channelwise(part, node, spatial=False)
+        self.flat |= effect in ("flattens", "averages")
+        if effect == "combines":
+            self.before.fix("it is fed by a sum or product of tensors")
+        elif not channelwise(effect, spatial=True) and effect != "averages":
+            flat = effect == "flattens"
+            self.before.fix("it is masked after flattening" if flat else f"it is fed by {describe(part, node)}")
+            return None
+        return self._before(node, module, effect)
+
+    def _before(self, node: fx.Node, module: nn.Module | None, effect: Effect) -> fx.Node | None:
+        """Return what an operation takes, whose channels it passes on."""
+        previous = only_input(node)
+        if previous is None:
+            self.before.fix("its input could not be followed")
+            return None
+        if len(_takers(previous)) > 1:
+            self.before.fix("its input is used elsewhere too")
+        self._hold(self.before, node, channel_parameters(module), 0)
+        self.pooled |= not channelwise(effect, spatial=False)
         return previous
 
+    def _hold(self, side: Side, node: fx.Node, names: Sequence[str], axis: int, block: int = 1) -> None:
+        """Note the tensors of a module that hold the channels."""
+        module, layer = self.part.module(node), self.part.name(node)
+        if names and not self.part.called_once(node):
+            side.fix(f"{layer!r} is used more than once")
+        for name in names:
+            full = f"{layer}.{name}"
+            if full in self.tied:
+                side.fix(f"{full!r} is shared with another layer")
+            if getattr(module, name) is not None:
+                side.slices.append(Slice(full, axis, block))
 
-def _back_through(side: Side, part: Traced, node: fx.Node) -> fx.Node | None:
-    """Return where the channels that a node passes on come from, None where that cannot be told; note what keeps them from being cut."""
-    if combines(node):
-        side.fix("it is fed by a sum or product of tensors")
-    elif not channelwise(part, node, spatial=True) and not averages_positions(node):
-        flat = flattens(part, node)
-        side.fix("it is masked after flattening" if flat else f"it is fed by {describe(part, node)}")
-        return None
-    previous = only_input(node)
-    if previous is None:
-        side.fix("its input could not be followed")
-    elif len(_takers(previous)) > 1:
-        side.fix("its input is used elsewhere too")
-    return previous
-
-
-def _add_slices(
-    side: Side, part: Traced, node: fx.Node, tied: Set[str], names: Sequence[str], axis: int, block: int = 1
-) -> None:
-    """Note the tensors of a module that hold the channels."""
-    module = part.module(node)
-    if module is None or not names:
-        return
-    if not part.called_once(node):
-        side.fix(f"{part.name(node)!r} is used more than once")
-    for name in names:
-        full = f"{part.name(node)}.{name}"
-        if full in tied:
-            side.fix(f"{full!r} is shared with another layer")
-        if getattr(module, name) is not None:
-            side.slices.append(Slice(full, axis, block))
-
-
-class _Forward:
-    """Follows channels to all layers that take them."""
-
-    def __init__(self, part: Traced, tied: Set[str], width: int | None, spatial: bool) -> None:
-        self.part, self.tied, self.width, self.spatial = part, tied, width, spatial
-        self.side = Side()
-        self.keeps_zero, self.combined, self.leaves = True, False, False
-
-    def go(self, node: fx.Node, spatial: bool | None = None) -> None:
-        """Look at everything that uses a node's channels."""
-        spatial = self.spatial if spatial is None else spatial
+    def on(self, node: fx.Node, spatial: bool) -> None:
+        """Look at everything that uses a node's channels; `spatial` ones have positions behind them."""
         for user in _takers(node):
-            self._see(user, spatial)
+            module, effect = self.part.module(user), effect_of(self.part, user)
+            if mixing_layer(module) and isinstance(module, nn.Linear) != spatial:
+                self._take(user, ["weight"], 1)
+            elif channelwise(effect, spatial):
+                self._take(user, channel_parameters(module), 0)
+                self.keeps_zero = self.keeps_zero and effect in KEEPS_ZERO
+                self.on(user, spatial)
+            elif spatial and effect in ("flattens", "averages"):
+                if isinstance(module, _FlattenTo):
+                    self.after.flattens.append(self.part.name(user))
+                self.on(user, spatial=False)
+            else:
+                self._end_at(user, effect)
 
-    def _see(self, user: fx.Node, spatial: bool) -> None:
-        part, module = self.part, self.part.module(user)
-        if mixing_layer(module) and isinstance(module, nn.Linear) != spatial:
-            self._take(user, ["weight"], 1)
-        elif channelwise(part, user, spatial):
-            self._take(user, channel_parameters(module), 0)
-            self.keeps_zero = self.keeps_zero and keeps_zero(part, user)
-            self.go(user, spatial)
-        elif spatial and (flattens(part, user) or averages_positions(user)):
-            if isinstance(module, _FlattenTo):
-                self.side.flattens.append(part.name(user))
-            self.go(user, spatial=False)
-        else:
-            self._end_at(user)
-
-    def _end_at(self, user: fx.Node) -> None:
+    def _end_at(self, user: fx.Node, effect: Effect) -> None:
         """Note what takes the channels and cannot do with fewer."""
         if user.op == "output":
             self.leaves = True
-            self.side.fix("it reaches the output")
-        elif combines(user):
+            self.after.fix("it reaches the output")
+        elif effect == "combines":
             self.combined = True
-            self.side.fix("it meets a sum or product of tensors")
+            self.after.fix("it meets a sum or product of tensors")
         else:
-            self.side.fix(f"it feeds {describe(self.part, user)}")
+            self.after.fix(f"it feeds {describe(self.part, user)}")
 
     def _take(self, user: fx.Node, names: Sequence[str], axis: int) -> None:
         """Note the tensors of a layer that hold the channels along an axis."""
@@ -219,9 +198,9 @@ class _Forward:
         size = int(getattr(self.part.module(user), names[0]).shape[axis])
         self.width = self.width or size
         if size % self.width:
-            self.side.fix(f"{self.part.name(user)!r} takes {size} features, not a multiple of {self.width}")
+            self.after.fix(f"{self.part.name(user)!r} takes {size} features, not a multiple of {self.width}")
             return
-        _add_slices(self.side, self.part, user, self.tied, names, axis, size // self.width)
+        self._hold(self.after, user, names, axis, size // self.width)
 
 
 def masked_node(part: Traced, node: fx.Node) -> fx.Node | None:
@@ -233,7 +212,7 @@ def masked_node(part: Traced, node: fx.Node) -> fx.Node | None:
     if previous is None or previous.op != "call_module" or not part.called_once(previous):
         return None
     alone = _takers(previous) == [node]
-    return previous if alone and keeps_zero(part, node) and channelwise(part, node, spatial=True) else None
+    return previous if alone and effect_of(part, node) in KEEPS_ZERO else None
 
 
 def _takers(node: fx.Node) -> list[fx.Node]:
@@ -272,7 +251,9 @@ class Map:
         counts = Counter(id(p) for _, p in net.named_parameters(remove_duplicate=False))
         self.tied = {n for n, p in net.named_parameters(remove_duplicate=False) if counts[id(p)] > 1}
         self.stem = self._stem()
-        calls = [(part, node) for part in self.parts for node in part.graph.nodes if is_activation(part, node)]
+        calls = [
+            (part, node) for part in self.parts for node in part.graph.nodes if effect_of(part, node) in ACTIVATIONS
+        ]
         found = [self.site_at(part, past_norms(part, node)) for part, node in calls]
         self.candidates = _unique([*found, *self._in_transformers()])
 
@@ -295,7 +276,7 @@ class Map:
                 first = f"{name}.linear1"
                 before = Side([Slice(f"{first}.{own}", 0) for own, _ in module.linear1.named_parameters()])
                 after = Side([Slice(f"{name}.linear2.weight", 1)])
-                zero = getattr(module.activation, "__name__", "") in ZERO_KEEPING_NAMES
+                zero = getattr(module.activation, "__name__", "") in BY_FUNCTION["activates"].split()
                 found.append(Site(first, module.linear1.out_features, -1, before, after, first, zero))
         return found
 
@@ -319,16 +300,13 @@ class Map:
 
     def _asked(self, layers: Layers) -> list[Site]:
         if layers == "auto":
-            return self._by_default()
+            return [s for s in self.candidates if not (s.leaves or s.combined or self.is_stem(s))]
         if callable(layers) and not isinstance(layers, type):
             return self._by_test(layers)
         asked = (layers,) if isinstance(layers, str | type) else tuple(layers)
         if all(isinstance(kind, type) for kind in asked):
             return self._by_test(lambda _, module: isinstance(module, asked))  # type: ignore[arg-type]
         return [site for name in asked for site in self._by_name(str(name))]
-
-    def _by_default(self) -> list[Site]:
-        return [s for s in self.candidates if not (s.leaves or s.combined or self.is_stem(s))]
 
     def _by_test(self, test: Rule) -> list[Site]:
         names = [name for name, module in self.net.named_modules() if name and test(name, module)]
@@ -348,7 +326,8 @@ class Map:
 
     def _sites_of(self, name: str) -> list[Site]:
         """Return the places after a module: after its calls, or after the module itself where nothing was traced."""
-        if calls := self._calls(name):
+        calls = [(part, node) for part in self.parts for node in part.graph.nodes if part.name(node) == name]
+        if calls:
             return _unique(self.site_at(part, node) for part, node in calls if node.op == "call_module")
         inside = [site for site in self.candidates if site.name == name]
         known = width_of(self.net.get_submodule(name))
@@ -356,9 +335,6 @@ class Map:
             return inside
         unknown = Side(why_fixed="the network around it could not be traced")
         return [Site(name, *known, unknown, unknown)]
-
-    def _calls(self, name: str) -> list[tuple[Traced, fx.Node]]:
-        return [(part, node) for part in self.parts for node in part.graph.nodes if part.name(node) == name]
 
     def is_stem(self, site: Site) -> bool:
         """Whether a place is fed by the network's first convolution."""
