@@ -6,7 +6,7 @@ import types
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -345,20 +345,16 @@ def why_not_vectorised(
 
 def _difference(got: "_Attempt", wanted: "_Attempt") -> str | None:
     """Say how the vectorised attempt differs from the loop's by more than rounding; None if it does not."""
-    compared = (*wanted.gradients, *wanted.buffers.values(), wanted.outputs, got.outputs)
+    compared = (*(tensor for part in wanted.values() for tensor in part), *got[_OUTPUTS])
     # By the rounding of the coarsest of them.
     coarse = (_TOLERANCES.get(tensor.dtype, _TOLERANCE_OF_HALF) for tensor in compared if tensor.is_floating_point())
     tolerance = max(coarse, default=0.0)
-    if got.outputs.shape != wanted.outputs.shape or not _close(got.outputs, wanted.outputs, tolerance):
-        return "its outputs under vmap differ from the loop's"
-    for name, tensor in wanted.buffers.items():
-        if not _close(got.buffers[name], tensor, tolerance):
-            return f"buffer {name!r} after a pass under vmap differs from the loop's"
-    # Against the largest of all: a bias before BatchNorm has no gradient but rounding.
-    scale = max((_largest(gradient) for gradient in wanted.gradients), default=1.0)
-    if all(_close(own, other, tolerance, scale) for own, other in zip(got.gradients, wanted.gradients, strict=True)):
-        return None
-    return "its gradients under vmap differ from the loop's"
+    for differs, part in wanted.items():
+        # Against the largest of all: a bias before BatchNorm has no gradient but rounding.
+        scale = max([1e-6, *map(_largest, part)])
+        if not all(_close(own, other, tolerance, scale) for own, other in zip(got[differs], part, strict=True)):
+            return f"{differs} from the loop's"
+    return None
 
 
 def has_padding(net: nn.Module) -> bool:
@@ -383,14 +379,13 @@ class RulesOfVmap(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Attempt(NamedTuple):
-    outputs: Tensor
-    buffers: dict[str, Tensor]
-    gradients: list[Tensor]
+# What an attempt gave, outputs, each buffer and gradients, by how one says that it differs.
+_Attempt: TypeAlias = dict[str, list[Tensor]]
+_OUTPUTS = "its outputs under vmap differ"
 
 
 def _attempt(run: Run, weights: Tensors, buffers: Tensors, x: Tensor, trainable: Collection[str]) -> _Attempt:
-    """Run on copies of the buffers; return outputs, the copies as the pass left them, and gradients."""
+    """Run on copies of the buffers; return what the pass gave."""
     copies = copies_of(buffers)
     leaves = [t.requires_grad_() for n, t in weights.items() if n in trainable and t.is_floating_point()]
     gradients: Sequence[Tensor] = ()
@@ -403,15 +398,16 @@ def _attempt(run: Run, weights: Tensors, buffers: Tensors, x: Tensor, trainable:
             gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
     # Whole gradients of two attempts would be the most memory that a run takes.
     compared = [part for g in gradients for part in ([g] if g.ndim < 3 else [g.sum(-1), g.norm(dim=-1)])]
-    return _Attempt(outputs.detach(), {name: tensor.detach() for name, tensor in copies.items()}, compared)
+    after = {f"buffer {name!r} after a pass under vmap differs": [tensor.detach()] for name, tensor in copies.items()}
+    return {_OUTPUTS: [outputs.detach()], **after, "its gradients under vmap differ": compared}
 
 
 def _largest(tensor: Tensor) -> float:
-    return float(tensor.abs().nan_to_num(0.0, 0.0, 0.0).max()) if tensor.numel() else 0.0
+    real = tensor.numel() > 0 and tensor.is_floating_point()
+    return float(tensor.abs().nan_to_num(0.0, 0.0, 0.0).max()) if real else 0.0
 
 
-def _close(a: Tensor, b: Tensor, tolerance: float, scale: float | None = None) -> bool:
-    if not a.is_floating_point():
+def _close(a: Tensor, b: Tensor, tolerance: float, scale: float) -> bool:
+    if a.shape != b.shape or not a.is_floating_point():
         return torch.equal(a, b)
-    scale = max(_largest(b) if scale is None else scale, 1e-6)
     return torch.allclose(a.double(), b.double(), rtol=tolerance, atol=tolerance * scale, equal_nan=True)
