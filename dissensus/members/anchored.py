@@ -84,14 +84,6 @@ def giving_features(nets: Iterable[nn.Module]) -> Iterator[None]:
 
     The features leave as the network's own output, so they go wherever outputs go: out of `functional_call`, `vmap`, a
     recorded step and a captured one, from none of which a tensor that is kept aside could be taken.
-
-    Example:
-        >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-        >>> x = torch.zeros(5, 4)
-        >>> with giving_features([net]):
-        ...     features = net(x)
-        >>> features.shape, net(x).shape
-        (torch.Size([5, 8]), torch.Size([5, 2]))
     """
     hooks: list[RemovableHandle] = []
     for net in nets:

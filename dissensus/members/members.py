@@ -4,6 +4,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import wraps
 from threading import Lock, RLock
 from typing import Any, ClassVar, Literal
@@ -23,6 +24,7 @@ from dissensus.randomness import derive, evaluating, fold
 
 _locks: WeakKeyDictionary[Module, RLock] = WeakKeyDictionary()
 _making_locks = Lock()
+_whole_outputs = ContextVar("whole outputs", default=False)
 
 
 @contextmanager
@@ -86,7 +88,6 @@ class Members(nn.Module, ABC):
     shared_buffers: frozenset[str] = frozenset()
     decisive: ClassVar[tuple[str, ...]] = ()
     output: Output = None
-    _returns_all: bool = False
     # How it was made: which constructor (None for the class itself) with which arguments, as JSON could keep them.
     made_by: tuple[str | None, dict[str, Any]] = (None, {})
     member_keys: Tensor
@@ -151,20 +152,16 @@ class Members(nn.Module, ABC):
     @property
     def picks(self) -> Output | WholeOutput:
         """What a pass returns of all that networks do: what is scored, or all of it inside `returning_all`."""
-        return WHOLE if self._returns_all else self.output
+        return WHOLE if _whole_outputs.get() else self.output
 
     @contextmanager
     def returning_all(self, everything: bool = True) -> Iterator[None]:
         """Passes inside return all that networks do, as trees with `(members, batch, ...)` leaves."""
-        owners = [module for module in self.modules() if isinstance(module, Members)]
-        before = [owner._returns_all for owner in owners]
-        for owner in owners:
-            owner._returns_all = everything
+        token = _whole_outputs.set(everything)
         try:
             yield
         finally:
-            for owner, value in zip(owners, before, strict=True):
-                owner._returns_all = value
+            _whole_outputs.reset(token)
 
     def pick(self, rows: Tensor | Sequence[int]) -> "View":
         """Return only these members; nothing of the others is computed."""
@@ -312,12 +309,12 @@ class Members(nn.Module, ABC):
                 tensors[name].index_copy_(0, rows, tensor)
 
     def sums_by_member(self, values: Tensors, view: "View") -> Tensor:
-        """Return the sum of values that are shaped like a view's trained parameters, one for each of its members."""
+        """Return sums of values shaped like a view's trained parameters, one a member; of all of them where members share them."""
         if self.stacked:
             return torch.stack([value.flatten(1).sum(1) for value in values.values()]).sum(0)
+        if not self.separate:
+            return torch.stack([value.sum() for value in values.values()]).sum().expand(view.num_members)
         groups = [list(values)] if view.num_members == 1 else [names for _, names in self.parameter_rows()]
-        if len(groups) != view.num_members:
-            raise ValueError("The norm of each member's parameters is asked for, and these members share theirs.")
         sums = [[values[name].sum() for name in names if name in values] for names in groups]
         return torch.stack([torch.stack(each).sum() for each in sums])
 

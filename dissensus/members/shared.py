@@ -13,7 +13,7 @@ from dissensus._signatures import whole_number
 from dissensus.data import trees
 from dissensus.data.trees import Batch, Output, Tree, WholeOutput, pick, repeat_rows
 from dissensus.engines.watching import kept_as_is, look_at
-from dissensus.members.members import Keys, Members, View, under
+from dissensus.members.members import Keys, Members, under
 from dissensus.members.stacking import Tensors, check_nets, keep_weights_apart, quiet_weights, recurs
 from dissensus.nets.dropout import dropout_keys, key_dropout, rewind_dropout
 from dissensus.randomness import derive, seeded
@@ -116,12 +116,6 @@ class SharedMembers(Members):
         copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         with seeded(0, alone=True), kept_as_is(self.parts()), torch.no_grad():
             return bool(look_at(lambda: self._run_net(copies, x.detach(), owners, keys))[0])
-
-    def sums_by_member(self, values: Tensors, view: View) -> Tensor:
-        """Return the sum of all values for every member, where they share them."""
-        if self.stacked:
-            return super().sums_by_member(values, view)
-        return torch.stack([value.sum() for value in values.values()]).sum().expand(view.num_members)
 
     def all_members(self, device: torch.device) -> Tensor:
         """Return the numbers of all members."""

@@ -193,15 +193,12 @@ def _split(graph: fx.Graph, first: fx.Node) -> tuple[fx.Graph, fx.Graph]:
 
 
 def _front(graph: fx.Graph, border: fx.Node) -> fx.Graph:
-    needed = {border}
-    for node in reversed(list(graph.nodes)):
-        if node in needed or node.op == "placeholder":
-            needed.update(node.all_input_nodes)
     part, copies = fx.Graph(), dict[fx.Node, fx.Node]()
-    for node in graph.nodes:
-        if node in needed or node.op == "placeholder":
-            copies[node] = part.node_copy(node, copies.__getitem__)
+    part.graph_copy(graph, copies)
     part.output(copies[border])
+    for node in reversed(part.nodes):
+        if not node.users and node.op not in ("placeholder", "output"):
+            part.erase_node(node)
     return part
 
 

@@ -12,12 +12,7 @@ from dissensus.randomness import derive, evaluating, seeded
 
 
 def by_group(pair: Tensor, groups: int, axis: int) -> Tensor:
-    """Return the channels of two inputs, joined along an axis from the end, with those of each group together.
-
-    Example:
-        >>> by_group(torch.tensor([0, 1, 2, 3, 10, 11, 12, 13]), groups=2, axis=-1)
-        tensor([ 0,  1, 10, 11,  2,  3, 12, 13])
-    """
+    """Return the channels of two inputs, joined along an axis from the end, with those of each group together."""
     apart = pair.unflatten(axis, (2, groups, -1))
     return apart.transpose(axis - 2, axis - 1).flatten(axis - 2, axis)
 
@@ -72,12 +67,6 @@ def find_places(net: nn.Module, name: str, pair: tuple[Tensor, Tensor], axis: in
 
     Networks may rearrange their inputs before the layer: flattened, cut into patches, channels moved to the end. So the layer's
     columns are told by the values that reach them, which are random and therefore differ.
-
-    Example:
-        >>> net = nn.Sequential(nn.PixelUnshuffle(2), nn.Conv2d(8, 4, 1))
-        >>> pair = torch.randn(3, 2, 4, 4), torch.randn(3, 2, 4, 4)
-        >>> find_places(net, "1", pair, axis=-3).second
-        tensor([ 8,  9, 10, 11, 12, 13, 14, 15])
     """
     weight = net.get_submodule(name).weight
     assert isinstance(weight, Tensor)
