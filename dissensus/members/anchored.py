@@ -389,9 +389,9 @@ class Anchored(OnDeepEnsemble):
         """Take references from the training inputs."""
         self.draw_references(inputs)
 
-    def settings(self) -> dict[str, object]:
+    def identity(self) -> dict[str, str]:
         """Return what decides training beside the tensors; the members that a run validates are decided by references too."""
-        return {**super().settings(), "anchors": self.num_anchors}
+        return {**super().identity(), "anchors": repr(self.num_anchors)}
 
     def member(self, index: int) -> nn.Module:
         """Return one network with one reference as an independent plain module; it knows of no temperature."""

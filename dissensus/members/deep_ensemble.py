@@ -102,13 +102,11 @@ class DeepEnsemble(Members):
         The networks are copied. Those of different architectures run in a loop and need only give outputs of one shape.
         """
         # An nn.Sequential is one network: its layers are not members.
-        if not isinstance(nets, Iterable) or (isinstance(nets, nn.Module) and not isinstance(nets, nn.ModuleList)):
-            raise ValueError(
-                f"`from_members` wants a list of networks, from_members([net_a, net_b]); got {type(nets).__name__}."
-            )
-        nets, ensemble = list(nets), cls.__new__(cls)
-        if not nets:
-            raise ValueError("`from_members` wants a list of networks, from_members([net_a, net_b]); got an empty one.")
+        several = isinstance(nets, nn.ModuleList) or (isinstance(nets, Iterable) and not isinstance(nets, nn.Module))
+        if not several or not (nets := list(nets)):
+            got = "an empty one" if several else type(nets).__name__
+            raise ValueError(f"`from_members` wants a list of networks, from_members([net_a, net_b]); got {got}.")
+        ensemble = cls.__new__(cls)
         Members.__init__(ensemble, len(nets), seed)
         given = {"nets": nets, "seed": seed, "execution": execution, "output": output}
         ensemble.made_by, ensemble.output = ("from_members", describe(given)), output
@@ -166,12 +164,6 @@ class DeepEnsemble(Members):
         """Yield the modules of each member, which run in a loop."""
         return (module for shell in self._shells for module in shell.net.modules())
 
-    def shell(self, index: int) -> Shell:
-        """Return a copy of one member's module without tensors."""
-        self._shells[index].release()
-        self._follow_modes([index])
-        return copy.deepcopy(self._shells[index])
-
     def run(self, tensors: Tensors, x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Run members on the given tensors; see `Members.run`."""
         decision = self._decide(tensors, x, own, rows, keys)
@@ -193,8 +185,7 @@ class DeepEnsemble(Members):
             with seeded(0, alone=True), kept_as_is(self.parts()), self.returning_all(False):
                 why, random = self._probe(tensors, x, own, rows, keys)
             self.decisions[kind_of_batch] = {"training": self.training, "why_loop": why, "random": random}
-            for shell in self._shells:
-                shell.release()  # of the copies that the probe lent them
+            self.release()  # of the copies that the probe lent
         return self.decisions[kind_of_batch]
 
     def _probe(self, tensors: Tensors, x: Any, own: bool, rows: Tensor | None, keys: Keys) -> tuple[str | None, bool]:
@@ -203,7 +194,8 @@ class DeepEnsemble(Members):
             return None, False
         picked = (torch.arange(self.num_members, device=x.device) if rows is None else rows)[:PROBE_MEMBERS]
         count = len(picked)
-        weights, buffers = self._of_few(tensors, count)
+        buffers = {name: t.detach()[:count] if self.stacked else t.detach() for name, t in tensors.items()}
+        weights = {name: buffers.pop(name) for name, _ in self.named_parameters() if name in buffers}
         inputs = (x[:count, :PROBE_ROWS] if own else x[:PROBE_ROWS]).detach()
 
         def loop(given: Tensors, batch: Any) -> Tensor:
@@ -229,12 +221,6 @@ class DeepEnsemble(Members):
             or self._why_faster_apart(x, own, work)
         )
         return why, bool(drawn)
-
-    def _of_few(self, tensors: Tensors, count: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return weights and buffers of the first members, or all where they are not stored as one."""
-        few = {name: t.detach()[:count] if self.stacked else t.detach() for name, t in tensors.items()}
-        weights = {name: few.pop(name) for name, _ in self.named_parameters() if name in few}
-        return weights, few
 
     def _why_apart(self, drawn: Collection[str]) -> str | None:
         """Say why members cannot run as one program, as far as that is known without trying it."""
@@ -354,9 +340,14 @@ class DeepEnsemble(Members):
         if self.nets is not None:
             self.nets = nn.ModuleList(self.nets[place] for place in places)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def release(self) -> None:
+        """Have each member's own modules let go of the tensors they were lent, and train or evaluate as the registered ones do."""
         for shell in self._shells:
             shell.release()
+        self._follow_modes(range(self.num_members))
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.release()
         return self.__dict__
 
 
@@ -380,7 +371,8 @@ class SingleMember(Members):
     def __init__(self, ensemble: DeepEnsemble) -> None:
         super().__init__(1, ensemble.seed)
         self.training, self.output = ensemble.training, ensemble.output
-        self._shell = ensemble.shell(0)
+        ensemble.release()
+        self._shell = copy.deepcopy(ensemble._shells[0])
 
     @property
     def stacked(self) -> bool:

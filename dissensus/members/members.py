@@ -179,14 +179,12 @@ class Members(nn.Module, ABC):
         """Return some members of a view."""
         return PickedView(view, rows)
 
-    def settings(self) -> dict[str, object]:
-        """Return settings of the kind that decide training beside the tensors."""
-        picked = {} if self.output is None else {"output": getattr(self.output, "__qualname__", self.output)}
-        return picked | {name: getattr(self, name) for name in self.decisive}
-
     def identity(self) -> dict[str, str]:
         """Return texts by which a checkpoint recognises the ensemble beside its tensors: it belongs to a run that has the same."""
-        return {name: repr(value) for name, value in self.settings().items()}
+        settings = {name: getattr(self, name) for name in self.decisive}
+        if self.output is not None:
+            settings["output"] = getattr(self.output, "__qualname__", self.output)
+        return {name: repr(value) for name, value in settings.items()}
 
     def reader(self, data: object) -> "Members":
         """Return what of the ensemble runs on this data, such as heads on features of their backbone."""
