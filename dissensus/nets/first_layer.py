@@ -160,12 +160,11 @@ def double_first_layers(
 
 def _check_runs(net: nn.Module, x: Tensor) -> None:
     """Refuse a network that does not run on such inputs, or could not be changed."""
-    for name, module in net.named_modules():
-        if type(module).__name__ == "OptimizedModule":
-            raise ValueError(
-                f"{name or 'The network'} was compiled, and what is compiled cannot be changed. Hand over the network that "
-                "torch.compile was given; fit(engine='compiled') compiles its training."
-            )
+    if compiled := [n or "The network" for n, m in net.named_modules() if type(m).__name__ == "OptimizedModule"]:
+        raise ValueError(
+            f"{compiled[0]} was compiled, and what is compiled cannot be changed. Hand over the network that torch.compile was "
+            "given; fit(engine='compiled') compiles its training."
+        )
     try:
         run(net, x)
     except ValueError:
@@ -261,30 +260,27 @@ def _places(net: nn.Module, name: str, pair: tuple[Tensor, Tensor], axis: int) -
     try:
         found = find_places(net, name, pair, axis)
     except Exception as problem:  # whatever a network does with inputs that do not suit it
-        what = f"what the network does before that layer does not go with them: {_first_line(problem)}"
-        raise _cannot(
-            name,
-            layer,
-            f"{what}. Move it (normalisation, checks of shape) out of the network.{_others(net, pair[0], name)}",
-        ) from problem
+        why = f"what the network does before that layer does not go with them: {_first_line(problem)}"
+        advice = "Move it (normalisation, checks of shape) out of the network."
+        raise _cannot(name, layer, f"{why}. {advice}{_others(net, pair[0], name)}") from problem
     if found is None:
-        what = "they do not reach it as they are: the network makes something else of them before"
-        raise _cannot(name, layer, f"{what}. Move that out of the network.{_others(net, pair[0], name)}")
-    if _groups(layer) == 1:
+        why = "they do not reach it as they are: the network makes something else of them before. Move that out of the network."
+        raise _cannot(name, layer, why + _others(net, pair[0], name))
+    groups = _groups(layer)
+    if groups == 1:
         return found
     both = torch.cat(found)
     if not torch.equal(both, torch.arange(len(both), device=both.device)):
-        what = f"it convolves in {_groups(layer)} groups, among which the network has dealt out its inputs anew"
-        raise _cannot(name, layer, f"{what}. Move that out of the network.")
+        why = f"it convolves in {groups} groups, among which the network has dealt out its inputs anew"
+        raise _cannot(name, layer, f"{why}. Move that out of the network.")
     # Each group meets its own share of both inputs.
-    share = len(found.first) // _groups(layer)
+    share = len(found.first) // groups
     return Places(found.first[:share], found.first[share : 2 * share])
 
 
 def _cannot(name: str, layer: nn.Module, why: str) -> ValueError:
-    return ValueError(
-        f"{name or 'The network itself'} ({type(layer).__name__}) was to take twice its inputs, but {why}"
-    )
+    where = f"{name or 'The network itself'} ({type(layer).__name__})"
+    return ValueError(f"{where} was to take twice its inputs, but {why}")
 
 
 def _widen(layer: nn.Module, places: Places) -> None:
@@ -325,11 +321,11 @@ def _check_equal(net: nn.Module, pair: Tensor, before: list[Tensor], name: str, 
     try:
         after = _outputs(net, layer, pair)
     except Exception as problem:  # whatever a network does with inputs that do not suit it
-        what = f"the network does not run on them: {_first_line(problem)}"
-        raise _cannot(name, layer, f"{what}. Move what else is done with its inputs out of the network.") from problem
+        why = f"the network does not run on them: {_first_line(problem)}"
+        raise _cannot(name, layer, f"{why}. Move what else is done with its inputs out of the network.") from problem
     if not all(_close(new, old) for new, old in zip(after, before, strict=True)):
-        what = "the network's inputs go elsewhere too, or are changed before it"
-        raise _cannot(name, layer, f"{what}. Move that out of the network, or name the layer with `first_layer`.")
+        why = "the network's inputs go elsewhere too, or are changed before it"
+        raise _cannot(name, layer, f"{why}. Move that out of the network, or name the layer with `first_layer`.")
 
 
 def _close(after: Tensor, before: Tensor) -> bool:
