@@ -15,9 +15,9 @@ from dissensus._signatures import checked
 from dissensus.architectures import _FlattenTo
 from dissensus.data.trees import Output
 from dissensus.members.members import Keys, View
-from dissensus.members.shared import SharedMembers, made
+from dissensus.members.shared import OwnLayer, SharedMembers, made
 from dissensus.members.stacking import RulesOfVmap, Tensors, tensors_of
-from dissensus.nets.dropout import plain_dropout, put_layer
+from dissensus.nets.dropout import put_layer
 from dissensus.nets.graphs import LAYERS, function_name, last_layers, like, whole_graph, width_of
 from dissensus.randomness import derive, seeded
 
@@ -90,15 +90,6 @@ class PackedEnsemble(SharedMembers):
             layer.chosen = rows
         return super().run(tensors, x, own=own, rows=rows, keys=keys)
 
-    def member(self, index: int) -> nn.Module:
-        """Return one member as an independent plain module, a thin network of ordinary layers."""
-        index = self.check_index(index)
-        net = copy.deepcopy(self.net)
-        for name, layer in list(net.named_modules()):
-            if isinstance(layer, _Packed):
-                net = put_layer(net, name, layer.alone(index))
-        return plain_dropout(net).train(self.training)
-
     def sums_by_member(self, values: Tensors, view: View) -> Tensor:
         """Return the sum of each member's own share of the values."""
         sums = [value.unflatten(0, (self.num_members, -1)).flatten(1).sum(1) for value in values.values()]
@@ -106,7 +97,7 @@ class PackedEnsemble(SharedMembers):
         return total if view.rows is None else total[view.rows]
 
 
-class _Packed(nn.Module):
+class _Packed(OwnLayer):
     """One layer of all members; rows of a batch are member after member, parameters too, along their first axis.
 
     `plain` is the layer of one member, without its tensors; `chosen` says which members the rows belong to, None for all.

@@ -1,6 +1,7 @@
 """Kinds whose members are one network seen in several ways: all members' examples are rows of one batch."""
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
@@ -15,7 +16,7 @@ from dissensus.data.trees import Batch, Output, Tree, WholeOutput, pick, repeat_
 from dissensus.engines.watching import kept_as_is, look_at
 from dissensus.members.members import Keys, Members, under
 from dissensus.members.stacking import Tensors, check_nets, keep_weights_apart, quiet_weights, recurs
-from dissensus.nets.dropout import dropout_keys, key_dropout, rewind_dropout
+from dissensus.nets.dropout import dropout_keys, key_dropout, plain_dropout, put_layer, rewind_dropout
 from dissensus.randomness import derive, seeded
 
 BatchUse = Literal["split", "whole"]
@@ -49,6 +50,14 @@ class PerRow(nn.Module):
 
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name != "rows"}
+
+
+class OwnLayer(nn.Module, ABC):
+    """A layer of which members have parameters of their own; rows of a batch are member after member."""
+
+    @abstractmethod
+    def alone(self, index: int) -> nn.Module:
+        """Return one member's layer as a module of its own."""
 
 
 class SharedMembers(Members):
@@ -120,6 +129,15 @@ class SharedMembers(Members):
     def all_members(self, device: torch.device) -> Tensor:
         """Return the numbers of all members."""
         return torch.arange(self.num_members, device=device)
+
+    def member(self, index: int) -> nn.Module:
+        """Return one member as an independent plain module: a copy of the network with that member's layers."""
+        index = self.check_index(index)
+        net = copy.deepcopy(self.net)
+        for name, layer in list(net.named_modules()):
+            if isinstance(layer, OwnLayer):
+                net = put_layer(net, name, layer.alone(index))
+        return plain_dropout(net).train(self.net.training)
 
     def soup(self) -> nn.Module:
         """Return the average of members that have weights of their own; there is none of views of one network."""

@@ -2,7 +2,8 @@
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -72,7 +73,7 @@ def find_places(net: nn.Module, name: str, pair: tuple[Tensor, Tensor], axis: in
     assert isinstance(weight, Tensor)
     columns = []
     for x in (*pair, torch.cat(pair, dim=axis)):
-        if (taken := _taken(net, name, x)) is None:
+        if (taken := _taken(net, x, until=name).get(name)) is None:
             return None
         columns.append(taken.movedim(1 - weight.ndim, -1))
     first, second, both = columns
@@ -86,22 +87,30 @@ def find_places(net: nn.Module, name: str, pair: tuple[Tensor, Tensor], axis: in
     return _by_value(first, second, both)
 
 
-def _taken(net: nn.Module, name: str, x: Tensor) -> Tensor | None:
-    """Return what a layer takes when it first runs; None if it never does."""
-    taken: list[Tensor] = []
+def _taken(net: nn.Module, x: Tensor, until: str | None = None) -> dict[str, Tensor]:
+    """Return what each layer with weights takes when it first runs, in the order of running; the run ends at the layer `until`."""
+    taken: dict[str, Tensor] = {}
 
-    def stop(layer: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
-        taken.append((args[0] if args else kwargs["input"]).detach().clone())
-        raise _Reached
+    def note(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> None:
+        given = next(iter((*args, *kwargs.values())), None)
+        if isinstance(given, Tensor):
+            taken.setdefault(name, given.detach().clone())
+        if name == until:
+            raise _Reached
 
-    hook = net.get_submodule(name).register_forward_pre_hook(stop, with_kwargs=True)
+    hooks = []
+    for name, module in net.named_modules():
+        is_leaf = next(module.children(), None) is None and next(module.parameters(), None) is not None
+        if isinstance(module, LAYERS) or is_leaf:
+            hooks.append(module.register_forward_pre_hook(partial(note, name=name), with_kwargs=True))
     try:
         run(net, x)
     except _Reached:
-        return taken[0]
+        pass
     finally:
-        hook.remove()
-    return None
+        for hook in hooks:
+            hook.remove()
+    return taken
 
 
 def _by_value(first: Tensor, second: Tensor, both: Tensor) -> Places | None:
@@ -178,7 +187,7 @@ def _check_runs(net: nn.Module, x: Tensor) -> None:
 
 def _find(net: nn.Module, x: Tensor, name: str | None) -> str:
     """Return the name of the layer to double, the first with weights that runs unless it is named, or say why it cannot be."""
-    found = next(iter(_running_order(net, x)), None) if name is None else name
+    found = next(iter(_taken(net, x)), None) if name is None else name
     if found is None:
         raise ValueError(f"The first layer cannot be doubled: no layer with weights runs. {_PUT_ONE_IN_FRONT}")
     if found not in dict(net.named_modules()):
@@ -187,28 +196,6 @@ def _find(net: nn.Module, x: Tensor, name: str | None) -> str:
         which = f"The {'first ' if name is None else ''}layer cannot be doubled"
         raise ValueError(f"{which}: {found or 'the network itself'} {why}{_others(net, x, found)}")
     return found
-
-
-def _running_order(net: nn.Module, x: Tensor, taking: Tensor | None = None) -> list[str]:
-    """Return the names of layers with weights in the order in which they run; those alone that take certain values, if given."""
-    ran: list[str] = []
-
-    def note(name: str, args: tuple[object, ...]) -> None:
-        taken = args[0] if args else None
-        if taking is None or (isinstance(taken, Tensor) and bool(torch.isin(taking, taken).all())):
-            ran.append(name)
-
-    hooks = []
-    for name, module in net.named_modules():
-        is_leaf = next(module.children(), None) is None and next(module.parameters(), None) is not None
-        if isinstance(module, LAYERS) or is_leaf:
-            hooks.append(module.register_forward_pre_hook(lambda _, args, name=name: note(name, args)))
-    try:
-        run(net, x)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return list(dict.fromkeys(ran))
 
 
 def _why_not(net: nn.Module, name: str) -> str | None:
@@ -235,7 +222,8 @@ def _groups(layer: nn.Module) -> int:
 
 def _others(net: nn.Module, x: Tensor, tried: str) -> str:
     """Name further layers that take the inputs."""
-    takers = _running_order(net, x, taking=x[0].flatten()[:64])
+    some = x[0].flatten()[:64]
+    takers = [name for name, taken in _taken(net, x).items() if bool(torch.isin(some, taken).all())]
     fit = [repr(name) for name in takers if name != tried and _why_not(net, name) is None]
     return f" Layers that take the inputs: {', '.join(fit)}; name one with `first_layer`." if fit else ""
 
