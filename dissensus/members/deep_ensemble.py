@@ -26,10 +26,8 @@ from dissensus.members.stacking import (
     can_stack,
     check_nets,
     copies_of,
-    has_padding,
     join,
     quiet_weights,
-    recurs,
     stack,
     tensors_of,
     twin,
@@ -37,7 +35,7 @@ from dissensus.members.stacking import (
     why_not_one_program,
     why_not_vectorised,
 )
-from dissensus.nets.dropout import dropout_keys, drops, key_dropout, plain_dropout, rewind_dropout
+from dissensus.nets.dropout import KeyedDropout, dropout_keys, key_dropout, plain_dropout, rewind_dropout
 from dissensus.randomness import derive, seeded
 
 FASTER_APART = "convolutions are faster one member at a time"
@@ -129,8 +127,10 @@ class DeepEnsemble(Members):
         self.nets: nn.ModuleList | None = None
         # Twins: what a factory returns may be somebody's network, which must stay as it is.
         nets = [key_dropout(twin(net)) for net in nets]
-        self._pads, self._recurs = any(map(has_padding, nets)), any(map(recurs, nets))
-        self._drops = any(map(drops, nets))
+        modules = [module for net in nets for module in net.modules()]
+        self._pads = any(isinstance(m, nn.Embedding) and m.padding_idx is not None for m in modules)
+        self._recurs = any(isinstance(module, nn.RNNBase) for module in modules)
+        self._drops = any(isinstance(module, KeyedDropout) for module in modules)
         # Why one member's module is not every member's, tensors apart; None if it is.
         self.why_different: str | None = "members have different architectures"
         if can_stack(nets):

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import wraps
+from functools import cache, wraps
 from threading import Lock, RLock
 from typing import Any, ClassVar, Literal
 from weakref import WeakKeyDictionary
@@ -384,17 +384,11 @@ class View:
         self.together = together
         self.parameters, self.buffers = parameters, buffers
         self.rows = rows
-        self._make_keys = keys
-        self._keys: Tensor | None = None
+        # Gives the noise keys of the members that run, `(members,)`, made when first needed.
+        self.keys: Keys = cache(keys)
         self._pass = 0
         self._traceless = False
         self._next: Callable[..., Tensor] | None = None
-
-    def keys(self) -> Tensor:
-        """Return the noise keys of the members that run, `(members,)`, made when first needed."""
-        if self._keys is None:
-            self._keys = self._make_keys()
-        return self._keys
 
     @property
     def in_one_pass(self) -> bool:

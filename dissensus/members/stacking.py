@@ -230,11 +230,6 @@ def quiet_weights(recurs: bool) -> Iterator[None]:
         yield
 
 
-def recurs(net: nn.Module) -> bool:
-    """Whether a network has recurrent layers of torch's."""
-    return any(isinstance(module, nn.RNNBase) for module in net.modules())
-
-
 class Shell:
     """One member's own module without tensors of its own: it is lent a row of the stacked ones for each pass."""
 
@@ -355,11 +350,6 @@ def _difference(got: "_Attempt", wanted: "_Attempt") -> str | None:
         if not all(_close(own, other, tolerance, scale) for own, other in zip(got[differs], part, strict=True)):
             return f"{differs} from the loop's"
     return None
-
-
-def has_padding(net: nn.Module) -> bool:
-    """Whether an embedding in it has a row that is not to be trained."""
-    return any(isinstance(m, nn.Embedding) and m.padding_idx is not None for m in net.modules())
 
 
 class RulesOfVmap(TorchFunctionMode):

@@ -72,13 +72,8 @@ class Site:
     leaves: bool = False
 
     @property
-    def can_grow(self) -> bool:
-        """Whether the channels can be made more."""
-        return self.before.why_fixed is None and self.after.why_fixed is None
-
-    @property
     def why_fixed(self) -> str | None:
-        """Why they cannot."""
+        """Why the channels cannot be made more or fewer; None if they can."""
         return self.before.why_fixed or self.after.why_fixed
 
     def fixed(self, why: str) -> "Site":
