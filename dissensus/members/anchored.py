@@ -168,10 +168,9 @@ class Anchored(OnDeepEnsemble):
 
     $$f_k(x) = F([r_k, x - r_k])$$
 
-    The first layer of the network is doubled, on its channels where it convolves, on its features where it is linear (`pair_axis` says
-    on which axis of an input the two are joined). In training every example meets a reference drawn anew, with replacement; in
-    evaluation the first K = `num_members` references give that many members. Of M networks each meets every one of them: member
-    `m * K + k` is network m with reference k, and there are M rows of parameters, `num_trained`.
+    The first layer of the network is doubled; `pair_axis` says on which axis of an input the two are joined. In training every example
+    meets a reference drawn anew; in evaluation the first K = `num_members` give that many members. Of M networks, `num_trained`, each
+    meets every one of them: member `m * K + k` is network m with reference k.
 
     Args:
         net: A network; or several, as a list or a `DeepEnsemble` (they are copied); or a function that makes one, called

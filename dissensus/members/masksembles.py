@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -58,12 +58,8 @@ class MaskedLayer:
 class Masksembles(SharedMembers):
     """One network as an ensemble: each member keeps its own share of the channels, chosen once and for all.
 
-    `scale` is the dial between one network and many: at 1 all masks are alike, the larger it is the less they overlap.
-    Masks are not noise: they are part of the state dict and the same in training and evaluation, and kept values are
-    not rescaled.
-
-    In training each example meets one member, whose turn changes from step to step, so a step costs what the plain
-    network's does; an objective that compares members sees them all. In evaluation every member sees every input.
+    Masks are part of the state dict, and kept values are not rescaled. In training each example meets one member, unless the objective
+    compares members; in evaluation every member sees every input.
 
     Args:
         net: Any network. It is copied.
@@ -293,36 +289,24 @@ class ChannelMask(PerRow):
         return f"{len(self.values)} members, {self.kept.shape[1]} of {self.values.shape[1]} channels"
 
 
-class _Mask(nn.Module):
-    """One member's mask: dropped channels are zero."""
+class _MemberMask(nn.Module):
+    """What one member has in the place of a mask, as its `Form` says."""
 
     kept: Tensor
 
-    def __init__(self, kept: Tensor, width: int, axis: int) -> None:
+    def __init__(self, form: Form, kept: Tensor, width: int, axis: int) -> None:
         super().__init__()
-        self.width, self.axis = width, axis
+        self.form, self.width, self.axis = form, width, axis
         self.register_buffer("kept", kept)
 
     def forward(self, x: Tensor) -> Tensor:
-        shape = [1] * x.ndim
-        shape[self.axis] = self.width
-        return x * x.new_zeros(self.width).index_fill(0, self.kept, 1.0).reshape(shape)
-
-
-class _Selection(_Mask):
-    """One member's channels alone, where only what follows is smaller."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.index_select(self.axis, self.kept)
-
-
-class _Expansion(_Mask):
-    """One member's channels put back among zeros, where only what comes before is smaller."""
-
-    def forward(self, x: Tensor) -> Tensor:
         axis = self.axis % x.ndim
-        shape = (*x.shape[:axis], self.width, *x.shape[axis + 1 :])
-        return x.new_zeros(shape).index_copy(axis, self.kept, x)
+        if self.form == "selected":
+            return x.index_select(axis, self.kept)
+        if self.form == "expanded":
+            return x.new_zeros(*x.shape[:axis], self.width, *x.shape[axis + 1 :]).index_copy(axis, self.kept, x)
+        mask = x.new_zeros(self.width).index_fill(0, self.kept, 1.0)
+        return x * mask.reshape(-1, *(1 for _ in x.shape[axis + 1 :]))
 
 
 def attach(layer: nn.Module, mask: nn.Module) -> None:
@@ -349,10 +333,6 @@ def _act(layer: Any, inputs: object, output: object) -> Tensor:
         )
     masked: Tensor = layer.mask(output)
     return masked
-
-
-# What a member has in the place of a mask, beside fewer channels on a side or both.
-_INSTEAD: Mapping[Form, type[_Mask]] = {"masked": _Mask, "selected": _Selection, "expanded": _Expansion}
 
 
 def _form_of(site: Site) -> tuple[Form, list[Side]]:
@@ -402,8 +382,8 @@ class Trimmer:
             assert isinstance(mask, ChannelMask)
             detach(layer)
             form, sides = _form_of(site)
-            if form in _INSTEAD:
-                attach(layer, _INSTEAD[form](mask.kept[0], site.width, site.axis))
+            if form != "trimmed":
+                attach(layer, _MemberMask(form, mask.kept[0], site.width, site.axis))
             for side in sides:
                 resize(skeleton, side, site.width, mask.kept.shape[1])
         return plain_dropout(skeleton)
