@@ -330,6 +330,8 @@ class Anchored(OnDeepEnsemble):
         chosen = order[torch.arange(len(self.references)) % len(inputs)]
         self.references.copy_(inputs[chosen.to(inputs.device)])
 
+    see = draw_references
+
     def masked(self, keys: Tensor, batch: int) -> Tensor:
         """Return whose references are masked in the pass with these keys, `(networks, batch)`."""
         draws = uniform(fold(keys, _MASKS), batch if self.mask_per == "example" else 1)
@@ -383,10 +385,6 @@ class Anchored(OnDeepEnsemble):
                 "`temperature` out for regression."
             )
         return objective.uniform_where_masked() if self.masked_target == "uniform" else objective
-
-    def see(self, inputs: Tensor) -> None:
-        """Take references from the training inputs."""
-        self.draw_references(inputs)
 
     def identity(self) -> dict[str, str]:
         """Return what decides training beside the tensors; the members that a run validates are decided by references too."""

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from dissensus._signatures import checked, real_number, whole_number
-from dissensus.data.trees import Batch, Output
-from dissensus.members.members import Keys, Members
+from dissensus.data.trees import Output
+from dissensus.members.members import Members
 from dissensus.members.shared import OwnLayer, SharedMembers
-from dissensus.members.stacking import Tensors, check_nets, tensors_of, twin
+from dissensus.members.stacking import check_nets, tensors_of, twin
 from dissensus.nets.dropout import put_layer
 from dissensus.nets.sites import listed
 from dissensus.randomness import derive, uniform
@@ -95,10 +95,6 @@ class LoRAEnsemble(SharedMembers):
         super().train(mode)
         self.net.eval()
         return self
-
-    def _probe(self, tensors: Tensors, x: Batch, owners: Tensor, keys: Keys) -> bool:
-        """The network always evaluates, so it draws nothing."""
-        return False
 
     def adapters(self) -> Iterator[tuple[str, OwnLayer]]:
         """Yield the layers that members have something of their own in, by name."""

@@ -189,7 +189,11 @@ class _Thinned:
         """Return a new thin network."""
         net = copy.deepcopy(self.net)
         for name, build in self.layers.items():
-            net = put_layer(net, name, build().train(net.get_submodule(name).training))
+            try:
+                layer = build()
+            except ValueError as problem:  # groups that do not divide the widths
+                raise ValueError(f"{name!r} cannot be thinned so: {problem}. Choose another alpha or gamma.") from None
+            net = put_layer(net, name, layer.train(net.get_submodule(name).training))
         for name, features in self.flat.items():
             setattr(net.get_submodule(name), "features", features)  # noqa: B010
         return net
@@ -236,7 +240,7 @@ class _Thinned:
         outputs, tensor = _width(module, name), next(module.parameters(), torch.empty(0))
         options: dict[str, Any] = {"device": tensor.device, "dtype": tensor.dtype}
         if isinstance(module, _NORMS):
-            self.layers[name] = _norm(module, self._takes(name, outputs, given), name, options)
+            self.layers[name] = _norm(module, self._takes(name, outputs, given), options)
             return given
         made = outputs if last else self._width(outputs)
         if isinstance(module, nn.Embedding):
@@ -244,7 +248,7 @@ class _Thinned:
         else:
             inputs = module.in_features if isinstance(module, nn.Linear) else module.in_channels
             gamma = 1 if last or given is None else self.gamma
-            self.layers[name] = _mixing(module, self._takes(name, inputs, given), made, gamma, name)
+            self.layers[name] = _mixing(module, self._takes(name, inputs, given), made, gamma)
         return None if last else (outputs, made)
 
     def _takes(self, name: str, inputs: int, given: tuple[int, int] | None) -> int:
@@ -273,31 +277,22 @@ def _width(module: Any, name: str) -> int:
     return known[0]
 
 
-def _mixing(module: Any, inputs: int, outputs: int, gamma: int, name: str) -> Callable[[], nn.Module]:
+def _mixing(module: Any, inputs: int, outputs: int, gamma: int) -> Callable[[], nn.Module]:
     """Return what makes a thin linear layer or convolution."""
     if isinstance(module, nn.Linear):
         grouped = gamma > 1 and inputs % gamma == 0
         return lambda: _GroupedLinear(module, inputs, outputs, gamma) if grouped else like(module, inputs, outputs)
     # Depthwise convolutions stay so; others get further groups.
     groups = inputs if module.groups == module.in_channels > 1 else module.groups * gamma
-    if inputs % groups or outputs % groups:
-        raise ValueError(
-            f"The convolution {name!r} would have {inputs} inputs and {outputs} outputs in {groups} groups, which do not divide "
-            "them. Choose another alpha or gamma."
-        )
     return lambda: like(module, inputs, outputs, groups)
 
 
-def _norm(module: Any, width: int, name: str, options: dict[str, Any]) -> Callable[[], nn.Module]:
+def _norm(module: Any, width: int, options: dict[str, Any]) -> Callable[[], nn.Module]:
     """Return what makes a normalisation of this width."""
     if isinstance(module, nn.LayerNorm):
         affine, bias = module.elementwise_affine, module.bias is not None
         return lambda: nn.LayerNorm(width, module.eps, affine, bias, **options)
     if isinstance(module, nn.GroupNorm):
-        if width % module.num_groups:
-            raise ValueError(
-                f"{name!r} normalises {module.num_groups} groups, which do not divide {width} channels. Choose another alpha."
-            )
         return lambda: nn.GroupNorm(module.num_groups, width, module.eps, module.affine, **options)
     return lambda: type(module)(
         width, module.eps, module.momentum, module.affine, module.track_running_stats, **options

@@ -104,9 +104,10 @@ class SharedMembers(Members):
 
     def run_rows(self, tensors: Tensors, x: Batch, owners: Tensor, keys: Keys) -> Tensor:
         """Run rows that each belong to a member, `owners`; return their outputs."""
-        if self.training and "training" not in self.decisions:
+        trains = self.net.training
+        if trains and "training" not in self.decisions:
             self.decisions["training"] = {"random": self._probe(tensors, x, owners, keys)}
-        if self.training and self.decisions["training"]["random"]:
+        if trains and self.decisions["training"]["random"]:
             with seeded(keys().tolist()[0], alone=True):
                 return self._run_net(tensors, x, owners, keys)
         return self._run_net(tensors, x, owners, keys)
