@@ -18,7 +18,7 @@ from dissensus.members.members import Keys, View
 from dissensus.members.shared import OwnLayer, SharedMembers, made
 from dissensus.members.stacking import RulesOfVmap, Tensors, tensors_of
 from dissensus.nets.dropout import put_layer
-from dissensus.nets.graphs import LAYERS, function_name, last_layers, like, whole_graph, width_of
+from dissensus.nets.graphs import LAYERS, function_name, like, nearest_layers, whole_graph, width_of
 from dissensus.randomness import derive, seeded
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -178,7 +178,7 @@ class _Thinned:
 
     def __init__(self, net: nn.Module, factor: float, gamma: int) -> None:
         self.net, self.part, self.factor, self.gamma = net, whole_graph(net), factor, gamma
-        self.last = last_layers(self.part)
+        self.last, _ = nearest_layers(self.part, "output")
         self.layers: dict[str, Callable[[], nn.Module]] = {}
         self.flat: dict[str, int] = {}
         self.widths: dict[fx.Node, tuple[int, int] | None] = {}

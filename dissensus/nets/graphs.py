@@ -206,19 +206,18 @@ def whole_graph(net: nn.Module) -> Traced:
     return parts[0]
 
 
-def last_layers(part: Traced) -> set[fx.Node]:
-    """Return the layers whose outputs reach the network's without another layer that mixes channels in between."""
-    found, seen = set[fx.Node](), set[fx.Node]()
-    waiting = [node for node in part.graph.nodes if node.op == "output"]
+def nearest_layers(part: Traced, end: Literal["placeholder", "output"]) -> tuple[set[fx.Node], set[fx.Node]]:
+    """Return the layers that mix channels next to the network's input, or to its output, and the operations in between."""
+    found, between = set[fx.Node](), set[fx.Node]()
+    waiting = [node for node in part.graph.nodes if node.op == end]
     while waiting:
         node = waiting.pop()
         if isinstance(part.module(node), (*LAYERS, nn.Embedding)):
             found.add(node)
-            continue
-        fresh = [each for each in node.all_input_nodes if each not in seen]
-        seen.update(fresh)
-        waiting += fresh
-    return found
+        elif node not in between:
+            between.add(node)
+            waiting += node.users if end == "placeholder" else node.all_input_nodes
+    return found, between
 
 
 def like(layer: Any, inputs: int, outputs: int, groups: int = 1) -> nn.Module:
