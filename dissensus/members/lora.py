@@ -16,7 +16,7 @@ from dissensus.members.members import Members
 from dissensus.members.shared import OwnLayer, SharedMembers
 from dissensus.members.stacking import check_nets, tensors_of, twin
 from dissensus.nets.dropout import put_layer
-from dissensus.nets.sites import listed
+from dissensus.nets.graphs import listed
 from dissensus.randomness import derive, uniform
 
 

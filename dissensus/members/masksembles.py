@@ -20,7 +20,7 @@ from dissensus.members.members import Keys, evaluation_mode, under
 from dissensus.members.shared import BatchUse, PerRow, SharedMembers, adopt, call, fastest_layout
 from dissensus.members.stacking import Tensors, join, replace_tensors, tensors_of
 from dissensus.nets.dropout import plain_dropout
-from dissensus.nets.sites import Layers, Map, Side, Site, Slice, listed
+from dissensus.nets.graphs import Layers, Map, Side, Site, Slice, listed
 from dissensus.randomness import derive, seeded
 
 log = logging.getLogger("dissensus")
