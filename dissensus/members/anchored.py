@@ -357,7 +357,9 @@ class Anchored(OnDeepEnsemble):
 
     def picked(self, view: View, rows: Tensor) -> View:
         """Return some networks in training, some members in evaluation."""
-        return super().picked(view, rows) if self.training else _SomeMembers(view, rows)
+        if self.training:
+            return super().picked(view, rows)
+        return _SomeMembers(view, view.chosen[rows] if isinstance(view, _SomeMembers) else rows)
 
     def no_keys(self, count: int) -> Keys:
         """Keys where no noise is drawn: evaluation runs more members than there are keys."""
@@ -412,10 +414,6 @@ class _SomeMembers(View):
     def num_members(self) -> int:
         """How many members were picked."""
         return len(self.chosen)
-
-    def pick(self, rows: Tensor | Sequence[int]) -> View:
-        """Return some of them."""
-        return _SomeMembers(self, self.chosen[torch.as_tensor(rows, device=self.chosen.device)])
 
     def _forward(self, x: Any, own: bool, run: Callable[..., Tensor] | None = None) -> Tensor:
         anchored = self.members
