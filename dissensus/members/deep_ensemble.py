@@ -26,6 +26,7 @@ from dissensus.members.stacking import (
     can_stack,
     check_nets,
     copies_of,
+    has_layer,
     join,
     quiet_weights,
     stack,
@@ -127,10 +128,8 @@ class DeepEnsemble(Members):
         self.nets: nn.ModuleList | None = None
         # Twins: what a factory returns may be somebody's network, which must stay as it is.
         nets = [key_dropout(twin(net)) for net in nets]
-        modules = [module for net in nets for module in net.modules()]
-        self._pads = any(isinstance(m, nn.Embedding) and m.padding_idx is not None for m in modules)
-        self._recurs = any(isinstance(module, nn.RNNBase) for module in modules)
-        self._drops = any(isinstance(module, KeyedDropout) for module in modules)
+        self._embeds, self._recurs = has_layer(nets, nn.Embedding), has_layer(nets, nn.RNNBase)
+        self._drops = has_layer(nets, KeyedDropout)
         # Why one member's module is not every member's, tensors apart; None if it is.
         self.why_different: str | None = "members have different architectures"
         if can_stack(nets):
@@ -194,8 +193,7 @@ class DeepEnsemble(Members):
             return None, False
         picked = (torch.arange(self.num_members, device=x.device) if rows is None else rows)[:PROBE_MEMBERS]
         count = len(picked)
-        buffers = {name: t.detach()[:count] if self.stacked else t.detach() for name, t in tensors.items()}
-        weights = {name: buffers.pop(name) for name, _ in self.named_parameters() if name in buffers}
+        weights, buffers = self._of_few(tensors, count)
         inputs = (x[:count, :PROBE_ROWS] if own else x[:PROBE_ROWS]).detach()
 
         def loop(given: Tensors, batch: Any) -> Tensor:
@@ -221,6 +219,12 @@ class DeepEnsemble(Members):
             or self._why_faster_apart(x, own, work)
         )
         return why, bool(drawn)
+
+    def _of_few(self, tensors: Tensors, count: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return weights and buffers of the first members, or all where they are not stored as one."""
+        few = {name: t.detach()[:count] if self.stacked else t.detach() for name, t in tensors.items()}
+        weights = {name: few.pop(name) for name, _ in self.named_parameters() if name in few}
+        return weights, few
 
     def _why_apart(self, drawn: Collection[str]) -> str | None:
         """Say why members cannot run as one program, as far as that is known without trying it."""
@@ -267,7 +271,7 @@ class DeepEnsemble(Members):
                 returned = call(lambda *parts, **named: functional_call(net, one, parts, named), batch)
             return returned if isinstance(returned, Tensor) and self.output is None else pick(returned, self.picks)
 
-        mended = self._pads or torch.is_autocast_enabled(x.device.type)
+        mended = self._embeds or torch.is_autocast_enabled(x.device.type)
         with _quiet_vmap(), RulesOfVmap() if mended else nullcontext():
             outputs: Tensor = vmap(run_one, in_dims=(0, 0 if own else None), randomness="error")(stacked, x)
         if self._drops:

@@ -237,13 +237,17 @@ def _apart_from_each_other(sites: list[Site]) -> list[Site]:
 
 def _growing(sites: list[Site], places: Map, layers: Layers) -> list[Site]:
     """Return the places that are widened: those that can be, or all that were asked for."""
-    can = [site for site in sites if site.why_fixed is None]
+    can = _that_can_grow(sites)
     if can and (layers == "auto" or len(can) == len(sites)):
         return can
     bad = next((site for site in sites if site not in can and layers != "auto"), None)
     why = "There is no layer that can be widened" if bad is None else f"{bad} cannot be widened: {bad.why_fixed}"
-    candidates = listed([str(site) for site in places.candidates if site.why_fixed is None])
+    candidates = listed([str(site) for site in _that_can_grow(places.candidates)])
     raise ValueError(f"{why}. Leave it out, or use grow=False. Candidates: {candidates}.")
+
+
+def _that_can_grow(sites: list[Site]) -> list[Site]:
+    return [site for site in sites if site.why_fixed is None]
 
 
 def _put_mask(net: nn.Module, site: Site, num_members: int, scale: float, seed: int, grown: bool, places: Map) -> Site:

@@ -310,11 +310,10 @@ class Members(nn.Module, ABC):
         """Return sums of values shaped like a view's trained parameters, one a member; of all of them where members share them."""
         if self.stacked:
             return torch.stack([value.flatten(1).sum(1) for value in values.values()]).sum(0)
-        if not self.separate:
-            return torch.stack([value.sum() for value in values.values()]).sum().expand(view.num_members)
-        groups = [list(values)] if view.num_members == 1 else [names for _, names in self.parameter_rows()]
+        together = view.num_members == 1 or not self.separate
+        groups = [list(values)] if together else [names for _, names in self.parameter_rows()]
         sums = [[values[name].sum() for name in names if name in values] for names in groups]
-        return torch.stack([torch.stack(each).sum() for each in sums])
+        return torch.stack([torch.stack(each).sum() for each in sums]).expand(view.num_members)
 
     def __len__(self) -> int:
         """How many members there are."""

@@ -118,18 +118,22 @@ class _Packed(OwnLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Run every member's layer on its own rows."""
-        plain, rows = self.plain[0].train(self.training), self.chosen
-        every = {name: t.unflatten(0, (self.count, -1)) for name, t in tensors_of(self).items() if t.ndim}
-        own = every if rows is None else {name: t.index_select(0, rows) for name, t in every.items()}
+        plain, own = self.plain[0].train(self.training), self._own()
         common = {name: t for name, t in self.named_buffers() if not t.ndim}
-        by_member = x.unflatten(0, (self.count if rows is None else len(rows), -1))
+        by_member = x.unflatten(0, (self.count if self.chosen is None else len(self.chosen), -1))
         with RulesOfVmap() if torch.is_autocast_enabled(x.device.type) else nullcontext():
             found = vmap(lambda tensors, batch: functional_call(plain, tensors | common, (batch,)))(own, by_member)
-        if rows is not None and self.training:
-            for name, _ in self.named_buffers():
-                if name in own:
-                    every[name].index_copy_(0, rows, own[name])
+        if self.chosen is not None and self.training:
+            for name, buffer in self.named_buffers():
+                if buffer.ndim:
+                    buffer.unflatten(0, (self.count, -1)).index_copy_(0, self.chosen, own[name])
         return found.flatten(0, 1)
+
+    def _own(self) -> dict[str, Tensor]:
+        """Return tensors by member, `(members, ...)`, of those whose rows are there."""
+        every = {name: t.unflatten(0, (self.count, -1)) for name, t in tensors_of(self).items() if t.ndim}
+        rows = self.chosen
+        return every if rows is None else {name: t.index_select(0, rows) for name, t in every.items()}
 
     def alone(self, index: int) -> nn.Module:
         """Return one member's layer as a plain one."""

@@ -15,7 +15,7 @@ from dissensus.data import trees
 from dissensus.data.trees import Batch, Output, Tree, WholeOutput, pick, repeat_rows
 from dissensus.engines.watching import kept_as_is, look_at
 from dissensus.members.members import Keys, Members, under
-from dissensus.members.stacking import Tensors, check_nets, keep_weights_apart, quiet_weights
+from dissensus.members.stacking import Tensors, check_nets, has_layer, keep_weights_apart, quiet_weights
 from dissensus.nets.dropout import dropout_keys, key_dropout, plain_dropout, put_layer, rewind_dropout
 from dissensus.randomness import derive, seeded
 
@@ -81,7 +81,7 @@ class SharedMembers(Members):
         self.training = net.training
         for module in self.net.modules():
             keep_weights_apart(module)
-        self._recurs = any(isinstance(module, nn.RNNBase) for module in self.net.modules())
+        self._recurs = has_layer([self.net], nn.RNNBase)
         self._per_row = [module for module in self.net.modules() if isinstance(module, PerRow)]
 
     def run(self, tensors: Tensors, x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:

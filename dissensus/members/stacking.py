@@ -230,6 +230,11 @@ def quiet_weights(recurs: bool) -> Iterator[None]:
         yield
 
 
+def has_layer(nets: Sequence[nn.Module], kind: type[nn.Module]) -> bool:
+    """Whether one of the networks has a layer of this kind."""
+    return any(isinstance(module, kind) for net in nets for module in net.modules())
+
+
 class Shell:
     """One member's own module without tensors of its own: it is lent a row of the stacked ones for each pass."""
 

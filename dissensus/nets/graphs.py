@@ -117,9 +117,13 @@ def effect_of(part: Traced, node: fx.Node) -> Effect:
         return "flattens"
     if _averages(node):
         return "averages"
+    return "combines" if _combines(node) else "other"
+
+
+def _combines(node: fx.Node) -> bool:
     # Functions of torch and of operator, and methods.
-    adds = name in ("add", "add_", "iadd", "sub", "mul", "mul_", "imul")
-    return "combines" if adds and sum(isinstance(value, fx.Node) for value in node.args) > 1 else "other"
+    named = function_name(node) in ("add", "add_", "iadd", "sub", "mul", "mul_", "imul")
+    return named and sum(isinstance(value, fx.Node) for value in node.args) > 1
 
 
 def channelwise(effect: Effect, spatial: bool) -> bool:
@@ -295,10 +299,9 @@ def find_site(part: Traced, node: fx.Node, tied: Set[str]) -> Site | None:
     previous: fx.Node | None = node
     while previous is not None:
         previous = walk.back(previous)
-    linear = walk.source is not None and isinstance(part.module(walk.source), nn.Linear)
-    if walk.pooled and linear:
+    if walk.pooled and walk.linear:
         walk.before.fix("it is pooled along its features")
-    walk.on(node, spatial=walk.width is not None and walk.axis == 1 and not linear and not walk.flat)
+    walk.on(node, spatial=walk.width is not None and walk.axis == 1 and not walk.linear and not walk.flat)
     if walk.width is None:
         return None
     source = None if walk.source is None else part.name(walk.source)
@@ -315,7 +318,7 @@ class _Walk:
         self.source: fx.Node | None = None
         self.width: int | None = None
         self.axis = 1
-        self.pooled = self.flat = self.combined = self.leaves = False
+        self.linear = self.pooled = self.flat = self.combined = self.leaves = False
         self.keeps_zero = True
 
     def back(self, node: fx.Node) -> fx.Node | None:
@@ -328,7 +331,7 @@ class _Walk:
                 self.before.fix("its features are on another axis than the layer before says")
         if mixing_layer(module):
             self._hold(self.before, node, ["weight", "bias"], 0)
-            self.source = node
+            self.source, self.linear = node, isinstance(module, nn.Linear)
             return None
         self.flat |= effect in ("flattens", "averages")
         if effect == "combines":
@@ -500,13 +503,16 @@ class Map:
 
     def _asked(self, layers: Layers) -> list[Site]:
         if layers == "auto":
-            return [s for s in self.candidates if not (s.leaves or s.combined or self.is_stem(s))]
+            return self._by_default()
         if callable(layers) and not isinstance(layers, type):
             return self._by_test(layers)
         asked = (layers,) if isinstance(layers, str | type) else tuple(layers)
         if all(isinstance(kind, type) for kind in asked):
             return self._by_test(lambda _, module: isinstance(module, asked))  # type: ignore[arg-type]
         return [site for name in asked for site in self._by_name(str(name))]
+
+    def _by_default(self) -> list[Site]:
+        return [s for s in self.candidates if not (s.leaves or s.combined or self.is_stem(s))]
 
     def _by_test(self, test: Rule) -> list[Site]:
         names = [name for name, module in self.net.named_modules() if name and test(name, module)]
@@ -526,8 +532,7 @@ class Map:
 
     def _sites_of(self, name: str) -> list[Site]:
         """Return the places after a module: after its calls, or after the module itself where nothing was traced."""
-        calls = [(part, node) for part in self.parts for node in part.graph.nodes if part.name(node) == name]
-        if calls:
+        if calls := self._calls(name):
             return _unique(self.site_at(part, node) for part, node in calls if node.op == "call_module")
         inside = [site for site in self.candidates if site.name == name]
         known = width_of(self.net.get_submodule(name))
@@ -535,6 +540,9 @@ class Map:
             return inside
         unknown = Side(why_fixed="the network around it could not be traced")
         return [Site(name, *known, unknown, unknown)]
+
+    def _calls(self, name: str) -> list[tuple[Traced, fx.Node]]:
+        return [(part, node) for part in self.parts for node in part.graph.nodes if part.name(node) == name]
 
     def is_stem(self, site: Site) -> bool:
         """Whether a place is fed by the network's first convolution."""
