@@ -148,7 +148,7 @@ def _widened(net: nn.Module, count: int) -> tuple[nn.Module, tuple[int, int]]:
 
 
 def _only(part: Traced, layers: set[fx.Node], what: str) -> fx.Node:
-    found = list(layers)
+    found = [node for node in part.graph.nodes if node in layers]
     if len(found) != 1 or type(part.module(found[0])) not in LAYERS:
         names = ", ".join(part.name(node) for node in found) or "none"
         raise ValueError(
