@@ -169,9 +169,6 @@ def resnet34(classes: int = 10, channels: int = 3, width: int = 64) -> nn.Module
         >>> import torch
         >>> resnet34()(torch.zeros(2, 3, 32, 32)).shape
         torch.Size([2, 10])
-
-    References:
-        He et al., 2016, <https://arxiv.org/abs/1512.03385>.
     """
     return _resnet((3, 4, 6, 3), classes, channels, width)
 

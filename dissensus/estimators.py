@@ -284,7 +284,7 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
         def make() -> torch.nn.Module:
             return mlp(inputs, hidden, outputs, dropout=self.dropout)
 
-        return KINDS[self.method](make, self.num_members, self._seed, **options)
+        return KINDS[self.method](make, self.num_members, seed=self._seed, **options)
 
     # Reading tables.
 

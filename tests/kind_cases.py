@@ -3,7 +3,7 @@
 from torch import nn
 
 import dissensus as ds
-from dissensus.members import kinds
+from dissensus.members import KINDS as NAMED
 from dissensus.members.shared import made
 
 
@@ -32,12 +32,12 @@ KINDS = {
         ),
     },
     "masksembles": {
-        "split batches": lambda make_net, x: kinds.masksembles(make_net, 3),
-        "grown, whole batches": lambda make_net, x: kinds.masksembles(
+        "split batches": lambda make_net, x: NAMED["masksembles"](make_net, 3),
+        "grown, whole batches": lambda make_net, x: NAMED["masksembles"](
             make_net, 3, scale=3.0, grow=True, batches="whole"
         ),
     },
-    "mc_dropout": {"p": lambda make_net, x: kinds.mc_dropout(make_net, 3, p=0.2)},
+    "mc_dropout": {"p": lambda make_net, x: NAMED["mc_dropout"](make_net, 3, p=0.2)},
     "batch_ensemble": {"whole batches": lambda make_net, x: ds.BatchEnsemble(make_net, 3)},
     "packed": {
         "plain": lambda make_net, x: ds.PackedEnsemble(make_net, 3),

@@ -14,7 +14,7 @@ from training_helpers import norm_net, weights, x, y
 import dissensus as ds
 from dissensus import architectures
 from dissensus import objectives as obj
-from dissensus.members.trimming import ChannelMask
+from dissensus.members.masksembles import ChannelMask
 from dissensus.recipes import Recipe, load_run
 
 

@@ -1,35 +1,26 @@
 """Member kinds: architectures become modules that return `(members, batch, ...)`."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
+import torch
+from torch import nn
+
+from dissensus.members.anchored import Anchored, AnchoredNet, MaskedTarget, MaskPer, TemperatureForm, anchor_temperature
+from dissensus.members.batch_ensemble import BatchEnsemble
 from dissensus.members.deep_ensemble import DeepEnsemble, SingleMember
 from dissensus.members.heads import HeadEnsemble
+from dissensus.members.lora import LoRAEnsemble
+from dissensus.members.masksembles import MaskedLayer, Masksembles
+from dissensus.members.mc_dropout import Masks, MCDropout
 from dissensus.members.members import Members, View
-
-if TYPE_CHECKING:
-    from dissensus.members.anchored import Anchored, AnchoredNet, anchor_temperature
-    from dissensus.members.batch_ensemble import BatchEnsemble
-    from dissensus.members.lora import LoRAEnsemble
-    from dissensus.members.masksembles import MaskedLayer, Masksembles
-    from dissensus.members.mc_dropout import MCDropout
-    from dissensus.members.mimo import MIMO
-    from dissensus.members.packed import PackedEnsemble
-    from dissensus.members.trajectories import SWAG, SnapshotEnsemble
-    from dissensus.nets.cutting import cut
-
-# Loaded when first used: each takes a network apart in its own way, and most runs use one kind.
-_LATER = {
-    "members.anchored": ("Anchored", "AnchoredNet", "anchor_temperature"),
-    "members.batch_ensemble": ("BatchEnsemble",),
-    "members.lora": ("LoRAEnsemble",),
-    "members.masksembles": ("MaskedLayer", "Masksembles"),
-    "members.mc_dropout": ("MCDropout",),
-    "members.mimo": ("MIMO",),
-    "members.packed": ("PackedEnsemble",),
-    "members.trajectories": ("SWAG", "SnapshotEnsemble"),
-    "nets.cutting": ("cut",),
-}
+from dissensus.members.mimo import MIMO
+from dissensus.members.packed import PackedEnsemble
+from dissensus.members.shared import BatchUse, made
+from dissensus.members.trajectories import SWAG, SnapshotEnsemble
+from dissensus.nets.cutting import cut
+from dissensus.nets.first_layer import Initialise
 
 __all__ = [
     "MIMO",
@@ -52,9 +43,71 @@ __all__ = [
     "cut",
 ]
 
+MakeNet = Callable[[], nn.Module]
 
-def __getattr__(name: str) -> Any:
-    for module, names in _LATER.items():
-        if name in names:
-            return getattr(import_module(f"dissensus.{module}"), name)
-    raise AttributeError(f"module 'dissensus.members' has no attribute {name!r}")
+
+def _anchored(
+    make_member: MakeNet,
+    num_members: int,
+    seed: int = 0,
+    *,
+    shape: Any,
+    references: int = 256,
+    anchors: int = 1,
+    mask_probability: float = 0.0,
+    mask_per: MaskPer = "batch",
+    masked_target: MaskedTarget = "label",
+    temperature: TemperatureForm | None = None,
+    initialise: Initialise = "fresh",
+) -> Anchored:
+    """Make anchored networks with room for references, which training fills with training inputs."""
+    return Anchored(
+        make_member,
+        torch.zeros(references, *shape),
+        anchors,
+        seed,
+        num_nets=num_members,
+        mask_probability=mask_probability,
+        mask_per=mask_per,
+        masked_target=masked_target,
+        temperature=temperature,
+        initialise=initialise,
+    )
+
+
+def _masksembles(
+    make_member: MakeNet,
+    num_members: int,
+    seed: int = 0,
+    *,
+    scale: float = 2.0,
+    layers: Sequence[str] = (),
+    grow: bool = False,
+    batches: BatchUse = "split",
+) -> Masksembles:
+    """Make one network with masks; `layers` names where they act, by rule if none is named."""
+    net = made(make_member, 1, seed)
+    return Masksembles(net, num_members, scale, layers=layers or "auto", seed=seed, grow=grow, batches=batches)
+
+
+def _mc_dropout(
+    make_member: MakeNet, num_members: int, seed: int = 0, *, p: float | None = None, masks: Masks = "member"
+) -> MCDropout:
+    """Make one network whose dropout stays on."""
+    return MCDropout(made(make_member, 1, seed), num_members, seed, p, masks=masks)
+
+
+KINDS: Mapping[str, Callable[..., Members]] = MappingProxyType(
+    {
+        "deep": DeepEnsemble,
+        "anchored": _anchored,
+        "masksembles": _masksembles,
+        "mc_dropout": _mc_dropout,
+        "batch_ensemble": BatchEnsemble,
+        "packed": PackedEnsemble,
+        "snapshots": SnapshotEnsemble,
+        "swag": SWAG,
+        "mimo": MIMO,
+    }
+)
+"""Kinds of ensembles by name: called with a factory of networks, their number, `seed=` and settings."""

@@ -84,14 +84,6 @@ def giving_features(nets: Iterable[nn.Module]) -> Iterator[None]:
 
     The features leave as the network's own output, so they go wherever outputs go: out of `functional_call`, `vmap`, a
     recorded step and a captured one, from none of which a tensor that is kept aside could be taken.
-
-    Example:
-        >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-        >>> x = torch.zeros(5, 4)
-        >>> with giving_features([net]):
-        ...     features = net(x)
-        >>> features.shape, net(x).shape
-        (torch.Size([5, 8]), torch.Size([5, 2]))
     """
     hooks: list[RemovableHandle] = []
     for net in nets:
@@ -176,10 +168,9 @@ class Anchored(OnDeepEnsemble):
 
     $$f_k(x) = F([r_k, x - r_k])$$
 
-    The first layer of the network is doubled, on its channels where it convolves, on its features where it is linear (`pair_axis` says
-    on which axis of an input the two are joined). In training every example meets a reference drawn anew, with replacement; in
-    evaluation the first K = `num_members` references give that many members. Of M networks each meets every one of them: member
-    `m * K + k` is network m with reference k, and there are M rows of parameters, `num_trained`.
+    The first layer of the network is doubled; `pair_axis` says on which axis of an input the two are joined. In training every example
+    meets a reference drawn anew; in evaluation the first K = `num_members` give that many members. Of M networks, `num_trained`, each
+    meets every one of them: member `m * K + k` is network m with reference k.
 
     Args:
         net: A network; or several, as a list or a `DeepEnsemble` (they are copied); or a function that makes one, called
@@ -339,6 +330,8 @@ class Anchored(OnDeepEnsemble):
         chosen = order[torch.arange(len(self.references)) % len(inputs)]
         self.references.copy_(inputs[chosen.to(inputs.device)])
 
+    see = draw_references
+
     def masked(self, keys: Tensor, batch: int) -> Tensor:
         """Return whose references are masked in the pass with these keys, `(networks, batch)`."""
         draws = uniform(fold(keys, _MASKS), batch if self.mask_per == "example" else 1)
@@ -364,7 +357,9 @@ class Anchored(OnDeepEnsemble):
 
     def picked(self, view: View, rows: Tensor) -> View:
         """Return some networks in training, some members in evaluation."""
-        return super().picked(view, rows) if self.training else _SomeMembers(view, rows)
+        if self.training:
+            return super().picked(view, rows)
+        return _SomeMembers(view, view.chosen[rows] if isinstance(view, _SomeMembers) else rows)
 
     def no_keys(self, count: int) -> Keys:
         """Keys where no noise is drawn: evaluation runs more members than there are keys."""
@@ -393,13 +388,9 @@ class Anchored(OnDeepEnsemble):
             )
         return objective.uniform_where_masked() if self.masked_target == "uniform" else objective
 
-    def see(self, inputs: Tensor) -> None:
-        """Take references from the training inputs."""
-        self.draw_references(inputs)
-
-    def settings(self) -> dict[str, object]:
+    def identity(self) -> dict[str, str]:
         """Return what decides training beside the tensors; the members that a run validates are decided by references too."""
-        return {**super().settings(), "anchors": self.num_anchors}
+        return {**super().identity(), "anchors": repr(self.num_anchors)}
 
     def member(self, index: int) -> nn.Module:
         """Return one network with one reference as an independent plain module; it knows of no temperature."""
@@ -423,10 +414,6 @@ class _SomeMembers(View):
     def num_members(self) -> int:
         """How many members were picked."""
         return len(self.chosen)
-
-    def pick(self, rows: Tensor | Sequence[int]) -> View:
-        """Return some of them."""
-        return _SomeMembers(self, self.chosen[torch.as_tensor(rows, device=self.chosen.device)])
 
     def _forward(self, x: Any, own: bool, run: Callable[..., Tensor] | None = None) -> Tensor:
         anchored = self.members

@@ -11,10 +11,10 @@ from dissensus._signatures import checked
 from dissensus.data.trees import Output
 from dissensus.members.shared import BatchUse, PerRow, SharedMembers, made
 from dissensus.nets.dropout import plain_dropout
+from dissensus.nets.graphs import LAYERS
 from dissensus.randomness import derive, uniform
 
 NAME = "factors"
-LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class Factors(PerRow):
@@ -97,14 +97,13 @@ class BatchEnsemble(SharedMembers):
 def _split_off(layer: Any, name: str, num_members: int, seed: int) -> None:
     """Give a layer factors, and members a bias each in place of the layer's."""
     weight = layer.weight
-    linear = isinstance(layer, nn.Linear)
-    inputs, outputs = (layer.in_features, layer.out_features) if linear else (layer.in_channels, layer.out_channels)
+    outputs, inputs = len(weight), weight.shape[1] * getattr(layer, "groups", 1)
     bias = None if layer.bias is None else layer.bias.detach().repeat(num_members, 1)
     factors = Factors(
         _signs(seed, f"{name} r", num_members, inputs).to(weight),
         _signs(seed, f"{name} s", num_members, outputs).to(weight),
         bias,
-        -1 if linear else 1,
+        -1 if isinstance(layer, nn.Linear) else 1,
     )
     layer.register_parameter("bias", None)
     layer.add_module(NAME, factors)

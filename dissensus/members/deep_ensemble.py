@@ -14,23 +14,21 @@ from dissensus.construction import describe
 from dissensus.data.trees import Output, call, pick, signature
 from dissensus.engines.graphs import for_each_member
 from dissensus.engines.watching import kept_as_is, look_at
-from dissensus.members.members import Keys, Members, settled_block, under
+from dissensus.members.members import Keys, Members, under
 from dissensus.members.shared import fastest_layout
 from dissensus.members.stacking import (
     PLAIN,
     PROBE_MEMBERS,
     PROBE_ROWS,
-    Loan,
     RulesOfVmap,
     Shell,
     Tensors,
     can_stack,
     check_nets,
     copies_of,
-    has_padding,
+    has_layer,
     join,
     quiet_weights,
-    recurs,
     stack,
     tensors_of,
     twin,
@@ -38,7 +36,7 @@ from dissensus.members.stacking import (
     why_not_one_program,
     why_not_vectorised,
 )
-from dissensus.nets.dropout import dropout_keys, drops, key_dropout, plain_dropout, rewind_dropout
+from dissensus.nets.dropout import KeyedDropout, dropout_keys, key_dropout, plain_dropout, rewind_dropout
 from dissensus.randomness import derive, seeded
 
 FASTER_APART = "convolutions are faster one member at a time"
@@ -103,13 +101,11 @@ class DeepEnsemble(Members):
         The networks are copied. Those of different architectures run in a loop and need only give outputs of one shape.
         """
         # An nn.Sequential is one network: its layers are not members.
-        if not isinstance(nets, Iterable) or (isinstance(nets, nn.Module) and not isinstance(nets, nn.ModuleList)):
-            raise ValueError(
-                f"`from_members` wants a list of networks, from_members([net_a, net_b]); got {type(nets).__name__}."
-            )
-        nets, ensemble = list(nets), cls.__new__(cls)
-        if not nets:
-            raise ValueError("`from_members` wants a list of networks, from_members([net_a, net_b]); got an empty one.")
+        several = isinstance(nets, nn.ModuleList) or (isinstance(nets, Iterable) and not isinstance(nets, nn.Module))
+        if not several or not (nets := list(nets)):
+            got = "an empty one" if several else type(nets).__name__
+            raise ValueError(f"`from_members` wants a list of networks, from_members([net_a, net_b]); got {got}.")
+        ensemble = cls.__new__(cls)
         Members.__init__(ensemble, len(nets), seed)
         given = {"nets": nets, "seed": seed, "execution": execution, "output": output}
         ensemble.made_by, ensemble.output = ("from_members", describe(given)), output
@@ -132,8 +128,8 @@ class DeepEnsemble(Members):
         self.nets: nn.ModuleList | None = None
         # Twins: what a factory returns may be somebody's network, which must stay as it is.
         nets = [key_dropout(twin(net)) for net in nets]
-        self._pads, self._recurs = any(map(has_padding, nets)), any(map(recurs, nets))
-        self._drops = any(map(drops, nets))
+        self._embeds, self._recurs = has_layer(nets, nn.Embedding), has_layer(nets, nn.RNNBase)
+        self._drops = has_layer(nets, KeyedDropout)
         # Why one member's module is not every member's, tensors apart; None if it is.
         self.why_different: str | None = "members have different architectures"
         if can_stack(nets):
@@ -144,7 +140,6 @@ class DeepEnsemble(Members):
         # Keys of members and of dropout layers go where the networks are.
         self.to(next((p.device for net in nets for p in net.parameters()), self.member_keys.device))
         self._shells = [Shell(net) for net in nets]
-        self._loan: Loan | None = None
 
     def why_not_single(self) -> str | None:
         """Say why one member's program would not be every member's; None if it would."""
@@ -168,16 +163,10 @@ class DeepEnsemble(Members):
         """Yield the modules of each member, which run in a loop."""
         return (module for shell in self._shells for module in shell.net.modules())
 
-    def shell(self, index: int) -> Shell:
-        """Return a copy of one member's module without tensors."""
-        self._shells[index].release()
-        self._follow_modes([index])
-        return copy.deepcopy(self._shells[index])
-
     def run(self, tensors: Tensors, x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Run members on the given tensors; see `Members.run`."""
         decision = self._decide(tensors, x, own, rows, keys)
-        if decision["why_loop"] is None:
+        if decision["why_loop"] is None or self._has_changed():
             return self._run_vectorised(tensors, x, own, keys)
         return self._run_loop(tensors, x, own, rows, keys, random=decision["random"])
 
@@ -195,8 +184,7 @@ class DeepEnsemble(Members):
             with seeded(0, alone=True), kept_as_is(self.parts()), self.returning_all(False):
                 why, random = self._probe(tensors, x, own, rows, keys)
             self.decisions[kind_of_batch] = {"training": self.training, "why_loop": why, "random": random}
-            for shell in self._shells:
-                shell.release()  # of the copies that the probe lent them
+            self.release()  # of the copies that the probe lent
         return self.decisions[kind_of_batch]
 
     def _probe(self, tensors: Tensors, x: Any, own: bool, rows: Tensor | None, keys: Keys) -> tuple[str | None, bool]:
@@ -259,8 +247,8 @@ class DeepEnsemble(Members):
         return "large batches are faster one member at a time on a CPU" if self._is_large(x, own) else None
 
     def _is_large(self, x: Any, own: bool) -> bool:
-        settled = not self.training and settled_block(self) is not None
-        return settled and x.device.type == "cpu" and x.shape[int(own)] >= LARGE_BATCH
+        predicts = not self.training and not torch.is_grad_enabled()
+        return predicts and x.device.type == "cpu" and x.shape[int(own)] >= LARGE_BATCH
 
     @property
     def faster_apart(self) -> bool:
@@ -283,7 +271,7 @@ class DeepEnsemble(Members):
                 returned = call(lambda *parts, **named: functional_call(net, one, parts, named), batch)
             return returned if isinstance(returned, Tensor) and self.output is None else pick(returned, self.picks)
 
-        mended = self._pads or torch.is_autocast_enabled(x.device.type)
+        mended = self._embeds or torch.is_autocast_enabled(x.device.type)
         with _quiet_vmap(), RulesOfVmap() if mended else nullcontext():
             outputs: Tensor = vmap(run_one, in_dims=(0, 0 if own else None), randomness="error")(stacked, x)
         if self._drops:
@@ -291,9 +279,6 @@ class DeepEnsemble(Members):
         return outputs
 
     def _run_loop(self, tensors: Tensors, x: Any, own: bool, rows: Tensor | None, keys: Keys, random: bool) -> Tensor:
-        block = settled_block(self)
-        if rows is None and not own and block is not None:
-            return self._run_settled(tensors, x, keys, block)
         members = list(range(self.num_members)) if rows is None else rows.tolist()
         self._follow_modes(members)
         seeds = keys().tolist() if random and self.training else None
@@ -309,24 +294,11 @@ class DeepEnsemble(Members):
             for_each_member(run, len(members))
         return join(outputs)
 
-    def _run_settled(self, tensors: Tensors, x: Any, keys: Keys, block: int) -> Tensor:
-        """Run members in turn where neither weights nor modes change between passes: they keep the rows they were lent."""
-        members = range(self.num_members)
-        if self._loan is None or not self._loan.holds(tensors, block):
-            net = self.net if self.why_different is None else None
-            if net is not None and why_another(net, self._shells[0].net, PLAIN) is not None:
-                return self._run_vectorised(tensors, x, False, keys)
-            self._follow_modes(members)
-            self._loan = Loan(self._shells, tensors, self._split(tensors, members), block)
-        loan, outputs = self._loan, [torch.empty(0)] * self.num_members
-
-        def run(index: int) -> None:
-            outputs[index] = pick(call(loan.shells[index].net, x), self.picks)
-            loan.shells[index].collect(loan.rows[index])
-
-        with quiet_weights(self._recurs):
-            for_each_member(run, self.num_members)
-        return join(outputs)
+    def _has_changed(self) -> bool:
+        """Whether somebody changed an attribute of the network that stands for all, or hooked it: members' own modules do not know."""
+        if self.training or self.net is None or self.why_different is not None:
+            return False
+        return why_another(self.net, self._shells[0].net, PLAIN) is not None
 
     def _follow_modes(self, members: Sequence[int]) -> None:
         """Have each member's own modules train or evaluate as the registered ones do."""
@@ -372,10 +344,15 @@ class DeepEnsemble(Members):
         if self.nets is not None:
             self.nets = nn.ModuleList(self.nets[place] for place in places)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def release(self) -> None:
+        """Have each member's own modules let go of the tensors they were lent, and train or evaluate as the registered ones do."""
         for shell in self._shells:
             shell.release()
-        return self.__dict__ | {"_loan": None}
+        self._follow_modes(range(self.num_members))
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.release()
+        return self.__dict__
 
 
 @contextmanager
@@ -398,7 +375,8 @@ class SingleMember(Members):
     def __init__(self, ensemble: DeepEnsemble) -> None:
         super().__init__(1, ensemble.seed)
         self.training, self.output = ensemble.training, ensemble.output
-        self._shell = ensemble.shell(0)
+        ensemble.release()
+        self._shell = copy.deepcopy(ensemble._shells[0])
 
     @property
     def stacked(self) -> bool:

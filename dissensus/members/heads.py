@@ -26,11 +26,8 @@ class HeadEnsemble(OnDeepEnsemble):
     """Many heads on one frozen backbone: `forward(x)` gives `(members, batch, ...)`.
 
     The backbone is held, not copied: it is set to evaluation mode for good and its parameters no longer ask for
-    gradients. It moves with the ensemble and is in its state dict, but not in the checkpoints of a run. `heads` is a
-    `DeepEnsemble` that takes what the backbone gives.
-
-    Training on inputs runs the backbone in every step; `cache_features` runs it once. The heads then train, predict and
-    are evaluated on the `CachedFeatures`, and the ensemble is the same as if they had seen the inputs.
+    gradients. It is in the state dict, but not in the checkpoints of a run. `heads` is a `DeepEnsemble` that takes what the backbone
+    gives, or what `cache_features` kept of that: the ensemble is then the same as if it had seen the inputs.
 
     Args:
         backbone: Any network from inputs to one tensor of features.
@@ -84,8 +81,7 @@ class HeadEnsemble(OnDeepEnsemble):
 
     def features(self, *x: Any, **named: Any) -> Tensor:
         """Return what the backbone says of a batch, `(batch, ...)`; gradients flow to `x` alone."""
-        own = {f"{_BACKBONE}{name}": t for name, t in tensors_of(self.backbone).items()}
-        return self._features(own, inputs_of(x, named))
+        return self._features(tensors_of(self), inputs_of(x, named))
 
     def _features(self, tensors: Tensors, x: Batch) -> Tensor:
         frozen = {name: t.detach() for name, t in under(_BACKBONE, tensors).items()}

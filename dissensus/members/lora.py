@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from dissensus._signatures import checked, real_number, whole_number
-from dissensus.data.trees import Batch, Output
-from dissensus.members.members import Keys, Members
-from dissensus.members.shared import SharedMembers
-from dissensus.members.stacking import Tensors, check_nets, tensors_of, twin
-from dissensus.nets.dropout import plain_dropout, put_layer
-from dissensus.nets.sites import listed
+from dissensus.data.trees import Output
+from dissensus.members.members import Members
+from dissensus.members.shared import OwnLayer, SharedMembers
+from dissensus.members.stacking import check_nets, tensors_of, twin
+from dissensus.nets.dropout import put_layer
+from dissensus.nets.graphs import listed
 from dissensus.randomness import derive, uniform
 
 
@@ -96,21 +96,9 @@ class LoRAEnsemble(SharedMembers):
         self.net.eval()
         return self
 
-    def _probe(self, tensors: Tensors, x: Batch, owners: Tensor, keys: Keys) -> bool:
-        """The network always evaluates, so it draws nothing."""
-        return False
-
-    def adapters(self) -> Iterator[tuple[str, "_Adapter"]]:
+    def adapters(self) -> Iterator[tuple[str, OwnLayer]]:
         """Yield the layers that members have something of their own in, by name."""
-        return ((name, module) for name, module in self.named_modules() if isinstance(module, _Adapter))
-
-    def member(self, index: int) -> nn.Module:
-        """Return one member as an independent plain module: a copy of the network with that member's adapters."""
-        index = self.check_index(index)
-        net: nn.Module = copy.deepcopy(self.net)
-        for name, layer in self.adapters():
-            net = put_layer(net, name.removeprefix("net").removeprefix("."), layer.alone(index))
-        return plain_dropout(net)
+        return ((name, module) for name, module in self.named_modules() if isinstance(module, OwnLayer))
 
     def identity(self) -> dict[str, str]:
         """Return which network it is: its tensors are not in the checkpoints of a run."""
@@ -122,18 +110,7 @@ class LoRAEnsemble(SharedMembers):
         return {"network": digest.hexdigest()[:16], **super().identity()}
 
 
-class _Adapter(nn.Module):
-    """A linear layer of which members have parameters of their own, `(members, ...)`; rows of a batch are member after member."""
-
-    def alone(self, index: int) -> nn.Module:
-        """Return one member's layer as a module of its own."""
-        one = copy.deepcopy(self)
-        for name, parameter in self.named_parameters(recurse=False):
-            setattr(one, name, nn.Parameter(parameter[index : index + 1].detach().clone()))
-        return one
-
-
-class _LowRank(_Adapter):
+class _LowRank(OwnLayer):
     """A frozen linear layer and corrections of low rank, `(members, rank, inputs)` and `(members, outputs, rank)`."""
 
     def __init__(self, base: nn.Linear, num_members: int, rank: int, alpha: float, key: int) -> None:
@@ -152,8 +129,15 @@ class _LowRank(_Adapter):
         base: Tensor = self.base(x)
         return base + self.scale * correction.reshape(base.shape).to(base.dtype)
 
+    def alone(self, index: int) -> nn.Module:
+        """Return the layer with one member's corrections."""
+        one = copy.deepcopy(self)
+        for name, parameter in self.named_parameters(recurse=False):
+            setattr(one, name, nn.Parameter(parameter[index : index + 1].detach().clone()))
+        return one
 
-class _Full(_Adapter):
+
+class _Full(OwnLayer):
     """A layer that every member has for itself, `(members, outputs, inputs)`; it starts as the network's."""
 
     bias: nn.Parameter | None

@@ -1,6 +1,8 @@
 """Masksembles: one network, and a fixed set of masks over its channels that makes an ensemble of it."""
 
+import copy
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -14,17 +16,20 @@ from dissensus import masks
 from dissensus._signatures import checked
 from dissensus.data.sources import device_of
 from dissensus.data.trees import Output
-from dissensus.members.members import Keys, evaluation_mode, settled_block, under
-from dissensus.members.shared import BatchUse, SharedMembers, adopt, call, fastest_layout
-from dissensus.members.stacking import Tensors, join, tensors_of
-from dissensus.members.trimming import ChannelMask, Form, Trimmer, attach, grow, why_not_trimmed
-from dissensus.nets.sites import Layers, Map, Site, listed
-from dissensus.randomness import derive
+from dissensus.members.members import Keys, evaluation_mode, under
+from dissensus.members.shared import BatchUse, PerRow, SharedMembers, adopt, call, fastest_layout
+from dissensus.members.stacking import Tensors, join, replace_tensors, tensors_of
+from dissensus.nets.dropout import plain_dropout
+from dissensus.nets.graphs import Layers, Map, Side, Site, Slice, listed
+from dissensus.randomness import derive, seeded
 
 log = logging.getLogger("dissensus")
 
 Execution = Literal["auto", "tiled", "apart"]
+Form = Literal["trimmed", "expanded", "selected", "masked"]
 
+# Name of the part of a layer that masks what it gives.
+_MASK = "mask"
 # Below this width a thinner layer saves less than another call costs; measured on one thread with 4 members.
 WIDE = 128
 
@@ -53,12 +58,8 @@ class MaskedLayer:
 class Masksembles(SharedMembers):
     """One network as an ensemble: each member keeps its own share of the channels, chosen once and for all.
 
-    `scale` is the dial between one network and many: at 1 all masks are alike, the larger it is the less they overlap.
-    Masks are not noise: they are part of the state dict and the same in training and evaluation, and kept values are
-    not rescaled.
-
-    In training each example meets one member, whose turn changes from step to step, so a step costs what the plain
-    network's does; an objective that compares members sees them all. In evaluation every member sees every input.
+    Masks are part of the state dict, and kept values are not rescaled. In training each example meets one member, unless the objective
+    compares members; in evaluation every member sees every input.
 
     Args:
         net: Any network. It is copied.
@@ -122,7 +123,6 @@ class Masksembles(SharedMembers):
         self.scale, self.execution = scale, execution
         # In a list: the module without values is not a part of this one.
         self._trimmer = [Trimmer(self.net, sites)]
-        self._gathered: tuple[list[Tensor], list[dict[str, Tensor]]] | None = None
         # The first inputs that are evaluated, until trimming has been checked on them.
         self._few: Tensor | None = None
         self._trimming_checked = False
@@ -164,7 +164,9 @@ class Masksembles(SharedMembers):
 
     def _run_apart(self, tensors: Tensors, x: Any, own: bool, rows: Tensor | None) -> Tensor:
         net, x = self._trimmer[0].net.eval(), fastest_layout(x)
-        members = self._gather(under("net.", tensors), rows, x.device)
+        trimmer, whole = self._trimmer[0], under("net.", tensors)
+        kept = trimmer.kept(whole, self.all_members(x.device) if rows is None else rows)
+        members = [trimmer.tensors(whole, channels) for channels in kept]
         outputs: Tensor = join(
             [call(net, one, x[place] if own else x, self.picks) for place, one in enumerate(members)]
         )
@@ -180,7 +182,7 @@ class Masksembles(SharedMembers):
         reason = "with fewer channels the network answers otherwise: it reads widths or weights itself"
         log.warning("members keep their masks: %s", reason)
         sites = [site.fixed(reason) for site in self._trimmer[0].sites.values()]
-        self._trimmer, self._apart_pays, self._gathered = [Trimmer(self.net, sites)], False, None
+        self._trimmer, self._apart_pays = [Trimmer(self.net, sites)], False
 
     def _right_when_trimmed(self, few: Any) -> bool:
         tensors = {name: t.detach() for name, t in tensors_of(self).items()}
@@ -197,26 +199,6 @@ class Masksembles(SharedMembers):
         share = max(1e-2, 32 * torch.finfo(wanted.dtype).eps)
         room = share * float(wanted.abs().max()) + 1e-6
         return torch.allclose(wanted, found, rtol=share, atol=room, equal_nan=True)
-
-    def _gather(self, tensors: Tensors, rows: Tensor | None, device: torch.device) -> list[dict[str, Tensor]]:
-        """Return the tensors of members that run apart; during an evaluation they are gathered once."""
-        given = list(tensors.values())
-        if self._gathered is not None and rows is None:
-            before, members = self._gathered
-            if all(old is new for old, new in zip(before, given, strict=True)):
-                return members
-        trimmer = self._trimmer[0]
-        kept = trimmer.kept(tensors, self.all_members(device) if rows is None else rows)
-        members = [trimmer.tensors(tensors, channels) for channels in kept]
-        if rows is None and settled_block(self) is not None:
-            self._gathered = given, members
-        return members
-
-    def train(self, mode: bool = True) -> "Masksembles":
-        """Set training or evaluation mode."""
-        self._gathered = None
-        super().train(mode)
-        return self
 
     def _saves_arithmetic(self) -> bool:
         """Whether members on their own are so much smaller that running one after the other pays."""
@@ -258,14 +240,14 @@ def _growing(sites: list[Site], places: Map, layers: Layers) -> list[Site]:
     can = _that_can_grow(sites)
     if can and (layers == "auto" or len(can) == len(sites)):
         return can
-    bad = next((site for site in sites if not site.can_grow and layers != "auto"), None)
+    bad = next((site for site in sites if site not in can and layers != "auto"), None)
     why = "There is no layer that can be widened" if bad is None else f"{bad} cannot be widened: {bad.why_fixed}"
     candidates = listed([str(site) for site in _that_can_grow(places.candidates)])
     raise ValueError(f"{why}. Leave it out, or use grow=False. Candidates: {candidates}.")
 
 
 def _that_can_grow(sites: list[Site]) -> list[Site]:
-    return [site for site in sites if site.can_grow]
+    return [site for site in sites if site.why_fixed is None]
 
 
 def _put_mask(net: nn.Module, site: Site, num_members: int, scale: float, seed: int, grown: bool, places: Map) -> Site:
@@ -285,3 +267,201 @@ def _put_mask(net: nn.Module, site: Site, num_members: int, scale: float, seed: 
         site = replace(site, width=width)
     attach(net.get_submodule(site.name), ChannelMask(values, site.axis).to(device_of(net)))
     return site
+
+
+class ChannelMask(PerRow):
+    """All members' masks of one layer: each row of a batch keeps the channels of its member.
+
+    `values` are True where a member keeps the channel, `(members, channels)`; `kept` are these channels, `(members, ones)`.
+    """
+
+    values: Tensor
+    kept: Tensor
+
+    def __init__(self, values: Tensor, axis: int) -> None:
+        super().__init__()
+        self.axis = axis
+        self.register_buffer("values", values)
+        self.register_buffer("kept", values.nonzero()[:, 1].reshape(len(values), -1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Set the channels that a row's member drops to zero."""
+        return x * self.take(self.values, x, self.axis).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        """Show how many channels members keep."""
+        return f"{len(self.values)} members, {self.kept.shape[1]} of {self.values.shape[1]} channels"
+
+
+class _MemberMask(nn.Module):
+    """What one member has in the place of a mask, as its `Form` says."""
+
+    kept: Tensor
+
+    def __init__(self, form: Form, kept: Tensor, width: int, axis: int) -> None:
+        super().__init__()
+        self.form, self.width, self.axis = form, width, axis
+        self.register_buffer("kept", kept)
+
+    def forward(self, x: Tensor) -> Tensor:
+        axis = self.axis % x.ndim
+        if self.form == "selected":
+            return x.index_select(axis, self.kept)
+        if self.form == "expanded":
+            return x.new_zeros(*x.shape[:axis], self.width, *x.shape[axis + 1 :]).index_copy(axis, self.kept, x)
+        mask = x.new_zeros(self.width).index_fill(0, self.kept, 1.0)
+        return x * mask.reshape(-1, *(1 for _ in x.shape[axis + 1 :]))
+
+
+def attach(layer: nn.Module, mask: nn.Module) -> None:
+    """Have a mask act on what a layer gives: it becomes a part of the layer, whose own names stay as they are."""
+    if hasattr(layer, _MASK):
+        raise ValueError(
+            f"A {type(layer).__name__} has an attribute {_MASK!r} already, so no mask can be put on it. Mask another layer."
+        )
+    layer.add_module(_MASK, mask)
+    layer.register_forward_hook(_act)
+
+
+def detach(layer: nn.Module) -> None:
+    """Undo `attach`."""
+    delattr(layer, _MASK)
+    for key in [key for key, hook in layer._forward_hooks.items() if hook is _act]:
+        del layer._forward_hooks[key]
+
+
+def _act(layer: Any, inputs: object, output: object) -> Tensor:
+    if not isinstance(output, Tensor):
+        raise ValueError(
+            f"A mask acts on one tensor; {type(layer).__name__} gives a {type(output).__name__}. Mask another layer."
+        )
+    masked: Tensor = layer.mask(output)
+    return masked
+
+
+def _form_of(site: Site) -> tuple[Form, list[Side]]:
+    """Say what becomes of a place in one member, and on which sides it is smaller."""
+    before = site.before.why_fixed is None
+    after = site.after.why_fixed is None and site.keeps_zero
+    form: Form = "trimmed" if before and after else "expanded" if before else "selected" if after else "masked"
+    return form, [site.before] * before + [site.after] * after
+
+
+def why_not_trimmed(site: Site) -> str | None:
+    """Say why a place is not smaller on both sides; None if it is."""
+    if site.why_fixed is None and not site.keeps_zero:
+        return "what follows makes something else of a channel of zeros"
+    return site.why_fixed
+
+
+def _entries(kept: Tensor, block: int) -> Tensor:
+    """Return where channels of so many entries each lie."""
+    return kept if block == 1 else (kept[:, None] * block + torch.arange(block, device=kept.device)).flatten()
+
+
+class Trimmer:
+    """Makes members that have only the channels they keep; all have the same shapes, so one module serves them all."""
+
+    def __init__(self, net: nn.Module, sites: Sequence[Site]) -> None:
+        self.sites = {site.name: site for site in sites}
+        self.forms: dict[str, Form] = {}
+        # The parts of a tensor that belong to a member: along each slice, the channels of one place.
+        self.cuts: dict[str, list[tuple[Slice, str]]] = {}
+        for site in sites:
+            self.forms[site.name], sides = _form_of(site)
+            for piece in (piece for side in sides for piece in side.slices):
+                self.cuts.setdefault(piece.tensor, []).append((piece, site.name))
+        self.net = self._skeleton(net)
+        # Listed once: walking a network takes longer than gathering what a small one needs.
+        self.names = list(tensors_of(self.net))
+        self.kept_names = {f"{name}.{_MASK}.kept": name for name in self.sites}
+
+    def _skeleton(self, net: nn.Module) -> nn.Module:
+        """Return the network of one member without values: its tensors are on the meta device."""
+        # Tensors that are in the memo already are not copied but taken from there.
+        skeleton = copy.deepcopy(net, {id(t): _as_held(t.detach().to("meta"), t) for t in tensors_of(net).values()})
+        for name, site in self.sites.items():
+            layer = skeleton.get_submodule(name)
+            mask = layer.get_submodule(_MASK)
+            assert isinstance(mask, ChannelMask)
+            detach(layer)
+            form, sides = _form_of(site)
+            if form != "trimmed":
+                attach(layer, _MemberMask(form, mask.kept[0], site.width, site.axis))
+            for side in sides:
+                resize(skeleton, side, site.width, mask.kept.shape[1])
+        return plain_dropout(skeleton)
+
+    def kept(self, tensors: Tensors, rows: Tensor) -> list[dict[str, Tensor]]:
+        """Return the channels that each of these members keeps, by place."""
+        by_site = {site: tensors[name].index_select(0, rows).unbind() for name, site in self.kept_names.items()}
+        return [{site: kept[place] for site, kept in by_site.items()} for place in range(len(rows))]
+
+    def tensors(self, tensors: Tensors, kept: Tensors) -> dict[str, Tensor]:
+        """Return one member's parameters and buffers from those of the masked network and the channels it keeps."""
+        own = {name: kept[self.kept_names[name]] if name in self.kept_names else tensors[name] for name in self.names}
+        for name, cuts in self.cuts.items():
+            for piece, site in cuts:
+                own[name] = own[name].index_select(piece.axis, _entries(kept[site], piece.block))
+            own[name] = fastest_layout(own[name])
+        return own
+
+    def member(self, tensors: Tensors, index: int) -> nn.Module:
+        """Return one member as an independent module."""
+        net = copy.deepcopy(self.net)
+        (kept,) = self.kept(tensors, torch.tensor([index], device=next(iter(tensors.values())).device))
+        own = self.tensors(tensors, kept)
+        replace_tensors(net, lambda name, tensor: own[name].detach().clone())
+        return net
+
+
+def _as_held(values: Tensor, tensor: Tensor) -> Tensor:
+    """Return values as a parameter where the tensor in whose place they come is one."""
+    return nn.Parameter(values, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else values
+
+
+def resize(net: nn.Module, side: Side, old: int, new: int) -> None:
+    """Have layers say their new sizes; those of their tensors are changed by the caller where they hold values."""
+    for piece in side.slices:
+        layer, _, name = piece.tensor.rpartition(".")
+        module, size = net.get_submodule(layer), new * piece.block
+        tensor = getattr(module, name)
+        empty = tensor.detach().new_empty((*tensor.shape[: piece.axis], size, *tensor.shape[piece.axis + 1 :]))
+        setattr(module, name, _as_held(empty, tensor))
+        says = {
+            nn.Linear: "in_features" if piece.axis else "out_features",
+            nn.modules.conv._ConvNd: "in_channels" if piece.axis else "out_channels",
+            nn.PReLU: "num_parameters",
+        }
+        setattr(module, next((says[kind] for kind in says if isinstance(module, kind)), "num_features"), size)
+    for name in side.flattens:
+        module = net.get_submodule(name)
+        module.features = module.features * new // old  # type: ignore[operator, assignment]
+
+
+def grow(net: nn.Module, site: Site, kept: Tensor, width: int, seed: int) -> None:
+    """Widen a place to `width` channels; the channels that were there become those in `kept`.
+
+    New entries are drawn, with replacement, from the entries of the tensor that is widened: they follow the law that the
+    network was initialised with, for the number of channels that one member has.
+    """
+    tensors = tensors_of(net)
+    pieces = (*site.before.slices, *site.after.slices)
+    with seeded(seed), torch.no_grad():
+        values = [_widened(tensors[piece.tensor], piece, kept, width) for piece in pieces]
+    for side in (site.before, site.after):
+        resize(net, side, site.width, width)
+    grown = tensors_of(net)
+    for piece, value in zip(pieces, values, strict=True):
+        grown[piece.tensor].data.copy_(value)
+
+
+def _widened(old: Tensor, piece: Slice, kept: Tensor, width: int) -> Tensor:
+    kept = _entries(kept.to(old.device), piece.block)
+    size = width * piece.block
+    entries, spare = old.detach().flatten(), size - old.shape[piece.axis]
+    shape = (*old.shape[: piece.axis], spare, *old.shape[piece.axis + 1 :])
+    drawn = entries[torch.randint(len(entries), shape, device=old.device)]
+    fresh = torch.ones(size, dtype=torch.bool, device=old.device).index_fill(0, kept, False).nonzero()[:, 0]
+    both = torch.cat([old.detach(), drawn], piece.axis)
+    return both.index_select(piece.axis, torch.cat([kept, fresh]).argsort())

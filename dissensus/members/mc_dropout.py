@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +68,8 @@ class MCDropout(SharedMembers):
         Gal and Ghahramani, 2016, <https://arxiv.org/abs/1506.02142>.
     """
 
+    decisive: ClassVar[tuple[str, ...]] = ("batches", "masks")
+
     def __init__(
         self,
         net: nn.Module,
@@ -99,10 +101,10 @@ class MCDropout(SharedMembers):
         """Return the network itself, whose dropout layers are off in evaluation: members share its weights."""
         return plain_dropout(copy.deepcopy(self.net))
 
-    def settings(self) -> dict[str, object]:
+    def identity(self) -> dict[str, str]:
         """Return what decides training beside the tensors, and which draws members are."""
         rates = [layer.p for layer in _layers(self.net)]
-        return {**super().settings(), "masks": self.masks, "dropout": rates, "draws": self.member_keys.tolist()}
+        return {**super().identity(), "dropout": repr(rates), "draws": repr(self.member_keys.tolist())}
 
 
 class DropoutMember(nn.Module):

@@ -4,8 +4,8 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import wraps
-from itertools import count
+from contextvars import ContextVar
+from functools import cache, wraps
 from threading import Lock, RLock
 from typing import Any, ClassVar, Literal
 from weakref import WeakKeyDictionary
@@ -22,15 +22,9 @@ from dissensus.data.trees import WHOLE, Batch, Output, WholeOutput, expand_rows,
 from dissensus.members.stacking import Tensors, average, check_one_architecture, tensors_of
 from dissensus.randomness import derive, evaluating, fold
 
-_settled: WeakKeyDictionary[Module, int] = WeakKeyDictionary()
-_numbers = count(1)
 _locks: WeakKeyDictionary[Module, RLock] = WeakKeyDictionary()
 _making_locks = Lock()
-
-
-def settled_block(module: Module) -> int | None:
-    """Return the number of the block of `evaluation_mode` that a module is in, in which its weights stay as they are."""
-    return _settled.get(module)
+_whole_outputs = ContextVar("whole outputs", default=False)
 
 
 @contextmanager
@@ -42,13 +36,7 @@ def evaluation_mode(members: Module) -> Iterator[None]:
     with _making_locks:
         lock = _locks.setdefault(members, RLock())
     with lock, evaluating(members), torch.no_grad():
-        newly = [module for module in members.modules() if module not in _settled]
-        _settled.update(dict.fromkeys(newly, next(_numbers)))
-        try:
-            yield
-        finally:
-            for module in newly:
-                _settled.pop(module, None)
+        yield
 
 
 Keys = Callable[[], Tensor]
@@ -100,7 +88,6 @@ class Members(nn.Module, ABC):
     shared_buffers: frozenset[str] = frozenset()
     decisive: ClassVar[tuple[str, ...]] = ()
     output: Output = None
-    _returns_all: bool = False
     # How it was made: which constructor (None for the class itself) with which arguments, as JSON could keep them.
     made_by: tuple[str | None, dict[str, Any]] = (None, {})
     member_keys: Tensor
@@ -165,20 +152,16 @@ class Members(nn.Module, ABC):
     @property
     def picks(self) -> Output | WholeOutput:
         """What a pass returns of all that networks do: what is scored, or all of it inside `returning_all`."""
-        return WHOLE if self._returns_all else self.output
+        return WHOLE if _whole_outputs.get() else self.output
 
     @contextmanager
     def returning_all(self, everything: bool = True) -> Iterator[None]:
         """Passes inside return all that networks do, as trees with `(members, batch, ...)` leaves."""
-        owners = [module for module in self.modules() if isinstance(module, Members)]
-        before = [owner._returns_all for owner in owners]
-        for owner in owners:
-            owner._returns_all = everything
+        token = _whole_outputs.set(everything)
         try:
             yield
         finally:
-            for owner, value in zip(owners, before, strict=True):
-                owner._returns_all = value
+            _whole_outputs.reset(token)
 
     def pick(self, rows: Tensor | Sequence[int]) -> "View":
         """Return only these members; nothing of the others is computed."""
@@ -196,14 +179,12 @@ class Members(nn.Module, ABC):
         """Return some members of a view."""
         return PickedView(view, rows)
 
-    def settings(self) -> dict[str, object]:
-        """Return settings of the kind that decide training beside the tensors."""
-        picked = {} if self.output is None else {"output": getattr(self.output, "__qualname__", self.output)}
-        return picked | {name: getattr(self, name) for name in self.decisive}
-
     def identity(self) -> dict[str, str]:
         """Return texts by which a checkpoint recognises the ensemble beside its tensors: it belongs to a run that has the same."""
-        return {name: repr(value) for name, value in self.settings().items()}
+        settings = {name: getattr(self, name) for name in self.decisive}
+        if self.output is not None:
+            settings["output"] = getattr(self.output, "__qualname__", self.output)
+        return {name: repr(value) for name, value in settings.items()}
 
     def reader(self, data: object) -> "Members":
         """Return what of the ensemble runs on this data, such as heads on features of their backbone."""
@@ -326,14 +307,13 @@ class Members(nn.Module, ABC):
                 tensors[name].index_copy_(0, rows, tensor)
 
     def sums_by_member(self, values: Tensors, view: "View") -> Tensor:
-        """Return the sum of values that are shaped like a view's trained parameters, one for each of its members."""
+        """Return sums of values shaped like a view's trained parameters, one a member; of all of them where members share them."""
         if self.stacked:
             return torch.stack([value.flatten(1).sum(1) for value in values.values()]).sum(0)
-        groups = [list(values)] if view.num_members == 1 else [names for _, names in self.parameter_rows()]
-        if len(groups) != view.num_members:
-            raise ValueError("The norm of each member's parameters is asked for, and these members share theirs.")
+        together = view.num_members == 1 or not self.separate
+        groups = [list(values)] if together else [names for _, names in self.parameter_rows()]
         sums = [[values[name].sum() for name in names if name in values] for names in groups]
-        return torch.stack([torch.stack(each).sum() for each in sums])
+        return torch.stack([torch.stack(each).sum() for each in sums]).expand(view.num_members)
 
     def __len__(self) -> int:
         """How many members there are."""
@@ -403,17 +383,11 @@ class View:
         self.together = together
         self.parameters, self.buffers = parameters, buffers
         self.rows = rows
-        self._make_keys = keys
-        self._keys: Tensor | None = None
+        # Gives the noise keys of the members that run, `(members,)`, made when first needed.
+        self.keys: Keys = cache(keys)
         self._pass = 0
         self._traceless = False
         self._next: Callable[..., Tensor] | None = None
-
-    def keys(self) -> Tensor:
-        """Return the noise keys of the members that run, `(members,)`, made when first needed."""
-        if self._keys is None:
-            self._keys = self._make_keys()
-        return self._keys
 
     @property
     def in_one_pass(self) -> bool:

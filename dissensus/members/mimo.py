@@ -13,7 +13,7 @@ from dissensus.members.members import Keys
 from dissensus.members.shared import SharedMembers, new
 from dissensus.members.stacking import Tensors
 from dissensus.nets.dropout import plain_dropout, put_layer
-from dissensus.nets.graphs import LAYERS, Traced, flattens, last_layers, like, whole_graph
+from dissensus.nets.graphs import LAYERS, Traced, flattens, like, nearest_layers, whole_graph
 from dissensus.randomness import derive, fold, permutation, seeded, uniform
 
 
@@ -134,34 +134,21 @@ def _answers(outputs: Tensor, num_members: int, axis: int) -> Tensor:
 def _widened(net: nn.Module, count: int) -> tuple[nn.Module, tuple[int, int]]:
     """Return the network for `count` inputs and answers, and the axes on which they are side by side."""
     part = whole_graph(net)
-    (first, flat), last = _first_layer(part), _only(part, list(last_layers(part)), "gives the output")
+    firsts, before = nearest_layers(part, "placeholder")
+    first = _only(part, firsts, "takes the input")
+    last = _only(part, nearest_layers(part, "output")[0], "gives the output")
     for node in dict.fromkeys((first, last)):
         layer: Any = part.module(node)
         outputs, inputs = layer.weight.shape[:2]
         wider = like(layer, inputs * (count if node is first else 1), outputs * (count if node is last else 1))
         net = put_layer(net, part.name(node), wider.train(layer.training))
     first_is_linear, last_is_linear = (isinstance(part.module(n), nn.Linear) for n in (first, last))
+    flat = any(flattens(part, node) for node in before)
     return net, (-1 if first_is_linear and not flat else 1, -1 if last_is_linear else 1)
 
 
-def _first_layer(part: Traced) -> tuple[fx.Node, bool]:
-    """Return the one layer that takes the input, and whether the input is flattened before it."""
-    raw: set[fx.Node] = set()
-    found: list[fx.Node] = []
-    flat = False
-    for node in part.graph.nodes:
-        takes_raw = any(each in raw for each in node.all_input_nodes)
-        if node.op == "placeholder":
-            raw.add(node)
-        elif takes_raw and type(part.module(node)) in LAYERS:
-            found.append(node)
-        elif takes_raw:
-            flat = flat or flattens(part, node)
-            raw.add(node)
-    return _only(part, found, "takes the input"), flat
-
-
-def _only(part: Traced, found: list[fx.Node], what: str) -> fx.Node:
+def _only(part: Traced, layers: set[fx.Node], what: str) -> fx.Node:
+    found = [node for node in part.graph.nodes if node in layers]
     if len(found) != 1 or type(part.module(found[0])) not in LAYERS:
         names = ", ".join(part.name(node) for node in found) or "none"
         raise ValueError(

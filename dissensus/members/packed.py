@@ -2,30 +2,28 @@
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from math import ceil
 from typing import Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.func import functional_call, vmap
 
 from dissensus._signatures import checked
 from dissensus.architectures import _FlattenTo
 from dissensus.data.trees import Output
 from dissensus.members.members import Keys, View
-from dissensus.members.shared import SharedMembers, made
-from dissensus.members.stacking import PROBE_ROWS, Tensors
-from dissensus.nets.dropout import plain_dropout, put_layer
-from dissensus.nets.graphs import function_name, last_layers, like, whole_graph, width_of
+from dissensus.members.shared import OwnLayer, SharedMembers, made
+from dissensus.members.stacking import RulesOfVmap, Tensors, tensors_of
+from dissensus.nets.dropout import put_layer
+from dissensus.nets.graphs import LAYERS, function_name, like, nearest_layers, whole_graph, width_of
 from dissensus.randomness import derive, seeded
 
-_CONVOLUTIONS: dict[type[nn.Module], Callable[..., Tensor]] = {
-    nn.Conv1d: F.conv1d,
-    nn.Conv2d: F.conv2d,
-    nn.Conv3d: F.conv3d,
-}
-_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, nn.GroupNorm)
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_NORMS = (*_BATCH_NORMS, nn.LayerNorm, nn.GroupNorm)
+_KNOWN = (*LAYERS, *_NORMS, nn.Embedding)
 
 
 @checked
@@ -83,7 +81,6 @@ class PackedEnsemble(SharedMembers):
                 nets.append(thin())
         super().__init__(_pack(nets), num_members, seed, "whole", output)
         self.alpha, self.gamma = alpha, gamma
-        self._template = [nets[0].to("meta")]  # in a list: it is no part of the ensemble
         self._layers = [module for module in self.net.modules() if isinstance(module, _Packed)]
         self.to(next(wide.parameters()).device)
 
@@ -93,28 +90,6 @@ class PackedEnsemble(SharedMembers):
             layer.chosen = rows
         return super().run(tensors, x, own=own, rows=rows, keys=keys)
 
-    def _rows_to_look_at(self, x: Any) -> Any:
-        """Return some rows of every member."""
-        return x.unflatten(0, (self._layers[0].running, -1))[:, :PROBE_ROWS].flatten(0, 1)
-
-    def member(self, index: int) -> nn.Module:
-        """Return one member as an independent plain module, a thin network of ordinary layers."""
-        index = self.check_index(index)
-        net = copy.deepcopy(self._template[0]).to_empty(device=self.member_keys.device)
-        packed = self.net.state_dict()
-        net.load_state_dict(
-            {
-                name: packed[name].unflatten(0, (self.num_members, -1))[index] if tensor.ndim else packed[name]
-                for name, tensor in net.state_dict().items()
-            }
-        )
-        dtype = next(self.parameters()).dtype
-        for (_, module), (_, shown) in zip(net.named_modules(), self.net.named_modules(), strict=True):
-            module.training = shown.training
-        for name, parameter in net.named_parameters():
-            parameter.requires_grad_(self.net.get_parameter(name).requires_grad)
-        return plain_dropout(net.to(dtype)).train(self.training)
-
     def sums_by_member(self, values: Tensors, view: View) -> Tensor:
         """Return the sum of each member's own share of the values."""
         sums = [value.unflatten(0, (self.num_members, -1)).flatten(1).sum(1) for value in values.values()]
@@ -122,7 +97,7 @@ class PackedEnsemble(SharedMembers):
         return total if view.rows is None else total[view.rows]
 
 
-class _Packed(nn.Module):
+class _Packed(OwnLayer):
     """One layer of all members; rows of a batch are member after member, parameters too, along their first axis.
 
     `plain` is the layer of one member, without its tensors; `chosen` says which members the rows belong to, None for all.
@@ -141,41 +116,33 @@ class _Packed(nn.Module):
             joined = torch.cat([layer.get_buffer(name) for layer in layers]) if buffer.ndim else buffer
             self.register_buffer(name, joined)
 
-    @property
-    def running(self) -> int:
-        """How many members the rows belong to."""
-        return self.count if self.chosen is None else len(self.chosen)
-
-    def own(self, name: str) -> Tensor | None:
-        """Return a tensor by member, `(members, ...)`; None if the layer has none of this name."""
-        tensor: Tensor | None = getattr(self, name, None)
-        if tensor is None:
-            return None
-        by_member = tensor.unflatten(0, (self.count, -1))
-        return by_member if self.chosen is None else by_member.index_select(0, self.chosen)
-
-    def fold(self, x: Tensor) -> Tensor:
-        """Return rows `(members * batch, channels, ...)` with members on the channel axis, `(batch, members * channels, ...)`."""
-        return x.unflatten(0, (self.running, -1)).transpose(0, 1).flatten(1, 2)
-
-    def unfold(self, x: Tensor) -> Tensor:
-        """Undo `fold`."""
-        return x.unflatten(1, (self.running, -1)).transpose(0, 1).flatten(0, 1)
-
-    def affine(self, x: Tensor, axis: int) -> Tensor:
-        """Scale and shift channels by each member's weight and bias, where the layer has them."""
-        weight, bias = self.own("weight"), self.own("bias")
-        if weight is None:
-            return x
-        by_member = x.unflatten(0, (len(weight), -1))
-        shape = [len(weight), *(1 for _ in by_member.shape[1:])]
-        shape[axis if axis < 0 else axis + 1] = weight.shape[1]
-        scaled = by_member * weight.reshape(shape)
-        return (scaled if bias is None else scaled + bias.reshape(shape)).flatten(0, 1)
-
     def forward(self, x: Tensor) -> Tensor:
         """Run every member's layer on its own rows."""
-        return _RUN[type(self.plain[0])](self, self.plain[0], x)
+        plain, own = self.plain[0].train(self.training), self._own()
+        common = {name: t for name, t in self.named_buffers() if not t.ndim}
+        by_member = x.unflatten(0, (self.count if self.chosen is None else len(self.chosen), -1))
+        with RulesOfVmap() if torch.is_autocast_enabled(x.device.type) else nullcontext():
+            found = vmap(lambda tensors, batch: functional_call(plain, tensors | common, (batch,)))(own, by_member)
+        if self.chosen is not None and self.training:
+            for name, buffer in self.named_buffers():
+                if buffer.ndim:
+                    buffer.unflatten(0, (self.count, -1)).index_copy_(0, self.chosen, own[name])
+        return found.flatten(0, 1)
+
+    def _own(self) -> dict[str, Tensor]:
+        """Return tensors by member, `(members, ...)`, of those whose rows are there."""
+        every = {name: t.unflatten(0, (self.count, -1)) for name, t in tensors_of(self).items() if t.ndim}
+        rows = self.chosen
+        return every if rows is None else {name: t.index_select(0, rows) for name, t in every.items()}
+
+    def alone(self, index: int) -> nn.Module:
+        """Return one member's layer as a plain one."""
+        layer = copy.deepcopy(self.plain[0]).train(self.training)
+        rows = {name: t.unflatten(0, (self.count, -1))[index] if t.ndim else t for name, t in self.state_dict().items()}
+        layer.load_state_dict({name: row.clone() for name, row in rows.items()}, assign=True)
+        for name, parameter in self.named_parameters():
+            layer.get_parameter(name).requires_grad_(parameter.requires_grad)
+        return layer
 
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name != "chosen"}
@@ -196,69 +163,11 @@ class _GroupedLinear(nn.Linear):
         return y if self.bias is None else y + self.bias
 
 
-def _linear(packed: _Packed, plain: Any, x: Tensor) -> Tensor:
-    weight, bias, groups = packed.own("weight"), packed.own("bias"), getattr(plain, "groups", 1)
-    assert weight is not None
-    members, lead = len(weight), x.shape[:-1]
-    parts = x.reshape(members, -1, groups, x.shape[-1] // groups).transpose(1, 2).flatten(0, 1)
-    found = torch.bmm(parts, weight.unflatten(1, (groups, -1)).flatten(0, 1).transpose(1, 2))
-    found = found.unflatten(0, (members, groups)).transpose(1, 2).flatten(2)
-    return (found if bias is None else found + bias[:, None]).reshape(*lead, -1)
-
-
-def _convolution(packed: _Packed, plain: Any, x: Tensor) -> Tensor:
-    weight, bias = packed.own("weight"), packed.own("bias")
-    assert weight is not None
-    x, padding = packed.fold(x), plain.padding
-    if plain.padding_mode != "zeros":
-        x, padding = F.pad(x, plain._reversed_padding_repeated_twice, plain.padding_mode), 0
-    flat_bias = None if bias is None else bias.flatten()
-    groups = len(weight) * plain.groups
-    convolve = _CONVOLUTIONS[type(plain)]
-    return packed.unfold(convolve(x, weight.flatten(0, 1), flat_bias, plain.stride, padding, plain.dilation, groups))
-
-
-def _batch_norm(packed: _Packed, plain: Any, x: Tensor) -> Tensor:
-    weight, bias, mean, var = (
-        None if (tensor := packed.own(name)) is None else tensor.flatten()
-        for name in ("weight", "bias", "running_mean", "running_var")
-    )
-    keeps = packed.training and mean is not None
-    if keeps:
-        packed.get_buffer("num_batches_tracked").add_(1)
-    own = packed.training or mean is None
-    y = F.batch_norm(packed.fold(x), mean, var, weight, bias, own, plain.momentum, plain.eps)
-    for name, new in {"running_mean": mean, "running_var": var}.items() if keeps else ():
-        if packed.chosen is not None and new is not None:
-            rows = packed.get_buffer(name).unflatten(0, (packed.count, -1))
-            rows.index_copy_(0, packed.chosen, new.unflatten(0, (len(packed.chosen), -1)))
-    return packed.unfold(y)
-
-
-def _embedding(packed: _Packed, plain: Any, x: Tensor) -> Tensor:
-    weight = packed.own("weight")
-    assert weight is not None
-    first = torch.arange(len(weight), device=x.device) * plain.num_embeddings
-    ids = x.unflatten(0, (len(weight), -1)) + first.reshape(-1, *(1 for _ in x.shape))
-    return F.embedding(ids.flatten(0, 1), weight.flatten(0, 1))
-
-
-_RUN: dict[type[nn.Module], Callable[[_Packed, Any, Tensor], Tensor]] = {
-    nn.Linear: _linear,
-    _GroupedLinear: _linear,
-    **dict.fromkeys(_CONVOLUTIONS, _convolution),
-    **dict.fromkeys(_NORMS[:3], _batch_norm),
-    nn.LayerNorm: lambda packed, plain, x: packed.affine(F.layer_norm(x, plain.normalized_shape, eps=plain.eps), -1),
-    nn.GroupNorm: lambda packed, plain, x: packed.affine(F.group_norm(x, plain.num_groups, eps=plain.eps), 1),
-    nn.Embedding: _embedding,
-}
-
-
 def _pack(nets: list[nn.Module]) -> nn.Module:
     """Return the first network with every layer that has tensors replaced by that layer of all networks."""
     net = copy.deepcopy(nets[0])
     for name, module in list(net.named_modules()):
-        if type(module) in _RUN:
+        if isinstance(module, _KNOWN):
             layers = [each.get_submodule(name) for each in nets]
             net = put_layer(net, name, _Packed(layers).train(module.training))
     return net
@@ -273,7 +182,7 @@ class _Thinned:
 
     def __init__(self, net: nn.Module, factor: float, gamma: int) -> None:
         self.net, self.part, self.factor, self.gamma = net, whole_graph(net), factor, gamma
-        self.last = last_layers(self.part)
+        self.last, _ = nearest_layers(self.part, "output")
         self.layers: dict[str, Callable[[], nn.Module]] = {}
         self.flat: dict[str, int] = {}
         self.widths: dict[fx.Node, tuple[int, int] | None] = {}
@@ -284,7 +193,11 @@ class _Thinned:
         """Return a new thin network."""
         net = copy.deepcopy(self.net)
         for name, build in self.layers.items():
-            net = put_layer(net, name, build().train(net.get_submodule(name).training))
+            try:
+                layer = build()
+            except ValueError as problem:  # groups that do not divide the widths
+                raise ValueError(f"{name!r} cannot be thinned so: {problem}. Choose another alpha or gamma.") from None
+            net = put_layer(net, name, layer.train(net.get_submodule(name).training))
         for name, features in self.flat.items():
             setattr(net.get_submodule(name), "features", features)  # noqa: B010
         return net
@@ -296,7 +209,7 @@ class _Thinned:
         """Return what a node does to widths; note how to make its layer."""
         module = self.part.module(node)
         given = self._given(node)
-        if module is not None and type(module) in _RUN:
+        if type(module) in _KNOWN:
             return self._layer(node, module, given)
         if isinstance(module, _FlattenTo) and given is not None:
             self.flat[self.part.name(node)] = module.features * given[1] // given[0]
@@ -331,7 +244,7 @@ class _Thinned:
         outputs, tensor = _width(module, name), next(module.parameters(), torch.empty(0))
         options: dict[str, Any] = {"device": tensor.device, "dtype": tensor.dtype}
         if isinstance(module, _NORMS):
-            self.layers[name] = _norm(module, self._takes(name, outputs, given), name, options)
+            self.layers[name] = _norm(module, self._takes(name, outputs, given), options)
             return given
         made = outputs if last else self._width(outputs)
         if isinstance(module, nn.Embedding):
@@ -339,7 +252,7 @@ class _Thinned:
         else:
             inputs = module.in_features if isinstance(module, nn.Linear) else module.in_channels
             gamma = 1 if last or given is None else self.gamma
-            self.layers[name] = _mixing(module, self._takes(name, inputs, given), made, gamma, name)
+            self.layers[name] = _mixing(module, self._takes(name, inputs, given), made, gamma)
         return None if last else (outputs, made)
 
     def _takes(self, name: str, inputs: int, given: tuple[int, int] | None) -> int:
@@ -357,7 +270,7 @@ class _Thinned:
 def _width(module: Any, name: str) -> int:
     """Return how many features a layer gives, or say why it is not packed."""
     unknown = [each for each in ("padding_idx", "max_norm") if getattr(module, each, None) is not None]
-    if isinstance(module, _NORMS[:3]) and module.momentum is None:
+    if isinstance(module, _BATCH_NORMS) and module.momentum is None:
         unknown.append("momentum=None")
     if (known := width_of(module)) is None or unknown:
         had = " and ".join(unknown or ["several axes"])
@@ -368,31 +281,22 @@ def _width(module: Any, name: str) -> int:
     return known[0]
 
 
-def _mixing(module: Any, inputs: int, outputs: int, gamma: int, name: str) -> Callable[[], nn.Module]:
+def _mixing(module: Any, inputs: int, outputs: int, gamma: int) -> Callable[[], nn.Module]:
     """Return what makes a thin linear layer or convolution."""
     if isinstance(module, nn.Linear):
         grouped = gamma > 1 and inputs % gamma == 0
         return lambda: _GroupedLinear(module, inputs, outputs, gamma) if grouped else like(module, inputs, outputs)
     # Depthwise convolutions stay so; others get further groups.
     groups = inputs if module.groups == module.in_channels > 1 else module.groups * gamma
-    if inputs % groups or outputs % groups:
-        raise ValueError(
-            f"The convolution {name!r} would have {inputs} inputs and {outputs} outputs in {groups} groups, which do not divide "
-            "them. Choose another alpha or gamma."
-        )
     return lambda: like(module, inputs, outputs, groups)
 
 
-def _norm(module: Any, width: int, name: str, options: dict[str, Any]) -> Callable[[], nn.Module]:
+def _norm(module: Any, width: int, options: dict[str, Any]) -> Callable[[], nn.Module]:
     """Return what makes a normalisation of this width."""
     if isinstance(module, nn.LayerNorm):
         affine, bias = module.elementwise_affine, module.bias is not None
         return lambda: nn.LayerNorm(width, module.eps, affine, bias, **options)
     if isinstance(module, nn.GroupNorm):
-        if width % module.num_groups:
-            raise ValueError(
-                f"{name!r} normalises {module.num_groups} groups, which do not divide {width} channels. Choose another alpha."
-            )
         return lambda: nn.GroupNorm(module.num_groups, width, module.eps, module.affine, **options)
     return lambda: type(module)(
         width, module.eps, module.momentum, module.affine, module.track_running_stats, **options

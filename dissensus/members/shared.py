@@ -1,6 +1,7 @@
 """Kinds whose members are one network seen in several ways: all members' examples are rows of one batch."""
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
@@ -13,9 +14,9 @@ from dissensus._signatures import whole_number
 from dissensus.data import trees
 from dissensus.data.trees import Batch, Output, Tree, WholeOutput, pick, repeat_rows
 from dissensus.engines.watching import kept_as_is, look_at
-from dissensus.members.members import Keys, Members, View, under
-from dissensus.members.stacking import PROBE_ROWS, Tensors, check_nets, keep_weights_apart, quiet_weights, recurs
-from dissensus.nets.dropout import dropout_keys, key_dropout, rewind_dropout
+from dissensus.members.members import Keys, Members, under
+from dissensus.members.stacking import Tensors, check_nets, has_layer, keep_weights_apart, quiet_weights
+from dissensus.nets.dropout import dropout_keys, key_dropout, plain_dropout, put_layer, rewind_dropout
 from dissensus.randomness import derive, seeded
 
 BatchUse = Literal["split", "whole"]
@@ -51,6 +52,14 @@ class PerRow(nn.Module):
         return {name: value for name, value in self.__dict__.items() if name != "rows"}
 
 
+class OwnLayer(nn.Module, ABC):
+    """A layer of which members have parameters of their own; rows of a batch are member after member."""
+
+    @abstractmethod
+    def alone(self, index: int) -> nn.Module:
+        """Return one member's layer as a module of its own."""
+
+
 class SharedMembers(Members):
     """One network whose layers know which member a row belongs to; members run as rows of one batch.
 
@@ -72,7 +81,7 @@ class SharedMembers(Members):
         self.training = net.training
         for module in self.net.modules():
             keep_weights_apart(module)
-        self._recurs = recurs(self.net)
+        self._recurs = has_layer([self.net], nn.RNNBase)
         self._per_row = [module for module in self.net.modules() if isinstance(module, PerRow)]
 
     def run(self, tensors: Tensors, x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
@@ -95,9 +104,10 @@ class SharedMembers(Members):
 
     def run_rows(self, tensors: Tensors, x: Batch, owners: Tensor, keys: Keys) -> Tensor:
         """Run rows that each belong to a member, `owners`; return their outputs."""
-        if self.training and "training" not in self.decisions:
+        trains = self.net.training
+        if trains and "training" not in self.decisions:
             self.decisions["training"] = {"random": self._probe(tensors, x, owners, keys)}
-        if self.training and self.decisions["training"]["random"]:
+        if trains and self.decisions["training"]["random"]:
             with seeded(keys().tolist()[0], alone=True):
                 return self._run_net(tensors, x, owners, keys)
         return self._run_net(tensors, x, owners, keys)
@@ -114,23 +124,21 @@ class SharedMembers(Members):
     def _probe(self, tensors: Tensors, x: Batch, owners: Tensor, keys: Keys) -> bool:
         """Whether the network draws random numbers that are not a dropout layer's."""
         copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-        few = self._rows_to_look_at(x.detach())
         with seeded(0, alone=True), kept_as_is(self.parts()), torch.no_grad():
-            return bool(look_at(lambda: self._run_net(copies, few, owners[: len(few)], keys))[0])
-
-    def _rows_to_look_at(self, x: Any) -> Any:
-        """Return some rows of a batch to look at what the network does with them."""
-        return x[:PROBE_ROWS]
-
-    def sums_by_member(self, values: Tensors, view: View) -> Tensor:
-        """Return the sum of all values for every member, where they share them."""
-        if self.stacked:
-            return super().sums_by_member(values, view)
-        return torch.stack([value.sum() for value in values.values()]).sum().expand(view.num_members)
+            return bool(look_at(lambda: self._run_net(copies, x.detach(), owners, keys))[0])
 
     def all_members(self, device: torch.device) -> Tensor:
         """Return the numbers of all members."""
         return torch.arange(self.num_members, device=device)
+
+    def member(self, index: int) -> nn.Module:
+        """Return one member as an independent plain module: a copy of the network with that member's layers."""
+        index = self.check_index(index)
+        net = copy.deepcopy(self.net)
+        for name, layer in list(net.named_modules()):
+            if isinstance(layer, OwnLayer):
+                net = put_layer(net, name, layer.alone(index))
+        return plain_dropout(net).train(self.net.training)
 
     def soup(self) -> nn.Module:
         """Return the average of members that have weights of their own; there is none of views of one network."""

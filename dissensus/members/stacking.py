@@ -6,7 +6,7 @@ import types
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -230,9 +230,9 @@ def quiet_weights(recurs: bool) -> Iterator[None]:
         yield
 
 
-def recurs(net: nn.Module) -> bool:
-    """Whether a network has recurrent layers of torch's."""
-    return any(isinstance(module, nn.RNNBase) for module in net.modules())
+def has_layer(nets: Sequence[nn.Module], kind: type[nn.Module]) -> bool:
+    """Whether one of the networks has a layer of this kind."""
+    return any(isinstance(module, kind) for net in nets for module in net.modules())
 
 
 class Shell:
@@ -240,7 +240,6 @@ class Shell:
 
     def __init__(self, net: nn.Module) -> None:
         self.net = net
-        self.row: Tensors | None = None
         owner: dict[int, str] = {id(t): name for name, t in reversed(tensors_of(net).items())}
         self._parameters: list[tuple[nn.Module, str, str]] = []
         self._buffers: list[tuple[nn.Module, str, str]] = []
@@ -253,7 +252,6 @@ class Shell:
 
     def lend(self, row: Tensors) -> None:
         """Bind the tensors of one member; gradients flow to where the row came from."""
-        self.row = row
         for module, name, source in self._parameters:
             value = row[source]
             # Through setattr: recurrent layers keep a second list of their weights up to date there. A Parameter would be
@@ -268,12 +266,9 @@ class Shell:
             now = module._buffers[name]
             if now is not None and now is not row[source]:
                 row[source].copy_(now.detach())
-                # It may stay lent for another pass, before which somebody may change the row.
-                module._buffers[name] = row[source]
 
     def release(self) -> None:
         """Let go of all tensors, so that the shell can be copied and keeps nothing alive."""
-        self.row = None
         for module, name, _ in self._parameters:
             module._parameters.pop(name, None)
             setattr(module, name, None)
@@ -317,28 +312,6 @@ def join(outputs: Sequence[Any]) -> Any:
     return torch.stack(list(outputs))
 
 
-class Loan:
-    """Rows lent to shells for the passes of one block of evaluation, in which the tensors stay where they are."""
-
-    def __init__(self, shells: Sequence[Shell], tensors: Tensors, rows: Sequence[Tensors], block: int) -> None:
-        self.shells, self.rows, self.block = shells, rows, block
-        self._places = [(tensor, tensor.data_ptr()) for tensor in tensors.values()]
-        for shell, row in zip(shells, rows, strict=True):
-            shell.lend(row)
-
-    def holds(self, tensors: Tensors, block: int) -> bool:
-        """Whether this is the same block, and the shells still have rows of these tensors."""
-        return (
-            block == self.block
-            and len(tensors) == len(self._places)
-            and all(
-                tensor is lent and tensor.data_ptr() == place
-                for tensor, (lent, place) in zip(tensors.values(), self._places, strict=True)
-            )
-            and all(shell.row is row for shell, row in zip(self.shells, self.rows, strict=True))
-        )
-
-
 PROBE_ROWS = 4
 PROBE_MEMBERS = 2
 
@@ -372,25 +345,16 @@ def why_not_vectorised(
 
 def _difference(got: "_Attempt", wanted: "_Attempt") -> str | None:
     """Say how the vectorised attempt differs from the loop's by more than rounding; None if it does not."""
-    compared = (*wanted.gradients, *wanted.buffers.values(), wanted.outputs, got.outputs)
+    compared = (*(tensor for part in wanted.values() for tensor in part), *got[_OUTPUTS])
     # By the rounding of the coarsest of them.
     coarse = (_TOLERANCES.get(tensor.dtype, _TOLERANCE_OF_HALF) for tensor in compared if tensor.is_floating_point())
     tolerance = max(coarse, default=0.0)
-    if got.outputs.shape != wanted.outputs.shape or not _close(got.outputs, wanted.outputs, tolerance):
-        return "its outputs under vmap differ from the loop's"
-    for name, tensor in wanted.buffers.items():
-        if not _close(got.buffers[name], tensor, tolerance):
-            return f"buffer {name!r} after a pass under vmap differs from the loop's"
-    # Against the largest of all: a bias before BatchNorm has no gradient but rounding.
-    scale = max((_largest(gradient) for gradient in wanted.gradients), default=1.0)
-    if all(_close(own, other, tolerance, scale) for own, other in zip(got.gradients, wanted.gradients, strict=True)):
-        return None
-    return "its gradients under vmap differ from the loop's"
-
-
-def has_padding(net: nn.Module) -> bool:
-    """Whether an embedding in it has a row that is not to be trained."""
-    return any(isinstance(m, nn.Embedding) and m.padding_idx is not None for m in net.modules())
+    for differs, part in wanted.items():
+        # Against the largest of all: a bias before BatchNorm has no gradient but rounding.
+        scale = max([1e-6, *map(_largest, part)])
+        if not all(_close(own, other, tolerance, scale) for own, other in zip(got[differs], part, strict=True)):
+            return f"{differs} from the loop's"
+    return None
 
 
 class RulesOfVmap(TorchFunctionMode):
@@ -410,14 +374,13 @@ class RulesOfVmap(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Attempt(NamedTuple):
-    outputs: Tensor
-    buffers: dict[str, Tensor]
-    gradients: list[Tensor]
+# What an attempt gave, outputs, each buffer and gradients, by how one says that it differs.
+_Attempt: TypeAlias = dict[str, list[Tensor]]
+_OUTPUTS = "its outputs under vmap differ"
 
 
 def _attempt(run: Run, weights: Tensors, buffers: Tensors, x: Tensor, trainable: Collection[str]) -> _Attempt:
-    """Run on copies of the buffers; return outputs, the copies as the pass left them, and gradients."""
+    """Run on copies of the buffers; return what the pass gave."""
     copies = copies_of(buffers)
     leaves = [t.requires_grad_() for n, t in weights.items() if n in trainable and t.is_floating_point()]
     gradients: Sequence[Tensor] = ()
@@ -430,15 +393,16 @@ def _attempt(run: Run, weights: Tensors, buffers: Tensors, x: Tensor, trainable:
             gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
     # Whole gradients of two attempts would be the most memory that a run takes.
     compared = [part for g in gradients for part in ([g] if g.ndim < 3 else [g.sum(-1), g.norm(dim=-1)])]
-    return _Attempt(outputs.detach(), {name: tensor.detach() for name, tensor in copies.items()}, compared)
+    after = {f"buffer {name!r} after a pass under vmap differs": [tensor.detach()] for name, tensor in copies.items()}
+    return {_OUTPUTS: [outputs.detach()], **after, "its gradients under vmap differ": compared}
 
 
 def _largest(tensor: Tensor) -> float:
-    return float(tensor.abs().nan_to_num(0.0, 0.0, 0.0).max()) if tensor.numel() else 0.0
+    real = tensor.numel() > 0 and tensor.is_floating_point()
+    return float(tensor.abs().nan_to_num(0.0, 0.0, 0.0).max()) if real else 0.0
 
 
-def _close(a: Tensor, b: Tensor, tolerance: float, scale: float | None = None) -> bool:
-    if not a.is_floating_point():
+def _close(a: Tensor, b: Tensor, tolerance: float, scale: float) -> bool:
+    if a.shape != b.shape or not a.is_floating_point():
         return torch.equal(a, b)
-    scale = max(_largest(b) if scale is None else scale, 1e-6)
     return torch.allclose(a.double(), b.double(), rtol=tolerance, atol=tolerance * scale, equal_nan=True)

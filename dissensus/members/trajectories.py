@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from dissensus._signatures import checked
 from dissensus.data.sources import device_of, pair_batches
@@ -177,15 +178,11 @@ class SWAG(Trajectory):
             )
         super().__init__(make_net, num_members, seed, output=output)
         self.start, self.rank, self.scale = start, rank, scale
-        weights = self._weights()
+        weights = parameters_to_vector(self.net.parameters()).detach()
         self.register_buffer("mean", weights.clone())
         self.register_buffer("variance", torch.zeros_like(weights))
         self.register_buffer("deviations", weights.new_zeros(rank, len(weights)))
         self.register_buffer("collected", torch.zeros((), dtype=torch.int64, device=weights.device))
-
-    def _weights(self) -> Tensor:
-        """Return the network's weights as one vector."""
-        return torch.cat([p.detach().flatten() for p in self.net.parameters()])
 
     def after_epoch(self, epoch: int, epochs: int) -> None:
         """Collect the network's weights if it is time; members follow the network until there are two to tell a spread from."""
@@ -200,7 +197,7 @@ class SWAG(Trajectory):
     @torch.no_grad()
     def collect(self) -> None:
         """Let the network's weights enter the Gaussian."""
-        weights, count = self._weights(), int(self.collected)
+        weights, count = parameters_to_vector(self.net.parameters()), int(self.collected)
         away = weights - self.mean if count else torch.zeros_like(weights)
         self.mean.copy_(self.mean + away / (count + 1) if count else weights)
         # Not the mean of squares less the square of the mean, of which nothing is left where weights hardly move.
@@ -214,18 +211,15 @@ class SWAG(Trajectory):
         """Draw the members from the Gaussian as it now is; BatchNorm statistics are the network's."""
         spread = self.variance.clamp_min(0.0).sqrt()
         used = min(int(self.collected), self.rank)
-        names = [(name, p.shape, p.numel()) for name, p in self.net.named_parameters()]
-        buffers = dict(self.net.named_buffers())
+        drawn = copy.deepcopy(self.net)
         for member, key in enumerate(self.member_keys):
             noise = Noise(key)
             step = spread * noise.at(0).normal(len(spread)).to(spread)
             if used > 1:
                 weights = noise.at(1).normal(used).to(spread) / sqrt(used - 1)
                 step = step + weights @ self.deviations[-used:]
-            vector = self.mean + self.scale / sqrt(2) * step
-            parts = vector.split([size for _, _, size in names])
-            drawn = {name: part.reshape(shape) for (name, shape, _), part in zip(names, parts, strict=True)}
-            self.keep(member, drawn | buffers)
+            vector_to_parameters(self.mean + self.scale / sqrt(2) * step, drawn.parameters())
+            self.keep(member, tensors_of(drawn))
 
     def after_training(self, data: Any) -> None:
         """Take the members' BatchNorm statistics from the training data."""

@@ -28,10 +28,8 @@ def cut(
 ) -> tuple[nn.Module, Callable[[], nn.Module]]:
     """Cut a network before a layer: return the part before it, and a factory of heads made of the rest.
 
-    The network's `forward` is traced around the layers that it calls, which works for the networks of timm and
-    torchvision; no layer inside is changed. Exactly one tensor must cross the cut. The last block's MLP, norm and
-    head of a vision transformer are cut off at the norm before that MLP: `"blocks.11.norm2"` in timm,
-    `"encoder.layers.encoder_layer_11.ln_2"` in torchvision. A ResNet is cut at `"fc"` or `"layer4"`.
+    The network's `forward` is traced around the layers that it calls, such as `"fc"` of a ResNet or `"blocks.11.norm2"` of a vision
+    transformer; no layer inside is changed. Exactly one tensor must cross the cut.
 
     Args:
         model: The network; its layers are shared with the backbone, and copied for every head.
@@ -193,15 +191,12 @@ def _split(graph: fx.Graph, first: fx.Node) -> tuple[fx.Graph, fx.Graph]:
 
 
 def _front(graph: fx.Graph, border: fx.Node) -> fx.Graph:
-    needed = {border}
-    for node in reversed(list(graph.nodes)):
-        if node in needed or node.op == "placeholder":
-            needed.update(node.all_input_nodes)
     part, copies = fx.Graph(), dict[fx.Node, fx.Node]()
-    for node in graph.nodes:
-        if node in needed or node.op == "placeholder":
-            copies[node] = part.node_copy(node, copies.__getitem__)
+    part.graph_copy(graph, copies)
     part.output(copies[border])
+    for node in reversed(part.nodes):
+        if not node.users and node.op not in ("placeholder", "output"):
+            part.erase_node(node)
     return part
 
 

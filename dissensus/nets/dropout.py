@@ -121,11 +121,6 @@ def rewind_dropout(net: nn.Module) -> None:
         layer.calls = 0
 
 
-def drops(net: nn.Module) -> bool:
-    """Whether a network has keyed dropout layers."""
-    return any(isinstance(module, KeyedDropout) for module in net.modules())
-
-
 def _keyed_layers(net: nn.Module) -> list[tuple[str, KeyedDropout]]:
     # Kept on the net: walking a deep network costs more than a small one's whole pass.
     layers = net.__dict__.get("_keyed_layers")

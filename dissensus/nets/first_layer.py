@@ -2,7 +2,8 @@
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,12 +13,7 @@ from dissensus.randomness import derive, evaluating, seeded
 
 
 def by_group(pair: Tensor, groups: int, axis: int) -> Tensor:
-    """Return the channels of two inputs, joined along an axis from the end, with those of each group together.
-
-    Example:
-        >>> by_group(torch.tensor([0, 1, 2, 3, 10, 11, 12, 13]), groups=2, axis=-1)
-        tensor([ 0,  1, 10, 11,  2,  3, 12, 13])
-    """
+    """Return the channels of two inputs, joined along an axis from the end, with those of each group together."""
     apart = pair.unflatten(axis, (2, groups, -1))
     return apart.transpose(axis - 2, axis - 1).flatten(axis - 2, axis)
 
@@ -72,18 +68,12 @@ def find_places(net: nn.Module, name: str, pair: tuple[Tensor, Tensor], axis: in
 
     Networks may rearrange their inputs before the layer: flattened, cut into patches, channels moved to the end. So the layer's
     columns are told by the values that reach them, which are random and therefore differ.
-
-    Example:
-        >>> net = nn.Sequential(nn.PixelUnshuffle(2), nn.Conv2d(8, 4, 1))
-        >>> pair = torch.randn(3, 2, 4, 4), torch.randn(3, 2, 4, 4)
-        >>> find_places(net, "1", pair, axis=-3).second
-        tensor([ 8,  9, 10, 11, 12, 13, 14, 15])
     """
     weight = net.get_submodule(name).weight
     assert isinstance(weight, Tensor)
     columns = []
     for x in (*pair, torch.cat(pair, dim=axis)):
-        if (taken := _taken(net, name, x)) is None:
+        if (taken := _taken(net, x, until=name).get(name)) is None:
             return None
         columns.append(taken.movedim(1 - weight.ndim, -1))
     first, second, both = columns
@@ -97,22 +87,30 @@ def find_places(net: nn.Module, name: str, pair: tuple[Tensor, Tensor], axis: in
     return _by_value(first, second, both)
 
 
-def _taken(net: nn.Module, name: str, x: Tensor) -> Tensor | None:
-    """Return what a layer takes when it first runs; None if it never does."""
-    taken: list[Tensor] = []
+def _taken(net: nn.Module, x: Tensor, until: str | None = None) -> dict[str, Tensor]:
+    """Return what each layer with weights takes when it first runs, in the order of running; the run ends at the layer `until`."""
+    taken: dict[str, Tensor] = {}
 
-    def stop(layer: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
-        taken.append((args[0] if args else kwargs["input"]).detach().clone())
-        raise _Reached
+    def note(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> None:
+        given = next(iter((*args, *kwargs.values())), None)
+        if isinstance(given, Tensor):
+            taken.setdefault(name, given.detach().clone())
+        if name == until:
+            raise _Reached
 
-    hook = net.get_submodule(name).register_forward_pre_hook(stop, with_kwargs=True)
+    hooks = []
+    for name, module in net.named_modules():
+        is_leaf = next(module.children(), None) is None and next(module.parameters(), None) is not None
+        if isinstance(module, LAYERS) or is_leaf:
+            hooks.append(module.register_forward_pre_hook(partial(note, name=name), with_kwargs=True))
     try:
         run(net, x)
     except _Reached:
-        return taken[0]
+        pass
     finally:
-        hook.remove()
-    return None
+        for hook in hooks:
+            hook.remove()
+    return taken
 
 
 def _by_value(first: Tensor, second: Tensor, both: Tensor) -> Places | None:
@@ -171,12 +169,11 @@ def double_first_layers(
 
 def _check_runs(net: nn.Module, x: Tensor) -> None:
     """Refuse a network that does not run on such inputs, or could not be changed."""
-    for name, module in net.named_modules():
-        if type(module).__name__ == "OptimizedModule":
-            raise ValueError(
-                f"{name or 'The network'} was compiled, and what is compiled cannot be changed. Hand over the network that "
-                "torch.compile was given; fit(engine='compiled') compiles its training."
-            )
+    if compiled := [n or "The network" for n, m in net.named_modules() if type(m).__name__ == "OptimizedModule"]:
+        raise ValueError(
+            f"{compiled[0]} was compiled, and what is compiled cannot be changed. Hand over the network that torch.compile was "
+            "given; fit(engine='compiled') compiles its training."
+        )
     try:
         run(net, x)
     except ValueError:
@@ -190,7 +187,7 @@ def _check_runs(net: nn.Module, x: Tensor) -> None:
 
 def _find(net: nn.Module, x: Tensor, name: str | None) -> str:
     """Return the name of the layer to double, the first with weights that runs unless it is named, or say why it cannot be."""
-    found = next(iter(_running_order(net, x)), None) if name is None else name
+    found = next(iter(_taken(net, x)), None) if name is None else name
     if found is None:
         raise ValueError(f"The first layer cannot be doubled: no layer with weights runs. {_PUT_ONE_IN_FRONT}")
     if found not in dict(net.named_modules()):
@@ -199,28 +196,6 @@ def _find(net: nn.Module, x: Tensor, name: str | None) -> str:
         which = f"The {'first ' if name is None else ''}layer cannot be doubled"
         raise ValueError(f"{which}: {found or 'the network itself'} {why}{_others(net, x, found)}")
     return found
-
-
-def _running_order(net: nn.Module, x: Tensor, taking: Tensor | None = None) -> list[str]:
-    """Return the names of layers with weights in the order in which they run; those alone that take certain values, if given."""
-    ran: list[str] = []
-
-    def note(name: str, args: tuple[object, ...]) -> None:
-        taken = args[0] if args else None
-        if taking is None or (isinstance(taken, Tensor) and bool(torch.isin(taking, taken).all())):
-            ran.append(name)
-
-    hooks = []
-    for name, module in net.named_modules():
-        is_leaf = next(module.children(), None) is None and next(module.parameters(), None) is not None
-        if isinstance(module, LAYERS) or is_leaf:
-            hooks.append(module.register_forward_pre_hook(lambda _, args, name=name: note(name, args)))
-    try:
-        run(net, x)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return list(dict.fromkeys(ran))
 
 
 def _why_not(net: nn.Module, name: str) -> str | None:
@@ -247,7 +222,8 @@ def _groups(layer: nn.Module) -> int:
 
 def _others(net: nn.Module, x: Tensor, tried: str) -> str:
     """Name further layers that take the inputs."""
-    takers = _running_order(net, x, taking=x[0].flatten()[:64])
+    some = x[0].flatten()[:64]
+    takers = [name for name, taken in _taken(net, x).items() if bool(torch.isin(some, taken).all())]
     fit = [repr(name) for name in takers if name != tried and _why_not(net, name) is None]
     return f" Layers that take the inputs: {', '.join(fit)}; name one with `first_layer`." if fit else ""
 
@@ -272,30 +248,27 @@ def _places(net: nn.Module, name: str, pair: tuple[Tensor, Tensor], axis: int) -
     try:
         found = find_places(net, name, pair, axis)
     except Exception as problem:  # whatever a network does with inputs that do not suit it
-        what = f"what the network does before that layer does not go with them: {_first_line(problem)}"
-        raise _cannot(
-            name,
-            layer,
-            f"{what}. Move it (normalisation, checks of shape) out of the network.{_others(net, pair[0], name)}",
-        ) from problem
+        why = f"what the network does before that layer does not go with them: {_first_line(problem)}"
+        advice = "Move it (normalisation, checks of shape) out of the network."
+        raise _cannot(name, layer, f"{why}. {advice}{_others(net, pair[0], name)}") from problem
     if found is None:
-        what = "they do not reach it as they are: the network makes something else of them before"
-        raise _cannot(name, layer, f"{what}. Move that out of the network.{_others(net, pair[0], name)}")
-    if _groups(layer) == 1:
+        why = "they do not reach it as they are: the network makes something else of them before. Move that out of the network."
+        raise _cannot(name, layer, why + _others(net, pair[0], name))
+    groups = _groups(layer)
+    if groups == 1:
         return found
     both = torch.cat(found)
     if not torch.equal(both, torch.arange(len(both), device=both.device)):
-        what = f"it convolves in {_groups(layer)} groups, among which the network has dealt out its inputs anew"
-        raise _cannot(name, layer, f"{what}. Move that out of the network.")
+        why = f"it convolves in {groups} groups, among which the network has dealt out its inputs anew"
+        raise _cannot(name, layer, f"{why}. Move that out of the network.")
     # Each group meets its own share of both inputs.
-    share = len(found.first) // _groups(layer)
+    share = len(found.first) // groups
     return Places(found.first[:share], found.first[share : 2 * share])
 
 
 def _cannot(name: str, layer: nn.Module, why: str) -> ValueError:
-    return ValueError(
-        f"{name or 'The network itself'} ({type(layer).__name__}) was to take twice its inputs, but {why}"
-    )
+    where = f"{name or 'The network itself'} ({type(layer).__name__})"
+    return ValueError(f"{where} was to take twice its inputs, but {why}")
 
 
 def _widen(layer: nn.Module, places: Places) -> None:
@@ -336,11 +309,11 @@ def _check_equal(net: nn.Module, pair: Tensor, before: list[Tensor], name: str, 
     try:
         after = _outputs(net, layer, pair)
     except Exception as problem:  # whatever a network does with inputs that do not suit it
-        what = f"the network does not run on them: {_first_line(problem)}"
-        raise _cannot(name, layer, f"{what}. Move what else is done with its inputs out of the network.") from problem
+        why = f"the network does not run on them: {_first_line(problem)}"
+        raise _cannot(name, layer, f"{why}. Move what else is done with its inputs out of the network.") from problem
     if not all(_close(new, old) for new, old in zip(after, before, strict=True)):
-        what = "the network's inputs go elsewhere too, or are changed before it"
-        raise _cannot(name, layer, f"{what}. Move that out of the network, or name the layer with `first_layer`.")
+        why = "the network's inputs go elsewhere too, or are changed before it"
+        raise _cannot(name, layer, f"{why}. Move that out of the network, or name the layer with `first_layer`.")
 
 
 def _close(after: Tensor, before: Tensor) -> bool:

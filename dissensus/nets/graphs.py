@@ -1,56 +1,53 @@
-"""A network's operations as graphs, and what each one does to the channels that flow through it."""
+"""A network's operations as graphs: what each one does to the channels that flow through it, and the places where masks can act."""
 
-import operator
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any, Literal
 
-import torch
 from torch import fx, nn
 
 from dissensus.architectures import _FlattenTo
 from dissensus.nets.dropout import KeyedDropout
+
+# Layers that mix channels.
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+Effect = Literal[
+    "activates", "moves zero", "passes", "normalises", "pools", "flattens", "averages", "combines", "other"
+]
+"""What an operation does to channels: of activations, those that give zero for zero, so that a dropped channel stays dropped, `activate`;
+`averages` leaves of an image one value a channel; `combines` adds or multiplies two tensors."""
+_ACTIVATIONS: tuple[Effect, ...] = ("activates", "moves zero")
+_KEEPS_ZERO: tuple[Effect, ...] = ("activates", "passes", "pools")
 
 
 def _layers(names: str) -> tuple[type[nn.Module], ...]:
     return tuple(getattr(nn, name) for name in names.split())
 
 
-def _names(names: str) -> frozenset[str]:
-    return frozenset(names.split())
-
-
-# Layers that mix channels.
-LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-# Elementwise, and zero where their input is zero: a dropped channel stays dropped.
-_ZERO_KEEPING = _layers(
-    "ReLU ReLU6 LeakyReLU PReLU ELU CELU SELU GELU SiLU Mish Hardswish Tanh Tanhshrink Softsign Softshrink Hardshrink"
-)
-_ZERO_MOVING = _layers("Sigmoid Softplus Hardtanh Hardsigmoid LogSigmoid")
-ACTIVATIONS = (*_ZERO_KEEPING, *_ZERO_MOVING)
-_ELEMENTWISE = (
-    *_layers("Identity Dropout Dropout1d Dropout2d Dropout3d AlphaDropout FeatureAlphaDropout"),
-    KeyedDropout,
-)
-_POOLING = (
-    *(layer for n in (1, 2, 3) for layer in _layers(f"MaxPool{n}d AvgPool{n}d")),
-    *(layer for n in (1, 2, 3) for layer in _layers(f"AdaptiveAvgPool{n}d AdaptiveMaxPool{n}d")),
-    nn.Upsample,
-)
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-
-ZERO_KEEPING_NAMES = _names(
-    "relu relu_ relu6 leaky_relu elu celu selu gelu silu mish hardswish tanh tanh_ tanhshrink softsign"
-)
-_ZERO_MOVING_NAMES = _names("sigmoid softplus hardtanh hardsigmoid logsigmoid")
-_ELEMENTWISE_NAMES = frozenset(("dropout", "contiguous"))
-_POOLING_NAMES = frozenset(
-    f"{kind}{n}d" for kind in ("max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool") for n in (1, 2, 3)
-)
-_COMBINING = (operator.add, operator.iadd, operator.sub, operator.mul, operator.imul, torch.add, torch.sub, torch.mul)
-_COMBINING_NAMES = frozenset(("add", "add_", "sub", "mul", "mul_"))
-_SHAPE_NAMES = frozenset(("size", "dim"))
+_POOLS = "MaxPool{0}d AvgPool{0}d AdaptiveAvgPool{0}d AdaptiveMaxPool{0}d"
+_BY_LAYER: Mapping[Effect, tuple[type[nn.Module], ...]] = {
+    "activates": _layers(
+        "ReLU ReLU6 LeakyReLU PReLU ELU CELU SELU GELU SiLU Mish Hardswish Tanh Tanhshrink Softsign Softshrink Hardshrink"
+    ),
+    "moves zero": _layers("Sigmoid Softplus Hardtanh Hardsigmoid LogSigmoid"),
+    "passes": (
+        *_layers("Identity Dropout Dropout1d Dropout2d Dropout3d AlphaDropout FeatureAlphaDropout"),
+        KeyedDropout,
+    ),
+    "normalises": _BATCH_NORMS,
+    "pools": (*(layer for n in (1, 2, 3) for layer in _layers(_POOLS.format(n))), nn.Upsample),
+}
+_POOL_NAMES = "max_pool{0}d avg_pool{0}d adaptive_avg_pool{0}d adaptive_max_pool{0}d"
+_BY_FUNCTION: Mapping[Effect, str] = {
+    "activates": "relu relu_ relu6 leaky_relu elu celu selu gelu silu mish hardswish tanh tanh_ tanhshrink softsign",
+    "moves zero": "sigmoid softplus hardtanh hardsigmoid logsigmoid",
+    "passes": "dropout contiguous",
+    "pools": " ".join(_POOL_NAMES.format(n) for n in (1, 2, 3)),
+}
 
 
 @dataclass(frozen=True)
@@ -107,45 +104,38 @@ def function_name(node: fx.Node) -> str:
     return getattr(node.target, "__name__", "") if node.op == "call_function" else ""
 
 
-def is_activation(part: Traced, node: fx.Node) -> bool:
-    """Whether a node is a nonlinearity."""
-    module = part.module(node)
-    return isinstance(module, ACTIVATIONS) or function_name(node) in ZERO_KEEPING_NAMES | _ZERO_MOVING_NAMES
+def effect_of(part: Traced, node: fx.Node) -> Effect:
+    """Return what a node does to channels."""
+    module, name = part.module(node), function_name(node)
+    if getattr(module, "return_indices", False):
+        return "other"
+    found: list[Effect] = [effect for effect, layers in _BY_LAYER.items() if isinstance(module, layers)]
+    found += [effect for effect, names in _BY_FUNCTION.items() if name in names.split()]
+    if found:
+        return found[0]
+    if flattens(part, node):
+        return "flattens"
+    if _averages(node):
+        return "averages"
+    return "combines" if _combines(node) else "other"
 
 
-def keeps_zero(part: Traced, node: fx.Node) -> bool:
-    """Whether a node gives zero for zero (for those that treat channels one by one)."""
-    module = part.module(node)
-    if module is not None:
-        return isinstance(module, (*_ZERO_KEEPING, *_ELEMENTWISE, *_POOLING))
-    return function_name(node) not in _ZERO_MOVING_NAMES
+def _combines(node: fx.Node) -> bool:
+    # Functions of torch and of operator, and methods.
+    named = function_name(node) in ("add", "add_", "iadd", "sub", "mul", "mul_", "imul")
+    return named and sum(isinstance(value, fx.Node) for value in node.args) > 1
 
 
-def combines(node: fx.Node) -> bool:
-    """Whether a node adds or multiplies two tensors."""
-    named = function_name(node) in _COMBINING_NAMES and node.op == "call_method"
-    found = node.target in _COMBINING if node.op == "call_function" else named
-    return bool(found) and sum(isinstance(value, fx.Node) for value in node.args) > 1
+def channelwise(effect: Effect, spatial: bool) -> bool:
+    """Whether an operation treats each channel on its own; pooling does where channels are `spatial`, with positions behind them."""
+    return effect in ("activates", "moves zero", "passes", "normalises") or (spatial and effect == "pools")
 
 
 def reads_shape(node: fx.Node) -> bool:
     """Whether a node looks at a tensor's shape only."""
     if node.op == "call_method":
-        return node.target in _SHAPE_NAMES
+        return node.target in ("size", "dim")
     return node.target is getattr and node.args[1] in ("shape", "ndim", "device", "dtype")
-
-
-def channelwise(part: Traced, node: fx.Node, spatial: bool) -> bool:
-    """Whether a node treats each channel on its own; pooling does where channels are `spatial`, with positions behind them."""
-    module = part.module(node)
-    if isinstance(module, (*ACTIVATIONS, *_ELEMENTWISE, *_BATCH_NORMS)):
-        return True
-    if isinstance(module, _POOLING):
-        return spatial and not getattr(module, "return_indices", False)
-    name = function_name(node)
-    if name in ZERO_KEEPING_NAMES | _ZERO_MOVING_NAMES | _ELEMENTWISE_NAMES:
-        return True
-    return spatial and name in _POOLING_NAMES
 
 
 def channel_parameters(module: nn.Module | None) -> list[str]:
@@ -171,8 +161,7 @@ def flattens(part: Traced, node: fx.Node) -> bool:
     return name in ("view", "reshape") and len(arguments) == 2 and bool(arguments[1] == -1)
 
 
-def averages_positions(node: fx.Node) -> bool:
-    """Whether a node is a mean over all positions of an image that leaves one value a channel."""
+def _averages(node: fx.Node) -> bool:
     if function_name(node) != "mean" or node.kwargs.get("keepdim", False) or len(node.args) > 2:
         return False
     axes = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else None)
@@ -222,19 +211,18 @@ def whole_graph(net: nn.Module) -> Traced:
     return parts[0]
 
 
-def last_layers(part: Traced) -> set[fx.Node]:
-    """Return the layers whose outputs reach the network's without another layer that mixes channels in between."""
-    found, seen = set[fx.Node](), set[fx.Node]()
-    waiting = [node for node in part.graph.nodes if node.op == "output"]
+def nearest_layers(part: Traced, end: Literal["placeholder", "output"]) -> tuple[set[fx.Node], set[fx.Node]]:
+    """Return the layers that mix channels next to the network's input, or to its output, and the operations in between."""
+    found, between = set[fx.Node](), set[fx.Node]()
+    waiting = [node for node in part.graph.nodes if node.op == end]
     while waiting:
         node = waiting.pop()
         if isinstance(part.module(node), (*LAYERS, nn.Embedding)):
             found.add(node)
-            continue
-        fresh = [each for each in node.all_input_nodes if each not in seen]
-        seen.update(fresh)
-        waiting += fresh
-    return found
+        elif node not in between:
+            between.add(node)
+            waiting += node.users if end == "placeholder" else node.all_input_nodes
+    return found, between
 
 
 def like(layer: Any, inputs: int, outputs: int, groups: int = 1) -> nn.Module:
@@ -246,3 +234,337 @@ def like(layer: Any, inputs: int, outputs: int, groups: int = 1) -> nn.Module:
     options |= {name: getattr(layer, name) for name in names}
     convolution: nn.Module = type(layer)(inputs, outputs, groups=groups, **options)
     return convolution
+
+
+@dataclass(frozen=True)
+class Slice:
+    """An axis of a tensor along which the channels lie, each `block` entries long."""
+
+    tensor: str
+    axis: int
+    block: int = 1
+
+
+@dataclass
+class Side:
+    """What lies before or after a mask: tensors that hold the channels, layers that check the size of flattened ones, why it is fixed."""
+
+    slices: list[Slice] = field(default_factory=list)
+    flattens: list[str] = field(default_factory=list)
+    why_fixed: str | None = None
+
+    def fix(self, why: str) -> None:
+        """Note the first reason."""
+        self.why_fixed = self.why_fixed or why
+
+    def fixed(self, why: str) -> "Side":
+        """Return the side with this reason, unless it has one."""
+        return replace(self, why_fixed=self.why_fixed or why)
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place for a mask, after the module of this name: its channels and their axis, what makes and what takes them.
+
+    `source` is the linear layer or convolution that makes them, if it was found. A dropped channel is still zero where it is taken
+    (`keeps_zero`); channels are added to or multiplied with another tensor (`combined`), or reach the network's output (`leaves`).
+    """
+
+    name: str
+    width: int
+    axis: int
+    before: Side
+    after: Side
+    source: str | None = None
+    keeps_zero: bool = False
+    combined: bool = False
+    leaves: bool = False
+
+    @property
+    def why_fixed(self) -> str | None:
+        """Why the channels cannot be made more or fewer; None if they can."""
+        return self.before.why_fixed or self.after.why_fixed
+
+    def fixed(self, why: str) -> "Site":
+        """Return the place with channels that cannot be changed on either side."""
+        return replace(self, before=self.before.fixed(why), after=self.after.fixed(why))
+
+    def __str__(self) -> str:
+        return f"{self.name!r} ({self.width} channels)"
+
+
+def find_site(part: Traced, node: fx.Node, tied: Set[str]) -> Site | None:
+    """Return the place after a module's only call; None where its width cannot be told. `tied` parameters are several layers'."""
+    walk = _Walk(part, tied)
+    previous: fx.Node | None = node
+    while previous is not None:
+        previous = walk.back(previous)
+    if walk.pooled and walk.linear:
+        walk.before.fix("it is pooled along its features")
+    walk.on(node, spatial=walk.width is not None and walk.axis == 1 and not walk.linear and not walk.flat)
+    if walk.width is None:
+        return None
+    source = None if walk.source is None else part.name(walk.source)
+    ends = (walk.keeps_zero, walk.combined, walk.leaves and part.whole)
+    return Site(part.name(node), walk.width, walk.axis, walk.before, walk.after, source, *ends)
+
+
+class _Walk:
+    """Follows channels back to the layer that makes them and on to all that take them; notes the tensors on the way, width and axis."""
+
+    def __init__(self, part: Traced, tied: Set[str]) -> None:
+        self.part, self.tied = part, tied
+        self.before, self.after = Side(), Side()
+        self.source: fx.Node | None = None
+        self.width: int | None = None
+        self.axis = 1
+        self.linear = self.pooled = self.flat = self.combined = self.leaves = False
+        self.keeps_zero = True
+
+    def back(self, node: fx.Node) -> fx.Node | None:
+        """Take note of one operation; return the one that it takes the channels from, None where the way ends."""
+        part, module, effect = self.part, self.part.module(node), effect_of(self.part, node)
+        if (here := width_of(module)) is not None:
+            if self.width is None:
+                self.width, self.axis = here
+            elif here[0] != self.width:
+                self.before.fix("its features are on another axis than the layer before says")
+        if mixing_layer(module):
+            self._hold(self.before, node, ["weight", "bias"], 0)
+            self.source, self.linear = node, isinstance(module, nn.Linear)
+            return None
+        self.flat |= effect in ("flattens", "averages")
+        if effect == "combines":
+            self.before.fix("it is fed by a sum or product of tensors")
+        elif not channelwise(effect, spatial=True) and effect != "averages":
+            flat = effect == "flattens"
+            self.before.fix("it is masked after flattening" if flat else f"it is fed by {describe(part, node)}")
+            return None
+        return self._before(node, module, effect)
+
+    def _before(self, node: fx.Node, module: nn.Module | None, effect: Effect) -> fx.Node | None:
+        """Return what an operation takes, whose channels it passes on."""
+        previous = only_input(node)
+        if previous is None:
+            self.before.fix("its input could not be followed")
+            return None
+        if len(_takers(previous)) > 1:
+            self.before.fix("its input is used elsewhere too")
+        self._hold(self.before, node, channel_parameters(module), 0)
+        self.pooled |= not channelwise(effect, spatial=False)
+        return previous
+
+    def _hold(self, side: Side, node: fx.Node, names: Sequence[str], axis: int, block: int = 1) -> None:
+        """Note the tensors of a module that hold the channels."""
+        module, layer = self.part.module(node), self.part.name(node)
+        if names and not self.part.called_once(node):
+            side.fix(f"{layer!r} is used more than once")
+        for name in names:
+            full = f"{layer}.{name}"
+            if full in self.tied:
+                side.fix(f"{full!r} is shared with another layer")
+            if getattr(module, name) is not None:
+                side.slices.append(Slice(full, axis, block))
+
+    def on(self, node: fx.Node, spatial: bool) -> None:
+        """Look at everything that uses a node's channels; `spatial` ones have positions behind them."""
+        for user in _takers(node):
+            module, effect = self.part.module(user), effect_of(self.part, user)
+            if mixing_layer(module) and isinstance(module, nn.Linear) != spatial:
+                self._take(user, ["weight"], 1)
+            elif channelwise(effect, spatial):
+                self._take(user, channel_parameters(module), 0)
+                self.keeps_zero = self.keeps_zero and effect in _KEEPS_ZERO
+                self.on(user, spatial)
+            elif spatial and effect in ("flattens", "averages"):
+                if isinstance(module, _FlattenTo):
+                    self.after.flattens.append(self.part.name(user))
+                self.on(user, spatial=False)
+            else:
+                self._end_at(user, effect)
+
+    def _end_at(self, user: fx.Node, effect: Effect) -> None:
+        """Note what takes the channels and cannot do with fewer."""
+        if user.op == "output":
+            self.leaves = True
+            self.after.fix("it reaches the output")
+        elif effect == "combines":
+            self.combined = True
+            self.after.fix("it meets a sum or product of tensors")
+        else:
+            self.after.fix(f"it feeds {describe(self.part, user)}")
+
+    def _take(self, user: fx.Node, names: Sequence[str], axis: int) -> None:
+        """Note the tensors of a layer that hold the channels along an axis."""
+        if not names:
+            return
+        size = int(getattr(self.part.module(user), names[0]).shape[axis])
+        self.width = self.width or size
+        if size % self.width:
+            self.after.fix(f"{self.part.name(user)!r} takes {size} features, not a multiple of {self.width}")
+            return
+        self._hold(self.after, user, names, axis, size // self.width)
+
+
+def masked_node(part: Traced, node: fx.Node) -> fx.Node | None:
+    """Return the module call after which a mask has the effect of one after `node`."""
+    if node.op == "call_module" and part.called_once(node):
+        return node
+    # A module that is called several times, or a function: masked before it, if it leaves zeros as they are.
+    previous = only_input(node)
+    if previous is None or previous.op != "call_module" or not part.called_once(previous):
+        return None
+    alone = _takers(previous) == [node]
+    return previous if alone and effect_of(part, node) in _KEEPS_ZERO else None
+
+
+def _takers(node: fx.Node) -> list[fx.Node]:
+    """Return the operations that use a node's values, not its shape alone."""
+    return [user for user in node.users if not reads_shape(user)]
+
+
+def past_norms(part: Traced, node: fx.Node) -> fx.Node:
+    """Return the last of the BatchNorm layers that take a node's channels, or the node itself.
+
+    Masked before them, a dropped channel would take part in their statistics, and would not be zero after them.
+    """
+    users = _takers(node)
+    module = part.module(users[0]) if len(users) == 1 else None
+    return past_norms(part, users[0]) if isinstance(module, nn.modules.batchnorm._BatchNorm) else node
+
+
+def describe(part: Traced, node: fx.Node) -> str:
+    """Say what a node is."""
+    module = part.module(node)
+    if module is not None:
+        return f"{part.name(node)!r} ({type(module).__name__})"
+    return "an input" if node.op == "placeholder" else f"`{function_name(node) or node.name}`"
+
+
+Rule = Callable[[str, nn.Module], bool]
+Layers = Literal["auto"] | str | Sequence[str] | type[nn.Module] | tuple[type[nn.Module], ...] | Rule
+
+
+class Map:
+    """All places for masks in a network."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.net = net
+        self.parts = trace(net)
+        counts = Counter(id(p) for _, p in net.named_parameters(remove_duplicate=False))
+        self.tied = {n for n, p in net.named_parameters(remove_duplicate=False) if counts[id(p)] > 1}
+        self.stem = self._stem()
+        calls = [
+            (part, node) for part in self.parts for node in part.graph.nodes if effect_of(part, node) in _ACTIVATIONS
+        ]
+        found = [self.site_at(part, past_norms(part, node)) for part, node in calls]
+        self.candidates = _unique([*found, *self._in_transformers()])
+
+    def _stem(self) -> str | None:
+        """Name of the first layer if it is a convolution."""
+        for part in self.parts:
+            for node in part.graph.nodes:
+                module = part.module(node)
+                if isinstance(module, nn.modules.conv._ConvNd):
+                    return part.name(node)
+                if isinstance(module, nn.Linear | nn.Embedding):
+                    return None
+        return None
+
+    def _in_transformers(self) -> list[Site]:
+        """Places inside torch's own transformer layers, which tracing does not look into."""
+        found = []
+        for name, module in self.net.named_modules():
+            if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
+                first = f"{name}.linear1"
+                before = Side([Slice(f"{first}.{own}", 0) for own, _ in module.linear1.named_parameters()])
+                after = Side([Slice(f"{name}.linear2.weight", 1)])
+                zero = getattr(module.activation, "__name__", "") in _BY_FUNCTION["activates"].split()
+                found.append(Site(first, module.linear1.out_features, -1, before, after, first, zero))
+        return found
+
+    def site_at(self, part: Traced, node: fx.Node) -> Site | None:
+        """Return the place after an operation, or None if no module there can be masked."""
+        place = masked_node(part, node)
+        return None if place is None else find_site(part, place, self.tied)
+
+    def choose(self, layers: Layers) -> list[Site]:
+        """Return the places that were asked for, each once."""
+        sites = _unique(self._asked(layers))
+        dropout = [s.name for s in sites if isinstance(self.net.get_submodule(s.name), nn.modules.dropout._DropoutNd)]
+        if sites and not dropout:
+            return sites
+        why = "`layers` names no layer to mask"
+        if layers == "auto":
+            why = "There is no activation to mask: not the stem's, those of outputs, or those added to others, unless named"
+        if dropout:
+            why = f"{dropout[0]!r} is a dropout layer, which has no channels of its own: put the mask on the layer before it"
+        raise ValueError(f"{why}. Candidates: {self.listed()}.")
+
+    def _asked(self, layers: Layers) -> list[Site]:
+        if layers == "auto":
+            return self._by_default()
+        if callable(layers) and not isinstance(layers, type):
+            return self._by_test(layers)
+        asked = (layers,) if isinstance(layers, str | type) else tuple(layers)
+        if all(isinstance(kind, type) for kind in asked):
+            return self._by_test(lambda _, module: isinstance(module, asked))  # type: ignore[arg-type]
+        return [site for name in asked for site in self._by_name(str(name))]
+
+    def _by_default(self) -> list[Site]:
+        return [s for s in self.candidates if not (s.leaves or s.combined or self.is_stem(s))]
+
+    def _by_test(self, test: Rule) -> list[Site]:
+        names = [name for name, module in self.net.named_modules() if name and test(name, module)]
+        return [site for name in names for site in self._sites_of(name) if not self.is_stem(site)]
+
+    def _by_name(self, pattern: str) -> list[Site]:
+        names = [name for name, _ in self.net.named_modules() if name and fnmatchcase(name, pattern)]
+        if not names:
+            raise ValueError(f"The network has no layer {pattern!r}. Candidates: {self.listed()}.")
+        sites = [site for name in names for site in self._sites_of(name)]
+        if not sites:
+            raise ValueError(
+                f"How many channels {names[0]!r} gives cannot be told, or it is called several times and cannot be masked in "
+                f"each. Candidates: {self.listed()}."
+            )
+        return sites
+
+    def _sites_of(self, name: str) -> list[Site]:
+        """Return the places after a module: after its calls, or after the module itself where nothing was traced."""
+        if calls := self._calls(name):
+            return _unique(self.site_at(part, node) for part, node in calls if node.op == "call_module")
+        inside = [site for site in self.candidates if site.name == name]
+        known = width_of(self.net.get_submodule(name))
+        if inside or known is None:
+            return inside
+        unknown = Side(why_fixed="the network around it could not be traced")
+        return [Site(name, *known, unknown, unknown)]
+
+    def _calls(self, name: str) -> list[tuple[Traced, fx.Node]]:
+        return [(part, node) for part in self.parts for node in part.graph.nodes if part.name(node) == name]
+
+    def is_stem(self, site: Site) -> bool:
+        """Whether a place is fed by the network's first convolution."""
+        return self.stem is not None and self.stem in (site.source, site.name)
+
+    def listed(self) -> str:
+        """Return the candidates for a message."""
+        if self.candidates:
+            return listed([str(site) for site in self.candidates])
+        widths = {name: width_of(module) for name, module in self.net.named_modules() if name}
+        return listed([f"{name!r} ({known[0]} channels)" for name, known in widths.items() if known is not None])
+
+
+def _unique(sites: Iterable[Site | None]) -> list[Site]:
+    found: dict[str, Site] = {}
+    for site in sites:
+        if site is not None:
+            found.setdefault(site.name, site)
+    return list(found.values())
+
+
+def listed(names: Sequence[str], most: int = 12) -> str:
+    """Return names for a message, the first of many."""
+    shown = ", ".join(names[:most])
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "") if names else "none"

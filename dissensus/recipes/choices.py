@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from dissensus.architectures import ARCHITECTURES
 from dissensus.data import augment
 from dissensus.data.images import describe_shape
-from dissensus.members.kinds import KINDS as KINDS
+from dissensus.members import KINDS as KINDS
 from dissensus.objectives import OBJECTIVES as OBJECTIVES
 from dissensus.objectives import Independent, Objective
 from dissensus.recipes.settings import checked, choose, parameters

@@ -154,7 +154,7 @@ class Recipe:
         kind = choices.KINDS[self.ensemble["kind"]]
         if "shape" in parameters(kind):
             options["shape"] = preprocessing.shape
-        return kind(make, self.ensemble["members"], self.ensemble["seed"], **options)
+        return kind(make, self.ensemble["members"], seed=self.ensemble["seed"], **options)
 
     def load_sets(self) -> Sets:
         """Read the data and split it; the same rows every time."""
