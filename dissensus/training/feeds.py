@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, nullcontext
 from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 
@@ -23,6 +23,8 @@ from dissensus.randomness import bits, derive, fold, permutation, seeded
 
 # The tensors of a batch: inputs, targets, and weights where there are any.
 Parts = tuple[Tensor, ...]
+# Whole data: inputs, which may lie in a file, targets and weights.
+Arrays = tuple[Rows, Tensor, Tensor | None]
 Made = TypeVar("Made")
 
 # Batches that wait for the training step, and copies to the device that may be under way.
@@ -179,19 +181,15 @@ class Feed(ABC):
 
 
 class OrderedFeed(Feed):
-    """Arrays in an order that depends on (seed, member, epoch), or on (seed, epoch) if shared."""
+    """Arrays in an order that depends on (seed, member, epoch), or on (seed, epoch) if shared.
 
-    def __init__(
-        self,
-        data: tuple[Any, Tensor, Tensor | None],
-        batch_size: int,
-        order_keys: Tensor,
-        own: bool,
-        drop_last: bool = False,
-    ) -> None:
+    `order_keys` are the keys of the orders: one, or one for each member.
+    """
+
+    def __init__(self, data: Arrays, batch_size: int, order_keys: Tensor, drop_last: bool) -> None:
         super().__init__(order_keys.device)
         self.leaves, self.count = self.laid_out(data, "data"), len(data[0])
-        self.own, self.order_keys = own, order_keys
+        self.own, self.order_keys = order_keys.ndim > 0, order_keys
         self.sizes = self.cut(self.count, batch_size, drop_last)
 
     def identity(self) -> str:
@@ -217,8 +215,8 @@ class OrderedFeed(Feed):
 class ArrayFeed(OrderedFeed):
     """Arrays on the device, from which each step gathers its batch."""
 
-    def __init__(self, data: Triple, batch_size: int, order_keys: Tensor, own: bool, drop_last: bool = False) -> None:
-        super().__init__(data, batch_size, order_keys, own, drop_last)
+    def __init__(self, data: Triple, batch_size: int, order_keys: Tensor, drop_last: bool = False) -> None:
+        super().__init__(data, batch_size, order_keys, drop_last)
         self.inputs, self.stride = data[0], self.batch_size
         order = torch.zeros(*order_keys.shape, self.count, dtype=torch.int64, device=data[1].device)
         self.tensors |= {**dict(zip(self.names, self.leaves, strict=True)), "order": order}
@@ -240,15 +238,9 @@ class HostFeed(OrderedFeed):
     """
 
     def __init__(
-        self,
-        data: tuple[Rows, Tensor, Tensor | None],
-        batch_size: int,
-        order_keys: Tensor,
-        own: bool,
-        drop_last: bool = False,
-        threads: int = 2,
+        self, data: Arrays, batch_size: int, order_keys: Tensor, drop_last: bool = False, threads: int = 2
     ) -> None:
-        super().__init__(data, batch_size, order_keys, own, drop_last)
+        super().__init__(data, batch_size, order_keys, drop_last)
         self.threads, self.carrier = threads, Carrier(order_keys.device)
         self.leaves = tuple(leaf.cpu() if isinstance(leaf, Tensor) else leaf for leaf in self.leaves)
         rows, device = order_keys.numel() * self.batch_size, order_keys.device
@@ -281,20 +273,28 @@ class HostFeed(OrderedFeed):
 
 
 class PlacedFeed(Feed):
-    """Batches from elsewhere that are placed among the tensors one by one; all members share them."""
+    """Batches from elsewhere that are placed among the tensors one by one; all members share them.
+
+    `ahead` says whether a thread takes them while the step before them runs.
+    """
+
+    ahead = True
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         self.carrier, self.placed = Carrier(device), self.names
 
     def _fill(self, number: int, skip: int) -> Iterator[int]:
-        for parts in self.batches(number, skip):
+        taken = self.batches(number, skip)
+        places = range(skip, self.steps_per_epoch)
+        moved = self.carrier.ahead(lambda _: next(taken, None), places) if self.ahead else map(self.carrier.move, taken)
+        for parts in moved:
             self.tensors.update(zip(self.names, parts, strict=True))
             yield len(parts[0])
 
     @abstractmethod
     def batches(self, number: int, skip: int) -> Iterator[Parts]:
-        """Yield the tensors of each batch, on the device."""
+        """Return the tensors of each batch of the epoch after the first `skip`, wherever they are."""
 
 
 class LoaderFeed(PlacedFeed):
@@ -311,30 +311,25 @@ class LoaderFeed(PlacedFeed):
             ) from None
         if self.steps_per_epoch == 0:
             raise ValueError("The training data is empty: the DataLoader gives no batch.")
-        self.loader, self.seed = loader, seed
+        self.loader, self.seed, self.ahead = loader, seed, _loads_elsewhere(loader)
         self.smallest = _smallest(loader, accumulate)
 
     def batches(self, number: int, skip: int) -> Iterator[Parts]:
-        """Yield what the loader gives; its own shuffling is seeded by (seed, epoch)."""
+        """Return what the loader gives; its own shuffling is seeded by (seed, epoch)."""
         with seeded(derive(self.seed, "loader", number), alone=True):
             batches = iter(self.loader)
-        places = range(self.steps_per_epoch)
-        ahead = _loads_elsewhere(self.loader)
-        parts = self.carrier.ahead(lambda _: self._next(batches), places) if ahead else self._here(batches, number)
-        yield from islice(parts, skip, None)
+        return islice(self._joined(batches, number), skip, None)
 
-    def _here(self, batches: Iterator[Any], number: int) -> Iterator[Parts]:
+    def _joined(self, batches: Iterator[Any], number: int) -> Iterator[Parts]:
+        """Yield batches of which each is `accumulate` of the loader's."""
         for position in range(self.steps_per_epoch):
-            # The sampler draws lazily from the global generator: each draw happens under a seed of its own.
-            with seeded(derive(self.seed, "loader", number, position), alone=True):
-                parts = self._next(batches)
-            if parts is None:
+            # A sampler may draw lazily from the global generator: here each draw happens under a seed of its own.
+            draws = seeded(derive(self.seed, "loader", number, position), alone=True)
+            with nullcontext() if self.ahead else draws:
+                taken = [self.laid_out(triple_of(batch)) for batch in islice(batches, self.accumulate)]
+            if not taken:
                 return
-            yield self.carrier.move(parts)
-
-    def _next(self, batches: Iterator[Any]) -> Parts | None:
-        taken = [self.laid_out(triple_of(batch)) for batch in islice(batches, self.accumulate)]
-        return tuple(join_rows(leaves) for leaves in zip(*taken, strict=True)) if taken else None
+            yield tuple(map(join_rows, zip(*taken, strict=True)))
 
 
 def _loads_elsewhere(loader: DataLoader[Any]) -> bool:
@@ -368,28 +363,26 @@ class DatasetFeed(PlacedFeed):
             raise ValueError("The training data is empty: the Dataset has no items.")
         self.count, self.seed = count, seed
         self.cut(count, batch_size, drop_last)
-        self.items = _SeededBatches(dataset)
         self.jobs: list[Job] = []
+        self.ahead = workers > 0
         # Its processes stay from epoch to epoch; each epoch it goes through the jobs that the list then holds.
-        self.loader: DataLoader[Any] | None = None
-        if workers:
-            options: dict[str, Any] = {"num_workers": workers, "persistent_workers": True, "prefetch_factor": 4}
-            self.loader = DataLoader(
-                self.items, batch_size=None, sampler=self.jobs, generator=torch.Generator(), **options
-            )
+        options: dict[str, Any] = {"num_workers": workers, "persistent_workers": True, "prefetch_factor": 4}
+        self.loader: DataLoader[Any] = DataLoader(
+            _SeededBatches(dataset),
+            batch_size=None,
+            sampler=self.jobs,
+            generator=torch.Generator(),
+            **options if workers else {},
+        )
 
     def batches(self, number: int, skip: int) -> Iterator[Parts]:
-        """Yield items as batches; random transforms in the dataset draw under seeds of (seed, epoch, batch)."""
+        """Return items as batches; random transforms in the dataset draw under seeds of (seed, epoch, batch)."""
         order = permutation(torch.tensor(derive(self.seed, "order", number)), self.count).tolist()
-        places = range(skip, self.steps_per_epoch)
         self.jobs[:] = [
             (derive(self.seed, "items", number, place), order[place * self.batch_size : (place + 1) * self.batch_size])
-            for place in places
+            for place in range(skip, self.steps_per_epoch)
         ]
-        if self.loader is None:
-            return (self.carrier.move(self.laid_out(triple_of(self.items[job]))) for job in self.jobs)
-        loaded = iter(self.loader)
-        return self.carrier.ahead(lambda _: self.laid_out(triple_of(next(loaded))), places)
+        return map(self.laid_out, map(triple_of, self.loader))
 
 
 Job: TypeAlias = tuple[int, list[int]]
@@ -448,11 +441,11 @@ class FeatureFeed(ArrayFeed):
     as_real = True
 
     def __init__(
-        self, cached: CachedFeatures, y: Tensor, batch_size: int, order_keys: Tensor, own: bool, drop_last: bool = False
+        self, cached: CachedFeatures, y: Tensor, batch_size: int, order_keys: Tensor, drop_last: bool = False
     ) -> None:
         x, count = cached.resident(order_keys.device), cached.num_examples
         self.passes = cached.passes
-        super().__init__((x[:count], y[:count], None), batch_size, order_keys, own, drop_last)
+        super().__init__((x[:count], y[:count], None), batch_size, order_keys, drop_last)
         self.tensors |= dict(zip(self.names, (x, y), strict=True))
 
     def identity(self) -> str:
@@ -502,31 +495,22 @@ class MappedFeed(PlacedFeed):
         )
 
     def batches(self, number: int, skip: int) -> Iterator[Parts]:
-        """Yield batches as the thread brings them."""
-        pairs = self._pairs(number, skip)
+        """Return batches, joined across the ends of buffers."""
+        return islice(self._joined(number), skip, self.steps_per_epoch)
 
-        def make(_: int) -> Parts | None:
-            pair = next(pairs, None)
-            return None if pair is None else self.laid_out((*pair, None))
-
-        return self.carrier.ahead(make, range(skip, self.steps_per_epoch))
-
-    def _pairs(self, number: int, skip: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the epoch's batches after the first `skip`, joined across the ends of buffers."""
-        waiting: list[tuple[Tensor, Tensor]] = []
-        held = position = 0
+    def _joined(self, number: int) -> Iterator[Parts]:
+        waiting: list[Parts] = []
+        missing = self.batch_size
         for x, y, order in self._buffers(number):
-            place = 0
-            while place < len(order):
-                rows = order[place : place + self.batch_size - held]
-                waiting.append((x.index_select(0, rows), y.index_select(0, rows)))
-                place, held = place + len(rows), held + len(rows)
-                if held == self.batch_size:
-                    if position >= skip:
-                        yield _joined(waiting)
-                    waiting, held, position = [], 0, position + 1
-        if held and self.steps_per_epoch > position >= skip:
-            yield _joined(waiting)
+            while len(order):
+                rows, order = order[:missing], order[missing:]
+                waiting.append(self.laid_out((x.index_select(0, rows), y.index_select(0, rows), None)))
+                missing -= len(rows)
+                if missing == 0:
+                    yield tuple(map(join_rows, zip(*waiting, strict=True)))
+                    waiting, missing = [], self.batch_size
+        if waiting:
+            yield tuple(map(join_rows, zip(*waiting, strict=True)))
 
     def _buffers(self, number: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield the epoch's rows, buffer by buffer, and the order in which to take them."""
@@ -537,17 +521,9 @@ class MappedFeed(PlacedFeed):
         first = bits(torch.tensor(derive(self.seed, "passes")), len(starts)).remainder(passes)
         from_pass = (first + number).remainder(passes).tolist()
         for place in range(0, len(chunks), self.chunks_at_once):
-            spans = [
-                slice(
-                    from_pass[chunk] * count + starts[chunk],
-                    from_pass[chunk] * count + min(starts[chunk] + self.chunk, count),
-                )
-                for chunk in chunks[place : place + self.chunks_at_once]
-            ]
+            spans = []
+            for chunk in chunks[place : place + self.chunks_at_once]:
+                start, stop = starts[chunk], min(starts[chunk] + self.chunk, count)
+                spans.append(slice(from_pass[chunk] * count + start, from_pass[chunk] * count + stop))
             x, y = self.cached.spans(spans), torch.cat([self.y[span] for span in spans])
             yield x, y, permutation(fold(key, place), len(x))
-
-
-def _joined(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    x, y = (join_rows(part) for part in zip(*parts, strict=True))
-    return x, y

@@ -82,8 +82,8 @@ class _Wishes:
         """Examples a step: `accumulate` batches of the size asked for."""
         return (self.batch_size or 128) * self.accumulate
 
-    def order(self, count: int, wish: Batches) -> tuple[Tensor, bool]:
-        """Return the keys of the orders in which so many examples come, and whether each member has one of its own."""
+    def order(self, count: int, wish: Batches) -> Tensor:
+        """Return the key of the order in which so many examples come, or one for each member's own."""
         if self.drop and count < self.size:
             raise ValueError(
                 f"last_batch='drop' leaves nothing of {count} examples in batches of {self.size}. Make `batch_size` smaller."
@@ -91,7 +91,7 @@ class _Wishes:
         own = (self.batches or wish) == "own" and self.members.own_batches
         ids = self.members.member_ids
         labels = [derive(self.seed, "order", m) for m in ids] if own else derive(self.seed, "order")
-        return torch.tensor(labels, dtype=torch.int64, device=self.device), own
+        return torch.tensor(labels, dtype=torch.int64, device=self.device)
 
     def only_shared(self, reason: str) -> None:
         """Refuse batches of members' own, for this reason."""
@@ -137,15 +137,15 @@ def _array_feed(x: Rows, y: Tensor, weights: Tensor | None, wishes: _Wishes) -> 
     weights = None if weights is None else weights.float()
     objective, device = wishes.objective, wishes.device
     y = _targets(x, y, objective.likelihood)
-    keys, own = wishes.order(len(x), "shared" if wishes.members.prefers_shared_batches else objective.batches)
+    keys = wishes.order(len(x), "shared" if wishes.members.prefers_shared_batches else objective.batches)
     # An objective that measures all inputs first has them read into memory, where that is the device's.
     needs_all = device.type == "cpu" and objective.prepare(x[:2]) is not objective
     if lives_on(x, device) or needs_all:
         there = None if weights is None else weights.to(device)
-        feed = ArrayFeed((x.to(device), y.to(device), there), wishes.size, keys, own, wishes.drop)
+        feed = ArrayFeed((x.to(device), y.to(device), there), wishes.size, keys, wishes.drop)
         return feed, (x[:2], y)
     threads = wishes.workers or 2
-    return HostFeed((x, y, weights), wishes.size, keys, own, wishes.drop, threads), (x[:2], y)
+    return HostFeed((x, y, weights), wishes.size, keys, wishes.drop, threads), (x[:2], y)
 
 
 def _feature_feed(data: CachedFeatures, wishes: _Wishes) -> tuple[Feed, tuple[Batch, Tensor]]:
@@ -154,9 +154,9 @@ def _feature_feed(data: CachedFeatures, wishes: _Wishes) -> tuple[Feed, tuple[Ba
         raise ValueError("These features have no targets to train on. Cache them from data that has labels.")
     x, device = data.rows(0, 2), wishes.device
     y = _targets(x, data.targets, wishes.objective.likelihood)
-    keys, own = wishes.order(data.num_examples, wishes.objective.batches)
+    keys = wishes.order(data.num_examples, wishes.objective.batches)
     if fits(data, device):
-        return FeatureFeed(data, y.to(device), wishes.size, keys, own, wishes.drop), (x, y)
+        return FeatureFeed(data, y.to(device), wishes.size, keys, wishes.drop), (x, y)
     wishes.only_shared(
         "Features that are streamed from their file come in shared batches. For batches='own' raise their `resident_limit`."
     )
