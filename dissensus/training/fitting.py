@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -176,19 +176,11 @@ def _targets(x: Rows, y: Tensor, likelihood: Likelihood) -> Tensor:
     return as_columns(y)
 
 
-def check_outputs(members: Members, x: Batch, y: Tensor, likelihood: Likelihood) -> Tensor:
-    """Run two examples through the members and compare what comes out with what the loss wants."""
-    if next(members.parameters(), None) is None:
-        raise ValueError("There is nothing to train: the members have no parameters.")
-    outputs = _outputs(members, x, "")
-    check_targets(outputs, y, likelihood)
-    return outputs
-
-
-def _outputs(members: Members, x: Batch, which: str) -> Tensor:
+def _outputs(members: Members, x: Batch, which: str = "") -> Tensor:
+    """Return what members make of a few inputs, or say why they cannot run on them."""
     try:
         with evaluation_mode(members), seeded(0):
-            return members(x.to(next(members.parameters()).device))
+            return members(x.to(device_of(members)))
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError, ValueError, IndexError) as problem:
@@ -210,7 +202,7 @@ def check_smallest_batch(members: Members, smallest: int | None, accumulate: int
 
     hooks = [module.register_forward_pre_hook(look) for module in norms]
     try:
-        _outputs(members, x, "")
+        _outputs(members, x)
     finally:
         for hook in hooks:
             hook.remove()
@@ -222,30 +214,31 @@ def check_smallest_batch(members: Members, smallest: int | None, accumulate: int
 
 
 def check_targets(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str = "training") -> None:
-    """Refuse targets that do not fit the members' outputs."""
-    plain, dense = _TARGET_CHECKS[likelihood.kind]
-    if outputs.ndim > 3 and dense is not None:
-        dense(outputs, y, likelihood, name)
-        return
-    if outputs.ndim != 3 and plain in (_check_classes, _check_columns):
+    """Refuse targets that do not fit the members' outputs, `(members, batch, outputs)` or with positions."""
+    kind, has_positions = likelihood.kind, outputs.ndim > 3
+    if kind == "own":
+        few = min(len(y), outputs.shape[1])
+        likelihood.losses(outputs[:, :few], y[:few].to(outputs.device))
+    elif kind == "labels" or (kind == "points" and has_positions):
+        _check_alike(outputs, y, likelihood, name)
+    elif kind == "classes" and has_positions:
+        _check_positions(outputs, y, likelihood, name)
+    elif outputs.ndim != 3:
         raise ValueError(
             f"A member must give (batch, outputs); got (members, batch, ...) = {tuple(outputs.shape)}. "
             "Keep one output axis, also for a single output; flatten further ones."
         )
-    plain(outputs, y, likelihood, name)
-
-
-def _check_own(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str) -> None:
-    """Call a user's own loss on a few targets."""
-    few = min(len(y), outputs.shape[1])
-    likelihood.losses(outputs[:, :few], y[:few].to(outputs.device))
+    elif kind == "classes":
+        _check_classes(outputs, y, name)
+    else:
+        _check_columns(outputs, y, likelihood, name)
 
 
 # What bfloat16, the coarsest format, leaves of a row of probabilities that sums to one: 8 bits of each.
 _ROUNDED = 0.01
 
 
-def _check_classes(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str) -> None:
+def _check_classes(outputs: Tensor, y: Tensor, name: str) -> None:
     """Refuse labels that are no classes, and real targets whose rows are no distributions over classes."""
     check_labels_fit(y, outputs.shape[-1], name)
     if not y.is_floating_point():
@@ -301,17 +294,6 @@ def _check_positions(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: s
     counted = y[y != likelihood.ignore_index]
     if len(counted):
         check_labels_fit(counted, outputs.shape[axis], name)
-
-
-# How targets are checked, by what outputs are: plain ones, (members, batch, outputs), and those with positions, where they can have any.
-_TargetCheck = Callable[[Tensor, Tensor, Likelihood, str], None]
-_TARGET_CHECKS: Mapping[str, tuple[_TargetCheck, _TargetCheck | None]] = {
-    "own": (_check_own, None),
-    "labels": (_check_alike, None),
-    "points": (_check_columns, _check_alike),
-    "classes": (_check_classes, _check_positions),
-    "density": (_check_columns, None),
-}
 
 
 def list_batches(validation: Pairs | None, members: Members, likelihood: Likelihood, outputs: Tensor) -> Any:
@@ -472,39 +454,16 @@ def fit(
     """
     members, data, held = as_members(members), _loaded(data, "data"), _loaded(validation, "validation")
     objective = members.adapt(_objective_of(members, data) if objective is None else objective)
-    settings = Settings(
-        epochs=epochs,
-        optimizer=optimizer,
-        lr=lr,
-        weight_decay=weight_decay,
-        optimizer_options=dict(optimizer_options or {}),
-        schedule=schedule,
-        clip_norm=clip_norm,
-        clip_value=clip_value,
-        bf16=precision == "bf16",
-        augment=augment,
-        check_every=check_every,
-        select=select,
-        patience=patience,
-        per_member=per_member,
-        accumulate=accumulate,
-        ema=ema,
-        seed=seed,
-        engine=engine,
-        concurrent_members=concurrent_members,
-        mesh=None if mesh is None else mesh_of(mesh),
-        checkpoint_dir=checkpoint_dir,
-        checkpoint_every=checkpoint_every,
-        resume=resume,
-        on_divergence=on_divergence,
-        progress=progress,
-        callback=callback,
-    )
+    # What a run is asked for are these arguments, by their names.
+    asked = locals() | {
+        "bf16": precision == "bf16",
+        "mesh": None if mesh is None else mesh_of(mesh),
+        "optimizer_options": dict(optimizer_options or {}),
+    }
+    settings = Settings(**{field.name: asked[field.name] for field in fields(Settings)})
     target = device_named(device)
     members.to(target)
     whole, members = members, members.reader(data)
-    if members is not whole:
-        settings = replace(settings, callback=_with_whole(whole, callback))
     if held is not None and whole.reader(held) is not members:
         raise ValueError(
             "Training and validation data must both be inputs of the backbone, or both its cached features. Cache the other "
@@ -514,16 +473,17 @@ def fit(
         whole.check_beside(data, side, name)
     drop = last_batch == "drop"
     wishes = _Wishes(members, objective, batch_size, batches, drop, workers, settings.seed, target, settings.accumulate)
-    feed, sample = _feed_of(data, wishes)
-    outputs = check_outputs(members, *sample, objective.likelihood)
-    check_smallest_batch(members, feed.smallest, settings.accumulate, sample[0])
-    objective = _prepared(objective, feed, sample[0])
-    streams = _streams_of(objective, unlabelled, sample[0], target)
+    feed, (few, targets) = _feed_of(data, wishes)
+    outputs = _outputs(members, few)
+    check_targets(outputs, targets, objective.likelihood)
+    check_smallest_batch(members, feed.smallest, settings.accumulate, few)
+    objective = _prepared(objective, feed, few)
+    streams = _streams_of(objective, unlabelled, few, target)
     held_out = list_batches(held, members, objective.likelihood, outputs)
     watch = CollusionWatch.of(members, data, objective, outputs.shape[2:].numel()) if watch_collusion else None
     trainer = Trainer(members, objective, feed, streams, held_out, settings, watch)
     trainer.result.members = whole.train()
-    with _threads_of(members, sample[0], (feed.batch_size or 128) // settings.accumulate):
+    with _threads_of(members, few, (feed.batch_size or 128) // settings.accumulate):
         run = trainer.run()
     whole.catch_up()
     whole.after_training(data)
@@ -600,15 +560,3 @@ def _streams_of(objective: Objective, unlabelled: Any, x: Batch, device: torch.d
 def _shapes(batch: Batch) -> tuple[list[torch.Size], Any]:
     leaves, spec = tree_flatten(batch)
     return [leaf.shape[1:] for leaf in leaves], spec
-
-
-def _with_whole(whole: Members, callback: Callable[[Run], None] | None) -> Callable[[Run], None] | None:
-    """Return a callback that sees the whole ensemble as its heads now are."""
-    if callback is None:
-        return None
-
-    def call(run: Run) -> None:
-        whole.catch_up()
-        callback(run)
-
-    return call

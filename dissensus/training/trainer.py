@@ -380,6 +380,8 @@ class Trainer:
         self._select(values, per_member)
         self._swap_averages()
         if self.settings.callback is not None:
+            if self.result.members is not self.members:
+                self.result.members.catch_up()
             self.settings.callback(self.result)
             if not self.members.training:
                 self.members.train()
