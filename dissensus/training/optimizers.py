@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from dissensus._signatures import checked, whole_number
 from dissensus.members import Members
 from dissensus.randomness import Noise, derive
+from dissensus.training.state import TrainState
 from dissensus.training.step import ALIGNMENT, SGD, Adam, AdamW, Block, RowOptimizer, Rule
 
 # Bytes of a member's row of parameters. A gradient is put together from those of a row's parameters, which takes twice their
@@ -88,11 +89,7 @@ def check_attached(members: nn.Module, blocks: Sequence[Block]) -> None:
 
 
 RULES: Mapping[str, type[Rule]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
-TORCH_RULES: Mapping[type[Optimizer], type[Rule]] = {
-    torch.optim.SGD: SGD,
-    torch.optim.Adam: Adam,
-    torch.optim.AdamW: AdamW,
-}
+TORCH_RULES: Mapping[type[Optimizer], type[Rule]] = {getattr(torch.optim, r.__name__): r for r in RULES.values()}
 
 Factory = Callable[[Iterable[tuple[str, nn.Parameter]]], Optimizer]
 
@@ -128,15 +125,7 @@ class SeparateOptimizers:
             home = torch.device("cpu") if value.ndim == 0 else parameter.device
             self._optimizers[int(index)][int(row)].state[parameter][key] = value.to(home, copy=True)
 
-    def update(
-        self,
-        tensors: Mapping[str, Tensor],
-        index: int,
-        values: Tensor,
-        gradient: Tensor,
-        factor: Tensor,
-        rows: Tensor | None,
-    ) -> None:
+    def update(self, state: TrainState, index: int, gradient: Tensor, factor: Tensor, rows: Tensor | None) -> None:
         """Take one step on block `index`, member by member, straight on the block."""
         block = self.blocks[index]
         scale = float(factor)

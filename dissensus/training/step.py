@@ -282,7 +282,7 @@ class TrainStep:
         """Have the optimizer take its step on every block of parameters."""
         factor, ema = state.factors.index_select(0, state.index.reshape(1)) * state.plateau, self.settings.ema
         for index, gradient in enumerate(self._clipped(gradients, rows)):
-            block, values = self.blocks[index], state.parameters[index]
+            block = self.blocks[index]
             block_rows = rows if block.stacked else None
             if _stays(block, gradient, rows):
                 continue
@@ -290,10 +290,9 @@ class TrainStep:
                 # As for a parameter without a gradient beside others in a row: decay and momentum go on.
                 count = len(block.flat) if block_rows is None else len(block_rows)
                 gradient = block.flat.new_zeros(()).expand(count, block.flat.shape[1])
-            tensors = {**state.optimizer[index], **state.columns[index]}
-            self.optimizer.update(tensors, index, values, gradient, factor, block_rows)
+            self.optimizer.update(state, index, gradient, factor, block_rows)
             if ema is not None:
-                _average(state.averages[index], values, ema, block_rows)
+                _average(state.averages[index], state.parameters[index], ema, block_rows)
 
     def _clipped(self, gradients: Gradients, rows: Tensor | None) -> Gradients:
         """Keep each number of a gradient within the largest value allowed, then scale each member's down to the largest norm."""
@@ -368,19 +367,12 @@ def _drawn(values: Tensor, keys: Tensor, size: int) -> Tensor:
 def _average(average: Mapping[str, Tensor], values: Tensor, decay: float, rows: Tensor | None) -> None:
     """Take values into their exponential average, in place, whose weights sum to one from the first step on."""
     mean, count = average["mean"], average["count"]
-    if rows is not None:
-        values, old, steps = (t.index_select(0, rows) for t in (values, mean, count))
-    else:
-        old, steps = mean, count
+    old, steps = (mean, count) if rows is None else (mean.index_select(0, rows), count.index_select(0, rows))
     steps = steps + 1
-    share = (1 - decay) / (1 - decay ** steps.double())
-    new = old + computed_once(share[:, None].to(old.dtype)) * (values - old)
-    if rows is None:
-        mean.copy_(new)
-        count.copy_(steps)
-    else:
-        mean.index_copy_(0, rows, new)
-        count.index_copy_(0, rows, steps)
+    share = computed_once(((1 - decay) / (1 - decay ** steps.double()))[:, None].to(old.dtype))
+    new = old + share * ((values if rows is None else values.index_select(0, rows)) - old)
+    for whole, part in ((mean, new), (count, steps)):
+        whole.copy_(part) if rows is None else whole.index_copy_(0, rows, part)
 
 
 def _stays(block: "Block", gradient: Tensor | None, rows: Tensor | None) -> bool:
@@ -602,16 +594,9 @@ class RowOptimizer:
             for block in blocks
         ]
 
-    def update(
-        self,
-        tensors: Mapping[str, Tensor],
-        index: int,
-        values: Tensor,
-        gradient: Tensor,
-        factor: Tensor,
-        rows: Tensor | None,
-    ) -> None:
+    def update(self, state: TrainState, index: int, gradient: Tensor, factor: Tensor, rows: Tensor | None) -> None:
         """Take one step on block `index`, in place; `rows` says to which of its rows `gradient` belongs, None: to all."""
+        values, tensors, columns = state.parameters[index], state.optimizer[index], state.columns[index]
         slots = {slot: tensors[slot] for slot in self.slots}
         count, lr, decay = (tensors[name] for name in ("count", "lr", "decay"))
         if rows is None:
@@ -623,8 +608,8 @@ class RowOptimizer:
             count, lr, decay = now, lr.index_select(0, rows), decay.index_select(0, rows)
         rates = (lr * factor)[:, None]
         decays = decay[:, None] if self.decays else None
-        if "column_lr" in tensors:
-            rates, decays = rates * tensors["column_lr"], tensors["column_decay"]
+        if columns:
+            rates, decays = rates * columns["column_lr"], columns["column_decay"]
         given = Given(gradient, count[:, None], rates, decays)
         if rows is None:
             self.rule.update(values, slots, given)
