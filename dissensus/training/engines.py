@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from dissensus.engines.graphs import capture, in_turn, side_by_side
 from dissensus.engines.trace import (
@@ -228,8 +229,8 @@ class GraphReplay(Replay):
 
     def __init__(self, train_step: TrainStep, state: TrainState, size: int, concurrent: int | None) -> None:
         static = state.with_leaves(state.leaves())
-        for name in train_step.feed.placed:
-            static.data[name] = state.data[name].clone()
+        if train_step.feed.placed:
+            static.data["batch"] = tree_map(torch.clone, state.data["batch"])
         super().__init__(train_step, static, size, concurrent)
         count = len(self.units)
         self.streams = [torch.cuda.Stream() for _ in range(min(count, concurrent or count))]
@@ -240,8 +241,9 @@ class GraphReplay(Replay):
 
     def take(self, state: TrainState, limit: int) -> int:
         """Take one step, or a graph of several once steps turned out to be short."""
-        for name in self.train_step.feed.placed:
-            self.state.data[name].copy_(state.data[name], non_blocking=True)
+        if self.train_step.feed.placed:
+            for held, given in zip(*(tree_leaves(one.data["batch"]) for one in (self.state, state)), strict=True):
+                held.copy_(given, non_blocking=True)
         if self.steps < WARM_UP_STEPS:
             self._warm_up()
             return 1
@@ -282,7 +284,8 @@ class Recorded:
 
     def prepare(self, state: TrainState, size: int) -> Replay:
         """Return the program for batches of this shape, traced when first asked for."""
-        shape = (size, *(state.data[name].shape for name in self.train_step.feed.placed))
+        batch = state.data["batch"] if self.train_step.feed.placed else ()
+        shape = (size, *(leaf.shape for leaf in tree_leaves(batch)))
         if shape not in self.replays:
             # What processes exchange goes between programs, not into a graph.
             graphs = state.index.is_cuda and not isinstance(self.train_step, MeshStep)

@@ -12,25 +12,28 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from dissensus.data.features import CachedFeatures
 from dissensus.data.fingerprints import digest_of, row_hashes
-from dissensus.data.sources import Rows, Triple, triple_of
+from dissensus.data.sources import Rows, triple_of
 from dissensus.data.trees import join_rows
 from dissensus.randomness import bits, derive, fold, permutation, seeded
 
-# The tensors of a batch: inputs, targets, and weights where there are any.
-Parts = tuple[Tensor, ...]
-# Whole data: inputs, which may lie in a file, targets and weights.
-Arrays = tuple[Rows, Tensor, Tensor | None]
+# A batch or whole data: inputs, targets, and weights where there are any; each a tensor, inputs also a tree of them.
+Parts = tuple[Any, ...]
 Made = TypeVar("Made")
 
 # Batches that wait for the training step, and copies to the device that may be under way.
 _AHEAD, _UNDER_WAY = 3, 2
 # Memory of a batch that is being copied, or was given to the step last, is not written to.
 _SLOTS = _AHEAD + 1 + _UNDER_WAY
+
+
+def parts_of(triple: tuple[Any, Any, Any]) -> Parts:
+    """Return inputs, targets and weights as parts."""
+    return triple if triple[2] is not None else triple[:2]
 
 
 def prefetched(make: Callable[[int], Made], places: range, threads: int = 1) -> Generator[Made, None, None]:
@@ -72,42 +75,44 @@ class Carrier:
         self._wait(0)
 
         def ready(place: int) -> Parts | None:
-            parts = make(place)
+            batch = make(place)
             # Into pinned memory, if it is like the batches before it.
-            return parts if parts is None or not self.slots else tuple(map(_into, self.slots[place % _SLOTS], parts))
+            return batch if batch is None or not self.slots else tree_map(_into, self.slots[place % _SLOTS], batch)
 
         with closing(prefetched(ready, places, threads)) as made:
-            for parts in made:
-                if parts is None:
+            for batch in made:
+                if batch is None:
                     return
-                if self.device.type == "cuda" and not self.slots and not parts[0].is_pinned():
-                    pinned = [
-                        tuple(torch.empty_like(t, device="cpu", pin_memory=True) for t in parts) for _ in range(_SLOTS)
-                    ]
-                    self.slots = pinned
-                yield self.move(parts)
+                if self.device.type == "cuda" and not self.slots and not tree_leaves(batch)[0].is_pinned():
+                    self.slots = [tree_map(_pinned_like, batch) for _ in range(_SLOTS)]
+                yield self.move(batch)
 
-    def move(self, parts: Parts) -> Parts:
+    def move(self, batch: Parts) -> Parts:
         """Return a batch on the device; the host does not wait for the copy."""
-        if self.device.type != "cuda" or any(values.is_cuda for values in parts):
-            return tuple(values.to(self.device) for values in parts)
+        leaves, spec = tree_flatten(batch)
+        if self.device.type != "cuda" or any(values.is_cuda for values in leaves):
+            return tree_unflatten([values.to(self.device) for values in leaves], spec)
         if self.stream is None:
             self.stream = torch.cuda.Stream(self.device)
         with torch.cuda.stream(self.stream):
-            pinned = [values if values.is_pinned() else values.pin_memory() for values in parts]
-            moved = tuple(values.to(self.device, non_blocking=True) for values in pinned)
+            pinned = [values if values.is_pinned() else values.pin_memory() for values in leaves]
+            moved = [values.to(self.device, non_blocking=True) for values in pinned]
             self.under_way.append(self.stream.record_event())
         here = torch.cuda.current_stream(self.device)
         here.wait_event(self.under_way[-1])
         for values in moved:
             values.record_stream(here)
         self._wait(_UNDER_WAY)
-        return moved
+        return tree_unflatten(moved, spec)
 
     def _wait(self, left: int) -> None:
         """Wait until no more than so many copies are under way."""
         while len(self.under_way) > left:
             self.under_way.popleft().synchronize()
+
+
+def _pinned_like(values: Tensor) -> Tensor:
+    return torch.empty_like(values, device="cpu", pin_memory=True)
 
 
 def _into(slot: Tensor, values: Tensor) -> Tensor:
@@ -125,10 +130,9 @@ class Feed(ABC):
         as_real: Whether inputs are made float32 where they are less precise.
         steps_per_epoch: Batches in an epoch.
         smallest: Size of the smallest batch, where it is known.
-        tensors: Examples, `position` in the epoch, and `order`, in which a step finds the rows of its batch; without an order the
-            examples are one batch.
-        names: Names of the examples' tensors: inputs, targets, weights.
-        placed: Those of them that are other tensors in each step.
+        placed: Whether `batch` is another one in each step.
+        tensors: `position` in the epoch, `batch`, and `order`, in which a step finds the rows of its batch; without an order
+            `batch` is what the step takes.
     """
 
     own: bool = False
@@ -137,19 +141,10 @@ class Feed(ABC):
     as_real: bool = False
     steps_per_epoch: int
     smallest: int | None = None
+    placed: bool = False
 
     def __init__(self, device: torch.device) -> None:
-        self.tensors = {"position": torch.zeros((), dtype=torch.int64, device=device)}
-        self.names: list[str] = []
-        self.placed: list[str] = []
-
-    def laid_out(self, batch: tuple[Any, Any, Any], prefix: str = "batch") -> Parts:
-        """Return the tensors of a batch, or of whole data, and know how they make one."""
-        leaves, spec = tree_flatten(batch if batch[2] is not None else batch[:2])
-        if not self.names:
-            self.spec = spec
-            self.names += [f"{prefix}.{place}" for place in range(len(leaves))]
-        return tuple(leaves)
+        self.tensors: dict[str, Any] = {"position": torch.zeros((), dtype=torch.int64, device=device)}
 
     def identity(self) -> str:
         """Return a text that tells this data from other data, as far as that is cheap to see."""
@@ -186,9 +181,9 @@ class OrderedFeed(Feed):
     `order_keys` are the keys of the orders: one, or one for each member.
     """
 
-    def __init__(self, data: Arrays, batch_size: int, order_keys: Tensor, drop_last: bool) -> None:
+    def __init__(self, data: Parts, batch_size: int, order_keys: Tensor, drop_last: bool) -> None:
         super().__init__(order_keys.device)
-        self.leaves, self.count = self.laid_out(data, "data"), len(data[0])
+        self.data, self.count = data, len(data[0])
         self.own, self.order_keys = order_keys.ndim > 0, order_keys
         self.sizes = self.cut(self.count, batch_size, drop_last)
 
@@ -197,7 +192,7 @@ class OrderedFeed(Feed):
         step = max(1, self.count // 4096)
         hashes = [
             row_hashes(leaf if isinstance(leaf, Tensor) else leaf[torch.arange(0, self.count, step)])
-            for leaf in self.leaves
+            for leaf in tree_leaves(self.data)
         ]
         return f"{self.count} examples in batches of {self.batch_size}, {digest_of(hashes)}"
 
@@ -215,11 +210,11 @@ class OrderedFeed(Feed):
 class ArrayFeed(OrderedFeed):
     """Arrays on the device, from which each step gathers its batch."""
 
-    def __init__(self, data: Triple, batch_size: int, order_keys: Tensor, drop_last: bool = False) -> None:
+    def __init__(self, data: Parts, batch_size: int, order_keys: Tensor, drop_last: bool = False) -> None:
         super().__init__(data, batch_size, order_keys, drop_last)
-        self.inputs, self.stride = data[0], self.batch_size
+        self.stride = self.batch_size
         order = torch.zeros(*order_keys.shape, self.count, dtype=torch.int64, device=data[1].device)
-        self.tensors |= {**dict(zip(self.names, self.leaves, strict=True)), "order": order}
+        self.tensors |= {"batch": data, "order": order}
 
     def _fill(self, number: int, skip: int) -> Iterator[int]:
         self.tensors["order"].copy_(self.order_of(number))
@@ -238,14 +233,15 @@ class HostFeed(OrderedFeed):
     """
 
     def __init__(
-        self, data: Arrays, batch_size: int, order_keys: Tensor, drop_last: bool = False, threads: int = 2
+        self, data: Parts, batch_size: int, order_keys: Tensor, drop_last: bool = False, threads: int = 2
     ) -> None:
         super().__init__(data, batch_size, order_keys, drop_last)
         self.threads, self.carrier = threads, Carrier(order_keys.device)
-        self.leaves = tuple(leaf.cpu() if isinstance(leaf, Tensor) else leaf for leaf in self.leaves)
+        self.data = tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, data)
         rows, device = order_keys.numel() * self.batch_size, order_keys.device
-        for name, leaf in zip(self.names, self.leaves, strict=True):
-            self.tensors[name] = torch.zeros(rows, *leaf.shape[1:], dtype=leaf.dtype, device=device)
+        self.tensors["batch"] = tree_map(
+            lambda leaf: torch.zeros(rows, *leaf.shape[1:], dtype=leaf.dtype, device=device), data
+        )
         self.tensors["order"] = torch.arange(rows, device=device).reshape(*order_keys.shape, self.batch_size)
 
     def _fill(self, number: int, skip: int) -> Iterator[int]:
@@ -256,13 +252,13 @@ class HostFeed(OrderedFeed):
         def rows(position: int) -> Parts:
             start = position * self.batch_size
             chosen = order[..., start : start + self.sizes[position]].reshape(-1)
-            return tuple(leaf[chosen] for leaf in self.leaves)
+            return tree_map(lambda leaf: leaf[chosen], self.data)
 
         places = range(skip, self.steps_per_epoch)
         with closing(self.carrier.ahead(rows, places, self.threads)) as batches:
-            for position, parts in zip(places, batches, strict=True):
-                for name, values in zip(self.names, parts, strict=True):
-                    self._write(self.tensors[name], values, self.sizes[position])
+            for position, batch in zip(places, batches, strict=True):
+                for pair in zip(tree_leaves(self.tensors["batch"]), tree_leaves(batch), strict=True):
+                    self._write(*pair, self.sizes[position])
                 yield self.sizes[position]
 
     def _write(self, held: Tensor, values: Tensor, size: int) -> None:
@@ -278,23 +274,24 @@ class PlacedFeed(Feed):
     `ahead` says whether a thread takes them while the step before them runs.
     """
 
+    placed = True
     ahead = True
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
-        self.carrier, self.placed = Carrier(device), self.names
+        self.carrier = Carrier(device)
 
     def _fill(self, number: int, skip: int) -> Iterator[int]:
         taken = self.batches(number, skip)
         places = range(skip, self.steps_per_epoch)
         moved = self.carrier.ahead(lambda _: next(taken, None), places) if self.ahead else map(self.carrier.move, taken)
-        for parts in moved:
-            self.tensors.update(zip(self.names, parts, strict=True))
-            yield len(parts[0])
+        for batch in moved:
+            self.tensors["batch"] = batch
+            yield len(batch[0])
 
     @abstractmethod
     def batches(self, number: int, skip: int) -> Iterator[Parts]:
-        """Return the tensors of each batch of the epoch after the first `skip`, wherever they are."""
+        """Return each batch of the epoch after the first `skip`, on any device."""
 
 
 class LoaderFeed(PlacedFeed):
@@ -326,7 +323,7 @@ class LoaderFeed(PlacedFeed):
             # A sampler may draw lazily from the global generator: here each draw happens under a seed of its own.
             draws = seeded(derive(self.seed, "loader", number, position), alone=True)
             with nullcontext() if self.ahead else draws:
-                taken = [self.laid_out(triple_of(batch)) for batch in islice(batches, self.accumulate)]
+                taken = [parts_of(triple_of(batch)) for batch in islice(batches, self.accumulate)]
             if not taken:
                 return
             yield tuple(map(join_rows, zip(*taken, strict=True)))
@@ -382,7 +379,7 @@ class DatasetFeed(PlacedFeed):
             (derive(self.seed, "items", number, place), order[place * self.batch_size : (place + 1) * self.batch_size])
             for place in range(skip, self.steps_per_epoch)
         ]
-        return map(self.laid_out, map(triple_of, self.loader))
+        return map(parts_of, map(triple_of, self.loader))
 
 
 Job: TypeAlias = tuple[int, list[int]]
@@ -445,8 +442,8 @@ class FeatureFeed(ArrayFeed):
     ) -> None:
         x, count = cached.resident(order_keys.device), cached.num_examples
         self.passes = cached.passes
-        super().__init__((x[:count], y[:count], None), batch_size, order_keys, drop_last)
-        self.tensors |= dict(zip(self.names, (x, y), strict=True))
+        super().__init__((x[:count], y[:count]), batch_size, order_keys, drop_last)
+        self.tensors["batch"] = (x, y)
 
     def identity(self) -> str:
         """Return what tells other features apart, and how often the data was gone through for them."""
@@ -504,7 +501,7 @@ class MappedFeed(PlacedFeed):
         for x, y, order in self._buffers(number):
             while len(order):
                 rows, order = order[:missing], order[missing:]
-                waiting.append(self.laid_out((x.index_select(0, rows), y.index_select(0, rows), None)))
+                waiting.append((x.index_select(0, rows), y.index_select(0, rows)))
                 missing -= len(rows)
                 if missing == 0:
                     yield tuple(map(join_rows, zip(*waiting, strict=True)))

@@ -134,18 +134,16 @@ def _array_feed(x: Rows, y: Tensor, weights: Tensor | None, wishes: _Wishes) -> 
     """Return batches of arrays, from the device if they fit there."""
     check_pair(x, y, "training")
     check_weights(weights, len(x), "training")
-    weights = None if weights is None else weights.float()
     objective, device = wishes.objective, wishes.device
     y = _targets(x, y, objective.likelihood)
     keys = wishes.order(len(x), "shared" if wishes.members.prefers_shared_batches else objective.batches)
     # An objective that measures all inputs first has them read into memory, where that is the device's.
     needs_all = device.type == "cpu" and objective.prepare(x[:2]) is not objective
+    data = (x, y) if weights is None else (x, y, weights.float())
     if lives_on(x, device) or needs_all:
-        there = None if weights is None else weights.to(device)
-        feed = ArrayFeed((x.to(device), y.to(device), there), wishes.size, keys, wishes.drop)
-        return feed, (x[:2], y)
-    threads = wishes.workers or 2
-    return HostFeed((x, y, weights), wishes.size, keys, wishes.drop, threads), (x[:2], y)
+        there = tuple(part.to(device) for part in data)
+        return ArrayFeed(there, wishes.size, keys, wishes.drop), (x[:2], y)
+    return HostFeed(data, wishes.size, keys, wishes.drop, wishes.workers or 2), (x[:2], y)
 
 
 def _feature_feed(data: CachedFeatures, wishes: _Wishes) -> tuple[Feed, tuple[Batch, Tensor]]:
@@ -522,7 +520,7 @@ def _threads_of(members: Members, x: Batch, batch_size: int) -> AbstractContextM
 def _prepared(objective: Objective, feed: Feed, x: Batch) -> Objective:
     """Return the objective with what it measures of all training inputs; `x`: a few of them."""
     if isinstance(feed, ArrayFeed):
-        return objective.prepare(feed.inputs)
+        return objective.prepare(feed.data[0])
     if objective.prepare(x) is not objective:
         raise ValueError(
             f"{type(objective).__name__} measures all training inputs before it begins (`of_range` of Adversarial, "

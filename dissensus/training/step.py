@@ -7,13 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_unflatten
+from torch.utils._pytree import tree_map
 
 from dissensus.data.features import as_real
 from dissensus.data.sources import Triple
@@ -340,17 +340,16 @@ class TrainStep:
             sums[name] = self._rows(torch.zeros(tuple(shape), dtype=torch.float32, device=state.index.device))
 
 
-def read_batch(feed: Feed, data: Mapping[str, Tensor], size: int) -> Triple:
+def read_batch(feed: Feed, data: Mapping[str, Any], size: int) -> Triple:
     """Return inputs, targets and weights (None without any): the rows that the order names, or what the feed placed.
 
     They are `(size, ...)`, or `(members, size, ...)` if members have orders of their own.
     """
-    leaves = [data[name] for name in feed.names]
+    batch = data["batch"]
     if (order := data.get("order")) is not None:
         columns = data["position"] * feed.stride + torch.arange(size, device=order.device)
-        chosen = order.index_select(-1, columns)
-        leaves = [_gathered(leaf, chosen) for leaf in leaves]
-    x, y, *weights = tree_unflatten(leaves, feed.spec)
+        batch = tree_map(partial(_gathered, index=order.index_select(-1, columns)), batch)
+    x, y, *weights = batch
     return as_real(x) if feed.as_real else x, y, weights[0] if weights else None
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from dissensus._files import only_writer
 from dissensus._signatures import real_number, real_numbers, refuse, whole_number
@@ -346,7 +347,8 @@ class Trainer:
         # In the first one members decide how they run, and the objective shows what it logs. Checkpoints keep the shapes.
         if self.settings.concurrent_members is not None:
             return False
-        shape = " ".join(str(list(self.feed.tensors[name].shape[1:])) for name in self.feed.placed)
+        batch = self.feed.tensors["batch"] if self.feed.placed else ()
+        shape = " ".join(str(list(leaf.shape[1:])) for leaf in tree_leaves(batch))
         known = shape in self.shapes
         if not known:
             self.shapes.append(shape)
