@@ -29,7 +29,6 @@ from dissensus.engines.trace import (
     trace,
     work_in,
 )
-from dissensus.members import Members
 from dissensus.objectives.objective import OutputObjective
 from dissensus.training.mesh import MeshStep
 from dissensus.training.state import TrainState
@@ -47,23 +46,19 @@ FanOut = Callable[[Callable[[int], None], int], None]
 Form = Literal["whole", "by member", "in parts", "on mesh"]
 
 
-def form_of(train_step: TrainStep, state: TrainState, concurrent: int | None) -> Form:
+def form_of(train_step: TrainStep, state: TrainState) -> Form:
     """Return how a step is put together: each member on its own where that is the same and faster or asked for."""
     if isinstance(train_step, MeshStep):
         return "on mesh"
-    faster = _faster_apart(train_step.members, state.index.is_cuda)
-    if (faster or concurrent is not None) and why_not_by_member(train_step, state) is None:
+    members, objective, settings = train_step.members, train_step.objective, train_step.settings
+    # Those that convolve do so faster on streams of a GPU.
+    on_streams = state.index.is_cuda and any(isinstance(m, torch.nn.modules.conv._ConvNd) for m in members.modules())
+    faster = on_streams or members.faster_apart
+    if (faster or settings.concurrent_members is not None) and why_not_by_member(train_step, state) is None:
         return "by member"
-    objective = train_step.objective
     on_outputs = isinstance(objective, OutputObjective) and objective.outputs_only
-    in_parts = on_outputs and train_step.settings.accumulate == 1 and train_step.why_not_single is None
+    in_parts = on_outputs and settings.accumulate == 1 and train_step.why_not_single is None
     return "in parts" if faster and in_parts else "whole"
-
-
-def _faster_apart(members: Members, cuda: bool) -> bool:
-    """Whether members run faster each as a program of its own; those that convolve do on streams of a GPU."""
-    on_streams = cuda and any(isinstance(module, torch.nn.modules.conv._ConvNd) for module in members.modules())
-    return on_streams or members.faster_apart
 
 
 def why_not_by_member(train_step: TrainStep, state: TrainState) -> str | None:
@@ -90,8 +85,8 @@ class Replay:
         counters: How much the step adds to BatchNorm's counters, by place in the state, where that was taken out of the programs.
     """
 
-    def __init__(self, train_step: TrainStep, state: TrainState, size: int, concurrent: int | None) -> None:
-        self.form = form_of(train_step, state, concurrent)
+    def __init__(self, train_step: TrainStep, state: TrainState, size: int) -> None:
+        self.form = form_of(train_step, state)
         self.train_step, self.state, self.size = train_step, state, size
         self.apart = self.form in ("by member", "in parts")
         self.programs: dict[str, torch.fx.GraphModule] = {}
@@ -223,17 +218,18 @@ class GraphReplay(Replay):
     """A traced step as one CUDA graph on fixed memory.
 
     Members that convolve run as programs of their own, on streams of their own: vmap would turn their convolutions into
-    grouped ones, which are slower. Others run as one batched program. `concurrent` limits how many members are in flight,
-    and so the memory they need.
+    grouped ones, which are slower. Others run as one batched program. `concurrent_members` limits how many members are in
+    flight, and so the memory they need.
     """
 
-    def __init__(self, train_step: TrainStep, state: TrainState, size: int, concurrent: int | None) -> None:
+    def __init__(self, train_step: TrainStep, state: TrainState, size: int) -> None:
         static = state.with_leaves(state.leaves())
         if train_step.feed.placed:
             static.data["batch"] = tree_map(torch.clone, state.data["batch"])
-        super().__init__(train_step, static, size, concurrent)
+        super().__init__(train_step, static, size)
         count = len(self.units)
-        self.streams = [torch.cuda.Stream() for _ in range(min(count, concurrent or count))]
+        at_once = min(count, train_step.settings.concurrent_members or count)
+        self.streams = [torch.cuda.Stream() for _ in range(at_once)]
         self.pace = Pace(train_step.total_steps)
         self.steps, self.side = 0, torch.cuda.Stream()
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -277,9 +273,8 @@ class GraphReplay(Replay):
 class Recorded:
     """Traces a step once for each shape of batches and replays it, compiled or not."""
 
-    def __init__(self, train_step: TrainStep, concurrent: int | None = None) -> None:
-        self.train_step, self.concurrent = train_step, concurrent
-        self.name = "captured"
+    def __init__(self, train_step: TrainStep) -> None:
+        self.train_step, self.name = train_step, "captured"
         self.replays: dict[tuple[Any, ...], Replay] = {}
 
     def prepare(self, state: TrainState, size: int) -> Replay:
@@ -291,7 +286,7 @@ class Recorded:
             graphs = state.index.is_cuda and not isinstance(self.train_step, MeshStep)
             kind = GraphReplay if graphs else Replay
             with alone, no_sources_kept():
-                self.replays[shape] = kind(self.train_step, state, size, self.concurrent)
+                self.replays[shape] = kind(self.train_step, state, size)
         return self.replays[shape]
 
     def take(self, state: TrainState, size: int, limit: int) -> int:
@@ -351,20 +346,21 @@ WORK_A_SECOND = {"cpu": 2e10, "cuda": 3e13}
 COMPILE_GAIN = 1.6
 
 
-def choose_engine(
-    name: str, train_step: TrainStep, state: TrainState, size: int, steps: int, concurrent: int | None = None
-) -> Recorded | None:
+def choose_engine(name: str, train_step: TrainStep, state: TrainState, size: int, steps: int) -> Recorded | None:
     """Return the engine asked for, or by a rule the one that will finish `steps` steps soonest; None for steps as they are written."""
-    free = name == "auto" and concurrent is None
+    concurrent = train_step.settings.concurrent_members is not None
+    free = name == "auto" and not concurrent
     if free and (steps < TRACE_STEPS or not train_step.optimizer.traceable):
         return None
     if concurrent:
         _prepare_by_member(train_step, state, size)
-    engine = Recorded(train_step, concurrent)
+    engine = Recorded(train_step)
     try:
         replay = engine.prepare(state, size)
     except NotTraceableError as problem:
-        reason = _why_untraced(train_step.members, problem)
+        # Members that draw random numbers follow their seeds one by one.
+        reason = getattr(train_step.members, "execution_reason", None) or ""
+        reason = reason if "draws random numbers" in reason else str(problem)
         if not free:
             raise ValueError(f"The step cannot be traced: {reason}. Use engine='eager'.") from problem
         log.info("training runs eagerly: the step cannot be traced (%s)", reason)
@@ -374,12 +370,6 @@ def choose_engine(
         replay.compile()
         engine.name = "compiled"
     return engine
-
-
-def _why_untraced(members: Members, problem: NotTraceableError) -> str:
-    """Say why a step cannot be traced; members that draw random numbers follow their seeds one by one."""
-    reason = getattr(members, "execution_reason", None) or ""
-    return reason if "draws random numbers" in reason else str(problem)
 
 
 def compiling_pays(replay: Replay, steps: int) -> bool:

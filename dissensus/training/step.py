@@ -39,11 +39,6 @@ Gradients: TypeAlias = Sequence[Tensor | None]
 ALIGNMENT = 64
 
 
-def aligned_rows(values: Tensor) -> Tensor:
-    """Return one value a row, `(rows,)`, with each row's memory as well aligned as a new tensor's."""
-    return values.new_zeros(len(values), ALIGNMENT)[:, 0].copy_(values)
-
-
 @dataclass
 class TrainStep:
     """Everything about a step that does not change: `step(state, size)` changes the state in place.
@@ -80,8 +75,10 @@ class TrainStep:
         return self.members.why_not_single() or ("the objective picks members" if self.picks else None)
 
     def _rows(self, values: Tensor) -> Tensor:
-        """Return one value a row, laid out for programs of single rows where there may be any: elsewhere it stays in few cache lines."""
-        return aligned_rows(values) if values.ndim == 1 and self.why_not_single is None else values
+        """Return one value a row; where there may be programs of single rows, each aligned in memory as a new tensor is."""
+        if values.ndim != 1 or self.why_not_single is not None:
+            return values
+        return values.new_zeros(len(values), ALIGNMENT)[:, 0].copy_(values)
 
     def initial_state(self, factors: Tensor, streams: Mapping[str, Tensor]) -> TrainState:
         """Return the state before the first step."""

@@ -338,7 +338,7 @@ class Trainer:
         if not self.chosen:
             if asked != "eager" or settings.concurrent_members is not None:
                 left = self.total_steps - self.result.step
-                self.engine = choose_engine(asked, self.step, self.state, size, left, settings.concurrent_members)
+                self.engine = choose_engine(asked, self.step, self.state, size, left)
             self.chosen, self.result.engine = True, "eager" if self.engine is None else self.engine.name
         return self.engine
 
