@@ -15,22 +15,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from dissensus._checks import explained
 from dissensus._machine import threads_for
 from dissensus._signatures import checked, refuse, whole_number
+from dissensus.data import sources
 from dissensus.data.augment import Augmentation
 from dissensus.data.features import CachedFeatures
 from dissensus.data.files import Loaded, as_data
-from dissensus.data.sources import (
-    Pairs,
-    Rows,
-    Triple,
-    all_inputs,
-    arrays_of,
-    check_labels_fit,
-    check_pair,
-    check_weights,
-    device_named,
-    device_of,
-    weighted_batches,
-)
+from dissensus.data.sources import Pairs, Rows, Triple, device_named, device_of
 from dissensus.data.trees import Batch, describe
 from dissensus.engines.watching import look_at
 from dissensus.members import Members
@@ -39,18 +28,8 @@ from dissensus.objectives import Independent, Likelihood, Objective
 from dissensus.objectives.likelihoods import as_columns, class_axis_of, regression_loss
 from dissensus.objectives.objective import Batches
 from dissensus.randomness import derive, seeded
+from dissensus.training import feeds
 from dissensus.training.engines import EngineName
-from dissensus.training.feeds import (
-    ArrayFeed,
-    DatasetFeed,
-    FeatureFeed,
-    Feed,
-    HostFeed,
-    LoaderFeed,
-    MappedFeed,
-    fits,
-    lives_on,
-)
 from dissensus.training.mesh import mesh_of
 from dissensus.training.optimizers import Factory
 from dissensus.training.schedules import AnySchedule
@@ -99,7 +78,7 @@ class _Wishes:
             raise ValueError(reason)
 
 
-def _feed_of(data: Pairs, wishes: _Wishes) -> tuple[Feed, tuple[Any, Tensor]]:
+def _feed_of(data: Pairs, wishes: _Wishes) -> tuple[feeds.Feed, tuple[Any, Tensor]]:
     """Return where batches come from, and a few examples."""
     if wishes.objective.batches == "shared":
         wishes.only_shared(
@@ -107,58 +86,58 @@ def _feed_of(data: Pairs, wishes: _Wishes) -> tuple[Feed, tuple[Any, Tensor]]:
         )
     if isinstance(data, CachedFeatures):
         return _feature_feed(data, wishes)
-    if (arrays := arrays_of(data)) is not None:
+    if (arrays := sources.arrays_of(data)) is not None:
         return _array_feed(*arrays, wishes)
     wishes.only_shared("A Dataset or DataLoader gives shared batches. For batches='own' hand over tensors or arrays.")
     if isinstance(data, DataLoader):
         if wishes.batch_size is not None:
             raise ValueError("A DataLoader has its own batch size; leave `batch_size` out.")
-        return LoaderFeed(data, wishes.seed, wishes.device, wishes.accumulate), _first_of(data, 1)
+        return feeds.LoaderFeed(data, wishes.seed, wishes.device, wishes.accumulate), _first_of(data, 1)
     assert isinstance(data, Dataset)
     if isinstance(data, IterableDataset):
         raise ValueError(
             "An IterableDataset has no length and no order to shuffle. Hand over a DataLoader around one that has a length."
         )
-    feed = DatasetFeed(data, wishes.size, wishes.seed, wishes.device, wishes.drop, wishes.workers)
+    feed = feeds.DatasetFeed(data, wishes.size, wishes.seed, wishes.device, wishes.drop, wishes.workers)
     return feed, _first_of(data, 2)
 
 
 def _first_of(data: Pairs, batch_size: int) -> tuple[Batch, Tensor]:
     """Return two examples, with the targets of the batch they are of."""
     with seeded(0):
-        x, y, _ = next(iter(weighted_batches(data, batch_size)))
+        x, y, _ = next(iter(sources.weighted_batches(data, batch_size)))
     return x[:2], y
 
 
-def _array_feed(x: Rows, y: Tensor, weights: Tensor | None, wishes: _Wishes) -> tuple[Feed, tuple[Any, Tensor]]:
+def _array_feed(x: Rows, y: Tensor, weights: Tensor | None, wishes: _Wishes) -> tuple[feeds.Feed, tuple[Any, Tensor]]:
     """Return batches of arrays, from the device if they fit there."""
-    check_pair(x, y, "training")
-    check_weights(weights, len(x), "training")
+    sources.check_pair(x, y, "training")
+    sources.check_weights(weights, len(x), "training")
     objective, device = wishes.objective, wishes.device
     y = _targets(x, y, objective.likelihood)
     keys = wishes.order(len(x), "shared" if wishes.members.prefers_shared_batches else objective.batches)
     # An objective that measures all inputs first has them read into memory, where that is the device's.
     needs_all = device.type == "cpu" and objective.prepare(x[:2]) is not objective
     data = (x, y) if weights is None else (x, y, weights.float())
-    if lives_on(x, device) or needs_all:
+    if feeds.lives_on(x, device) or needs_all:
         there = tuple(part.to(device) for part in data)
-        return ArrayFeed(there, wishes.size, keys, wishes.drop), (x[:2], y)
-    return HostFeed(data, wishes.size, keys, wishes.drop, wishes.workers or 2), (x[:2], y)
+        return feeds.ArrayFeed(there, wishes.size, keys, wishes.drop), (x[:2], y)
+    return feeds.HostFeed(data, wishes.size, keys, wishes.drop, wishes.workers or 2), (x[:2], y)
 
 
-def _feature_feed(data: CachedFeatures, wishes: _Wishes) -> tuple[Feed, tuple[Batch, Tensor]]:
+def _feature_feed(data: CachedFeatures, wishes: _Wishes) -> tuple[feeds.Feed, tuple[Batch, Tensor]]:
     """Return batches of features, from the device if they fit there."""
     if data.targets is None:
         raise ValueError("These features have no targets to train on. Cache them from data that has labels.")
     x, device = data.rows(0, 2), wishes.device
     y = _targets(x, data.targets, wishes.objective.likelihood)
     keys = wishes.order(data.num_examples, wishes.objective.batches)
-    if fits(data, device):
-        return FeatureFeed(data, y.to(device), wishes.size, keys, wishes.drop), (x, y)
+    if feeds.fits(data, device):
+        return feeds.FeatureFeed(data, y.to(device), wishes.size, keys, wishes.drop), (x, y)
     wishes.only_shared(
         "Features that are streamed from their file come in shared batches. For batches='own' raise their `resident_limit`."
     )
-    return MappedFeed(data, y, wishes.size, wishes.seed, device, wishes.drop), (x, y)
+    return feeds.MappedFeed(data, y, wishes.size, wishes.seed, device, wishes.drop), (x, y)
 
 
 def _targets(x: Rows, y: Tensor, likelihood: Likelihood) -> Tensor:
@@ -238,7 +217,7 @@ _ROUNDED = 0.01
 
 def _check_classes(outputs: Tensor, y: Tensor, name: str) -> None:
     """Refuse labels that are no classes, and real targets whose rows are no distributions over classes."""
-    check_labels_fit(y, outputs.shape[-1], name)
+    sources.check_labels_fit(y, outputs.shape[-1], name)
     if not y.is_floating_point():
         return
     if y.ndim != 2:
@@ -291,19 +270,19 @@ def _check_positions(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: s
     axis = class_axis_of(few, y[:1], likelihood.class_axis)
     counted = y[y != likelihood.ignore_index]
     if len(counted):
-        check_labels_fit(counted, outputs.shape[axis], name)
+        sources.check_labels_fit(counted, outputs.shape[axis], name)
 
 
 def list_batches(validation: Pairs | None, members: Members, likelihood: Likelihood, outputs: Tensor) -> Any:
     """Return validation batches, if there are any, that can be gone through again and again."""
     if validation is None:
         return None
-    arrays = arrays_of(validation)
+    arrays = sources.arrays_of(validation)
     if arrays is None:
         return _Again(validation)
     x, y, weights = arrays
-    check_pair(x, y, "validation")
-    check_weights(weights, len(x), "validation")
+    sources.check_pair(x, y, "validation")
+    sources.check_weights(weights, len(x), "validation")
     y = _targets(x, y, likelihood)
     check_targets(outputs, y, likelihood, "validation")
     _outputs(members, next(iter(x.split(2))), "validation ")
@@ -319,7 +298,9 @@ class _Slices:
     weights: Tensor | None
 
     def __iter__(self) -> Iterator[Triple]:
-        yield from weighted_batches((self.x, self.y) if self.weights is None else (self.x, self.y, self.weights), 2048)
+        yield from sources.weighted_batches(
+            (self.x, self.y) if self.weights is None else (self.x, self.y, self.weights), 2048
+        )
 
 
 class _Again:
@@ -330,7 +311,7 @@ class _Again:
 
     def __iter__(self) -> Any:
         with seeded(0):
-            yield from weighted_batches(self.data, 1024)
+            yield from sources.weighted_batches(self.data, 1024)
 
 
 @checked
@@ -495,7 +476,7 @@ def _loaded(data: Any, name: str) -> Any:
 
 def _objective_of(members: Members, data: Any) -> Objective:
     """Return the objective where none is given: squared errors where float targets cannot be anything else."""
-    arrays = None if isinstance(data, CachedFeatures) else arrays_of(data)
+    arrays = None if isinstance(data, CachedFeatures) else sources.arrays_of(data)
     if arrays is None or not arrays[1].is_floating_point() or not len(arrays[1]):
         return Independent()
     y, x = arrays[1], arrays[0][:2]
@@ -517,9 +498,9 @@ def _threads_of(members: Members, x: Batch, batch_size: int) -> AbstractContextM
     return threads_for(3 * work * batch_size / len(x))
 
 
-def _prepared(objective: Objective, feed: Feed, x: Batch) -> Objective:
+def _prepared(objective: Objective, feed: feeds.Feed, x: Batch) -> Objective:
     """Return the objective with what it measures of all training inputs; `x`: a few of them."""
-    if isinstance(feed, ArrayFeed):
+    if isinstance(feed, feeds.ArrayFeed):
         return objective.prepare(feed.data[0])
     if objective.prepare(x) is not objective:
         raise ValueError(
@@ -541,7 +522,7 @@ def _streams_of(objective: Objective, unlabelled: Any, x: Batch, device: torch.d
                 f"{name} brings its own unlabelled data. Give it there, or here as `unlabelled`, not both.": brings,
             }
         )
-        streams["unlabelled"] = all_inputs(unlabelled, "unlabelled").to(device)
+        streams["unlabelled"] = sources.all_inputs(unlabelled, "unlabelled").to(device)
     for name, values in streams.items():
         if not name.endswith(".y") and _shapes(values) != _shapes(x):
             raise ValueError(
