@@ -63,19 +63,12 @@ def trace(
 
     modules = list(modules)
     with alone, seeded(0, alone=True), no_sources_kept():
-        kept = Attributes(modules)
-        try:
+        with _understood(modules) as kept:
             try:
                 program = traced(kept)
             except _ChangesAttributesError:
                 # Some are set when first called, and not again.
                 program = traced(Attributes(modules))
-        except NotTraceableError:
-            raise
-        except Exception as failure:  # whatever a user's module does that cannot be traced
-            raise NotTraceableError(_in_words(failure)) from failure
-        finally:
-            kept.put_back()
         # It computes the same, cheaper.
         _simplify(program.graph)
         _turn_products(program.graph)
@@ -86,10 +79,18 @@ def trace(
 
 def shapes_of(function: Callable[..., Any], tensors: Sequence[Tensor], modules: Iterable[nn.Module]) -> Any:
     """Return what a function gives for such arguments as fake tensors; nothing is computed."""
+    with _understood(modules), seeded(0, alone=True), _fakes() as fake:
+        return function(*map(fake.from_tensor, tensors))
+
+
+@contextmanager
+def _understood(modules: Iterable[nn.Module]) -> Iterator[Attributes]:
+    """Say of whatever fails inside why it cannot be traced, and give modules back what they kept in Python."""
     kept = Attributes(modules)
     try:
-        with seeded(0, alone=True), _fakes() as fake:
-            return function(*map(fake.from_tensor, tensors))
+        yield kept
+    except NotTraceableError:
+        raise
     except Exception as failure:
         raise NotTraceableError(_in_words(failure)) from failure
     finally:

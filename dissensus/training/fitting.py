@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from dissensus._checks import explained
 from dissensus._machine import threads_for
-from dissensus._signatures import checked, refuse, whole_number
+from dissensus._signatures import checked, refuse
 from dissensus.data import sources
 from dissensus.data.augment import Augmentation
 from dissensus.data.features import CachedFeatures
@@ -43,23 +43,18 @@ class _Wishes:
 
     members: Members
     objective: Objective
-    batch_size: int | None
-    batches: Batches | None
-    drop: bool
-    workers: int
-    seed: int
+    settings: Settings
     device: torch.device
-    accumulate: int
 
-    def __post_init__(self) -> None:
-        if self.batch_size is not None:
-            whole_number("batch_size", self.batch_size, 1)
-        whole_number("workers", self.workers, 0)
+    @property
+    def drop(self) -> bool:
+        """Whether the smaller batch at an epoch's end is left out."""
+        return self.settings.last_batch == "drop"
 
     @property
     def size(self) -> int:
         """Examples a step: `accumulate` batches of the size asked for."""
-        return (self.batch_size or 128) * self.accumulate
+        return (self.settings.batch_size or 128) * self.settings.accumulate
 
     def order(self, count: int, wish: Batches) -> Tensor:
         """Return the key of the order in which so many examples come, or one for each member's own."""
@@ -67,14 +62,14 @@ class _Wishes:
             raise ValueError(
                 f"last_batch='drop' leaves nothing of {count} examples in batches of {self.size}. Make `batch_size` smaller."
             )
-        own = (self.batches or wish) == "own" and self.members.own_batches
-        ids = self.members.member_ids
-        labels = [derive(self.seed, "order", m) for m in ids] if own else derive(self.seed, "order")
+        own = (self.settings.batches or wish) == "own" and self.members.own_batches
+        ids, seed = self.members.member_ids, self.settings.seed
+        labels = [derive(seed, "order", m) for m in ids] if own else derive(seed, "order")
         return torch.tensor(labels, dtype=torch.int64, device=self.device)
 
     def only_shared(self, reason: str) -> None:
         """Refuse batches of members' own, for this reason."""
-        if self.batches == "own":
+        if self.settings.batches == "own":
             raise ValueError(reason)
 
 
@@ -89,16 +84,17 @@ def _feed_of(data: Pairs, wishes: _Wishes) -> tuple[feeds.Feed, tuple[Any, Tenso
     if (arrays := sources.arrays_of(data)) is not None:
         return _array_feed(*arrays, wishes)
     wishes.only_shared("A Dataset or DataLoader gives shared batches. For batches='own' hand over tensors or arrays.")
+    settings, device = wishes.settings, wishes.device
     if isinstance(data, DataLoader):
-        if wishes.batch_size is not None:
+        if settings.batch_size is not None:
             raise ValueError("A DataLoader has its own batch size; leave `batch_size` out.")
-        return feeds.LoaderFeed(data, wishes.seed, wishes.device, wishes.accumulate), _first_of(data, 1)
+        return feeds.LoaderFeed(data, settings.seed, device, settings.accumulate), _first_of(data, 1)
     assert isinstance(data, Dataset)
     if isinstance(data, IterableDataset):
         raise ValueError(
             "An IterableDataset has no length and no order to shuffle. Hand over a DataLoader around one that has a length."
         )
-    feed = feeds.DatasetFeed(data, wishes.size, wishes.seed, wishes.device, wishes.drop, wishes.workers)
+    feed = feeds.DatasetFeed(data, wishes.size, settings.seed, device, wishes.drop, settings.workers)
     return feed, _first_of(data, 2)
 
 
@@ -122,7 +118,7 @@ def _array_feed(x: Rows, y: Tensor, weights: Tensor | None, wishes: _Wishes) -> 
     if feeds.lives_on(x, device) or needs_all:
         there = tuple(part.to(device) for part in data)
         return feeds.ArrayFeed(there, wishes.size, keys, wishes.drop), (x[:2], y)
-    return feeds.HostFeed(data, wishes.size, keys, wishes.drop, wishes.workers or 2), (x[:2], y)
+    return feeds.HostFeed(data, wishes.size, keys, wishes.drop, wishes.settings.workers or 2), (x[:2], y)
 
 
 def _feature_feed(data: CachedFeatures, wishes: _Wishes) -> tuple[feeds.Feed, tuple[Batch, Tensor]]:
@@ -137,7 +133,7 @@ def _feature_feed(data: CachedFeatures, wishes: _Wishes) -> tuple[feeds.Feed, tu
     wishes.only_shared(
         "Features that are streamed from their file come in shared batches. For batches='own' raise their `resident_limit`."
     )
-    return feeds.MappedFeed(data, y, wishes.size, wishes.seed, device, wishes.drop), (x, y)
+    return feeds.MappedFeed(data, y, wishes.size, wishes.settings.seed, device, wishes.drop), (x, y)
 
 
 def _targets(x: Rows, y: Tensor, likelihood: Likelihood) -> Tensor:
@@ -450,9 +446,7 @@ def fit(
         )
     for name, side in (*objective.side_data().items(), ("unlabelled", unlabelled)):
         whole.check_beside(data, side, name)
-    drop = last_batch == "drop"
-    wishes = _Wishes(members, objective, batch_size, batches, drop, workers, settings.seed, target, settings.accumulate)
-    feed, (few, targets) = _feed_of(data, wishes)
+    feed, (few, targets) = _feed_of(data, _Wishes(members, objective, settings, target))
     outputs = _outputs(members, few)
     check_targets(outputs, targets, objective.likelihood)
     check_smallest_batch(members, feed.smallest, settings.accumulate, few)
