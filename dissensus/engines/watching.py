@@ -95,9 +95,10 @@ class Attributes:
             for key in [key for key in module.__dict__ if key not in kept]:
                 del module.__dict__[key]
             module.__dict__.update(kept)
-            for held, before in ((module._buffers, buffers), (module._parameters, parameters)):
-                held.clear()  # type: ignore[attr-defined]
-                held.update(before)  # type: ignore[attr-defined]
+            module._buffers.clear()
+            module._buffers.update(buffers)
+            module._parameters.clear()
+            module._parameters.update(parameters)
         for box, content in self._boxes:
             box.clear()
             box.extend(content) if isinstance(box, list | deque) else box.update(content)

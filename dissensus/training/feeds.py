@@ -124,7 +124,8 @@ class Feed(ABC):
     """Where batches come from. Its tensors are part of the training state, from which a step reads its batch.
 
     Attributes:
-        own: Whether each member has batches of its own.
+        own: Whether each member has batches of its own, in orders by `order_keys`.
+        count: How many examples there are, where that is known.
         batch_size: Examples a batch, where that is settled here.
         stride: How far in the order a step is from the one before it.
         as_real: Whether inputs are made float32 where they are less precise.
@@ -136,6 +137,8 @@ class Feed(ABC):
     """
 
     own: bool = False
+    order_keys: Tensor
+    count: int
     batch_size: int = 0
     stride: int = 0
     as_real: bool = False
@@ -167,12 +170,15 @@ class Feed(ABC):
     def _fill(self, number: int, skip: int) -> Iterator[int]:
         """Have the tensors of each batch in place, one after another, and yield its size."""
 
-    def keep_members(self, keep: Sequence[int]) -> None:  # noqa: B027
+    def keep_members(self, keep: Sequence[int]) -> None:
         """Let go of the data orders of members that are gone, where each has its own."""
+        if self.own:
+            self.order_keys = self.order_keys[list(keep)]
+            self.tensors["order"] = self.tensors["order"][list(keep)].clone()
 
     def alike(self, position: int) -> int:
         """Return how many steps from this place in the epoch on have batches of one size and need nothing but the tensors."""
-        return 1
+        return max(1, self.count // self.batch_size - position) if self.stride else 1
 
 
 class OrderedFeed(Feed):
@@ -196,12 +202,6 @@ class OrderedFeed(Feed):
         ]
         return f"{self.count} examples in batches of {self.batch_size}, {digest_of(hashes)}"
 
-    def keep_members(self, keep: Sequence[int]) -> None:
-        """Let go of the data orders of members that are gone."""
-        if self.own:
-            self.order_keys = self.order_keys[list(keep)]
-            self.tensors["order"] = self.tensors["order"][list(keep)].clone()
-
     def order_of(self, number: int) -> Tensor:
         """Return the order of an epoch, `order_keys.shape + (examples,)`."""
         return permutation(fold(self.order_keys, number), self.count)
@@ -219,10 +219,6 @@ class ArrayFeed(OrderedFeed):
     def _fill(self, number: int, skip: int) -> Iterator[int]:
         self.tensors["order"].copy_(self.order_of(number))
         yield from self.sizes[skip:]
-
-    def alike(self, position: int) -> int:
-        """Return how many batches of the same size follow, this one included."""
-        return max(1, self.count // self.batch_size - position)
 
 
 class HostFeed(OrderedFeed):

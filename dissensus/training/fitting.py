@@ -216,10 +216,6 @@ def _check_classes(outputs: Tensor, y: Tensor, name: str) -> None:
     sources.check_labels_fit(y, outputs.shape[-1], name)
     if not y.is_floating_point():
         return
-    if y.ndim != 2:
-        raise ValueError(
-            f"The {name} targets must be one row of class probabilities for each input; got shape {tuple(y.shape)}. Flatten further axes."
-        )
     sums, lowest = y.sum(-1, dtype=torch.float32), y.amin(-1).float()
     wrong = ((sums - 1).abs() > _ROUNDED) | (lowest < -_ROUNDED)
     if bool(wrong.any()):
@@ -359,11 +355,10 @@ def fit(
         members: The ensemble; it is trained in place and stays on `device`.
         data: A pair (inputs, targets) of tensors or arrays, which move to the device whole where they fit and are fed from
             the host, in the same order, where they do not (memory maps are not read into memory); a path, or what
-            `dissensus.data.files.load` returned; a map-style Dataset; a
-            DataLoader, whose batches (in its own order) all members share; or features of `cache_features`, on which a
-            HeadEnsemble trains its heads. Inputs may be several tensors, as the networks take them: a tuple for `net(a, b)`, a
-            dictionary for `net(a=..., b=...)`. A third part are weights of the examples: a batch's loss is then
-            sum(w · loss) / sum(w).
+            `dissensus.data.files.load` returned; a map-style Dataset; a DataLoader, whose batches (in its own order) all members
+            share; or features of `cache_features`, on which a HeadEnsemble trains its heads. Inputs may be several tensors, as the
+            networks take them: a tuple for `net(a, b)`, a dictionary for `net(a=..., b=...)`. A third part are weights of the
+            examples: a batch's loss is then sum(w · loss) / sum(w).
         objective: What to minimise; by default `Independent()`, and `Independent("mse")` where targets are real numbers, as many as the
             network's outputs. See `dissensus.objectives`.
         epochs: How often the data is gone through.

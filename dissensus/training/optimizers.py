@@ -154,9 +154,6 @@ def _plain_names(parameters: Mapping[str, nn.Parameter]) -> list[tuple[str, nn.P
     return plain
 
 
-AnyOptimizer = RowOptimizer | SeparateOptimizers
-
-
 def make_optimizer(
     optimizer: str | type[Optimizer] | Factory,
     blocks: Sequence[Block],
@@ -164,7 +161,7 @@ def make_optimizer(
     lr: float | Sequence[float],
     weight_decay: float | Sequence[float] | None,
     options: Mapping[str, Any],
-) -> AnyOptimizer:
+) -> RowOptimizer | SeparateOptimizers:
     """Make the optimizer that `fit` was asked for: row-wise where its update is elementwise, one a member otherwise."""
     rates = per_member(lr, num_members, "lr", blocks)
     has_complex = any(block.flat.is_complex() for block in blocks)
