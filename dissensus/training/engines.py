@@ -19,7 +19,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 from dissensus.engines.graphs import capture, in_turn, side_by_side
 from dissensus.engines.trace import (
     NotTraceableError,
-    Program,
     alone,
     compile_program,
     no_sources_kept,
@@ -80,7 +79,7 @@ class Replay:
     """A traced step: its programs, bound to the tensors of one state, and run again and again.
 
     Attributes:
-        programs: The traced programs by name: `step`, or `forward`, `judge` and `backward`, and `update` where gradients are exchanged.
+        programs: Programs by name: `step`, or `forward`, `judge` and `backward`, and `update` where gradients are exchanged.
         units: The tensors of each run of a program: every member's, or those of all in one.
         counters: How much the step adds to BatchNorm's counters, by place in the state, where that was taken out of the programs.
     """
@@ -89,13 +88,12 @@ class Replay:
         self.form = form_of(train_step, state)
         self.train_step, self.state, self.size = train_step, state, size
         self.apart = self.form in ("by member", "in parts")
-        self.programs: dict[str, torch.fx.GraphModule] = {}
+        self.programs: dict[str, Any] = {}
         self.counters: dict[str, int] = {}
         if self.apart:
             self._trace(single_member_step(train_step), state.row(0, train_step.feed.own))
         else:
             self._trace(train_step, state)
-        self.run_program: dict[str, Program] = dict(self.programs)
         counted = [(t, self.counters.get(name)) for name, t in zip(state.names(), state.leaves(), strict=True)]
         self._counted = {n: [t for t, added in counted if added == n] for n in set(self.counters.values())}
         self.bind()
@@ -161,7 +159,7 @@ class Replay:
 
     @property
     def work(self) -> tuple[int, float]:
-        """How many operations a step has, and how many numbers it multiplies and adds."""
+        """How many operations a step has, and how many numbers it multiplies and adds; before it is compiled."""
         counts = [work_in(program) for program in self.programs.values()]
         return sum(count for count, _ in counts), sum(work for _, work in counts)
 
@@ -169,7 +167,7 @@ class Replay:
         """Have the programs compiled when they first run."""
         # Comparing members takes many small kernels. Combined, a step of two heads of fifty took 0.83 of the time on an H200.
         combine = self.state.index.is_cuda and self.form == "whole" and self.train_step.objective.couples
-        self.run_program = {name: compile_program(program, combine) for name, program in self.programs.items()}
+        self.programs = {name: compile_program(program, combine) for name, program in self.programs.items()}
 
     def take(self, state: TrainState, limit: int) -> int:
         """Take one step; return how many were taken."""
@@ -180,8 +178,8 @@ class Replay:
 
     def run(self, fan_out: FanOut) -> None:
         """Take one step, and count it and the passes of BatchNorm layers, for all members at once."""
-        if "step" in self.run_program:
-            fan_out(lambda index: self.run_program["step"](*self.units[index]), len(self.units))
+        if "step" in self.programs:
+            fan_out(lambda index: self.programs["step"](*self.units[index]), len(self.units))
         else:
             self._run_parts(fan_out)
         torch._foreach_add_([self.state.index, self.state.data["position"]], 1)
@@ -189,7 +187,7 @@ class Replay:
             torch._foreach_add_(tensors, amount)
 
     def _run_parts(self, fan_out: FanOut) -> None:
-        step, programs, units = self.train_step, self.run_program, self.units
+        step, programs, units = self.train_step, self.programs, self.units
         results: list[Any] = [None] * len(units)
 
         def forward(index: int) -> None:

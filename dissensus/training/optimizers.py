@@ -92,6 +92,8 @@ RULES: Mapping[str, type[Rule]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
 TORCH_RULES: Mapping[type[Optimizer], type[Rule]] = {getattr(torch.optim, r.__name__): r for r in RULES.values()}
 
 Factory = Callable[[Iterable[tuple[str, nn.Parameter]]], Optimizer]
+# One for all members, or one for each.
+Rates = float | Sequence[float]
 
 
 class SeparateOptimizers:
@@ -158,8 +160,8 @@ def make_optimizer(
     optimizer: str | type[Optimizer] | Factory,
     blocks: Sequence[Block],
     num_members: int,
-    lr: float | Sequence[float],
-    weight_decay: float | Sequence[float] | None,
+    lr: Rates,
+    weight_decay: Rates | None,
     options: Mapping[str, Any],
 ) -> RowOptimizer | SeparateOptimizers:
     """Make the optimizer that `fit` was asked for: row-wise where its update is elementwise, one a member otherwise."""
@@ -205,10 +207,7 @@ def _named_rule(name: str, options: Mapping[str, Any]) -> Rule:
 
 
 def _factory_of(
-    optimizer: type[Optimizer] | Factory,
-    lr: float | Sequence[float],
-    weight_decay: float | Sequence[float] | None,
-    options: Mapping[str, Any],
+    optimizer: type[Optimizer] | Factory, lr: Rates, weight_decay: Rates | None, options: Mapping[str, Any]
 ) -> Factory:
     """Return the function that makes an optimizer of one member's named parameters."""
     if not isinstance(optimizer, type):
@@ -256,7 +255,7 @@ def _columns(factory: Factory, block: Block) -> dict[str, Tensor]:
     return found
 
 
-def per_member(value: float | Sequence[float], count: int, name: str, blocks: Sequence[Block]) -> list[float]:
+def per_member(value: Rates, count: int, name: str, blocks: Sequence[Block]) -> list[float]:
     """Return one number a member."""
     if not isinstance(value, Sequence):
         return [float(value)] * count

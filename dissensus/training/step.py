@@ -6,7 +6,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
@@ -57,9 +57,7 @@ class TrainStep:
 
     # Whether `judge` takes the outputs of all members, whether it asks other processes, and whether gradients are of a part of the
     # batch; see `MeshStep`.
-    compares: bool = field(default=True, init=False)
-    asks_others: bool = field(default=False, init=False)
-    batch_is_cut: bool = field(default=False, init=False)
+    compares, asks_others, batch_is_cut = True, False, False
 
     @cached_property
     def picks(self) -> bool:
@@ -88,7 +86,7 @@ class TrainStep:
         return TrainState(
             parameters=[block.flat for block in self.blocks],
             optimizer=[{name: self._rows(t) for name, t in slots.items()} for slots in self.optimizer.tensors],
-            averages=[] if self.settings.ema is None else [self._no_average(block.flat) for block in self.blocks],
+            averages=[self._no_average(block.flat) for block in self.blocks if self.settings.ema is not None],
             columns=self.optimizer.columns,
             buffers=dict(self.members.named_buffers()),
             frozen={n: p.detach() for n, p in self.members.named_parameters() if n not in trained},

@@ -158,6 +158,9 @@ class Run:
         return f"Run({self.members.num_members} members, {self.epoch} epochs, {self.seconds:.1f} s, engine {self.engine}{found})"
 
 
+# What a checkpoint keeps of a run, beside its history.
+_KEPT = ("epoch", "step", "engine", "seconds", "stopped_early", "dropped")
+
 log = logging.getLogger("dissensus")
 
 # Tracing a step takes as long as some hundred eager ones, and a program its memory: so many shapes of batches are traced.
@@ -552,14 +555,9 @@ class Trainer:
             "settings": self.identity,
             "architecture": self.architecture,
             "members": list(self.members.member_ids),
-            "dropped": self.result.dropped,
-            "epoch": self.result.epoch,
-            "step": self.result.step,
-            "engine": self.result.engine,
+            **{name: getattr(self.result, name) for name in _KEPT},
             "decisions": self.members.all_decisions(),
             "shapes": self.shapes,
-            "seconds": self.result.seconds,
-            "stopped_early": self.result.stopped_early,
             "watch": asdict(self.watch),
             "watches": [asdict(watch) for watch in self.watches],
             "plateau": asdict(self.plateau),
@@ -622,7 +620,7 @@ class Trainer:
         result = self.result
         result.history = History(facts["history"])
         self.checked_step = max((int(row["step"]) for row in facts["history"]), default=0)
-        for name in ("epoch", "step", "engine", "seconds", "stopped_early", "dropped"):
+        for name in _KEPT:
             setattr(result, name, facts[name])
         self.members.decide_as(facts.get("decisions", {}))
         self.shapes = facts.get("shapes", [""])
