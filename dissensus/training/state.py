@@ -63,7 +63,7 @@ class TrainState:
 
     def leaves(self) -> list[Tensor]:
         """Return every tensor, in a fixed order."""
-        return [tensor for part in PARTS for _, tensor in _walk(getattr(self, part))]
+        return tree_leaves([getattr(self, part) for part in PARTS])
 
     def names(self) -> list[str]:
         """Return where each of the leaves is, such as `buffers.net.1.running_mean`."""
