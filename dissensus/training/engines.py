@@ -170,7 +170,7 @@ class Replay:
         self.programs = {name: compile_program(program, combine) for name, program in self.programs.items()}
 
     def take(self, state: TrainState, limit: int) -> int:
-        """Take one step; return how many were taken."""
+        """Take one step, or up to `limit` at once where they are one program; return how many."""
         if self.train_step.feed.placed:
             self.bind()
         self.run(in_turn)
@@ -286,10 +286,6 @@ class Recorded:
             with alone, no_sources_kept():
                 self.replays[shape] = kind(self.train_step, state, size)
         return self.replays[shape]
-
-    def take(self, state: TrainState, size: int, limit: int) -> int:
-        """Take one step, or up to `limit` at once where they are one program; return how many."""
-        return self.prepare(state, size).take(state, limit)
 
 
 # Between two graphs the device waits for about 5 us. Capturing more steps as one takes tens of milliseconds, so it is for

@@ -47,18 +47,13 @@ class _Wishes:
     device: torch.device
 
     @property
-    def drop(self) -> bool:
-        """Whether the smaller batch at an epoch's end is left out."""
-        return self.settings.last_batch == "drop"
-
-    @property
     def size(self) -> int:
         """Examples a step: `accumulate` batches of the size asked for."""
         return (self.settings.batch_size or 128) * self.settings.accumulate
 
     def order(self, count: int, wish: Batches) -> Tensor:
         """Return the key of the order in which so many examples come, or one for each member's own."""
-        if self.drop and count < self.size:
+        if self.settings.drop_last and count < self.size:
             raise ValueError(
                 f"last_batch='drop' leaves nothing of {count} examples in batches of {self.size}. Make `batch_size` smaller."
             )
@@ -94,7 +89,7 @@ def _feed_of(data: Pairs, wishes: _Wishes) -> tuple[feeds.Feed, tuple[Any, Tenso
         raise ValueError(
             "An IterableDataset has no length and no order to shuffle. Hand over a DataLoader around one that has a length."
         )
-    feed = feeds.DatasetFeed(data, wishes.size, settings.seed, device, wishes.drop, settings.workers)
+    feed = feeds.DatasetFeed(data, wishes.size, settings.seed, device, settings.drop_last, settings.workers)
     return feed, _first_of(data, 2)
 
 
@@ -109,7 +104,7 @@ def _array_feed(x: Rows, y: Tensor, weights: Tensor | None, wishes: _Wishes) -> 
     """Return batches of arrays, from the device if they fit there."""
     sources.check_pair(x, y, "training")
     sources.check_weights(weights, len(x), "training")
-    objective, device = wishes.objective, wishes.device
+    objective, settings, device = wishes.objective, wishes.settings, wishes.device
     y = _targets(x, y, objective.likelihood)
     keys = wishes.order(len(x), "shared" if wishes.members.prefers_shared_batches else objective.batches)
     # An objective that measures all inputs first has them read into memory, where that is the device's.
@@ -117,23 +112,23 @@ def _array_feed(x: Rows, y: Tensor, weights: Tensor | None, wishes: _Wishes) -> 
     data = (x, y) if weights is None else (x, y, weights.float())
     if feeds.lives_on(x, device) or needs_all:
         there = tuple(part.to(device) for part in data)
-        return feeds.ArrayFeed(there, wishes.size, keys, wishes.drop), (x[:2], y)
-    return feeds.HostFeed(data, wishes.size, keys, wishes.drop, wishes.settings.workers or 2), (x[:2], y)
+        return feeds.ArrayFeed(there, wishes.size, keys, settings.drop_last), (x[:2], y)
+    return feeds.HostFeed(data, wishes.size, keys, settings.drop_last, settings.workers or 2), (x[:2], y)
 
 
 def _feature_feed(data: CachedFeatures, wishes: _Wishes) -> tuple[feeds.Feed, tuple[Batch, Tensor]]:
     """Return batches of features, from the device if they fit there."""
     if data.targets is None:
         raise ValueError("These features have no targets to train on. Cache them from data that has labels.")
-    x, device = data.rows(0, 2), wishes.device
+    x, settings, device = data.rows(0, 2), wishes.settings, wishes.device
     y = _targets(x, data.targets, wishes.objective.likelihood)
     keys = wishes.order(data.num_examples, wishes.objective.batches)
     if feeds.fits(data, device):
-        return feeds.FeatureFeed(data, y.to(device), wishes.size, keys, wishes.drop), (x, y)
+        return feeds.FeatureFeed(data, y.to(device), wishes.size, keys, settings.drop_last), (x, y)
     wishes.only_shared(
         "Features that are streamed from their file come in shared batches. For batches='own' raise their `resident_limit`."
     )
-    return feeds.MappedFeed(data, y, wishes.size, wishes.settings.seed, device, wishes.drop), (x, y)
+    return feeds.MappedFeed(data, y, wishes.size, settings.seed, device, settings.drop_last), (x, y)
 
 
 def _targets(x: Rows, y: Tensor, likelihood: Likelihood) -> Tensor:
@@ -427,6 +422,7 @@ def fit(
     # What a run is asked for are these arguments, by their names.
     asked = locals() | {
         "bf16": precision == "bf16",
+        "drop_last": last_batch == "drop",
         "mesh": None if mesh is None else mesh_of(mesh),
         "optimizer_options": dict(optimizer_options or {}),
     }

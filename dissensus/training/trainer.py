@@ -76,7 +76,7 @@ class Settings:
     epochs: int
     batch_size: int | None
     batches: Batches | None
-    last_batch: Literal["keep", "drop"]
+    drop_last: bool
     workers: int
     optimizer: str | type[Optimizer] | Factory
     lr: float | Sequence[float]
@@ -219,15 +219,11 @@ class Trainer:
                 ),
             }
         )
-        columns = self._columns()
+        measured = ["loss", "accuracy"] if self.objective.likelihood.kind in ("classes", "labels") else ["loss"]
+        of_whom = ["validation"] if settings.per_member else ["ensemble", "validation"]
+        columns = [f"{whose}_{what}" for what in measured for whose in of_whom]
         if settings.select is not None and settings.select not in columns:
             raise ValueError(f"`select` must be one of {', '.join(columns)}; got {settings.select!r}.")
-
-    def _columns(self) -> list[str]:
-        """Return the columns of the history by which weights can be selected."""
-        measured = ["loss", "accuracy"] if self.objective.likelihood.kind in ("classes", "labels") else ["loss"]
-        of_whom = ["validation"] if self.settings.per_member else ["ensemble", "validation"]
-        return [f"{whose}_{what}" for what in measured for whose in of_whom]
 
     @torch.enable_grad()
     def run(self) -> Run:
@@ -334,7 +330,7 @@ class Trainer:
             limit = self.feed.alike(self.result.step % self.feed.steps_per_epoch)
             if (every := self.settings.check_every) != "epoch":
                 limit = min(limit, every - self.result.step % every)
-            taken = engine.take(self.state, size, limit)
+            taken = engine.prepare(self.state, size).take(self.state, limit)
         self.result.step += taken
         return taken
 
