@@ -58,8 +58,6 @@ def predict(
         >>> predict(ens, torch.zeros(10, 3)).shape
         torch.Size([5, 10, 2])
     """
-    if outputs not in ("scored", "all"):
-        raise ValueError(f"`outputs` must be 'scored' or 'all'; got {outputs!r}.")
     given, home, reader = _opened(members, x, device)
     batch_size = whole_number("batch_size", batch_size, 1)
     run = Captured(reader, members, f"{outputs} outputs", num_batches(given, batch_size))
@@ -216,8 +214,6 @@ def mixture(
     """
     if mean.shape != scale.shape:
         raise ValueError(f"`mean` and `scale` must have one shape; got {tuple(mean.shape)} and {tuple(scale.shape)}.")
-    if family not in ("gaussian", "laplace"):
-        raise ValueError(f"`family` must be 'gaussian' or 'laplace'; got {family!r}.")
     if weights is None:
         weights = torch.full((len(mean),), 1 / len(mean), dtype=mean.dtype)
     check_weights(weights, len(mean))

@@ -24,7 +24,7 @@ def fit(targets, objective=None, **options):
         (torch.randn(100, 3, generator=torch.Generator().manual_seed(2)), "for regression"),
         (2 * SOFT, "100 of 100 rows are not, the first sums to 2"),
         (torch.cat([SOFT[:99], SOFT[:1] + torch.tensor([0.5, -0.5, 0.0])]), "1 of 100 rows"),
-        (SOFT[:, None].expand(100, 2, 3), "Flatten"),
+        (SOFT[:, None].expand(100, 2, 3), r"class probabilities \(rows, 3\)"),
     ],
     ids=["values", "sums", "negative", "axes"],
 )

@@ -194,15 +194,15 @@ def test_compared_members_that_convolve_follow_the_eager_trajectory_on_a_gpu(eng
 def test_steps_taken_several_at_once_are_the_same_steps(monkeypatch, every):
     limits = []
 
-    def take(engine, state, size, limit):
+    def take(replay, state, limit):
         taken = min(limit, 2)
         limits.append(limit)
         for _ in range(taken):
-            engine.train_step(state, size)
+            replay.train_step(state, replay.size)
         return taken
 
     runs = []
-    monkeypatch.setattr(engines.Recorded, "take", take)
+    monkeypatch.setattr(engines.Replay, "take", take)
     for engine in ("eager", "captured"):
         ens = ds.DeepEnsemble(net, 2)
         run = ds.fit(ens, (x, y), epochs=3, batch_size=7, engine=engine, check_every=every)

@@ -124,7 +124,7 @@ def numbered(tmp_path, examples=103, passes=3, **options):
 
 def resident(cached, own):
     keys = torch.tensor([5, 6]) if own else torch.tensor(5)
-    return FeatureFeed(cached, cached.targets, 10, keys, own)
+    return FeatureFeed(cached, cached.targets, 10, keys)
 
 
 def streamed(cached, **options):

@@ -96,7 +96,7 @@ def test_whole_numbers_may_come_from_numpy():
         (lambda: ds.fit(linear(), (X, Y), checkpoint_dir=3), "must be a string, a path or None; got 3"),
         (lambda: ds.fit(linear(), (X, Y), check_every="step"), "must be 'epoch' or a whole number; got 'step'"),
         (lambda: ds.fit(linear(), (X, Y), validation=(X[:, :2], Y)), "cannot run on validation inputs"),
-        (lambda: ds.fit(ds.DeepEnsemble(nn.ReLU, 2), (X, Y)), "have no parameters"),
+        (lambda: ds.fit(ds.DeepEnsemble(nn.ReLU, 2), (X, Y)), "nothing to train"),
         (lambda: ds.fit(linear(), (X, Y.float())), r"objective=Independent\('mse'\)"),
         (lambda: ds.diagnose(torch.randn(3, 12, 2), Y + 1, loss="cross_entropy"), "must lie in 0..1; got 2 in row"),
         (lambda: schedules.StepDecay(every=0), "`every` must be a number above 0"),

@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 def no_room(monkeypatch):
     """Has everything fed from the host; returns what was made."""
     made = []
-    monkeypatch.setattr("dissensus.training.fitting.lives_on", lambda x, device: False)
+    monkeypatch.setattr("dissensus.training.feeds.lives_on", lambda x, device: False)
     start = HostFeed.__init__
 
     def remember(self, *args, **options):
@@ -91,7 +91,7 @@ def test_a_dropped_member_leaves_the_others_as_they_were(no_room):
 
     here = run()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dissensus.training.fitting.lives_on", lambda x, device: True)
+        patch.setattr("dissensus.training.feeds.lives_on", lambda x, device: True)
         assert torch.equal(run(), here)
 
 
@@ -105,7 +105,7 @@ def test_a_stopped_run_goes_on_from_the_host_and_from_the_device_alike(tmp_path,
 
     with pytest.raises(KeyboardInterrupt):
         trained(checkpoint_dir=tmp_path, callback=stop, **settings)
-    monkeypatch.setattr("dissensus.training.fitting.lives_on", lambda x, device: True)
+    monkeypatch.setattr("dissensus.training.feeds.lives_on", lambda x, device: True)
     resumed, _ = trained(checkpoint_dir=tmp_path, resume=True, **settings)
     for name, tensor in straight.items():
         assert torch.equal(resumed[name], tensor)
@@ -114,7 +114,7 @@ def test_a_stopped_run_goes_on_from_the_host_and_from_the_device_alike(tmp_path,
 def feed(own=False, count=103, **options):
     keys = torch.tensor([5, 6]) if own else torch.tensor(5)
     rows = torch.arange(count)
-    return HostFeed((rows[:, None].float(), rows, None), 10, keys, own, **options)
+    return HostFeed((rows[:, None].float(), rows), 10, keys, **options)
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -122,7 +122,7 @@ def feed(own=False, count=103, **options):
 def test_batches_come_in_the_order_of_arrays_on_the_device(own, threads):
     here = feed(own, threads=threads)
     rows = torch.arange(103)
-    there = ArrayFeed((rows[:, None].float(), rows, None), 10, here.order_keys, own)
+    there = ArrayFeed((rows[:, None].float(), rows), 10, here.order_keys)
     assert (here.identity(), here.steps_per_epoch) == (there.identity(), there.steps_per_epoch)
     for number in range(2):
         for sizes in zip(*(f.epoch(number, 0) for f in (here, there)), strict=True):
@@ -154,7 +154,7 @@ def test_data_that_cannot_be_read_stops_training_with_its_error():
             raise OSError("the disk is gone")
 
     source = feed()
-    source.leaves = (source.leaves[0].as_subclass(Broken), *source.leaves[1:])
+    source.data = (source.data[0].as_subclass(Broken), *source.data[1:])
     with pytest.raises(OSError, match="the disk is gone"):
         list(source.epoch(0, 0))
 

@@ -330,7 +330,7 @@ def _not_finite(values: Tensor | OnDisk) -> list[int]:
 def check_labels_fit(y: Tensor, num_classes: int, name: str) -> None:
     """Refuse class labels that the network has no output for."""
     if y.is_floating_point():
-        if y.ndim < 2 or y.shape[-1] != num_classes:
+        if y.ndim != 2 or y.shape[-1] != num_classes:
             raise ValueError(
                 f"The {name} targets must be class indices (integers) or class probabilities (rows, {num_classes}); got "
                 f"{y.dtype} shaped {tuple(y.shape)}. For regression pass objective=Independent('mse') or Independent('gaussian_nll')."

@@ -89,13 +89,12 @@ class Captured(Generic[Result]):
 
     What it returns is valid until the next call: copy what must stay. The function must give the same operations for the
     same shapes. Its second call with a shape is watched, to see that it neither reads values on the host nor draws random
-    numbers.
+    numbers; what was found is remembered with the owner, so that its next function of this name is not watched. Programs are
+    not: they would keep the memory that they ran in, and see nothing of what changes in the ensemble but its weights.
 
     Args:
         function: Takes a batch and further tensors (or trees of them, or None), returns tensors in lists, tuples or dictionaries.
-        owner: An ensemble whose passes these are. What was found is remembered with it, so that the next function of the
-            same name is not watched for these shapes. Programs are not: they would keep the memory that they ran in, and see
-            nothing of what changes in the ensemble but its weights.
+        owner: An ensemble whose passes these are.
         name: What the function does with the owner.
         passes: How many calls there will be; None if nobody knows.
     """

@@ -63,19 +63,12 @@ def trace(
 
     modules = list(modules)
     with alone, seeded(0, alone=True), no_sources_kept():
-        kept = Attributes(modules)
-        try:
+        with _understood(modules) as kept:
             try:
                 program = traced(kept)
             except _ChangesAttributesError:
                 # Some are set when first called, and not again.
                 program = traced(Attributes(modules))
-        except NotTraceableError:
-            raise
-        except Exception as failure:  # whatever a user's module does that cannot be traced
-            raise NotTraceableError(_in_words(failure)) from failure
-        finally:
-            kept.put_back()
         # It computes the same, cheaper.
         _simplify(program.graph)
         _turn_products(program.graph)
@@ -86,10 +79,18 @@ def trace(
 
 def shapes_of(function: Callable[..., Any], tensors: Sequence[Tensor], modules: Iterable[nn.Module]) -> Any:
     """Return what a function gives for such arguments as fake tensors; nothing is computed."""
+    with _understood(modules), seeded(0, alone=True), _fakes() as fake:
+        return function(*map(fake.from_tensor, tensors))
+
+
+@contextmanager
+def _understood(modules: Iterable[nn.Module]) -> Iterator[Attributes]:
+    """Say of whatever fails inside why it cannot be traced, and give modules back what they kept in Python."""
     kept = Attributes(modules)
     try:
-        with seeded(0, alone=True), _fakes() as fake:
-            return function(*map(fake.from_tensor, tensors))
+        yield kept
+    except NotTraceableError:
+        raise
     except Exception as failure:
         raise NotTraceableError(_in_words(failure)) from failure
     finally:
@@ -311,23 +312,12 @@ def take_out_counters(program: GraphModule, names: list[str]) -> dict[str, int]:
     inputs = dict(zip((n for n in program.graph.nodes if n.op == "placeholder"), names, strict=True))
     found: dict[str, int] = {}
     for node in list(program.graph.nodes):
-        name = inputs.get(node.args[0]) if node.target is aten.add_.Tensor else None
-        if (
-            name is not None
-            and name.endswith("num_batches_tracked")
-            and isinstance(node.args[1], int)
-            and not node.users
-        ):
+        name = inputs.get(node.args[0], "") if node.target is aten.add_.Tensor else ""
+        if name.endswith("num_batches_tracked") and isinstance(node.args[1], int) and not node.users:
             found[name] = found.get(name, 0) + node.args[1]
             program.graph.erase_node(node)
     program.recompile()
     return found
-
-
-def _is_view(node: Node) -> bool:
-    """Whether an operation only looks at its input another way."""
-    looks = getattr(node.target, "is_view", False) or node.target is aten._unsafe_view.default
-    return looks or node.target is operator.getitem
 
 
 def split_at_last_input(program: GraphModule) -> tuple[GraphModule, GraphModule]:
@@ -344,40 +334,25 @@ def split_at_last_input(program: GraphModule) -> tuple[GraphModule, GraphModule]
     early, late = nodes[len(inputs) : first_late], nodes[first_late:]
     if result not in nodes[:first_late]:
         raise RuntimeError("its outputs are not finished before their gradient is used")
-    views = _views_of(inputs)
     needed = {*late_results, *(source for node in late for source in node.all_input_nodes)}
-    taken_again = _with_sources(needed & views)
-    again = [node for node in early if node in taken_again]
-    kept = [node for node in early if node in needed - views]
+    views = _views_of(inputs)
+    kept = [node for node in early if node in needed and node not in views]
 
     forward = _graph_of(inputs[:-1], early, [result, *kept])
-    backward = _graph_of([*inputs, *kept], [*again, *late], late_results)
-    forward.eliminate_dead_code()
+    backward = _graph_of([*inputs, *kept], [*filter(views.__contains__, early), *late], late_results)
+    for graph in (forward, backward):
+        graph.eliminate_dead_code()
     return GraphModule(program, forward), GraphModule(program, backward)
 
 
 def _views_of(inputs: Sequence[Node]) -> set[Node]:
     """Return the operations that only look at inputs another way."""
     known = set(inputs)
-    graph = inputs[0].graph
-    found = set()
-    for node in graph.nodes:
-        if _is_view(node) and all(source in known for source in node.all_input_nodes):
+    for node in inputs[0].graph.nodes:
+        looks = getattr(node.target, "is_view", False) or node.target in (aten._unsafe_view.default, operator.getitem)
+        if looks and known.issuperset(node.all_input_nodes):
             known.add(node)
-            found.add(node)
-    return found
-
-
-def _with_sources(nodes: set[Node]) -> set[Node]:
-    """Return these nodes and everything they come from."""
-    found: set[Node] = set()
-    waiting = list(nodes)
-    while waiting:
-        node = waiting.pop()
-        if node not in found:
-            found.add(node)
-            waiting += node.all_input_nodes
-    return found
+    return known.difference(inputs)
 
 
 def _graph_of(inputs: Sequence[Node], operations: Sequence[Node], results: Sequence[Node]) -> Graph:

@@ -44,16 +44,14 @@ def work_of(func: Any, args: Any, kwargs: Any, result: Any) -> float:
 
 def draws(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether this call of an operation takes numbers from a generator."""
-    return torch.Tag.nondeterministic_seeded in func.tags and not _draws_nothing(func, args, kwargs)
-
-
-def _draws_nothing(func: Any, args: Any, kwargs: Any) -> bool:
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
     given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
     # Attention kernels carry the tag whatever their dropout is.
     rates = [given[name] for name in ("dropout_p", "p", "dropout") if isinstance(given.get(name), int | float)]
     if not rates and "scaled_dot_product" in str(func):
-        return True
-    return given.get("train") is False or (bool(rates) and not any(rates))
+        return False
+    return given.get("train") is not False and (not rates or any(rates))
 
 
 # What every module keeps for itself, and what our own keep beside it.
@@ -97,13 +95,10 @@ class Attributes:
             for key in [key for key in module.__dict__ if key not in kept]:
                 del module.__dict__[key]
             module.__dict__.update(kept)
-            stores: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
-                (module._buffers, buffers),
-                (module._parameters, parameters),
-            )
-            for held, before in stores:
-                held.clear()
-                held.update(before)
+            module._buffers.clear()
+            module._buffers.update(buffers)
+            module._parameters.clear()
+            module._parameters.update(parameters)
         for box, content in self._boxes:
             box.clear()
             box.extend(content) if isinstance(box, list | deque) else box.update(content)
@@ -113,12 +108,9 @@ class Attributes:
             (key, _plain(value))
             for module, *_ in self._kept
             for key, value in module.__dict__.items()
-            if key not in _OF_MODULES and not (key == "calls" and _is_ours(module))
+            if key not in _OF_MODULES
+            if key != "calls" or not type(module).__module__.startswith("dissensus.")
         ]
-
-
-def _is_ours(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("dissensus.")
 
 
 def _plain(value: object) -> object:

@@ -14,11 +14,11 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from dissensus.engines.graphs import capture, in_turn, side_by_side
 from dissensus.engines.trace import (
     NotTraceableError,
-    Program,
     alone,
     compile_program,
     no_sources_kept,
@@ -28,7 +28,6 @@ from dissensus.engines.trace import (
     trace,
     work_in,
 )
-from dissensus.members import Members
 from dissensus.objectives.objective import OutputObjective
 from dissensus.training.mesh import MeshStep
 from dissensus.training.state import TrainState
@@ -46,23 +45,19 @@ FanOut = Callable[[Callable[[int], None], int], None]
 Form = Literal["whole", "by member", "in parts", "on mesh"]
 
 
-def form_of(train_step: TrainStep, state: TrainState, concurrent: int | None) -> Form:
+def form_of(train_step: TrainStep, state: TrainState) -> Form:
     """Return how a step is put together: each member on its own where that is the same and faster or asked for."""
     if isinstance(train_step, MeshStep):
         return "on mesh"
-    faster = _faster_apart(train_step.members, state.index.is_cuda)
-    if (faster or concurrent is not None) and why_not_by_member(train_step, state) is None:
+    members, objective, settings = train_step.members, train_step.objective, train_step.settings
+    # Those that convolve do so faster on streams of a GPU.
+    on_streams = state.index.is_cuda and any(isinstance(m, torch.nn.modules.conv._ConvNd) for m in members.modules())
+    faster = on_streams or members.faster_apart
+    if (faster or settings.concurrent_members is not None) and why_not_by_member(train_step, state) is None:
         return "by member"
-    objective = train_step.objective
     on_outputs = isinstance(objective, OutputObjective) and objective.outputs_only
-    in_parts = on_outputs and train_step.settings.accumulate == 1 and train_step.why_not_single is None
+    in_parts = on_outputs and settings.accumulate == 1 and train_step.why_not_single is None
     return "in parts" if faster and in_parts else "whole"
-
-
-def _faster_apart(members: Members, cuda: bool) -> bool:
-    """Whether members run faster each as a program of its own; those that convolve do on streams of a GPU."""
-    on_streams = cuda and any(isinstance(module, torch.nn.modules.conv._ConvNd) for module in members.modules())
-    return on_streams or members.faster_apart
 
 
 def why_not_by_member(train_step: TrainStep, state: TrainState) -> str | None:
@@ -84,22 +79,21 @@ class Replay:
     """A traced step: its programs, bound to the tensors of one state, and run again and again.
 
     Attributes:
-        programs: The traced programs by name: `step`, or `forward`, `judge` and `backward`, and `update` where gradients are exchanged.
+        programs: Programs by name: `step`, or `forward`, `judge` and `backward`, and `update` where gradients are exchanged.
         units: The tensors of each run of a program: every member's, or those of all in one.
         counters: How much the step adds to BatchNorm's counters, by place in the state, where that was taken out of the programs.
     """
 
-    def __init__(self, train_step: TrainStep, state: TrainState, size: int, concurrent: int | None) -> None:
-        self.form = form_of(train_step, state, concurrent)
+    def __init__(self, train_step: TrainStep, state: TrainState, size: int) -> None:
+        self.form = form_of(train_step, state)
         self.train_step, self.state, self.size = train_step, state, size
         self.apart = self.form in ("by member", "in parts")
-        self.programs: dict[str, torch.fx.GraphModule] = {}
+        self.programs: dict[str, Any] = {}
         self.counters: dict[str, int] = {}
         if self.apart:
             self._trace(single_member_step(train_step), state.row(0, train_step.feed.own))
         else:
             self._trace(train_step, state)
-        self.run_program: dict[str, Program] = dict(self.programs)
         counted = [(t, self.counters.get(name)) for name, t in zip(state.names(), state.leaves(), strict=True)]
         self._counted = {n: [t for t, added in counted if added == n] for n in set(self.counters.values())}
         self.bind()
@@ -165,7 +159,7 @@ class Replay:
 
     @property
     def work(self) -> tuple[int, float]:
-        """How many operations a step has, and how many numbers it multiplies and adds."""
+        """How many operations a step has, and how many numbers it multiplies and adds; before it is compiled."""
         counts = [work_in(program) for program in self.programs.values()]
         return sum(count for count, _ in counts), sum(work for _, work in counts)
 
@@ -173,10 +167,10 @@ class Replay:
         """Have the programs compiled when they first run."""
         # Comparing members takes many small kernels. Combined, a step of two heads of fifty took 0.83 of the time on an H200.
         combine = self.state.index.is_cuda and self.form == "whole" and self.train_step.objective.couples
-        self.run_program = {name: compile_program(program, combine) for name, program in self.programs.items()}
+        self.programs = {name: compile_program(program, combine) for name, program in self.programs.items()}
 
     def take(self, state: TrainState, limit: int) -> int:
-        """Take one step; return how many were taken."""
+        """Take one step, or up to `limit` at once where they are one program; return how many."""
         if self.train_step.feed.placed:
             self.bind()
         self.run(in_turn)
@@ -184,8 +178,8 @@ class Replay:
 
     def run(self, fan_out: FanOut) -> None:
         """Take one step, and count it and the passes of BatchNorm layers, for all members at once."""
-        if "step" in self.run_program:
-            fan_out(lambda index: self.run_program["step"](*self.units[index]), len(self.units))
+        if "step" in self.programs:
+            fan_out(lambda index: self.programs["step"](*self.units[index]), len(self.units))
         else:
             self._run_parts(fan_out)
         torch._foreach_add_([self.state.index, self.state.data["position"]], 1)
@@ -193,7 +187,7 @@ class Replay:
             torch._foreach_add_(tensors, amount)
 
     def _run_parts(self, fan_out: FanOut) -> None:
-        step, programs, units = self.train_step, self.run_program, self.units
+        step, programs, units = self.train_step, self.programs, self.units
         results: list[Any] = [None] * len(units)
 
         def forward(index: int) -> None:
@@ -222,17 +216,18 @@ class GraphReplay(Replay):
     """A traced step as one CUDA graph on fixed memory.
 
     Members that convolve run as programs of their own, on streams of their own: vmap would turn their convolutions into
-    grouped ones, which are slower. Others run as one batched program. `concurrent` limits how many members are in flight,
-    and so the memory they need.
+    grouped ones, which are slower. Others run as one batched program. `concurrent_members` limits how many members are in
+    flight, and so the memory they need.
     """
 
-    def __init__(self, train_step: TrainStep, state: TrainState, size: int, concurrent: int | None) -> None:
+    def __init__(self, train_step: TrainStep, state: TrainState, size: int) -> None:
         static = state.with_leaves(state.leaves())
-        for name in train_step.feed.placed:
-            static.data[name] = state.data[name].clone()
-        super().__init__(train_step, static, size, concurrent)
+        if train_step.feed.placed:
+            static.data["batch"] = tree_map(torch.clone, state.data["batch"])
+        super().__init__(train_step, static, size)
         count = len(self.units)
-        self.streams = [torch.cuda.Stream() for _ in range(min(count, concurrent or count))]
+        at_once = min(count, train_step.settings.concurrent_members or count)
+        self.streams = [torch.cuda.Stream() for _ in range(at_once)]
         self.pace = Pace(train_step.total_steps)
         self.steps, self.side = 0, torch.cuda.Stream()
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -240,8 +235,9 @@ class GraphReplay(Replay):
 
     def take(self, state: TrainState, limit: int) -> int:
         """Take one step, or a graph of several once steps turned out to be short."""
-        for name in self.train_step.feed.placed:
-            self.state.data[name].copy_(state.data[name], non_blocking=True)
+        if self.train_step.feed.placed:
+            for held, given in zip(*(tree_leaves(one.data["batch"]) for one in (self.state, state)), strict=True):
+                held.copy_(given, non_blocking=True)
         if self.steps < WARM_UP_STEPS:
             self._warm_up()
             return 1
@@ -275,25 +271,21 @@ class GraphReplay(Replay):
 class Recorded:
     """Traces a step once for each shape of batches and replays it, compiled or not."""
 
-    def __init__(self, train_step: TrainStep, concurrent: int | None = None) -> None:
-        self.train_step, self.concurrent = train_step, concurrent
-        self.name = "captured"
+    def __init__(self, train_step: TrainStep) -> None:
+        self.train_step, self.name = train_step, "captured"
         self.replays: dict[tuple[Any, ...], Replay] = {}
 
     def prepare(self, state: TrainState, size: int) -> Replay:
         """Return the program for batches of this shape, traced when first asked for."""
-        shape = (size, *(state.data[name].shape for name in self.train_step.feed.placed))
+        batch = state.data["batch"] if self.train_step.feed.placed else ()
+        shape = (size, *(leaf.shape for leaf in tree_leaves(batch)))
         if shape not in self.replays:
             # What processes exchange goes between programs, not into a graph.
             graphs = state.index.is_cuda and not isinstance(self.train_step, MeshStep)
             kind = GraphReplay if graphs else Replay
             with alone, no_sources_kept():
-                self.replays[shape] = kind(self.train_step, state, size, self.concurrent)
+                self.replays[shape] = kind(self.train_step, state, size)
         return self.replays[shape]
-
-    def take(self, state: TrainState, size: int, limit: int) -> int:
-        """Take one step, or up to `limit` at once where they are one program; return how many."""
-        return self.prepare(state, size).take(state, limit)
 
 
 # Between two graphs the device waits for about 5 us. Capturing more steps as one takes tens of milliseconds, so it is for
@@ -348,20 +340,21 @@ WORK_A_SECOND = {"cpu": 2e10, "cuda": 3e13}
 COMPILE_GAIN = 1.6
 
 
-def choose_engine(
-    name: str, train_step: TrainStep, state: TrainState, size: int, steps: int, concurrent: int | None = None
-) -> Recorded | None:
+def choose_engine(name: str, train_step: TrainStep, state: TrainState, size: int, steps: int) -> Recorded | None:
     """Return the engine asked for, or by a rule the one that will finish `steps` steps soonest; None for steps as they are written."""
-    free = name == "auto" and concurrent is None
+    concurrent = train_step.settings.concurrent_members is not None
+    free = name == "auto" and not concurrent
     if free and (steps < TRACE_STEPS or not train_step.optimizer.traceable):
         return None
     if concurrent:
         _prepare_by_member(train_step, state, size)
-    engine = Recorded(train_step, concurrent)
+    engine = Recorded(train_step)
     try:
         replay = engine.prepare(state, size)
     except NotTraceableError as problem:
-        reason = _why_untraced(train_step.members, problem)
+        # Members that draw random numbers follow their seeds one by one.
+        reason = getattr(train_step.members, "execution_reason", None) or ""
+        reason = reason if "draws random numbers" in reason else str(problem)
         if not free:
             raise ValueError(f"The step cannot be traced: {reason}. Use engine='eager'.") from problem
         log.info("training runs eagerly: the step cannot be traced (%s)", reason)
@@ -371,12 +364,6 @@ def choose_engine(
         replay.compile()
         engine.name = "compiled"
     return engine
-
-
-def _why_untraced(members: Members, problem: NotTraceableError) -> str:
-    """Say why a step cannot be traced; members that draw random numbers follow their seeds one by one."""
-    reason = getattr(members, "execution_reason", None) or ""
-    return reason if "draws random numbers" in reason else str(problem)
 
 
 def compiling_pays(replay: Replay, steps: int) -> bool:

@@ -6,29 +6,34 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, nullcontext
 from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from dissensus.data.features import CachedFeatures
 from dissensus.data.fingerprints import digest_of, row_hashes
-from dissensus.data.sources import Rows, Triple, triple_of
+from dissensus.data.sources import Rows, triple_of
 from dissensus.data.trees import join_rows
 from dissensus.randomness import bits, derive, fold, permutation, seeded
 
-# The tensors of a batch: inputs, targets, and weights where there are any.
-Parts = tuple[Tensor, ...]
+# A batch or whole data: inputs, targets, and weights where there are any; each a tensor, inputs also a tree of them.
+Parts = tuple[Any, ...]
 Made = TypeVar("Made")
 
 # Batches that wait for the training step, and copies to the device that may be under way.
 _AHEAD, _UNDER_WAY = 3, 2
 # Memory of a batch that is being copied, or was given to the step last, is not written to.
 _SLOTS = _AHEAD + 1 + _UNDER_WAY
+
+
+def parts_of(triple: tuple[Any, Any, Any]) -> Parts:
+    """Return inputs, targets and weights as parts."""
+    return triple if triple[2] is not None else triple[:2]
 
 
 def prefetched(make: Callable[[int], Made], places: range, threads: int = 1) -> Generator[Made, None, None]:
@@ -70,42 +75,44 @@ class Carrier:
         self._wait(0)
 
         def ready(place: int) -> Parts | None:
-            parts = make(place)
+            batch = make(place)
             # Into pinned memory, if it is like the batches before it.
-            return parts if parts is None or not self.slots else tuple(map(_into, self.slots[place % _SLOTS], parts))
+            return batch if batch is None or not self.slots else tree_map(_into, self.slots[place % _SLOTS], batch)
 
         with closing(prefetched(ready, places, threads)) as made:
-            for parts in made:
-                if parts is None:
+            for batch in made:
+                if batch is None:
                     return
-                if self.device.type == "cuda" and not self.slots and not parts[0].is_pinned():
-                    pinned = [
-                        tuple(torch.empty_like(t, device="cpu", pin_memory=True) for t in parts) for _ in range(_SLOTS)
-                    ]
-                    self.slots = pinned
-                yield self.move(parts)
+                if self.device.type == "cuda" and not self.slots and not tree_leaves(batch)[0].is_pinned():
+                    self.slots = [tree_map(_pinned_like, batch) for _ in range(_SLOTS)]
+                yield self.move(batch)
 
-    def move(self, parts: Parts) -> Parts:
+    def move(self, batch: Parts) -> Parts:
         """Return a batch on the device; the host does not wait for the copy."""
-        if self.device.type != "cuda" or any(values.is_cuda for values in parts):
-            return tuple(values.to(self.device) for values in parts)
+        leaves, spec = tree_flatten(batch)
+        if self.device.type != "cuda" or any(values.is_cuda for values in leaves):
+            return tree_unflatten([values.to(self.device) for values in leaves], spec)
         if self.stream is None:
             self.stream = torch.cuda.Stream(self.device)
         with torch.cuda.stream(self.stream):
-            pinned = [values if values.is_pinned() else values.pin_memory() for values in parts]
-            moved = tuple(values.to(self.device, non_blocking=True) for values in pinned)
+            pinned = [values if values.is_pinned() else values.pin_memory() for values in leaves]
+            moved = [values.to(self.device, non_blocking=True) for values in pinned]
             self.under_way.append(self.stream.record_event())
         here = torch.cuda.current_stream(self.device)
         here.wait_event(self.under_way[-1])
         for values in moved:
             values.record_stream(here)
         self._wait(_UNDER_WAY)
-        return moved
+        return tree_unflatten(moved, spec)
 
     def _wait(self, left: int) -> None:
         """Wait until no more than so many copies are under way."""
         while len(self.under_way) > left:
             self.under_way.popleft().synchronize()
+
+
+def _pinned_like(values: Tensor) -> Tensor:
+    return torch.empty_like(values, device="cpu", pin_memory=True)
 
 
 def _into(slot: Tensor, values: Tensor) -> Tensor:
@@ -117,37 +124,30 @@ class Feed(ABC):
     """Where batches come from. Its tensors are part of the training state, from which a step reads its batch.
 
     Attributes:
-        own: Whether each member has batches of its own.
+        own: Whether each member has batches of its own, in orders by `order_keys`.
+        count: How many examples there are, where that is known.
         batch_size: Examples a batch, where that is settled here.
         stride: How far in the order a step is from the one before it.
         as_real: Whether inputs are made float32 where they are less precise.
         steps_per_epoch: Batches in an epoch.
         smallest: Size of the smallest batch, where it is known.
-        tensors: Examples, `position` in the epoch, and `order`, in which a step finds the rows of its batch; without an order the
-            examples are one batch.
-        names: Names of the examples' tensors: inputs, targets, weights.
-        placed: Those of them that are other tensors in each step.
+        placed: Whether `batch` is another one in each step.
+        tensors: `position` in the epoch, `batch`, and `order`, in which a step finds the rows of its batch; without an order
+            `batch` is what the step takes.
     """
 
     own: bool = False
+    order_keys: Tensor
+    count: int
     batch_size: int = 0
     stride: int = 0
     as_real: bool = False
     steps_per_epoch: int
     smallest: int | None = None
+    placed: bool = False
 
     def __init__(self, device: torch.device) -> None:
-        self.tensors = {"position": torch.zeros((), dtype=torch.int64, device=device)}
-        self.names: list[str] = []
-        self.placed: list[str] = []
-
-    def laid_out(self, batch: tuple[Any, Any, Any], prefix: str = "batch") -> Parts:
-        """Return the tensors of a batch, or of whole data, and know how they make one."""
-        leaves, spec = tree_flatten(batch if batch[2] is not None else batch[:2])
-        if not self.names:
-            self.spec = spec
-            self.names += [f"{prefix}.{place}" for place in range(len(leaves))]
-        return tuple(leaves)
+        self.tensors: dict[str, Any] = {"position": torch.zeros((), dtype=torch.int64, device=device)}
 
     def identity(self) -> str:
         """Return a text that tells this data from other data, as far as that is cheap to see."""
@@ -170,28 +170,27 @@ class Feed(ABC):
     def _fill(self, number: int, skip: int) -> Iterator[int]:
         """Have the tensors of each batch in place, one after another, and yield its size."""
 
-    def keep_members(self, keep: Sequence[int]) -> None:  # noqa: B027
+    def keep_members(self, keep: Sequence[int]) -> None:
         """Let go of the data orders of members that are gone, where each has its own."""
+        if self.own:
+            self.order_keys = self.order_keys[list(keep)]
+            self.tensors["order"] = self.tensors["order"][list(keep)].clone()
 
     def alike(self, position: int) -> int:
         """Return how many steps from this place in the epoch on have batches of one size and need nothing but the tensors."""
-        return 1
+        return max(1, self.count // self.batch_size - position) if self.stride else 1
 
 
 class OrderedFeed(Feed):
-    """Arrays in an order that depends on (seed, member, epoch), or on (seed, epoch) if shared."""
+    """Arrays in an order that depends on (seed, member, epoch), or on (seed, epoch) if shared.
 
-    def __init__(
-        self,
-        data: tuple[Any, Tensor, Tensor | None],
-        batch_size: int,
-        order_keys: Tensor,
-        own: bool,
-        drop_last: bool = False,
-    ) -> None:
+    `order_keys` are the keys of the orders: one, or one for each member.
+    """
+
+    def __init__(self, data: Parts, batch_size: int, order_keys: Tensor, drop_last: bool) -> None:
         super().__init__(order_keys.device)
-        self.leaves, self.count = self.laid_out(data, "data"), len(data[0])
-        self.own, self.order_keys = own, order_keys
+        self.data, self.count = data, len(data[0])
+        self.own, self.order_keys = order_keys.ndim > 0, order_keys
         self.sizes = self.cut(self.count, batch_size, drop_last)
 
     def identity(self) -> str:
@@ -199,15 +198,9 @@ class OrderedFeed(Feed):
         step = max(1, self.count // 4096)
         hashes = [
             row_hashes(leaf if isinstance(leaf, Tensor) else leaf[torch.arange(0, self.count, step)])
-            for leaf in self.leaves
+            for leaf in tree_leaves(self.data)
         ]
         return f"{self.count} examples in batches of {self.batch_size}, {digest_of(hashes)}"
-
-    def keep_members(self, keep: Sequence[int]) -> None:
-        """Let go of the data orders of members that are gone."""
-        if self.own:
-            self.order_keys = self.order_keys[list(keep)]
-            self.tensors["order"] = self.tensors["order"][list(keep)].clone()
 
     def order_of(self, number: int) -> Tensor:
         """Return the order of an epoch, `order_keys.shape + (examples,)`."""
@@ -217,19 +210,15 @@ class OrderedFeed(Feed):
 class ArrayFeed(OrderedFeed):
     """Arrays on the device, from which each step gathers its batch."""
 
-    def __init__(self, data: Triple, batch_size: int, order_keys: Tensor, own: bool, drop_last: bool = False) -> None:
-        super().__init__(data, batch_size, order_keys, own, drop_last)
-        self.inputs, self.stride = data[0], self.batch_size
+    def __init__(self, data: Parts, batch_size: int, order_keys: Tensor, drop_last: bool = False) -> None:
+        super().__init__(data, batch_size, order_keys, drop_last)
+        self.stride = self.batch_size
         order = torch.zeros(*order_keys.shape, self.count, dtype=torch.int64, device=data[1].device)
-        self.tensors |= {**dict(zip(self.names, self.leaves, strict=True)), "order": order}
+        self.tensors |= {"batch": data, "order": order}
 
     def _fill(self, number: int, skip: int) -> Iterator[int]:
         self.tensors["order"].copy_(self.order_of(number))
         yield from self.sizes[skip:]
-
-    def alike(self, position: int) -> int:
-        """Return how many batches of the same size follow, this one included."""
-        return max(1, self.count // self.batch_size - position)
 
 
 class HostFeed(OrderedFeed):
@@ -240,20 +229,15 @@ class HostFeed(OrderedFeed):
     """
 
     def __init__(
-        self,
-        data: tuple[Rows, Tensor, Tensor | None],
-        batch_size: int,
-        order_keys: Tensor,
-        own: bool,
-        drop_last: bool = False,
-        threads: int = 2,
+        self, data: Parts, batch_size: int, order_keys: Tensor, drop_last: bool = False, threads: int = 2
     ) -> None:
-        super().__init__(data, batch_size, order_keys, own, drop_last)
+        super().__init__(data, batch_size, order_keys, drop_last)
         self.threads, self.carrier = threads, Carrier(order_keys.device)
-        self.leaves = tuple(leaf.cpu() if isinstance(leaf, Tensor) else leaf for leaf in self.leaves)
+        self.data = tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, data)
         rows, device = order_keys.numel() * self.batch_size, order_keys.device
-        for name, leaf in zip(self.names, self.leaves, strict=True):
-            self.tensors[name] = torch.zeros(rows, *leaf.shape[1:], dtype=leaf.dtype, device=device)
+        self.tensors["batch"] = tree_map(
+            lambda leaf: torch.zeros(rows, *leaf.shape[1:], dtype=leaf.dtype, device=device), data
+        )
         self.tensors["order"] = torch.arange(rows, device=device).reshape(*order_keys.shape, self.batch_size)
 
     def _fill(self, number: int, skip: int) -> Iterator[int]:
@@ -264,13 +248,13 @@ class HostFeed(OrderedFeed):
         def rows(position: int) -> Parts:
             start = position * self.batch_size
             chosen = order[..., start : start + self.sizes[position]].reshape(-1)
-            return tuple(leaf[chosen] for leaf in self.leaves)
+            return tree_map(lambda leaf: leaf[chosen], self.data)
 
         places = range(skip, self.steps_per_epoch)
         with closing(self.carrier.ahead(rows, places, self.threads)) as batches:
-            for position, parts in zip(places, batches, strict=True):
-                for name, values in zip(self.names, parts, strict=True):
-                    self._write(self.tensors[name], values, self.sizes[position])
+            for position, batch in zip(places, batches, strict=True):
+                for pair in zip(tree_leaves(self.tensors["batch"]), tree_leaves(batch), strict=True):
+                    self._write(*pair, self.sizes[position])
                 yield self.sizes[position]
 
     def _write(self, held: Tensor, values: Tensor, size: int) -> None:
@@ -281,20 +265,29 @@ class HostFeed(OrderedFeed):
 
 
 class PlacedFeed(Feed):
-    """Batches from elsewhere that are placed among the tensors one by one; all members share them."""
+    """Batches from elsewhere that are placed among the tensors one by one; all members share them.
+
+    `ahead` says whether a thread takes them while the step before them runs.
+    """
+
+    placed = True
+    ahead = True
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
-        self.carrier, self.placed = Carrier(device), self.names
+        self.carrier = Carrier(device)
 
     def _fill(self, number: int, skip: int) -> Iterator[int]:
-        for parts in self.batches(number, skip):
-            self.tensors.update(zip(self.names, parts, strict=True))
-            yield len(parts[0])
+        taken = self.batches(number, skip)
+        places = range(skip, self.steps_per_epoch)
+        moved = self.carrier.ahead(lambda _: next(taken, None), places) if self.ahead else map(self.carrier.move, taken)
+        for batch in moved:
+            self.tensors["batch"] = batch
+            yield len(batch[0])
 
     @abstractmethod
     def batches(self, number: int, skip: int) -> Iterator[Parts]:
-        """Yield the tensors of each batch, on the device."""
+        """Return each batch of the epoch after the first `skip`, on any device."""
 
 
 class LoaderFeed(PlacedFeed):
@@ -311,30 +304,25 @@ class LoaderFeed(PlacedFeed):
             ) from None
         if self.steps_per_epoch == 0:
             raise ValueError("The training data is empty: the DataLoader gives no batch.")
-        self.loader, self.seed = loader, seed
+        self.loader, self.seed, self.ahead = loader, seed, _loads_elsewhere(loader)
         self.smallest = _smallest(loader, accumulate)
 
     def batches(self, number: int, skip: int) -> Iterator[Parts]:
-        """Yield what the loader gives; its own shuffling is seeded by (seed, epoch)."""
+        """Return what the loader gives; its own shuffling is seeded by (seed, epoch)."""
         with seeded(derive(self.seed, "loader", number), alone=True):
             batches = iter(self.loader)
-        places = range(self.steps_per_epoch)
-        ahead = _loads_elsewhere(self.loader)
-        parts = self.carrier.ahead(lambda _: self._next(batches), places) if ahead else self._here(batches, number)
-        yield from islice(parts, skip, None)
+        return islice(self._joined(batches, number), skip, None)
 
-    def _here(self, batches: Iterator[Any], number: int) -> Iterator[Parts]:
+    def _joined(self, batches: Iterator[Any], number: int) -> Iterator[Parts]:
+        """Yield batches of which each is `accumulate` of the loader's."""
         for position in range(self.steps_per_epoch):
-            # The sampler draws lazily from the global generator: each draw happens under a seed of its own.
-            with seeded(derive(self.seed, "loader", number, position), alone=True):
-                parts = self._next(batches)
-            if parts is None:
+            # A sampler may draw lazily from the global generator: here each draw happens under a seed of its own.
+            draws = seeded(derive(self.seed, "loader", number, position), alone=True)
+            with nullcontext() if self.ahead else draws:
+                taken = [parts_of(triple_of(batch)) for batch in islice(batches, self.accumulate)]
+            if not taken:
                 return
-            yield self.carrier.move(parts)
-
-    def _next(self, batches: Iterator[Any]) -> Parts | None:
-        taken = [self.laid_out(triple_of(batch)) for batch in islice(batches, self.accumulate)]
-        return tuple(join_rows(leaves) for leaves in zip(*taken, strict=True)) if taken else None
+            yield tuple(map(join_rows, zip(*taken, strict=True)))
 
 
 def _loads_elsewhere(loader: DataLoader[Any]) -> bool:
@@ -368,28 +356,26 @@ class DatasetFeed(PlacedFeed):
             raise ValueError("The training data is empty: the Dataset has no items.")
         self.count, self.seed = count, seed
         self.cut(count, batch_size, drop_last)
-        self.items = _SeededBatches(dataset)
         self.jobs: list[Job] = []
+        self.ahead = workers > 0
         # Its processes stay from epoch to epoch; each epoch it goes through the jobs that the list then holds.
-        self.loader: DataLoader[Any] | None = None
-        if workers:
-            options: dict[str, Any] = {"num_workers": workers, "persistent_workers": True, "prefetch_factor": 4}
-            self.loader = DataLoader(
-                self.items, batch_size=None, sampler=self.jobs, generator=torch.Generator(), **options
-            )
+        options: dict[str, Any] = {"num_workers": workers, "persistent_workers": True, "prefetch_factor": 4}
+        self.loader: DataLoader[Any] = DataLoader(
+            _SeededBatches(dataset),
+            batch_size=None,
+            sampler=self.jobs,
+            generator=torch.Generator(),
+            **options if workers else {},
+        )
 
     def batches(self, number: int, skip: int) -> Iterator[Parts]:
-        """Yield items as batches; random transforms in the dataset draw under seeds of (seed, epoch, batch)."""
+        """Return items as batches; random transforms in the dataset draw under seeds of (seed, epoch, batch)."""
         order = permutation(torch.tensor(derive(self.seed, "order", number)), self.count).tolist()
-        places = range(skip, self.steps_per_epoch)
         self.jobs[:] = [
             (derive(self.seed, "items", number, place), order[place * self.batch_size : (place + 1) * self.batch_size])
-            for place in places
+            for place in range(skip, self.steps_per_epoch)
         ]
-        if self.loader is None:
-            return (self.carrier.move(self.laid_out(triple_of(self.items[job]))) for job in self.jobs)
-        loaded = iter(self.loader)
-        return self.carrier.ahead(lambda _: self.laid_out(triple_of(next(loaded))), places)
+        return map(parts_of, map(triple_of, self.loader))
 
 
 Job: TypeAlias = tuple[int, list[int]]
@@ -448,12 +434,12 @@ class FeatureFeed(ArrayFeed):
     as_real = True
 
     def __init__(
-        self, cached: CachedFeatures, y: Tensor, batch_size: int, order_keys: Tensor, own: bool, drop_last: bool = False
+        self, cached: CachedFeatures, y: Tensor, batch_size: int, order_keys: Tensor, drop_last: bool = False
     ) -> None:
         x, count = cached.resident(order_keys.device), cached.num_examples
         self.passes = cached.passes
-        super().__init__((x[:count], y[:count], None), batch_size, order_keys, own, drop_last)
-        self.tensors |= dict(zip(self.names, (x, y), strict=True))
+        super().__init__((x[:count], y[:count]), batch_size, order_keys, drop_last)
+        self.tensors["batch"] = (x, y)
 
     def identity(self) -> str:
         """Return what tells other features apart, and how often the data was gone through for them."""
@@ -502,31 +488,22 @@ class MappedFeed(PlacedFeed):
         )
 
     def batches(self, number: int, skip: int) -> Iterator[Parts]:
-        """Yield batches as the thread brings them."""
-        pairs = self._pairs(number, skip)
+        """Return batches, joined across the ends of buffers."""
+        return islice(self._joined(number), skip, self.steps_per_epoch)
 
-        def make(_: int) -> Parts | None:
-            pair = next(pairs, None)
-            return None if pair is None else self.laid_out((*pair, None))
-
-        return self.carrier.ahead(make, range(skip, self.steps_per_epoch))
-
-    def _pairs(self, number: int, skip: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the epoch's batches after the first `skip`, joined across the ends of buffers."""
-        waiting: list[tuple[Tensor, Tensor]] = []
-        held = position = 0
+    def _joined(self, number: int) -> Iterator[Parts]:
+        waiting: list[Parts] = []
+        missing = self.batch_size
         for x, y, order in self._buffers(number):
-            place = 0
-            while place < len(order):
-                rows = order[place : place + self.batch_size - held]
+            while len(order):
+                rows, order = order[:missing], order[missing:]
                 waiting.append((x.index_select(0, rows), y.index_select(0, rows)))
-                place, held = place + len(rows), held + len(rows)
-                if held == self.batch_size:
-                    if position >= skip:
-                        yield _joined(waiting)
-                    waiting, held, position = [], 0, position + 1
-        if held and self.steps_per_epoch > position >= skip:
-            yield _joined(waiting)
+                missing -= len(rows)
+                if missing == 0:
+                    yield tuple(map(join_rows, zip(*waiting, strict=True)))
+                    waiting, missing = [], self.batch_size
+        if waiting:
+            yield tuple(map(join_rows, zip(*waiting, strict=True)))
 
     def _buffers(self, number: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield the epoch's rows, buffer by buffer, and the order in which to take them."""
@@ -537,17 +514,9 @@ class MappedFeed(PlacedFeed):
         first = bits(torch.tensor(derive(self.seed, "passes")), len(starts)).remainder(passes)
         from_pass = (first + number).remainder(passes).tolist()
         for place in range(0, len(chunks), self.chunks_at_once):
-            spans = [
-                slice(
-                    from_pass[chunk] * count + starts[chunk],
-                    from_pass[chunk] * count + min(starts[chunk] + self.chunk, count),
-                )
-                for chunk in chunks[place : place + self.chunks_at_once]
-            ]
+            spans = []
+            for chunk in chunks[place : place + self.chunks_at_once]:
+                start, stop = starts[chunk], min(starts[chunk] + self.chunk, count)
+                spans.append(slice(from_pass[chunk] * count + start, from_pass[chunk] * count + stop))
             x, y = self.cached.spans(spans), torch.cat([self.y[span] for span in spans])
             yield x, y, permutation(fold(key, place), len(x))
-
-
-def _joined(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    x, y = (join_rows(part) for part in zip(*parts, strict=True))
-    return x, y

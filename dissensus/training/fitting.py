@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,23 +14,12 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from dissensus._checks import explained
 from dissensus._machine import threads_for
-from dissensus._signatures import checked, refuse, whole_number
+from dissensus._signatures import checked, refuse
+from dissensus.data import sources
 from dissensus.data.augment import Augmentation
 from dissensus.data.features import CachedFeatures
 from dissensus.data.files import Loaded, as_data
-from dissensus.data.sources import (
-    Pairs,
-    Rows,
-    Triple,
-    all_inputs,
-    arrays_of,
-    check_labels_fit,
-    check_pair,
-    check_weights,
-    device_named,
-    device_of,
-    weighted_batches,
-)
+from dissensus.data.sources import Pairs, Rows, Triple, device_named, device_of
 from dissensus.data.trees import Batch, describe
 from dissensus.engines.watching import look_at
 from dissensus.members import Members
@@ -39,18 +28,8 @@ from dissensus.objectives import Independent, Likelihood, Objective
 from dissensus.objectives.likelihoods import as_columns, class_axis_of, regression_loss
 from dissensus.objectives.objective import Batches
 from dissensus.randomness import derive, seeded
+from dissensus.training import feeds
 from dissensus.training.engines import EngineName
-from dissensus.training.feeds import (
-    ArrayFeed,
-    DatasetFeed,
-    FeatureFeed,
-    Feed,
-    HostFeed,
-    LoaderFeed,
-    MappedFeed,
-    fits,
-    lives_on,
-)
 from dissensus.training.mesh import mesh_of
 from dissensus.training.optimizers import Factory
 from dissensus.training.schedules import AnySchedule
@@ -64,42 +43,32 @@ class _Wishes:
 
     members: Members
     objective: Objective
-    batch_size: int | None
-    batches: Batches | None
-    drop: bool
-    workers: int
-    seed: int
+    settings: Settings
     device: torch.device
-    accumulate: int
-
-    def __post_init__(self) -> None:
-        if self.batch_size is not None:
-            whole_number("batch_size", self.batch_size, 1)
-        whole_number("workers", self.workers, 0)
 
     @property
     def size(self) -> int:
         """Examples a step: `accumulate` batches of the size asked for."""
-        return (self.batch_size or 128) * self.accumulate
+        return (self.settings.batch_size or 128) * self.settings.accumulate
 
-    def order(self, count: int, wish: Batches) -> tuple[Tensor, bool]:
-        """Return the keys of the orders in which so many examples come, and whether each member has one of its own."""
-        if self.drop and count < self.size:
+    def order(self, count: int, wish: Batches) -> Tensor:
+        """Return the key of the order in which so many examples come, or one for each member's own."""
+        if self.settings.drop_last and count < self.size:
             raise ValueError(
                 f"last_batch='drop' leaves nothing of {count} examples in batches of {self.size}. Make `batch_size` smaller."
             )
-        own = (self.batches or wish) == "own" and self.members.own_batches
-        ids = self.members.member_ids
-        labels = [derive(self.seed, "order", m) for m in ids] if own else derive(self.seed, "order")
-        return torch.tensor(labels, dtype=torch.int64, device=self.device), own
+        own = (self.settings.batches or wish) == "own" and self.members.own_batches
+        ids, seed = self.members.member_ids, self.settings.seed
+        labels = [derive(seed, "order", m) for m in ids] if own else derive(seed, "order")
+        return torch.tensor(labels, dtype=torch.int64, device=self.device)
 
     def only_shared(self, reason: str) -> None:
         """Refuse batches of members' own, for this reason."""
-        if self.batches == "own":
+        if self.settings.batches == "own":
             raise ValueError(reason)
 
 
-def _feed_of(data: Pairs, wishes: _Wishes) -> tuple[Feed, tuple[Any, Tensor]]:
+def _feed_of(data: Pairs, wishes: _Wishes) -> tuple[feeds.Feed, tuple[Any, Tensor]]:
     """Return where batches come from, and a few examples."""
     if wishes.objective.batches == "shared":
         wishes.only_shared(
@@ -107,60 +76,59 @@ def _feed_of(data: Pairs, wishes: _Wishes) -> tuple[Feed, tuple[Any, Tensor]]:
         )
     if isinstance(data, CachedFeatures):
         return _feature_feed(data, wishes)
-    if (arrays := arrays_of(data)) is not None:
+    if (arrays := sources.arrays_of(data)) is not None:
         return _array_feed(*arrays, wishes)
     wishes.only_shared("A Dataset or DataLoader gives shared batches. For batches='own' hand over tensors or arrays.")
+    settings, device = wishes.settings, wishes.device
     if isinstance(data, DataLoader):
-        if wishes.batch_size is not None:
+        if settings.batch_size is not None:
             raise ValueError("A DataLoader has its own batch size; leave `batch_size` out.")
-        return LoaderFeed(data, wishes.seed, wishes.device, wishes.accumulate), _first_of(data, 1)
+        return feeds.LoaderFeed(data, settings.seed, device, settings.accumulate), _first_of(data, 1)
     assert isinstance(data, Dataset)
     if isinstance(data, IterableDataset):
         raise ValueError(
             "An IterableDataset has no length and no order to shuffle. Hand over a DataLoader around one that has a length."
         )
-    feed = DatasetFeed(data, wishes.size, wishes.seed, wishes.device, wishes.drop, wishes.workers)
+    feed = feeds.DatasetFeed(data, wishes.size, settings.seed, device, settings.drop_last, settings.workers)
     return feed, _first_of(data, 2)
 
 
 def _first_of(data: Pairs, batch_size: int) -> tuple[Batch, Tensor]:
     """Return two examples, with the targets of the batch they are of."""
     with seeded(0):
-        x, y, _ = next(iter(weighted_batches(data, batch_size)))
+        x, y, _ = next(iter(sources.weighted_batches(data, batch_size)))
     return x[:2], y
 
 
-def _array_feed(x: Rows, y: Tensor, weights: Tensor | None, wishes: _Wishes) -> tuple[Feed, tuple[Any, Tensor]]:
+def _array_feed(x: Rows, y: Tensor, weights: Tensor | None, wishes: _Wishes) -> tuple[feeds.Feed, tuple[Any, Tensor]]:
     """Return batches of arrays, from the device if they fit there."""
-    check_pair(x, y, "training")
-    check_weights(weights, len(x), "training")
-    weights = None if weights is None else weights.float()
-    objective, device = wishes.objective, wishes.device
+    sources.check_pair(x, y, "training")
+    sources.check_weights(weights, len(x), "training")
+    objective, settings, device = wishes.objective, wishes.settings, wishes.device
     y = _targets(x, y, objective.likelihood)
-    keys, own = wishes.order(len(x), "shared" if wishes.members.prefers_shared_batches else objective.batches)
+    keys = wishes.order(len(x), "shared" if wishes.members.prefers_shared_batches else objective.batches)
     # An objective that measures all inputs first has them read into memory, where that is the device's.
     needs_all = device.type == "cpu" and objective.prepare(x[:2]) is not objective
-    if lives_on(x, device) or needs_all:
-        there = None if weights is None else weights.to(device)
-        feed = ArrayFeed((x.to(device), y.to(device), there), wishes.size, keys, own, wishes.drop)
-        return feed, (x[:2], y)
-    threads = wishes.workers or 2
-    return HostFeed((x, y, weights), wishes.size, keys, own, wishes.drop, threads), (x[:2], y)
+    data = (x, y) if weights is None else (x, y, weights.float())
+    if feeds.lives_on(x, device) or needs_all:
+        there = tuple(part.to(device) for part in data)
+        return feeds.ArrayFeed(there, wishes.size, keys, settings.drop_last), (x[:2], y)
+    return feeds.HostFeed(data, wishes.size, keys, settings.drop_last, settings.workers or 2), (x[:2], y)
 
 
-def _feature_feed(data: CachedFeatures, wishes: _Wishes) -> tuple[Feed, tuple[Batch, Tensor]]:
+def _feature_feed(data: CachedFeatures, wishes: _Wishes) -> tuple[feeds.Feed, tuple[Batch, Tensor]]:
     """Return batches of features, from the device if they fit there."""
     if data.targets is None:
         raise ValueError("These features have no targets to train on. Cache them from data that has labels.")
-    x, device = data.rows(0, 2), wishes.device
+    x, settings, device = data.rows(0, 2), wishes.settings, wishes.device
     y = _targets(x, data.targets, wishes.objective.likelihood)
-    keys, own = wishes.order(data.num_examples, wishes.objective.batches)
-    if fits(data, device):
-        return FeatureFeed(data, y.to(device), wishes.size, keys, own, wishes.drop), (x, y)
+    keys = wishes.order(data.num_examples, wishes.objective.batches)
+    if feeds.fits(data, device):
+        return feeds.FeatureFeed(data, y.to(device), wishes.size, keys, settings.drop_last), (x, y)
     wishes.only_shared(
         "Features that are streamed from their file come in shared batches. For batches='own' raise their `resident_limit`."
     )
-    return MappedFeed(data, y, wishes.size, wishes.seed, device, wishes.drop), (x, y)
+    return feeds.MappedFeed(data, y, wishes.size, settings.seed, device, settings.drop_last), (x, y)
 
 
 def _targets(x: Rows, y: Tensor, likelihood: Likelihood) -> Tensor:
@@ -176,19 +144,11 @@ def _targets(x: Rows, y: Tensor, likelihood: Likelihood) -> Tensor:
     return as_columns(y)
 
 
-def check_outputs(members: Members, x: Batch, y: Tensor, likelihood: Likelihood) -> Tensor:
-    """Run two examples through the members and compare what comes out with what the loss wants."""
-    if next(members.parameters(), None) is None:
-        raise ValueError("There is nothing to train: the members have no parameters.")
-    outputs = _outputs(members, x, "")
-    check_targets(outputs, y, likelihood)
-    return outputs
-
-
-def _outputs(members: Members, x: Batch, which: str) -> Tensor:
+def _outputs(members: Members, x: Batch, which: str = "") -> Tensor:
+    """Return what members make of a few inputs, or say why they cannot run on them."""
     try:
         with evaluation_mode(members), seeded(0):
-            return members(x.to(next(members.parameters()).device))
+            return members(x.to(device_of(members)))
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError, ValueError, IndexError) as problem:
@@ -210,7 +170,7 @@ def check_smallest_batch(members: Members, smallest: int | None, accumulate: int
 
     hooks = [module.register_forward_pre_hook(look) for module in norms]
     try:
-        _outputs(members, x, "")
+        _outputs(members, x)
     finally:
         for hook in hooks:
             hook.remove()
@@ -222,38 +182,35 @@ def check_smallest_batch(members: Members, smallest: int | None, accumulate: int
 
 
 def check_targets(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str = "training") -> None:
-    """Refuse targets that do not fit the members' outputs."""
-    plain, dense = _TARGET_CHECKS[likelihood.kind]
-    if outputs.ndim > 3 and dense is not None:
-        dense(outputs, y, likelihood, name)
-        return
-    if outputs.ndim != 3 and plain in (_check_classes, _check_columns):
+    """Refuse targets that do not fit the members' outputs, `(members, batch, outputs)` or with positions."""
+    kind, has_positions = likelihood.kind, outputs.ndim > 3
+    if kind == "own":
+        few = min(len(y), outputs.shape[1])
+        likelihood.losses(outputs[:, :few], y[:few].to(outputs.device))
+    elif kind == "labels" or (kind == "points" and has_positions):
+        _check_alike(outputs, y, likelihood, name)
+    elif kind == "classes" and has_positions:
+        _check_positions(outputs, y, likelihood, name)
+    elif outputs.ndim != 3:
         raise ValueError(
             f"A member must give (batch, outputs); got (members, batch, ...) = {tuple(outputs.shape)}. "
             "Keep one output axis, also for a single output; flatten further ones."
         )
-    plain(outputs, y, likelihood, name)
-
-
-def _check_own(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str) -> None:
-    """Call a user's own loss on a few targets."""
-    few = min(len(y), outputs.shape[1])
-    likelihood.losses(outputs[:, :few], y[:few].to(outputs.device))
+    elif kind == "classes":
+        _check_classes(outputs, y, name)
+    else:
+        _check_columns(outputs, y, likelihood, name)
 
 
 # What bfloat16, the coarsest format, leaves of a row of probabilities that sums to one: 8 bits of each.
 _ROUNDED = 0.01
 
 
-def _check_classes(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str) -> None:
+def _check_classes(outputs: Tensor, y: Tensor, name: str) -> None:
     """Refuse labels that are no classes, and real targets whose rows are no distributions over classes."""
-    check_labels_fit(y, outputs.shape[-1], name)
+    sources.check_labels_fit(y, outputs.shape[-1], name)
     if not y.is_floating_point():
         return
-    if y.ndim != 2:
-        raise ValueError(
-            f"The {name} targets must be one row of class probabilities for each input; got shape {tuple(y.shape)}. Flatten further axes."
-        )
     sums, lowest = y.sum(-1, dtype=torch.float32), y.amin(-1).float()
     wrong = ((sums - 1).abs() > _ROUNDED) | (lowest < -_ROUNDED)
     if bool(wrong.any()):
@@ -300,30 +257,19 @@ def _check_positions(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: s
     axis = class_axis_of(few, y[:1], likelihood.class_axis)
     counted = y[y != likelihood.ignore_index]
     if len(counted):
-        check_labels_fit(counted, outputs.shape[axis], name)
-
-
-# How targets are checked, by what outputs are: plain ones, (members, batch, outputs), and those with positions, where they can have any.
-_TargetCheck = Callable[[Tensor, Tensor, Likelihood, str], None]
-_TARGET_CHECKS: Mapping[str, tuple[_TargetCheck, _TargetCheck | None]] = {
-    "own": (_check_own, None),
-    "labels": (_check_alike, None),
-    "points": (_check_columns, _check_alike),
-    "classes": (_check_classes, _check_positions),
-    "density": (_check_columns, None),
-}
+        sources.check_labels_fit(counted, outputs.shape[axis], name)
 
 
 def list_batches(validation: Pairs | None, members: Members, likelihood: Likelihood, outputs: Tensor) -> Any:
     """Return validation batches, if there are any, that can be gone through again and again."""
     if validation is None:
         return None
-    arrays = arrays_of(validation)
+    arrays = sources.arrays_of(validation)
     if arrays is None:
         return _Again(validation)
     x, y, weights = arrays
-    check_pair(x, y, "validation")
-    check_weights(weights, len(x), "validation")
+    sources.check_pair(x, y, "validation")
+    sources.check_weights(weights, len(x), "validation")
     y = _targets(x, y, likelihood)
     check_targets(outputs, y, likelihood, "validation")
     _outputs(members, next(iter(x.split(2))), "validation ")
@@ -339,7 +285,9 @@ class _Slices:
     weights: Tensor | None
 
     def __iter__(self) -> Iterator[Triple]:
-        yield from weighted_batches((self.x, self.y) if self.weights is None else (self.x, self.y, self.weights), 2048)
+        yield from sources.weighted_batches(
+            (self.x, self.y) if self.weights is None else (self.x, self.y, self.weights), 2048
+        )
 
 
 class _Again:
@@ -350,7 +298,7 @@ class _Again:
 
     def __iter__(self) -> Any:
         with seeded(0):
-            yield from weighted_batches(self.data, 1024)
+            yield from sources.weighted_batches(self.data, 1024)
 
 
 @checked
@@ -402,11 +350,10 @@ def fit(
         members: The ensemble; it is trained in place and stays on `device`.
         data: A pair (inputs, targets) of tensors or arrays, which move to the device whole where they fit and are fed from
             the host, in the same order, where they do not (memory maps are not read into memory); a path, or what
-            `dissensus.data.files.load` returned; a map-style Dataset; a
-            DataLoader, whose batches (in its own order) all members share; or features of `cache_features`, on which a
-            HeadEnsemble trains its heads. Inputs may be several tensors, as the networks take them: a tuple for `net(a, b)`, a
-            dictionary for `net(a=..., b=...)`. A third part are weights of the examples: a batch's loss is then
-            sum(w · loss) / sum(w).
+            `dissensus.data.files.load` returned; a map-style Dataset; a DataLoader, whose batches (in its own order) all members
+            share; or features of `cache_features`, on which a HeadEnsemble trains its heads. Inputs may be several tensors, as the
+            networks take them: a tuple for `net(a, b)`, a dictionary for `net(a=..., b=...)`. A third part are weights of the
+            examples: a batch's loss is then sum(w · loss) / sum(w).
         objective: What to minimise; by default `Independent()`, and `Independent("mse")` where targets are real numbers, as many as the
             network's outputs. See `dissensus.objectives`.
         epochs: How often the data is gone through.
@@ -472,39 +419,17 @@ def fit(
     """
     members, data, held = as_members(members), _loaded(data, "data"), _loaded(validation, "validation")
     objective = members.adapt(_objective_of(members, data) if objective is None else objective)
-    settings = Settings(
-        epochs=epochs,
-        optimizer=optimizer,
-        lr=lr,
-        weight_decay=weight_decay,
-        optimizer_options=dict(optimizer_options or {}),
-        schedule=schedule,
-        clip_norm=clip_norm,
-        clip_value=clip_value,
-        bf16=precision == "bf16",
-        augment=augment,
-        check_every=check_every,
-        select=select,
-        patience=patience,
-        per_member=per_member,
-        accumulate=accumulate,
-        ema=ema,
-        seed=seed,
-        engine=engine,
-        concurrent_members=concurrent_members,
-        mesh=None if mesh is None else mesh_of(mesh),
-        checkpoint_dir=checkpoint_dir,
-        checkpoint_every=checkpoint_every,
-        resume=resume,
-        on_divergence=on_divergence,
-        progress=progress,
-        callback=callback,
-    )
+    # What a run is asked for are these arguments, by their names.
+    asked = locals() | {
+        "bf16": precision == "bf16",
+        "drop_last": last_batch == "drop",
+        "mesh": None if mesh is None else mesh_of(mesh),
+        "optimizer_options": dict(optimizer_options or {}),
+    }
+    settings = Settings(**{field.name: asked[field.name] for field in fields(Settings)})
     target = device_named(device)
     members.to(target)
     whole, members = members, members.reader(data)
-    if members is not whole:
-        settings = replace(settings, callback=_with_whole(whole, callback))
     if held is not None and whole.reader(held) is not members:
         raise ValueError(
             "Training and validation data must both be inputs of the backbone, or both its cached features. Cache the other "
@@ -512,18 +437,17 @@ def fit(
         )
     for name, side in (*objective.side_data().items(), ("unlabelled", unlabelled)):
         whole.check_beside(data, side, name)
-    drop = last_batch == "drop"
-    wishes = _Wishes(members, objective, batch_size, batches, drop, workers, settings.seed, target, settings.accumulate)
-    feed, sample = _feed_of(data, wishes)
-    outputs = check_outputs(members, *sample, objective.likelihood)
-    check_smallest_batch(members, feed.smallest, settings.accumulate, sample[0])
-    objective = _prepared(objective, feed, sample[0])
-    streams = _streams_of(objective, unlabelled, sample[0], target)
+    feed, (few, targets) = _feed_of(data, _Wishes(members, objective, settings, target))
+    outputs = _outputs(members, few)
+    check_targets(outputs, targets, objective.likelihood)
+    check_smallest_batch(members, feed.smallest, settings.accumulate, few)
+    objective = _prepared(objective, feed, few)
+    streams = _streams_of(objective, unlabelled, few, target)
     held_out = list_batches(held, members, objective.likelihood, outputs)
     watch = CollusionWatch.of(members, data, objective, outputs.shape[2:].numel()) if watch_collusion else None
     trainer = Trainer(members, objective, feed, streams, held_out, settings, watch)
     trainer.result.members = whole.train()
-    with _threads_of(members, sample[0], (feed.batch_size or 128) // settings.accumulate):
+    with _threads_of(members, few, (feed.batch_size or 128) // settings.accumulate):
         run = trainer.run()
     whole.catch_up()
     whole.after_training(data)
@@ -537,7 +461,7 @@ def _loaded(data: Any, name: str) -> Any:
 
 def _objective_of(members: Members, data: Any) -> Objective:
     """Return the objective where none is given: squared errors where float targets cannot be anything else."""
-    arrays = None if isinstance(data, CachedFeatures) else arrays_of(data)
+    arrays = None if isinstance(data, CachedFeatures) else sources.arrays_of(data)
     if arrays is None or not arrays[1].is_floating_point() or not len(arrays[1]):
         return Independent()
     y, x = arrays[1], arrays[0][:2]
@@ -559,10 +483,10 @@ def _threads_of(members: Members, x: Batch, batch_size: int) -> AbstractContextM
     return threads_for(3 * work * batch_size / len(x))
 
 
-def _prepared(objective: Objective, feed: Feed, x: Batch) -> Objective:
+def _prepared(objective: Objective, feed: feeds.Feed, x: Batch) -> Objective:
     """Return the objective with what it measures of all training inputs; `x`: a few of them."""
-    if isinstance(feed, ArrayFeed):
-        return objective.prepare(feed.inputs)
+    if isinstance(feed, feeds.ArrayFeed):
+        return objective.prepare(feed.data[0])
     if objective.prepare(x) is not objective:
         raise ValueError(
             f"{type(objective).__name__} measures all training inputs before it begins (`of_range` of Adversarial, "
@@ -583,7 +507,7 @@ def _streams_of(objective: Objective, unlabelled: Any, x: Batch, device: torch.d
                 f"{name} brings its own unlabelled data. Give it there, or here as `unlabelled`, not both.": brings,
             }
         )
-        streams["unlabelled"] = all_inputs(unlabelled, "unlabelled").to(device)
+        streams["unlabelled"] = sources.all_inputs(unlabelled, "unlabelled").to(device)
     for name, values in streams.items():
         if not name.endswith(".y") and _shapes(values) != _shapes(x):
             raise ValueError(
@@ -600,15 +524,3 @@ def _streams_of(objective: Objective, unlabelled: Any, x: Batch, device: torch.d
 def _shapes(batch: Batch) -> tuple[list[torch.Size], Any]:
     leaves, spec = tree_flatten(batch)
     return [leaf.shape[1:] for leaf in leaves], spec
-
-
-def _with_whole(whole: Members, callback: Callable[[Run], None] | None) -> Callable[[Run], None] | None:
-    """Return a callback that sees the whole ensemble as its heads now are."""
-    if callback is None:
-        return None
-
-    def call(run: Run) -> None:
-        whole.catch_up()
-        callback(run)
-
-    return call

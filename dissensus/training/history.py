@@ -5,7 +5,7 @@ import io
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -55,9 +55,6 @@ class History(Sequence[Row]):
 
     def __len__(self) -> int:
         return len(self.rows)
-
-    def __iter__(self) -> Iterator[Row]:
-        return iter(self.rows)
 
     def __getitem__(self, key: Any) -> Any:
         """Return a column by name, or a row by number."""

@@ -38,12 +38,7 @@ log = logging.getLogger("dissensus")
 
 @dataclass(frozen=True)
 class Mesh:
-    """This process's place among those that train together.
-
-    Attributes:
-        members: Along how many processes the members are spread.
-        data: Along how many each batch is.
-    """
+    """This process's place among those that train together: members are spread over `members` processes, each batch over `data`."""
 
     members: int
     data: int
@@ -86,20 +81,15 @@ class Mesh:
         """Return this process's members' outputs for the whole batch from those for its part."""
         if self.data == 1:
             return outputs
-        padded = _padded(outputs, 1, -(-size // self.data))
-        return torch.cat(_all_gather(padded, self.group("data"), self.data), dim=1)[:, :size]
+        return torch.cat(_all_gather(outputs, self.group("data"), self.data, 1, -(-size // self.data)), dim=1)[:, :size]
 
     def all_members(self, outputs: Tensor, count: int) -> Tensor:
         """Return all members' outputs from those of this process's."""
         if self.members == 1:
             return outputs
-        parts = _all_gather(_padded(outputs, 0, -(-count // self.members)), self.group("members"), self.members)
+        parts = _all_gather(outputs, self.group("members"), self.members, 0, -(-count // self.members))
         sizes = [self.rows(count, rank) for rank in range(self.members)]
         return torch.cat([part[: rows.stop - rows.start] for part, rows in zip(parts, sizes, strict=True)])
-
-    def others(self, count: int) -> "OtherProcesses":
-        """Return what stands for the members that other processes run."""
-        return OtherProcesses(count, self.rows(count), self.group("members"))
 
     def sum_over_data(self, gradient: Tensor) -> Tensor:
         """Return the sum of a gradient over the parts of the batch."""
@@ -183,16 +173,13 @@ def _by_member(name: str, tensor: Tensor, members: "Members") -> bool:
     return tensor.ndim > 0 and name.removeprefix("buffers.") not in members.shared_buffers
 
 
-def _padded(tensor: Tensor, axis: int, length: int) -> Tensor:
-    """Fill up with zeros: parts that are exchanged must be of one size."""
-    missing = [*tensor.shape]
-    missing[axis] = length - tensor.shape[axis]
-    return torch.cat([tensor, tensor.new_zeros(missing)], dim=axis) if missing[axis] else tensor
-
-
-def _all_gather(tensor: Tensor, group: Any, size: int) -> list[Tensor]:
-    parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(size)]
-    dist.all_gather(parts, tensor.contiguous(), group=group)
+def _all_gather(tensor: Tensor, group: Any, size: int, axis: int = 0, length: int | None = None) -> list[Tensor]:
+    """Return the tensors of all processes, filled up with zeros to a length: they must be of one size."""
+    shape = [*tensor.shape]
+    shape[axis] = 0 if length is None else length - shape[axis]
+    tensor = (torch.cat([tensor, tensor.new_zeros(shape)], dim=axis) if shape[axis] else tensor).contiguous()
+    parts = [torch.empty_like(tensor) for _ in range(size)]
+    dist.all_gather(parts, tensor, group=group)
     return parts
 
 
@@ -284,7 +271,7 @@ class MeshStep(TrainStep):
         step, x, y, rows = begun or self._begin(state, size)
         mine, part = self.mesh.rows(self.members.num_trained), self.mesh.part(size)
         if self.mesh.members > 1 and not self.compares:
-            step = replace(step, others=self.mesh.others(self.members.num_trained))
+            step = replace(step, others=OtherProcesses(self.members.num_trained, mine, self.mesh.group("members")))
             if step.own:
                 y, step.weights = y[mine], None if step.weights is None else step.weights[mine]
         gradient = super().judge(state, size, outputs, (step, x, y, None if self.compares else rows))

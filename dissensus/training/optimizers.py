@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from dissensus._signatures import checked, whole_number
 from dissensus.members import Members
 from dissensus.randomness import Noise, derive
+from dissensus.training.state import TrainState
 from dissensus.training.step import ALIGNMENT, SGD, Adam, AdamW, Block, RowOptimizer, Rule
 
 # Bytes of a member's row of parameters. A gradient is put together from those of a row's parameters, which takes twice their
@@ -88,13 +89,11 @@ def check_attached(members: nn.Module, blocks: Sequence[Block]) -> None:
 
 
 RULES: Mapping[str, type[Rule]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
-TORCH_RULES: Mapping[type[Optimizer], type[Rule]] = {
-    torch.optim.SGD: SGD,
-    torch.optim.Adam: Adam,
-    torch.optim.AdamW: AdamW,
-}
+TORCH_RULES: Mapping[type[Optimizer], type[Rule]] = {getattr(torch.optim, r.__name__): r for r in RULES.values()}
 
 Factory = Callable[[Iterable[tuple[str, nn.Parameter]]], Optimizer]
+# One for all members, or one for each.
+Rates = float | Sequence[float]
 
 
 class SeparateOptimizers:
@@ -128,15 +127,7 @@ class SeparateOptimizers:
             home = torch.device("cpu") if value.ndim == 0 else parameter.device
             self._optimizers[int(index)][int(row)].state[parameter][key] = value.to(home, copy=True)
 
-    def update(
-        self,
-        tensors: Mapping[str, Tensor],
-        index: int,
-        values: Tensor,
-        gradient: Tensor,
-        factor: Tensor,
-        rows: Tensor | None,
-    ) -> None:
+    def update(self, state: TrainState, index: int, gradient: Tensor, factor: Tensor, rows: Tensor | None) -> None:
         """Take one step on block `index`, member by member, straight on the block."""
         block = self.blocks[index]
         scale = float(factor)
@@ -165,17 +156,14 @@ def _plain_names(parameters: Mapping[str, nn.Parameter]) -> list[tuple[str, nn.P
     return plain
 
 
-AnyOptimizer = RowOptimizer | SeparateOptimizers
-
-
 def make_optimizer(
     optimizer: str | type[Optimizer] | Factory,
     blocks: Sequence[Block],
     num_members: int,
-    lr: float | Sequence[float],
-    weight_decay: float | Sequence[float] | None,
+    lr: Rates,
+    weight_decay: Rates | None,
     options: Mapping[str, Any],
-) -> AnyOptimizer:
+) -> RowOptimizer | SeparateOptimizers:
     """Make the optimizer that `fit` was asked for: row-wise where its update is elementwise, one a member otherwise."""
     rates = per_member(lr, num_members, "lr", blocks)
     has_complex = any(block.flat.is_complex() for block in blocks)
@@ -219,10 +207,7 @@ def _named_rule(name: str, options: Mapping[str, Any]) -> Rule:
 
 
 def _factory_of(
-    optimizer: type[Optimizer] | Factory,
-    lr: float | Sequence[float],
-    weight_decay: float | Sequence[float] | None,
-    options: Mapping[str, Any],
+    optimizer: type[Optimizer] | Factory, lr: Rates, weight_decay: Rates | None, options: Mapping[str, Any]
 ) -> Factory:
     """Return the function that makes an optimizer of one member's named parameters."""
     if not isinstance(optimizer, type):
@@ -270,7 +255,7 @@ def _columns(factory: Factory, block: Block) -> dict[str, Tensor]:
     return found
 
 
-def per_member(value: float | Sequence[float], count: int, name: str, blocks: Sequence[Block]) -> list[float]:
+def per_member(value: Rates, count: int, name: str, blocks: Sequence[Block]) -> list[float]:
     """Return one number a member."""
     if not isinstance(value, Sequence):
         return [float(value)] * count

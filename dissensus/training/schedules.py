@@ -1,7 +1,7 @@
 """Learning-rate schedules: a factor on the base rate for every step of a run."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import cos, isfinite, pi
 from numbers import Real
@@ -55,8 +55,6 @@ class MultiStep(Schedule):
     factor_each: float = 0.1
 
     def __post_init__(self) -> None:
-        if isinstance(self.milestones, str) or not isinstance(self.milestones, Sequence):
-            raise ValueError(f"`milestones` must be numbers of epochs, such as (30, 60); got {self.milestones!r}.")
         for one in self.milestones:
             real_number("milestones", one)
         real_number("factor_each", self.factor_each)

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 if TYPE_CHECKING:
     from dissensus.training.step import Block
@@ -57,12 +58,12 @@ class TrainState:
     index: Annotated[Tensor, Part("shared", saved=True)]
     plateau: Annotated[Tensor, Part("shared", saved=True)]
     factors: Annotated[Tensor, Part("shared", saved=False)]
-    data: Annotated[dict[str, Tensor], Part("shared", saved=False)]
+    data: Annotated[dict[str, Any], Part("shared", saved=False)]
     streams: Annotated[dict[str, Tensor], Part("shared", saved=False)]
 
     def leaves(self) -> list[Tensor]:
         """Return every tensor, in a fixed order."""
-        return [tensor for part in PARTS for _, tensor in _walk(getattr(self, part))]
+        return tree_leaves([getattr(self, part) for part in PARTS])
 
     def names(self) -> list[str]:
         """Return where each of the leaves is, such as `buffers.net.1.running_mean`."""
@@ -123,7 +124,7 @@ class TrainState:
 
     def _changed(self, change: Callable[[Rows, Tensor], Tensor]) -> "TrainState":
         return replace(
-            self, **{name: _rebuilt(getattr(self, name), partial(change, part.rows)) for name, part in PARTS.items()}
+            self, **{name: tree_map(partial(change, part.rows), getattr(self, name)) for name, part in PARTS.items()}
         )
 
 
@@ -131,17 +132,9 @@ PARTS: dict[str, Part] = {part.name: part.type.__metadata__[0] for part in field
 
 
 def _walk(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of lists and dictionaries with their places."""
-    if isinstance(value, Tensor):
-        yield name, value
+    """Yield the tensors of lists and dictionaries with their places; those of a batch share one."""
+    if not isinstance(value, dict | list):
+        yield from ((name, tensor) for tensor in tree_leaves(value))
         return
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
         yield from _walk(inner, f"{name}.{key}")
-
-
-def _rebuilt(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return {key: _rebuilt(inner, change) for key, inner in value.items()}
-    return [_rebuilt(inner, change) for inner in value]

@@ -6,14 +6,14 @@
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_unflatten
+from torch.utils._pytree import tree_map
 
 from dissensus.data.features import as_real
 from dissensus.data.sources import Triple
@@ -39,11 +39,6 @@ Gradients: TypeAlias = Sequence[Tensor | None]
 ALIGNMENT = 64
 
 
-def aligned_rows(values: Tensor) -> Tensor:
-    """Return one value a row, `(rows,)`, with each row's memory as well aligned as a new tensor's."""
-    return values.new_zeros(len(values), ALIGNMENT)[:, 0].copy_(values)
-
-
 @dataclass
 class TrainStep:
     """Everything about a step that does not change: `step(state, size)` changes the state in place.
@@ -62,9 +57,7 @@ class TrainStep:
 
     # Whether `judge` takes the outputs of all members, whether it asks other processes, and whether gradients are of a part of the
     # batch; see `MeshStep`.
-    compares: bool = field(default=True, init=False)
-    asks_others: bool = field(default=False, init=False)
-    batch_is_cut: bool = field(default=False, init=False)
+    compares, asks_others, batch_is_cut = True, False, False
 
     @cached_property
     def picks(self) -> bool:
@@ -80,8 +73,10 @@ class TrainStep:
         return self.members.why_not_single() or ("the objective picks members" if self.picks else None)
 
     def _rows(self, values: Tensor) -> Tensor:
-        """Return one value a row, laid out for programs of single rows where there may be any: elsewhere it stays in few cache lines."""
-        return aligned_rows(values) if values.ndim == 1 and self.why_not_single is None else values
+        """Return one value a row; where there may be programs of single rows, each aligned in memory as a new tensor is."""
+        if values.ndim != 1 or self.why_not_single is not None:
+            return values
+        return values.new_zeros(len(values), ALIGNMENT)[:, 0].copy_(values)
 
     def initial_state(self, factors: Tensor, streams: Mapping[str, Tensor]) -> TrainState:
         """Return the state before the first step."""
@@ -91,7 +86,7 @@ class TrainStep:
         return TrainState(
             parameters=[block.flat for block in self.blocks],
             optimizer=[{name: self._rows(t) for name, t in slots.items()} for slots in self.optimizer.tensors],
-            averages=[] if self.settings.ema is None else [self._no_average(block.flat) for block in self.blocks],
+            averages=[self._no_average(block.flat) for block in self.blocks if self.settings.ema is not None],
             columns=self.optimizer.columns,
             buffers=dict(self.members.named_buffers()),
             frozen={n: p.detach() for n, p in self.members.named_parameters() if n not in trained},
@@ -282,7 +277,7 @@ class TrainStep:
         """Have the optimizer take its step on every block of parameters."""
         factor, ema = state.factors.index_select(0, state.index.reshape(1)) * state.plateau, self.settings.ema
         for index, gradient in enumerate(self._clipped(gradients, rows)):
-            block, values = self.blocks[index], state.parameters[index]
+            block = self.blocks[index]
             block_rows = rows if block.stacked else None
             if _stays(block, gradient, rows):
                 continue
@@ -290,10 +285,9 @@ class TrainStep:
                 # As for a parameter without a gradient beside others in a row: decay and momentum go on.
                 count = len(block.flat) if block_rows is None else len(block_rows)
                 gradient = block.flat.new_zeros(()).expand(count, block.flat.shape[1])
-            tensors = {**state.optimizer[index], **state.columns[index]}
-            self.optimizer.update(tensors, index, values, gradient, factor, block_rows)
+            self.optimizer.update(state, index, gradient, factor, block_rows)
             if ema is not None:
-                _average(state.averages[index], values, ema, block_rows)
+                _average(state.averages[index], state.parameters[index], ema, block_rows)
 
     def _clipped(self, gradients: Gradients, rows: Tensor | None) -> Gradients:
         """Keep each number of a gradient within the largest value allowed, then scale each member's down to the largest norm."""
@@ -341,17 +335,16 @@ class TrainStep:
             sums[name] = self._rows(torch.zeros(tuple(shape), dtype=torch.float32, device=state.index.device))
 
 
-def read_batch(feed: Feed, data: Mapping[str, Tensor], size: int) -> Triple:
+def read_batch(feed: Feed, data: Mapping[str, Any], size: int) -> Triple:
     """Return inputs, targets and weights (None without any): the rows that the order names, or what the feed placed.
 
     They are `(size, ...)`, or `(members, size, ...)` if members have orders of their own.
     """
-    leaves = [data[name] for name in feed.names]
+    batch = data["batch"]
     if (order := data.get("order")) is not None:
         columns = data["position"] * feed.stride + torch.arange(size, device=order.device)
-        chosen = order.index_select(-1, columns)
-        leaves = [_gathered(leaf, chosen) for leaf in leaves]
-    x, y, *weights = tree_unflatten(leaves, feed.spec)
+        batch = tree_map(partial(_gathered, index=order.index_select(-1, columns)), batch)
+    x, y, *weights = batch
     return as_real(x) if feed.as_real else x, y, weights[0] if weights else None
 
 
@@ -368,19 +361,12 @@ def _drawn(values: Tensor, keys: Tensor, size: int) -> Tensor:
 def _average(average: Mapping[str, Tensor], values: Tensor, decay: float, rows: Tensor | None) -> None:
     """Take values into their exponential average, in place, whose weights sum to one from the first step on."""
     mean, count = average["mean"], average["count"]
-    if rows is not None:
-        values, old, steps = (t.index_select(0, rows) for t in (values, mean, count))
-    else:
-        old, steps = mean, count
+    old, steps = (mean, count) if rows is None else (mean.index_select(0, rows), count.index_select(0, rows))
     steps = steps + 1
-    share = (1 - decay) / (1 - decay ** steps.double())
-    new = old + computed_once(share[:, None].to(old.dtype)) * (values - old)
-    if rows is None:
-        mean.copy_(new)
-        count.copy_(steps)
-    else:
-        mean.index_copy_(0, rows, new)
-        count.index_copy_(0, rows, steps)
+    share = computed_once(((1 - decay) / (1 - decay ** steps.double()))[:, None].to(old.dtype))
+    new = old + share * ((values if rows is None else values.index_select(0, rows)) - old)
+    for whole, part in ((mean, new), (count, steps)):
+        whole.copy_(part) if rows is None else whole.index_copy_(0, rows, part)
 
 
 def _stays(block: "Block", gradient: Tensor | None, rows: Tensor | None) -> bool:
@@ -602,16 +588,9 @@ class RowOptimizer:
             for block in blocks
         ]
 
-    def update(
-        self,
-        tensors: Mapping[str, Tensor],
-        index: int,
-        values: Tensor,
-        gradient: Tensor,
-        factor: Tensor,
-        rows: Tensor | None,
-    ) -> None:
+    def update(self, state: TrainState, index: int, gradient: Tensor, factor: Tensor, rows: Tensor | None) -> None:
         """Take one step on block `index`, in place; `rows` says to which of its rows `gradient` belongs, None: to all."""
+        values, tensors, columns = state.parameters[index], state.optimizer[index], state.columns[index]
         slots = {slot: tensors[slot] for slot in self.slots}
         count, lr, decay = (tensors[name] for name in ("count", "lr", "decay"))
         if rows is None:
@@ -623,8 +602,8 @@ class RowOptimizer:
             count, lr, decay = now, lr.index_select(0, rows), decay.index_select(0, rows)
         rates = (lr * factor)[:, None]
         decays = decay[:, None] if self.decays else None
-        if "column_lr" in tensors:
-            rates, decays = rates * tensors["column_lr"], tensors["column_decay"]
+        if columns:
+            rates, decays = rates * columns["column_lr"], columns["column_decay"]
         given = Given(gradient, count[:, None], rates, decays)
         if rows is None:
             self.rule.update(values, slots, given)

@@ -4,7 +4,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import islice
@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from dissensus._files import only_writer
 from dissensus._signatures import real_number, real_numbers, refuse, whole_number
@@ -22,6 +23,7 @@ from dissensus.members import Members
 from dissensus.members.members import under
 from dissensus.members.stacking import copies_of
 from dissensus.objectives import Objective
+from dissensus.objectives.objective import Batches
 from dissensus.randomness import derive, seeded
 from dissensus.training.checkpoints import CheckpointError, CheckpointFolder, architecture, check_same_run, fingerprint
 from dissensus.training.engines import EngineName, Recorded, choose_engine
@@ -31,7 +33,7 @@ from dissensus.training.mesh import Mesh, MeshStep, check_mesh, training_on
 from dissensus.training.optimizers import Factory, SeparateOptimizers, check_attached, detach, make_optimizer, pack
 from dissensus.training.schedules import AnySchedule, Plateau, factor_table
 from dissensus.training.state import PARTS, TrainState
-from dissensus.training.step import TrainStep
+from dissensus.training.step import Block, TrainStep
 from dissensus.training.validation import NOT_SHOWN, CollusionWatch, Validation, Watch, validate
 
 
@@ -50,6 +52,8 @@ def _or_none(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
 _NUMBERS: Mapping[str, Callable[[str, Any], Any]] = {
     "seed": whole_number,
     "epochs": partial(whole_number, least=1),
+    "batch_size": _or_none(partial(whole_number, least=1)),
+    "workers": partial(whole_number, least=0),
     "checkpoint_every": partial(whole_number, least=1),
     "patience": _or_none(partial(whole_number, least=1)),
     "concurrent_members": _or_none(partial(whole_number, least=1)),
@@ -70,6 +74,10 @@ class Settings:
     """What `fit` was asked for."""
 
     epochs: int
+    batch_size: int | None
+    batches: Batches | None
+    drop_last: bool
+    workers: int
     optimizer: str | type[Optimizer] | Factory
     lr: float | Sequence[float]
     weight_decay: float | Sequence[float] | None
@@ -150,6 +158,9 @@ class Run:
         return f"Run({self.members.num_members} members, {self.epoch} epochs, {self.seconds:.1f} s, engine {self.engine}{found})"
 
 
+# What a checkpoint keeps of a run, beside its history.
+_KEPT = ("epoch", "step", "engine", "seconds", "stopped_early", "dropped")
+
 log = logging.getLogger("dissensus")
 
 # Tracing a step takes as long as some hundred eager ones, and a program its memory: so many shapes of batches are traced.
@@ -179,6 +190,7 @@ class Trainer:
         self.folder = None if settings.checkpoint_dir is None else CheckpointFolder(settings.checkpoint_dir)
         self.good: dict[str, Tensor] | None = None
         self.state: TrainState
+        self.blocks: list[Block] = []
         self.checked_step = self.shared_step = 0
         # Shapes of an example in the order they came: those of padded batches differ.
         self.shapes: list[str] = []
@@ -207,15 +219,11 @@ class Trainer:
                 ),
             }
         )
-        columns = self._columns()
+        measured = ["loss", "accuracy"] if self.objective.likelihood.kind in ("classes", "labels") else ["loss"]
+        of_whom = ["validation"] if settings.per_member else ["ensemble", "validation"]
+        columns = [f"{whose}_{what}" for what in measured for whose in of_whom]
         if settings.select is not None and settings.select not in columns:
             raise ValueError(f"`select` must be one of {', '.join(columns)}; got {settings.select!r}.")
-
-    def _columns(self) -> list[str]:
-        """Return the columns of the history by which weights can be selected."""
-        measured = ["loss", "accuracy"] if self.objective.likelihood.kind in ("classes", "labels") else ["loss"]
-        of_whom = ["validation"] if self.settings.per_member else ["ensemble", "validation"]
-        return [f"{whose}_{what}" for what in measured for whose in of_whom]
 
     @torch.enable_grad()
     def run(self) -> Run:
@@ -225,17 +233,15 @@ class Trainer:
         beside = nullcontext() if mesh is None else training_on(mesh, self.members)
         # Networks may draw from global generators.
         with alone, beside, seeded(derive(self.settings.seed, "run")):
-            self._set_up()
-            self.members.train()
-            show = self.settings.progress if self.writes else False
-            progress = Progress(self.total_steps, self.settings.epochs, result.step, show=show)
             try:
-                self._loop(progress)
+                self._set_up()
+                show = self.settings.progress if self.writes else False
+                with closing(Progress(self.total_steps, self.settings.epochs, result.step, show=show)) as self.progress:
+                    self._loop()
             finally:
-                progress.close()
                 if self.good is not None:
                     self.state.load(self.good)
-                detach(self.members, self.step.blocks)
+                detach(self.members, self.blocks)
         asked = self.settings.engine
         result.engine = result.engine or ("eager" if asked == "auto" else asked)
         return result
@@ -246,31 +252,28 @@ class Trainer:
         self._build()
         if stored is not None:
             self._restore(*stored)
+        self.members.train()
         if self.settings.mesh is not None:
             # Nobody writes into the folder while others still read it.
             self.settings.mesh.wait()
 
     def _build(self) -> None:
         settings, members = self.settings, self.members
-        blocks = pack(members)
-        try:
-            lr, decay = self._left(settings.lr), self._left(settings.weight_decay)
-            optimizer = make_optimizer(
-                settings.optimizer, blocks, members.num_trained, lr, decay, settings.optimizer_options
+        self.blocks = pack(members)
+        lr, decay = self._left(settings.lr), self._left(settings.weight_decay)
+        optimizer = make_optimizer(
+            settings.optimizer, self.blocks, members.num_trained, lr, decay, settings.optimizer_options
+        )
+        factors = factor_table(settings.schedule, settings.epochs, self.feed.steps_per_epoch)
+        recorded = settings.engine not in ("auto", "eager") or settings.concurrent_members is not None
+        if recorded and not optimizer.traceable:
+            raise ValueError(
+                f"engine={settings.engine!r} needs sgd, adam or adamw; other optimizers run with engine='eager'."
             )
-            factors = factor_table(settings.schedule, settings.epochs, self.feed.steps_per_epoch)
-            recorded = settings.engine not in ("auto", "eager") or settings.concurrent_members is not None
-            if recorded and not optimizer.traceable:
-                raise ValueError(
-                    f"engine={settings.engine!r} needs sgd, adam or adamw; other optimizers run with engine='eager'."
-                )
-            if settings.per_member and isinstance(optimizer, SeparateOptimizers):
-                raise ValueError("per_member=True needs sgd, adam or adamw, whose members have rates of their own.")
-        except Exception:
-            detach(members, blocks)
-            raise
+        if settings.per_member and isinstance(optimizer, SeparateOptimizers):
+            raise ValueError("per_member=True needs sgd, adam or adamw, whose members have rates of their own.")
         kind = TrainStep if settings.mesh is None else MeshStep
-        self.step = kind(members, self.objective, blocks, optimizer, self.feed, self.total_steps, settings)
+        self.step = kind(members, self.objective, self.blocks, optimizer, self.feed, self.total_steps, settings)
         self.state = self.step.initial_state(factors, self.streams)
         if settings.mesh is not None:
             check_mesh(settings.mesh, members, self.objective, self.step.picks)
@@ -283,19 +286,19 @@ class Trainer:
             return values
         return [values[self.first_ids.index(member)] for member in self.members.member_ids]
 
-    def _loop(self, progress: Progress) -> None:
+    def _loop(self) -> None:
         result = self.result
         self.clock = time.monotonic()
         while not self._has_ended():
-            self._go_through_data(progress)
+            self._go_through_data()
             if not result.stopped_early:
                 result.epoch += 1
                 self.members.after_epoch(result.epoch, self.settings.epochs)
                 if self.settings.check_every == "epoch":
-                    self._check(progress)
+                    self._check()
             if last := self._has_ended():
                 if self.checked_step < result.step:
-                    self._check(progress)
+                    self._check()
                 self._swap_averages()
             if self.folder is not None and (last or result.epoch % self.settings.checkpoint_every == 0):
                 self._share()
@@ -305,16 +308,16 @@ class Trainer:
     def _has_ended(self) -> bool:
         return self.result.stopped_early or self.result.epoch >= self.settings.epochs
 
-    def _go_through_data(self, progress: Progress) -> None:
+    def _go_through_data(self) -> None:
         """Take the steps of one epoch that are left, until patience runs out."""
         result, every = self.result, self.settings.check_every
         sizes = self.feed.epoch(result.epoch, result.step % self.feed.steps_per_epoch)
         for size in sizes:
             ahead = self._take_steps(size) - 1
             deque(islice(sizes, ahead), maxlen=0)
-            progress.update(result.step, result.epoch + 1)
+            self.progress.update(result.step, result.epoch + 1)
             if every != "epoch" and result.step % every == 0:
-                self._check(progress)
+                self._check()
                 if result.stopped_early:
                     break
 
@@ -327,7 +330,7 @@ class Trainer:
             limit = self.feed.alike(self.result.step % self.feed.steps_per_epoch)
             if (every := self.settings.check_every) != "epoch":
                 limit = min(limit, every - self.result.step % every)
-            taken = engine.take(self.state, size, limit)
+            taken = engine.prepare(self.state, size).take(self.state, limit)
         self.result.step += taken
         return taken
 
@@ -337,7 +340,7 @@ class Trainer:
         if not self.chosen:
             if asked != "eager" or settings.concurrent_members is not None:
                 left = self.total_steps - self.result.step
-                self.engine = choose_engine(asked, self.step, self.state, size, left, settings.concurrent_members)
+                self.engine = choose_engine(asked, self.step, self.state, size, left)
             self.chosen, self.result.engine = True, "eager" if self.engine is None else self.engine.name
         return self.engine
 
@@ -346,7 +349,8 @@ class Trainer:
         # In the first one members decide how they run, and the objective shows what it logs. Checkpoints keep the shapes.
         if self.settings.concurrent_members is not None:
             return False
-        shape = " ".join(str(list(self.feed.tensors[name].shape[1:])) for name in self.feed.placed)
+        batch = self.feed.tensors["batch"] if self.feed.placed else ()
+        shape = " ".join(str(list(leaf.shape[1:])) for leaf in tree_leaves(batch))
         known = shape in self.shapes
         if not known:
             self.shapes.append(shape)
@@ -355,7 +359,7 @@ class Trainer:
                 log.info(text, PROGRAMS)
         return not known or self.shapes.index(shape) >= PROGRAMS
 
-    def _check(self, progress: Progress) -> None:
+    def _check(self) -> None:
         """Read the sums, validate, and decide what follows."""
         self.checked_step = self.result.step
         self._share()
@@ -370,27 +374,29 @@ class Trainer:
             seen = validate(self.members, self.validation, self.objective.likelihood, self.collusion)
             per_member, whole = per_member | seen[0], whole | seen[1]
         if self.collusion is not None:
-            whole |= self._look_for_collusion(self.collusion, progress)
+            whole |= self._look_for_collusion(self.collusion)
         head = {"epoch": -(-self.result.step // self.feed.steps_per_epoch), "step": self.result.step}
         self.result.history.add(head, self.members.member_ids, per_member, whole)
         if self.folder is not None and self.writes:
             self.result.history.save(self.folder.folder / "history.csv")
         values = {name: mean_of(v) for name, v in per_member.items()} | whole
-        progress.values({name: value for name, value in values.items() if name not in NOT_SHOWN})
+        self.progress.values({name: value for name, value in values.items() if name not in NOT_SHOWN})
         self._select(values, per_member)
         self._swap_averages()
         if self.settings.callback is not None:
+            if self.result.members is not self.members:
+                self.result.members.catch_up()
             self.settings.callback(self.result)
             if not self.members.training:
                 self.members.train()
-            check_attached(self.members, self.step.blocks)
+            check_attached(self.members, self.blocks)
         self.clock = time.monotonic()
 
-    def _look_for_collusion(self, watch: CollusionWatch, progress: Progress) -> dict[str, float]:
+    def _look_for_collusion(self, watch: CollusionWatch) -> dict[str, float]:
         found, warning = watch.check(self.members, self.result.history)
         if warning:
             log.warning("step %d: %s", self.result.step, warning)
-            progress.note(f"step {self.result.step}: {warning}")
+            self.progress.note(f"step {self.result.step}: {warning}")
         return found
 
     def _share(self) -> None:
@@ -439,11 +445,9 @@ class Trainer:
         bad = torch.zeros(count, dtype=torch.bool, device=self.state.index.device)
         if (losses := self.state.sums.get("loss")) is not None:
             bad |= ~torch.isfinite(losses)
-        for block in self.step.blocks:
-            # One pass and no temporary as large as all weights; the sum of finite values may overflow.
-            broken = ~torch.isfinite(block.flat.sum(1))
-            if bool(broken.any()):
-                broken[broken.clone()] = ~torch.isfinite(block.flat[broken]).all(1)
+        for block in self.blocks:
+            # The largest size in each row: one pass, and no temporary as large as all weights.
+            broken = ~torch.isfinite(torch.linalg.vector_norm(block.flat, torch.inf, dim=1))
             bad[list(block.members) if block.members is not None else slice(None)] |= broken
         return bad.nonzero().flatten().tolist()
 
@@ -457,7 +461,7 @@ class Trainer:
         if self.settings.mesh is not None:  # those that are left are spread anew
             others = tuple(part for part in PARTS if part != "optimizer")
             self.settings.mesh.share(self.state.saved(without=others), self.members)
-        old_state, old_blocks = self.state, self.step.blocks
+        old_state, old_blocks = self.state, self.blocks
         self.members.keep_members(keep)
         self.feed.keep_members(keep)
         self._build()
@@ -519,7 +523,7 @@ class Trainer:
                 continue
             assert self.good is not None
             self._copy_member(place, self.good, self.state.weights())
-            for index, block in enumerate(self.step.blocks):
+            for index, block in enumerate(self.blocks):
                 for row in block.rows_of([place]):
                     self.state.optimizer[index]["lr"][row] = 0.0
                     if self.state.averages:
@@ -530,7 +534,7 @@ class Trainer:
         for name, tensor in target.items():
             part, _, rest = name.partition(".")
             if part == "parameters":
-                rows = self.step.blocks[int(rest)].rows_of([place])
+                rows = self.blocks[int(rest)].rows_of([place])
                 tensor[rows] = source[name][rows]
             elif not self.members.stacked:
                 if rest.startswith(f"nets.{place}."):
@@ -547,14 +551,9 @@ class Trainer:
             "settings": self.identity,
             "architecture": self.architecture,
             "members": list(self.members.member_ids),
-            "dropped": self.result.dropped,
-            "epoch": self.result.epoch,
-            "step": self.result.step,
-            "engine": self.result.engine,
+            **{name: getattr(self.result, name) for name in _KEPT},
             "decisions": self.members.all_decisions(),
             "shapes": self.shapes,
-            "seconds": self.result.seconds,
-            "stopped_early": self.result.stopped_early,
             "watch": asdict(self.watch),
             "watches": [asdict(watch) for watch in self.watches],
             "plateau": asdict(self.plateau),
@@ -602,10 +601,11 @@ class Trainer:
 
     def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Go on from what `_tensors` and `_save` wrote."""
-        separate, good = _taken_out(tensors, "separate."), _taken_out(tensors, "good.")
+        separate, good = under("separate.", tensors), under("good.", tensors)
+        own = {name: tensor for name, tensor in tensors.items() if not name.startswith(("separate.", "good."))}
         for name, tensor in under("sums.", tensors).items():
             self.step.make_sum(self.state, name, tensor.shape)
-        if (stranger := self.state.load(tensors)) is not None:
+        if (stranger := self.state.load(own)) is not None:
             raise CheckpointError(
                 f"The checkpoint in {self.settings.checkpoint_dir} was written by another version of dissensus, which laid "
                 f"tensors out differently ({stranger}). Begin again in another folder, or go on with that version."
@@ -616,15 +616,10 @@ class Trainer:
         result = self.result
         result.history = History(facts["history"])
         self.checked_step = max((int(row["step"]) for row in facts["history"]), default=0)
-        for name in ("epoch", "step", "engine", "seconds", "stopped_early", "dropped"):
+        for name in _KEPT:
             setattr(result, name, facts[name])
         self.members.decide_as(facts.get("decisions", {}))
         self.shapes = facts.get("shapes", [""])
         self.watch, self.plateau = Watch(**facts["watch"]), Watch(**facts["plateau"])
         self.watches = [Watch(**watch) for watch in facts["watches"]]
         result.best, result.best_step = self.watch.best, self.watch.best_step
-
-
-def _taken_out(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Remove what has names that begin so; return it by the rest of its names."""
-    return {name.removeprefix(prefix): tensors.pop(name) for name in list(tensors) if name.startswith(prefix)}

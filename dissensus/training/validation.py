@@ -34,15 +34,9 @@ _LARGEST_OUTPUTS = 4_000_000
 
 @dataclass(frozen=True)
 class CollusionWatch:
-    """What a run is watched by.
+    """What a run is watched by: a sample of the training data on the device, and how the members' outputs for it are judged.
 
-    Attributes:
-        x: Inputs of the sample, on the device.
-        y: Their targets.
-        loss: How outputs are judged: the objective's loss for classes, the squared error of predictions otherwise.
-        average: What the ensemble averages.
-        weights: Weights of the members, or None.
-        density: Whether outputs are (mean, rho), of which the mean is judged.
+    The loss is the objective's for classes, else the squared error of predictions: where outputs are (mean, rho), of the means.
     """
 
     x: Batch
@@ -116,11 +110,12 @@ def _sample(data: Pairs, size: int) -> tuple[Batch, Tensor]:
         if isinstance(data, DataLoader | CachedFeatures):
             return _first(data, size)
         arrays = arrays_of(data)
+        count: int = len(data if arrays is None else arrays[0])  # type: ignore[arg-type]
+        rows = torch.linspace(0, count - 1, min(count, size), dtype=torch.float64).round().long()
         if arrays is not None:
-            rows = _spread(len(arrays[0]), size)
             return arrays[0][rows], arrays[1][rows]
         assert isinstance(data, Dataset)
-        return collate(data, _spread(len(data), size).tolist())[:2]  # type: ignore[arg-type]
+        return collate(data, rows.tolist())[:2]
 
 
 def _first(data: Pairs, size: int) -> tuple[Batch, Tensor]:
@@ -130,10 +125,6 @@ def _first(data: Pairs, size: int) -> tuple[Batch, Tensor]:
         if sum(len(x) for x, _ in parts) >= size:
             break
     return join_rows([x for x, _ in parts])[:size], torch.cat([y for _, y in parts])[:size]
-
-
-def _spread(count: int, size: int) -> Tensor:
-    return torch.linspace(0, count - 1, min(count, size), dtype=torch.float64).round().long()
 
 
 Validation = Iterable[Triple]
