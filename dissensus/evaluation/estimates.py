@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dissensus._machine import one_thread
-from dissensus.evaluation.results import LEVEL, Kind, Number, Reliability
+from dissensus.evaluation.results import ID, LEVEL, Kind, Number, Reliability
 from dissensus.metrics import OOD_METRICS, confidence_reliability, risk_coverage_area, smooth_ece
 from dissensus.randomness import derive
 
@@ -39,57 +39,60 @@ class Statistic:
     resampled: Callable[[Draws], Tensor]
 
 
-def mean_statistic(
-    numbers: Sequence[Number], drawn: str, values: Tensor, *, root: bool = False, sizes: Tensor | None = None
-) -> Statistic:
-    """Return numbers that are means (or their roots) of `values`, `(numbers, inputs)`, which are sums where inputs have `sizes`."""
+# Metrics that are roots of a mean.
+ROOTS = frozenset({"rmse"})
+
+
+def mean_statistic(numbers: Sequence[Number], drawn: str, values: Tensor, sizes: Tensor | None = None) -> Statistic:
+    """Return numbers that are means of `values`, `(numbers, inputs)`, which are sums where inputs have `sizes`; or, all of them, roots."""
     values, sizes = values.float(), None if sizes is None else sizes.float()
 
     def resampled(draws: Draws) -> Tensor:
         counts = draws[drawn]
         means = values @ counts / (len(counts) if sizes is None else sizes @ counts)
-        return means.sqrt() if root else means
+        return means.sqrt() if numbers[0].metric in ROOTS else means
 
     return Statistic(numbers, resampled)
 
 
 @dataclass(frozen=True)
 class SetNumbers:
-    """Makes the statistics of one set; those of a corruption follow the draws of the clean inputs it was made of."""
+    """Makes the statistics of one set."""
 
     kind: Kind
     set: str
     severity: int | None = None
-    drawn: str = ""
+
+    @property
+    def drawn(self) -> str:
+        """The set whose draws are followed: of a corruption the clean inputs that it was made of."""
+        return ID if self.kind == "corruption" else self.set
 
     def number(self, metric: str, value: float = 0.0, score: str | None = None, member: int | None = None) -> Number:
         """Return a number about this set."""
         return Number(metric, self.set, self.kind, value, score, self.severity, member)
 
-    def means(
-        self, named: Sequence[Number], columns: Tensor, *, root: bool = False, sizes: Tensor | None = None
-    ) -> Statistic:
+    def means(self, named: Sequence[Number], columns: Tensor, sizes: Tensor | None = None) -> Statistic:
         """Return the means of rows of `columns`, as `mean_statistic` has them."""
         found = columns.double().mean(-1)
         if sizes is not None:
             found = columns.double().sum(-1) / (float(sizes.double().sum()) or 1.0)
-        values = (found.sqrt() if root else found).tolist()
+        values = (found.sqrt() if named[0].metric in ROOTS else found).tolist()
         numbers = [replace(number, value=value) for number, value in zip(named, values, strict=True)]
-        return mean_statistic(numbers, self.drawn or self.set, columns, root=root, sizes=sizes)
+        return mean_statistic(numbers, self.drawn, columns, sizes)
 
-    def metrics(self, values: Mapping[str, Tensor], *, root: bool = False, sizes: Tensor | None = None) -> Statistic:
+    def metrics(self, values: Mapping[str, Tensor], sizes: Tensor | None = None) -> Statistic:
         """Return one number for each metric, the mean of its value per input."""
         columns = torch.stack([column.double() for column in values.values()])
-        return self.means([self.number(metric) for metric in values], columns, root=root, sizes=sizes)
+        return self.means([self.number(metric) for metric in values], columns, sizes)
 
     def scores(self, names: Sequence[str], scores: Tensor) -> Statistic:
         """Return the mean of each score, `(scores, inputs)`."""
         return self.means([self.number("mean", score=score) for score in names], scores)
 
-    def members(self, metric: str, values: Tensor, *, root: bool = False, sizes: Tensor | None = None) -> Statistic:
+    def members(self, metric: str, values: Tensor, sizes: Tensor | None = None) -> Statistic:
         """Return a metric of each member, from values `(members, inputs)`."""
-        named = [self.number(metric, member=place) for place in range(len(values))]
-        return self.means(named, values, root=root, sizes=sizes)
+        return self.means([self.number(metric, member=place) for place in range(len(values))], values, sizes)
 
     def calibration_error(self, confidence: Tensor, correct: Tensor) -> Statistic:
         """Return the expected calibration error in bins of equal width, those of `metrics.ece`."""
@@ -97,7 +100,7 @@ class SetNumbers:
         gaps = (confidence - correct.to(confidence)).float()
 
         def resampled(draws: Draws) -> Tensor:
-            counts = draws[self.drawn or self.set]
+            counts = draws[self.drawn]
             totals = counts.new_zeros(_BINS, counts.shape[1]).index_add_(0, place, counts * gaps[:, None])
             return totals.abs().sum(0, keepdim=True) / len(counts)
 

@@ -18,6 +18,15 @@ from dissensus.diagnostics import Finding
 Kind = Literal["id", "shifted", "ood", "group", "corruption", "corruptions"]
 Task = Literal["classification", "labels", "density", "points", "own"]
 
+# What is measured of each member.
+MEMBER_METRICS: Mapping[Task, str] = {
+    "classification": "accuracy",
+    "labels": "label_accuracy",
+    "density": "rmse",
+    "points": "rmse",
+    "own": "loss",
+}
+
 Found = TypeVar("Found")
 
 LEVEL = 0.95
