@@ -170,7 +170,6 @@ def bands(
         label: Name of the mean in the legend.
 
     Example:
-        >>> from dissensus.plots import panels
         >>> figure, (ax,) = panels()
         >>> bands([0.0, 1.0], [0.0, 1.0], [1.0, 1.0], ax)
         >>> len(ax.collections)

@@ -12,8 +12,7 @@ from dissensus.diagnostics.findings import advice, readings, verdict
 from dissensus.evaluation import Evaluation
 from dissensus.evaluation.tables import short
 from dissensus.html import Block, Picture, Section, Table, Text, write_page
-from dissensus.plots import panels
-from dissensus.plots.diagnosis import diversity_accuracy, drop_curve, error_curves, offset_bars
+from dissensus.plots import diversity_accuracy, drop_curve, error_curves, offset_bars, panels
 
 Runs = Sequence[Evaluation]
 
