@@ -307,7 +307,7 @@ class Evaluation:
         Returns:
             The number; `.value` is its value, `.low` and `.high` are the ends of its interval.
         """
-        found = find(self.numbers, metric, set, score, severity, member, label)
+        found = find(self.numbers, metric, set, score=score, severity=severity, member=member, label=label)
         if found is not None:
             return found
         known = sorted({number.metric for number in self.numbers if number.set == set})
@@ -354,19 +354,11 @@ class Evaluation:
             raise ValueError(f"{path} holds no evaluation that can be read: {error}. Evaluate again.") from None
 
 
-def find(
-    numbers: Iterable[Found],
-    metric: str,
-    set: str = ID,
-    score: str | None = None,
-    severity: int | None = None,
-    member: int | None = None,
-    label: int | None = None,
-) -> Found | None:
+def find(numbers: Iterable[Found], metric: str, set: str = ID, **about: str | int | None) -> Found | None:
     """Return the number, or the difference of two, that is about all this; None where it was not measured."""
-    wanted = (metric, set, score, severity, member, label)
-    about = attrgetter("metric", "set", "score", "severity", "member", "label")
-    return next((number for number in numbers if about(number) == wanted), None)
+    wanted = (metric, set, *(about.get(name) for name in ("score", "severity", "member", "label")))
+    own = attrgetter("metric", "set", "score", "severity", "member", "label")
+    return next((number for number in numbers if own(number) == wanted), None)
 
 
 def floats(values: Sequence[float] | NDArray[Any]) -> tuple[float, ...]:
