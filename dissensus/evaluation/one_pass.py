@@ -74,12 +74,9 @@ def evaluate(
     """Measure an ensemble: every score and metric on every set, from one prediction of each input.
 
     Sets are read batch by batch; of each input there stay about 4 bytes a score and 28 beside, however many members and
-    classes there are. Member outputs stay only of (some of) the known inputs, until the members are diagnosed.
-
-    Intervals are 95 % bootstrap intervals over inputs, by the percentiles of the replicates; for `ece` and
-    `smooth_ece`, which count noise as error, replicates are reflected around the estimate. A corrupted image is
-    resampled together with the clean one it came from. Averages over corruptions and over the sets of a group are means
-    of the single values, never values of pooled inputs.
+    classes there are. Intervals are 95 % bootstrap intervals over inputs, by the percentiles of the replicates; for `ece` and
+    `smooth_ece`, which count noise as error, these are reflected around the estimate. Averages over corruptions and over the
+    sets of a group are means of the single values, never values of pooled inputs.
 
     Args:
         members: The ensemble; it is left in the mode (training or evaluation) in which it came.
@@ -163,6 +160,7 @@ def evaluate(
     task = reader.task
     numbers, replicates = _numbers(task, samples, checked, bootstrap, seed)
     num_outputs = task.num_outputs(reader.shape[1])
+    curves = [task.reliability(part.name, part.columns) for part in samples if part.info.kind != "ood"]
     return Evaluation(
         name=name,
         task=task.task,
@@ -178,7 +176,7 @@ def evaluate(
         groups=checked,
         numbers=tuple(numbers),
         replicates=replicates,
-        reliability=tuple(_reliability(task, samples)),
+        reliability=tuple(curve for curve in curves if curve is not None),
         rocs=tuple(_rocs(task, samples)),
         histograms=tuple(_histograms(task, samples)),
         gallery=tuple(chain.from_iterable(part.disputed for part in samples)),
@@ -291,11 +289,6 @@ def _examples(task: Task, samples: Sequence[Sample], num_outputs: int) -> tuple[
         scores = {name: values.pop(name) for name in shown}
         found.append(results.Examples(part.name, tuple(order.tolist()), **values, scores=scores))
     return tuple(found)
-
-
-def _reliability(task: Task, samples: Sequence[Sample]) -> Iterable[results.Reliability]:
-    curves = (task.reliability(part.name, part.columns) for part in samples if part.info.kind != "ood")
-    return (curve for curve in curves if curve is not None)
 
 
 def _rocs(task: Task, samples: Sequence[Sample]) -> Iterable[results.Roc]:

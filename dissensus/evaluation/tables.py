@@ -95,7 +95,8 @@ def title_with_unit(name: str, target: str) -> str:
 
 def prediction_table(results: Sequence[Evaluation]) -> Cells:
     """Return how good predictions are, set by set and run by run."""
-    metrics = _measured(results)
+    found = {number.metric for result in results for number in result.numbers}
+    metrics = [name for name in _PREDICTION_METRICS[results[0].task] if name in found]
     rows = [
         [result.name, _name_of_set(name), *(_cell(result, metric, name) for metric in metrics)]
         for result in results
@@ -105,11 +106,6 @@ def prediction_table(results: Sequence[Evaluation]) -> Cells:
     unit = targets.pop() if len(targets) == 1 else ""
     heads = ["run", "set", *(title_with_unit(name, unit) for name in metrics)]
     return (heads, rows) if len(results) > 1 else (heads[1:], [row[1:] for row in rows])
-
-
-def _measured(results: Sequence[Evaluation]) -> list[str]:
-    found = {number.metric for result in results for number in result.numbers}
-    return [name for name in _PREDICTION_METRICS[results[0].task] if name in found]
 
 
 def detection_table(result: Evaluation, metric: str = "auroc") -> Cells:
@@ -134,15 +130,12 @@ def _sets_but(result: Evaluation, kind: str) -> list[str]:
 
 def severity_table(result: Evaluation, score: str) -> Cells:
     """Return accuracy, calibration and AUROC of one score at each severity, averaged over corruptions."""
-    shown = {metric: None for metric in ("accuracy", "nll", "ece", "smooth_ece")} | {"auroc": score}
-    rows = [
-        [
-            str(level),
-            *(_cell(result, metric, ALL_CORRUPTIONS, score=of, severity=level) for metric, of in shown.items()),
-        ]
-        for level in severities(result)
-    ]
-    return ["severity", "accuracy", "NLL", "ECE", "smooth ECE", f"AUROC of {title_of(score)}"], rows
+    metrics = ("accuracy", "nll", "ece", "smooth_ece")
+    rows = []
+    for level in severities(result):
+        row = [_cell(result, metric, ALL_CORRUPTIONS, severity=level) for metric in metrics]
+        rows.append([str(level), *row, _cell(result, "auroc", ALL_CORRUPTIONS, score=score, severity=level)])
+    return ["severity", *map(title_of, metrics), f"AUROC of {title_of(score)}"], rows
 
 
 def corruption_table(results: Sequence[Evaluation], severity: int) -> Cells:

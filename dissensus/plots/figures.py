@@ -21,8 +21,6 @@ Values: TypeAlias = Tensor | NDArray[Any] | Sequence[Any]
 
 # Okabe and Ito's palette without its yellow, which is too light on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-TRUTH_COLOUR = "#000000"
-POINT_COLOUR = "#D55E00"
 NOTE_COLOUR = "#555555"
 
 
@@ -102,14 +100,6 @@ def save(figure: "Figure", path: Path | str, *, dpi: int = 110) -> list[Path]:
         figure.savefig(vector, metadata={"Date": None}, dpi=dpi)
     figure.savefig(raster, metadata={"Software": None}, dpi=dpi)
     return [vector, raster]
-
-
-def tint(colour: str, strength: float) -> tuple[float, float, float]:
-    """Return a colour thinned with white to this strength."""
-    from matplotlib.colors import to_rgb
-
-    red, green, blue = (1 - strength * (1 - part) for part in to_rgb(colour))
-    return red, green, blue
 
 
 def as_array(values: Values) -> NDArray[Any]:

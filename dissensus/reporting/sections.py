@@ -14,7 +14,7 @@ from dissensus.evaluation.comparison import BEST_HIGH, compare
 from dissensus.evaluation.results import ALL_CORRUPTIONS, ID, MEMBER_METRICS, AlarmCheck, Examples, find
 from dissensus.evaluation.tables import Cells, short, title_of, title_with_unit
 from dissensus.html import Block, Picture, Section, Table, Text
-from dissensus.plots import martingale_path, p_value_histogram, panels
+from dissensus.plots import martingale_path, p_value_histogram
 from dissensus.reporting import figures
 from dissensus.reporting.diagnosis import Runs, collusion
 
@@ -416,14 +416,12 @@ def _alarm_verdict(name: str, check: AlarmCheck, *, several: bool) -> str:
 
 
 def _alarm_pictures(run: Evaluation, check: AlarmCheck) -> Iterable[Picture]:
-    figure, (ax,) = panels(width=4.4, height=3.3)
+    figure, ax = figures.panel(run.name)
     p_value_histogram(check.p_values, ax, false_alarms=check.false_alarms)
-    ax.set_title(run.name)
     shares = ", ".join(f"{name} {share:.3f}" for name, share in check.flagged.items())
     yield Picture(figure, f"P-values of {run.name}. Share that raised the alarm: {shares}.")
-    figure, (ax,) = panels(width=4.4, height=3.3)
+    figure, ax = figures.panel(f"{run.name}: drift")
     martingale_path({"known inputs": check.drift}, ax, thresholds=(_THRESHOLD,))
-    ax.set_title(f"{run.name}: drift")
     last = exp(min(check.drift[-1], 50))
     yield Picture(figure, f"Drift martingale of {run.name} over its known inputs; the last value is {last:.3g}.")
 
