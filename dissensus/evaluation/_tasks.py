@@ -111,8 +111,8 @@ class Task:
         return outputs, targets, self.loss
 
     def averaged(self, columns: Columns) -> Columns:
-        """Return values per input whose means (of `ROOTS`, their roots) are metrics, by the metric's name."""
-        raise NotImplementedError
+        """Return values per input whose means (of `ROOTS`, their roots) are metrics, by the metric's name: columns "mean ..."."""
+        return {key.removeprefix("mean "): values for key, values in columns.items() if key.startswith("mean ")}
 
     def statistics(self, on: SetNumbers, columns: Columns) -> list[Statistic]:
         """Return the numbers of one set that need no other."""
@@ -389,8 +389,8 @@ class Regression(Task):
             truth = as_columns(targets).to(centre)
             columns |= {
                 "truth": truth[:, 0],
-                "mse": (centre - truth).square().mean(-1),
-                "mae": (centre - truth).abs().mean(-1),
+                "mean mae": (centre - truth).abs().mean(-1),
+                "mean rmse": (centre - truth).square().mean(-1),
                 "member": (mean - truth).square().mean(-1),
             }
             if self.task == "density":
@@ -398,7 +398,7 @@ class Regression(Task):
             if self.task == "density" or self.loss == "poisson":
                 losses = self.likelihood.per_example(outputs, truth)
                 shares = torch.full_like(losses[:, 0], 1 / len(losses)) if weights is None else weights
-                columns["mixture_nll"] = -(shares.log()[:, None] - losses).logsumexp(0)
+                columns["mean mixture_nll"] = -(shares.log()[:, None] - losses).logsumexp(0)
         return columns
 
     def _moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -412,17 +412,18 @@ class Regression(Task):
         return outputs, torch.zeros_like(outputs)
 
     def _density_columns(self, centre: Tensor, deviation: Tensor, truth: Tensor) -> Columns:
-        family = self._family
+        family, name = self._family, self.loss.removesuffix("_nll")
         pooled = deviation / sqrt(family.variance)
         distance = (truth - centre).abs() / pooled
         levels = torch.tensor([family.half_width(level) for level in COVERAGE_LEVELS])
-        inside = distance <= levels.to(distance)[:, None, None]
+        inside = (distance <= levels.to(distance)[:, None, None]).to(centre.dtype).mean(-1)
         return {
+            "inside": inside,
             # Nats of an example: those of its targets together, as the mixture has them.
-            "nll": family.nll(centre, pooled, truth).sum(-1),
-            "crps": family.crps(pooled, (truth - centre) / pooled).mean(-1),
-            "inside": inside.to(centre.dtype).mean(-1),
-            "scale": pooled.mean(-1),
+            f"mean {name}_nll": family.nll(centre, pooled, truth).sum(-1),
+            f"mean {name}_crps": family.crps(pooled, (truth - centre) / pooled).mean(-1),
+            "mean coverage_90": inside[COVERAGE_LEVELS.index(0.9)],
+            "mean width_90": 2 * family.half_width(0.9) * pooled.mean(-1),
         }
 
     def for_diagnosis(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, str]:
@@ -430,23 +431,6 @@ class Regression(Task):
             return outputs, targets.reshape(outputs.shape[1:]).to(outputs), "poisson"
         means = mean_and_scale(outputs)[0] if self.task == "density" else outputs
         return means, targets.reshape(means.shape[1:]), "mse"
-
-    def averaged(self, columns: Columns) -> Columns:
-        if "mse" not in columns:
-            return {}
-        values = {"mae": columns["mae"], "rmse": columns["mse"]}
-        if self.task == "density":
-            name = self.loss.removesuffix("_nll")
-            values |= {
-                f"{name}_nll": columns["nll"],
-                "mixture_nll": columns["mixture_nll"],
-                f"{name}_crps": columns["crps"],
-                "coverage_90": columns["inside"][COVERAGE_LEVELS.index(0.9)],
-                "width_90": 2 * self._family.half_width(0.9) * columns["scale"],
-            }
-        elif "mixture_nll" in columns:
-            values["mixture_nll"] = columns["mixture_nll"]
-        return values
 
     def reliability(self, name: str, columns: Columns) -> Reliability | None:
         return _coverage(name, COVERAGE_LEVELS, columns["inside"]) if "inside" in columns else None
@@ -468,7 +452,7 @@ class OwnLoss(Task):
         columns = {"scores": torch.stack([spread for _ in self.score_names])}
         if targets is not None:
             columns |= {
-                "loss": self.likelihood.per_example(centre, targets),
+                "mean loss": self.likelihood.per_example(centre, targets),
                 "member": self.likelihood.losses(outputs, targets),
             }
             if self.likelihood.quantiles is not None:
@@ -477,9 +461,6 @@ class OwnLoss(Task):
 
     def for_diagnosis(self, outputs: Tensor, targets: Tensor) -> None:
         """Return nothing: the diagnosis knows its losses by name."""
-
-    def averaged(self, columns: Columns) -> Columns:
-        return {"loss": columns["loss"]} if "loss" in columns else {}
 
     def reliability(self, name: str, columns: Columns) -> Reliability | None:
         if self.likelihood.quantiles is None:
@@ -584,7 +565,7 @@ class Dense(Task):
 
         scores = [self.positions.pooled(score.reshape(counts.shape), counts) for score in inner["scores"]]
         columns = {"scores": torch.stack(scores), "size": weights.sum(-1)}
-        columns |= {f"sum {metric}": summed(values) for metric, values in self.inner.averaged(inner).items()}
+        columns |= {f"mean {metric}": summed(values) for metric, values in self.inner.averaged(inner).items()}
         if "dispute" in inner:
             maps = inner["dispute"].reshape(counts.shape)
             columns["dispute"] = over_positions(maps, counts=counts)
@@ -608,9 +589,6 @@ class Dense(Task):
 
     def for_diagnosis(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, str] | None:
         return self.inner.for_diagnosis(outputs, targets)
-
-    def averaged(self, columns: Columns) -> Columns:
-        return {key.removeprefix("sum "): values for key, values in columns.items() if key.startswith("sum ")}
 
     def labelled_statistics(self, on: SetNumbers, columns: Columns) -> list[Statistic]:
         if not self.axis:
