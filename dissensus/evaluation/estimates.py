@@ -12,6 +12,7 @@ from math import ceil, log2, pi
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -26,6 +27,7 @@ Found = tuple[list[Number], NDArray[np.float32]]
 Draws = Mapping[str, Tensor]
 
 _BINS = 15
+_EDGES = torch.arange(_BINS + 1, dtype=torch.float64) / _BINS
 _TPR = 0.95
 # Scores of more distinct values are resampled in this many groups of neighbours.
 _GROUPS = 4096
@@ -96,7 +98,7 @@ class SetNumbers:
 
     def calibration_error(self, confidence: Tensor, correct: Tensor) -> Statistic:
         """Return the expected calibration error in bins of equal width, those of `metrics.ece`."""
-        place = torch.bucketize(confidence, _inner_edges().to(confidence.dtype))
+        place = torch.bucketize(confidence, _EDGES[1:-1].to(confidence.dtype))
         gaps = (confidence - correct.to(confidence)).float()
 
         def resampled(draws: Draws) -> Tensor:
@@ -136,11 +138,11 @@ class SetNumbers:
             size = len(counts)
             kept = grouped(groups(), counts).double().cumsum(1)
             errors = grouped(groups(), counts * wrong).double().cumsum(1)
-            before, errors_before = _shifted(kept), _shifted(errors)
+            before, errors_before = (F.pad(cumulative[:, :-1], (1, 0)) for cumulative in (kept, errors))
             # Through a group of equal scores, from `before` inputs on, errors rise evenly by `slope` an input:
             # the risks add up to sum of (errors_before + slope * t) / (before + t) over t = 1 ... group size.
             slope = (errors - errors_before) / (kept - before).clamp_min(1)
-            harmonic = torch.cat([kept.new_zeros(1), (1 / torch.arange(1, size + 1, dtype=torch.float64)).cumsum(0)])
+            harmonic = F.pad((1 / torch.arange(1, size + 1, dtype=torch.float64)).cumsum(0), (1, 0))
             inverse = harmonic[kept.long()] - harmonic[before.long()]
             area = (errors_before - slope * before) * inverse + slope * (kept - before)
             return (area.sum(1) / size).float()[None]
@@ -167,13 +169,9 @@ class SetNumbers:
         return Statistic(numbers, resampled)
 
 
-def _inner_edges() -> Tensor:
-    return torch.arange(1, _BINS, dtype=torch.float64) / _BINS
-
-
 def in_bins(confidence: Tensor, correct: Tensor, weights: Tensor) -> Tensor:
     """Return sums of confidence, correctness and weight in bins of confidence, `(3, bins, inputs)`, of `(inputs, answers)` each."""
-    place = torch.bucketize(confidence.contiguous(), _inner_edges().to(confidence))
+    place = torch.bucketize(confidence.contiguous(), _EDGES[1:-1].to(confidence))
     values = torch.stack([confidence.double(), correct.double(), torch.ones_like(weights)]) * weights
     empty = weights.new_zeros(3, len(confidence), _BINS)
     return empty.scatter_add_(2, place.expand(3, -1, -1), values).movedim(1, -1)
@@ -183,8 +181,7 @@ def binned_reliability(name: str, bins: Tensor) -> Reliability:
     """Return confidence against accuracy from what `in_bins` returned for a whole set."""
     confidence, correct, weight = bins.sum(-1)
     kept = weight > 0
-    edges = torch.arange(_BINS + 1, dtype=torch.float64) / _BINS
-    values = (confidence / weight, correct / weight, weight / weight.sum(), edges[:-1], edges[1:])
+    values = (confidence / weight, correct / weight, weight / weight.sum(), _EDGES[:-1], _EDGES[1:])
     return Reliability(name, *(tuple(column[kept].tolist()) for column in values))
 
 
@@ -271,10 +268,6 @@ def grouped(groups: Tensor, counts: Tensor, total: int | None = None) -> Tensor:
     """Return counts summed within groups, `(resamples, groups)`."""
     total = int(groups.max()) + 1 if total is None else total
     return counts.new_zeros(total, counts.shape[1]).index_add_(0, groups, counts).T.contiguous()
-
-
-def _shifted(cumulative: Tensor) -> Tensor:
-    return torch.cat([torch.zeros_like(cumulative[:, :1]), cumulative[:, :-1]], dim=1)
 
 
 def placements(ood_scores: Tensor, id_scores: Tensor) -> tuple[Tensor, Tensor]:
