@@ -1,12 +1,15 @@
 """What a diagnosis found: frozen numbers, a verdict, sentences on how to read them, and JSON and back."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, is_dataclass
+from functools import cache
+from itertools import repeat
 from math import inf, isfinite, isnan, nan, sqrt
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, TypeAlias
+from types import UnionType
+from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 from dissensus._files import read_state, write_state
 from dissensus.objectives.collusion import CLASS_LOSSES, Measures, ratio
@@ -402,17 +405,13 @@ class Finding:
     @classmethod
     def from_dict(cls, whole: Mapping[str, Any]) -> "Finding":
         """Return the finding that `to_dict` was called on."""
-        values = {entry.name: _restored(whole[entry.name]) for entry in fields(cls)}
-        for name in ("measures", "training"):
-            values[name] = None if values[name] is None else Measures(**values[name])
-        kinds: dict[str, Callable[..., Any]] = {"drops": DropCurve, "pairs": Pair, "checks": Check}
-        for name, kind in kinds.items():
-            values[name] = tuple(kind(**part) for part in values[name])
-        return cls(**values)
+        found: Finding = restored(cls, whole)
+        return found
 
 
 # The very `nan` that fields begin with: findings that hold it are equal.
 _NAMES = {"inf": inf, "-inf": -inf, "nan": nan}
+_hints = cache(get_type_hints)
 
 
 def _plain(value: Any) -> Any:
@@ -424,9 +423,17 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not isfinite(value) else value
 
 
-def _restored(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _restored(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return tuple(_restored(item) for item in value)
-    return _NAMES.get(value, value) if isinstance(value, str) else value
+def restored(kind: Any, value: Any) -> Any:
+    """Return what JSON holds as the annotation says: dataclasses of objects (what they do not know is left out), tuples of lists."""
+    parts = get_args(kind)
+    if isinstance(kind, UnionType):
+        return None if value is None else restored(parts[0], value)
+    if is_dataclass(kind):
+        hints = _hints(kind)
+        return kind(**{name: restored(hints[name], part) for name, part in value.items() if name in hints})
+    if get_origin(kind) is tuple:
+        kinds = repeat(parts[0]) if parts[-1] is ... else parts
+        return tuple(restored(own, part) for own, part in zip(kinds, value, strict=False))
+    if get_origin(kind) is Mapping:
+        return {name: restored(parts[1], part) for name, part in value.items()}
+    return _NAMES[value] if kind is float and isinstance(value, str) else value

@@ -3,7 +3,7 @@
 import json
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from operator import attrgetter
 from pathlib import Path
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from dissensus._files import replace_file
 from dissensus.diagnostics import Finding
+from dissensus.diagnostics.findings import restored
 
 Kind = Literal["id", "shifted", "ood", "group", "corruption", "corruptions"]
 Task = Literal["classification", "labels", "density", "points", "own"]
@@ -392,38 +393,15 @@ def from_json(text: str) -> Evaluation:
     whole = json.loads(text)
     if not isinstance(whole, dict) or whole.pop("format", None) != FORMAT:
         raise KeyError(f"its format is not {FORMAT!r}")
-    diagnosis, packed = whole.pop("diagnosis", None), whole["replicates"]
+    packed, numbers = whole["replicates"], whole["numbers"]
     array = np.frombuffer(_unpacked(packed["float32"]), dtype="<f4").reshape(packed["shape"])
-    # Files of earlier versions lack what has a default.
-    whole = _as_tuples(whole) | {"replicates": array.astype(np.float32)}
-    columns, rows = whole["numbers"]["columns"], whole["numbers"]["rows"]
-    whole["numbers"] = tuple(Number(**dict(zip(columns, row, strict=True))) for row in rows)
+    whole["replicates"] = array.astype(np.float32)
+    whole["numbers"] = [dict(zip(numbers["columns"], row, strict=True)) for row in numbers["rows"]]
     for item in whole["gallery"]:
         item["pixels"] = _unpacked(item["pixels"])
-    for name, kind in _PARTS.items():
-        whole[name] = tuple(kind(**part) for part in whole.get(name, ()))
-    if diagnosis is not None:
-        whole["diagnosis"] = Finding.from_dict(diagnosis)
-    if whole.get("alarm") is not None:
-        whole["alarm"] = AlarmCheck(**whole["alarm"])
-    return Evaluation(**whole)
-
-
-_PARTS: Mapping[str, Callable[..., Any]] = {
-    "sets": SetInfo,
-    "reliability": Reliability,
-    "rocs": Roc,
-    "histograms": Histogram,
-    "gallery": Disputed,
-    "examples": Examples,
-}
-
-
-def _as_tuples(value: Any) -> Any:
-    """Return what JSON holds with its lists as tuples, at any depth."""
-    if isinstance(value, dict):
-        return {name: _as_tuples(part) for name, part in value.items()}
-    return tuple(_as_tuples(part) for part in value) if isinstance(value, list) else value
+    # Files of earlier versions lack what has a default.
+    found: Evaluation = restored(Evaluation, whole)
+    return found
 
 
 def _packed(raw: bytes) -> str:
