@@ -270,24 +270,20 @@ class Labels(Task):
         if targets is not None:
             truth = targets == 1
             own = torch.where(truth, yes, no).clamp(torch.finfo(yes.dtype).tiny, 1.0)
-            right = (beliefs.votes == 1).unflatten(1, (batch, labels)) == truth
-            columns |= {"truth": truth.T, "nll": 0.0 - own.double().log().mean(1), "member": right.double().mean(2)}
+            right = (yes > 0.5) == truth
+            members = (beliefs.votes == 1).unflatten(1, (batch, labels)) == truth
+            columns |= {
+                "truth": truth.T,
+                "mean label_accuracy": right.double().mean(1),
+                "mean subset_accuracy": right.all(1),
+                "mean nll": 0.0 - own.double().log().mean(1),
+                "mean brier": (yes.double() - truth.double()).square().mean(1),
+                "member": members.double().mean(2),
+            }
         return columns
 
     def for_diagnosis(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, str]:
         return outputs, targets.to(outputs), "sigmoid"
-
-    def averaged(self, columns: Columns) -> Columns:
-        if "truth" not in columns:
-            return {}
-        probs, truth = columns["probs"].double(), columns["truth"]
-        right = (probs > 0.5) == truth
-        return {
-            "label_accuracy": right.double().mean(0),
-            "subset_accuracy": right.all(0),
-            "nll": columns["nll"],
-            "brier": (probs - truth.double()).square().mean(0),
-        }
 
     def labelled_statistics(self, on: SetNumbers, columns: Columns) -> list[Statistic]:
         truth, error = columns["truth"], on.binned_error(self._bins(columns))

@@ -295,18 +295,10 @@ class Evaluation:
         member: int | None = None,
         label: int | None = None,
     ) -> Number:
-        """Return one number, with its interval.
+        """Return one number, with its interval: `.value`, `.low` and `.high`.
 
-        Args:
-            metric: As in `Number`.
-            set: Which set, group or corruption; "corruptions" for the average over these.
-            score: Which score, for metrics that are about one.
-            severity: Which severity of a corruption; None for the average over severities.
-            member: Which member, for metrics of one.
-            label: Which of several labels, for metrics of one.
-
-        Returns:
-            The number; `.value` is its value, `.low` and `.high` are the ends of its interval.
+        Arguments are the attributes of `Number` that have their names: what is not about a score, a severity, a member or a
+        label has None there.
         """
         found = find(self.numbers, metric, set, score=score, severity=severity, member=member, label=label)
         if found is not None:
