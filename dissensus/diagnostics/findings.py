@@ -428,7 +428,7 @@ def restored(kind: Any, value: Any) -> Any:
     parts = get_args(kind)
     if isinstance(kind, UnionType):
         return None if value is None else restored(parts[0], value)
-    if is_dataclass(kind):
+    if isinstance(kind, type) and is_dataclass(kind):
         hints = _hints(kind)
         return kind(**{name: restored(hints[name], part) for name, part in value.items() if name in hints})
     if get_origin(kind) is tuple:

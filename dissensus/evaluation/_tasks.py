@@ -168,30 +168,25 @@ class Classification(Task):
             "votes": beliefs.votes,
             "predicted": predicted.int(),
         }
-        if len(outputs) > 1:
-            columns["dispute"] = mutual_information(beliefs)
-            columns["disagreement"] = _pair_disagreement(beliefs.votes, outputs.shape[-1])
         if targets is not None:
             labels = targets.long()
+            own = probs.gather(1, labels[:, None])[:, 0]
+            others = probs.square().scatter(1, labels[:, None], 0.0).sum(1)
             columns |= {
-                "own": probs.gather(1, labels[:, None])[:, 0],
-                "others": probs.square().scatter(1, labels[:, None], 0.0).sum(1),
                 "truth": labels.int(),
                 "correct": predicted == labels,
                 "member": beliefs.votes == labels,
+                "mean accuracy": predicted == labels,
+                "mean nll": 0.0 - own.clamp(torch.finfo(own.dtype).tiny, 1.0).double().log(),
+                "mean brier": (1 - own.double()).square() + others.double(),
             }
+            if len(outputs) > 1:
+                columns["mean member_accuracy"] = columns["member"].double().mean(0)
+        columns["mean confidence"] = columns["confidence"]
+        if len(outputs) > 1:
+            columns["dispute"] = mutual_information(beliefs)
+            columns["mean disagreement"] = _pair_disagreement(beliefs.votes, outputs.shape[-1])
         return columns
-
-    def averaged(self, columns: Columns) -> Columns:
-        values = {}
-        if "correct" in columns:
-            own = columns["own"]
-            values["accuracy"] = columns["correct"].double()
-            values["nll"] = 0.0 - own.clamp(torch.finfo(own.dtype).tiny, 1.0).double().log()
-            values["brier"] = (1 - own.double()).square() + columns["others"].double()
-            if len(columns["member"]) > 1:
-                values["member_accuracy"] = columns["member"].double().mean(0)
-        return values | {name: columns[name].double() for name in ("confidence", "disagreement") if name in columns}
 
     def labelled_statistics(self, on: SetNumbers, columns: Columns) -> list[Statistic]:
         confidence, correct = columns["confidence"], columns["correct"]
@@ -389,12 +384,12 @@ class Regression(Task):
                 "mean rmse": (centre - truth).square().mean(-1),
                 "member": (mean - truth).square().mean(-1),
             }
-            if self.task == "density":
-                columns |= self._density_columns(centre, (data + knowledge).sqrt(), truth)
             if self.task == "density" or self.loss == "poisson":
                 losses = self.likelihood.per_example(outputs, truth)
                 shares = torch.full_like(losses[:, 0], 1 / len(losses)) if weights is None else weights
                 columns["mean mixture_nll"] = -(shares.log()[:, None] - losses).logsumexp(0)
+            if self.task == "density":
+                columns |= self._density_columns(centre, (data + knowledge).sqrt(), truth)
         return columns
 
     def _moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:

@@ -155,8 +155,8 @@ class SetNumbers:
         scores = torch.cat([id_scores, ood_scores])
         ranks = torch.from_numpy(np.unique(scores.numpy(), return_inverse=True)[1].reshape(-1))
         total = int(ranks.max()) + 1
-        counts = (torch.bincount(part, minlength=total).double()[None] for part in ranks.tensor_split([size]))
-        values = _detection_metrics(*counts, size, ood_size)[:, 0].tolist()
+        counts = [torch.bincount(part, minlength=total).double()[None] for part in ranks.tensor_split([size])]
+        values = _detection_metrics(counts[0], counts[1], size, ood_size)[:, 0].tolist()
         numbers = [self.number(name, value, score) for name, value in zip(OOD_METRICS, values, strict=True)]
         groups = cache(lambda: grouped_ranks(scores))
 
