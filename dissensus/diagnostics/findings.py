@@ -1,9 +1,8 @@
 """What a diagnosis found: frozen numbers, a verdict, sentences on how to read them, and JSON and back."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
-from itertools import repeat
 from math import inf, isfinite, isnan, nan, sqrt
 from operator import attrgetter
 from pathlib import Path
@@ -425,15 +424,19 @@ def _plain(value: Any) -> Any:
 
 def restored(kind: Any, value: Any) -> Any:
     """Return what JSON holds as the annotation says: dataclasses of objects (what they do not know is left out), tuples of lists."""
-    parts = get_args(kind)
-    if isinstance(kind, UnionType):
-        return None if value is None else restored(parts[0], value)
-    if isinstance(kind, type) and is_dataclass(kind):
-        hints = _hints(kind)
-        return kind(**{name: restored(hints[name], part) for name, part in value.items() if name in hints})
-    if get_origin(kind) is tuple:
-        kinds = repeat(parts[0]) if parts[-1] is ... else parts
-        return tuple(restored(own, part) for own, part in zip(kinds, value, strict=False))
-    if get_origin(kind) is Mapping:
+    origin, parts = get_origin(kind), get_args(kind)
+    if value is None:
+        return None
+    if origin is UnionType:
+        return restored(parts[0], value)
+    if hasattr(kind, "__dataclass_fields__"):
+        return kind(**_fields(_hints(kind), value))
+    if origin is tuple:
+        return tuple(restored(parts[0], part) for part in value)
+    if origin is Mapping:
         return {name: restored(parts[1], part) for name, part in value.items()}
-    return _NAMES[value] if kind is float and isinstance(value, str) else value
+    return _NAMES.get(value, value) if kind is float else value
+
+
+def _fields(hints: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: restored(hints[name], value) for name, value in values.items() if name in hints}

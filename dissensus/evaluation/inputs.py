@@ -167,10 +167,20 @@ def checked_groups(groups: Mapping[str, Iterable[str]] | None, sets: list[NamedS
     checked = {name: (parts,) if isinstance(parts, str) else tuple(parts) for name, parts in given}
     _check_names([*(part.name for part in sets), *checked])
     for name, parts in checked.items():
-        if not parts or _repeated(parts) or not set(parts) <= set(known):
-            allowed, got = (", ".join(names) or "none" for names in (known, parts))
-            raise ValueError(f"Group {name!r} must list OOD sets, each once, among {allowed}; got {got}.")
+        if not each_once(parts, known):
+            raise ValueError(
+                f"Group {name!r} must list OOD sets, each once, among {_listed(known)}; got {_listed(parts)}."
+            )
     return checked
+
+
+def each_once(values: Collection[Any], allowed: Collection[Any]) -> bool:
+    """Whether there are values, all of them allowed and none twice."""
+    return 0 < len(values) == len(set(values)) and set(values) <= set(allowed)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"
 
 
 def check_not_twice(name: str, inputs: Any, seen: dict[Any, str]) -> None:

@@ -160,7 +160,6 @@ def evaluate(
     task = reader.task
     numbers, replicates = _numbers(task, samples, checked, bootstrap, seed)
     num_outputs = task.num_outputs(reader.shape[1])
-    curves = [task.reliability(part.name, part.columns) for part in samples if part.info.kind != "ood"]
     return Evaluation(
         name=name,
         task=task.task,
@@ -176,7 +175,7 @@ def evaluate(
         groups=checked,
         numbers=tuple(numbers),
         replicates=replicates,
-        reliability=tuple(curve for curve in curves if curve is not None),
+        reliability=tuple(_reliability(task, samples)),
         rocs=tuple(_rocs(task, samples)),
         histograms=tuple(_histograms(task, samples)),
         gallery=tuple(chain.from_iterable(part.disputed for part in samples)),
@@ -289,6 +288,11 @@ def _examples(task: Task, samples: Sequence[Sample], num_outputs: int) -> tuple[
         scores = {name: values.pop(name) for name in shown}
         found.append(results.Examples(part.name, tuple(order.tolist()), **values, scores=scores))
     return tuple(found)
+
+
+def _reliability(task: Task, samples: Sequence[Sample]) -> Iterable[results.Reliability]:
+    curves = (task.reliability(part.name, part.columns) for part in samples if part.info.kind != "ood")
+    return (curve for curve in curves if curve is not None)
 
 
 def _rocs(task: Task, samples: Sequence[Sample]) -> Iterable[results.Roc]:

@@ -95,8 +95,7 @@ def title_with_unit(name: str, target: str) -> str:
 
 def prediction_table(results: Sequence[Evaluation]) -> Cells:
     """Return how good predictions are, set by set and run by run."""
-    found = {number.metric for result in results for number in result.numbers}
-    metrics = [name for name in _PREDICTION_METRICS[results[0].task] if name in found]
+    metrics = _measured(results)
     rows = [
         [result.name, _name_of_set(name), *(_cell(result, metric, name) for metric in metrics)]
         for result in results
@@ -106,6 +105,11 @@ def prediction_table(results: Sequence[Evaluation]) -> Cells:
     unit = targets.pop() if len(targets) == 1 else ""
     heads = ["run", "set", *(title_with_unit(name, unit) for name in metrics)]
     return (heads, rows) if len(results) > 1 else (heads[1:], [row[1:] for row in rows])
+
+
+def _measured(results: Sequence[Evaluation]) -> list[str]:
+    found = {number.metric for result in results for number in result.numbers}
+    return [name for name in _PREDICTION_METRICS[results[0].task] if name in found]
 
 
 def detection_table(result: Evaluation) -> Cells:

@@ -541,10 +541,7 @@ def trade_offs(runs: Runs, score: str) -> Section | None:
     if runs[0].task != "classification" or len(shared) < 3:
         return None
     values = {name: {axis: own[axis] for axis in shared} for name, own in found.items()}
-    texts = {
-        name: [f"{' '.join(axis.split())} {value:.3f}" for axis, value in own.items()] for name, own in values.items()
-    }
-    listed = "; ".join(f"{name}: {', '.join(own)}" for name, own in texts.items())
+    listed = "; ".join(f"{name}: {_axes(own)}" for name, own in values.items())
     return _section(
         "Trade-offs",
         f"Every axis is a number that should be large, on one scale, which begins at {figures.radar_floor(values):.1f} in the "
@@ -552,6 +549,10 @@ def trade_offs(runs: Runs, score: str) -> Section | None:
         "the area means nothing.",
         [Picture(figures.radar(values), f"Radar of trade-offs. {listed}.")],
     )
+
+
+def _axes(numbers: dict[str, float]) -> str:
+    return ", ".join(f"{' '.join(axis.split())} {value:.3f}" for axis, value in numbers.items())
 
 
 def _good_numbers(run: Evaluation, score: str) -> dict[str, float]:
