@@ -46,12 +46,7 @@ _SECTIONS_WITHOUT_CONTENTS = 3
 
 
 class Text:
-    """Paragraphs of plain text.
-
-    Example:
-        >>> Text("One paragraph.", "Another one.").paragraphs
-        ('One paragraph.', 'Another one.')
-    """
+    """Paragraphs of plain text."""
 
     def __init__(self, *paragraphs: str) -> None:
         self.paragraphs = paragraphs
@@ -124,14 +119,7 @@ Block: TypeAlias = Text | Table | Picture
 
 
 class Section:
-    """A titled part of a page.
-
-    Pictures that follow each other stand side by side where there is room.
-
-    Example:
-        >>> Section("Results", Text("All went well.")).title
-        'Results'
-    """
+    """A titled part of a page; pictures that follow each other stand side by side where there is room."""
 
     def __init__(self, title: str, *blocks: Block) -> None:
         for block in blocks:

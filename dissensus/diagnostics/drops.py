@@ -1,7 +1,6 @@
 """Member outputs in; metrics of what is left of the ensemble when members are dropped at random out."""
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from math import floor
 from typing import Literal
 
@@ -10,14 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dissensus.diagnostics.findings import DropCurve
-from dissensus.objectives.collusion import CLASS_LOSSES
 from dissensus.objectives.losses import (
     Loss,
     dense_targets,
     errors,
     like_outputs,
     log_mixture,
-    majority_vote,
     output_sum,
     weighted_mean,
 )
@@ -28,8 +25,8 @@ _LARGEST_WORK = 2_000_000_000
 # As many as `dissensus.metrics.ece` has.
 _BINS = 15
 
-Pool = Callable[[Tensor | None], Tensor]
-Metric = Callable[[Tensor], Tensor]
+# From weights, `(members,)` or `(members, batch)`, to metrics of the ensemble by their names, per example or of the set.
+Measure = Callable[[Tensor | None], dict[str, Tensor]]
 
 
 def drop_counts(num_members: int, fractions: Sequence[float]) -> dict[int, float]:
@@ -68,17 +65,19 @@ def drop_curves(
         return (), outputs.shape[1]
     generator = torch.Generator().manual_seed(seed)
     outputs, targets = _affordable(outputs, targets, len(counts) * repeats, generator)
-    pool, metrics = _pool_and_metrics(outputs, targets, loss, average)
+    make = {"cross_entropy": _class_metrics, "brier": _class_metrics, "zero_one": _vote_metrics}.get(
+        str(loss), _metrics
+    )
+    values = make(outputs, targets, loss, average)
 
     def measured(weights: Tensor | None) -> dict[str, float]:
-        pooled = pool(weights)
-        return {name: float(metric(pooled).mean()) for name, metric in metrics.items()}
+        return {name: float(value.mean()) for name, value in values(weights).items()}
 
     full = measured(weights)
     runs = [[measured(_kept(outputs, count, weights, per, generator)) for _ in range(repeats)] for count in counts]
     exact = _expected(outputs, full["error"], counts) if loss == "mse" and weights is None else ()
     curves = []
-    for name in metrics:
+    for name in full:
         found = torch.tensor([[run[name] for run in of_count] for of_count in runs], dtype=torch.float64)
         curves.append(
             DropCurve(
@@ -123,62 +122,52 @@ def _expected(outputs: Tensor, error: float, counts: Iterable[int]) -> tuple[flo
     return tuple(error + diversity * n / ((members - n) * (members - 1)) for n in counts)
 
 
-def _pool_and_metrics(outputs: Tensor, targets: Tensor, loss: Loss, average: str) -> tuple[Pool, dict[str, Metric]]:
-    """How outputs become one prediction, given weights `(members, batch)`; and metrics of it, per example or of the set."""
-    if loss == "zero_one":
-        ballots = F.one_hot(majority_vote(outputs, None)[0], outputs.shape[-1]).to(outputs)
-        return partial(weighted_mean, ballots), {"error": _wrong_votes(targets)}
-    if loss in CLASS_LOSSES:
-        return _class_pool(outputs, average), _class_metrics(outputs, targets, str(loss))
-    if loss in ("sigmoid", "poisson") and average == "probs":
-        # The loss of a mixture is not one of a pooled score: the weights go into the loss itself.
-        return (lambda weights: errors(outputs, targets, loss, average, weights)[1]), {"error": lambda v: v}
-    metrics: dict[str, Metric] = {"error": lambda pooled: errors(pooled[None], targets, loss, "scores")[1]}
-    if loss == "mse":
-        truth = like_outputs(targets, outputs)
-        metrics["mae"] = lambda pooled: (pooled - truth).abs()
-    return partial(weighted_mean, outputs), metrics
+def _metrics(outputs: Tensor, targets: Tensor, loss: Loss, average: str) -> Measure:
+    def values(weights: Tensor | None) -> dict[str, Tensor]:
+        found = {"error": errors(outputs, targets, loss, average, weights)[1]}
+        if loss == "mse":
+            found["mae"] = (weighted_mean(outputs, weights) - like_outputs(targets, outputs)).abs()
+        return found
+
+    return values
 
 
-def _wrong_votes(targets: Tensor) -> Metric:
+def _vote_metrics(outputs: Tensor, targets: Tensor, loss: Loss, average: str) -> Measure:
+    ballots = F.one_hot(outputs.argmax(-1), outputs.shape[-1]).to(outputs)
     labels = targets.argmax(-1) if targets.is_floating_point() else targets
-    # Counts that tie by chance of rounding go to the lowest class, as in the loss.
-    return lambda tally: (tally.mul(1e6).round().argmax(-1) != labels).to(tally)
+
+    def values(weights: Tensor | None) -> dict[str, Tensor]:
+        # Counts that tie by chance of rounding go to the lowest class, as in the loss.
+        winner = weighted_mean(ballots, weights).mul(1e6).round().argmax(-1)
+        return {"error": (winner != labels).to(outputs)}
+
+    return values
 
 
-def _class_pool(outputs: Tensor, average: str) -> Pool:
-    """Log-probabilities of the ensemble from weights."""
-    if average == "scores":
-        return lambda weights: weighted_mean(outputs, weights).log_softmax(-1)
+def _class_metrics(outputs: Tensor, targets: Tensor, loss: Loss, average: str) -> Measure:
     log_probs = outputs.log_softmax(-1)
     probs, tiny = log_probs.exp(), torch.finfo(outputs.dtype).tiny
+    truth = dense_targets(targets, outputs)
+    labels = truth.argmax(-1)
 
     def pooled(weights: Tensor | None) -> Tensor:
+        if average == "scores":
+            return weighted_mean(outputs, weights).log_softmax(-1)
         if weights is None or weights.ndim == 1:
             return log_mixture(log_probs, weights)
         return torch.einsum("mb,mbc->bc", weights, probs).clamp_min(tiny).log()
 
-    return pooled
-
-
-def _class_metrics(outputs: Tensor, targets: Tensor, loss: str) -> dict[str, Metric]:
-    truth = dense_targets(targets, outputs)
-    labels = truth.argmax(-1)
-
-    def nll(log_probs: Tensor) -> Tensor:
-        return -(truth * log_probs).sum(-1)
-
-    def brier(log_probs: Tensor) -> Tensor:
-        return (log_probs.exp() - truth).square().sum(-1)
-
-    def accuracy(log_probs: Tensor) -> Tensor:
-        return (log_probs.argmax(-1) == labels).to(outputs)
-
-    def ece(log_probs: Tensor) -> Tensor:
-        confidence = log_probs.max(-1).values.exp()
+    def values(weights: Tensor | None) -> dict[str, Tensor]:
+        ensemble = pooled(weights)
+        nll = -(truth * ensemble).sum(-1)
+        brier = (ensemble.exp() - truth).square().sum(-1)
+        right = (ensemble.argmax(-1) == labels).to(outputs)
+        confidence = ensemble.max(-1).values.exp()
         bins = (confidence * _BINS).ceil().long().clamp(1, _BINS) - 1
-        gaps = confidence.new_zeros(_BINS).index_add_(0, bins, confidence - accuracy(log_probs))
-        return gaps.abs().sum() / len(labels)
+        gaps = confidence.new_zeros(_BINS).index_add_(0, bins, confidence - right)
+        proper = {"error": nll, "accuracy": right, "brier": brier}
+        if loss == "brier":
+            proper = {"error": brier, "accuracy": right, "nll": nll}
+        return {**proper, "ece": gaps.abs().sum() / len(labels)}
 
-    other = {"brier": brier} if loss == "cross_entropy" else {"nll": nll}
-    return {"error": nll if loss == "cross_entropy" else brier, "accuracy": accuracy, **other, "ece": ece}
+    return values

@@ -1,12 +1,14 @@
 """What a diagnosis found: frozen numbers, a verdict, sentences on how to read them, and JSON and back."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
 from math import inf, isfinite, isnan, nan, sqrt
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, TypeAlias
+from types import UnionType
+from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 from dissensus._files import read_state, write_state
 from dissensus.objectives.collusion import CLASS_LOSSES, Measures, ratio
@@ -402,17 +404,13 @@ class Finding:
     @classmethod
     def from_dict(cls, whole: Mapping[str, Any]) -> "Finding":
         """Return the finding that `to_dict` was called on."""
-        values = {entry.name: _restored(whole[entry.name]) for entry in fields(cls)}
-        for name in ("measures", "training"):
-            values[name] = None if values[name] is None else Measures(**values[name])
-        kinds: dict[str, Callable[..., Any]] = {"drops": DropCurve, "pairs": Pair, "checks": Check}
-        for name, kind in kinds.items():
-            values[name] = tuple(kind(**part) for part in values[name])
-        return cls(**values)
+        found: Finding = restored(cls, whole)
+        return found
 
 
 # The very `nan` that fields begin with: findings that hold it are equal.
 _NAMES = {"inf": inf, "-inf": -inf, "nan": nan}
+_hints = cache(get_type_hints)
 
 
 def _plain(value: Any) -> Any:
@@ -424,9 +422,21 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not isfinite(value) else value
 
 
-def _restored(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _restored(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return tuple(_restored(item) for item in value)
-    return _NAMES.get(value, value) if isinstance(value, str) else value
+def restored(kind: Any, value: Any) -> Any:
+    """Return what JSON holds as the annotation says: dataclasses of objects (what they do not know is left out), tuples of lists."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if value is None:
+        return None
+    if origin is UnionType:
+        return restored(parts[0], value)
+    if hasattr(kind, "__dataclass_fields__"):
+        return kind(**_fields(_hints(kind), value))
+    if origin is tuple:
+        return tuple(restored(parts[0], part) for part in value)
+    if origin is Mapping:
+        return {name: restored(parts[1], part) for name, part in value.items()}
+    return _NAMES.get(value, value) if kind is float else value
+
+
+def _fields(hints: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: restored(hints[name], value) for name, value in values.items() if name in hints}

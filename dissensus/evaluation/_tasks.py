@@ -17,6 +17,7 @@ from dissensus._beliefs import deviations, member_mean
 from dissensus._checks import check_member_logits
 from dissensus.evaluation import results
 from dissensus.evaluation.estimates import (
+    ROOTS,
     Draws,
     SetNumbers,
     Statistic,
@@ -29,7 +30,7 @@ from dissensus.evaluation.estimates import (
 )
 from dissensus.evaluation.results import COVERAGE_LEVELS, ID, Number, Reliability, floats
 from dissensus.metrics.regression import FAMILIES, Family
-from dissensus.objectives.likelihoods import Likelihood, as_columns, class_axis_of, full, mean_and_scale
+from dissensus.objectives.likelihoods import LIKELIHOODS, Likelihood, as_columns, class_axis_of, full, mean_and_scale
 from dissensus.scores import (
     KNOWLEDGE_SCORES,
     REGRESSION_SCORES,
@@ -109,9 +110,24 @@ class Task:
         """Return outputs, targets and a loss by which members are diagnosed; None where they cannot be."""
         return outputs, targets, self.loss
 
+    def averaged(self, columns: Columns) -> Columns:
+        """Return values per input whose means (of `ROOTS`, their roots) are metrics, by the metric's name: columns "mean ..."."""
+        return {key.removeprefix("mean "): values for key, values in columns.items() if key.startswith("mean ")}
+
     def statistics(self, on: SetNumbers, columns: Columns) -> list[Statistic]:
         """Return the numbers of one set that need no other."""
-        raise NotImplementedError
+        values, size = self.averaged(columns), columns.get("size")
+        roots = {metric: values.pop(metric) for metric in list(values) if metric in ROOTS}
+        found = [on.metrics(part, size) for part in (values, roots) if part]
+        found.append(on.scores(self.score_names, columns["scores"]))
+        if on.kind == "ood":
+            return found
+        members = on.members(results.MEMBER_METRICS[self.task], columns["member"], size)
+        return [*found, members, *self.labelled_statistics(on, columns)]
+
+    def labelled_statistics(self, on: SetNumbers, columns: Columns) -> list[Statistic]:
+        """Return those that are no means, of a labelled set."""
+        return []
 
     def reliability(self, name: str, columns: Columns) -> Reliability | None:
         """Return what was claimed against what came true on a labelled set."""
@@ -121,15 +137,11 @@ class Task:
 class Classification(Task):
     """Logits of one class an input."""
 
-    @property
-    def task(self) -> results.Task:
-        return "classification"
-
     def check(self, outputs: Tensor) -> None:
         # Values that are not finite are named later, with the row's number in the whole set.
         if bool(outputs.isfinite().all()):
-            # Up to whoever called `evaluate`: through the check of a batch, its columns, the reader.
-            check_member_logits(outputs, stacklevel=9)
+            # Up to whoever called `evaluate`: through the check of the first batch, its columns, the reader.
+            check_member_logits(outputs, stacklevel=10)
 
     def check_targets(self, targets: Tensor, width: int, name: str, start: int) -> None:
         if targets.ndim != 1 or targets.is_floating_point() or targets.dtype == torch.bool:
@@ -156,41 +168,30 @@ class Classification(Task):
             "votes": beliefs.votes,
             "predicted": predicted.int(),
         }
-        if len(outputs) > 1:
-            columns["dispute"] = mutual_information(beliefs)
-            columns["disagreement"] = _pair_disagreement(beliefs.votes, outputs.shape[-1])
         if targets is not None:
             labels = targets.long()
+            own = probs.gather(1, labels[:, None])[:, 0]
+            others = probs.square().scatter(1, labels[:, None], 0.0).sum(1)
             columns |= {
-                "own": probs.gather(1, labels[:, None])[:, 0],
-                "others": probs.square().scatter(1, labels[:, None], 0.0).sum(1),
                 "truth": labels.int(),
                 "correct": predicted == labels,
-                "member_correct": beliefs.votes == labels,
+                "member": beliefs.votes == labels,
+                "mean accuracy": predicted == labels,
+                "mean nll": 0.0 - own.clamp(torch.finfo(own.dtype).tiny, 1.0).double().log(),
+                "mean brier": (1 - own.double()).square() + others.double(),
             }
+            if len(outputs) > 1:
+                columns["mean member_accuracy"] = columns["member"].double().mean(0)
+        columns["mean confidence"] = columns["confidence"]
+        if len(outputs) > 1:
+            columns["dispute"] = mutual_information(beliefs)
+            columns["mean disagreement"] = _pair_disagreement(beliefs.votes, outputs.shape[-1])
         return columns
 
-    def averaged(self, columns: Columns) -> Columns:
-        """Return values per input whose means are metrics, by the metric's name."""
-        values = {}
-        if "correct" in columns:
-            own = columns["own"]
-            values["accuracy"] = columns["correct"].double()
-            values["nll"] = 0.0 - own.clamp(torch.finfo(own.dtype).tiny, 1.0).double().log()
-            values["brier"] = (1 - own.double()).square() + columns["others"].double()
-            if len(columns["member_correct"]) > 1:
-                values["member_accuracy"] = columns["member_correct"].double().mean(0)
-        return values | {name: columns[name].double() for name in ("confidence", "disagreement") if name in columns}
-
-    def statistics(self, on: SetNumbers, columns: Columns) -> list[Statistic]:
-        found = [on.metrics(self.averaged(columns)), on.scores(self.score_names, columns["scores"])]
-        if on.kind == "ood":
-            return found
+    def labelled_statistics(self, on: SetNumbers, columns: Columns) -> list[Statistic]:
         confidence, correct = columns["confidence"], columns["correct"]
-        found.append(on.members("accuracy", columns["member_correct"]))
-        found += [on.calibration_error(confidence, correct), on.smooth_calibration_error(confidence, correct)]
-        scores = zip(self.score_names, columns["scores"], strict=True)
-        return found + [on.risk_coverage(score, own, correct) for score, own in scores]
+        risks = [on.risk_coverage(*pair, correct) for pair in zip(self.score_names, columns["scores"], strict=True)]
+        return [on.calibration_error(confidence, correct), on.smooth_calibration_error(confidence, correct), *risks]
 
     def corrupted(
         self, name: str, severity: int, columns: Columns, clean: Columns
@@ -199,7 +200,7 @@ class Classification(Task):
 
         Corrupted images are resampled together with the clean ones that they came from.
         """
-        on = SetNumbers("corruption", name, severity, ID)
+        on = SetNumbers("corruption", name, severity)
         values, numbers = [], []
         for score, own, known in zip(self.score_names, columns["scores"], clean["scores"], strict=True):
             auroc = metrics.auroc(own, known)
@@ -264,37 +265,25 @@ class Labels(Task):
         if targets is not None:
             truth = targets == 1
             own = torch.where(truth, yes, no).clamp(torch.finfo(yes.dtype).tiny, 1.0)
-            right = (beliefs.votes == 1).unflatten(1, (batch, labels)) == truth
+            right = (yes > 0.5) == truth
+            members = (beliefs.votes == 1).unflatten(1, (batch, labels)) == truth
             columns |= {
                 "truth": truth.T,
-                "nll": 0.0 - own.double().log().mean(1),
-                "member_correct": right.double().mean(2),
+                "mean label_accuracy": right.double().mean(1),
+                "mean subset_accuracy": right.all(1),
+                "mean nll": 0.0 - own.double().log().mean(1),
+                "mean brier": (yes.double() - truth.double()).square().mean(1),
+                "member": members.double().mean(2),
             }
         return columns
 
     def for_diagnosis(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, str]:
         return outputs, targets.to(outputs), "sigmoid"
 
-    def statistics(self, on: SetNumbers, columns: Columns) -> list[Statistic]:
-        scores = on.scores(self.score_names, columns["scores"])
-        if on.kind == "ood":
-            return [scores]
-        probs, truth = columns["probs"].double(), columns["truth"]
-        right = (probs > 0.5) == truth
-        values = {
-            "label_accuracy": right.double().mean(0),
-            "subset_accuracy": right.all(0),
-            "nll": columns["nll"],
-            "brier": (probs - truth.double()).square().mean(0),
-        }
-        found = [
-            on.metrics(values),
-            scores,
-            on.members("label_accuracy", columns["member_correct"]),
-            on.binned_error(self._bins(columns)),
-        ]
+    def labelled_statistics(self, on: SetNumbers, columns: Columns) -> list[Statistic]:
+        truth, error = columns["truth"], on.binned_error(self._bins(columns))
         both = [label for label, own in enumerate(truth) if own.any() and not own.all()]
-        return found + ([_ranks(on, columns["probs"][both], truth[both], both)] if both else [])
+        return [error, _ranks(on, columns["probs"][both], truth[both], both)] if both else [error]
 
     def _bins(self, columns: Columns) -> Tensor:
         probs, truth = columns["probs"].double().T, columns["truth"].T
@@ -391,16 +380,16 @@ class Regression(Task):
             truth = as_columns(targets).to(centre)
             columns |= {
                 "truth": truth[:, 0],
-                "mse": (centre - truth).square().mean(-1),
-                "mae": (centre - truth).abs().mean(-1),
-                "member_mse": (mean - truth).square().mean(-1),
+                "mean mae": (centre - truth).abs().mean(-1),
+                "mean rmse": (centre - truth).square().mean(-1),
+                "member": (mean - truth).square().mean(-1),
             }
-            if self.task == "density":
-                columns |= self._density_columns(centre, (data + knowledge).sqrt(), truth)
             if self.task == "density" or self.loss == "poisson":
                 losses = self.likelihood.per_example(outputs, truth)
                 shares = torch.full_like(losses[:, 0], 1 / len(losses)) if weights is None else weights
-                columns["mixture_nll"] = -(shares.log()[:, None] - losses).logsumexp(0)
+                columns["mean mixture_nll"] = -(shares.log()[:, None] - losses).logsumexp(0)
+            if self.task == "density":
+                columns |= self._density_columns(centre, (data + knowledge).sqrt(), truth)
         return columns
 
     def _moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -414,17 +403,18 @@ class Regression(Task):
         return outputs, torch.zeros_like(outputs)
 
     def _density_columns(self, centre: Tensor, deviation: Tensor, truth: Tensor) -> Columns:
-        family = self._family
+        family, name = self._family, self.loss.removesuffix("_nll")
         pooled = deviation / sqrt(family.variance)
         distance = (truth - centre).abs() / pooled
         levels = torch.tensor([family.half_width(level) for level in COVERAGE_LEVELS])
-        inside = distance <= levels.to(distance)[:, None, None]
+        inside = (distance <= levels.to(distance)[:, None, None]).to(centre.dtype).mean(-1)
         return {
+            "inside": inside,
             # Nats of an example: those of its targets together, as the mixture has them.
-            "nll": family.nll(centre, pooled, truth).sum(-1),
-            "crps": family.crps(pooled, (truth - centre) / pooled).mean(-1),
-            "inside": inside.to(centre.dtype).mean(-1),
-            "scale": pooled.mean(-1),
+            f"mean {name}_nll": family.nll(centre, pooled, truth).sum(-1),
+            f"mean {name}_crps": family.crps(pooled, (truth - centre) / pooled).mean(-1),
+            "mean coverage_90": inside[COVERAGE_LEVELS.index(0.9)],
+            "mean width_90": 2 * family.half_width(0.9) * pooled.mean(-1),
         }
 
     def for_diagnosis(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, str]:
@@ -432,29 +422,6 @@ class Regression(Task):
             return outputs, targets.reshape(outputs.shape[1:]).to(outputs), "poisson"
         means = mean_and_scale(outputs)[0] if self.task == "density" else outputs
         return means, targets.reshape(means.shape[1:]), "mse"
-
-    def statistics(self, on: SetNumbers, columns: Columns) -> list[Statistic]:
-        scores = on.scores(self.score_names, columns["scores"])
-        if on.kind == "ood":
-            return [scores]
-        rmse = on.metrics({"rmse": columns["mse"]}, root=True)
-        members = on.members("rmse", columns["member_mse"], root=True)
-        return [on.metrics(self._averaged(columns)), rmse, members, scores]
-
-    def _averaged(self, columns: Columns) -> Columns:
-        values = {"mae": columns["mae"]}
-        if self.task == "density":
-            name = self.loss.removesuffix("_nll")
-            values |= {
-                f"{name}_nll": columns["nll"],
-                "mixture_nll": columns["mixture_nll"],
-                f"{name}_crps": columns["crps"],
-                "coverage_90": columns["inside"][COVERAGE_LEVELS.index(0.9)],
-                "width_90": 2 * self._family.half_width(0.9) * columns["scale"],
-            }
-        elif "mixture_nll" in columns:
-            values["mixture_nll"] = columns["mixture_nll"]
-        return values
 
     def reliability(self, name: str, columns: Columns) -> Reliability | None:
         return _coverage(name, COVERAGE_LEVELS, columns["inside"]) if "inside" in columns else None
@@ -476,8 +443,8 @@ class OwnLoss(Task):
         columns = {"scores": torch.stack([spread for _ in self.score_names])}
         if targets is not None:
             columns |= {
-                "loss": self.likelihood.per_example(centre, targets),
-                "member_loss": self.likelihood.losses(outputs, targets),
+                "mean loss": self.likelihood.per_example(centre, targets),
+                "member": self.likelihood.losses(outputs, targets),
             }
             if self.likelihood.quantiles is not None:
                 columns["below"] = (targets.reshape(-1, 1) <= centre).T
@@ -485,12 +452,6 @@ class OwnLoss(Task):
 
     def for_diagnosis(self, outputs: Tensor, targets: Tensor) -> None:
         """Return nothing: the diagnosis knows its losses by name."""
-
-    def statistics(self, on: SetNumbers, columns: Columns) -> list[Statistic]:
-        scores = on.scores(self.score_names, columns["scores"])
-        if on.kind == "ood":
-            return [scores]
-        return [on.metrics({"loss": columns["loss"]}), on.members("loss", columns["member_loss"]), scores]
 
     def reliability(self, name: str, columns: Columns) -> Reliability | None:
         if self.likelihood.quantiles is None:
@@ -524,7 +485,9 @@ class Dense(Task):
             return cls(*given, inner=inner)
         binary = inner.task == "labels"
         if binary:
-            inner, outputs = Classification(*given), as_two_classes(outputs)
+            two_classes = LIKELIHOODS["cross_entropy"]
+            inner = Classification(inner.score_names, inner.weights, two_classes, inner.positions)
+            outputs = as_two_classes(outputs)
         # The known inputs come first, and have labels.
         assert targets is not None
         axis = class_axis_of(outputs, targets, -1 if binary else inner.positions.class_axis)
@@ -593,18 +556,15 @@ class Dense(Task):
 
         scores = [self.positions.pooled(score.reshape(counts.shape), counts) for score in inner["scores"]]
         columns = {"scores": torch.stack(scores), "size": weights.sum(-1)}
-        if isinstance(self.inner, Classification):
-            columns |= {f"sum {metric}": summed(values) for metric, values in self.inner.averaged(inner).items()}
-            if "dispute" in inner:
-                maps = inner["dispute"].reshape(counts.shape)
-                columns["dispute"] = over_positions(maps, counts=counts)
-                columns["map"] = (maps.mean(1) if self.binary else maps).movedim(0, -1)
-            if truth is not None:
+        columns |= {f"mean {metric}": summed(values) for metric, values in self.inner.averaged(inner).items()}
+        if "dispute" in inner:
+            maps = inner["dispute"].reshape(counts.shape)
+            columns["dispute"] = over_positions(maps, counts=counts)
+            columns["map"] = (maps.mean(1) if self.binary else maps).movedim(0, -1)
+        if truth is not None:
+            columns["member"] = summed(inner["member"])
+            if self.axis:
                 columns |= self._labelled(inner, truth, per_input, weights)
-                columns["member_sums"] = summed(inner["member_correct"])
-        elif truth is not None:
-            columns |= {f"sum {metric}": summed(inner[metric]) for metric in ("mse", "mae")}
-            columns["member_sums"] = summed(inner["member_mse"])
         return columns
 
     def _labelled(self, inner: Columns, truth: Tensor, counts: Tensor, weights: Tensor) -> Columns:
@@ -619,30 +579,18 @@ class Dense(Task):
         return {"bins": bins, "overlap": torch.stack([both, union]).movedim(1, -1)}
 
     def for_diagnosis(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, str] | None:
-        given = self.inner.for_diagnosis(outputs, targets)
-        return (*given[:2], "cross_entropy") if given and self.binary else given
+        return self.inner.for_diagnosis(outputs, targets)
 
-    def statistics(self, on: SetNumbers, columns: Columns) -> list[Statistic]:
-        sums = {key.removeprefix("sum "): values for key, values in columns.items() if key.startswith("sum ")}
-        found, size = [on.scores(self.score_names, columns["scores"])], columns["size"]
-        if isinstance(self.inner, Classification):
-            found.append(on.metrics(sums, sizes=size))
-            if on.kind != "ood":
-                overlap = columns["overlap"]
-                counts = overlap.float()
-                iou = on.number("mean_iou", float(_mean_iou(overlap.sum(-1, keepdim=True))))
-                found += [
-                    on.members("accuracy", columns["member_sums"], sizes=size),
-                    on.binned_error(columns["bins"]),
-                    Statistic([iou], lambda draws: _mean_iou(counts @ draws[on.set])[None]),
-                ]
-        elif on.kind != "ood":
-            found += [
-                on.metrics({"mae": sums["mae"]}, sizes=size),
-                on.metrics({"rmse": sums["mse"]}, root=True, sizes=size),
-                on.members("rmse", columns["member_sums"], root=True, sizes=size),
-            ]
-        return found
+    def labelled_statistics(self, on: SetNumbers, columns: Columns) -> list[Statistic]:
+        if not self.axis:
+            return []
+        overlap = columns["overlap"]
+        counts = overlap.float()
+        iou = on.number("mean_iou", float(_mean_iou(overlap.sum(-1, keepdim=True))))
+        return [
+            on.binned_error(columns["bins"]),
+            Statistic([iou], lambda draws: _mean_iou(counts @ draws[on.set])[None]),
+        ]
 
     def reliability(self, name: str, columns: Columns) -> Reliability | None:
         return binned_reliability(name, columns["bins"]) if "bins" in columns else None

@@ -90,7 +90,7 @@ class Comparison:
         label: int | None = None,
     ) -> Difference:
         """Return one difference; arguments as in `Evaluation.number`."""
-        found = find(self.differences, metric, set, score, severity, member, label)
+        found = find(self.differences, metric, set, score=score, severity=severity, member=member, label=label)
         if found is not None:
             return found
         raise ValueError(

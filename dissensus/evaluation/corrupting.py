@@ -1,14 +1,15 @@
 """Known images in, corrupted copies out: made here, or read from the files of a published set."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from dissensus.data.trees import Batch
+from dissensus.evaluation.inputs import each_once
 
 Cell: TypeAlias = tuple[str, int]
 
@@ -38,19 +39,15 @@ def _cells(corruptions: Iterable[str] | str, severities: Iterable[int] | int) ->
     families = corruption_families()
     given = [corruptions] if isinstance(corruptions, str) else list(corruptions)
     names = [name for one in given for name in families.get(one, (one,))]
-    if not _each_once(names, CORRUPTIONS):
+    if not each_once(names, CORRUPTIONS):
         raise ValueError(
             f"`corruptions` must name each corruption once, among {', '.join(families)} and {', '.join(CORRUPTIONS)}; got "
             f"{', '.join(map(str, given)) or 'none'}."
         )
     levels = [severities] if isinstance(severities, int) else list(severities)
-    if not _each_once(levels, SEVERITIES):
+    if not each_once(levels, SEVERITIES):
         raise ValueError(f"`severities` must be among 1, 2, 3, 4 and 5, each once; got {levels}.")
     return tuple((name, level) for name in names for level in levels)
-
-
-def _each_once(values: Sequence[Any], allowed: Collection[Any]) -> bool:
-    return 0 < len(values) == len(set(values)) and set(values) <= set(allowed)
 
 
 def corruption_families() -> Mapping[str, tuple[str, ...]]:

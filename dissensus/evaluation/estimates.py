@@ -12,11 +12,12 @@ from math import ceil, log2, pi
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from dissensus._machine import one_thread
-from dissensus.evaluation.results import LEVEL, Kind, Number, Reliability
+from dissensus.evaluation.results import ID, LEVEL, Kind, Number, Reliability
 from dissensus.metrics import OOD_METRICS, confidence_reliability, risk_coverage_area, smooth_ece
 from dissensus.randomness import derive
 
@@ -26,6 +27,7 @@ Found = tuple[list[Number], NDArray[np.float32]]
 Draws = Mapping[str, Tensor]
 
 _BINS = 15
+_EDGES = torch.arange(_BINS + 1, dtype=torch.float64) / _BINS
 _TPR = 0.95
 # Scores of more distinct values are resampled in this many groups of neighbours.
 _GROUPS = 4096
@@ -39,65 +41,68 @@ class Statistic:
     resampled: Callable[[Draws], Tensor]
 
 
-def mean_statistic(
-    numbers: Sequence[Number], drawn: str, values: Tensor, *, root: bool = False, sizes: Tensor | None = None
-) -> Statistic:
-    """Return numbers that are means (or their roots) of `values`, `(numbers, inputs)`, which are sums where inputs have `sizes`."""
+# Metrics that are roots of a mean.
+ROOTS = frozenset({"rmse"})
+
+
+def mean_statistic(numbers: Sequence[Number], drawn: str, values: Tensor, sizes: Tensor | None = None) -> Statistic:
+    """Return numbers that are means of `values`, `(numbers, inputs)`, which are sums where inputs have `sizes`; or, all of them, roots."""
     values, sizes = values.float(), None if sizes is None else sizes.float()
 
     def resampled(draws: Draws) -> Tensor:
         counts = draws[drawn]
         means = values @ counts / (len(counts) if sizes is None else sizes @ counts)
-        return means.sqrt() if root else means
+        return means.sqrt() if numbers[0].metric in ROOTS else means
 
     return Statistic(numbers, resampled)
 
 
 @dataclass(frozen=True)
 class SetNumbers:
-    """Makes the statistics of one set; those of a corruption follow the draws of the clean inputs it was made of."""
+    """Makes the statistics of one set."""
 
     kind: Kind
     set: str
     severity: int | None = None
-    drawn: str = ""
+
+    @property
+    def drawn(self) -> str:
+        """The set whose draws are followed: of a corruption the clean inputs that it was made of."""
+        return ID if self.kind == "corruption" else self.set
 
     def number(self, metric: str, value: float = 0.0, score: str | None = None, member: int | None = None) -> Number:
         """Return a number about this set."""
         return Number(metric, self.set, self.kind, value, score, self.severity, member)
 
-    def means(
-        self, named: Sequence[Number], columns: Tensor, *, root: bool = False, sizes: Tensor | None = None
-    ) -> Statistic:
+    def means(self, named: Sequence[Number], columns: Tensor, sizes: Tensor | None = None) -> Statistic:
         """Return the means of rows of `columns`, as `mean_statistic` has them."""
         found = columns.double().mean(-1)
         if sizes is not None:
             found = columns.double().sum(-1) / (float(sizes.double().sum()) or 1.0)
-        values = (found.sqrt() if root else found).tolist()
+        values = (found.sqrt() if named[0].metric in ROOTS else found).tolist()
         numbers = [replace(number, value=value) for number, value in zip(named, values, strict=True)]
-        return mean_statistic(numbers, self.drawn or self.set, columns, root=root, sizes=sizes)
+        return mean_statistic(numbers, self.drawn, columns, sizes)
 
-    def metrics(self, values: Mapping[str, Tensor], *, root: bool = False, sizes: Tensor | None = None) -> Statistic:
+    def metrics(self, values: Mapping[str, Tensor], sizes: Tensor | None = None) -> Statistic:
         """Return one number for each metric, the mean of its value per input."""
         columns = torch.stack([column.double() for column in values.values()])
-        return self.means([self.number(metric) for metric in values], columns, root=root, sizes=sizes)
+        return self.means([self.number(metric) for metric in values], columns, sizes)
 
     def scores(self, names: Sequence[str], scores: Tensor) -> Statistic:
         """Return the mean of each score, `(scores, inputs)`."""
         return self.means([self.number("mean", score=score) for score in names], scores)
 
-    def members(self, metric: str, values: Tensor, *, root: bool = False, sizes: Tensor | None = None) -> Statistic:
+    def members(self, metric: str, values: Tensor, sizes: Tensor | None = None) -> Statistic:
         """Return a metric of each member, from values `(members, inputs)`."""
-        named = [self.number(metric, member=place) for place in range(len(values))]
-        return self.means(named, values, root=root, sizes=sizes)
+        return self.means([self.number(metric, member=place) for place in range(len(values))], values, sizes)
 
     def calibration_error(self, confidence: Tensor, correct: Tensor) -> Statistic:
         """Return the expected calibration error in bins of equal width, those of `metrics.ece`."""
-        place = torch.bucketize(confidence, _inner_edges().to(confidence.dtype))
+        place = torch.bucketize(confidence, _EDGES[1:-1].to(confidence.dtype))
         gaps = (confidence - correct.to(confidence)).float()
 
         def resampled(draws: Draws) -> Tensor:
-            counts = draws[self.drawn or self.set]
+            counts = draws[self.drawn]
             totals = counts.new_zeros(_BINS, counts.shape[1]).index_add_(0, place, counts * gaps[:, None])
             return totals.abs().sum(0, keepdim=True) / len(counts)
 
@@ -133,11 +138,11 @@ class SetNumbers:
             size = len(counts)
             kept = grouped(groups(), counts).double().cumsum(1)
             errors = grouped(groups(), counts * wrong).double().cumsum(1)
-            before, errors_before = _shifted(kept), _shifted(errors)
+            before, errors_before = (F.pad(cumulative[:, :-1], (1, 0)) for cumulative in (kept, errors))
             # Through a group of equal scores, from `before` inputs on, errors rise evenly by `slope` an input:
             # the risks add up to sum of (errors_before + slope * t) / (before + t) over t = 1 ... group size.
             slope = (errors - errors_before) / (kept - before).clamp_min(1)
-            harmonic = torch.cat([kept.new_zeros(1), (1 / torch.arange(1, size + 1, dtype=torch.float64)).cumsum(0)])
+            harmonic = F.pad((1 / torch.arange(1, size + 1, dtype=torch.float64)).cumsum(0), (1, 0))
             inverse = harmonic[kept.long()] - harmonic[before.long()]
             area = (errors_before - slope * before) * inverse + slope * (kept - before)
             return (area.sum(1) / size).float()[None]
@@ -147,18 +152,13 @@ class SetNumbers:
     def detection(self, score: str, ood_scores: Tensor, id_scores: Tensor, known: str) -> Statistic:
         """Return every metric of `metrics.OOD_METRICS` for one score, all from one sort; `known` names the set it is told from."""
         size, ood_size = len(id_scores), len(ood_scores)
-        # Values sort several times faster than places, and two sorted halves merge fast.
-        scores = np.concatenate([np.sort(part.numpy()) for part in (id_scores, ood_scores)])
-        order = scores.argsort(kind="stable")
-        ranked = scores[order]
-        # Up to the last of each group of equal scores: how many inputs, and how many known ones.
-        ends = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))
-        known_to = np.cumsum(order < size, dtype=np.float64)[ends]
-        counts = np.diff(np.stack([known_to, ends + 1 - known_to]), prepend=0.0)
-        known_counts, ood_counts = torch.from_numpy(counts)[:, None]
-        values = _detection_metrics(known_counts, ood_counts, size, ood_size)[:, 0].tolist()
+        scores = torch.cat([id_scores, ood_scores])
+        ranks = torch.from_numpy(np.unique(scores.numpy(), return_inverse=True)[1].reshape(-1))
+        total = int(ranks.max()) + 1
+        counts = [torch.bincount(part, minlength=total).double()[None] for part in ranks.tensor_split([size])]
+        values = _detection_metrics(counts[0], counts[1], size, ood_size)[:, 0].tolist()
         numbers = [self.number(name, value, score) for name, value in zip(OOD_METRICS, values, strict=True)]
-        groups = cache(lambda: grouped_ranks(torch.cat([id_scores, ood_scores])))
+        groups = cache(lambda: grouped_ranks(scores))
 
         def resampled(draws: Draws) -> Tensor:
             total = int(groups().max()) + 1
@@ -169,13 +169,9 @@ class SetNumbers:
         return Statistic(numbers, resampled)
 
 
-def _inner_edges() -> Tensor:
-    return torch.arange(1, _BINS, dtype=torch.float64) / _BINS
-
-
 def in_bins(confidence: Tensor, correct: Tensor, weights: Tensor) -> Tensor:
     """Return sums of confidence, correctness and weight in bins of confidence, `(3, bins, inputs)`, of `(inputs, answers)` each."""
-    place = torch.bucketize(confidence.contiguous(), _inner_edges().to(confidence))
+    place = torch.bucketize(confidence.contiguous(), _EDGES[1:-1].to(confidence))
     values = torch.stack([confidence.double(), correct.double(), torch.ones_like(weights)]) * weights
     empty = weights.new_zeros(3, len(confidence), _BINS)
     return empty.scatter_add_(2, place.expand(3, -1, -1), values).movedim(1, -1)
@@ -185,8 +181,7 @@ def binned_reliability(name: str, bins: Tensor) -> Reliability:
     """Return confidence against accuracy from what `in_bins` returned for a whole set."""
     confidence, correct, weight = bins.sum(-1)
     kept = weight > 0
-    edges = torch.arange(_BINS + 1, dtype=torch.float64) / _BINS
-    values = (confidence / weight, correct / weight, weight / weight.sum(), edges[:-1], edges[1:])
+    values = (confidence / weight, correct / weight, weight / weight.sum(), _EDGES[:-1], _EDGES[1:])
     return Reliability(name, *(tuple(column[kept].tolist()) for column in values))
 
 
@@ -273,10 +268,6 @@ def grouped(groups: Tensor, counts: Tensor, total: int | None = None) -> Tensor:
     """Return counts summed within groups, `(resamples, groups)`."""
     total = int(groups.max()) + 1 if total is None else total
     return counts.new_zeros(total, counts.shape[1]).index_add_(0, groups, counts).T.contiguous()
-
-
-def _shifted(cumulative: Tensor) -> Tensor:
-    return torch.cat([torch.zeros_like(cumulative[:, :1]), cumulative[:, :-1]], dim=1)
 
 
 def placements(ood_scores: Tensor, id_scores: Tensor) -> tuple[Tensor, Tensor]:

@@ -33,10 +33,8 @@ Source: TypeAlias = str | Path | Loaded | Items
 
 def _loaded_or_same(data: Any, name: str) -> Any:
     """Return what a path or a data set of pictures holds, as `Loaded`; all else as it came."""
-    if not _must_be_read(data):
-        return data
     try:
-        return load(data)
+        return load(data) if _must_be_read(data) else data
     except ValueError as problem:
         raise ValueError(f"Set {name!r} cannot be read: {problem}") from None
 
@@ -136,15 +134,15 @@ def named_sets(
 
     Names that clash and one set under two names are refused.
     """
-    shifted, ood = _by_name("shifted", shifted), _by_name("ood", ood)
+    shifted, ood = shifted or {}, ood or {}
     _check_names([ID, *shifted, *ood])
     known = _loaded_or_same(id_data, ID)
     classes = _class_names(known, class_names)
     sets = [NamedSet(ID, "id", _as_pairs(known, ID, classes))]
-    for name, data in shifted.items():
-        sets.append(NamedSet(name, "shifted", _as_pairs(_loaded_or_same(data, name), name, classes)))
-    for name, data in ood.items():
-        inputs = _loaded_or_same(data, name)
+    for name, pairs in shifted.items():
+        sets.append(NamedSet(name, "shifted", _as_pairs(_loaded_or_same(pairs, name), name, classes)))
+    for name, given in ood.items():
+        inputs = _loaded_or_same(given, name)
         sets.append(NamedSet(name, "ood", inputs.x if isinstance(inputs, Loaded) else inputs))
     seen: dict[int, str] = {}
     for part in sets:
@@ -162,24 +160,23 @@ def _class_names(known: Any, given: Sequence[str] | None) -> list[str] | None:
     return names
 
 
-def _by_name(argument: str, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    if given is not None and not isinstance(given, Mapping):
-        raise ValueError(f"`{argument}` must map names to data; got {type(given).__name__}. Pass {{'name': data}}.")
-    return given or {}
-
-
 def checked_groups(groups: Mapping[str, Iterable[str]] | None, sets: list[NamedSet]) -> dict[str, tuple[str, ...]]:
     """Return groups of OOD sets; refuse unknown sets, empty groups and clashing names."""
     known = [part.name for part in sets if part.kind == "ood"]
-    given = _by_name("groups", groups)
-    checked = {name: (parts,) if isinstance(parts, str) else tuple(parts) for name, parts in given.items()}
+    given = (groups or {}).items()
+    checked = {name: (parts,) if isinstance(parts, str) else tuple(parts) for name, parts in given}
     _check_names([*(part.name for part in sets), *checked])
     for name, parts in checked.items():
-        if not parts or _repeated(parts) or not set(parts) <= set(known):
+        if not each_once(parts, known):
             raise ValueError(
                 f"Group {name!r} must list OOD sets, each once, among {_listed(known)}; got {_listed(parts)}."
             )
     return checked
+
+
+def each_once(values: Collection[Any], allowed: Collection[Any]) -> bool:
+    """Whether there are values, all of them allowed and none twice."""
+    return 0 < len(values) == len(set(values)) and set(values) <= set(allowed)
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -73,13 +73,10 @@ def evaluate(
 ) -> Evaluation:
     """Measure an ensemble: every score and metric on every set, from one prediction of each input.
 
-    Sets are read batch by batch; of each input there stay about 4 bytes a score and 28 beside, however many members and
-    classes there are. Member outputs stay only of (some of) the known inputs, until the members are diagnosed.
-
-    Intervals are 95 % bootstrap intervals over inputs, by the percentiles of the replicates; for `ece` and
-    `smooth_ece`, which count noise as error, replicates are reflected around the estimate. A corrupted image is
-    resampled together with the clean one it came from. Averages over corruptions and over the sets of a group are means
-    of the single values, never values of pooled inputs.
+    Sets are read batch by batch; of each input there stay about 4 bytes a score and 50 beside, however many members and
+    classes there are. Intervals are 95 % bootstrap intervals over inputs, by the percentiles of the replicates; for `ece` and
+    `smooth_ece`, which count noise as error, these are reflected around the estimate. Averages over corruptions and over the
+    sets of a group are means of the single values, never values of pooled inputs.
 
     Args:
         members: The ensemble; it is left in the mode (training or evaluation) in which it came.

@@ -3,7 +3,7 @@
 import json
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from operator import attrgetter
 from pathlib import Path
@@ -14,9 +14,19 @@ from numpy.typing import NDArray
 
 from dissensus._files import replace_file
 from dissensus.diagnostics import Finding
+from dissensus.diagnostics.findings import restored
 
 Kind = Literal["id", "shifted", "ood", "group", "corruption", "corruptions"]
 Task = Literal["classification", "labels", "density", "points", "own"]
+
+# What is measured of each member.
+MEMBER_METRICS: Mapping[Task, str] = {
+    "classification": "accuracy",
+    "labels": "label_accuracy",
+    "density": "rmse",
+    "points": "rmse",
+    "own": "loss",
+}
 
 Found = TypeVar("Found")
 
@@ -285,20 +295,12 @@ class Evaluation:
         member: int | None = None,
         label: int | None = None,
     ) -> Number:
-        """Return one number, with its interval.
+        """Return one number, with its interval: `.value`, `.low` and `.high`.
 
-        Args:
-            metric: As in `Number`.
-            set: Which set, group or corruption; "corruptions" for the average over these.
-            score: Which score, for metrics that are about one.
-            severity: Which severity of a corruption; None for the average over severities.
-            member: Which member, for metrics of one.
-            label: Which of several labels, for metrics of one.
-
-        Returns:
-            The number; `.value` is its value, `.low` and `.high` are the ends of its interval.
+        Arguments are the attributes of `Number` that have their names: what is not about a score, a severity, a member or a
+        label has None there.
         """
-        found = find(self.numbers, metric, set, score, severity, member, label)
+        found = find(self.numbers, metric, set, score=score, severity=severity, member=member, label=label)
         if found is not None:
             return found
         known = sorted({number.metric for number in self.numbers if number.set == set})
@@ -345,19 +347,11 @@ class Evaluation:
             raise ValueError(f"{path} holds no evaluation that can be read: {error}. Evaluate again.") from None
 
 
-def find(
-    numbers: Iterable[Found],
-    metric: str,
-    set: str = ID,
-    score: str | None = None,
-    severity: int | None = None,
-    member: int | None = None,
-    label: int | None = None,
-) -> Found | None:
+def find(numbers: Iterable[Found], metric: str, set: str = ID, **about: str | int | None) -> Found | None:
     """Return the number, or the difference of two, that is about all this; None where it was not measured."""
-    wanted = (metric, set, score, severity, member, label)
-    about = attrgetter("metric", "set", "score", "severity", "member", "label")
-    return next((number for number in numbers if about(number) == wanted), None)
+    wanted = (metric, set, *(about.get(name) for name in ("score", "severity", "member", "label")))
+    own = attrgetter("metric", "set", "score", "severity", "member", "label")
+    return next((number for number in numbers if own(number) == wanted), None)
 
 
 def floats(values: Sequence[float] | NDArray[Any]) -> tuple[float, ...]:
@@ -391,38 +385,15 @@ def from_json(text: str) -> Evaluation:
     whole = json.loads(text)
     if not isinstance(whole, dict) or whole.pop("format", None) != FORMAT:
         raise KeyError(f"its format is not {FORMAT!r}")
-    diagnosis, packed = whole.pop("diagnosis", None), whole["replicates"]
+    packed, numbers = whole["replicates"], whole["numbers"]
     array = np.frombuffer(_unpacked(packed["float32"]), dtype="<f4").reshape(packed["shape"])
-    # Files of earlier versions lack what has a default.
-    whole = _as_tuples(whole) | {"replicates": array.astype(np.float32)}
-    columns, rows = whole["numbers"]["columns"], whole["numbers"]["rows"]
-    whole["numbers"] = tuple(Number(**dict(zip(columns, row, strict=True))) for row in rows)
+    whole["replicates"] = array.astype(np.float32)
+    whole["numbers"] = [dict(zip(numbers["columns"], row, strict=True)) for row in numbers["rows"]]
     for item in whole["gallery"]:
         item["pixels"] = _unpacked(item["pixels"])
-    for name, kind in _PARTS.items():
-        whole[name] = tuple(kind(**part) for part in whole.get(name, ()))
-    if diagnosis is not None:
-        whole["diagnosis"] = Finding.from_dict(diagnosis)
-    if whole.get("alarm") is not None:
-        whole["alarm"] = AlarmCheck(**whole["alarm"])
-    return Evaluation(**whole)
-
-
-_PARTS: Mapping[str, Callable[..., Any]] = {
-    "sets": SetInfo,
-    "reliability": Reliability,
-    "rocs": Roc,
-    "histograms": Histogram,
-    "gallery": Disputed,
-    "examples": Examples,
-}
-
-
-def _as_tuples(value: Any) -> Any:
-    """Return what JSON holds with its lists as tuples, at any depth."""
-    if isinstance(value, dict):
-        return {name: _as_tuples(part) for name, part in value.items()}
-    return tuple(_as_tuples(part) for part in value) if isinstance(value, list) else value
+    # Files of earlier versions lack what has a default.
+    found: Evaluation = restored(Evaluation, whole)
+    return found
 
 
 def _packed(raw: bytes) -> str:

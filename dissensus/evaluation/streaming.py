@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import nan
-from typing import Any
+from operator import attrgetter
+from typing import Any, TypeAlias, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -82,58 +83,57 @@ class OutputSample:
 
 _KEPT = 6
 _LARGEST_SIDE = 96
+# Needed of a batch for the gallery, and not kept.
+_OF_A_BATCH = ("votes", "dispute", "map")
 
 
 class Gallery:
-    """The most and least disputed images so far; nothing is copied to the host before the end."""
+    """The most and least disputed images of a set so far, the most (or least) disputed first."""
 
-    def __init__(self) -> None:
-        self._best: dict[bool, Columns] = {}
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.best: dict[bool, list[Disputed]] = {True: [], False: []}
         self._seen = 0
 
     def add(self, raw: Batch, columns: Columns, labels: Tensor | None) -> None:
         """Take in a batch of images, with their members' votes or, of several answers each, maps of dispute beside them."""
-        if not isinstance(raw, Tensor) or not _can_be_shown(raw, columns):
+        if not _can_be_shown(raw, columns):
             return
-        maps = columns.get("map")
-        nobody = torch.full_like(columns["dispute"], -1, dtype=torch.int64)
-        batch = {
-            "image": raw if maps is None else _with_maps(raw, maps.movedim(-1, 0)),
-            "dispute": columns["dispute"],
-            "index": torch.arange(self._seen, self._seen + len(raw), device=raw.device),
-            "predicted": columns.get("predicted", nobody),
-            "label": nobody if labels is None or "votes" not in columns else labels.to(raw.device).long(),
-            "votes": columns["votes"].T if "votes" in columns else nobody[:, None][:, :0],
-        }
+        for most, best in self.best.items():
+            best += self._items(raw, columns, labels, most)
+            # Stable: of equals the earliest is kept, however the set was cut into batches.
+            best.sort(key=attrgetter("dispute"), reverse=most)
+            del best[_KEPT:]
         self._seen += len(raw)
-        for most in (True, False):
-            new, old = _first(batch, most), self._best.get(most)
-            if old is not None:
-                new = _first({name: torch.cat([old[name], values]) for name, values in new.items()}, most)
-            self._best[most] = new
 
-    def items(self, name: str) -> list[Disputed]:
-        """Return what was kept, the most (or least) disputed first."""
-        return [
-            _item(name, most, {key: values[place].cpu() for key, values in best.items()})
-            for most, best in self._best.items()
-            for place in range(len(best["dispute"]))
-        ]
+    def _items(self, raw: Tensor, columns: Columns, labels: Tensor | None, most: bool) -> Iterator[Disputed]:
+        rows = columns["dispute"].argsort(descending=most, stable=True)[:_KEPT]
+        named = ((key, columns[key]) for key in (*_OF_A_BATCH, "predicted") if key in columns)
+        kept = {key: values[..., rows].movedim(-1, 0).cpu() for key, values in named}
+        images = raw[rows].cpu()
+        if "map" in kept:
+            images = _with_maps(images, kept["map"])
+        for place, row in enumerate(rows.tolist()):
+            picture, voted = _picture(images[place]), "votes" in kept
+            channels, height, width = picture.shape
+            yield Disputed(
+                self.name,
+                most,
+                self._seen + row,
+                float(kept["dispute"][place]),
+                int(kept["predicted"][place]) if voted else -1,
+                label=int(labels[row]) if voted and labels is not None else None,
+                votes=tuple(kept["votes"][place].tolist()) if voted else (),
+                shape=(channels, height, width),
+                pixels=picture.numpy().tobytes(),
+            )
 
 
-def _can_be_shown(raw: Tensor, columns: Columns) -> bool:
+def _can_be_shown(raw: Batch, columns: Columns) -> TypeGuard[Tensor]:
+    """Whether inputs can be shown: one or three channels, and more than one pixel a side; maps must be flat."""
     flat = "map" not in columns or columns["map"].ndim == 3
-    return "dispute" in columns and flat and shows_images(raw)
-
-
-def _first(batch: Columns, most: bool) -> Columns:
-    # Stable: of equals the earliest is kept, however the set was cut into batches.
-    best = batch["dispute"].argsort(descending=most, stable=True)[:_KEPT]
-    return {name: values[best] for name, values in batch.items()}
-
-
-def shows_images(raw: Tensor) -> bool:
-    """Whether inputs can be shown: one or three channels, and more than one pixel a side."""
+    if not isinstance(raw, Tensor) or "dispute" not in columns or not flat:
+        return False
     numbers = raw.dtype == torch.uint8 or raw.is_floating_point()
     return numbers and raw.ndim == 4 and raw.shape[1] in (1, 3) and min(raw.shape[2:]) > 1
 
@@ -146,22 +146,6 @@ def _with_maps(images: Tensor, maps: Tensor) -> Tensor:
     over = (values.mean(1, keepdim=True) * (1 - red)).expand(-1, 3, -1, -1).clone()
     over[:, :1] += red
     return torch.cat([values, over], dim=3)
-
-
-def _item(name: str, most: bool, kept: Columns) -> Disputed:
-    picture, label = _picture(kept["image"]), int(kept["label"])
-    channels, height, width = picture.shape
-    return Disputed(
-        name,
-        most,
-        int(kept["index"]),
-        float(kept["dispute"]),
-        int(kept["predicted"]),
-        label=None if label < 0 else label,
-        votes=tuple(kept["votes"].tolist()),
-        shape=(channels, height, width),
-        pixels=picture.numpy().tobytes(),
-    )
 
 
 def _picture(image: Tensor) -> Tensor:
@@ -180,10 +164,6 @@ def _scaled(image: Tensor) -> Tensor:
     low, high = values.aminmax()
     outside = (low < 0) | (high > 1)
     return torch.where(outside, (values - low) / (high - low).clamp_min(1e-12), values)
-
-
-# Needed of a batch for the gallery, and not kept.
-_OF_A_BATCH = ("votes", "dispute", "map")
 
 
 @dataclass(frozen=True)
@@ -206,6 +186,10 @@ class Sample:
         return self.info.name
 
 
+# Outputs of a batch, which of them are finite, `(members, batch)`, and the columns.
+Read: TypeAlias = tuple[Tensor, Tensor, Columns]
+
+
 @dataclass
 class Reader:
     """Runs the ensemble, in evaluation mode and at its `place`, over sets.
@@ -222,7 +206,7 @@ class Reader:
     class_names: tuple[str, ...] = ()
     shape: tuple[int, int] | None = field(default=None, init=False)
     known: OutputSample = field(default_factory=OutputSample, init=False)
-    _programs: dict[bool, "_Program"] = field(default_factory=dict, init=False)
+    _programs: dict[bool, Captured[Read]] = field(default_factory=dict, init=False)
 
     def check(self, sets: Iterable[NamedSet]) -> None:
         """Refuse sets of another backbone's features, before any is read."""
@@ -236,11 +220,11 @@ class Reader:
         """Predict each input of a set once, and each of its corrupted copies; return what numbers need."""
         kept = _Kept()
         corrupted = {cell: _Kept() for cell in corruptor.cells}
-        fingerprint, gallery, start = Fingerprint(), Gallery(), 0
+        fingerprint, gallery, start = Fingerprint(), Gallery(part.name), 0
         targets, span = Fingerprint(), (nan, nan)
-        run = self._run_of(part)
+        program = self._program(part)
         batches = num_batches(part.data, self.batch_size)
-        run.captured.expect(None if batches is None else batches * (1 + len(corruptor.cells)))
+        program.expect(None if batches is None else batches * (1 + len(corruptor.cells)))
         for x, y in part.batches(self.batch_size):
             raw = x.to(self.place)
             plain = None
@@ -249,11 +233,11 @@ class Reader:
                 plain = y.float() if y.is_floating_point() else y.long()
                 targets.add(plain, None)
             fingerprint.add(raw, plain)
-            columns = self._columns(run, raw, y, part.name, start)
+            columns = self._columns(program, raw, y, part.name, start)
             gallery.add(raw, columns, y)
             kept.add(columns)
             for cell, copy in corruptor.copies(raw, y, start):
-                columns = self._columns(run, copy, y, f"{part.name} with {cell[0]} at severity {cell[1]}", start)
+                columns = self._columns(program, copy, y, f"{part.name} with {cell[0]} at severity {cell[1]}", start)
                 corrupted[cell].add(columns)
             if start == 0:
                 span = value_range(raw)
@@ -264,36 +248,41 @@ class Reader:
             columns=kept.columns(),
             inputs=fingerprint.inputs(),
             range=span,
-            disputed=gallery.items(part.name),
+            disputed=[*gallery.best[True], *gallery.best[False]],
             corrupted={cell: parts.columns() for cell, parts in corrupted.items()},
         )
 
-    def _run_of(self, part: NamedSet) -> "_Program":
-        """Return what reads batches of a set: the heads alone where the set holds features of their backbone."""
+    def _program(self, part: NamedSet) -> Captured[Read]:
+        """Return what reads batches of a set, on a GPU captured: the heads alone where the set holds features of their backbone."""
         features = isinstance(part.data, CachedFeatures)
         if features not in self._programs:
-            run = _chained(None if features else self.transform, self.members.reader(part.data))
-            self._programs[features] = _Program(run, self.task, self.members)
+            transform, members = None if features else self.transform, self.members.reader(part.data)
+
+            def read(raw: Batch, targets: Tensor | None) -> Read:
+                if transform is not None:
+                    raw = batch_of(transform(raw.value() if isinstance(raw, Tree) else raw))
+                outputs = members(raw)
+                if self.shape is None:
+                    self._begin(outputs, targets)
+                return outputs, outputs.isfinite().flatten(2).all(-1), self.task.columns(outputs, targets)
+
+            name = f"evaluation {' '.join(self.task.score_names)}"
+            self._programs[features] = Captured(read, self.members, name)
         return self._programs[features]
 
-    def _columns(self, program: "_Program", raw: Batch, y: Tensor | None, name: str, start: int) -> Columns:
+    def _columns(self, program: Captured[Read], raw: Batch, y: Tensor | None, name: str, start: int) -> Columns:
         targets = None if y is None else y.to(self.place)
-        if self.shape is None:
-            with _named(name, raw):
-                outputs = program.run(raw)
-            self._begin(program, outputs, targets)
-            self._check_batch(outputs, y, len(raw), name, start)
-            usable, columns = program.read(outputs, targets)
-        else:
-            if y is not None:
-                # Before they are used as indices.
-                self.task.check_targets(y, self.shape[1], name, start)
-            with _named(name, raw):
-                outputs, usable, columns = program.captured(raw, targets)
-            self._check_batch(outputs, None, len(raw), name, start)
-            if raw.is_cuda:
-                # The program's next run overwrites what it returned.
-                outputs, columns = outputs.clone(), {key: values.clone() for key, values in columns.items()}
+        if self.shape is not None and y is not None:
+            # Before they are used as indices.
+            self.task.check_targets(y, self.shape[1], name, start)
+        # The first batch is looked at, which cannot be captured.
+        run = program.function if self.shape is None else program
+        with _named(name, raw):
+            outputs, usable, columns = run(raw, targets)
+        self._check_batch(outputs, len(raw), name)
+        if raw.is_cuda:
+            # The program's next run overwrites what it returned.
+            outputs, columns = outputs.clone(), {key: values.clone() for key, values in columns.items()}
         if targets is not None and name == ID:
             self._keep(outputs, targets, start)
         # Asked last: on a GPU the answer waits for all that was queued.
@@ -306,21 +295,23 @@ class Reader:
             )
         return columns
 
-    def _begin(self, program: "_Program", outputs: Tensor, targets: Tensor | None) -> None:
-        """Learn from the first batch what outputs look like."""
+    def _begin(self, outputs: Tensor, targets: Tensor | None) -> None:
+        """Learn from the first batch, of known inputs, what outputs look like."""
         if outputs.ndim > 3:
-            self.task = program.task = Dense.of(self.task, outputs, targets)
+            self.task = Dense.of(self.task, outputs, targets)
         self.task.check(outputs)
         width = self.task.size if isinstance(self.task, Dense) else outputs.shape[-1]
-        self.shape = (len(outputs), width)
         num_outputs = self.task.num_outputs(width)
         if self.class_names and len(self.class_names) != num_outputs:
             raise ValueError(
                 f"`class_names` must name each of the {num_outputs} outputs, in their order; got {len(self.class_names)} "
                 f"names: {', '.join(self.class_names)}. Where it is not given, it is what the known data holds."
             )
+        self.shape = (len(outputs), width)
+        if targets is not None:
+            self.task.check_targets(targets, width, ID, 0)
 
-    def _check_batch(self, outputs: Tensor, y: Tensor | None, size: int, name: str, start: int) -> None:
+    def _check_batch(self, outputs: Tensor, size: int, name: str) -> None:
         assert self.shape is not None
         wanted = (self.shape[0], size, self.shape[1])
         if isinstance(self.task, Dense):
@@ -330,8 +321,6 @@ class Reader:
                 f"Outputs on set {name!r} must be shaped {wanted}, (members, batch, outputs) as before; got "
                 f"{tuple(outputs.shape)}."
             )
-        if y is not None:
-            self.task.check_targets(y, self.shape[1], name, start)
 
     def _keep(self, outputs: Tensor, targets: Tensor, start: int) -> None:
         """Keep outputs of known inputs for the diagnosis; of dense ones those of positions that count."""
@@ -356,40 +345,21 @@ class _Kept:
 
     def add(self, columns: Columns) -> None:
         """Take in the columns of a batch."""
-        rows = self._rows + columns["scores"].shape[-1]
+        before, rows = self._rows, self._rows + columns["scores"].shape[-1]
         for name, values in columns.items():
-            if name not in _OF_A_BATCH:
-                self._room(name, values, rows)[..., self._rows : rows] = values
+            if name in _OF_A_BATCH:
+                continue
+            memory = self._memory.get(name)
+            if memory is None or memory.shape[-1] < rows:
+                larger = self._memory[name] = values.new_empty(*values.shape[:-1], 2 * rows)
+                if memory is not None:
+                    larger[..., :before] = memory[..., :before]
+            self._memory[name][..., before:rows] = values
         self._rows = rows
-
-    def _room(self, name: str, values: Tensor, rows: int) -> Tensor:
-        memory = self._memory.get(name)
-        if memory is None or memory.shape[-1] < rows:
-            larger = values.new_empty(*values.shape[:-1], 2 * rows)
-            if memory is not None:
-                larger[..., : self._rows] = memory[..., : self._rows]
-            self._memory[name] = memory = larger
-        return memory
 
     def columns(self) -> Columns:
         """Return the columns of the whole set, on the CPU."""
         return {name: memory[..., : self._rows].contiguous().cpu() for name, memory in self._memory.items()}
-
-
-class _Program:
-    """From a raw batch to columns; on a GPU members and scores become one captured program."""
-
-    def __init__(self, run: Callable[[Any], Tensor], task: Task, owner: Members) -> None:
-        self.run, self.task = run, task
-        self.captured = Captured(self._whole, owner, f"evaluation {' '.join(task.score_names)}")
-
-    def read(self, outputs: Tensor, targets: Tensor | None) -> tuple[Tensor, Columns]:
-        """Return which outputs are finite, `(members, batch)`, and the columns."""
-        return outputs.isfinite().flatten(2).all(-1), self.task.columns(outputs, targets)
-
-    def _whole(self, raw: Batch, targets: Tensor | None) -> tuple[Tensor, Tensor, Columns]:
-        outputs = self.run(raw)
-        return outputs, *self.read(outputs, targets)
 
 
 @contextmanager
@@ -404,9 +374,3 @@ def _named(name: str, raw: Batch) -> Iterator[None]:
             f"Members cannot read set {name!r}, whose inputs are {describe(raw)}: {problem}. Give inputs as in "
             "training, or a `transform` that makes them so."
         ) from problem
-
-
-def _chained(first: Callable[[Any], Any] | None, second: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
-    if first is None:
-        return second
-    return lambda raw: second(batch_of(first(raw.value() if isinstance(raw, Tree) else raw)))

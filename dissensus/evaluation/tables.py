@@ -112,13 +112,11 @@ def _measured(results: Sequence[Evaluation]) -> list[str]:
     return [name for name in _PREDICTION_METRICS[results[0].task] if name in found]
 
 
-def detection_table(result: Evaluation, metric: str = "auroc") -> Cells:
+def detection_table(result: Evaluation) -> Cells:
     """Return how well each score tells each set from the known inputs."""
-    sets = detection_sets(result)
-    rows = [
-        [title_of(score), *(_cell(result, metric, name, score=score) for name in sets)] for score in result.score_names
-    ]
-    return [f"{title_of(metric)} by score", *(_name_of_group(result, name) for name in sets)], rows
+    sets, scores = detection_sets(result), result.score_names
+    rows = [[title_of(score), *(_cell(result, "auroc", name, score=score) for name in sets)] for score in scores]
+    return ["AUROC by score", *(_name_of_group(result, name) for name in sets)], rows
 
 
 def detection_sets(result: Evaluation) -> list[str]:
@@ -134,15 +132,12 @@ def _sets_but(result: Evaluation, kind: str) -> list[str]:
 
 def severity_table(result: Evaluation, score: str) -> Cells:
     """Return accuracy, calibration and AUROC of one score at each severity, averaged over corruptions."""
-    shown = {metric: None for metric in ("accuracy", "nll", "ece", "smooth_ece")} | {"auroc": score}
-    rows = [
-        [
-            str(level),
-            *(_cell(result, metric, ALL_CORRUPTIONS, score=of, severity=level) for metric, of in shown.items()),
-        ]
-        for level in severities(result)
-    ]
-    return ["severity", "accuracy", "NLL", "ECE", "smooth ECE", f"AUROC of {title_of(score)}"], rows
+    metrics = ("accuracy", "nll", "ece", "smooth_ece")
+    rows = []
+    for level in severities(result):
+        row = [_cell(result, metric, ALL_CORRUPTIONS, severity=level) for metric in metrics]
+        rows.append([str(level), *row, _cell(result, "auroc", ALL_CORRUPTIONS, score=score, severity=level)])
+    return ["severity", *map(title_of, metrics), f"AUROC of {title_of(score)}"], rows
 
 
 def corruption_table(results: Sequence[Evaluation], severity: int) -> Cells:
@@ -158,14 +153,10 @@ def corruption_table(results: Sequence[Evaluation], severity: int) -> Cells:
 
 def label_table(results: Sequence[Evaluation], name: str = ID) -> Cells:
     """Return average precision and AUROC of every label on one set, run by run; a dash where all, or none, have it."""
-    names = results[0].class_names or tuple(map(str, range(results[0].num_outputs)))
+    names = results[0].class_names or map(str, range(results[0].num_outputs))
     columns = [(result, metric) for result in results for metric in ("average_precision", "label_auroc")]
-    rows = [
-        [label, *(_cell(result, metric, name, label=place) for result, metric in columns)]
-        for place, label in enumerate(names)
-    ]
-    several = len(results) > 1
-    heads = [(f"{result.name}: " if several else "") + title_of(metric) for result, metric in columns]
+    rows = [[label, *(_cell(*column, name, label=place) for column in columns)] for place, label in enumerate(names)]
+    heads = [(f"{result.name}: " if len(results) > 1 else "") + title_of(metric) for result, metric in columns]
     return ["label", *heads], rows
 
 

@@ -5,16 +5,22 @@ Nothing global is read or changed: no pyplot, no style, no settings of matplotli
 on white by readers with any kind of colour vision.
 """
 
-from dissensus.plots.curves import (
+from dissensus.plots.figures import (
+    COLOURS,
+    NOTE_COLOUR,
+    diversity_accuracy,
+    drop_curve,
+    error_curves,
     martingale_path,
     member_count_curves,
+    offset_bars,
     p_value_histogram,
+    panels,
     reliability,
+    save,
     score_histograms,
     training_curves,
 )
-from dissensus.plots.diagnosis import diversity_accuracy, drop_curve, error_curves, offset_bars
-from dissensus.plots.figures import COLOURS, NOTE_COLOUR, panels, save
 from dissensus.plots.predictions import bands, class_maps, class_points, four_panels, member_bands
 
 __all__ = [

@@ -8,17 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dissensus.plots.figures import (
-    COLOURS,
-    POINT_COLOUR,
-    TRUTH_COLOUR,
-    Values,
-    as_array,
-    flat_array,
-    panels,
-    set_style,
-    tint,
-)
+from dissensus.plots.figures import COLOURS, Values, as_array, flat_array, panels, set_style
 from dissensus.predictions import Family, mixture
 
 if TYPE_CHECKING:
@@ -170,26 +160,28 @@ def bands(
         label: Name of the mean in the legend.
 
     Example:
-        >>> from dissensus.plots import panels
         >>> figure, (ax,) = panels()
         >>> bands([0.0, 1.0], [0.0, 1.0], [1.0, 1.0], ax)
         >>> len(ax.collections)
         3
     """
+    from matplotlib.colors import to_rgb
+
     place, centre, spread = (flat_array(values) for values in (x, mean, std))
     order = np.argsort(place, kind="stable")
     place, centre, spread = place[order], centre[order], spread[order]
     for depth, level in enumerate(sorted(levels, reverse=True), start=1):
         low, high = centre - level * spread, centre + level * spread
         # Opaque shades, the innermost the darkest: overlapping see-through ones would not match their legend.
-        shade = tint(COLOURS[0], 0.45 * depth / len(levels))
+        strength = 0.45 * depth / len(levels)
+        shade = tuple(1 - strength * (1 - part) for part in to_rgb(COLOURS[0]))
         ax.fill_between(place, low, high, color=shade, linewidth=0, label=f"± {level:g} sd")
     if truth is not None:
-        ax.plot(place, flat_array(truth)[order], color=TRUTH_COLOUR, linestyle="--", linewidth=1.2, label="truth")
+        ax.plot(place, flat_array(truth)[order], color="black", linestyle="--", linewidth=1.2, label="truth")
     ax.plot(place, centre, color=COLOURS[0], linewidth=1.6, label=label)
     if points is not None:
         ax.plot(
-            flat_array(points[0]), flat_array(points[1]), "o", color=POINT_COLOUR, markersize=3, alpha=0.8, label="data"
+            flat_array(points[0]), flat_array(points[1]), "o", color=COLOURS[1], markersize=3, alpha=0.8, label="data"
         )
 
 

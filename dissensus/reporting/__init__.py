@@ -45,13 +45,9 @@ def report(
         >>> "A small test" in page.read_text(encoding="utf-8")
         True
     """
-    given = [results] if isinstance(results, Evaluation) else list(results)
-    if not given or not all(isinstance(result, Evaluation) for result in given):
-        kinds = ", ".join(type(result).__name__ for result in given) or "none"
-        raise ValueError(
-            f"`results` must be what `evaluate` returned, or several of them; got {kinds}. `ds.Evaluation.load` reads files."
-        )
-    runs = _named_apart(given)
+    runs = _named_apart([results] if isinstance(results, Evaluation) else results)
+    if not runs:
+        raise ValueError("`results` must be what `evaluate` returned, or several of them; got none.")
     tasks = sorted({run.task for run in runs})
     if len(tasks) > 1:
         raise ValueError(f"A page shows evaluations of one task; got {', '.join(tasks)}. Write one page for each.")

@@ -5,15 +5,14 @@ from dataclasses import replace
 from math import sqrt
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from dissensus.diagnostics import DropCurve, Finding
 from dissensus.diagnostics.findings import advice, readings, verdict
 from dissensus.evaluation import Evaluation
 from dissensus.evaluation.tables import short
 from dissensus.html import Block, Picture, Section, Table, Text, write_page
-from dissensus.plots import panels
-from dissensus.plots.diagnosis import diversity_accuracy, drop_curve, error_curves, offset_bars
+from dissensus.plots import diversity_accuracy, drop_curve, error_curves, offset_bars
+from dissensus.reporting.figures import panel
 
 Runs = Sequence[Evaluation]
 
@@ -67,7 +66,7 @@ def _pictures(finding: Finding, name: str) -> Iterator[Picture]:
     for curve in finding.drops:
         rooted = finding.loss == "mse" and curve.metric == "error"
         yield _dropping(_rooted(curve) if rooted else curve, finding.drop_per, name, of)
-    figure, ax = _panel(name)
+    figure, ax = panel(name)
     # 0 where offsets are not in the units of the error.
     typical = sqrt(max(0.0, finding.ensemble_error)) if finding.loss == "mse" else 0.0
     offset_bars(finding.offsets, ax, ensemble_error=typical)
@@ -77,7 +76,7 @@ def _pictures(finding: Finding, name: str) -> Iterator[Picture]:
     if finding.checks:
         yield _over_training(finding, name, of)
     if finding.pairs:
-        figure, ax = _panel(name)
+        figure, ax = panel(name)
         diversity_accuracy(finding.pairs, finding.num_classes, ax)
         mean = fmean(pair.diversity for pair in finding.pairs)
         alt = f"Diversity of {len(finding.pairs)} pairs of members{of}, {mean:.3g} on average."
@@ -92,7 +91,7 @@ def _rooted(curve: DropCurve) -> DropCurve:
 
 
 def _dropping(curve: DropCurve, per: str, name: str, of: str) -> Picture:
-    figure, ax = _panel(name)
+    figure, ax = panel(name)
     drop_curve(curve, ax)
     ax.set_ylabel(_METRICS.get(curve.metric, curve.metric))
     points = zip((0, *curve.dropped), (curve.full, *curve.values), strict=True)
@@ -102,7 +101,7 @@ def _dropping(curve: DropCurve, per: str, name: str, of: str) -> Picture:
 
 
 def _over_training(finding: Finding, name: str, of: str) -> Picture:
-    figure, ax = _panel(name)
+    figure, ax = panel(name)
     error_curves(finding.checks, ax)
     last = finding.checks[-1]
     alt = (
@@ -111,9 +110,3 @@ def _over_training(finding: Finding, name: str, of: str) -> Picture:
         f"{last.validation_member_error:.3g}."
     )
     return Picture(figure, alt, "Shaded: the diversity, by which the mean member errs more than the ensemble.")
-
-
-def _panel(title: str) -> tuple[Any, Any]:
-    figure, (ax,) = panels(width=4.4, height=3.3)
-    ax.set_title(title)
-    return figure, ax

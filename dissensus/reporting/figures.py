@@ -29,20 +29,26 @@ def style(place: int) -> dict[str, Any]:
     return {"color": COLOURS[place % len(COLOURS)], "linestyle": _LINES[place // len(COLOURS) % len(_LINES)]}
 
 
+def panel(title: str, height: float = 3.3) -> tuple["Figure", "Axes"]:
+    """Return a figure of the width that most have on a page, with one panel."""
+    figure, (ax,) = panels(width=4.4, height=height)
+    ax.set_title(title)
+    return figure, ax
+
+
 def reliability_diagram(curve: Reliability, name: str) -> "Figure":
     """Draw confidence against accuracy, bin by bin."""
-    figure, (ax,) = panels(width=4.4, height=3.8)
+    figure, ax = panel(curve.set, 3.8)
     columns = (curve.claimed, curve.observed, curve.share, curve.lower, curve.upper)
     reliability(ReliabilityCurve(*(torch.tensor(c, dtype=torch.float64) for c in columns)), ax, label=name)
-    ax.set_title(curve.set)
     return figure
 
 
 def _square(title: str, diagonal: str, xlabel: str, ylabel: str) -> tuple["Figure", "Axes"]:
     """Return a figure of two shares, and its diagonal named."""
-    figure, (ax,) = panels(width=4.4, height=3.8)
+    figure, ax = panel(title, 3.8)
     ax.plot([0, 1], [0, 1], color=NOTE_COLOUR, linestyle="--", linewidth=1, label=diagonal)
-    ax.set(title=title, xlabel=xlabel, ylabel=ylabel, xlim=(0, 1), ylim=(0, 1))
+    ax.set(xlabel=xlabel, ylabel=ylabel, xlim=(0, 1), ylim=(0, 1))
     return figure, ax
 
 
@@ -74,13 +80,13 @@ def common_axis(histograms: Sequence[Histogram]) -> dict[str, Any]:
 
 def score_histogram(histograms: Sequence[Histogram], xlabel: str, title: str, axis: Mapping[str, Any]) -> "Figure":
     """Draw the distributions of a score on several sets, in common bins; the first is filled."""
-    figure, (ax,) = panels(width=4.4, height=3.3)
+    figure, ax = panel(title)
     for place, part in enumerate(histograms):
         look = style(place)
         if place == 0:
             ax.stairs(part.shares, part.edges, fill=True, color=look["color"], alpha=0.2)
         ax.stairs(part.shares, part.edges, linewidth=1.4, label=part.set, **look)
-    ax.set(title=title, xlabel=xlabel, ylabel="share of inputs", **axis)
+    ax.set(xlabel=xlabel, ylabel="share of inputs", **axis)
     ax.legend(frameon=False, fontsize="small")
     return figure
 
@@ -97,7 +103,7 @@ def roc_diagram(curves: Mapping[str, Roc], title: str) -> "Figure":
 
 def severity_curves(curves: Mapping[str, Mapping[int, Number]], ylabel: str) -> "Figure":
     """Draw a metric against the severity of corruptions, with its intervals; 0 is the clean set."""
-    figure, (ax,) = panels(width=4.4, height=3.3)
+    figure, ax = panel("")
     for place, (label, numbers) in enumerate(curves.items()):
         levels, look = sorted(numbers), style(place)
         values, low, high = ([getattr(numbers[level], end) for level in levels] for end in ("value", "low", "high"))
@@ -135,7 +141,7 @@ def uncertainty_bars(parts: Mapping[str, Mapping[str, float]], unit: str, title:
 
 def member_dots(members: Sequence[Number], ensemble: Number, ylabel: str, title: str) -> "Figure":
     """Draw a dot with its interval for each member, and a line with a band for the ensemble."""
-    figure, (ax,) = panels(width=4.4, height=3.0)
+    figure, ax = panel(title, 3.0)
     places = range(len(members))
     values = [number.value for number in members]
     (dots,) = ax.plot(places, values, "o", color=COLOURS[0], label="members", zorder=3)
@@ -145,7 +151,7 @@ def member_dots(members: Sequence[Number], ensemble: Number, ylabel: str, title:
         ax.vlines(places, *zip(*ends, strict=True), color=COLOURS[0], linewidth=1.2, zorder=2)
         ax.axhspan(ensemble.low, ensemble.high, color=COLOURS[1], alpha=0.15, linewidth=0)
     ax.axhline(ensemble.value, color=COLOURS[1], linewidth=1.6, label="ensemble")
-    ax.set(title=title, xlabel="member", ylabel=ylabel, xlim=(-0.6, len(members) - 0.4))
+    ax.set(xlabel="member", ylabel=ylabel, xlim=(-0.6, len(members) - 0.4))
     if len(members) <= 20:
         ax.set_xticks(places)
     ax.margins(y=0.2)

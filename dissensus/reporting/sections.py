@@ -11,21 +11,20 @@ import torch
 
 from dissensus.evaluation import Disputed, Evaluation, Histogram, Number, Reliability, tables
 from dissensus.evaluation.comparison import BEST_HIGH, compare
-from dissensus.evaluation.results import ALL_CORRUPTIONS, ID, AlarmCheck, Examples, find
+from dissensus.evaluation.results import ALL_CORRUPTIONS, ID, MEMBER_METRICS, AlarmCheck, Examples, find
 from dissensus.evaluation.tables import Cells, short, title_of, title_with_unit
 from dissensus.html import Block, Picture, Section, Table, Text
-from dissensus.plots import martingale_path, p_value_histogram, panels
+from dissensus.plots import martingale_path, p_value_histogram
 from dissensus.reporting import figures
 from dissensus.reporting.diagnosis import Runs, collusion
 
 
 @dataclass(frozen=True)
 class About:
-    """What a page shows of a task: score and numbers, metric of members, parts of uncertainty, and how to read the main numbers."""
+    """What a page shows of a task: score and numbers, parts of uncertainty, and how to read the main numbers."""
 
     score: str
     headlines: tuple[str, ...]
-    member: str
     parts: tuple[str, ...]
     reading: str
 
@@ -36,7 +35,6 @@ TASKS: Mapping[str, About] = {
     "classification": About(
         "total_entropy",
         ("accuracy", "smooth_ece"),
-        "accuracy",
         _ENTROPIES,
         "Accuracy should be high. NLL and Brier score judge the whole predicted distribution; ECE and smooth ECE "
         "are the average gap between confidence and accuracy; these four should be low. A mean member accuracy below the "
@@ -45,7 +43,6 @@ TASKS: Mapping[str, About] = {
     "labels": About(
         "total_entropy",
         ("label_accuracy", "ece"),
-        "label_accuracy",
         _ENTROPIES,
         "Average precision and AUROC say how well inputs with a label are ranked before those without, averaged over labels; "
         "label accuracy is the share of answers that are right, subset accuracy that of inputs with all of them right. These should be "
@@ -54,18 +51,16 @@ TASKS: Mapping[str, About] = {
     "density": About(
         "total_variance",
         ("rmse", "coverage_90"),
-        "rmse",
         _VARIANCES,
         "RMSE is the typical error; NLL and CRPS judge the whole predicted distribution; these should be low. "
         "Intervals that claim 90 % should hold about 90 % of the targets.",
     ),
     "points": About(
-        "knowledge_variance", ("rmse", "mae"), "rmse", _VARIANCES, "RMSE and MAE are typical errors and should be low."
+        "knowledge_variance", ("rmse", "mae"), _VARIANCES, "RMSE and MAE are typical errors and should be low."
     ),
     "own": About(
         "knowledge_variance",
         ("loss",),
-        "loss",
         (),
         "The loss is the one that the ensemble was trained by, of the members' mean output; it should be low.",
     ),
@@ -421,21 +416,19 @@ def _alarm_verdict(name: str, check: AlarmCheck, *, several: bool) -> str:
 
 
 def _alarm_pictures(run: Evaluation, check: AlarmCheck) -> Iterable[Picture]:
-    figure, (ax,) = panels(width=4.4, height=3.3)
+    figure, ax = figures.panel(run.name)
     p_value_histogram(check.p_values, ax, false_alarms=check.false_alarms)
-    ax.set_title(run.name)
     shares = ", ".join(f"{name} {share:.3f}" for name, share in check.flagged.items())
     yield Picture(figure, f"P-values of {run.name}. Share that raised the alarm: {shares}.")
-    figure, (ax,) = panels(width=4.4, height=3.3)
+    figure, ax = figures.panel(f"{run.name}: drift")
     martingale_path({"known inputs": check.drift}, ax, thresholds=(_THRESHOLD,))
-    ax.set_title(f"{run.name}: drift")
     last = exp(min(check.drift[-1], 50))
     yield Picture(figure, f"Drift martingale of {run.name} over its known inputs; the last value is {last:.3g}.")
 
 
 def members(runs: Runs, score: str) -> Section | None:
     """Each member's accuracy or error beside the ensemble's."""
-    metric = TASKS[runs[0].task].member
+    metric = MEMBER_METRICS[runs[0].task]
     pictures = [
         _member_dots(run, part.name, metric, f"{run.name}, {part.name}" if len(runs) > 1 else part.name)
         for run in runs
@@ -570,8 +563,8 @@ def _good_numbers(run: Evaluation, score: str) -> dict[str, float]:
         "corruption\naccuracy": find(run.numbers, "accuracy", ALL_CORRUPTIONS),
         "1 −\nsmooth ECE": find(run.numbers, "smooth_ece"),
         "1 − smooth ECE\n(corrupted)": find(run.numbers, "smooth_ece", ALL_CORRUPTIONS),
-        **{f"AUROC\n{name}": find(run.numbers, "auroc", name, score) for name in told[:6]},
-        "AUROC\ncorruptions": find(run.numbers, "auroc", ALL_CORRUPTIONS, score),
+        **{f"AUROC\n{name}": find(run.numbers, "auroc", name, score=score) for name in told[:6]},
+        "AUROC\ncorruptions": find(run.numbers, "auroc", ALL_CORRUPTIONS, score=score),
     }
     values = {axis: number.value for axis, number in found.items() if number is not None}
     return {axis: 1 - value if axis.startswith("1") else value for axis, value in values.items()}
