@@ -6,9 +6,12 @@ from typing import Literal
 
 STRENGTHS = (0.0, 0.1, 0.5, 1.0, 5.0, 10.0)
 GUARDS = ("share=1", "share=0.5", "cap", "held-out loss", "held-out accuracy", "falling")
+# Loss-guided disagreement as it was published, and with the library's own guard.
+PUBLISHED, GUARDED = "none", "share"
+FORMS = (PUBLISHED, GUARDED)
 REPEATS = 3
 
-_WITH_STRENGTH = ("ldr", "a2d", "divdis", "two-stage", "joint")
+WITH_STRENGTH = ("ldr", "a2d", "divdis", "two-stage", "joint")
 
 Kind = Literal["nets", "backbone", "heads", "spurious"]
 
@@ -27,7 +30,8 @@ class Setting:
             weights of the other kind.
         active: Members drawn for a step; 0 for all.
         layers: Of each head.
-        backbone: Whether the backbone was trained on "half" of the classes or on the "whole" training set.
+        backbone: Whether the backbone was trained on "half" of the classes, on the "whole" training set, or elsewhere and heads have
+            so many classes ("pretrained C=100").
         source: Which other images a method disagrees on: 0 or 1.
         fixed: Whether heads train for the same epochs whatever their number; otherwise so that each takes as many steps as alone.
         seed: Of the run.
@@ -53,7 +57,7 @@ class Setting:
             >>> Setting("heads", "ldr", strength=0.5, active=2, guard="none", backbone="half").row
             'ldr=0.5 none A=2 M=5'
         """
-        strength = f"={self.strength:g}" if self.method in _WITH_STRENGTH else ""
+        strength = f"={self.strength:g}" if self.method in WITH_STRENGTH else ""
         parts = [
             f"{self.method}{strength}",
             self.guard if self.method == "ldr" else "",
@@ -76,18 +80,6 @@ class Setting:
         """Its kind and backbone."""
         return f"{self.kind} {self.backbone}".strip()
 
-    @property
-    def plain(self) -> "Setting":
-        """The deep ensemble that it is compared with."""
-        return Setting(
-            self.kind, num_members=max(self.num_members, 2), layers=self.layers, backbone=self.backbone, seed=self.seed
-        )
-
-    @property
-    def reference(self) -> str:
-        """Name of the deep ensemble that it is compared with."""
-        return self.plain.name
-
 
 def settings_of(quick: bool, seed: int) -> list[Setting]:
     """Return all ensembles in order of importance, each once."""
@@ -99,7 +91,7 @@ def ldr(base: Setting, strengths: Iterable[float], guards: Iterable[str]) -> Ite
     guards = list(guards)
     for strength in strengths:
         # Without disagreement there is nothing to hold back.
-        for guard in guards if strength else ["none"]:
+        for guard in guards if strength else [PUBLISHED]:
             yield replace(base, method="ldr", strength=strength, guard=guard)
 
 
@@ -108,7 +100,7 @@ def _full(seed: int) -> Iterator[Setting]:
     nets, half = Setting("nets", seed=seed), Setting("heads", backbone="half", seed=seed)
     repeats = range(seed + 1, seed + REPEATS)
     yield nets
-    yield from ldr(nets, [0.5], ["share", "none"])
+    yield from ldr(nets, [0.5], [GUARDED, PUBLISHED])
     yield Setting("backbone", "single", 1, backbone="half", seed=seed)
     yield from _heads(half)
     yield from _ablations(half)
@@ -120,7 +112,7 @@ def _full(seed: int) -> Iterator[Setting]:
     yield replace(nets, method="diverse")
     yield from _outside(nets)
     yield from ldr(nets, [0.5], ["cap", "falling"])
-    yield from ldr(nets, [0.1, 1.0, 5.0], ["share"])
+    yield from ldr(nets, [0.1, 1.0, 5.0], [GUARDED])
     yield from (replace(nets, method=method) for method in ("masksembles", "dropout", "batch"))
     yield from ldr(nets, [0.5], ["held-out loss", "held-out accuracy"])
     for repeat in repeats:
@@ -132,7 +124,7 @@ def _full(seed: int) -> Iterator[Setting]:
     # Repeats, and the rest of figure 5 for networks from scratch.
     for repeat in repeats:
         yield from _with_ldr(replace(nets, seed=repeat))
-    yield from ldr(nets, [0.1, 1.0, 5.0], ["none"])
+    yield from ldr(nets, [0.1, 1.0, 5.0], [PUBLISHED])
     for size in (2, 10):
         yield from _with_ldr(replace(nets, num_members=size))
     yield from ldr(replace(half, active=2), [5.0], GUARDS)
@@ -146,7 +138,7 @@ def _full(seed: int) -> Iterator[Setting]:
 
 def _with_ldr(base: Setting) -> Iterator[Setting]:
     yield base
-    yield from ldr(base, [0.5], ["share", "none"])
+    yield from ldr(base, [0.5], [GUARDED, PUBLISHED])
 
 
 def _quick(seed: int) -> Iterator[Setting]:
@@ -155,21 +147,21 @@ def _quick(seed: int) -> Iterator[Setting]:
     yield Setting("backbone", "single", 1, backbone="half", seed=seed)
     yield half
     pair = replace(half, active=2)
-    yield from ldr(pair, [0.0, 0.1, 0.5, 5.0], ["none", "share"])
+    yield from ldr(pair, [0.0, 0.1, 0.5, 5.0], FORMS)
     yield from ldr(pair, [0.5], ["cap", "held-out loss"])
     yield replace(half, method="diverse")
     yield from _outside(half)
-    yield from ldr(replace(half, active=5), [0.5], ["none"])
+    yield from ldr(replace(half, active=5), [0.5], [PUBLISHED])
     for size in (2, 10):
         yield replace(half, num_members=size)
-        yield from ldr(replace(pair, num_members=size), [0.5], ["none"])
+        yield from ldr(replace(pair, num_members=size), [0.5], [PUBLISHED])
     yield from (each for each in _spurious(seed) if each.method != "divdis" and each.strength < 1)
 
 
 def _heads(base: Setting) -> Iterator[Setting]:
     """Tables 1, 2, 3 and 6, what guards do at the usual strength, and figure 5's sweep over strengths."""
     yield base
-    yield from ldr(replace(base, active=2), [0.5, 0.0], ["none", "share"])
+    yield from ldr(replace(base, active=2), [0.5, 0.0], FORMS)
     yield replace(base, method="single", num_members=1)
     yield replace(base, method="diverse")
     yield from _outside(base)
@@ -179,7 +171,7 @@ def _heads(base: Setting) -> Iterator[Setting]:
 
 def _strengths(base: Setting) -> Iterator[Setting]:
     yield base
-    yield from ldr(replace(base, active=2), STRENGTHS, ["none", "share"])
+    yield from ldr(replace(base, active=2), STRENGTHS, FORMS)
 
 
 def _outside(base: Setting) -> Iterator[Setting]:
@@ -198,7 +190,7 @@ def _sizes(base: Setting) -> Iterator[Setting]:
     for size in (2, 10, 50):
         sized = replace(base, num_members=size)
         yield sized
-        yield from ldr(replace(sized, active=2), [0.5, 0.0] if size == 50 else [0.5], ["none", "share"])
+        yield from ldr(replace(sized, active=2), [0.5, 0.0] if size == 50 else [0.5], FORMS)
     yield replace(base, num_members=50, method="diverse")
 
 
@@ -207,7 +199,7 @@ def _ablations(base: Setting) -> Iterator[Setting]:
     pair = replace(base, active=2)
     for layers in (1, 3):
         yield replace(base, layers=layers)
-        yield from ldr(replace(pair, layers=layers), [0.5], ["none", "share"])
+        yield from ldr(replace(pair, layers=layers), [0.5], FORMS)
     yield replace(pair, method="two-stage", strength=0.5)
     yield from _sources(base, 0.1)
     yield from ldr(pair, [0.5], ["inverse probability"])
@@ -216,14 +208,53 @@ def _ablations(base: Setting) -> Iterator[Setting]:
 def _stochastic(base: Setting) -> Iterator[Setting]:
     """Table 10: how many members a step draws."""
     for size, active in ((5, 3), (5, 4), (5, 5), (50, 5), (50, 10)):
-        yield from ldr(replace(base, num_members=size, active=active), [0.5], ["none"])
-    yield from ldr(replace(base, num_members=50, active=2, fixed=True), [0.0, 0.5], ["none"])
+        yield from ldr(replace(base, num_members=size, active=active), [0.5], [PUBLISHED])
+    yield from ldr(replace(base, num_members=50, active=2, fixed=True), [0.0, 0.5], [PUBLISHED])
 
 
 def _spurious(seed: int) -> Iterator[Setting]:
     """Table 8: four members, all of them in every step; the document gives no strengths of A2D and DivDis."""
     base = Setting("spurious", num_members=4, seed=seed)
     yield base
-    yield from ldr(base, [0.5], ["none", "share"])
+    yield from ldr(base, [0.5], FORMS)
     for method, strength in (("a2d", 0.1), ("a2d", 1.0), ("divdis", 1.0), ("divdis", 10.0)):
         yield replace(base, method=method, strength=strength)
+
+
+# Superclasses of the pretrained setting's task with few classes.
+FEW = 10
+
+
+def pretrained_settings(classes: int, outputs: int, seed: int) -> Iterator[Setting]:
+    """Return heads on a network that was trained elsewhere: all methods, the guard by number of classes, other sizes."""
+    repeats = range(seed, seed + REPEATS)
+
+    def heads(number: int, repeat: int, size: int = 5) -> Setting:
+        return Setting("heads", num_members=size, backbone=f"pretrained C={number}", seed=repeat)
+
+    for repeat in repeats:
+        yield from _methods(heads(classes, repeat), (0.1, 0.5, 1.0, 5.0))
+    for number in (FEW, outputs):
+        for repeat in repeats:
+            yield heads(number, repeat)
+            yield from ldr(_pairs(heads(number, repeat)), (0.5, 5.0), FORMS)
+    for size, strengths in ((2, (0.5, 5.0)), (10, (0.5, 5.0)), (50, (0.5,))):
+        for repeat in repeats:
+            found = _methods(heads(classes, repeat, size), strengths)
+            # All pairs of fifty members are 1225.
+            yield from (each for each in found if size < 50 or each.method in ("deep", "ldr"))
+    for size, strengths in ((2, (0.1, 1.0)), (10, (0.1, 1.0)), (50, (5.0,))):
+        for repeat in repeats:
+            yield from ldr(_pairs(heads(classes, repeat, size)), strengths, FORMS)
+
+
+def _pairs(base: Setting) -> Setting:
+    return replace(base, active=2 if base.num_members > 2 else 0)
+
+
+def _methods(base: Setting, strengths: Iterable[float]) -> Iterator[Setting]:
+    yield base
+    yield from ldr(_pairs(base), strengths, FORMS)
+    yield from _outside(base)
+    yield replace(_pairs(base), method="two-stage", strength=0.5)
+    yield replace(base, method="joint", strength=0.4)
