@@ -5,6 +5,7 @@ and loss-guided disagreement (LDR) over strengths, sizes, guards, layers and num
 backgrounds. With `setting="pretrained"`, heads on a network that was trained elsewhere.
 """
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -12,28 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from dissensus._machine import one_thread
-from dissensus.html import Section, Table, Text
+from dissensus.html import Section, Text
 from dissensus_studies.diversification.arms import record_of
 from dissensus_studies.diversification.data import Material
 from dissensus_studies.diversification.figures import family_pictures
 from dissensus_studies.diversification.measures import PDS
 from dissensus_studies.diversification.pretrained import Pretrained
-from dissensus_studies.diversification.reading import (
-    BMA,
-    WORST_MEMBER,
-    Family,
-    Place,
-    Rows,
-    auroc,
-    rows_of,
-    value_at,
-    where,
-)
+from dissensus_studies.diversification.reading import BMA, WORST_MEMBER, Family, Place, auroc, rows_of, value_at, where
 from dissensus_studies.diversification.report import diversification_claims, family_tables, spurious_table
-from dissensus_studies.diversification.settings import Setting, pretrained_settings, settings_of
+from dissensus_studies.diversification.settings import pretrained_settings, settings_of
 from dissensus_studies.harness.arm_log import Arm, Arms, Record, run_arms
 from dissensus_studies.harness.claims import claims_table
-from dissensus_studies.harness.image_pages import arms_table, with_interval
 from dissensus_studies.harness.image_study import ImageStudy, Options, Page, Work
 from dissensus_studies.harness.outputs import Outputs
 
@@ -46,6 +36,13 @@ _TITLES = {
     "heads half": "Heads on a backbone that knows half of the classes",
     "heads whole": "Heads on a backbone of the same training set",
 }
+# What the screen shows of each arm.
+_COLUMNS: Mapping[str, Place] = {
+    "accuracy": ("test", "accuracy"),
+    "worst member": WORST_MEMBER,
+    "C-5 BMA": auroc("C-5", BMA),
+    "C-5 PDS": auroc("C-5", PDS),
+}
 _BACKGROUNDS = Text(
     "Small images of two kinds of objects on two kinds of backgrounds, which go together in 95 % of the training images and in "
     "half of the test images. Four networks from scratch, all in every step; A2D and DivDis disagree on the validation images."
@@ -56,14 +53,13 @@ def arms_of(work: Work) -> list[Arm]:
     """Return an arm for every ensemble: it is trained and judged."""
     material: Material = work.material
     if isinstance(material, Pretrained):
-        wanted = list(pretrained_settings(len(material.coarse), material.outputs, work.seed))
+        wanted = pretrained_settings(len(material.coarse), material.outputs, work.seed)
     else:
         wanted = settings_of(work.quick, work.seed)
-    return [Arm(each.name, partial(record_of, each, material), _like(each)) for each in wanted]
-
-
-def _like(setting: Setting) -> str:
-    return f"{setting.family} M={setting.num_members} A={setting.active}"
+    return [
+        Arm(each.name, partial(record_of, each, material), f"{each.family} M={each.num_members} A={each.active}")
+        for each in wanted
+    ]
 
 
 def _done(arms: list[Arm], output: Path, *, settings: Record, backbone: str | None = None, **asked: Any) -> Arms:
@@ -79,51 +75,33 @@ def page(work: Work, done: Arms) -> Page:
     """Return what the study makes of its records."""
     rows, material = rows_of(done.done.values()), work.material
     claims = diversification_claims(rows)
+    tables = [(family, [t for t in family_tables(family) if t.rows]) for family in Family.all_of(rows)]
+    spurious = where(rows, kind="spurious")
+    backgrounds = [Section("Backgrounds that mislead", _BACKGROUNDS, spurious_table(spurious))] if spurious else []
 
     def sections(outputs: Outputs) -> list[Section]:
-        parts = [_family_section(outputs, family, rows, material) for family in Family.all_of(rows)]
-        backgrounds = spurious_table(where(rows, kind="spurious"))
-        if backgrounds.rows:
-            parts.append(Section("Backgrounds that mislead", _BACKGROUNDS, backgrounds))
-        tables = [block for part in parts for block in part.blocks if isinstance(block, Table)]
-        outputs.markdown([claims_table(claims, _JUDGED), *tables])
-        return [*parts, Section("All arms", _all_arms(done))]
+        found = []
+        for family, own in tables:
+            # Of networks, those of the single one; of heads, those of their backbone.
+            nets = where(rows, kind=("nets", "backbone"), backbone=family.base.backbone).values()
+            detectors = [record["detectors"].get("C-5", {}) for net in nets for record in net if "detectors" in record]
+            pictures = family_pictures(outputs, family, detectors[0] if detectors else {}, material.sets)
+            found.append(Section(_TITLES.get(family.name, family.name), *own, *pictures))
+        return [*found, *backgrounds]
 
-    numbers: tuple[Place, ...] = (("test", "accuracy"), WORST_MEMBER, auroc("C-5", BMA), auroc("C-5", PDS))
-    shown = {name: record for name, record in done.done.items() if "test" in record}
-    screen = [[name, *((value_at(record, n) or [None])[0] for n in numbers)] for name, record in shown.items()]
-    columns = ("arm", "accuracy", "worst member", "C-5 BMA", "C-5 PDS")
-    settings = {"sources": material.source_names}
-    return Page(claims, _JUDGED, sections, (columns, screen), _remarks(material, work), settings=settings)
-
-
-def _family_section(outputs: Outputs, family: Family, rows: Rows, material: Material) -> Section:
-    tables = [table for table in family_tables(family) if table.rows]
-    # Of networks, those of the single one; of heads, those of their backbone.
-    backbones = where(rows, kind=("nets", "backbone"), backbone=family.base.backbone)
-    detectors = [
-        record["detectors"].get("C-5", {}) for own in backbones.values() for record in own if "detectors" in record
+    screen = [
+        [name, *((value_at(record, place) or [None])[0] for place in _COLUMNS.values())]
+        for name, record in done.done.items()
     ]
-    pictures = family_pictures(outputs, family, detectors[0] if detectors else {}, material.sets)
-    return Section(_TITLES.get(family.name, family.name), *tables, *pictures)
-
-
-def _all_arms(found: Arms) -> Table:
-    def text(*place: str) -> Any:
-        return lambda record: with_interval(value_at(record, place))
-
-    columns = {
-        "accuracy": text("test", "accuracy"),
-        "worst member": text(*WORST_MEMBER),
-        "NLL": text("test", "nll"),
-        "ECE": text("test", "ece"),
-        "#unique": text("unique", "test"),
-        "colluding": lambda record: {True: "yes", False: "no"}.get(record.get("finding", {}).get("colluding")),
-        "epochs": lambda record: record["training"]["epochs"],
-        "s": lambda record: round(record["training"]["seconds"], 1),
-        "s an epoch": lambda record: record["training"].get("epoch_seconds"),
-    }
-    return arms_table(found.done, columns, "Test images; intervals are 95 % over images.")
+    return Page(
+        claims,
+        _JUDGED,
+        sections,
+        (("arm", *_COLUMNS), screen),
+        _remarks(material, work),
+        settings={"sources": material.source_names},
+        tables=[claims_table(claims, _JUDGED), *(table for _, own in tables for table in own)],
+    )
 
 
 def _remarks(material: Material, work: Work) -> list[str]:

@@ -215,6 +215,7 @@ def family_tables(family: Family) -> list[Table]:
     }
     shown = {s: own for s, own in family.usual(strength=(0, SHOWN), guard=FORMS).items() if s.method in ("deep", "ldr")}
     scores = {score: None for own in shown.values() for found in own[0]["auroc"].values() for score in found}
+    seconds = {"s an epoch": ("training", "epoch_seconds"), "epochs": ("training", "epochs")}
     return [
         _table(
             "Table 1: mean number of different answers (#unique), and mean of PDS as a sum over classes.",
@@ -228,9 +229,9 @@ def family_tables(family: Family) -> list[Table]:
         ),
         _table(
             "Tables 3, 4, 5, 7, 9 and 10: accuracy of averaged logits, of a vote, of averaged weights (soup) and of the best member by "
-            "hindsight (oracle: never a result), ECE, and seconds an epoch.",
+            "hindsight (oracle: never a result), calibration, and seconds an epoch.",
             family.rows,
-            {**accuracies, "worst member": WORST_MEMBER, "ECE": ("test", "ece"), "s": ("training", "epoch_seconds")},
+            {**accuracies, "worst member": WORST_MEMBER, "NLL": ("test", "nll"), "ECE": ("test", "ece"), **seconds},
         ),
         _table(
             "Table 6: AUROC of every score.",
