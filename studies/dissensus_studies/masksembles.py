@@ -371,10 +371,14 @@ def _drawings(families: Families, measured_laws: Sequence[Mapping[str, float]]) 
     return found
 
 
+def _rounded(read: Callable[[Record], float], record: Record) -> float:
+    return round(read(record), 4)
+
+
 def _tables(families: Families, found: Arms) -> list[Table]:
     columns: dict[str, Callable[[Record], object]] = {
-        **{name: lambda record, read=read: round(read(record), 4) for name, read in NUMBERS.items()},
-        "ECE of a member": lambda record: round(record["member_ece"], 4),
+        **{name: partial(_rounded, read) for name, read in NUMBERS.items()},
+        "ECE of a member": partial(_rounded, itemgetter("member_ece")),
         "parameters": itemgetter("parameters"),
         "of a member": itemgetter("member_parameters"),
         "s": lambda record: round(record["training"]["seconds"], 1),

@@ -11,6 +11,7 @@ from dissensus_studies.anchoring.arms import SCORES
 from dissensus_studies.anchoring.tables import Row
 from dissensus_studies.harness.arm_log import Record
 from dissensus_studies.harness.claims import Claim, over_cases
+from dissensus_studies.harness.image_pages import with_interval
 from dissensus_studies.harness.statistics import NORMAL_95, Estimate, Value
 
 Records = Sequence[Record]
@@ -38,6 +39,10 @@ class Quality:
         """Return its value in one run."""
         value = self.read(record)[0]
         return nan if value is None else value
+
+    def text(self, record: Mapping[str, Any]) -> str | None:
+        """Return its value in one run with its interval, as tables have it."""
+        return with_interval(self.read(record))
 
     def mean(self, records: Records) -> float:
         """Return its mean over runs."""

@@ -164,7 +164,7 @@ def _strength_claims(family: Family) -> Iterator[Claim]:
     found = {strength: own for strength in STRENGTHS if (own := family.guided(strength))}
     if len(found) < 3:
         return
-    place = ("pds", "C-5" if "C-5" in family.parts else "test")
+    place: Place = ("pds", "C-5" if "C-5" in family.parts else "test")
     means = {strength: value.value for strength, own in found.items() if (value := estimate(own, place)) is not None}
     yield Claim.checked(
         f"Diversity (mean PDS, {place[1]}) rises with the strength.",
