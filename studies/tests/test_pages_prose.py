@@ -5,7 +5,7 @@ import re
 import pytest
 from dissensus_studies.recorded import TEMPLATES
 
-PAGES = ("anchoring", "choosing", "diversification", "masksembles")
+PAGES = ("anchoring", "choosing", "claims", "diversification", "masksembles")
 
 # Not prose: code, comments that ask for a table, lines of tables, targets of links, words of others.
 NOT_PROSE = re.compile(r"```.*?```|<!--.*?-->|^\|.*?$|`[^`\n]*`|\]\([^)\n]*\)|\"[^\"\n]*\"", re.DOTALL | re.MULTILINE)

@@ -134,7 +134,9 @@ def train_and_measure(setting: AnchorSetting, work: Work) -> Record:
         several = measure(members, sets, scores=(*SCORES, "mutual_information"), transform=sets.normalise)
         record["anchors"] = {"count": ANCHORS, **{k: several[k] for k in ("test", "auroc")}}
     adapted, skipped = adapt(single.member(0), sets, work.material.found, quick)
-    record |= {**record_of(setting, run), "row": setting.row, "adaptation": adapted, "adaptation_skipped": skipped}
+    images = {"test": len(sets.test.x), "corrupted": few}
+    record |= {**record_of(setting, run), "row": setting.row, "images": images}
+    record |= {"adaptation": adapted, "adaptation_skipped": skipped}
     record["line"] = (
         f"{summary_line(record)}, corrupted {record['corrupted']['all']['accuracy'][0]:.4f}, "
         f"smooth ECE {record['corrupted']['all']['smooth_ece'][0]:.4f}"
