@@ -6,10 +6,10 @@ dial.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 from operator import itemgetter
 from statistics import fmean
 from typing import Any, Literal
@@ -35,7 +35,7 @@ from dissensus_studies.harness.image_arms import (
     save_outputs,
     summary_line,
 )
-from dissensus_studies.harness.image_pages import arms_table, with_interval
+from dissensus_studies.harness.image_pages import arms_table
 from dissensus_studies.harness.image_study import ImageStudy, Page, Work
 from dissensus_studies.harness.statistics import Summary, ece_floor
 
@@ -220,29 +220,16 @@ def simulate(scale: float, num_masks: int, draws: int) -> tuple[NDArray[np.int64
 
 
 def laws(draws: int) -> list[dict[str, float]]:
-    """Return width and overlap for each scale and number of masks: expected, simulated, and of generated masks."""
+    """Return width and overlap for each scale and number of masks, expected and simulated."""
     rows = []
-    for num_masks in NUM_MASKS:
-        for scale in LAW_SCALES:
-            widths, overlaps = simulate(scale, num_masks, draws)
-            expected = masks.expected_width(ONES, scale, num_masks)
-            made = [
-                float(masks.overlap(masks.generate(round(expected), num_masks, scale, seed))[0, 1])
-                for seed in range(max(2, draws // 20))
-            ]
-            rows.append(
-                {
-                    "num_masks": num_masks,
-                    "scale": scale,
-                    "expected_width": expected,
-                    "width": float(widths.mean()),
-                    "width_sd": float(widths.std()),
-                    "expected_overlap": masks.expected_iou(scale),
-                    "exact_overlap": masks.expected_iou(scale, ONES),
-                    "overlap": float(overlaps.mean()),
-                    "generated_overlap": float(np.mean(made)),
-                }
-            )
+    for num_masks, scale in product(NUM_MASKS, LAW_SCALES):
+        widths, overlaps = simulate(scale, num_masks, draws)
+        expected = {
+            "expected_width": masks.expected_width(ONES, scale, num_masks),
+            "expected_overlap": masks.expected_iou(scale),
+        }
+        simulated = {"width": float(widths.mean()), "overlap": float(overlaps.mean())}
+        rows.append({"num_masks": num_masks, "scale": scale, **expected, **simulated})
     return rows
 
 
@@ -283,7 +270,7 @@ def in_order(found: Arms) -> dict[str, list[Record]]:
 def scale_families(families: Families, batches: str = "") -> dict[float, Sequence[Record]]:
     """Return the records of grown masks by scale, in order; at scale 1 whole batches are the same as shares of them."""
     names = {scale: f"masks S={scale:g}{batches}" for scale in SCALES}
-    if batches and names[1.0] not in families:
+    if names[1.0] not in families:
         names[1.0] = "masks S=1"
     return {scale: families[name] for scale, name in names.items() if name in families}
 
@@ -305,46 +292,41 @@ def mask_claims(families: Families, measured_laws: Sequence[Mapping[str, float]]
     return claims
 
 
-def _dial_claims(scales: Mapping[float, Sequence[Record]], deep: Sequence[Record], words: str) -> list[Claim]:
+def _dial_claims(scales: Mapping[float, Sequence[Record]], deep: Sequence[Record], words: str) -> Iterator[Claim]:
     """Judge what the document says of masks over scales."""
     diversity, error = (
         {scale: fmean(record[name] for record in found) for scale, found in scales.items()}
         for name in ("diversity", "ece")
     )
-    claims = []
     if 1.0 in diversity:
-        one = diversity[1.0]
         statement = f"At S = 1 the members are one model: diversity 0{words}."
-        claims.append(Claim.checked(statement, f"Diversity {one:.4f}.", one == 0.0))
+        yield Claim.checked(statement, f"Diversity {diversity[1.0]:.4f}.", diversity[1.0] == 0.0)
     rises = all(after > before for before, after in pairwise(diversity.values()))
-    claims.append(Claim.checked(f"Diversity rises with S{words}.", _listed(diversity), rises))
+    yield Claim.checked(f"Diversity rises with S{words}.", _listed(diversity), rises)
     if not deep:
-        return claims
+        return
     best, single, of_deep = (fmean(record[name] for record in deep) for name in ("diversity", "member_ece", "ece"))
-    most, last = max(diversity.values()), max(error)
+    most, last = max(diversity.values()), error[max(error)]
     floor = max(record.get("ece_floor", 0.0) for record in deep)
     chance = f"a single network {single:.4f}; by chance alone {floor:.4f}."
-    least, compared = min(error[min(error)], single), (error[last], of_deep, single)
-    return [
-        *claims,
-        Claim.checked(
-            f"Ensembles have the largest diversity, and masks come close to it{words}.",
-            f"Deep ensemble {best:.3f}, masks {most:.3f} at most: {most / best:.0%} of it.",
-            0.5 * best < most <= best,
-        ),
-        Claim.checked(
-            f"The calibration error falls with S{words}.",
-            f"{_listed(error)}; {chance}",
-            error[last] < least,
-            noise=abs(error[last] - least) < floor,
-        ),
-        Claim.checked(
-            f"It falls towards that of the deep ensemble{words}.",
-            f"{error[last]:.4f} at S = {last:g}, deep ensemble {of_deep:.4f}, {chance}",
-            abs(error[last] - of_deep) < abs(single - of_deep) / 2,
-            noise=max(compared) - min(compared) < floor,
-        ),
-    ]
+    least, compared = min(error[min(error)], single), (last, of_deep, single)
+    yield Claim.checked(
+        f"Ensembles have the largest diversity, and masks come close to it{words}.",
+        f"Deep ensemble {best:.3f}, masks {most:.3f} at most: {most / best:.0%} of it.",
+        0.5 * best < most <= best,
+    )
+    yield Claim.checked(
+        f"The calibration error falls with S{words}.",
+        f"{_listed(error)}; {chance}",
+        last < least,
+        noise=abs(last - least) < floor,
+    )
+    yield Claim.checked(
+        f"It falls towards that of the deep ensemble{words}.",
+        f"{last:.4f} at S = {max(error):g}, deep ensemble {of_deep:.4f}, {chance}",
+        abs(last - of_deep) < abs(single - of_deep) / 2,
+        noise=max(compared) - min(compared) < floor,
+    )
 
 
 def _listed(values: Mapping[float, float]) -> str:
@@ -389,25 +371,22 @@ def _drawings(families: Families, measured_laws: Sequence[Mapping[str, float]]) 
     return found
 
 
+def _rounded(read: Callable[[Record], float], record: Record) -> float:
+    return round(read(record), 4)
+
+
 def _tables(families: Families, found: Arms) -> list[Table]:
     columns: dict[str, Callable[[Record], object]] = {
-        "accuracy": lambda record: with_interval(record["test"]["accuracy"]),
-        "mean member": lambda record: with_interval(record["test"].get("member_accuracy")),
-        "diversity": lambda record: round(record["diversity"], 4),
-        "ECE": lambda record: with_interval(record["test"]["ece"]),
-        "ECE of a member": lambda record: round(record["member_ece"], 4),
-        "NLL": lambda record: with_interval(record["test"]["nll"]),
+        **{name: partial(_rounded, read) for name, read in NUMBERS.items()},
+        "ECE of a member": partial(_rounded, itemgetter("member_ece")),
         "parameters": itemgetter("parameters"),
         "of a member": itemgetter("member_parameters"),
         "s": lambda record: round(record["training"]["seconds"], 1),
     }
-    tables = [arms_table(found.done, columns, "Test images; intervals are 95 % over images.")]
-    rows = [
-        (name, *(str(Summary(tuple(map(read, records)))) for read in NUMBERS.values()))
-        for name, records in families.items()
-        if len(records) > 1
-    ]
-    return [*tables, Table(("arm", *NUMBERS), rows, "Means over runs ± standard errors")] if rows else tables
+    means = {name: [Summary(tuple(map(read, own))) for read in NUMBERS.values()] for name, own in families.items()}
+    rows = [(name, *map(str, own)) for name, own in means.items() if len(own[0].values) > 1]
+    over_runs = Table(("arm", *NUMBERS), rows, "Means over runs ± standard errors")
+    return [arms_table(found.done, columns, "Test images."), *([over_runs] if rows else [])]
 
 
 run = ImageStudy(

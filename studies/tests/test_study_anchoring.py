@@ -12,7 +12,7 @@ from dissensus_studies.anchoring import arms as anchoring_arms
 from dissensus_studies.anchoring import drawings, tasks_table
 from dissensus_studies.anchoring.adaptation import Task, Tasks
 from dissensus_studies.anchoring.arms import AnchorSetting, build, settings_of, without_head
-from dissensus_studies.anchoring.claims import CLEAN, anchoring_claims, same_sets
+from dissensus_studies.anchoring.claims import anchoring_claims, same_sets
 from dissensus_studies.anchoring.tables import PUBLISHED, beside, by_severity, published_tables
 from dissensus_studies.harness.arm_log import Arms
 from dissensus_studies.harness.image_sets import load_images
@@ -109,8 +109,9 @@ class TestTables:
         table = tasks_table(tasks, Arms({"a": record() | {"adaptation_skipped": {"cars": "too few"}}}))
         remarks = {row[0]: (row[1], row[-1]) for row in table.rows}
         assert remarks["dtd"] == ("1 of 1", "")
-        assert "run without it" in remarks["mnist"][1]
-        assert remarks["pets"] == ("none", "not found")
+        assert remarks["mnist"] == ("0 of 1", "")
+        assert remarks["cars"] == ("0 of 1", "too few")
+        assert remarks["pets"] == ("0 of 1", "not found")
 
     def test_markdown_has_a_line_for_each_row(self):
         text = as_markdown(beside(PUBLISHED["ood cifar10"], {}))
@@ -135,26 +136,22 @@ class TestClaims:
         masked = [record(corrupted=value) for value in (0.65, 0.85)]
         rows = {("resnet18", "plain"): plain, ("resnet18", "alpha=0.25"): masked}
         verdicts = {claim.statement: claim.verdict for claim in anchoring_claims(rows)}
-        assert verdicts["Masked anchoring raises accuracy under corruption."] == "not told apart from noise"
+        assert verdicts["Masked anchoring raises accuracy under corruption."] == "unresolved"
         rows = {("resnet18", "plain"): [record()], ("resnet18", "alpha=0.25"): [record(adapted=0.503)]}
         verdicts = {claim.statement: claim.verdict for claim in anchoring_claims(rows)}
-        assert verdicts["Masked networks adapt better (linear probes)."] == "not told apart from noise"
+        assert verdicts["Masked networks adapt better (linear probes)."] == "unresolved"
 
-    def test_mining_must_gain_detection_and_lose_robustness(self):
-        rows = {
-            ("resnet18", "alpha=0.25"): [record()],
-            ("resnet18", "alpha=0.25 tail=1 real"): [record(auroc=0.95, corrupted=0.6)],
-        }
-        (claim,) = (claim for claim in anchoring_claims(rows) if "mining" in claim.statement)
-        assert claim.verdict == "reproduced"
-        for found, verdict in (
-            (record(auroc=0.95), "not told apart from noise"),
-            (record(auroc=0.95, corrupted=0.8), "not reproduced"),
-            (record(auroc=0.85, corrupted=0.6), "not reproduced"),
+    def test_mining_is_judged_by_what_it_gains_and_by_what_it_costs(self):
+        rows = {("resnet18", "alpha=0.25"): [record()]}
+        for found, verdicts in (
+            (record(auroc=0.95, corrupted=0.6), ("reproduced", "reproduced")),
+            (record(auroc=0.95), ("reproduced", "unresolved")),
+            (record(auroc=0.95, corrupted=0.8), ("reproduced", "not reproduced")),
+            (record(auroc=0.85, corrupted=0.6), ("not reproduced", "reproduced")),
         ):
             rows[("resnet18", "alpha=0.25 tail=1 real")] = [found]
-            (claim,) = (claim for claim in anchoring_claims(rows) if "mining" in claim.statement)
-            assert claim.verdict == verdict
+            claims = [claim for claim in anchoring_claims(rows) if "mining" in claim.statement]
+            assert tuple(claim.verdict for claim in claims) == verdicts
 
     @pytest.mark.parametrize("unmeasured", ["auroc", "adaptation"])
     def test_what_was_not_measured_is_not_tested(self, unmeasured):
@@ -162,15 +159,15 @@ class TestClaims:
             ("resnet18", row): [record() | {unmeasured: {}}]
             for row in ("plain", "anchored", "alpha=0.25", "alpha=0.25 tail=1 real")
         }
-        about = {"auroc": ("detects", "mining"), "adaptation": ("adapt",)}[unmeasured]
-        reason = {"auroc": "no unknown sets", "adaptation": "no labelled sets"}[unmeasured]
+        about = {"auroc": ("detects", "AUROC"), "adaptation": ("adapt",)}[unmeasured]
+        reason = {"auroc": "no mean AUROC", "adaptation": "no adaptation accuracy"}[unmeasured]
         for claim in anchoring_claims(rows):
             untested = any(word in claim.statement for word in about)
             assert claim.verdict.startswith("not tested: ") == (reason in claim.verdict) == untested
 
     def test_few_images_tell_no_difference(self):
         # Two standard errors of a difference of accuracies near 0.7 on 100 images are 0.13; on 10 000 they are 0.013.
-        for images, verdict in ((100, "not told apart from noise"), (10_000, "reproduced")):
+        for images, verdict in ((100, "unresolved"), (10_000, "reproduced")):
             plain, masked = (judged(0.7, images), judged(0.76, images))
             rows = {("resnet18", "plain"): [plain], ("resnet18", "alpha=0.25"): [masked]}
             verdicts = {claim.statement: claim.verdict for claim in anchoring_claims(rows)}
@@ -182,17 +179,14 @@ class TestClaims:
     def test_repeats_on_few_images_tell_no_difference_either(self):
         rows = {("resnet18", "plain"): [judged(0.7, 100)] * 3, ("resnet18", "alpha=0.25"): [judged(0.72, 100)] * 3}
         (claim,) = (claim for claim in anchoring_claims(rows) if "raises accuracy" in claim.statement)
-        assert claim.verdict == "not told apart from noise"
-
-    def test_no_hit_in_a_hundred_is_not_nothing_for_sure(self):
-        # The usual rule of three: none of 100 leaves up to three in a hundred open.
-        assert CLEAN.standard_error([judged(0.0, 100)]) * 2 == pytest.approx(0.03)
+        assert claim.verdict == "unresolved"
 
     def test_accuracy_grows_only_beyond_the_noise(self):
         for values, verdict in (
             ((0.6, 0.7, 0.8), "reproduced"),
-            ((0.6, 0.601, 0.602), "not told apart from noise"),
-            ((0.6, 0.7, 0.6), "not reproduced"),
+            ((0.6, 0.601, 0.602), "unresolved"),
+            ((0.7, 0.6, 0.6), "not reproduced"),
+            ((0.6, 0.7, 0.6), "reproduced for anchored to alpha=0.125 only"),
         ):
             rows = {
                 ("resnet18", row): [record(corrupted=value)]
@@ -271,9 +265,9 @@ def test_a_folder_without_unknown_sets_is_enough(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert printed.index("pets cannot be used: ") < printed.index("[1/4]")
     text = page.read_text()
-    assert "not tested: there were no unknown sets" in text
+    assert "not tested: there is no mean AUROC" in text
     tables = (tmp_path / "out" / "tables.md").read_text()
-    assert "not tested: there were no unknown sets" in tables
+    assert "not tested: there is no mean AUROC" in tables
     assert "| severity 1 | severity 3 | severity 5 |" in tables
     assert not json.loads((tmp_path / "out" / "results.json").read_text())["not_run"]
 

@@ -3,15 +3,15 @@
 from dataclasses import replace
 
 import pytest
-from dissensus_studies.diversification.claims import diversification_claims
-from dissensus_studies.diversification.reading import Found
+from dissensus_studies.diversification.reading import rows_of
+from dissensus_studies.diversification.report import diversification_claims
 from dissensus_studies.diversification.settings import Setting
 from dissensus_studies.harness.statistics import Estimate
 from diversification_records import fake
 
 
 def verdicts(records):
-    claims = diversification_claims(Found.of(records))
+    claims = diversification_claims(rows_of(records))
     return {claim.statement.split(" (")[0]: claim.verdict for claim in claims}
 
 
@@ -29,7 +29,7 @@ def test_they_are_judged_by_what_was_measured():
     found = verdicts(bad)
     assert found["PDS of loss-guided ensembles detects better than BMA; published form."] == "not reproduced"
     assert found[better] == "not reproduced"
-    harmless = next(verdict for name, verdict in found.items() if name.startswith("Members are made to differ"))
+    harmless = next(verdict for name, verdict in found.items() if name.startswith("Members differ without harm"))
     assert harmless == "not reproduced"
 
 

@@ -4,20 +4,26 @@ import numpy as np
 import pytest
 import torch
 from dissensus_studies.diversification.measures import (
+    PDS,
     Judged,
-    Scored,
+    aurocs,
     detection_record,
     disputed,
-    gains_over,
     quality_record,
+    score_names,
+    scores_of,
 )
 
 from dissensus import metrics, scores
 
 
+def scored(case):
+    names = score_names(len(case.test))
+    return names, case.map(lambda logits: scores_of(logits, names), inputs=1)
+
+
 def detection(case):
-    scored = Scored.of(case)
-    return detection_record(scored.names, scored.ranks(case.groups))
+    return detection_record(*scored(case))
 
 
 def judged(members=4, classes=5, seed=0, skill=2.0):
@@ -54,7 +60,7 @@ def test_numbers_are_those_of_the_metrics():
 
 def test_corruptions_are_judged_one_by_one_and_then_averaged():
     case = judged()
-    found = detection(case)["auroc"]
+    found = detection(case)
     known = scores.bma(case.test[:, :100])
     wanted = [metrics.auroc(scores.bma(x), known) for x in case.corrupted["C-5"].values()]
     assert found["C-5"]["bma"][0] == pytest.approx(np.mean(wanted), abs=1e-6)
@@ -63,43 +69,57 @@ def test_corruptions_are_judged_one_by_one_and_then_averaged():
     assert found["far"]["bma"][1] < found["far"]["bma"][0] < found["far"]["bma"][2]
 
 
-def test_pds_is_compared_with_every_score():
-    case = judged()
-    record = detection(case)
-    for part, found in record["pds_minus"].items():
-        assert found["predictive_diversity"] == [0, 0, 0]
-        gap = record["auroc"][part]["predictive_diversity"][0] - record["auroc"][part]["bma"][0]
-        assert found["bma"][0] == pytest.approx(gap, abs=2e-6)
-
-
-def test_gains_are_over_the_same_score_and_over_the_best(tmp_path):
-    case, other = judged(seed=0), judged(seed=0, skill=3.0)
-    path = tmp_path / "kept" / "reference.pt"
-    Scored.of(case).save(path)
-    found = gains_over(
-        Scored.of(case).names, *(each.ranks(case.groups) for each in (Scored.load(path), Scored.of(other)))
-    )
-    before, after = (detection(each)["auroc"] for each in (case, other))
-    for part, gains in found["gain"].items():
-        assert gains["bma"][0] == pytest.approx(after[part]["bma"][0] - before[part]["bma"][0], abs=2e-6)
-        best = max(value[0] for value in before[part].values())
-        over_best = found["gain_over_best"][part]["bma"][0]
-        assert over_best == pytest.approx(after[part]["bma"][0] - best, abs=2e-6)
-
-
 def test_members_that_diverged_end_their_arm_and_not_the_study():
     case = judged()
     case.test[0, 0, 0] = float("nan")
     with pytest.raises(RuntimeError, match="finite"):
-        Scored.of(case)
+        scored(case)
 
 
 def test_the_gallery_shows_where_members_differ_most_and_least():
     case = judged()
     values = scores.predictive_diversity(case.test)
-    shown = disputed(case.test, Scored.of(case))
+    names, found = scored(case)
+    shown = disputed(case.test, found.test[names.index(PDS)])
     assert shown["most"][0]["image"] == int(values.argmax())
     assert shown["least"][-1]["image"] == int(values.argmin())
     for each in [*shown["most"], *shown["least"]]:
         assert each["answers"] == case.test[:, each["image"]].argmax(-1).tolist()
         assert each["ensemble"] == int(case.test.mean(0)[each["image"]].argmax())
+
+
+def test_an_auroc_is_that_of_the_metric():
+    known, unknown = torch.randn(3, 200).round(decimals=1), (torch.randn(3, 120) + 0.5).round(decimals=1)
+    wanted = [metrics.auroc(u, k) for u, k in zip(unknown, known, strict=True)]
+    np.testing.assert_allclose([value for value, *_ in aurocs(known, [unknown])], wanted, atol=1e-6)
+    sets = [torch.full((1, count), value) for count, value in ((3, 1.0), (9, 0.0))]
+    assert aurocs(torch.zeros(1, 5), sets)[0][0] == pytest.approx(0.75)
+
+
+def spread_and_width(draw):
+    """Return the spread of AUROCs over samples, and the mean standard error that their intervals say."""
+    found = [draw() for _ in range(400)]
+    return np.std([value for value, _, _ in found]), np.mean([(high - low) / 3.92 for _, low, high in found])
+
+
+def test_intervals_are_as_wide_as_the_spread_over_samples():
+    generator = torch.Generator().manual_seed(1)
+
+    def draw():
+        return aurocs(torch.randn(1, 80, generator=generator), [1 + torch.randn(1, 60, generator=generator)])[0]
+
+    spread, width = spread_and_width(draw)
+    assert width == pytest.approx(spread, rel=0.12)
+
+
+def test_intervals_of_corrupted_images_allow_for_their_being_the_same_images():
+    generator = torch.Generator().manual_seed(2)
+
+    def draw(paired):
+        clean = torch.randn(1, 100, generator=generator)
+        parts = [clean + 0.5 + 0.5 * torch.randn(1, 100, generator=generator) for _ in range(3)]
+        return aurocs(clean, parts, paired=paired)[0]
+
+    spread, width = spread_and_width(lambda: draw(True))
+    assert width == pytest.approx(spread, rel=0.15)
+    assert spread_and_width(lambda: draw(False))[1] > 1.5 * spread

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from dissensus_studies.diversification.arms import head_epochs, objective_of
+from dissensus_studies.diversification.arms import objective_of, scaled_epochs
 from dissensus_studies.diversification.data import of_first_classes
-from dissensus_studies.diversification.reading import label
 from dissensus_studies.diversification.settings import Setting, settings_of
 from dissensus_studies.harness.image_sets import load_images
 
@@ -35,15 +34,6 @@ def test_what_the_document_varies_is_there():
     assert {0.1, 0.5, 1, 5} <= {s.strength for s in settings if s.kind == "nets" and s.guard == "share"}
 
 
-def test_a_reference_comes_before_what_is_compared_with_it():
-    for quick in (True, False):
-        settings = settings_of(quick, 3)
-        place = {setting.name: index for index, setting in enumerate(settings)}
-        for setting in settings:
-            if setting.kind in ("nets", "heads") and setting.num_members > 1:
-                assert place[setting.reference] <= place[setting.name], setting.name
-
-
 def test_guards_become_objectives():
     sources = (torch.zeros(4, 2), torch.ones(4, 2))
     base = Setting("heads", "ldr", strength=0.5, active=2, backbone="half")
@@ -60,15 +50,9 @@ def test_guards_become_objectives():
 
 def test_heads_take_as_many_steps_each_however_many_are_drawn():
     drawn = Setting("heads", "ldr", 50, 0.5, active=2)
-    assert head_epochs(Setting("heads", num_members=50), 10) == 10
-    assert head_epochs(drawn, 10) == 250
-    assert head_epochs(replace(drawn, fixed=True), 10) == 10
-
-
-def test_labels_tell_rows_of_a_table_apart():
-    rows = {(s.num_members, s.active, s.layers, s.fixed, label(s)) for s in settings_of(False, 0) if s.kind == "heads"}
-    names = {s.row for s in settings_of(False, 0) if s.kind == "heads"}
-    assert len(rows) == len(names)
+    assert scaled_epochs(Setting("heads", num_members=50), 10) == 10
+    assert scaled_epochs(drawn, 10) == 250
+    assert scaled_epochs(replace(drawn, fixed=True), 10) == 10
 
 
 def test_half_of_the_classes_are_the_first(tmp_path):

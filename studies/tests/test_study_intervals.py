@@ -5,9 +5,8 @@ import re
 
 import pytest
 import torch
-from dissensus_studies.diversification.measures import Judged, Scored, detection_record, quality_record
-from dissensus_studies.diversification.ranks import Ranks
-from dissensus_studies.diversification.reading import aggregated, auroc, estimate, pds_minus
+from dissensus_studies.diversification.measures import Judged, detection_record, quality_record, score_names, scores_of
+from dissensus_studies.diversification.reading import auroc, estimate
 from dissensus_studies.diversification.spurious import group_record
 from dissensus_studies.harness.statistics import NORMAL_95, Estimate, mean_interval, share_ends, share_interval
 from hypothesis import given
@@ -67,31 +66,21 @@ def test_every_accuracy_and_auroc_of_a_record_has_its_interval_inside():
     judged = Judged(logits, labels, {"far": far}, {"C-1": {"a": logits, "b": logits}}, {"far": ["far"]})
     quality = quality_record(judged)
     values = [value for ways in quality["accuracy"].values() for value in ways.values()]
-    values += [quality["test"][name] for name in ("accuracy", "member_accuracy", "disagreement")]
+    values += [quality["test"][name] for name in ("accuracy", "member_accuracy")]
     values += [group_record(logits, labels, labels)["worst_group"][way] for way in ("ensemble", "oracle")]
-    scored = Scored.of(judged)
-    detected = detection_record(scored.names, scored.ranks(judged.groups))
-    values += [value for scores in detected["auroc"].values() for value in scores.values()]
+    names = score_names(3)
+    detected = detection_record(names, judged.map(lambda x: scores_of(x, names), inputs=1))
+    values += [value for scores in detected.values() for value in scores.values()]
     assert min(end for value in values for end in ends_of(value)) >= 0
     assert max(end for value in values for end in ends_of(value)) <= 1
     assert quality["accuracy"]["test"]["mean_logits"] == pytest.approx([143 / 144, 0.961715, 0.998773], abs=2e-6)
-
-
-def test_differences_of_aurocs_keep_their_symmetric_intervals():
-    known, unknown = torch.randn(2, 2, 50, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    ranks = Ranks.of(known, unknown + 3)
-    for value, low, high in ranks.rows([0]).minus(ranks.rows([1])).differences():
-        assert high - value == pytest.approx(value - low, abs=2e-6)
 
 
 def record(value):
     return {"accuracy": {"test": {"vote": value}}, "auroc": {"far": {"bma": value}}, "setting": {"num_members": 5}}
 
 
-READS = {"accuracy": aggregated("test", "vote"), "auroc": auroc("far", "bma")}
-
-
-@pytest.mark.parametrize("read", READS.values(), ids=READS.keys())
+@pytest.mark.parametrize("place", [("accuracy", "test", "vote"), auroc("far", "bma")], ids=lambda place: place[0])
 @pytest.mark.parametrize(
     "values",
     [
@@ -102,14 +91,11 @@ READS = {"accuracy": aggregated("test", "vote"), "auroc": auroc("far", "bma")}
     ],
     ids=["as once recorded", "recorded", "repeats near 1", "repeats near 0"],
 )
-def test_tables_show_intervals_inside(read, values):
-    assert read.share
-    shown = estimate([record(value) for value in values], read).text
+def test_tables_show_intervals_inside(place, values):
+    shown = estimate([record(value) for value in values], place).text
     value, low, high = map(float, re.fullmatch(r"(\S+) \[(\S+), (\S+)\]", shown).groups())
     assert 0 <= low <= value <= high <= 1
 
 
-def test_a_recorded_interval_is_shown_as_it_is_and_differences_may_be_negative():
+def test_a_recorded_interval_is_shown_as_it_is():
     assert Estimate.of([[0.9931, 0.9617, 0.9988]], share=True).text == "0.9931 [0.9617, 0.9988]"
-    gap = {"pds_minus": {"far": {"bma": [-0.01, -0.03, 0.01]}}}
-    assert estimate([gap], pds_minus("far", "bma")).text == "-0.0100 [-0.0300, 0.0100]"

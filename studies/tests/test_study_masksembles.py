@@ -57,7 +57,7 @@ class TestLaws:
     def test_at_scale_one_all_masks_are_alike(self):
         row = next(row for row in laws(40) if row["scale"] == 1.0)
         assert row["width"] == row["expected_width"] == 32
-        assert row["overlap"] == row["generated_overlap"] == 1.0
+        assert row["overlap"] == row["expected_overlap"] == 1.0
 
 
 class TestArms:

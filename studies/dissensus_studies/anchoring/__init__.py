@@ -4,9 +4,9 @@ Plain, anchored and masked networks on one image set: accuracy on clean and corr
 linear probes on other labelled sets; and hard-delta mining at a masking probability of 1/4.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from math import isfinite
 from pathlib import Path
 
 from dissensus.data.images import match_images
@@ -14,18 +14,7 @@ from dissensus.data.toy import digits
 from dissensus.html import Section, Table, Text
 from dissensus_studies.anchoring.adaptation import ADAPTATION, UNUSABLE, Task, Tasks, load_tasks
 from dissensus_studies.anchoring.arms import ANCHORS, EPOCHS, SCORES, SHORT, AnchorSetting, arms_of
-from dissensus_studies.anchoring.claims import ADAPTATION as ADAPTED
-from dissensus_studies.anchoring.claims import (
-    CALIBRATION,
-    CLEAN,
-    DETECTION,
-    ROBUSTNESS,
-    SINGLE_RUN_NOISE,
-    anchoring_claims,
-    mean_adaptation,
-    mean_auroc,
-    same_sets,
-)
+from dissensus_studies.anchoring.claims import QUALITIES, anchoring_claims, mean_auroc, same_sets
 from dissensus_studies.anchoring.tables import Row, Rows, by_severity, published_tables
 from dissensus_studies.harness.arm_log import Arms, Record, print_now
 from dissensus_studies.harness.claims import claims_table
@@ -36,13 +25,11 @@ from dissensus_studies.harness.image_study import ImageStudy, Page, Work
 from dissensus_studies.harness.labelled import SHAPE, Images
 
 _JUDGED = (
-    "A difference counts beyond two standard errors, over runs or over the images judged (from the 95 % intervals; binomial for "
-    f"linear probes), whichever is larger; between single runs, but for clean accuracy, {SINGLE_RUN_NOISE} is the least "
-    f"({ROBUSTNESS.between_runs} for accuracy under corruption, {CALIBRATION.between_runs} for smooth ECE, "
-    f"{DETECTION.between_runs} for AUROC), by which runs differed on CIFAR-10. AUROC is that of the score {SCORES[0]} with one "
-    "reference, averaged over the unknown sets that were there; adaptation is averaged over the labelled sets that were there."
+    "A difference counts beyond two standard errors, over runs or over the images judged, whichever is larger; between single runs "
+    f"beyond what runs differed by on CIFAR-10 ({', '.join(f'{each.name} {each.between_runs}' for each in QUALITIES)}). Means are over "
+    "the unknown and labelled sets that were there."
 )
-_QUALITIES = {each.name: each.read for each in (CLEAN, ROBUSTNESS, CALIBRATION, DETECTION, ADAPTED)}
+_QUALITIES = {each.name: each.value for each in QUALITIES}
 _BESIDE = (
     f"AUROC of the score {SCORES[0]} with one reference, the first training image; the document does not say which score it "
     "uses. Corruptions are our own, in the manner of CIFAR-10-C: accuracies and errors are close to, and not the same as, those on "
@@ -94,25 +81,16 @@ def drawings(records: Rows) -> list[Drawing]:
     found = []
     for architecture in dict.fromkeys(architecture for architecture, _ in records):
         own = {row: each for (other, row), each in records.items() if other == architecture}
-        masked = [
-            ("anchored", float(record["setting"]["alpha"]), record)
-            for row, each in own.items()
-            if " " not in row and row != "plain"
-            for record in each
-        ]
-        mined = [
-            (record["setting"]["tails"], float(record["setting"]["tail_weight"]), record)
-            for row, each in own.items()
-            if "tail=" in row
-            for record in each
-        ]
+        settings = [(row, record["setting"], record) for row, each in own.items() for record in each]
+        masked = [("anchored", s["alpha"], r) for row, s, r in settings if " " not in row and row != "plain"]
+        mined = [(s["tails"], s["tail_weight"], r) for row, s, r in settings if "tail=" in row]
         if masked and "plain" in own:
-            levels, title = {"plain": own["plain"]}, f"How much to mask, {architecture}"
-            name = f"anchoring_alpha_{architecture}"
+            name, title = f"anchoring_alpha_{architecture}", f"How much to mask, {architecture}"
+            levels = {"plain": own["plain"]}
             found.append(sweep(name, title, masked, _QUALITIES, "masking probability", levels=levels))
         if mined and "alpha=0.25" in own:
-            levels, title = {"no mining": own["alpha=0.25"]}, f"Hard-delta mining, {architecture}"
-            name, label = f"anchoring_tails_{architecture}", "weight of the tail term"
+            name, title = f"anchoring_tails_{architecture}", f"Hard-delta mining, {architecture}"
+            levels, label = {"no mining": own["alpha=0.25"]}, "weight of the tail term"
             found.append(sweep(name, title, mined, _QUALITIES, label, levels=levels, xscale="log"))
     return found
 
@@ -128,20 +106,12 @@ def by_row(found: Arms) -> dict[Row, list[Record]]:
 
 def arms_tables(found: Arms, compared: Arms) -> list[Table]:
     """Return a table of all arms, with means over the sets that all of them have (`compared`), and one for each score."""
-
-    def number(value: float) -> str | None:
-        return with_interval([value if isfinite(value) else None])
-
     columns: dict[str, Callable[[Record], object]] = {
-        "accuracy": lambda record: with_interval(record["test"]["accuracy"]),
+        **{each.name: each.text for each in QUALITIES},
         "smooth ECE": lambda record: with_interval(record["test"].get("smooth_ece")),
-        "corrupted accuracy": lambda record: with_interval(record["corrupted"]["all"]["accuracy"]),
-        "corrupted smooth ECE": lambda record: with_interval(record["corrupted"]["all"]["smooth_ece"]),
-        "mean AUROC": lambda record: number(mean_auroc(record)),
         f"mean AUROC, {ANCHORS} references": lambda record: (
-            number(mean_auroc(record["anchors"])) if "anchors" in record else None
+            with_interval(mean_auroc(record["anchors"])) if "anchors" in record else None
         ),
-        "adaptation": lambda record: number(mean_adaptation(record)),
         "s": lambda record: round(record["training"]["seconds"], 1),
     }
     scored = {score: auroc_columns(found.done, score) for score in SCORES}
@@ -153,25 +123,13 @@ def arms_tables(found: Arms, compared: Arms) -> list[Table]:
 
 def tasks_table(tasks: Tasks, found: Arms) -> Table:
     """Return which sets networks were adapted to, and why others were not; records may be of another machine."""
-    used = [name for record in found.done.values() for name in record["adaptation"]]
-    skipped = {
-        name: reason for record in found.done.values() for name, reason in record.get("adaptation_skipped", {}).items()
-    }
-    rows: list[tuple[object, ...]] = []
-    for name in dict.fromkeys([*used, *tasks.found]):
-        task, count = tasks.found.get(name), used.count(name)
-        of_arms = f"{count} of {len(found.done)}"
-        if task is None:
-            rows.append((name, of_arms, None, None, None, "not in the folder any more"))
-            continue
-        without = skipped.get(name, "in the folder, but these arms were run without it")
-        notes = task.notes if count else (*task.notes, without)
-        classes = int(task.train.y.max()) + 1
-        rows.append((name, of_arms, len(task.train.x), len(task.test.x), classes, ", ".join(notes)))
-    rows += [(name, "none", None, None, None, reason) for name, reason in tasks.missing.items() if name not in used]
-    return Table(
-        ("set", "used by arms", "training images", "test images", "classes", "remark"), rows, "Sets to adapt to"
-    )
+    used = Counter(name for record in found.done.values() for name in record["adaptation"])
+    remarks = {**dict.fromkeys(used, "not in the folder any more"), **tasks.missing}
+    remarks |= {name: ", ".join(task.notes) for name, task in tasks.found.items()}
+    for record in found.done.values():
+        remarks |= record.get("adaptation_skipped", {})
+    rows = [(name, f"{used[name]} of {len(found.done)}", remark) for name, remark in remarks.items()]
+    return Table(("set", "used by arms", "remark"), rows, "Sets to adapt to")
 
 
 def tasks_of(work: Work) -> Tasks:

@@ -83,9 +83,6 @@ class AnchorSetting:
 def settings_of(quick: bool, seed: int) -> list[AnchorSetting]:
     """Return all networks in order of importance."""
     plain, anchored, masked = AnchorSetting(anchored=False), AnchorSetting(), AnchorSetting(alpha=0.25)
-    if quick:
-        wanted = [plain, anchored, masked, replace(masked, tail_weight=0.1)]
-        return [replace(each, seed=seed) for each in wanted]
     main = [plain, anchored, *(AnchorSetting(alpha=alpha) for alpha in reversed(ALPHAS))]
     others = [tails for tails in TAILS if tails != "diagonal"]
     wide = AnchorSetting("wrn-40-2")
@@ -99,6 +96,8 @@ def settings_of(quick: bool, seed: int) -> list[AnchorSetting]:
         replace(masked, variant="example"),
         *(replace(masked, tail_weight=1.0, tails=tails) for tails in others),
     ]
+    if quick:
+        wanted = [plain, anchored, masked, replace(masked, tail_weight=0.1)]
     return [replace(each, seed=seed + each.seed) for each in wanted]
 
 
@@ -135,13 +134,9 @@ def train_and_measure(setting: AnchorSetting, work: Work) -> Record:
         several = measure(members, sets, scores=(*SCORES, "mutual_information"), transform=sets.normalise)
         record["anchors"] = {"count": ANCHORS, **{k: several[k] for k in ("test", "auroc")}}
     adapted, skipped = adapt(single.member(0), sets, work.material.found, quick)
-    record |= {
-        **record_of(setting, run),
-        "row": setting.row,
-        "images": {"test": len(sets.test.x), "corrupted": few},
-        "adaptation": adapted,
-        "adaptation_skipped": skipped,
-    }
+    images = {"test": len(sets.test.x), "corrupted": few}
+    record |= {**record_of(setting, run), "row": setting.row, "images": images}
+    record |= {"adaptation": adapted, "adaptation_skipped": skipped}
     record["line"] = (
         f"{summary_line(record)}, corrupted {record['corrupted']['all']['accuracy'][0]:.4f}, "
         f"smooth ECE {record['corrupted']['all']['smooth_ece'][0]:.4f}"
@@ -182,18 +177,18 @@ def objective_of(setting: AnchorSetting) -> Objective:
 
 def _training(setting: AnchorSetting, epochs: int | None, quick: bool) -> dict[str, Any]:
     epochs = epochs or (QUICK_EPOCHS if quick else EPOCHS)
-    chosen: dict[str, Any] = {
+    chosen: dict[str, Any] = {"lr": RATE, "schedule": MultiStep(tuple(epochs * s for s in (0.3, 0.6, 0.8)), 0.2)}
+    if quick:
+        chosen = {"lr": 0.05, "schedule": "one_cycle", "batch_size": 64}
+    elif epochs < SHORT:
+        chosen = {"lr": SHORT_RATE, "schedule": "one_cycle"}
+    return chosen | {
         "epochs": epochs,
         "seed": setting.seed,
         "all_train": True,
         "watch": "nothing",
         "last_batch": "drop",
     }
-    if quick:
-        return chosen | {"lr": 0.05, "schedule": "one_cycle", "batch_size": 64}
-    if epochs < SHORT:
-        return chosen | {"lr": SHORT_RATE, "schedule": "one_cycle"}
-    return chosen | {"lr": RATE, "schedule": MultiStep(tuple(epochs * s for s in (0.3, 0.6, 0.8)), 0.2)}
 
 
 def adapt(
@@ -215,12 +210,8 @@ def adapt(
             # A set that does not fit must not cost a trained network.
             skipped[name] = (str(problem).splitlines() or [type(problem).__name__])[0]
             continue
-        found[name] = {
-            "accuracy": probe.accuracy,
-            "ece": probe.ece,
-            "strength": probe.strength,
-            "images": len(task.test.x),
-        }
+        numbers = {"accuracy": probe.accuracy, "ece": probe.ece, "strength": probe.strength}
+        found[name] = {**numbers, "images": len(task.test.x)}
     return found, skipped
 
 

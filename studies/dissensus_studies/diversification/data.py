@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +18,7 @@ from dissensus_studies.diversification.measures import Judged
 from dissensus_studies.harness.arm_log import Record
 from dissensus_studies.harness.image_arms import augmentation, fit_images, on_pixels, training_record
 from dissensus_studies.harness.image_sets import Images, ImageSets
+from dissensus_studies.harness.image_study import Work
 from dissensus_studies.masksembles import small_network
 
 QUICK_CORRUPTIONS = ("gaussian_noise", "defocus_blur", "elastic_transform")
@@ -36,18 +36,20 @@ UNUSED = "not trained with"
 
 @dataclass(frozen=True)
 class Features:
-    """A frozen backbone up to its last layer, and what it says of everything; of training images in several augmented passes."""
+    """What heads learn and are judged by: features of a frozen backbone, of training images in several augmented passes."""
 
-    backbone: nn.Module
     train: CachedFeatures
-    validation: tuple[Tensor, Tensor]
     judged: Judged
-    sources: tuple[Tensor, ...]
+    sources: tuple[Tensor, ...]  # To disagree on.
+    num_classes: int
+    hidden: int  # Width of the heads' hidden layers.
+    validation: tuple[Tensor, Tensor] | None = None  # For guards that look at held-out data.
+    record: Record | None = None  # Of the backbone's training, if it was trained here.
 
     @property
     def width(self) -> int:
         """Numbers an image."""
-        return int(self.validation[0].shape[1])
+        return int(self.judged.test.shape[1])
 
 
 def features_of(backbone: nn.Module, x: Tensor, *, device: torch.device, batch_size: int = 1024) -> Tensor:
@@ -64,17 +66,17 @@ class Material:
     from scratch; heads train for at most the document's ten.
     """
 
-    def __init__(
-        self, sets: ImageSets, folder: Path, *, epochs: int | None = None, quick: bool = False, seed: int = 0
-    ) -> None:
-        self.sets, self.folder, self.quick, self.seed = sets, folder, quick, seed
-        self.epochs = epochs or (QUICK_EPOCHS if quick else EPOCHS)
-        self.head_epochs = min(epochs or EPOCHS, QUICK_HEAD_EPOCHS if quick else HEAD_EPOCHS)
+    # Whether records have intervals over images, diagnoses and examples, or are short: of runs with several seeds.
+    whole_records = True
+
+    def __init__(self, work: Work) -> None:
+        self.sets, self.folder, self.quick, self.seed = work.sets, work.output, work.quick, work.seed
+        self.epochs = work.epochs or (QUICK_EPOCHS if self.quick else EPOCHS)
+        self.head_epochs = min(work.epochs or EPOCHS, QUICK_HEAD_EPOCHS if self.quick else HEAD_EPOCHS)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.corruptions: Sequence[str] = QUICK_CORRUPTIONS if quick else STANDARD
+        self.corruptions: Sequence[str] = QUICK_CORRUPTIONS if self.quick else STANDARD
         # In a run that has to be quick, compiling does not pay.
-        self.engine: EngineName = "captured" if quick else "auto"
-        self.backbone_records: dict[str, Record] = {}
+        self.engine: EngineName = "captured" if self.quick else "auto"
         self._features: dict[str, Features] = {}
 
     def network(self, classes: int | None = None) -> nn.Module:
@@ -92,11 +94,6 @@ class Material:
             "last_batch": "drop" if len(self.sets.train.x) >= 2 * BATCH else "keep",
             "engine": self.engine,
         }
-
-    @property
-    def references(self) -> Path:
-        """Folder of what ensembles are compared with, apart for every length of training and number of images."""
-        return self.folder / "references" / f"{self.epochs}-{len(self.sets.train.x)}"
 
     @property
     def source_names(self) -> tuple[str, ...]:
@@ -127,27 +124,30 @@ class Material:
         return Judged(sets.test.x.to(self.device), sets.test.y.to(self.device), ood, corrupted, groups)
 
     def features(self, backbone: str) -> Features:
-        """Return the features of a backbone trained on "half" of the classes or the "whole" training set."""
+        """Return the features of a backbone: see `Setting.backbone`."""
         if backbone not in self._features:
-            self._features[backbone] = self._make_features(backbone)
+            self._features[backbone] = self.make_features(backbone)
         return self._features[backbone]
 
-    def _make_features(self, kind: str) -> Features:
-        backbone, sets = self._train_backbone(kind), self.sets
-        read = partial(features_of, backbone, device=self.device)
+    def make_features(self, backbone: str) -> Features:
+        """Train a backbone on "half" of the classes or the "whole" training set, freeze it, and keep what it says of all images."""
+        net, record = self._train_backbone(backbone)
+        sets, read = self.sets, partial(features_of, net, device=self.device)
         options = {"augment": augmentation(sets), "seed": self.seed, "device": self.device}
-        train = cache_features(backbone, sets.train, passes=PASSES, **options)  # type: ignore[arg-type]
+        train = cache_features(net, sets.train, passes=PASSES, **options)  # type: ignore[arg-type]
         assert isinstance(train.features, Tensor)
-        train = replace(train, features=train.features.to(self.device))
+        judged = self.images.map(read, outputs=0)
         return Features(
-            backbone,
-            train,
-            (read(sets.validation.x), sets.validation.y.to(self.device)),
-            self.images.map(read, outputs=0),
+            replace(train, features=train.features.to(self.device)),
+            judged,
             tuple(map(read, self.source_images)),
+            sets.num_classes,
+            judged.test.shape[1],
+            (read(sets.validation.x), sets.validation.y.to(self.device)),
+            record,
         )
 
-    def _train_backbone(self, kind: str) -> nn.Module:
+    def _train_backbone(self, kind: str) -> tuple[nn.Module, Record]:
         classes = self.sets.num_classes if kind == "whole" else max(2, -(-self.sets.num_classes // 2))
         sets = of_first_classes(self.sets, classes)
         ensemble = DeepEnsemble(lambda: self.network(classes), 1, self.seed)
@@ -162,18 +162,14 @@ class Material:
             **self.training,  # type: ignore[arg-type]
         )
         record = {"training": training_record(run), "classes": classes, "images": len(sets.train.x)}
-        self.backbone_records[kind] = record
-        return without_head(ensemble.member(0))
+        return without_head(ensemble.member(0)), record
 
 
 def of_first_classes(sets: ImageSets, classes: int) -> ImageSets:
-    """Return the sets with training and validation images of the first classes only."""
+    """Return the sets with images of the first classes only."""
 
     def part(images: Images) -> Images:
-        kept = images.y < classes
-        return Images(images.x[kept], images.y[kept])
+        return images.rows(images.y < classes)
 
-    if classes >= sets.num_classes:
-        return sets
     train, validation, test = map(part, (sets.train, sets.validation, sets.test))
     return replace(sets, train=train, validation=validation, test=test, num_classes=classes)

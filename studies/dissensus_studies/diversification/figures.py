@@ -4,123 +4,139 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dissensus import plots
+from dissensus.html import Picture
+from dissensus_studies.diversification.measures import PDS
 from dissensus_studies.diversification.reading import (
-    GUARDED,
-    PDS,
-    PUBLISHED,
     SCORES,
     SHOWN,
-    USUAL,
-    Found,
+    WORST_MEMBER,
+    Family,
+    Place,
+    Records,
     auroc,
     estimate,
-    label,
-    pooled_parts,
-    worst_member,
+    value_at,
+    where,
 )
+from dissensus_studies.diversification.settings import FORMS, GUARDED, PUBLISHED
 from dissensus_studies.harness.arm_log import Record
-from dissensus_studies.harness.figures import sweeps
-from dissensus_studies.harness.image_pages import over_seeds
+from dissensus_studies.harness.figures import Drawing, draw, sweep
 from dissensus_studies.harness.image_sets import ImageSets
-from dissensus_studies.harness.statistics import Estimate, Summary
+from dissensus_studies.harness.outputs import Outputs
+from dissensus_studies.harness.statistics import Estimate
 
 if TYPE_CHECKING:
     import matplotlib.figure
 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-FORMS = {"published": PUBLISHED, "guarded": GUARDED}
 # Name to worst member's accuracy, AUROC and strength.
 Points = Mapping[str, Sequence[tuple[float, float, float]]]
 
 
-def strength_figure(found: Found, family: str) -> "matplotlib.figure.Figure | None":
-    """Draw figure 5's first half: diversity, members' accuracy and AUROC against the strength."""
-    rows = found.where(family=family, method="ldr", num_members=5, **USUAL)
-    if len({setting.strength for setting in rows}) < 3:
-        return None
-    lines = {
-        name: [(s.strength, r) for s, records in rows.items() if s.guard == guard or s.strength == 0 for r in records]
-        for name, guard in FORMS.items()
+def family_pictures(outputs: Outputs, family: Family, detectors: Mapping[str, Any], sets: ImageSets) -> list[Picture]:
+    """Return the figures of a family of ensembles, as far as there are arms for them."""
+    name = f"diversification_{family.name.replace(' ', '_')}"
+    found = []
+
+    def add(kind: str, figure: "matplotlib.figure.Figure", alt: str, caption: str) -> None:
+        found.append(outputs.picture(f"{name}_{kind}", figure, f"{alt}, {family.name}", caption))
+
+    if bars := baseline_bars(family, detectors):
+        caption = (
+            "The better one of BMA and PDS, PDS alone for LDR, as the document's figure 4; detectors look at features."
+        )
+        add("bars", baseline_figure(bars), "AUROC at severity 5 of every method", caption)
+    for kind, drawing in sweeps_of(family).items():
+        add(kind, draw(drawing.panels), drawing.title, drawing.caption)
+    points = trade_points(family)
+    if sum(map(len, points.values())) > 2:
+        caption = "Numbers are strengths. To the left, members are of no use by themselves."
+        add("trade", trade_figure(points), "AUROC of PDS against the worst member's accuracy, by guard", caption)
+    guided = family.guided(guard=GUARDED)
+    if guided and guided[0].get("gallery", {}).get("most"):
+        caption = "As the document's figure 3: most and least different by PDS; strength 0.5, guarded. Last line: other members."
+        alt = "test images that guarded members differ most and least on"
+        add("gallery", gallery_figure(guided[0]["gallery"], sets), alt, caption)
+    return found
+
+
+def sweeps_of(family: Family) -> dict[str, Drawing]:
+    """Return figure 5: diversity, members' accuracy and AUROC of PDS against the strength, and against the number of members."""
+    columns = {
+        "mean PDS (sum)": _reads(("pds", "C-5" if "C-5" in family.parts else "test")),
+        "worst member's accuracy": _reads(WORST_MEMBER),
+        **{f"AUROC of PDS, {part}": _reads(auroc(part, PDS)) for part in family.pooled},
     }
-    deep = found.one(family, "deep M=5")
-    return _sweep(found, lines | ({"deep ensemble": [(0.0, record) for record in deep]} if deep else {}), "strength")
+    sizes = {"num_members": (2, 5, 10, 50)}
+    guided, alone = family.usual(method="ldr", guard=FORMS, **sizes), family.usual(method="deep", **sizes)
+    strengths = [
+        (setting.guard, setting.strength, record)
+        for setting, own in where(guided, num_members=5).items()
+        for record in own
+        if setting.strength
+    ]
+    members = [
+        (setting.guard if setting.method == "ldr" else "deep", float(setting.num_members), record)
+        for setting, own in (where(guided, strength=SHOWN) | alone).items()
+        for record in own
+    ]
+    levels = {name: own for name, own in {"deep": family.one(), "strength 0": family.guided(0.0)}.items() if own}
+    found = {}
+    if len({strength for _, strength, _ in strengths}) > 1:
+        title, caption = (
+            "diversity, members' accuracy and AUROC against the strength",
+            "As the document's figure 5. Means over runs.",
+        )
+        options: dict[str, Any] = {"levels": levels, "xscale": "log", "caption": caption}
+        found["strength"] = sweep("strength", title, strengths, columns, "strength", **options)
+    if len({size for _, size, _ in members}) > 1:
+        title = "the same against the number of members"
+        caption = "As the document's figure 5, strength 0.5; each member takes as many steps as it would alone."
+        found["size"] = sweep("size", title, members, columns, "members", caption=caption, xscale="log")
+    return found
 
 
-def size_figure(found: Found, family: str) -> "matplotlib.figure.Figure | None":
-    """Draw figure 5's second half: the same against the number of members."""
-    rows = {
-        name: found.where(family=family, method="ldr", strength=SHOWN, guard=guard, **USUAL)
-        for name, guard in FORMS.items()
-    }
-    rows["deep ensembles"] = found.where(family=family, method="deep", layers=2, fixed=False)
-    lines = {n: [(s.num_members, r) for s, records in own.items() for r in records] for n, own in rows.items()}
-    return _sweep(found, lines, "members")
+def _reads(place: Place) -> Callable[[Record], float]:
+    def read(record: Record) -> float:
+        value = value_at(record, place)
+        return float("nan") if value is None or value[0] is None else float(value[0])
+
+    return read
 
 
-def _sweep(
-    found: Found, lines: Mapping[str, Sequence[tuple[float, Record]]], along: str
-) -> "matplotlib.figure.Figure | None":
-    """Draw lines of several places, with two standard errors where all of them have several runs."""
-    level = "deep ensemble" if along == "strength" else ""
-    kept = {name: pairs for name, pairs in lines.items() if name == level or len({place for place, _ in pairs}) > 1}
-    reads: dict[str, Callable[[Record], float]] = {
-        "mean PDS on C-5 (sum)": lambda record: float(record["pds"]["C-5"][0]),
-        "worst member's accuracy": lambda record: float(min(record["members"])),
-        **{f"AUROC of PDS, {part}": _value(part) for part in pooled_parts(found.records.values())},
-    }
-    if not kept.keys() - {level}:
-        return None
-    panels = {
-        title: {
-            name: {x: (own.mean, _two_errors(own)) for x, own in over_seeds(pairs, read).items()}
-            for name, pairs in kept.items()
-        }
-        for title, read in reads.items()
-    }
-    return sweeps(panels, along, level=level)
-
-
-def _value(part: str) -> Callable[[Record], float]:
-    return lambda record: float(record["auroc"][part][PDS][0])
-
-
-def _two_errors(own: Summary) -> float:
-    return 2 * own.error if len(own.values) > 1 else 0.0
-
-
-def baseline_bars(found: Found, family: str) -> list[tuple[str, Estimate]]:
-    """Return figure 4's bars: each method's better one of BMA and PDS, loss-guided ones' PDS, detectors and energy.
-
-    Returns:
-        Name and AUROC, lowest first.
-    """
+def baseline_bars(family: Family, detectors: Mapping[str, Any]) -> list[tuple[str, Estimate]]:
+    """Return figure 4's bars, lowest first: each method's better one of BMA and PDS, loss-guided ones' PDS, detectors, energy."""
     bars: list[tuple[str, Estimate]] = []
 
-    def add(name: str, records: Sequence[Record], scores: Sequence[str]) -> None:
+    def add(name: str, records: Records, scores: Sequence[str]) -> None:
         values = [value for score in scores if (value := estimate(records, auroc("C-5", score))) is not None]
         if values:
             bars.append((name, max(values, key=lambda value: value.value)))
 
-    for setting, records in found.plain(family).items():
-        if setting.method != "ldr":
-            add(label(setting), records, list(SCORES.values()))
-        elif setting.strength in (0.1, SHOWN, 5.0):
-            add(label(setting), records, [PDS])
-        if setting.method == "deep":
-            add("deep ensemble, energy", records, ["mean_energy"])
-    for record in found.records.values():
-        if "detectors" in record and record["family"] in (family, family.replace("heads", "backbone")):
-            for name, value in record["detectors"].get("C-5", {}).items():
-                words = name.replace("_", " ").replace("mahalanobis", "Mahalanobis")
-                bars.append((words, Estimate.of([value], share=True)))
+    for setting, records in family.usual(num_members=(1, 5), guard=FORMS, strength=(0, 0.1, SHOWN, 1, 5)).items():
+        add(setting.row, records, [PDS] if setting.method == "ldr" else list(SCORES.values()))
+    add("deep, energy", family.one(), ["mean_energy"])
+    for name, value in detectors.items():
+        words = name.replace("_", " ").replace("mahalanobis", "Mahalanobis")
+        bars.append((words, Estimate.of([value], share=True)))
     return sorted(bars, key=lambda bar: bar[1].value)
+
+
+def trade_points(family: Family) -> Points:
+    """Return what each loss-guided ensemble's worst member and its PDS are worth, by guard."""
+    points: dict[str, list[tuple[float, float, float]]] = {}
+    for setting, records in family.usual(method="ldr").items():
+        worst, value = estimate(records, WORST_MEMBER), estimate(records, auroc("C-5", PDS))
+        if setting.guard != "inverse probability" and worst is not None and value is not None:
+            points.setdefault(setting.guard, []).append((worst.value, value.value, setting.strength))
+    return points
 
 
 def baseline_figure(bars: Sequence[tuple[str, Estimate]]) -> "matplotlib.figure.Figure":
     """Draw figure 4: every method we have, by AUROC, with its 95 % interval; loss-guided ones stand out."""
     figure, (ax,) = plots.panels(width=6.5, height=0.25 * len(bars) + 0.8)
     for place, (name, bar) in enumerate(bars):
-        colour = plots.COLOURS[1] if name.startswith("LDR") else plots.COLOURS[0]
+        colour = plots.COLOURS[1] if name.lower().startswith("ldr") else plots.COLOURS[0]
         ax.plot(bar.ends or (bar.value, bar.value), (place, place), color=colour, linewidth=1.5, alpha=0.5)
         ax.plot(bar.value, place, "o", color=colour, markersize=6)
         low, high = bar.ends or (bar.value, bar.value)
@@ -142,17 +158,6 @@ def baseline_figure(bars: Sequence[tuple[str, Estimate]]) -> "matplotlib.figure.
     return figure
 
 
-def trade_points(found: Found, family: str) -> Points:
-    """Return what each loss-guided ensemble's worst member and its PDS are worth, by guard."""
-    points: dict[str, list[tuple[float, float, float]]] = {}
-    for setting, records in found.where(family=family, method="ldr", num_members=5, **USUAL).items():
-        worst, value = estimate(records, worst_member), estimate(records, auroc("C-5", PDS))
-        if setting.guard != "inverse probability" and worst is not None and value is not None:
-            name = {PUBLISHED: "published", GUARDED: "guarded"}.get(setting.guard, setting.guard)
-            points.setdefault(name, []).append((worst.value, value.value, setting.strength))
-    return points
-
-
 def trade_figure(points: Points) -> "matplotlib.figure.Figure":
     """Draw what members lose against what detection gains, one point for each loss-guided ensemble, named by its strength."""
     figure, (ax,) = plots.panels(width=6.2, height=3.6)
@@ -161,7 +166,7 @@ def trade_figure(points: Points) -> "matplotlib.figure.Figure":
         order = sorted(own, key=lambda point: point[2])
         ax.plot([p[0] for p in order], [p[1] for p in order], "o-", color=colour, markersize=5, linewidth=0.8)
         style: dict[str, Any] = {"textcoords": "offset points", "color": colour}
-        if name == "published":
+        if name in ("published", PUBLISHED):
             paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
             named: dict[tuple[float, float], list[str]] = {}
             for across, up, strength in order:
@@ -175,20 +180,15 @@ def trade_figure(points: Points) -> "matplotlib.figure.Figure":
     return figure
 
 
-def gallery_figure(record: Record, sets: ImageSets) -> "matplotlib.figure.Figure | None":
+def gallery_figure(gallery: Mapping[str, Sequence[Record]], sets: ImageSets) -> "matplotlib.figure.Figure":
     """Draw figure 3: the test images that members differ most on, and least: the truth, the ensemble's answer, other members'."""
-    found = record.get("gallery", {})
-    count = len(found.get("most", ()))
-    if not count:
-        return None
-    figure, axes = plots.panels(count, 2, width=1.8, height=2.2)
+    figure, axes = plots.panels(len(gallery["most"]), 2, width=1.8, height=2.2)
     names = CIFAR10 if sets.name == "cifar10" and sets.num_classes == len(CIFAR10) else range(sets.num_classes)
-    for ax, (name, each) in zip(axes, ((n, e) for n in ("most", "least") for e in found[n]), strict=True):
+    for ax, (name, each) in zip(axes, ((n, e) for n in ("most", "least") for e in gallery[n]), strict=True):
         ax.imshow(sets.test.x[each["image"]].permute(1, 2, 0).numpy())
         ax.set_axis_off()
         truth, answer = int(sets.test.y[each["image"]]), each["ensemble"]
-        others = sorted({str(names[one]) for one in each["answers"] if one != answer})
-        ax.set_title(
-            f"{name}, truth: {names[truth]}\nensemble: {names[answer]}\n{', '.join(others)}", fontsize="xx-small"
-        )
+        others = ", ".join(sorted({str(names[one]) for one in each["answers"] if one != answer}))
+        title = f"{name}, truth: {names[truth]}\nensemble: {names[answer]}\n{others}"
+        ax.set_title(title, fontsize="xx-small")
     return figure

@@ -1,11 +1,9 @@
-"""A trained ensemble in, everything that is measured of it out: accuracy, diversity, detection, gains over a deep ensemble, detectors."""
+"""A trained ensemble in, everything that is measured of it out: accuracy, calibration, diversity, detection by scores and detectors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
-from pathlib import Path
+from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,12 +16,11 @@ from dissensus.members import DeepEnsemble, Members
 from dissensus.predictions import predict
 from dissensus.scores import KNOWLEDGE_SCORES, SCORES, all_scores
 from dissensus_studies.anchoring.arms import without_head
-from dissensus_studies.diversification.ranks import Ranks, ranks_of
-from dissensus_studies.diversification.settings import Setting
-from dissensus_studies.harness.arm_log import Record, file_name
+from dissensus_studies.harness.arm_log import Record
 from dissensus_studies.harness.image_sets import ImageSets
-from dissensus_studies.harness.statistics import Interval, mean_interval, share_interval
+from dissensus_studies.harness.statistics import Interval, ece_floor, mean_interval, share_ends, share_interval
 
+PDS = "predictive_diversity"
 # Pairs of members are too many for this score from so many members on.
 MANY_MEMBERS = 50
 # Images that a diagnosis of collusion looks at.
@@ -37,7 +34,7 @@ _BATCH = 2048
 
 @dataclass(frozen=True)
 class Judged:
-    """What an ensemble is judged by: inputs `(images, ...)`, or members' logits for them `(members, images, classes)`.
+    """What an ensemble is judged by: inputs `(images, ...)`, or what it makes of them, such as logits `(members, images, classes)`.
 
     `corrupted` has the first known inputs for each severity and corruption, `groups` names of averages over unknown sets.
     """
@@ -63,10 +60,29 @@ class Judged:
             corrupted={level: {name: next(made) for name in sets} for level, sets in self.corrupted.items()},
         )
 
+    @property
+    def labelled(self) -> dict[str, list[Tensor]]:
+        """The test images, and for each severity those of all corruptions."""
+        return {"test": [self.test], **{level: list(found.values()) for level, found in self.corrupted.items()}}
+
+
+def judge(members: Members, inputs: Judged, diagnosed: bool = True) -> Record:
+    """Return everything that is measured of a trained ensemble; whether its members collude only where that is asked for."""
+    logits = inputs.map(partial(predict, members, batch_size=_BATCH))
+    names = score_names(len(logits.test))
+    scores = logits.map(partial(scores_of, names=names), inputs=1)
+    record = quality_record(logits) | {"auroc": detection_record(names, scores)}
+    if len(logits.test) > 1:
+        record["finding"] = collusion_record(logits) if diagnosed else {}
+        record["gallery"] = disputed(logits.test, scores.test[names.index(PDS)])
+        if isinstance(members, DeepEnsemble):
+            _add_soup(record["accuracy"], members, inputs)
+    return record
+
 
 def score_names(num_members: int) -> list[str]:
-    """Return the scores that are computed for so many members."""
-    left_out = set(KNOWLEDGE_SCORES) | {"num_unique"} if num_members == 1 else set()
+    """Return the scores that are computed for so many members: those of disagreement say nothing of one."""
+    left_out = {*KNOWLEDGE_SCORES, "num_unique", PDS} if num_members == 1 else set()
     if num_members >= MANY_MEMBERS:
         left_out.add("jensen_shannon")
     return [name for name in SCORES if name not in left_out]
@@ -80,100 +96,88 @@ def scores_of(logits: Tensor, names: Sequence[str]) -> Tensor:
     return torch.cat([torch.stack([found[name].float() for name in names]) for found in chunks], 1)
 
 
-@dataclass(frozen=True)
-class Scored:
-    """Scores of an ensemble on everything it is judged by."""
-
-    names: list[str]
-    test: Tensor
-    ood: dict[str, Tensor]
-    corrupted: dict[str, dict[str, Tensor]]
-
-    @classmethod
-    def of(cls, judged: Judged) -> "Scored":
-        """Compute all scores of members' logits."""
-        names = score_names(len(judged.test))
-        scores = judged.map(partial(scores_of, names=names), inputs=1)
-        return cls(names, scores.test, dict(scores.ood), {k: dict(v) for k, v in scores.corrupted.items()})
-
-    def ranks(self, groups: Mapping[str, Sequence[str]]) -> dict[str, Ranks]:
-        """Return the AUROCs by input, on every set and group."""
-        return ranks_of(self.test, self.ood, self.corrupted, groups)
-
-    def save(self, path: Path) -> None:
-        """Keep everything in a file."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(vars(self), path)
-
-    @classmethod
-    def load(cls, path: Path, device: torch.device | str = "cpu") -> "Scored":
-        """Read what `save` wrote."""
-        return cls(**torch.load(path, map_location=device, weights_only=True))
+def detection_record(names: Sequence[str], scores: Judged) -> dict[str, dict[str, Interval]]:
+    """Return the AUROC of each score, `(scores, inputs)` for every set: on unknown sets, their groups, and over corruptions."""
+    sets = {name: [found] for name, found in scores.ood.items()}
+    sets |= {group: [scores.ood[name] for name in own] for group, own in scores.groups.items() if own}
+    found = {part: aurocs(scores.test, own) for part, own in sets.items()}
+    for level, corrupted in scores.corrupted.items():
+        few = next(x.shape[1] for x in corrupted.values())
+        found[level] = aurocs(scores.test[:, :few], list(corrupted.values()), paired=True)
+    return {part: dict(zip(names, values, strict=True)) for part, values in found.items()}
 
 
-def detection_record(names: Sequence[str], found: Mapping[str, Ranks]) -> Record:
-    """Return the AUROC of every score on every set and group, and with paired intervals by how much PDS is above each."""
-    pds = [names.index("predictive_diversity")] * len(names)
-    return {
-        "auroc": {part: dict(zip(names, ranks.intervals(), strict=True)) for part, ranks in found.items()},
-        "pds_minus": {part: _gaps(names, ranks.rows(pds), ranks) for part, ranks in found.items()},
-    }
+def aurocs(known: Tensor, unknown: Sequence[Tensor], paired: bool = False) -> list[Interval]:
+    """Return the AUROC of each score, averaged over unknown sets, with its 95 % interval over inputs.
 
+    An AUROC is the mean over unknown inputs of the share of known inputs below each, ties counting one half. The spread of these
+    shares, and of those of the known inputs, gives its standard error: DeLong et al., 1988, <https://doi.org/10.2307/2531595>.
 
-def gains_over(
-    names: Sequence[str], theirs: Mapping[str, Ranks], own: Mapping[str, Ranks]
-) -> dict[str, dict[str, dict[str, Interval]]]:
-    """Return how much larger AUROCs are than those of a reference ensemble on the same inputs, with paired intervals.
+    Args:
+        known: Scores of known inputs, `(scores, inputs)`.
+        unknown: Those of one or more unknown sets.
+        paired: Whether unknown input i was made from known input i, so that the two vary together.
 
-    `"gain"` is against the same score of the reference, `"gain_over_best"` against its best score on that set or group, which is what
-    a user of the reference would take if they knew.
+    Example:
+        >>> aurocs(torch.tensor([[0.0, 1.0]]), [torch.tensor([[1.0, 2.0]])])[0][0]
+        0.875
     """
-    best = {part: [int(ranks.auroc.argmax())] * len(names) for part, ranks in theirs.items()}
-    return {
-        "gain": {part: _gaps(names, own[part], ranks) for part, ranks in theirs.items()},
-        "gain_over_best": {part: _gaps(names, own[part], ranks.rows(best[part])) for part, ranks in theirs.items()},
-    }
+    below = [_share_below(known, own) for own in unknown]
+    above = torch.stack([1 - _share_below(own, known) for own in unknown]).mean(0)
+    if paired:
+        squared = _squared_error(above + torch.stack(below).mean(0))
+    else:
+        squared = _squared_error(above) + torch.stack([_squared_error(own) for own in below]).mean(0) / len(below)
+    values = torch.stack([own.mean(1) for own in below]).mean(0).tolist()
+    least = min(above.shape[1], *(own.shape[1] for own in below))
+    return [
+        [round(number, 6) for number in (value, *share_ends(value, error, least))]
+        for value, error in zip(values, squared.sqrt().tolist(), strict=True)
+    ]
 
 
-def _gaps(names: Sequence[str], own: Ranks, other: Ranks) -> dict[str, Interval]:
-    return dict(zip(names, own.minus(other).differences(), strict=True))
+def _share_below(others: Tensor, values: Tensor) -> Tensor:
+    """Return for each value the share of the others below it, ties counting one half, row by row."""
+    ordered, values = others.sort(dim=1).values, values.contiguous()
+    below, not_above = (torch.searchsorted(ordered, values, right=right) for right in (False, True))
+    return (below + not_above).double() / (2 * ordered.shape[1])
 
 
-def quality_record(judged: Judged, diagnosed: bool = True) -> Record:
+def _squared_error(values: Tensor) -> Tensor:
+    count = values.shape[1]
+    return values.var(1) / count if count > 1 else torch.zeros_like(values[:, 0])
+
+
+def quality_record(judged: Judged) -> Record:
     """Return accuracy, calibration and diversity from members' logits, as `[value, low, high]`.
 
     `"test"`: metrics of averaged probabilities; `"members"`: accuracies; `"unique"` and `"pds"`: mean number of different answers, and
-    mean sum of the largest probabilities, on each set; `"accuracy"`: of every way to make one answer of many, on clean and corrupted
-    images; `"finding"`: whether members collude, unless that takes too long.
+    mean sum of the largest probabilities, on each set; `"accuracy"`: of every way to make one answer of many, and of the best member by
+    hindsight, on clean and corrupted images.
     """
     logits, labels = judged.test, judged.labels
-    probs = logits.float().softmax(-1)
-    mixture = probs.mean(0)
+    mixture = logits.float().softmax(-1).mean(0)
     right = (logits.argmax(-1) == labels).float()
-    negative = -mixture.gather(1, labels[:, None]).squeeze(1).clamp_min(1e-38).log()
-    brier = (mixture - torch.nn.functional.one_hot(labels, mixture.shape[-1])).square().sum(-1)
+    whole = {
+        "nll": metrics.nll(mixture, labels),
+        "brier": metrics.brier(mixture, labels),
+        "ece": metrics.ece(mixture.cpu(), labels.cpu()),
+        "ece_floor": ece_floor(mixture.amax(-1).numpy(force=True)),
+        "disagreement": metrics.mean_disagreement(logits.argmax(-1)) if len(logits) > 1 else 0.0,
+    }
     test: dict[str, Sequence[float | None]] = {
         "accuracy": hits_interval([mixture], labels),
         "member_accuracy": share_interval(right.mean(0)),
-        "nll": mean_interval(negative),
-        "brier": mean_interval(brier),
-        "ece": [round(float(metrics.ece(mixture.cpu(), labels.cpu())), 6), None, None],
-        "disagreement": share_interval(_pair_disagreement(logits)),
+        **{name: [round(float(value), 6), None, None] for name, value in whole.items()},
     }
+    sets = {"test": [logits], **{name: [found] for name, found in judged.ood.items()}, **judged.labelled}
     return {
         "test": test,
         "members": [round(value, 5) for value in right.mean(1).tolist()],
-        "unique": {name: _mean_unique(found) for name, found in _all_sets(judged)},
-        "pds": {name: _mean_pds(found) for name, found in _all_sets(judged)},
-        "accuracy": accuracies(judged),
-        "finding": collusion_record(logits[:, :DIAGNOSED], labels[:DIAGNOSED]) if diagnosed else {},
+        "unique": {name: _mean_unique(found) for name, found in sets.items()},
+        "pds": {name: _mean_pds(found) for name, found in sets.items()},
+        "accuracy": {name: _accuracies(found, labels[: found[0].shape[1]]) for name, found in judged.labelled.items()},
     }
-
-
-def _all_sets(judged: Judged) -> list[tuple[str, list[Tensor]]]:
-    unknown = [(name, [logits]) for name, logits in judged.ood.items()]
-    (known, *corrupted) = labelled_sets(judged).items()
-    return [known, *unknown, *corrupted]
 
 
 def _mean_unique(sets: Sequence[Tensor]) -> list[float]:
@@ -185,31 +189,10 @@ def _mean_pds(sets: Sequence[Tensor]) -> list[float]:
     return mean_interval(torch.stack([x.float().softmax(-1).amax(0).sum(-1) for x in sets]).mean(0))
 
 
-def _pair_disagreement(logits: Tensor) -> Tensor:
-    """Return for each input the share of pairs of members that answer differently."""
-    count = len(logits)
-    votes = torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).sum(0).double()
-    agreeing = (votes * (votes - 1)).sum(-1)
-    return 1 - agreeing / max(count * (count - 1), 1) if count > 1 else torch.zeros_like(agreeing)
-
-
-def accuracies(judged: Judged) -> dict[str, dict[str, list[float]]]:
-    """Return the accuracy of every aggregation of answers, and of the best member by hindsight, on clean and corrupted images."""
-    found: dict[str, dict[str, list[float]]] = {}
-    for name, sets in labelled_sets(judged).items():
-        labels = judged.labels[: sets[0].shape[1]]
-        found[name] = {
-            way: hits_interval([pool(logits.float()) for logits in sets], labels) for way, pool in AGGREGATIONS.items()
-        }
-        best = [oracle_selection(logits.float(), labels).member for logits in sets]
-        own = [logits[member] for logits, member in zip(sets, best, strict=True)]
-        found[name]["oracle"] = hits_interval(own, labels)
-    return found
-
-
-def labelled_sets(judged: Judged) -> dict[str, list[Tensor]]:
-    """Return the test images, and for each severity those of all corruptions."""
-    return {"test": [judged.test], **{level: list(found.values()) for level, found in judged.corrupted.items()}}
+def _accuracies(sets: Sequence[Tensor], labels: Tensor) -> dict[str, list[float]]:
+    found = {way: hits_interval([pool(x.float()) for x in sets], labels) for way, pool in AGGREGATIONS.items()}
+    best = [x[oracle_selection(x.float(), labels).member] for x in sets]
+    return found | {"oracle": hits_interval(best, labels)}
 
 
 def hits_interval(answers: Sequence[Tensor], labels: Tensor) -> list[float]:
@@ -217,81 +200,28 @@ def hits_interval(answers: Sequence[Tensor], labels: Tensor) -> list[float]:
     return share_interval(torch.stack([each.argmax(-1) == labels for each in answers]).double().mean(0))
 
 
-def collusion_record(logits: Tensor, labels: Tensor) -> Record:
-    """Return what the diagnosis of collusion says of members; nothing for one."""
-    if len(logits) < 2:
-        return {}
+def collusion_record(judged: Judged) -> Record:
+    """Return what the diagnosis of collusion says of members."""
+    logits, labels = judged.test[:, :DIAGNOSED], judged.labels[:DIAGNOSED]
     # Fifty members dropped a hundred times each would take longer than training.
     repeats = 20 if len(logits) < MANY_MEMBERS else 2
     found = diagnose(logits.float().cpu(), labels.cpu(), drop_fractions=(0.2,), repeats=repeats)
-    return {
-        "colluding": found.colluding,
-        "members_useless": found.members_useless,
-        "diversity_ratio": float(f"{found.diversity_ratio:.6g}"),
-        "codependence": float(f"{found.codependence:.6g}"),
-    }
+    numbers = {name: float(f"{getattr(found, name):.6g}") for name in ("diversity_ratio", "codependence")}
+    return {"colluding": found.colluding, "members_useless": found.members_useless, **numbers}
 
 
-def judge(members: Members, setting: Setting, inputs: Judged, references: Path, outputs: Path | None = None) -> Record:
-    """Return everything that is measured of a trained ensemble, and compare it with its deep ensemble, whose scores are among `references`.
-
-    `outputs` is a file for its logits on test and unknown inputs, as float16, for later diagnosis.
-    """
-    logits = inputs.map(partial(predict, members, batch_size=_BATCH))
-    if outputs is not None:
-        outputs.parent.mkdir(parents=True, exist_ok=True)
-        halves = {name: x.half().cpu().numpy() for name, x in {"test": logits.test, **logits.ood}.items()}
-        np.savez(outputs, labels=logits.labels.cpu().numpy(), **halves)  # type: ignore[arg-type]
-    scored = Scored.of(logits)
-    ranks = scored.ranks(inputs.groups)
-    record = quality_record(logits) | detection_record(scored.names, ranks)
-    path = reference_path(references, setting, "pt")
-    if setting.num_members > 1:
-        if setting.reference == setting.name:
-            scored.save(path)
-        elif path.is_file():
-            groups = tuple((name, tuple(sets)) for name, sets in inputs.groups.items())
-            reference = _reference(path, path.stat().st_mtime_ns, groups, logits.test.device)
-            record |= gains_over(scored.names, reference, ranks)
-        record["gallery"] = disputed(logits.test, scored)
-        if isinstance(members, DeepEnsemble):
-            _add_soup(record["accuracy"], members, inputs)
-    return record
-
-
-def reference_path(folder: Path, setting: Setting, suffix: str) -> Path:
-    """Return the file about the deep ensemble that an ensemble is compared with."""
-    return folder / f"{file_name(setting.reference)}.{suffix}"
-
-
-@lru_cache(maxsize=2)
-def _reference(
-    path: Path, written: int, groups: tuple[tuple[str, tuple[str, ...]], ...], device: torch.device
-) -> dict[str, Ranks]:
-    """Return the AUROCs of a deep ensemble; most arms in a row are compared with the same one."""
-    return Scored.load(path, device).ranks(dict(groups))
-
-
-def disputed(logits: Tensor, scored: Scored) -> Record:
+def disputed(logits: Tensor, pds: Tensor) -> Record:
     """Return the known images of the largest and of the smallest PDS: their places, the ensemble's answer and every member's."""
-    values = scored.test[scored.names.index("predictive_diversity")]
-    order = values.argsort(descending=True).cpu()
+    order = pds.argsort(descending=True).cpu()
     count = min(SHOWN_IMAGES, len(order) // 2)
-    answers = logits.argmax(-1).cpu()
-    together = logits.float().mean(0).argmax(-1).cpu()
+    answers, together = logits.argmax(-1).cpu(), logits.float().mean(0).argmax(-1).cpu()
+
+    def shown(place: int) -> Record:
+        own = {"ensemble": int(together[place]), "answers": answers[:, place].tolist()}
+        return {"image": place, **own, "pds": round(float(pds[place]), 5)}
+
     chosen = {"most": order[:count], "least": order[-count:]}
-    return {
-        name: [
-            {
-                "image": int(i),
-                "ensemble": int(together[i]),
-                "answers": answers[:, i].tolist(),
-                "pds": round(float(values[i]), 5),
-            }
-            for i in places
-        ]
-        for name, places in chosen.items()
-    }
+    return {name: [shown(place) for place in places.tolist()] for name, places in chosen.items()}
 
 
 def _add_soup(found: Record, members: DeepEnsemble, inputs: Judged) -> None:
@@ -299,8 +229,12 @@ def _add_soup(found: Record, members: DeepEnsemble, inputs: Judged) -> None:
     soup = DeepEnsemble.from_members([members.soup()])
     soup.to(device_of(members))
     answered = replace(inputs, ood={}).map(partial(_single, soup), outputs=0)
-    for name, answers in labelled_sets(answered).items():
+    for name, answers in answered.labelled.items():
         found[name]["soup"] = hits_interval(answers, inputs.labels[: len(answers[0])])
+
+
+def _single(net: DeepEnsemble, x: Tensor) -> Tensor:
+    return predict(net, x, batch_size=_BATCH)[0]
 
 
 def image_detectors(members: Members, sets: ImageSets, images: Judged) -> Record:
@@ -313,10 +247,6 @@ def image_detectors(members: Members, sets: ImageSets, images: Judged) -> Record
     return detector_record(train, sets.train.y, images.map(run, outputs=0))
 
 
-def _single(net: DeepEnsemble, x: Tensor) -> Tensor:
-    return predict(net, x, batch_size=_BATCH)[0]
-
-
 def detector_record(train: Tensor, labels: Tensor, judged: Judged) -> Record:
     """Return the AUROC of each detector, fitted to features of training images, as of scores."""
     train, labels = train[:DETECTOR_IMAGES].float(), labels[:DETECTOR_IMAGES].to(train.device)
@@ -324,10 +254,5 @@ def detector_record(train: Tensor, labels: Tensor, judged: Judged) -> Record:
         make(train, labels, **({"k": min(50, len(train))} if name == "nearest_neighbours" else {}))
         for name, make in DETECTORS.items()
     ]
-
-    def run(x: Tensor) -> Tensor:
-        return torch.stack([each.score(x.float()).double() for each in fitted])
-
-    scores = judged.map(run)
-    found = ranks_of(scores.test, scores.ood, scores.corrupted, judged.groups)
-    return {part: dict(zip(DETECTORS, ranks.intervals(), strict=True)) for part, ranks in found.items()}
+    scores = judged.map(lambda x: torch.stack([each.score(x.float()).double() for each in fitted]))
+    return detection_record(list(DETECTORS), scores)

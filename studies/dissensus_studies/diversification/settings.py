@@ -1,14 +1,20 @@
 """Which ensembles the study `diversification` trains, what they are called, and in which order."""
 
+import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Literal
 
 STRENGTHS = (0.0, 0.1, 0.5, 1.0, 5.0, 10.0)
-GUARDS = ("share=1", "share=0.5", "cap", "held-out loss", "held-out accuracy", "falling")
+# Loss-guided disagreement as it was published, and with the library's own guard.
+PUBLISHED, GUARDED = "none", "share"
+FORMS = (PUBLISHED, GUARDED)
 REPEATS = 3
 
-_WITH_STRENGTH = ("ldr", "a2d", "divdis", "two-stage", "joint")
+WITH_STRENGTH = ("ldr", "a2d", "divdis", "two-stage", "joint")
+
+_NUMBERS = {"A": "active", "M": "num_members", "layers": "layers"}
 
 Kind = Literal["nets", "backbone", "heads", "spurious"]
 
@@ -27,7 +33,8 @@ class Setting:
             weights of the other kind.
         active: Members drawn for a step; 0 for all.
         layers: Of each head.
-        backbone: Whether the backbone was trained on "half" of the classes or on the "whole" training set.
+        backbone: Whether the backbone was trained on "half" of the classes, on the "whole" training set, or elsewhere and heads have
+            so many classes ("pretrained C=100").
         source: Which other images a method disagrees on: 0 or 1.
         fixed: Whether heads train for the same epochs whatever their number; otherwise so that each takes as many steps as alone.
         seed: Of the run.
@@ -45,6 +52,28 @@ class Setting:
     fixed: bool = False
     seed: int = 0
 
+    @classmethod
+    def of(cls, family: str, row: str, seed: int = 0) -> "Setting":
+        """Return the ensemble of a family that a row names; see `row`."""
+        kind, _, backbone = family.partition(" ")
+        method, *words = row.split()
+        method, _, strength = method.partition("=")
+        found: dict[str, Any] = {"num_members": 1}
+        guard = []
+        for word in words:
+            name, _, value = word.partition("=")
+            if name in _NUMBERS:
+                found[_NUMBERS[name]] = int(value)
+            elif name == "source":
+                found["source"] = int(value) - 1
+            elif name == "fixed":
+                found["fixed"] = True
+            else:
+                guard.append(word)
+        if guard:
+            found["guard"] = " ".join(guard)
+        return cls(kind, method, strength=float(strength or 0), backbone=backbone, seed=seed, **found)  # type: ignore[arg-type]
+
     @property
     def row(self) -> str:
         """What it is but for its kind, backbone and seed.
@@ -52,8 +81,10 @@ class Setting:
         Example:
             >>> Setting("heads", "ldr", strength=0.5, active=2, guard="none", backbone="half").row
             'ldr=0.5 none A=2 M=5'
+            >>> Setting.of("heads half", "ldr=0.5 none A=2 M=5").row
+            'ldr=0.5 none A=2 M=5'
         """
-        strength = f"={self.strength:g}" if self.method in _WITH_STRENGTH else ""
+        strength = f"={self.strength:g}" if self.method in WITH_STRENGTH else ""
         parts = [
             f"{self.method}{strength}",
             self.guard if self.method == "ldr" else "",
@@ -76,154 +107,97 @@ class Setting:
         """Its kind and backbone."""
         return f"{self.kind} {self.backbone}".strip()
 
-    @property
-    def plain(self) -> "Setting":
-        """The deep ensemble that it is compared with."""
-        return Setting(
-            self.kind, num_members=max(self.num_members, 2), layers=self.layers, backbone=self.backbone, seed=self.seed
-        )
 
-    @property
-    def reference(self) -> str:
-        """Name of the deep ensemble that it is compared with."""
-        return self.plain.name
+# Rows by what they are for, one after the other; braces hold choices.
+_GUARDS = "{share=1,share=0.5,cap,held-out loss,held-out accuracy,falling}"
+_USUAL = "deep M=5; ldr=0.5 {share,none} M=5"
+# Tables 1, 2, 3 and 6, guards at the usual strength, and figure 5's sweep over strengths.
+_HEADS = (
+    "deep M=5; ldr=0.5 {none,share} A=2 M=5; ldr=0 none A=2 M=5; single; diverse M=5; a2d=0.1 M=5; divdis=1 M=5; "
+    f"ldr=0.5 {_GUARDS} A=2 M=5; ldr={{0.1,1,5,10}} {{none,share}} A=2 M=5"
+)
+# Tables 4, 5, 7 and 9: layers, examples chosen beforehand, other images to disagree on; and the other weights.
+_ABLATIONS = (
+    "deep layers={1,3} M=5; ldr=0.5 {none,share} A=2 layers={1,3} M=5; two-stage=0.5 A=2 M=5; "
+    "{a2d=0.1,divdis=1} source=2 M=5; ldr=0.5 inverse probability A=2 M=5"
+)
+# Figure 5's sweep over members, and table 3's fifty of them.
+_SIZES = "deep M={2,10,50}; ldr=0.5 {none,share} A=2 M={2,10,50}; ldr=0 none A=2 M=50; diverse M=50"
+# Table 10: how many members a step draws.
+_DRAWN = "ldr=0.5 none A={3,4,5} M=5; ldr=0.5 none A={5,10} M=50; ldr={0,0.5} none A=2 fixed M=50"
+# Table 8: four members, all of them in every step; the document gives no strengths of A2D and DivDis.
+_SPURIOUS = "deep M=4; ldr=0.5 {none,share} M=4; a2d={0.1,1} M=4; divdis={1,10} M=4"
+# Tables 1 to 3 and figure 4 for networks from scratch, guards and strengths.
+_NETS = (
+    "single; diverse M=5; a2d=0.1 M=5; divdis=1 M=5; ldr=0.5 {cap,falling} M=5; ldr={0.1,1,5} share M=5; "
+    "{masksembles,dropout,batch} M=5; ldr=0.5 {held-out loss,held-out accuracy} M=5"
+)
+_ONCE, _AGAIN = range(1), range(1, REPEATS)
+# Families, seeds and rows in order of importance: a run that stops early has the tables that matter most.
+_FULL = (
+    ("nets", _ONCE, _USUAL),
+    ("backbone half", _ONCE, "single"),
+    ("heads half", _ONCE, f"{_HEADS}; {_ABLATIONS}; {_SIZES}; {_DRAWN}"),
+    ("spurious", _ONCE, _SPURIOUS),
+    ("nets", _ONCE, _NETS),
+    ("heads half", _AGAIN, _HEADS),
+    ("spurious", _AGAIN, _SPURIOUS),
+    ("backbone whole", _ONCE, "single"),
+    ("heads whole", _ONCE, _HEADS),
+    ("nets", _AGAIN, _USUAL),
+    ("nets", _ONCE, "ldr={0.1,1,5} none M=5; deep M={2,10}; ldr=0.5 {share,none} M={2,10}"),
+    ("heads half", _ONCE, f"ldr=5 {_GUARDS} A=2 M=5; {{a2d=1,divdis=10}} M=5; {{a2d=1,divdis=10}} source=2 M=5"),
+    ("heads half", _ONCE, "ldr=0 none A=2 M={2,10}; ldr={0.1,1,5,10} {none,share} A=2 M={2,10,50}"),
+    ("heads half", _AGAIN, f"ldr=5 {_GUARDS} A=2 M=5"),
+    ("heads whole", _AGAIN, _HEADS),
+)
+_QUICK = (
+    ("nets", _ONCE, _USUAL),
+    ("backbone half", _ONCE, "single"),
+    ("heads half", _ONCE, "deep M=5; ldr=0 none A=2 M=5; ldr={0.1,0.5,5} {none,share} A=2 M=5"),
+    ("heads half", _ONCE, "ldr=0.5 {cap,held-out loss} A=2 M=5; diverse M=5; a2d=0.1 M=5; divdis=1 M=5"),
+    ("heads half", _ONCE, "ldr=0.5 none A=5 M=5; deep M={2,10}; ldr=0.5 none A=2 M={2,10}"),
+    ("spurious", _ONCE, "deep M=4; ldr=0.5 {none,share} M=4; a2d=0.1 M=4"),
+)
+# Superclasses of the pretrained setting's task with few classes.
+FEW = 10
 
 
 def settings_of(quick: bool, seed: int) -> list[Setting]:
-    """Return all ensembles in order of importance, each once."""
-    return list(dict.fromkeys(_quick(seed) if quick else _full(seed)))
+    """Return all ensembles in order of importance."""
+    return _listed(_QUICK if quick else _FULL, seed)
 
 
-def ldr(base: Setting, strengths: Iterable[float], guards: Iterable[str]) -> Iterator[Setting]:
-    """Vary strength and guard of loss-guided disagreement."""
-    guards = list(guards)
-    for strength in strengths:
-        # Without disagreement there is nothing to hold back.
-        for guard in guards if strength else ["none"]:
-            yield replace(base, method="ldr", strength=strength, guard=guard)
+def pretrained_settings(classes: int, outputs: int, seed: int) -> list[Setting]:
+    """Return heads on a network that was trained elsewhere: all methods, the guard by number of classes, other sizes."""
+    family, others = f"heads pretrained C={classes}", "{a2d=0.1,divdis=1,joint=0.4}"
+    guards = "deep M=5; ldr={0.5,5} {none,share} A=2 M=5"
+    # Of two members both are drawn. All pairs of fifty are 1225.
+    found = (
+        (family, "deep M=5; ldr={0.1,0.5,1,5} {none,share} A=2 M=5; two-stage=0.5 A=2 M=5; " + f"{others} M=5"),
+        (f"heads pretrained C={FEW}", guards),
+        (f"heads pretrained C={outputs}", guards),
+        (family, "deep M=2; ldr={0.5,5} {none,share} M=2; two-stage=0.5 M=2; " + f"{others} M=2"),
+        (family, "deep M=10; ldr={0.5,5} {none,share} A=2 M=10; two-stage=0.5 A=2 M=10; " + f"{others} M=10"),
+        (family, "deep M=50; ldr=0.5 {none,share} A=2 M=50"),
+        (family, "ldr={0.1,1} {none,share} M=2; ldr={0.1,1} {none,share} A=2 M=10; ldr=5 {none,share} A=2 M=50"),
+    )
+    return _listed(((family, range(REPEATS), rows) for family, rows in found), seed)
 
 
-def _full(seed: int) -> Iterator[Setting]:
-    """All of it; a run that stops early has the tables that matter most."""
-    nets, half = Setting("nets", seed=seed), Setting("heads", backbone="half", seed=seed)
-    repeats = range(seed + 1, seed + REPEATS)
-    yield nets
-    yield from ldr(nets, [0.5], ["share", "none"])
-    yield Setting("backbone", "single", 1, backbone="half", seed=seed)
-    yield from _heads(half)
-    yield from _ablations(half)
-    yield from _sizes(half)
-    yield from _stochastic(half)
-    yield from _spurious(seed)
-    # Tables 1 to 3 and figure 4 for networks from scratch, guards and strengths.
-    yield replace(nets, method="single", num_members=1)
-    yield replace(nets, method="diverse")
-    yield from _outside(nets)
-    yield from ldr(nets, [0.5], ["cap", "falling"])
-    yield from ldr(nets, [0.1, 1.0, 5.0], ["share"])
-    yield from (replace(nets, method=method) for method in ("masksembles", "dropout", "batch"))
-    yield from ldr(nets, [0.5], ["held-out loss", "held-out accuracy"])
-    for repeat in repeats:
-        yield from _heads(replace(half, seed=repeat))
-        yield from _spurious(repeat)
-    whole = replace(half, backbone="whole")
-    yield Setting("backbone", "single", 1, backbone="whole", seed=seed)
-    yield from _heads(whole)
-    # Repeats, and the rest of figure 5 for networks from scratch.
-    for repeat in repeats:
-        yield from _with_ldr(replace(nets, seed=repeat))
-    yield from ldr(nets, [0.1, 1.0, 5.0], ["none"])
-    for size in (2, 10):
-        yield from _with_ldr(replace(nets, num_members=size))
-    yield from ldr(replace(half, active=2), [5.0], GUARDS)
-    yield from _sources(half, 1.0)
-    for size in (2, 10, 50):
-        yield from _strengths(replace(half, num_members=size))
-    for repeat in repeats:
-        yield from ldr(replace(half, active=2, seed=repeat), [5.0], GUARDS)
-        yield from _heads(replace(whole, seed=repeat))
+def _listed(groups: Iterable[tuple[str, Iterable[int], str]], seed: int) -> list[Setting]:
+    return [
+        Setting.of(family, row, seed + repeat)
+        for family, repeats, rows in groups
+        for repeat in repeats
+        for pattern in rows.split("; ")
+        for row in _expanded(pattern)
+    ]
 
 
-def _with_ldr(base: Setting) -> Iterator[Setting]:
-    yield base
-    yield from ldr(base, [0.5], ["share", "none"])
-
-
-def _quick(seed: int) -> Iterator[Setting]:
-    half = Setting("heads", backbone="half", seed=seed)
-    yield from _with_ldr(Setting("nets", seed=seed))
-    yield Setting("backbone", "single", 1, backbone="half", seed=seed)
-    yield half
-    pair = replace(half, active=2)
-    yield from ldr(pair, [0.0, 0.1, 0.5, 5.0], ["none", "share"])
-    yield from ldr(pair, [0.5], ["cap", "held-out loss"])
-    yield replace(half, method="diverse")
-    yield from _outside(half)
-    yield from ldr(replace(half, active=5), [0.5], ["none"])
-    for size in (2, 10):
-        yield replace(half, num_members=size)
-        yield from ldr(replace(pair, num_members=size), [0.5], ["none"])
-    yield from (each for each in _spurious(seed) if each.method != "divdis" and each.strength < 1)
-
-
-def _heads(base: Setting) -> Iterator[Setting]:
-    """Tables 1, 2, 3 and 6, what guards do at the usual strength, and figure 5's sweep over strengths."""
-    yield base
-    yield from ldr(replace(base, active=2), [0.5, 0.0], ["none", "share"])
-    yield replace(base, method="single", num_members=1)
-    yield replace(base, method="diverse")
-    yield from _outside(base)
-    yield from ldr(replace(base, active=2), [0.5], GUARDS)
-    yield from _strengths(base)
-
-
-def _strengths(base: Setting) -> Iterator[Setting]:
-    yield base
-    yield from ldr(replace(base, active=2), STRENGTHS, ["none", "share"])
-
-
-def _outside(base: Setting) -> Iterator[Setting]:
-    """Earlier methods, which disagree on other images."""
-    yield from (replace(base, method=method, strength=strength) for method, strength in (("a2d", 0.1), ("divdis", 1.0)))
-
-
-def _sources(base: Setting, factor: float) -> Iterator[Setting]:
-    """Table 9: the same on either of two sets of other images."""
-    for each in _outside(base):
-        yield from (replace(each, strength=10 * factor * each.strength, source=source) for source in (0, 1))
-
-
-def _sizes(base: Setting) -> Iterator[Setting]:
-    """Figure 5's sweep over members, and table 3's fifty of them."""
-    for size in (2, 10, 50):
-        sized = replace(base, num_members=size)
-        yield sized
-        yield from ldr(replace(sized, active=2), [0.5, 0.0] if size == 50 else [0.5], ["none", "share"])
-    yield replace(base, num_members=50, method="diverse")
-
-
-def _ablations(base: Setting) -> Iterator[Setting]:
-    """Tables 4, 5, 7 and 9: layers, examples chosen beforehand, other images to disagree on; and the other weights."""
-    pair = replace(base, active=2)
-    for layers in (1, 3):
-        yield replace(base, layers=layers)
-        yield from ldr(replace(pair, layers=layers), [0.5], ["none", "share"])
-    yield replace(pair, method="two-stage", strength=0.5)
-    yield from _sources(base, 0.1)
-    yield from ldr(pair, [0.5], ["inverse probability"])
-
-
-def _stochastic(base: Setting) -> Iterator[Setting]:
-    """Table 10: how many members a step draws."""
-    for size, active in ((5, 3), (5, 4), (5, 5), (50, 5), (50, 10)):
-        yield from ldr(replace(base, num_members=size, active=active), [0.5], ["none"])
-    yield from ldr(replace(base, num_members=50, active=2, fixed=True), [0.0, 0.5], ["none"])
-
-
-def _spurious(seed: int) -> Iterator[Setting]:
-    """Table 8: four members, all of them in every step; the document gives no strengths of A2D and DivDis."""
-    base = Setting("spurious", num_members=4, seed=seed)
-    yield base
-    yield from ldr(base, [0.5], ["none", "share"])
-    for method, strength in (("a2d", 0.1), ("a2d", 1.0), ("divdis", 1.0), ("divdis", 10.0)):
-        yield replace(base, method=method, strength=strength)
+def _expanded(pattern: str) -> Iterator[str]:
+    """Return what a pattern stands for, one of each pair of braces' choices."""
+    # Every second part is the inside of braces.
+    parts = re.split(r"[{}]", pattern)
+    choices = [part.split(",") if place % 2 else [part] for place, part in enumerate(parts)]
+    return map("".join, product(*choices))

@@ -1,4 +1,4 @@
-"""Objects on backgrounds that give the answer away in training and not in testing, made from the real images, and the arms on it.
+"""Objects on backgrounds that give the answer away in training and not in testing, made from the real images.
 
 As in Waterbirds: two classes of objects, two kinds of backgrounds, which go together in 95 % of the training images and in half of the
 validation and test images. Objects are known images made smaller; backgrounds are scenes, cool (blue) ones and warm ones.
@@ -13,14 +13,8 @@ from torch.nn.functional import interpolate
 
 from dissensus import metrics
 from dissensus.aggregation import mean_logits, oracle_selection
-from dissensus.members import DeepEnsemble
-from dissensus.predictions import predict
 from dissensus.randomness import derive, permutation
-from dissensus_studies.diversification.arms import objective_of
-from dissensus_studies.diversification.data import Material
-from dissensus_studies.diversification.settings import Setting
 from dissensus_studies.harness.arm_log import Record
-from dissensus_studies.harness.image_arms import fit_images, training_record
 from dissensus_studies.harness.image_sets import Images, ImageSets
 from dissensus_studies.harness.statistics import share_ends
 
@@ -31,8 +25,6 @@ OBJECT_SIZE = 20
 BACKGROUNDS = ("scenes", "photographs", "isun", "tiny_imagenet")
 # Classes of CIFAR-10 that are animals; elsewhere the upper half of the classes.
 ANIMALS = (2, 3, 4, 5, 6, 7)
-# The small set is gone through more often.
-EPOCHS_FACTOR = 2
 
 
 class SpuriousSets(NamedTuple):
@@ -105,29 +97,6 @@ def _pasted(objects: Images, backgrounds: tuple[Tensor, Tensor], aligned: float,
     inside = slice(start, start + OBJECT_SIZE)
     x[:, :, inside, inside] = small.round().to(torch.uint8)
     return Images(x, objects.y), 2 * objects.y + kinds
-
-
-def spurious_record(setting: Setting, material: Material) -> Record:
-    """Train four networks on the spurious set; return what they are worth on the worst group."""
-    made = spurious_sets(material.sets, material.seed)
-    sets = made.sets
-    members = DeepEnsemble(lambda: material.network(2), setting.num_members, setting.seed)
-    chosen = {**material.training, "seed": setting.seed, "epochs": EPOCHS_FACTOR * material.epochs}
-    # The others' data to disagree on are the validation images, whose backgrounds do not go with the class.
-    objective = objective_of(setting, (sets.validation.x, sets.validation.x))
-    run = fit_images(members, sets, objective, watch="nothing", **chosen)  # type: ignore[arg-type]
-    logits = predict(members, sets.test.x.to(material.device)).float().cpu()
-    record: Record = {
-        "training": training_record(run),
-        "images": [len(part.x) for part in (sets.train, sets.validation, sets.test)],
-        "backgrounds": made.backgrounds,
-        **group_record(logits, sets.test.y, made.test_groups),
-    }
-    record["line"] = (
-        f"worst group {record['worst_group']['ensemble'][0]:.4f}, best member {record['worst_group']['oracle'][0]:.4f}, "
-        f"accuracy {record['group_accuracy']['ensemble']:.4f}, {run.epoch} epochs in {run.seconds:.1f} s"
-    )
-    return record
 
 
 def group_record(logits: Tensor, labels: Tensor, groups: Tensor) -> Record:
