@@ -22,7 +22,7 @@ BySeed = Mapping[int, Record]
 # What pages say around their tables.
 TEMPLATES = Path(__file__).parents[1] / "pages"
 # Ends of a 95 % interval of Student's law with n - 1 degrees of freedom, in standard errors.
-STUDENT_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
+STUDENT_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571}
 PRETRAINED = "CIFAR-100, heads 1280-256-100 on a frozen EfficientNet-Lite0 (ImageNet), AdamW, 10 epochs"
 COMMAND = "dissensus study diversification --setting pretrained --backbone MODULE:FUNCTION --data DIR"
 SCORES = {"BMA": "bma", "PDS": "predictive_diversity", "MI": "mutual_information", "energy": "mean_energy"}
@@ -84,14 +84,15 @@ def bare(value: float, digits: int = 3, sign: str = "") -> str:
 
 def runs(rows: Iterable[Record], study: str) -> list[Record]:
     """Return what the arms of a study's runs measured, with numbers as floats."""
-    return [_floats(row["numbers"]) for row in rows if row["table"] == f"{study}/runs"]
+    return [as_floats(row["numbers"]) for row in rows if row["table"] == f"{study}/runs"]
 
 
-def _floats(value: Any) -> Any:
+def as_floats(value: Any) -> Any:
+    """Return what the record has with its numbers as floats."""
     if isinstance(value, Mapping):
-        return {key: _floats(each) for key, each in value.items()}
+        return {key: as_floats(each) for key, each in value.items()}
     if isinstance(value, list):
-        return [_floats(each) for each in value]
+        return [as_floats(each) for each in value]
     return float(value) if not isinstance(value, str | bool | None.__class__) else value
 
 
@@ -351,15 +352,6 @@ def pretrained_claims(records: Sequence[Record]) -> dict[str, Record]:
         claim: {"measured": [text], **dict(zip(("verdict", "note"), judged(cases), strict=True)), **common}
         for claim, (cases, text) in found.items()
     }
-
-
-def with_runs(claims: Sequence[Record], rows: Sequence[Record]) -> list[Record]:
-    """Return the claims, those on heads as runs on a pretrained backbone judge them."""
-    measured = pretrained_claims(pretrained(rows))
-    return [
-        claim | (measured.get(claim.get("claim", ""), {}) if claim["table"] == "diversification/claims-heads" else {})
-        for claim in claims
-    ]
 
 
 def kinds_table(rows: Sequence[Record]) -> str:

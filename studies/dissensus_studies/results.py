@@ -5,7 +5,9 @@ numbers; `"source"` is `"run"`, or `"page"` where the raw record is lost and onl
 each claim of the documents. `studies/pages` has the words around them and how each table is laid out.
 
     python -m dissensus_studies.results                           # write the pages; `make results`
-    python -m dissensus_studies.results add runs/masksembles      # add the arms of a run to the record
+    python -m dissensus_studies.results add runs/masksembles      # add the arms of a run to the record of that name, and write
+
+A folder's name begins with that of its record: `runs/collusion-images` and `runs/collusion-cifar100` go to `collusion.jsonl`.
 """
 
 import json
@@ -18,7 +20,7 @@ from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from dissensus_studies.collusion import theory
+from dissensus_studies.collusion import image_records, theory
 from dissensus_studies.harness.figures import draw, pareto, save_figure, sweeps
 from dissensus_studies.harness.page_figures import page_figures
 from dissensus_studies.harness.statistics import Estimate, ece_floor, typical_confidence
@@ -30,9 +32,9 @@ from dissensus_studies.recorded import (
     kinds_table,
     markdown,
     pretrained,
+    pretrained_claims,
     runs,
     scores_table,
-    with_runs,
 )
 from dissensus_studies.tabular.page import RANKS_FIGURE, ranks_figure, read_records, standing, write_report
 
@@ -76,10 +78,21 @@ def load(name: str, folder: Path = RECORDS) -> list[Record]:
     return [json.loads(line, parse_float=Decimal, parse_int=Decimal) for line in lines]
 
 
+def shown(name: str, records: Path = RECORDS) -> list[Record]:
+    """Return the lines of one record as its page shows them: arms of runs in place of numbers that only a page had."""
+    rows = load(name, records)
+    return image_records.shown(rows) if name == "collusion" else rows
+
+
 def judged_claims(records: Path = RECORDS) -> str:
     """Return the lines of `claims.jsonl`, with the verdicts that the arms of runs give."""
     stored = (records / "claims.jsonl").read_text(encoding="utf-8").splitlines()
-    found = with_runs([json.loads(line) for line in stored], load("diversification", records))
+    by_runs = {
+        "diversification/claims-heads": pretrained_claims(pretrained(load("diversification", records))),
+        "collusion/images": image_records.judged_claims(load("collusion", records)),
+    }
+    claims = [json.loads(line) for line in stored]
+    found = [claim | by_runs.get(claim["table"], {}).get(claim.get("claim", ""), {}) for claim in claims]
     return "\n".join(json.dumps(claim, ensure_ascii=False) for claim in found) + "\n"
 
 
@@ -89,7 +102,7 @@ def pages(records: Path = RECORDS, templates: Path = TEMPLATES) -> dict[str, str
     claims = load("claims", records)
     found = {}
     for name, figure in FIGURES.items():
-        rows, lines = load(name, records), (templates / f"{name}.md").read_text(encoding="utf-8").split("\n")
+        rows, lines = shown(name, records), (templates / f"{name}.md").read_text(encoding="utf-8").split("\n")
         own = [claim for claim in claims if claim["table"].startswith(f"{name}/") and "claim" in claim]
         text = "\n".join(_filled(line, rows, claims, layouts) for line in lines)
         found[f"{name}.md"] = folded(text, verdicts(own), figure)
@@ -169,7 +182,7 @@ def _filled(line: str, rows: Sequence[Record], claims: Sequence[Record], layouts
         return line
     kind, name = words[1:3]
     if kind == "runs":
-        return TABLES[name](rows)
+        return (TABLES | {"collusion-resnet18": image_records.sentence})[name](rows)
     if kind == "floor":
         return floor_sentence(_of_table(rows, name), int(words[3]))
     layout = layouts[name]
@@ -365,7 +378,7 @@ def figures() -> "dict[str, matplotlib.figure.Figure]":
         bars = [(name, Estimate(value, nan, (low, high))) for name, (value, low, high) in numbers.items()]
         found[f"diversification-bars-{kind}"] = baseline_figure(bars)
     for study in ("anchoring", "collusion", "masksembles"):
-        found |= page_figures(load(study))
+        found |= page_figures(shown(study))
     return found | {drawing.name: draw(drawing.panels) for drawing in theory.drawings()}
 
 
@@ -412,7 +425,8 @@ def write(folder: Path = PAGES) -> list[str]:
 
 def add(run: Path, records: Path = RECORDS) -> int:
     """Add the arms of a run's folder to the record of its study; arms that it has with the same settings are replaced."""
-    study = run.name
+    names = [path.stem for path in records.glob("*.jsonl") if run.name.startswith(path.stem)]
+    study = max(names, key=len, default=run.name)
     path = records / f"{study}.jsonl"
     kept = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     arms = [json.loads(line) for line in (run / "arms.jsonl").read_text(encoding="utf-8").splitlines()]
