@@ -176,10 +176,10 @@ def _one_number(claim: Record) -> str:
 
 
 def _filled(line: str, rows: Sequence[Record], claims: Sequence[Record], layouts: Mapping[str, Any]) -> str:
-    """Return a line of a template, or what it asks for in a comment: `table ID`, `claims ID`, `floor ID images` or `runs NAME`."""
+    """Return a line of a template with its numbers, or what a comment asks for: `table ID`, `claims ID`, `floor ID images`, `runs NAME`."""
     words = line.split()
     if words[:1] != ["<!--"] or words[1] not in ("table", "claims", "floor", "runs"):
-        return line
+        return _NUMBER.sub(lambda found: _number(rows, *found.groups()), line)
     kind, name = words[1:3]
     if kind == "runs":
         return (TABLES | {"collusion-resnet18": image_records.sentence})[name](rows)
@@ -190,6 +190,17 @@ def _filled(line: str, rows: Sequence[Record], claims: Sequence[Record], layouts
         return claims_table([claim for claim in claims if claim["table"] == name], layout)
     rows = _of_table(rows, name)
     return by_columns(rows, layout) if layout["kind"] == "transposed" else by_rows(rows, layout)
+
+
+# A number of the record within a sentence: `<<TABLE; ARM; NAME>>`, the table without its page.
+_NUMBER = re.compile(r"<<([^;>]+); ([^;>]+); ([^;>]+)>>")
+
+
+def _number(rows: Sequence[Record], table: str, arm: str, name: str) -> str:
+    """Return what the record has in a cell of a table; of a mean with its error, the mean."""
+    own = _of_table(rows, f"{rows[0]['study']}/{table}")
+    value = next(row["numbers"][name] for row in own if ", ".join(row["arm"]) == arm)
+    return str(value[0] if isinstance(value, list) else value)
 
 
 def by_rows(rows: Sequence[Record], layout: Mapping[str, Any]) -> str:
