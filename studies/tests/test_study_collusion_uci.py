@@ -2,8 +2,6 @@
 
 import itertools
 import json
-import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
@@ -236,28 +234,20 @@ def test_without_optuna_the_study_says_how_to_get_it(tmp_path, monkeypatch):
         STUDIES["collusion-uci"].run(tmp_path, quick=True)
 
 
-def fake_run(job):
-    betas = [{"beta": beta, **dict.fromkeys(("mse", "train_mse", "diversity"), 1.0)} for beta in job.settings.betas]
-    return {
-        "set": job.name,
-        "run": job.run,
-        "settings": job.settings.as_json(),
-        "configuration": asdict(SMALL),
-        "betas": betas,
-        "search_seconds": 1.0,
-        "retrain_seconds": 1.0,
-    }
+def fake_run(name, run, problem, settings):
+    betas = [{"beta": beta, **dict.fromkeys(("mse", "train_mse", "diversity"), 1.0)} for beta in settings.betas]
+    return {"set": name, "run": run, "settings": settings.as_json(), "configuration": asdict(SMALL), "betas": betas}
 
 
 def test_a_study_that_was_ended_goes_on_where_it_was(tmp_path, monkeypatch):
     problems = {"one": make_problem(), "two": make_problem()}
     begun = []
 
-    def ends_at_the_fourth(job):
-        begun.append((job.name, job.run))
+    def ends_at_the_fourth(name, run, *rest):
+        begun.append((name, run))
         if len(begun) == 4:
             raise KeyboardInterrupt
-        return fake_run(job)
+        return fake_run(name, run, *rest)
 
     monkeypatch.setattr(uci_protocol, "measure_run", ends_at_the_fourth)
     with pytest.raises(KeyboardInterrupt):
@@ -272,48 +262,28 @@ def test_a_study_that_was_ended_goes_on_where_it_was(tmp_path, monkeypatch):
     assert len(begun) == 7 + 6
 
 
-def test_no_run_is_begun_after_the_time(tmp_path):
-    settings = Settings()
-    assert measure_all({"one": make_problem()}, 2, settings, tmp_path, minutes=-1) == []
+def test_no_run_is_begun_after_the_time_and_sets_may_be_chosen(tmp_path, monkeypatch):
+    problems = {"one": make_problem(), "two": make_problem()}
+    assert measure_all(problems, 2, Settings(), tmp_path, minutes=-1) == []
+    monkeypatch.setattr(uci_protocol, "measure_run", fake_run)
+    found = measure_all(problems, 2, Settings(), tmp_path, only=["two"])
+    assert [(result["set"], result["run"]) for result in found] == [("two", 0), ("two", 1)]
 
 
-def test_no_run_begins_after_the_time_though_others_are_measured_side_by_side(tmp_path, monkeypatch):
-    begun = []
+def test_runs_use_one_thread_and_give_the_others_back(tmp_path, monkeypatch):
+    before, seen = torch.get_num_threads(), []
 
-    def measured(job):
-        begun.append(job)
-        time.sleep(0.2)
-        return {"set": job.name, "run": job.run, "search_seconds": 0.0, "retrain_seconds": 0.0}
+    def measured(name, run, *rest):
+        seen.append(torch.get_num_threads())
+        return {"set": name, "run": run}
 
     monkeypatch.setattr(uci_protocol, "measure_run", measured)
-    monkeypatch.setattr(uci_protocol, "ProcessPoolExecutor", lambda workers, *_: ThreadPoolExecutor(workers))
-    settings = Settings()
-    options = {"workers": 2, "minutes": 0.1 / 60}
-    found = measure_all({"one": make_problem()}, 6, settings, tmp_path, **options)
-    assert len(begun) == len(found) == 2
-
-
-def test_runs_measured_here_use_one_thread_and_give_the_others_back(tmp_path, monkeypatch):
-    before, seen = torch.get_num_threads(), []
-    done = {"set": "made", "run": 0, "search_seconds": 0.0, "retrain_seconds": 0.0}
-    monkeypatch.setattr(
-        uci_protocol, "measure_run", lambda job: seen.append(torch.get_num_threads()) or {**done, "run": job.run}
-    )
-    chosen = Settings()
     torch.set_num_threads(2)
     try:
-        measure_all({"made": None}, 2, chosen, tmp_path)
+        measure_all({"made": None}, 2, Settings(), tmp_path)
         assert (seen, torch.get_num_threads()) == ([1, 1], 2)
     finally:
         torch.set_num_threads(before)
-
-
-def test_processes_side_by_side_find_what_one_finds(tmp_path):
-    settings = Settings(trials=1, betas=(0.0, 1.0), most_epochs=2)
-    problems = {"one": make_problem(rows=60)}
-    found = [measure_all(problems, 2, settings, tmp_path / str(workers), workers=workers) for workers in (1, 2)]
-    for here, there in zip(*found, strict=True):
-        assert here["betas"] == there["betas"]
 
 
 def with_numbers(**columns):

@@ -26,7 +26,8 @@ from dissensus_studies.collusion.uci_data import (
     find_sources,
     load_problem,
 )
-from dissensus_studies.collusion.uci_protocol import DROP_SHARES, Found, Settings, import_optuna, measure_all
+from dissensus_studies.collusion.uci_protocol import DROP_SHARES, Settings, import_optuna, measure_all
+from dissensus_studies.harness.arm_log import Record
 from dissensus_studies.harness.claims import Claim, claims_table, over_cases
 from dissensus_studies.harness.figures import sweep
 from dissensus_studies.harness.outputs import Outputs, print_table
@@ -59,7 +60,7 @@ def run(
     search_beta: float = 0.5,
     epochs: int | None = None,
     minutes: float | None = None,
-    workers: int | None = None,
+    arms: Sequence[str] | None = None,
 ) -> Path:
     """Run the study; see `dissensus_studies.Study.run`. One that was ended goes on from the runs that the folder holds.
 
@@ -74,7 +75,7 @@ def run(
         search_beta: The beta with which configurations are searched.
         epochs: Longest training.
         minutes: Begin no run after this time.
-        workers: Runs measured side by side, each in a process with one thread; as many as there are cores by default.
+        arms: Only these runs, such as "weather": one command for each set, with the same folder, uses as many cores.
     """
     import_optuna()
     if setting not in (None, "tangos", "train+validation"):
@@ -92,8 +93,8 @@ def run(
         runs or (QUICK_RUNS if quick else NUM_RUNS),
         settings,
         outputs.folder,
-        workers=1 if quick else workers or os.cpu_count() or 1,
         minutes=minutes,
+        only=arms,
     )
     if not found:
         raise ValueError("No run ended in the time given. Run it again for longer, or with quick.")
@@ -214,7 +215,7 @@ def _ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
     return [a / b for a, b in zip(above, below, strict=True)]
 
 
-def _report(outputs: Outputs, found: Sequence[Found], settings: Settings, quick: bool) -> Path:
+def _report(outputs: Outputs, found: Sequence[Record], settings: Settings, quick: bool) -> Path:
     """Write tables, figures and the page."""
     sets = by_set(found)
     claims = uci_claims(sets)

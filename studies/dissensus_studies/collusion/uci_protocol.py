@@ -1,15 +1,13 @@
 """The protocol of the collusion study: search, train one network for every beta as one program, measure; each run stored as it ends."""
 
 import json
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -24,7 +22,7 @@ from dissensus.predictions import predict
 from dissensus.randomness import bits, derive
 from dissensus.training import Run, fit
 from dissensus_studies.collusion.uci_data import Preparation, Problem, Split, split_problem
-from dissensus_studies.harness.arm_log import keep, read_records
+from dissensus_studies.harness.arm_log import Arm, Record, run_arms
 
 DROP_SHARES = (0.2, 0.4, 0.6)
 DROP_REPEATS = 100
@@ -292,23 +290,10 @@ class Settings:
         return settings
 
 
-@dataclass(frozen=True)
-class Job:
-    """One run on one set."""
-
-    name: str
-    run: int
-    problem: Problem
-    settings: Settings
-
-
-Found = dict[str, Any]
-
-
-def search(evaluate: Callable[[Configuration], float], trials: int, seed: int) -> tuple[Configuration, list[Found]]:
+def search(evaluate: Callable[[Configuration], float], trials: int, seed: int) -> tuple[Configuration, list[Record]]:
     """Look for the configuration with the lowest value by Bayesian optimisation; return it, and every trial with its value."""
     optuna = import_optuna()
-    tried: list[Found] = []
+    tried: list[Record] = []
 
     def objective(trial: Any) -> float:
         # Places in the space, not values: the process then knows their order.
@@ -339,11 +324,10 @@ def import_optuna() -> Any:
     return import_module("optuna")
 
 
-def measure_run(job: Job) -> Found:
-    """Search, retrain and measure one run; return everything that is kept of it."""
-    settings = job.settings
-    key = derive(settings.seed, job.name, job.run)
-    split = split_problem(job.problem, settings.preparation, key, "split")
+def measure_run(name: str, run: int, problem: Problem, settings: Settings) -> Record:
+    """Search, retrain and measure one run on one set; return everything that is kept of it."""
+    key = derive(settings.seed, name, run)
+    split = split_problem(problem, settings.preparation, key, "split")
     # Processor time: with one thread it is what a run would take on a core of its own.
     start = time.process_time()
 
@@ -353,20 +337,19 @@ def measure_run(job: Job) -> Found:
 
     configuration, tried = search(evaluate, settings.trials, derive(key, "search"))
     middle = time.process_time()
-    rows = measure_betas(split, configuration, settings, seed=key)
     return {
-        "set": job.name,
-        "run": job.run,
+        "set": name,
+        "run": run,
         "settings": settings.as_json(),
         "configuration": asdict(configuration),
         "trials": tried,
-        "betas": rows,
+        "betas": measure_betas(split, configuration, settings, seed=key),
         "search_seconds": middle - start,
         "retrain_seconds": time.process_time() - middle,
     }
 
 
-def measure_betas(split: Split, configuration: Configuration, settings: Settings, seed: int) -> list[Found]:
+def measure_betas(split: Split, configuration: Configuration, settings: Settings, seed: int) -> list[Record]:
     """Train one configuration for every beta and measure each ensemble on the test rows."""
     trained = train(
         split,
@@ -396,47 +379,17 @@ def measure_all(
     settings: Settings,
     folder: Path,
     *,
-    workers: int = 1,
     minutes: float | None = None,
-) -> list[Found]:
-    """Measure every run of every set that the folder's `arms.jsonl` has not yet; return all that have ended, set by set.
-
-    Several workers are processes that measure runs side by side; no run begins after so many minutes.
-    """
-    path, plain = folder / "arms.jsonl", settings.as_json()
-    jobs = {
-        f"{name} run={run}": Job(name, run, problems[name], settings) for run in range(num_runs) for name in problems
-    }
-    found = {arm: record for arm, record in read_records(path, plain).items() if arm in jobs}
-    deadline = float("inf") if minutes is None else time.time() + 60 * minutes
-    for result in _results([job for arm, job in jobs.items() if arm not in found], workers, deadline):
-        arm = f"{result['set']} run={result['run']}"
-        found[arm] = keep(path, arm, plain, result)
-        seconds = result["search_seconds"] + result["retrain_seconds"]
-        line = f"{len(found)} of {len(jobs)}: {result['set']}, run {result['run'] + 1}, {seconds:.0f} s"
-        print(line, file=sys.stderr, flush=True)
+    only: Sequence[str] | None = None,
+) -> list[Record]:
+    """Measure every run of every set that the folder's `arms.jsonl` has not yet (see `run_arms`); return all that ended, set by set."""
+    arms = [
+        Arm(f"{name} run={run}", partial(measure_run, name, run, problem, settings), like=name)
+        for run in range(num_runs)
+        for name, problem in problems.items()
+    ]
+    # Networks this small gain nothing from a second thread.
+    with one_thread():
+        found = run_arms(arms, folder, settings=settings.as_json(), minutes=minutes, only=only)
     order = list(problems)
-    return sorted(found.values(), key=lambda result: (order.index(result["set"]), result["run"]))
-
-
-def _results(jobs: Sequence[Job], workers: int, deadline: float) -> Iterator[Found]:
-    """Give each run's results as it ends."""
-    if workers <= 1 or len(jobs) <= 1:
-        # Networks this small gain nothing from a second thread.
-        with one_thread():
-            yield from filter(None, (_measure_until(deadline, job) for job in jobs))
-        return
-    # Not forked: a child would inherit torch's threads in whatever state they are.
-    with ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-        try:
-            for ended in as_completed([pool.submit(_measure_until, deadline, job) for job in jobs]):
-                if (result := ended.result()) is not None:
-                    yield result
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-
-
-def _measure_until(deadline: float, job: Job) -> Found | None:
-    """Measure a run, unless it would begin after the time."""
-    return None if time.time() > deadline else measure_run(job)
+    return sorted(found.done.values(), key=lambda result: order.index(result["set"]))
