@@ -5,9 +5,8 @@ Intervals are 95 % ones over seeds, by Student's law; where there is one seed th
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from math import inf, sqrt
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from dissensus_studies.harness.statistics import Summary
@@ -21,8 +20,6 @@ BySeed = Mapping[int, Record]
 
 # What pages say around their tables.
 TEMPLATES = Path(__file__).parents[1] / "pages"
-# Ends of a 95 % interval of Student's law with n - 1 degrees of freedom, in standard errors.
-STUDENT_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571}
 PRETRAINED = "CIFAR-100, heads 1280-256-100 on a frozen EfficientNet-Lite0 (ImageNet), AdamW, 10 epochs"
 COMMAND = "dissensus study diversification --setting pretrained --backbone MODULE:FUNCTION --data DIR"
 SCORES = {"BMA": "bma", "PDS": "predictive_diversity", "MI": "mutual_information", "energy": "mean_energy"}
@@ -46,34 +43,20 @@ def markdown(header: Sequence[str], lines: Iterable[Sequence[str]], rule: str = 
     return "\n".join([rows[0], rule, *rows[1:]])
 
 
-class Over(Summary):
-    """A number over seeds, with its interval."""
-
-    @property
-    def half(self) -> float:
-        """Half the width of its interval; infinite for one seed."""
-        count = len(self.values)
-        return STUDENT_95[count] * stdev(self.values) / sqrt(count) if count > 1 else inf
-
-    @property
-    def sign(self) -> int:
-        """1 or -1 where the interval lies on one side of 0, else 0."""
-        return 0 if abs(self.mean) <= self.half else (1 if self.mean > 0 else -1)
-
-    def text(self, digits: int = 3, signed: bool = False) -> str:
-        """Return the mean and half the interval's width, without zeros before the point.
-
-        Example:
-            >>> over([0.71, 0.72, 0.73]).text(), over([0.5]).text()
-            ('.720 ± .025', '.500')
-        """
-        middle = bare(self.mean, digits, "+" if signed else "")
-        return middle if len(self.values) == 1 else f"{middle} ± {bare(self.half, digits)}"
-
-
-def over(values: Iterable[float]) -> Over:
+def over(values: Iterable[float]) -> Summary:
     """Return a number over seeds."""
-    return Over(tuple(values))
+    return Summary(tuple(values))
+
+
+def mean_text(found: Summary, digits: int = 3, signed: bool = False) -> str:
+    """Return a mean over seeds and half its interval's width, without zeros before the point.
+
+    Example:
+        >>> mean_text(over([0.71, 0.72, 0.73])), mean_text(over([0.5]))
+        ('.720 ± .025', '.500')
+    """
+    middle = bare(found.mean, digits, "+" if signed else "")
+    return middle if len(found.values) == 1 else f"{middle} ± {bare(found.half, digits)}"
 
 
 def bare(value: float, digits: int = 3, sign: str = "") -> str:
@@ -110,7 +93,7 @@ def _by_seed(records: Iterable[Record], classes: int, row: str) -> dict[int, Rec
     }
 
 
-def paired(first: BySeed, second: BySeed, read: Read, other: Read | None = None) -> Over:
+def paired(first: BySeed, second: BySeed, read: Read, other: Read | None = None) -> Summary:
     """Return by how much the first arm's number is above the second's, over the seeds that both have."""
     return over(read(first[seed]) - (other or read)(second[seed]) for seed in first if seed in second)
 
@@ -151,9 +134,9 @@ def methods_table(records: Sequence[Record], classes: int = 100, size: int = 5) 
     header = ["heads", "seeds", "accuracy", "worst member, points", "NLL", "ECE", "different answers"]
     lines = []
     for row, seeds in found.items():
-        numbers = {m: over(each["test"][m] for each in seeds.values()).text() for m in ("accuracy", "nll", "ece")}
+        numbers = {m: mean_text(over(each["test"][m] for each in seeds.values())) for m in ("accuracy", "nll", "ece")}
         lost = "" if row.startswith("deep") else _points(paired(seeds, found[f"deep M={size}"], worst))
-        answers = over(map(unique("test"), seeds.values())).text(2)
+        answers = mean_text(over(map(unique("test"), seeds.values())), 2)
         head = [_name(seeds), str(len(seeds)), numbers["accuracy"], lost, numbers["nll"], numbers["ece"], answers]
         aurocs = [" / ".join(_mean(seeds, auroc(group, score)) for score in SCORES.values()) for group in GROUPS]
         lines.append([*head, *aurocs])
@@ -164,8 +147,8 @@ def _mean(own: BySeed, read: Read) -> str:
     return bare(fmean(map(read, own.values())))
 
 
-def _points(lost: Over) -> str:
-    return over(100 * value for value in lost.values).text(1, signed=True)
+def _points(lost: Summary) -> str:
+    return mean_text(over(100 * value for value in lost.values), 1, signed=True)
 
 
 def ece_sentence(records: Sequence[Record]) -> str:
@@ -177,7 +160,7 @@ def ece_sentence(records: Sequence[Record]) -> str:
     )
 
 
-def _lost(records: Sequence[Record], classes: int, strength: str, form: str) -> Over:
+def _lost(records: Sequence[Record], classes: int, strength: str, form: str) -> Summary:
     """Return what the worst of five loss-guided members loses, seed by seed."""
     own = _by_seed(records, classes, f"ldr={strength} {form} A=2 M=5")
     return paired(own, _by_seed(records, classes, _INDEPENDENT), worst)
@@ -187,7 +170,7 @@ def guard_table(records: Sequence[Record]) -> str:
     """Return what loss-guided disagreement costs the worst of five members, by number of classes, with and without the guard."""
     lines = []
     for classes in (10, 100, 1000):
-        alone = over(map(worst, _by_seed(records, classes, _INDEPENDENT).values())).text()
+        alone = mean_text(over(map(worst, _by_seed(records, classes, _INDEPENDENT).values())))
         for strength in ("0.5", "5"):
             free, held = (_lost(records, classes, strength, form) for form in ("none", "share"))
             seeds = ", ".join(f"{100 * value:+.2f}" for value in held.values)
@@ -230,10 +213,10 @@ def sizes_table(records: Sequence[Record]) -> str:
                 lost = "" if name == "independent" else _points(paired(own, plain, worst))
                 seeds = list(own.values())
                 aurocs = [
-                    " / ".join(over(map(auroc(group, SCORES[s]), seeds)).text() for s in ("PDS", "energy"))
+                    " / ".join(mean_text(over(map(auroc(group, SCORES[s]), seeds))) for s in ("PDS", "energy"))
                     for group in GROUPS
                 ]
-                answers = over(map(unique("test"), seeds)).text(2)
+                answers = mean_text(over(map(unique("test"), seeds)), 2)
                 lines.append([str(size), name, str(len(seeds)), lost, answers, *aurocs])
     header = ["heads", "form", "seeds", "worst member, points", "different answers"]
     return markdown([*header, *(f"{group}: PDS / energy" for group in GROUPS)], lines)
@@ -247,7 +230,7 @@ TABLES: Mapping[str, Callable[[Sequence[Record]], str]] = {
 }
 
 
-def judged(cases: Mapping[str, Over]) -> tuple[str, str]:
+def judged(cases: Mapping[str, Summary]) -> tuple[str, str]:
     """Return verdict and note of a claim that something is larger in every case."""
     higher = [name for name, case in cases.items() if case.sign > 0]
     lower = [name for name, case in cases.items() if case.sign < 0]
@@ -268,7 +251,7 @@ Detector = tuple[BySeed, str]
 
 def _detects(
     sides: Mapping[str, tuple[Detector, Detector]], notes: Mapping[str, str] | None = None
-) -> tuple[dict[str, Over], str]:
+) -> tuple[dict[str, Summary], str]:
     """Return by how much the first detects better than the second in each group, and both numbers as text."""
     cases, texts = {}, []
     for group, ((first, one), (second, two)) in sides.items():
@@ -298,7 +281,7 @@ def pretrained_claims(records: Sequence[Record]) -> dict[str, Record]:
     known, other = unique("test"), unique("cifar10")
     lost, held = (paired(own, plain, worst) for own in (guided, guarded))
 
-    def same(first: Detector, second: Detector) -> tuple[dict[str, Over], str]:
+    def same(first: Detector, second: Detector) -> tuple[dict[str, Summary], str]:
         return _detects(dict.fromkeys(GROUPS, (first, second)))
 
     best = {g: _best(g, {s: (own, PDS) for s, own in strengths.items()}) for g in GROUPS}
@@ -311,7 +294,7 @@ def pretrained_claims(records: Sequence[Record]) -> dict[str, Record]:
         (row, score): (_by_seed(records, 100, row), score) for row in (_INDEPENDENT, *others) for score in (BMA, PDS)
     }
     first = {g: rivals[_best(g, rivals)] for g in GROUPS}
-    found: dict[str, tuple[dict[str, Over], str]] = {
+    found: dict[str, tuple[dict[str, Summary], str]] = {
         "Loss-guided members give more different answers on every set.": (
             {name: paired(guided, plain, unique(name)) for name in next(iter(plain.values()))["unique"]},
             f"{_mean(guided, known)} against {_mean(plain, known)} on known, {_mean(guided, other)} against "

@@ -5,7 +5,6 @@ from decimal import Decimal
 
 import pytest
 from dissensus_studies import recorded, results
-from dissensus_studies.harness.page_figures import page_figures
 from dissensus_studies.harness.statistics import ece_floor, typical_confidence
 
 
@@ -122,7 +121,7 @@ def test_arms_of_images_replace_what_only_the_page_had(tmp_path):
     assert (first["verdict"], first["seeds"]) == ("reproduced", 2)
     assert claims["It does so only near 1."]["verdict"] == "reproduced"
     assert claims["… CIFAR-100 (figures 6, 14)."]["verdict"] == results.VERDICTS[-1]
-    lines = page_figures(results.shown("collusion", tmp_path))["collusion-images"].axes[0].lines
+    lines = results.page_figures(results.shown("collusion", tmp_path))["collusion-images"].axes[0].lines
     assert lines[0].get_ydata().tolist() == pytest.approx([0.95, 0.93, 0.91, 0.89, 0.87, 0.85])
 
 
@@ -155,7 +154,7 @@ def test_the_floor_of_the_calibration_error_is_that_of_one_bin_where_all_are_equ
 def test_every_line_of_a_figure_is_drawn_from_the_record():
     for study in ("anchoring", "collusion", "masksembles"):
         rows = [row for row in results.load(study) if row["table"] == f"{study}/figures"]
-        drawn = page_figures(rows)
+        drawn = results.page_figures(rows)
         assert set(drawn) == {row["arm"][0] for row in rows}
         for name, figure in drawn.items():
             assert (results.PAGES / f"{name}.svg").is_file()

@@ -18,7 +18,8 @@ from dissensus_studies.collusion.images import (
     least_accurate,
     most_wrong,
 )
-from dissensus_studies.recorded import Over, Record, as_floats
+from dissensus_studies.harness.statistics import Summary
+from dissensus_studies.recorded import Record, as_floats
 
 MAIN = ("cifar10", "resnet18 M=5")
 TABLE = "collusion/between-independent-and-joint-figures-6-13-to-17"
@@ -63,7 +64,7 @@ def _numbers(arms: Sequence[Record]) -> dict[str, str]:
     """Return means over seeds, with half the width of their interval where there are several."""
 
     def text(read: Callable[[Record], float]) -> str:
-        found = Over(tuple(map(read, arms)))
+        found = Summary(tuple(map(read, arms)))
         return f"{found.mean:.3f}" + (f" ± {found.half:.3f}" if len(arms) > 1 else "")
 
     least, best = min(min(arm["members"]) for arm in arms), max(max(arm["members"]) for arm in arms)

@@ -270,10 +270,8 @@ def interval_of(record: Record, metric: str | None) -> Sequence[Any]:
 def image_claims(families: Mapping[str, Family], gaps: Mapping[str, Family], dropped: Family) -> list[Claim]:
     """Judge the document's statements about images, as far as there are arms for them.
 
-    Args:
-        families: For each architecture, size and average, beta to the records of its runs.
-        gaps: The same for arms that were trained to the end.
-        dropped: Share of dropped members to the records of joint training with it.
+    `families` have beta to the records of its runs for each architecture, size and average, `gaps` the same for arms that were trained
+    to the end, `dropped` the share of dropped members to the records of joint training with it.
     """
     ends, gap_ends = (
         {name: found for name, found in each.items() if {0.0, 1.0} <= set(found)} for each in (families, gaps)

@@ -458,11 +458,7 @@ _ENSEMBLE = (
 
 
 def regression_claims(results: Results) -> list[Claim]:
-    """Judge every claim.
-
-    Args:
-        results: Measurements by arm and number of members.
-    """
+    """Judge every claim by measurements of each arm and number of members."""
     members, most = PRACTICAL_MEMBERS, max(count for _, count in results)
 
     def mean(name: str, count: int) -> dict[str, float]:
