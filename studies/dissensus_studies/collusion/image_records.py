@@ -3,7 +3,7 @@
 The arms that were trained longest count. Where there are none at beta 0 and 1, the page keeps what it had of shorter runs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 
 from dissensus_studies.collusion.images import (
@@ -24,6 +24,13 @@ from dissensus_studies.recorded import Record, as_floats
 MAIN = ("cifar10", "resnet18 M=5")
 TABLE = "collusion/between-independent-and-joint-figures-6-13-to-17"
 FIGURE = "collusion-images"
+# Lines of the figure: panel, name, what a record has, colour.
+DRAWN = (
+    ("test accuracy", "ensemble", "accuracy", 0),
+    ("test accuracy", "mean member", "member_accuracy", 2),
+    ("test error of the ensemble, nats", "", "ensemble_error", 0),
+    ("test diversity, nats", "", "diversity", 1),
+)
 DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "svhn": "SVHN"}
 
 
@@ -50,42 +57,15 @@ def shown(rows: Sequence[Record]) -> list[Record]:
         return list(rows)
     kept = [row for row in rows if row["table"] != TABLE and row["arm"][0] != FIGURE]
     tabled = [
-        {"study": "collusion", "table": TABLE, "arm": [_label(beta, arms)], "numbers": _numbers(arms)}
+        {
+            "study": "collusion",
+            "table": TABLE,
+            "arm": [f"{beta:g}" if len(arms) == 1 else f"{beta:g} ({len(arms)} seeds)"],
+            "numbers": _numbers(arms),
+        }
         for beta, arms in family.items()
     ]
-    return [*kept, *tabled, *_lines(family)]
-
-
-def _label(beta: float, arms: Sequence[Record]) -> str:
-    return f"{beta:g}" if len(arms) == 1 else f"{beta:g} ({len(arms)} seeds)"
-
-
-def _numbers(arms: Sequence[Record]) -> dict[str, str]:
-    """Return means over seeds, with half the width of their interval where there are several."""
-
-    def text(read: Callable[[Record], float]) -> str:
-        found = Summary(tuple(map(read, arms)))
-        return f"{found.mean:.3f}" + (f" ± {found.half:.3f}" if len(arms) > 1 else "")
-
-    least, best = min(min(arm["members"]) for arm in arms), max(max(arm["members"]) for arm in arms)
-    return {
-        "accuracy": text(lambda arm: arm["accuracy"]),
-        "mean member (least to best)": f"{text(lambda arm: arm['member_accuracy'])} ({least:.3f} to {best:.3f})",
-        "ERR, nats": text(lambda arm: arm["ensemble_error"]),
-        "diversity, nats": text(lambda arm: arm["diversity"]),
-        "ECE": text(lambda arm: interval_of(arm, "ece")[0]),
-    }
-
-
-def _lines(family: Family) -> list[Record]:
-    """Return the lines of the figure as the record has those of others."""
-    drawn = (
-        ("test accuracy", "ensemble", "accuracy", 0),
-        ("test accuracy", "mean member", "member_accuracy", 2),
-        ("test error of the ensemble, nats", "", "ensemble_error", 0),
-        ("test diversity, nats", "", "diversity", 1),
-    )
-    return [
+    drawn = [
         {
             "study": "collusion",
             "table": "collusion/figures",
@@ -93,8 +73,27 @@ def _lines(family: Family) -> list[Record]:
             "line": {"colour": colour, "style": "o-"},
             "numbers": {"x": list(family), "y": [fmean(arm[key] for arm in arms) for arms in family.values()]},
         }
-        for panel, name, key, colour in drawn
+        for panel, name, key, colour in DRAWN
     ]
+    return [*kept, *tabled, *drawn]
+
+
+def _numbers(arms: Sequence[Record]) -> dict[str, str]:
+    """Return means over seeds, with half the width of their interval where there are several."""
+
+    def text(values: Iterable[float]) -> str:
+        found = Summary(tuple(values))
+        return f"{found.mean:.3f}" + (f" ± {found.half:.3f}" if len(arms) > 1 else "")
+
+    accuracy, member, error, diversity = (text(arm[key] for arm in arms) for _, _, key, _ in DRAWN)
+    least, best = min(min(arm["members"]) for arm in arms), max(max(arm["members"]) for arm in arms)
+    return {
+        "accuracy": accuracy,
+        "mean member (least to best)": f"{member} ({least:.3f} to {best:.3f})",
+        "ERR, nats": error,
+        "diversity, nats": diversity,
+        "ECE": text(interval_of(arm, "ece")[0] for arm in arms),
+    }
 
 
 def sentence(rows: Sequence[Record]) -> str:
