@@ -372,15 +372,3 @@ def scores_table(kinds: Sequence[Record], heads: Sequence[Record]) -> str:
         found.append((fmean(values), [f"`{score}`", *cells]))
     header = ["score", "kinds: near / far", "their lowest set", "pretrained heads: near / far", "their lowest set"]
     return markdown(header, [line for _, line in sorted(found, key=lambda each: -each[0])])
-
-
-# Where names stand beside their points in the figure of kinds.
-BESIDE = {
-    "packed, loss-guided 0.5": (6, 4),
-    "packed": (6, -9),
-    "deep, joint 0.4": (-6, 4),
-    "deep": (-6, -9),
-    "mc dropout": (6, -9),
-    "heads, loss-guided 0.5": (6, -5),
-    "heads": (6, 4),
-}

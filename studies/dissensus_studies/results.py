@@ -2,7 +2,7 @@
 
 `studies/records/NAME.jsonl` has a line for each arm that was ever reported: its setting, seeds, machine, versions, seconds and all
 numbers; `"source"` is `"run"`, or `"page"` where the raw record is lost and only the page had the number. `claims.jsonl` has a line for
-each claim of the documents. `studies/pages` has the words around them and how each table is laid out.
+each claim of the documents. `studies/pages` has the words around them and how tables and figures are laid out.
 
     python -m dissensus_studies.results                           # write the pages; `make results`
     python -m dissensus_studies.results add runs/masksembles      # add the arms of a run to the record of that name, and write
@@ -24,7 +24,6 @@ from dissensus_studies.collusion import image_records, theory
 from dissensus_studies.harness.figures import Line, Panel, draw, pareto, save_figure, sweeps
 from dissensus_studies.harness.statistics import Estimate, ece_floor, typical_confidence
 from dissensus_studies.recorded import (
-    BESIDE,
     TABLES,
     TEMPLATES,
     guard_figure,
@@ -77,6 +76,12 @@ def load(name: str, folder: Path = RECORDS) -> list[Record]:
     return [json.loads(line, parse_float=Decimal, parse_int=Decimal) for line in lines]
 
 
+def read_layouts(name: str, templates: Path = TEMPLATES) -> dict[str, Any]:
+    """Return how the tables or the figures of pages are laid out."""
+    found: dict[str, Any] = json.loads((templates / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
 def shown(name: str, records: Path = RECORDS) -> list[Record]:
     """Return the lines of one record as its page shows them: arms of runs in place of numbers that only a page had."""
     rows = load(name, records)
@@ -97,7 +102,7 @@ def judged_claims(records: Path = RECORDS) -> str:
 
 def pages(records: Path = RECORDS, templates: Path = TEMPLATES) -> dict[str, str]:
     """Return the text of every page by its file name."""
-    layouts = json.loads((templates / "tables.json").read_text(encoding="utf-8"))
+    layouts = read_layouts("tables", templates)
     claims = load("claims", records)
     found = {}
     for name, figure in FIGURES.items():
@@ -365,10 +370,11 @@ def figures() -> "dict[str, matplotlib.figure.Figure]":
     strengths = drawn_lines(heads, "diversification/figure-strength")
     worst, detected = (strengths[title] for title in ("worst member's accuracy", "AUROC of PDS, severity 5"))
     trade = {f: [(worst[f][s][0], detected[f][s][0], s) for s in worst[f]] for f in ("published", "guarded")}
+    beside = read_layouts("figures")["names beside points"]
     found = {
         "claims": verdict_figure([claim for claim in load("claims") if "claim" in claim]),
         "tabular": ranks_figure(read_records(RECORDS / "tabular.jsonl")),
-        "choosing": pareto({k["family"]: (1e6 / k["images_a_second"], k["test"]["nll"]) for k in kinds}, BESIDE),
+        "choosing": pareto({k["family"]: (1e6 / k["images_a_second"], k["test"]["nll"]) for k in kinds}, beside),
         "masksembles-diversity": diversity_figure(_of_table(masks, "masksembles/diversity-and-calibration")),
         "diversification-guard": guard_figure(pretrained(heads)),
         "diversification-strength": sweeps(strengths, "strength", level="deep ensemble"),
@@ -392,31 +398,6 @@ def figures() -> "dict[str, matplotlib.figure.Figure]":
     return found | {drawing.name: draw(drawing.panels) for drawing in theory.drawings()}
 
 
-_TICKS = {"xticks": (0, 0.2, 0.4, 0.6, 0.8, 1)}
-_BETAS, _SETS = {"xlabel": "β", "axes": _TICKS}, {"xlabel": "β", "columns": 2, "axes": _TICKS}
-_EPOCHS = {"xlabel": "epoch", "width": 4.4, "height": 3.2}
-_ALPHAS = {
-    "xlabel": "masking probability",
-    "axes": {"xticks": (0, 1 / 16, 1 / 8, 1 / 4), "xticklabels": ("0", "1/16", "1/8", "1/4")},
-}
-# For each figure: its horizontal axis, title, columns, size of a panel, and how its axes are set.
-LAYOUTS: Mapping[str, Mapping[str, Any]] = {
-    "collusion_diversity": {**_SETS, "title": "Error and diversity on test rows", "axes": {**_TICKS, "yscale": "log"}},
-    "collusion_change": {**_SETS, "title": "Test error against that of β = 0 in the same run, %"},
-    "collusion_bias": {**_SETS, "title": "Diversity that debiasing removes, %", "axes": {**_TICKS, "ylim": (0, 100)}},
-    "collusion_drop": {**_SETS, "title": "Rise of the error when members are dropped"},
-    "collusion-images": _BETAS,
-    "collusion-cnn": _BETAS,
-    "collusion-dropped": {"xlabel": "share of members left out"},
-    "collusion-gap": _EPOCHS,
-    "collusion-gap-parts": {**_EPOCHS, "axes": {"yscale": "log"}},
-    "anchoring-alpha": _ALPHAS,
-    "anchoring-alpha-wrn": _ALPHAS,
-    "anchoring-tails": {"xlabel": "weight of the tail term", "axes": {"xscale": "log"}, "width": 4.2, "height": 3.2},
-    "masksembles-calibration": {"xlabel": "confidence", "width": 4.4, "height": 3.6},
-}
-
-
 def page_figures(rows: Iterable[Record]) -> dict[str, "matplotlib.figure.Figure"]:
     """Return the figures that one study's record has as lines, by name.
 
@@ -431,9 +412,10 @@ def page_figures(rows: Iterable[Record]) -> dict[str, "matplotlib.figure.Figure"
             colour = row["line"]["colour"]
             line = Line(name, **points, colour=None if colour is None else int(colour), style=row["line"]["style"])
             found.setdefault(figure, {}).setdefault(panel, []).append(line)
+    layouts = read_layouts("figures")["lines"]
     figures = {}
     for figure, lines in found.items():
-        layout = dict(LAYOUTS[figure])
+        layout = dict(layouts[figure])
         xlabel, axes = layout.pop("xlabel"), layout.pop("axes", {})
         panels = [Panel(title, xlabel, own, axes) for title, own in lines.items()]
         figures[figure] = draw(panels, **layout)

@@ -296,31 +296,17 @@ def _numpy_seed(*key: int | str) -> int:
     return derive(*key) & 0xFFFFFFFF
 
 
-COLUMNS: Mapping[str, str] = {
-    "nll": "NLL",
-    "nll_attacked": "NLL, attacked",
-    "rmse": "RMSE",
-    "wild": "wild",
-    "sd_inside": "sd inside",
-    "sd_near": "sd beside",
-    "sd_outside": "sd outside",
-    "coverage_inside": "covered inside",
-    "coverage_near": "covered beside",
-    "coverage_outside": "covered outside",
-}
+COLUMNS = (
+    *("nll", "nll_attacked", "rmse", "wild"),
+    *("sd_inside", "sd_near", "sd_outside", "coverage_inside", "coverage_near", "coverage_outside"),
+)
+SEEDS = ("sd_inside", "sd_outside", "best_net", "worst_net")
 DRAWN: Mapping[str, str] = {
     "nll": "NLL on fresh data, nats",
     "rmse": "median RMSE on fresh data",
     "coverage_inside": "covered by 90 % intervals inside",
     "coverage_outside": "covered by 90 % intervals outside",
 }
-SEEDS: Mapping[str, str] = {
-    "sd_inside": "mean sd, |x| ≤ 4",
-    "sd_outside": "mean sd, 5 ≤ |x| ≤ 6",
-    "best_net": "best net, nats",
-    "worst_net": "worst net, nats",
-}
-
 Results = Mapping[tuple[Arm, int], Measures]
 
 
@@ -335,8 +321,7 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
     medians = _arms_table(results, "Medians over repeats", lambda found: found.median)
     quantiles = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0])
     of_seeds = [
-        (words, *torch.tensor([row[name] for row in seeds]).quantile(quantiles).tolist())
-        for name, words in SEEDS.items()
+        (_words(name), *torch.tensor([row[name] for row in seeds]).quantile(quantiles).tolist()) for name in SEEDS
     ]
     judged = (
         f"Paired over {num_repeats} repeats, judged by an exact sign test at 5 %. That an average is better than its members are on "
@@ -358,7 +343,7 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
             "Single net, adversarial training, ensemble",
             Text(
                 f"{NETS} nets an arm on each of {num_repeats} fresh samples of {NUM_POINTS} points. Inside is |x| ≤ 4, where the data "
-                f"are, beside 4 to 4.5, outside 5 to 6; attacked points have moved by {EPSILON} up the loss; covered is the share of "
+                f"are, near 4 to 4.5, outside 5 to 6; attacked points have moved by {EPSILON} up the loss; coverage is the share of "
                 "targets in the mixture's central 90 % interval; wild the share of ensembles that are worse than always predicting 0."
             ),
             _arms_table(results, "Means over repeats ± standard errors", str),
@@ -420,7 +405,11 @@ def _practical(outputs: Outputs, seed: int) -> dict[str, dict[str, Any]]:
 def _arms_table(results: Results, caption: str, read: Callable[[Summary], object]) -> Table:
     shown = [(arm, count) for arm in ARMS for count in (1, PRACTICAL_MEMBERS)]
     rows = [(key[0].name, key[1], *(read(results[key][name]) for name in COLUMNS)) for key in shown]
-    return Table(("arm", "members", *COLUMNS.values()), rows, caption)
+    return Table(("arm", "members", *map(_words, COLUMNS)), rows, caption)
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def _counted(results: Results) -> dict[tuple[str, float, str], tuple[float, float]]:

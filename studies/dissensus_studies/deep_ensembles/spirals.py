@@ -4,7 +4,7 @@ The practical's own loss (cross-entropy divided by the number of classes, plus t
 beside the usual one, each with and without adversarial training, from several initialisations.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import pi
 from pathlib import Path
@@ -228,27 +228,14 @@ def _knowledge(ensemble: Members, plane: Plane) -> dict[str, float]:
 
 PRACTICAL, ATTACKED = ARMS[0], ARMS[1]
 
-FIT_COLUMNS: Mapping[str, str] = {
-    "train_accuracy": "train accuracy",
-    "train_nll": "train NLL",
-    "test_accuracy": "test accuracy",
-    "test_nll": "test NLL",
-    "test_ece": "test ECE",
-    "attacked_accuracy": "accuracy, attacked",
-    "attacked_nll": "NLL, attacked",
-}
-
-QUESTION_COLUMNS: Mapping[str, str] = {
-    "confidence_far": "confidence far away",
-    "confidence_far_member": "that of one net",
-    "confidence_data": "confidence on the data",
-    "entropy_boundary": "entropy at boundaries",
-    "entropy_elsewhere": "entropy elsewhere",
-    "knowledge_far": "knowledge, radius > 1",
-    "knowledge_data": "knowledge on the data",
-    "agreed_corners": "agreed corners",
-    "data_uncertainty_inside": "data uncertainty inside",
-}
+FIT_COLUMNS = (
+    *("train_accuracy", "train_nll", "test_accuracy", "test_nll", "test_ece"),
+    *("attacked_accuracy", "attacked_nll"),
+)
+QUESTION_COLUMNS = (
+    *("confidence_far", "confidence_far_member", "confidence_data", "entropy_boundary", "entropy_elsewhere"),
+    *("knowledge_far", "knowledge_data", "agreed_corners", "data_uncertainty_inside"),
+)
 
 Results = Mapping[Arm, Mapping[str, Summary]]
 
@@ -308,39 +295,7 @@ def classification_claims(results: Results) -> list[Claim]:
     """Judge what the practical says about its four questions; the practical's own loss is meant unless both are named."""
     plain = {name: summary.mean for name, summary in results[PRACTICAL].items()}
     return [
-        Claim.checked(
-            "Single nets are overconfident far from the data.",
-            f"Beyond radius 1.5 a single net's mean confidence is {plain['confidence_far_member']:.3f}, on "
-            f"{plain['confidence_far_member_above_99']:.0%} of that area above 0.99; on the data the ensemble's is "
-            f"{plain['confidence_data']:.3f}.",
-            plain["confidence_far_member"] > plain["confidence_data"],
-        ),
-        Claim.checked(
-            "An ensemble is not.",
-            f"Beyond radius 1.5 its mean confidence is {plain['confidence_far']:.3f}, at radius 10 "
-            f"{plain['confidence_radius_10']:.3f}.",
-            plain["confidence_far"] < plain["confidence_data"],
-        ),
-        Claim.checked(
-            "Entropy is highest at the boundaries between arms, and is data uncertainty there.",
-            f"Inside the disc, {plain['entropy_boundary']:.2f} nats at boundaries and {plain['entropy_elsewhere']:.2f} elsewhere; "
-            f"{plain['data_share_boundary']:.0%} of it is data uncertainty. Just as high, {plain['entropy_boundary_far']:.2f}, "
-            "on boundaries beyond the data.",
-            plain["entropy_boundary"] > plain["entropy_elsewhere"] and plain["data_share_boundary"] > 0.5,
-        ),
-        Claim.checked(
-            "Members differ most where there are no data.",
-            f"Mean knowledge uncertainty {plain['knowledge_far']:.3f} nats beyond radius 1, {plain['knowledge_data']:.3f} on the "
-            "data.",
-            plain["knowledge_far"] > plain["knowledge_data"],
-        ),
-        Claim.checked(
-            "In particular in the corners.",
-            f"{plain['agreed_corners']:.1f} of 4 corners have less than {AGREED:g} nats, and so has "
-            f"{plain['agreed_far']:.0%} of the area beyond radius 1. Knowledge uncertainty sits where boundaries leave the data: "
-            f"{plain['knowledge_far_boundary']:.2f} nats on them, {plain['knowledge_far_elsewhere']:.3f} off them.",
-            plain["agreed_corners"] < 2,
-        ),
+        *(Claim.checked(statement, text.format(**plain), holds(plain)) for statement, text, holds in _CHECKED),
         *(
             Claim.compared(statement, expected, {"both losses:": _adversarial(results, name)})
             for statement, expected, name in _ADVERSARIAL
@@ -348,6 +303,38 @@ def classification_claims(results: Results) -> list[Claim]:
     ]
 
 
+# Statement, what was measured, and whether it holds of the practical's own loss.
+_CHECKED: tuple[tuple[str, str, Callable[[Mapping[str, float]], bool]], ...] = (
+    (
+        "Single nets are overconfident far from the data.",
+        "Beyond radius 1.5 a single net's mean confidence is {confidence_far_member:.3f}, on {confidence_far_member_above_99:.0%} of "
+        "that area above 0.99; on the data the ensemble's is {confidence_data:.3f}.",
+        lambda found: found["confidence_far_member"] > found["confidence_data"],
+    ),
+    (
+        "An ensemble is not.",
+        "Beyond radius 1.5 its mean confidence is {confidence_far:.3f}, at radius 10 {confidence_radius_10:.3f}.",
+        lambda found: found["confidence_far"] < found["confidence_data"],
+    ),
+    (
+        "Entropy is highest at the boundaries between arms, and is data uncertainty there.",
+        "Inside the disc, {entropy_boundary:.2f} nats at boundaries and {entropy_elsewhere:.2f} elsewhere; {data_share_boundary:.0%} "
+        "of it is data uncertainty. Just as high, {entropy_boundary_far:.2f}, on boundaries beyond the data.",
+        lambda found: found["entropy_boundary"] > found["entropy_elsewhere"] and found["data_share_boundary"] > 0.5,
+    ),
+    (
+        "Members differ most where there are no data.",
+        "Mean knowledge uncertainty {knowledge_far:.3f} nats beyond radius 1, {knowledge_data:.3f} on the data.",
+        lambda found: found["knowledge_far"] > found["knowledge_data"],
+    ),
+    (
+        "In particular in the corners.",
+        f"{{agreed_corners:.1f}} of 4 corners have less than {AGREED:g} nats, and so has {{agreed_far:.0%}} of the area beyond radius 1. "
+        "Knowledge uncertainty sits where boundaries leave the data: {knowledge_far_boundary:.2f} nats on them, "
+        "{knowledge_far_elsewhere:.3f} off them.",
+        lambda found: found["agreed_corners"] < 2,
+    ),
+)
 # What adversarial training does: statement, direction, quantity.
 _ADVERSARIAL = (
     (
@@ -444,10 +431,10 @@ def _members_figure(trained: Run) -> "matplotlib.figure.Figure":
     return plots.class_maps(plane.axis, probs, [f"member {number}" for number in range(len(probs))])
 
 
-def _table(names: Mapping[str, str], results: Results, caption: str) -> Table:
+def _table(names: Sequence[str], results: Results, caption: str) -> Table:
     several = len(results[PRACTICAL]["train_nll"].values) > 1
     rows = [
         (arm.name, *(str(found[name]) if several else fmean(found[name].values) for name in names))
         for arm, found in results.items()
     ]
-    return Table(("arm", *names.values()), rows, caption)
+    return Table(("arm", *(name.replace("_", " ") for name in names)), rows, caption)
