@@ -251,9 +251,10 @@ def page(record: Mapping[str, Any]) -> str:
 
 def promises(record: Mapping[str, Any]) -> str:
     """Return what is promised, whether it held, and the numbers; and the figure."""
-    rate, exact = record["rate"], lambda name: name not in (*DISCRETE, UNKNOWN_CLASS)
-    continuous = [value for name, value in record["false_alarms"].items() if exact(name)]
-    known = [value for name, one in record["false_alarms_by_class"].items() if exact(name) for value in one.values()]
+    rate, cautious = record["rate"], (*DISCRETE, UNKNOWN_CLASS)
+    continuous = [value for name, value in record["false_alarms"].items() if name not in cautious]
+    by_class = [one for name, one in record["false_alarms_by_class"].items() if name not in cautious]
+    known = [value for one in by_class for value in one.values()]
     in_classes = [value for one in record["coverage_by_class"].values() for value in one.values()]
     quiet = [one for name, one in record["quiet_streams"].items() if not name.startswith("not valid")]
     # What is promised, what was measured, at which rate, and whether less is as good.

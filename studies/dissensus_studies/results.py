@@ -186,7 +186,7 @@ def _filled(line: str, rows: Sequence[Record], claims: Sequence[Record], layouts
         return _NUMBER.sub(lambda found: _number(rows, *found.groups()), line)
     kind, name = words[1:3]
     if kind == "runs":
-        return (TABLES | {"collusion-resnet18": image_records.sentence})[name](rows)
+        return {**TABLES, "collusion-resnet18": image_records.sentence}[name](rows)
     if kind == "floor":
         return floor_sentence(_of_table(rows, name), int(words[3]))
     layout = layouts[name]
@@ -465,15 +465,16 @@ def write(folder: Path = PAGES) -> list[str]:
 
 def add(run: Path, records: Path = RECORDS) -> int:
     """Add the arms of a run's folder to the record of its study; arms that it has with the same settings are replaced."""
-    names = [path.stem for path in records.glob("*.jsonl") if run.name.startswith(path.stem)]
-    study = max(names, key=len, default=run.name)
+    fitting = [path.stem for path in records.glob("*.jsonl") if run.name.startswith(path.stem)]
+    study = max(fitting, key=len, default=run.name)
     path = records / f"{study}.jsonl"
     kept = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     arms = [json.loads(line) for line in (run / "arms.jsonl").read_text(encoding="utf-8").splitlines()]
-    new = [as_record(study, arm) for arm in arms]
-    names = {(tuple(row["arm"]), json.dumps(row["setting"])) for row in new}
-    kept = [line for line in kept if _name_of(json.loads(line)) not in names]
-    path.write_text("\n".join([*kept, *(json.dumps(row, ensure_ascii=False) for row in new)]) + "\n", encoding="utf-8")
+    # Of an arm that was done twice, the later record.
+    new = {_name_of(row): row for row in (as_record(study, arm) for arm in arms)}
+    kept = [line for line in kept if _name_of(json.loads(line)) not in new]
+    lines = [*kept, *(json.dumps(row, ensure_ascii=False) for row in new.values())]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return len(new)
 
 

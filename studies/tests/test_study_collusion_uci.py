@@ -1,4 +1,4 @@
-"""Regression ensembles between independent and joint training: data, training in groups, measures, protocol, pages."""
+"""Regression ensembles between independent and joint training: data, training, measures, protocol, pages."""
 
 import itertools
 import json
@@ -13,16 +13,7 @@ from dissensus_studies.collusion import theory, uci, uci_protocol
 from dissensus_studies.collusion import uci_data as data
 from dissensus_studies.collusion import uci_protocol as measures
 from dissensus_studies.collusion.uci import by_set, uci_claims
-from dissensus_studies.collusion.uci_protocol import (
-    SEARCH_SPACE,
-    Configuration,
-    GroupedJoint,
-    Settings,
-    measure_all,
-    train,
-)
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from dissensus_studies.collusion.uci_protocol import SEARCH_SPACE, Configuration, Settings, measure_all, train
 
 import dissensus as ds
 from dissensus import objectives as obj
@@ -86,21 +77,8 @@ def test_a_category_that_no_training_row_has_is_no_nan():
     assert data.standardised(values, torch.arange(9))[9].item() == 1.0
 
 
-@settings(deadline=None, max_examples=25)
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=4), st.integers(0, 1000))
-def test_the_grouped_objective_is_the_sum_of_joint_losses(betas, seed):
-    generator = torch.Generator().manual_seed(seed)
-    outputs = torch.randn(len(betas) * 3, 7, 1, generator=generator, dtype=torch.float64)
-    y = torch.randn(7, 1, generator=generator, dtype=torch.float64)
-    loss, parts = GroupedJoint(tuple(betas)).on_outputs(outputs, y, None)
-    groups = outputs.unflatten(0, (len(betas), 3))
-    expected = sum(3 * obj.joint_loss(group, y, beta, loss="mse") for group, beta in zip(groups, betas, strict=True))
-    torch.testing.assert_close(loss, expected)
-    torch.testing.assert_close(parts["loss"], (outputs - y).square().mean((1, 2)))
-
-
 @pytest.mark.parametrize("beta", [0.0, 0.7, 1.0])
-def test_a_group_is_trained_and_stopped_as_fit_does_it_with_the_joint_objective(split, beta):
+def test_every_beta_is_trained_and_stopped_as_fit_does_it_with_the_joint_objective(split, beta):
     found = train(split, SMALL, [0.3, beta], seed=3, most_epochs=40)
     ensemble = ds.DeepEnsemble(lambda: mlp(5, [8], 1), 3, derive(3, "start"))
     run = ds.fit(
@@ -145,7 +123,7 @@ def test_training_again_with_the_validation_rows_takes_the_epochs_found_without_
         torch.testing.assert_close(found.test_outputs[place], wanted, atol=2e-3, rtol=1e-3)
 
 
-def test_groups_with_the_same_beta_end_the_same_and_members_differ(split):
+def test_ensembles_with_the_same_beta_end_the_same_and_members_differ(split):
     found = train(split, SMALL, [0.5, 0.5], seed=0, most_epochs=3)
     torch.testing.assert_close(found.test_outputs[0], found.test_outputs[1])
     assert (found.test_outputs[0][0] - found.test_outputs[0][1]).abs().max() > 0.01
@@ -157,22 +135,13 @@ def test_joint_training_explodes_in_diversity_and_a_fifth_of_the_members_is_miss
     x = torch.randn(800, 8, generator=generator)
     signal = torch.sin(2 * x[:, 0]) + x[:, 1] * x[:, 2] + 0.5 * x[:, 3].abs()
     y = ((signal + 0.3 * torch.randn(800, generator=generator)) / signal.std())[:, None]
-    nets = ds.DeepEnsemble(lambda: mlp(8, [20], 1), 10, 0)
-    both = ds.DeepEnsemble.from_members([nets.member(j) for _ in range(2) for j in range(10)])
-    ds.fit(
-        both,
-        (x[:400], y[:400]),
-        objective=GroupedJoint((0.0, 1.0)),
-        epochs=150,
-        batch_size=32,
-        optimizer="adam",
-        lr=0.01,
-        device="cpu",
-        engine="captured",
-    )
-    apart, joint = (
-        measures.measure(outputs, y[400:, 0]) for outputs in ds.predict(both, x[400:])[..., 0].unflatten(0, (2, 10))
-    )
+    measured = []
+    for beta in (0.0, 1.0):
+        nets = ds.DeepEnsemble(lambda: mlp(8, [20], 1), 10, 0)
+        options = {"epochs": 150, "batch_size": 32, "optimizer": "adam", "lr": 0.01, "device": "cpu"}
+        ds.fit(nets, (x[:400], y[:400]), objective=obj.Joint(beta, "mse"), engine="captured", **options)
+        measured.append(measures.measure(ds.predict(nets, x[400:])[..., 0], y[400:, 0]))
+    apart, joint = measured
     assert joint["diversity"] > 50 * apart["diversity"]
     assert joint["mse"] > apart["mse"]
     for share in measures.DROP_SHARES:

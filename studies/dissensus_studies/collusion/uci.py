@@ -1,7 +1,7 @@
 """Study `collusion-uci`: what becomes of small regression ensembles between independent and joint training.
 
-Four tables, ten runs each: a fresh split, a search for the network, then the same network trained for eleven values of beta, as
-one program. Each run is stored as it ends; a study that was ended goes on where it was.
+Four tables, ten runs each: a fresh split, a search for the network, then the same network trained for eleven values of beta.
+Each run is stored as it ends; a study that was ended goes on where it was.
 """
 
 import os

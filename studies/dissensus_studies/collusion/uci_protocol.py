@@ -1,23 +1,22 @@
-"""The protocol of the collusion study: search, train one network for every beta as one program, measure; each run stored as it ends."""
+"""The protocol of the collusion study: search, train one network for every beta, measure; each run stored as it ends."""
 
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from dissensus._machine import one_thread
 from dissensus.architectures import mlp
-from dissensus.members import DeepEnsemble, Members
-from dissensus.objectives import Likelihood, OutputObjective, Step, debias, decompose, likelihood_of
+from dissensus.members import DeepEnsemble
+from dissensus.objectives import Joint, debias, decompose
 from dissensus.predictions import predict
 from dissensus.randomness import bits, derive
 from dissensus.training import Run, fit
@@ -45,96 +44,6 @@ class Configuration:
     layers: int
 
 
-@dataclass(frozen=True)
-class GroupedJoint(OutputObjective):
-    r"""Several ensembles in one, each trained between independent and joint with a `beta` of its own, squared error.
-
-    $$\sum_g M\left[(1-\beta_g)\,\overline{\mathrm{ERR}}_g + \beta_g\,\mathrm{ERR}_g\right]$$
-
-    Members stand group by group, with a beta for each. No group's gradient depends on another group.
-    """
-
-    betas: tuple[float, ...]
-
-    couples: ClassVar[bool] = True
-
-    @property
-    def likelihood(self) -> Likelihood:
-        """Squared error of point predictions."""
-        return likelihood_of("mse")
-
-    def on_outputs(self, outputs: Tensor, y: Tensor, step: Step) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the sum over groups, and each member's own error."""
-        member, ensemble = group_errors(outputs, y, len(self.betas))
-        own = member.mean(1)
-        betas = torch.tensor(self.betas, dtype=own.dtype, device=own.device)[:, None]
-        joint = (own + betas * (ensemble - own)).mean(-1)
-        return member.shape[1] * joint.sum(), {"loss": member.detach().mean(-1).flatten()}
-
-
-def group_errors(outputs: Tensor, y: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
-    """Return squared errors of members, `(groups, members, batch)`, and of each group's mean, `(groups, batch)`."""
-    grouped = outputs.unflatten(0, (num_groups, -1))
-    return (grouped - y).square().sum(-1), (grouped.mean(1) - y).square().sum(-1)
-
-
-class AllStopped(Exception):
-    """Every group has stopped improving, so that training may end."""
-
-
-class BestOfGroups:
-    """After every epoch, keeps the weights of the groups whose ensemble error on held-out rows is the best so far.
-
-    A group without a better check for `patience` epochs has stopped: what it does later does not count. Once all have,
-    `AllStopped` ends the training (`fit` has no other way to be ended from outside).
-    """
-
-    def __init__(self, num_groups: int, x: Tensor, y: Tensor, patience: int) -> None:
-        self.x, self.y, self.patience = x, y, patience
-        self.errors = torch.full((num_groups,), torch.inf)
-        self.epochs = torch.zeros(num_groups, dtype=torch.int64)
-        self.stopped = torch.zeros(num_groups, dtype=torch.bool)
-        self.weights: dict[str, Tensor] = {}
-
-    def __call__(self, run: Run) -> None:
-        """Look at the members; see `fit`'s `callback`."""
-        outputs = predict(run.members, self.x, batch_size=4096)
-        found = group_errors(outputs, self.y, len(self.errors))[1].mean(-1)
-        better = (found < self.errors) & ~self.stopped
-        self.errors = torch.where(better, found, self.errors)
-        self.epochs = torch.where(better, run.epoch, self.epochs)
-        self.keep(run.members, better)
-        self.stopped |= run.epoch - self.epochs >= self.patience
-        if self.stopped.all():
-            raise AllStopped
-
-    def keep(self, members: Members, groups: Tensor) -> None:
-        """Keep the weights of some groups, a mask `(groups,)`."""
-        rows = groups.repeat_interleave(members.num_members // len(groups))
-        for name, parameter in members.named_parameters():
-            kept = self.weights.setdefault(name, parameter.detach().clone())
-            kept[rows] = parameter.detach()[rows]
-
-    def restore(self, members: Members) -> None:
-        """Give every group the weights of its best epoch."""
-        with torch.no_grad():
-            for name, parameter in members.named_parameters():
-                parameter.copy_(self.weights[name])
-
-
-class AtEpochs(BestOfGroups):
-    """Keeps each group's weights of an epoch that was chosen before; training ends with the last."""
-
-    def __init__(self, epochs: Tensor) -> None:
-        self.epochs, self.weights = epochs, {}
-
-    def __call__(self, run: Run) -> None:
-        """Look at the epoch; see `fit`'s `callback`."""
-        self.keep(run.members, self.epochs == run.epoch)
-        if run.epoch >= int(self.epochs.max()):
-            raise AllStopped
-
-
 class Trained(NamedTuple):
     """Ensembles as they were at their best epochs: outputs `(betas, members, rows)`, validation errors and these epochs `(betas,)`."""
 
@@ -153,46 +62,48 @@ def train(
     most_epochs: int = MOST_EPOCHS,
     on_validation_too: bool = False,
 ) -> Trained:
-    """Train one ensemble for each beta, all in one call of `fit`.
+    """Train one ensemble for each beta; its best epoch on the validation rows is kept.
 
     They differ in nothing but beta: member j of each starts with the same weights and all see the same batches. With
     `on_validation_too` they are then trained again on training and validation rows, each beta for its own best number of epochs.
     """
     widths = [configuration.hidden] * configuration.layers
-    start = DeepEnsemble(lambda: mlp(split.x.shape[1], widths, 1), configuration.num_members, derive(seed, "start"))
 
-    def fit_groups(x: Tensor, y: Tensor, kept: BestOfGroups) -> DeepEnsemble:
-        nets = [start.member(j) for _ in betas for j in range(configuration.num_members)]
-        ensemble = DeepEnsemble.from_members(nets, seed)
-        with suppress(AllStopped):
-            fit(
-                ensemble,
-                (x, y),
-                objective=GroupedJoint(tuple(betas)),
-                epochs=most_epochs,
-                batch_size=configuration.batch_size,
-                optimizer="adam",
-                lr=configuration.lr,
-                weight_decay=configuration.weight_decay,
-                seed=seed,
-                device="cpu",
-                # Not "auto", which would compile for all epochs: it cannot know that runs end early.
-                engine="captured" if len(x) >= STEPS_WORTH_RECORDING * configuration.batch_size else "eager",
-                progress=False,
-                callback=kept,
-            )
-        kept.restore(ensemble)
-        return ensemble
+    def fit_joint(x: Tensor, y: Tensor, beta: float, epochs: int, **stopping: Any) -> tuple[DeepEnsemble, Run]:
+        start = derive(seed, "start")
+        ensemble = DeepEnsemble(lambda: mlp(x.shape[1], widths, 1), configuration.num_members, start)
+        run = fit(
+            ensemble,
+            (x, y),
+            objective=Joint(beta, "mse"),
+            epochs=epochs,
+            batch_size=configuration.batch_size,
+            optimizer="adam",
+            lr=configuration.lr,
+            weight_decay=configuration.weight_decay,
+            seed=seed,
+            device="cpu",
+            # Not "auto", which would compile for all epochs: it cannot know that runs end early.
+            engine="captured" if len(x) >= STEPS_WORTH_RECORDING * configuration.batch_size else "eager",
+            progress=False,
+            **stopping,
+        )
+        return ensemble, run
 
-    best = BestOfGroups(len(betas), split.validation_x, split.validation_y, PATIENCE)
-    ensemble = fit_groups(split.x, split.y, best)
-    if on_validation_too:
-        x, y = torch.cat([split.x, split.validation_x]), torch.cat([split.y, split.validation_y])
-        ensemble = fit_groups(x, y, AtEpochs(best.epochs))
-    train_outputs, test_outputs = (
-        predict(ensemble, x, batch_size=4096)[..., 0].unflatten(0, (len(betas), -1)) for x in (split.x, split.test_x)
-    )
-    return Trained(train_outputs, test_outputs, best.errors, best.epochs)
+    validation = (split.validation_x, split.validation_y)
+    steps = -(-len(split.x) // configuration.batch_size)
+    found = []
+    for beta in betas:
+        ensemble, run = fit_joint(split.x, split.y, beta, most_epochs, validation=validation, patience=PATIENCE)
+        assert run.best is not None
+        assert run.best_step is not None
+        best = run.best_step // steps
+        if on_validation_too:
+            x, y = torch.cat([split.x, split.validation_x]), torch.cat([split.y, split.validation_y])
+            ensemble, _ = fit_joint(x, y, beta, best)
+        outputs = (predict(ensemble, x, batch_size=4096)[..., 0] for x in (split.x, split.test_x))
+        found.append((*outputs, torch.tensor(run.best), torch.tensor(best)))
+    return Trained(*(torch.stack(parts) for parts in zip(*found, strict=True)))
 
 
 def measure(outputs: Tensor, targets: Tensor, *, seed: int = 0) -> dict[str, Any]:

@@ -372,7 +372,7 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
 
 def _practical(outputs: Outputs, seed: int) -> dict[str, dict[str, Any]]:
     """Run the practical itself, in all four arms; draw its figures."""
-    points = tuple(torch.from_numpy(part).float() for part in toy.cubic(NUM_POINTS))
+    x, y = (torch.from_numpy(part).float() for part in toy.cubic(NUM_POINTS))
     grid = torch.linspace(-6, 6, 61)[:, None]
     found: dict[str, dict[str, Any]] = {}
     figure, axes = plots.panels(2, 2, width=4.4, height=3.0)
@@ -381,11 +381,11 @@ def _practical(outputs: Outputs, seed: int) -> dict[str, dict[str, Any]]:
         mean, scale, centre, sd = band(trained, arm.family, grid)
         sds = {f"sd_{p}": float(band(trained, arm.family, region(p)[0])[3].mean()) for p in ("inside", "outside")}
         found[arm.name] = {"final_losses": final_losses(trained, arm), **sds}
-        plots.bands(grid, centre, sd, ax, truth=grid**3, points=points)
+        plots.bands(grid, centre, sd, ax, truth=grid**3, points=(x, y))
         ax.set(ylim=(-300, 300), xlabel="x", ylabel="y")
         ax.set_title(arm.name, fontsize=10, loc="left")
         if arm == ARMS[0]:
-            main = plots.member_bands(grid, mean, scale, truth=grid**3, points=points, limits=(-300.0, 300.0))
+            main = plots.member_bands(grid, mean, scale, truth=grid**3, points=(x, y), limits=(-300.0, 300.0))
     name_lines(axes[1])
     rows = [(name, min(r["final_losses"]), max(r["final_losses"]), *list(r.values())[1:]) for name, r in found.items()]
     outputs.sections.append(

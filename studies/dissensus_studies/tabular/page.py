@@ -134,7 +134,7 @@ def ranks_figure(records: Sequence[Record]) -> "matplotlib.figure.Figure":
         ranks = pd.DataFrame(_ranks(task, [line for line in records if line["task"] == task])).T
         for place, method in enumerate(ranks):
             own = method == OURS
-            look = {"color": plots.COLOURS[1] if own else "#555555", "alpha": 1 if own else 0.6}
+            look: dict[str, Any] = {"color": plots.COLOURS[1] if own else "#555555", "alpha": 1 if own else 0.6}
             marker, size = ("o", 9) if own else ("osD^v"[place % 5], 5)
             ax.plot(ranks[method], range(len(ranks)), marker, markersize=size, label=method, **look)
         ax.set_yticks(range(len(ranks)), [name.split(",")[0] for name in ranks.index])
