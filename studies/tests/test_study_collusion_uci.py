@@ -79,7 +79,7 @@ def test_a_category_that_no_training_row_has_is_no_nan():
 
 @pytest.mark.parametrize("beta", [0.0, 0.7, 1.0])
 def test_every_beta_is_trained_and_stopped_as_fit_does_it_with_the_joint_objective(split, beta):
-    found = train(split, SMALL, [0.3, beta], seed=3, most_epochs=40)
+    found = train(split, SMALL, beta, seed=3, most_epochs=40)
     ensemble = ds.DeepEnsemble(lambda: mlp(5, [8], 1), 3, derive(3, "start"))
     run = ds.fit(
         ensemble,
@@ -95,22 +95,22 @@ def test_every_beta_is_trained_and_stopped_as_fit_does_it_with_the_joint_objecti
         seed=3,
         device="cpu",
     )
-    assert found.validation_errors[1].item() == pytest.approx(run.best, rel=1e-3)
-    assert found.epochs[1].item() * 3 == run.best_step
-    torch.testing.assert_close(found.test_outputs[1], ds.predict(ensemble, split.test_x)[..., 0], atol=2e-3, rtol=1e-3)
+    assert found.validation_error == pytest.approx(run.best, rel=1e-3)
+    assert found.epochs * 3 == run.best_step
+    torch.testing.assert_close(found.test_outputs, ds.predict(ensemble, split.test_x)[..., 0], atol=2e-3, rtol=1e-3)
 
 
 def test_training_again_with_the_validation_rows_takes_the_epochs_found_without_them(split):
-    found = train(split, SMALL, [0.0, 1.0], seed=3, most_epochs=8, on_validation_too=True)
-    once = train(split, SMALL, [0.0, 1.0], seed=3, most_epochs=8)
-    torch.testing.assert_close(found.epochs, once.epochs)
-    for place, beta in enumerate((0.0, 1.0)):
+    for beta in (0.0, 1.0):
+        found = train(split, SMALL, beta, seed=3, most_epochs=8, on_validation_too=True)
+        once = train(split, SMALL, beta, seed=3, most_epochs=8)
+        assert found.epochs == once.epochs
         ensemble = ds.DeepEnsemble(lambda: mlp(5, [8], 1), 3, derive(3, "start"))
         ds.fit(
             ensemble,
             (torch.cat([split.x, split.validation_x]), torch.cat([split.y, split.validation_y])),
             objective=obj.Joint(beta, "mse"),
-            epochs=int(once.epochs[place]),
+            epochs=once.epochs,
             batch_size=32,
             optimizer="adam",
             lr=0.01,
@@ -120,13 +120,13 @@ def test_training_again_with_the_validation_rows_takes_the_epochs_found_without_
             engine="eager",
         )
         wanted = ds.predict(ensemble, split.test_x)[..., 0]
-        torch.testing.assert_close(found.test_outputs[place], wanted, atol=2e-3, rtol=1e-3)
+        torch.testing.assert_close(found.test_outputs, wanted, atol=2e-3, rtol=1e-3)
 
 
 def test_ensembles_with_the_same_beta_end_the_same_and_members_differ(split):
-    found = train(split, SMALL, [0.5, 0.5], seed=0, most_epochs=3)
-    torch.testing.assert_close(found.test_outputs[0], found.test_outputs[1])
-    assert (found.test_outputs[0][0] - found.test_outputs[0][1]).abs().max() > 0.01
+    first, again = (train(split, SMALL, 0.5, seed=0, most_epochs=3).test_outputs for _ in range(2))
+    torch.testing.assert_close(first, again)
+    assert (first[0] - first[1]).abs().max() > 0.01
 
 
 def test_joint_training_explodes_in_diversity_and_a_fifth_of_the_members_is_missed_as_the_closed_form_says():

@@ -45,35 +45,34 @@ class Configuration:
 
 
 class Trained(NamedTuple):
-    """Ensembles as they were at their best epochs: outputs `(betas, members, rows)`, validation errors and these epochs `(betas,)`."""
+    """An ensemble as it was at its best epoch: outputs `(members, rows)`, its error on the validation rows, and that epoch."""
 
     train_outputs: Tensor
     test_outputs: Tensor
-    validation_errors: Tensor
-    epochs: Tensor
+    validation_error: float
+    epochs: int
 
 
 def train(
     split: Split,
     configuration: Configuration,
-    betas: Sequence[float],
+    beta: float,
     *,
     seed: int,
     most_epochs: int = MOST_EPOCHS,
     on_validation_too: bool = False,
 ) -> Trained:
-    """Train one ensemble for each beta; its best epoch on the validation rows is kept.
+    """Train an ensemble; its best epoch on the validation rows is kept.
 
-    They differ in nothing but beta: member j of each starts with the same weights and all see the same batches. With
-    `on_validation_too` they are then trained again on training and validation rows, each beta for its own best number of epochs.
+    Those of other betas differ in nothing else: member j of each starts with the same weights and all see the same batches. With
+    `on_validation_too` it is then trained again on training and validation rows, for its best number of epochs.
     """
     widths = [configuration.hidden] * configuration.layers
 
-    def fit_joint(x: Tensor, y: Tensor, beta: float, epochs: int, **stopping: Any) -> tuple[DeepEnsemble, Run]:
+    def fit_joint(x: Tensor, y: Tensor, epochs: int, **stopping: Any) -> Run:
         start = derive(seed, "start")
-        ensemble = DeepEnsemble(lambda: mlp(x.shape[1], widths, 1), configuration.num_members, start)
-        run = fit(
-            ensemble,
+        return fit(
+            DeepEnsemble(lambda: mlp(x.shape[1], widths, 1), configuration.num_members, start),
             (x, y),
             objective=Joint(beta, "mse"),
             epochs=epochs,
@@ -88,22 +87,17 @@ def train(
             progress=False,
             **stopping,
         )
-        return ensemble, run
 
     validation = (split.validation_x, split.validation_y)
-    steps = -(-len(split.x) // configuration.batch_size)
-    found = []
-    for beta in betas:
-        ensemble, run = fit_joint(split.x, split.y, beta, most_epochs, validation=validation, patience=PATIENCE)
-        assert run.best is not None
-        assert run.best_step is not None
-        best = run.best_step // steps
-        if on_validation_too:
-            x, y = torch.cat([split.x, split.validation_x]), torch.cat([split.y, split.validation_y])
-            ensemble, _ = fit_joint(x, y, beta, best)
-        outputs = (predict(ensemble, x, batch_size=4096)[..., 0] for x in (split.x, split.test_x))
-        found.append((*outputs, torch.tensor(run.best), torch.tensor(best)))
-    return Trained(*(torch.stack(parts) for parts in zip(*found, strict=True)))
+    run = fit_joint(split.x, split.y, most_epochs, validation=validation, patience=PATIENCE)
+    assert run.best is not None
+    assert run.best_step is not None
+    epochs, members = run.best_step // -(-len(split.x) // configuration.batch_size), run.members
+    if on_validation_too:
+        both = (torch.cat([split.x, split.validation_x]), torch.cat([split.y, split.validation_y]))
+        members = fit_joint(*both, epochs).members
+    on_train, on_test = (predict(members, x, batch_size=4096)[..., 0] for x in (split.x, split.test_x))
+    return Trained(on_train, on_test, run.best, epochs)
 
 
 def measure(outputs: Tensor, targets: Tensor, *, seed: int = 0) -> dict[str, Any]:
@@ -243,8 +237,9 @@ def measure_run(name: str, run: int, problem: Problem, settings: Settings) -> Re
     start = time.process_time()
 
     def evaluate(configuration: Configuration) -> float:
-        tried = train(split, configuration, [settings.search_beta], seed=key, most_epochs=settings.most_epochs)
-        return float(tried.validation_errors[0])
+        return train(
+            split, configuration, settings.search_beta, seed=key, most_epochs=settings.most_epochs
+        ).validation_error
 
     configuration, tried = search(evaluate, settings.trials, derive(key, "search"))
     middle = time.process_time()
@@ -262,26 +257,21 @@ def measure_run(name: str, run: int, problem: Problem, settings: Settings) -> Re
 
 def measure_betas(split: Split, configuration: Configuration, settings: Settings, seed: int) -> list[Record]:
     """Train one configuration for every beta and measure each ensemble on the test rows."""
-    trained = train(
-        split,
-        configuration,
-        settings.betas,
-        seed=seed,
-        most_epochs=settings.most_epochs,
-        on_validation_too=settings.on_validation_too,
-    )
-    train_y, test_y = split.y[:, 0], split.test_y[:, 0]
-    return [
-        {
-            "beta": beta,
-            **measure(trained.test_outputs[place], test_y, seed=seed),
-            "train_mse": float((trained.train_outputs[place].mean(0) - train_y).square().mean()),
-            "train_diversity": spread(trained.train_outputs[place]),
-            "validation_mse": float(trained.validation_errors[place]),
-            "epochs": int(trained.epochs[place]),
-        }
-        for place, beta in enumerate(settings.betas)
-    ]
+    options: dict[str, Any] = {"most_epochs": settings.most_epochs, "on_validation_too": settings.on_validation_too}
+    rows = []
+    for beta in settings.betas:
+        trained = train(split, configuration, beta, seed=seed, **options)
+        rows.append(
+            {
+                "beta": beta,
+                **measure(trained.test_outputs, split.test_y[:, 0], seed=seed),
+                "train_mse": float((trained.train_outputs.mean(0) - split.y[:, 0]).square().mean()),
+                "train_diversity": spread(trained.train_outputs),
+                "validation_mse": trained.validation_error,
+                "epochs": trained.epochs,
+            }
+        )
+    return rows
 
 
 def measure_all(
