@@ -1,11 +1,10 @@
 """The documents' experiments, each runnable by name: `dissensus study NAME`.
 
 A paper each: `masksembles`, `collusion`, `anchoring`, `diversification`, `deep_ensembles`; `tabular`, `choosing` and `guarantees` are
-our own. `drawing` has what figures share; `recorded` and `results` write the pages of docs/results from the record. All stand on
-`harness`: `arm_log` (arms in order, one record each, interrupted runs go on), `statistics` (repeats, intervals, estimates), `claims` (a
-statement, what was measured, a verdict), `figures` (lines in panels), `outputs` (`results.json`, the page), and for images `labelled` and
-`image_sets` (what is read), `image_arms` (trained and measured), `image_pages` (tables of records) and `image_study` (a study is its arms
-and what it makes of their records). `page_figures` draws figures of pages from the record.
+our own. `recorded` and `results` write the pages of docs/results from the record. All stand on `harness`: `arm_log` (arms in order,
+one record each, interrupted runs go on), `statistics` (repeats, intervals, estimates), `claims` (a statement, what was measured, a
+verdict), `figures` (lines in panels), `outputs` (`results.json`, the page), and for images `labelled` and `image_sets` (what is read),
+`image_arms` (trained and measured), `image_pages` (tables of records) and `image_study` (a study is its arms and what it makes of them).
 
 Each study's module has `run(output, *, quick=False, seed=0, data=None, ...)`, which writes `results.json`, figures (SVG and PNG) and a
 page into `output` and returns the page's path. A module is imported only when its study runs.
@@ -34,13 +33,9 @@ class Study:
     ) -> Path:
         """Run the experiment; return the path of its page.
 
-        Args:
-            output: Folder for results, figures and the page; made if it is not there.
-            quick: A smaller version, to see that it runs; its numbers are noisier.
-            seed: Decides initial weights, data order and fresh samples.
-            data: Folder with real data, where the study needs it.
-            options: Further arguments of the study's `run`, such as `epochs`, `minutes`, `limit`, `arms`, `known` or `setting`;
-                one that it does not have is refused.
+        `output` is the folder for results, figures and the page; `quick` a smaller version, to see that it runs; `seed` decides all
+        that is random; `data` is the folder with real data. `options` are further arguments of the study's `run`, such as `epochs`,
+        `minutes`, `arms` or `setting`; one that it does not have is refused.
         """
         run = import_module(self.module).run
         taken = signature(run).parameters

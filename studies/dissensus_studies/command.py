@@ -60,15 +60,17 @@ def study(
         return
     if name not in STUDIES:
         raise ValueError(f"There is no study {name!r}; there are {', '.join(STUDIES)}.")
-    further: dict[str, object] = {
+    further = {
         "epochs": epochs,
         "minutes": minutes,
         "limit": limit,
+        "arms": None if arms is None else [part.strip() for part in arms.split(",")],
         "known": known,
         "setting": setting,
+        "backbone": backbone,
+        "seconds": seconds,
+        "repeats": repeats,
     }
-    further |= {"backbone": backbone, "seconds": seconds, "repeats": repeats}
-    further["arms"] = None if arms is None else [part.strip() for part in arms.split(",")]
     options = {option: value for option, value in further.items() if value is not None}
     page = STUDIES[name].run(output or Path("runs") / name, quick=quick, seed=seed, data=data, **options)
     typer.echo(f"Page with pictures: {page}")

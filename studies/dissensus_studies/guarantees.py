@@ -230,9 +230,8 @@ def band(rate: float, repetitions: int) -> tuple[float, float]:
 
 def page(record: Mapping[str, Any]) -> str:
     """Return the page about a record: the words of its template, and tables."""
-    repetitions, rate = record["repetitions"], record["rate"]
-    low, high = band(rate, repetitions)
-    low_cover, high_cover = band(1 - rate, repetitions)
+    low, high = band(record["rate"], record["repetitions"])
+    low_cover, high_cover = band(1 - record["rate"], record["repetitions"])
     alarms = {f"{name}{' *' if name in DISCRETE else ''}": value for name, value in record["false_alarms"].items()}
     tables = {
         "false_alarms": _table({name: {"false alarms": value} for name, value in alarms.items()}, corner="score"),
@@ -245,40 +244,35 @@ def page(record: Mapping[str, Any]) -> str:
             for when, changes in record["delays"].items()
         ),
     }
-    bands = {"low": low, "high": high, "low_cover": low_cover, "high_cover": high_cover, "cover": 1 - rate}
+    bands = {"low": low, "high": high, "low_cover": low_cover, "high_cover": high_cover, "cover": 1 - record["rate"]}
     words = (TEMPLATES / "guarantees.md").read_text(encoding="utf-8")
     return folded(words.format(**{**record, **tables, **bands}), promises(record))
 
 
 def promises(record: Mapping[str, Any]) -> str:
     """Return what is promised, whether it held, and the numbers; and the figure."""
-    repetitions, rate = record["repetitions"], record["rate"]
-    rows = []
-
-    def add(claim: str, values: list[float], promised: float, *, at_most: bool = False) -> None:
-        low, high = band(promised, repetitions)
-        held = max(values) <= high and (at_most or min(values) >= low)
-        rows.append(
-            [claim, "**held**" if held else "**not held**", f"{min(values):.3f} to {max(values):.3f}", str(repetitions)]
-        )
-
-    continuous = [value for name, value in record["false_alarms"].items() if name not in DISCRETE]
-    known = [
-        value
-        for name, one in record["false_alarms_by_class"].items()
-        if name not in (*DISCRETE, UNKNOWN_CLASS)
-        for value in one.values()
-    ]
-    coverage = list(record["coverage"].values())
+    rate, cautious = record["rate"], (*DISCRETE, UNKNOWN_CLASS)
+    continuous = [value for name, value in record["false_alarms"].items() if name not in cautious]
+    by_class = [one for name, one in record["false_alarms_by_class"].items() if name not in cautious]
+    known = [value for one in by_class for value in one.values()]
     in_classes = [value for one in record["coverage_by_class"].values() for value in one.values()]
-    add(f"{len(continuous)} scores ring at the promised rate, {rate:g}", continuous, rate)
-    add(f"the same within each class, {rate:g}", known, rate)
-    add(f"sets and intervals hold the truth, {1 - rate:g}", coverage, 1 - rate)
-    add(f"sets within each class, {1 - rate:g}", in_classes, 1 - rate)
     quiet = [one for name, one in record["quiet_streams"].items() if not name.startswith("not valid")]
+    # What is promised, what was measured, at which rate, and whether less is as good.
+    cases = [
+        (f"{len(continuous)} scores ring at the promised rate, {rate:g}", continuous, rate, False),
+        (f"the same within each class, {rate:g}", known, rate, False),
+        (f"sets and intervals hold the truth, {1 - rate:g}", [*record["coverage"].values()], 1 - rate, False),
+        (f"sets within each class, {1 - rate:g}", in_classes, 1 - rate, False),
+    ]
     for c in THRESHOLDS:
         shares = [one[str(c)] for one in quiet]
-        add(f"without a change, at most 1/{c} of streams ever reach {c}", shares, 1 / c, at_most=True)
+        cases.append((f"without a change, at most 1/{c} of streams ever reach {c}", shares, 1 / c, True))
+    rows = []
+    for claim, values, promised, at_most in cases:
+        low, high = band(promised, record["repetitions"])
+        held = max(values) <= high and (at_most or min(values) >= low)
+        measured = f"{min(values):.3f} to {max(values):.3f}"
+        rows.append([claim, "**held**" if held else "**not held**", measured, str(record["repetitions"])])
     table = markdown(["promise", "verdict", "measured", "repetitions"], rows, "| --- |" + " ---: |" * 3)
     return f"{table}\n\n![Measured false-alarm rate of every score beside the band around the promised one](guarantees.svg)"
 

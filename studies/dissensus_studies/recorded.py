@@ -5,10 +5,11 @@ Intervals are 95 % ones over seeds, by Student's law; where there is one seed th
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from math import inf, sqrt
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
+
+import pandas as pd
 
 from dissensus_studies.harness.statistics import Summary
 
@@ -16,17 +17,15 @@ if TYPE_CHECKING:
     import matplotlib.figure
 
 Record = dict[str, Any]
-Read = Callable[[Record], float]
-BySeed = Mapping[int, Record]
 
 # What pages say around their tables.
 TEMPLATES = Path(__file__).parents[1] / "pages"
-# Ends of a 95 % interval of Student's law with n - 1 degrees of freedom, in standard errors.
-STUDENT_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
 PRETRAINED = "CIFAR-100, heads 1280-256-100 on a frozen EfficientNet-Lite0 (ImageNet), AdamW, 10 epochs"
 COMMAND = "dissensus study diversification --setting pretrained --backbone MODULE:FUNCTION --data DIR"
 SCORES = {"BMA": "bma", "PDS": "predictive_diversity", "MI": "mutual_information", "energy": "mean_energy"}
 BMA, PDS = SCORES["BMA"], SCORES["PDS"]
+# Mean numbers of different answers, on test images and on CIFAR-10.
+KNOWN, OTHER = "unique.test", "unique.cifar10"
 GROUPS = ("near", "far")
 _GUIDED, _GUARDED, _INDEPENDENT = "ldr=0.5 none A=2 M=5", "ldr=0.5 share A=2 M=5", "deep M=5"
 
@@ -46,34 +45,20 @@ def markdown(header: Sequence[str], lines: Iterable[Sequence[str]], rule: str = 
     return "\n".join([rows[0], rule, *rows[1:]])
 
 
-class Over(Summary):
-    """A number over seeds, with its interval."""
-
-    @property
-    def half(self) -> float:
-        """Half the width of its interval; infinite for one seed."""
-        count = len(self.values)
-        return STUDENT_95[count] * stdev(self.values) / sqrt(count) if count > 1 else inf
-
-    @property
-    def sign(self) -> int:
-        """1 or -1 where the interval lies on one side of 0, else 0."""
-        return 0 if abs(self.mean) <= self.half else (1 if self.mean > 0 else -1)
-
-    def text(self, digits: int = 3, signed: bool = False) -> str:
-        """Return the mean and half the interval's width, without zeros before the point.
-
-        Example:
-            >>> over([0.71, 0.72, 0.73]).text(), over([0.5]).text()
-            ('.720 ± .025', '.500')
-        """
-        middle = bare(self.mean, digits, "+" if signed else "")
-        return middle if len(self.values) == 1 else f"{middle} ± {bare(self.half, digits)}"
-
-
-def over(values: Iterable[float]) -> Over:
+def over(values: Iterable[float]) -> Summary:
     """Return a number over seeds."""
-    return Over(tuple(values))
+    return Summary(tuple(values))
+
+
+def mean_text(found: Summary, digits: int = 3, signed: bool = False) -> str:
+    """Return a mean over seeds and half its interval's width, without zeros before the point.
+
+    Example:
+        >>> mean_text(over([0.71, 0.72, 0.73])), mean_text(over([0.5]))
+        ('.720 ± .025', '.500')
+    """
+    middle = bare(found.mean, digits, "+" if signed else "")
+    return middle if len(found.values) == 1 else f"{middle} ± {bare(found.half, digits)}"
 
 
 def bare(value: float, digits: int = 3, sign: str = "") -> str:
@@ -84,111 +69,98 @@ def bare(value: float, digits: int = 3, sign: str = "") -> str:
 
 def runs(rows: Iterable[Record], study: str) -> list[Record]:
     """Return what the arms of a study's runs measured, with numbers as floats."""
-    return [_floats(row["numbers"]) for row in rows if row["table"] == f"{study}/runs"]
+    return [as_floats(row["numbers"]) for row in rows if row["table"] == f"{study}/runs"]
 
 
-def _floats(value: Any) -> Any:
+def as_floats(value: Any) -> Any:
+    """Return what the record has with its numbers as floats."""
     if isinstance(value, Mapping):
-        return {key: _floats(each) for key, each in value.items()}
+        return {key: as_floats(each) for key, each in value.items()}
     if isinstance(value, list):
-        return [_floats(each) for each in value]
+        return [as_floats(each) for each in value]
     return float(value) if not isinstance(value, str | bool | None.__class__) else value
 
 
-def pretrained(rows: Sequence[Record]) -> list[Record]:
-    """Return the arms of heads on a pretrained backbone."""
+def framed(records: Sequence[Record]) -> pd.DataFrame:
+    """Return records as rows, their numbers as columns such as `"auroc.near.bma"`; `"worst"` is the least accurate member's accuracy."""
+    frame = pd.json_normalize(records)
+    return frame.assign(worst=frame["members"].map(min))
+
+
+def pretrained(rows: Sequence[Record]) -> pd.DataFrame:
+    """Return the arms of heads on a pretrained backbone, by seed."""
     found = runs(rows, "diversification")
-    return [record for record in found if record["setting"].get("backbone", "").startswith("pretrained")]
+    own = [record for record in found if record["setting"].get("backbone", "").startswith("pretrained")]
+    return framed(own).set_index("setting.seed")
 
 
-def _by_seed(records: Iterable[Record], classes: int, row: str) -> dict[int, Record]:
-    return {
-        int(record["setting"]["seed"]): record
-        for record in records
-        if record["setting"]["backbone"] == f"pretrained C={classes}" and record["row"] == row
-    }
+def _arms(frame: pd.DataFrame, classes: int, row: str) -> pd.DataFrame:
+    """Return the seeds of one arm."""
+    return frame[(frame["setting.backbone"] == f"pretrained C={classes}") & (frame["row"] == row)]
 
 
-def paired(first: BySeed, second: BySeed, read: Read, other: Read | None = None) -> Over:
+def paired(first: pd.DataFrame, second: pd.DataFrame, name: str, other: str = "") -> Summary:
     """Return by how much the first arm's number is above the second's, over the seeds that both have."""
-    return over(read(first[seed]) - (other or read)(second[seed]) for seed in first if seed in second)
+    return over((first[name] - second[other or name]).dropna())
 
 
-def worst(record: Record) -> float:
-    """Accuracy of the least accurate member."""
-    return float(min(record["members"]))
-
-
-def auroc(group: str, score: str) -> Read:
-    """Return what reads the AUROC of a score on a group of sets."""
-    return lambda record: float(record["auroc"][group][score])
-
-
-def unique(name: str) -> Read:
-    """Return what reads the mean number of different answers on a set."""
-    return lambda record: float(record["unique"][name])
-
-
-def _name(own: BySeed) -> str:
-    setting = next(iter(own.values()))["setting"]
+def _name(own: pd.DataFrame) -> str:
+    first = own.iloc[0]
     names = {
         "deep": "independent",
         "a2d": "A2D {:g}, on iSUN",
         "divdis": "DivDis {:g}, on iSUN",
         "two-stage": "two stages {:g}",
         "joint": "joint β = {:g}",
-        "ldr": "loss-guided {:g}, " + ("published" if setting["guard"] == "none" else "guarded"),
+        "ldr": "loss-guided {:g}, " + ("published" if first["setting.guard"] == "none" else "guarded"),
     }
-    return names[setting["method"]].format(setting["strength"])
+    return names[first["setting.method"]].format(first["setting.strength"])
 
 
-def methods_table(records: Sequence[Record], classes: int = 100, size: int = 5) -> str:
+def methods_table(frame: pd.DataFrame, classes: int = 100, size: int = 5) -> str:
     """Return all methods with so many heads, one line each."""
-    family = f"pretrained C={classes}"
-    own = [r for r in records if (r["setting"]["backbone"], r["setting"]["num_members"]) == (family, size)]
-    found = {row: _by_seed(own, classes, row) for row in dict.fromkeys(record["row"] for record in own)}
+    own = frame[(frame["setting.backbone"] == f"pretrained C={classes}") & (frame["setting.num_members"] == size)]
     header = ["heads", "seeds", "accuracy", "worst member, points", "NLL", "ECE", "different answers"]
     lines = []
-    for row, seeds in found.items():
-        numbers = {m: over(each["test"][m] for each in seeds.values()).text() for m in ("accuracy", "nll", "ece")}
-        lost = "" if row.startswith("deep") else _points(paired(seeds, found[f"deep M={size}"], worst))
-        answers = over(map(unique("test"), seeds.values())).text(2)
-        head = [_name(seeds), str(len(seeds)), numbers["accuracy"], lost, numbers["nll"], numbers["ece"], answers]
-        aurocs = [" / ".join(_mean(seeds, auroc(group, score)) for score in SCORES.values()) for group in GROUPS]
+    for row, seeds in own.groupby("row", sort=False):
+        accuracy, nll, ece = (mean_text(over(seeds[f"test.{m}"])) for m in ("accuracy", "nll", "ece"))
+        lost = "" if row.startswith("deep") else _points(paired(seeds, _arms(own, classes, f"deep M={size}"), "worst"))
+        head = [_name(seeds), str(len(seeds)), accuracy, lost, nll, ece, mean_text(over(seeds[KNOWN]), 2)]
+        aurocs = [" / ".join(_mean(seeds, f"auroc.{group}.{score}") for score in SCORES.values()) for group in GROUPS]
         lines.append([*head, *aurocs])
     return markdown([*header, *(f"{group}: {' / '.join(SCORES)}" for group in GROUPS)], lines)
 
 
-def _mean(own: BySeed, read: Read) -> str:
-    return bare(fmean(map(read, own.values())))
+def _mean(own: pd.DataFrame, name: str) -> str:
+    return bare(fmean(own[name]))
 
 
-def _points(lost: Over) -> str:
-    return over(100 * value for value in lost.values).text(1, signed=True)
+def _points(lost: Summary) -> str:
+    return mean_text(over(100 * value for value in lost.values), 1, signed=True)
 
 
-def ece_sentence(records: Sequence[Record]) -> str:
+def ece_sentence(frame: pd.DataFrame) -> str:
     """Say how large the calibration error of a calibrated model of these confidences is."""
-    floors = [record["test"]["ece_floor"] for record in records if record["auroc"]]
+    floors = frame[frame[f"auroc.near.{BMA}"].notna()]["test.ece_floor"]
     return (
-        f"A perfectly calibrated model with these confidences has an ECE of {bare(min(floors))} to "
-        f"{bare(max(floors))}: differences below that are no findings."
+        f"A perfectly calibrated model with these confidences has an ECE of {bare(floors.min())} to "
+        f"{bare(floors.max())}: differences below that are no findings."
     )
 
 
-def _lost(records: Sequence[Record], classes: int, strength: str, form: str) -> Over:
+def _lost(frame: pd.DataFrame, classes: int, strength: str, form: str) -> Summary:
     """Return what the worst of five loss-guided members loses, seed by seed."""
-    own = _by_seed(records, classes, f"ldr={strength} {form} A=2 M=5")
-    return paired(own, _by_seed(records, classes, _INDEPENDENT), worst)
+    own = _arms(frame, classes, f"ldr={strength} {form} A=2 M=5")
+    return paired(own, _arms(frame, classes, _INDEPENDENT), "worst")
 
 
-def guard_table(records: Sequence[Record]) -> str:
+def guard_table(frame: pd.DataFrame) -> str:
     """Return what loss-guided disagreement costs the worst of five members, by number of classes, with and without the guard."""
     lines = []
     for classes in (10, 100, 1000):
-        alone = over(map(worst, _by_seed(records, classes, _INDEPENDENT).values())).text()
+        alone = mean_text(over(_arms(frame, classes, _INDEPENDENT)["worst"]))
         for strength in ("0.5", "5"):
-            free, held = (_lost(records, classes, strength, form) for form in ("none", "share"))
+            free, held = (_lost(frame, classes, strength, form) for form in ("none", "share"))
             seeds = ", ".join(f"{100 * value:+.2f}" for value in held.values)
             verdict = "a cost" if held.sign < 0 else "within noise"
             lines.append([str(classes), strength, alone, _points(free), _points(held), seeds, verdict])
@@ -196,7 +168,7 @@ def guard_table(records: Sequence[Record]) -> str:
     return markdown([*header, "guarded: seed by seed", ""], lines)
 
 
-def guard_figure(records: Sequence[Record]) -> "matplotlib.figure.Figure":
+def guard_figure(frame: pd.DataFrame) -> "matplotlib.figure.Figure":
     """Draw what the worst of five members loses, seed by seed, by number of classes, with and without the guard."""
     from dissensus import plots
 
@@ -204,7 +176,7 @@ def guard_figure(records: Sequence[Record]) -> "matplotlib.figure.Figure":
     for ax, strength in zip(axes, ("0.5", "5"), strict=True):
         for form, name, index in (("none", "published", 0), ("share", "guarded", 1)):
             for place, classes in enumerate((10, 100, 1000)):
-                heights = [100 * value for value in _lost(records, classes, strength, form).values]
+                heights = [100 * value for value in _lost(frame, classes, strength, form).values]
                 shift = [place + 0.08 * (seed - 1) for seed in range(len(heights))]
                 ax.plot(shift, heights, "os"[index], color=plots.COLOURS[index], markersize=5)
             ink: dict[str, Any] = {"color": plots.COLOURS[index], "fontsize": 9, "va": "center"}
@@ -217,23 +189,23 @@ def guard_figure(records: Sequence[Record]) -> "matplotlib.figure.Figure":
     return figure
 
 
-def sizes_table(records: Sequence[Record]) -> str:
+def sizes_table(frame: pd.DataFrame) -> str:
     """Return two, five and ten heads at strength 0.5 beside each other."""
     lines = []
     for size in (2, 5, 10, 50):
         drawn = " A=2" if size > 2 else ""
-        plain = _by_seed(records, 100, f"deep M={size}")
-        forms = {"published": f"ldr=0.5 none{drawn} M={size}", "guarded": f"ldr=0.5 share{drawn} M={size}"}
-        for name, own in {"independent": plain, **{f: _by_seed(records, 100, row) for f, row in forms.items()}}.items():
-            if own:
-                lost = "" if name == "independent" else _points(paired(own, plain, worst))
-                seeds = list(own.values())
+        plain, free, held = (
+            _arms(frame, 100, row)
+            for row in (f"deep M={size}", f"ldr=0.5 none{drawn} M={size}", f"ldr=0.5 share{drawn} M={size}")
+        )
+        for name, own in (("independent", plain), ("published", free), ("guarded", held)):
+            if len(own):
+                lost = "" if own is plain else _points(paired(own, plain, "worst"))
                 aurocs = [
-                    " / ".join(over(map(auroc(group, SCORES[s]), seeds)).text() for s in ("PDS", "energy"))
+                    " / ".join(mean_text(over(own[f"auroc.{group}.{SCORES[s]}"])) for s in ("PDS", "energy"))
                     for group in GROUPS
                 ]
-                answers = over(map(unique("test"), seeds)).text(2)
-                lines.append([str(size), name, str(len(seeds)), lost, answers, *aurocs])
+                lines.append([str(size), name, str(len(own)), lost, mean_text(over(own[KNOWN]), 2), *aurocs])
     header = ["heads", "form", "seeds", "worst member, points", "different answers"]
     return markdown([*header, *(f"{group}: PDS / energy" for group in GROUPS)], lines)
 
@@ -246,7 +218,7 @@ TABLES: Mapping[str, Callable[[Sequence[Record]], str]] = {
 }
 
 
-def judged(cases: Mapping[str, Over]) -> tuple[str, str]:
+def judged(cases: Mapping[str, Summary]) -> tuple[str, str]:
     """Return verdict and note of a claim that something is larger in every case."""
     higher = [name for name, case in cases.items() if case.sign > 0]
     lower = [name for name, case in cases.items() if case.sign < 0]
@@ -262,75 +234,70 @@ def judged(cases: Mapping[str, Over]) -> tuple[str, str]:
 
 
 # Arms by seed and the score by which they detect.
-Detector = tuple[BySeed, str]
+Detector = tuple[pd.DataFrame, str]
 
 
 def _detects(
     sides: Mapping[str, tuple[Detector, Detector]], notes: Mapping[str, str] | None = None
-) -> tuple[dict[str, Over], str]:
+) -> tuple[dict[str, Summary], str]:
     """Return by how much the first detects better than the second in each group, and both numbers as text."""
     cases, texts = {}, []
     for group, ((first, one), (second, two)) in sides.items():
-        cases[group] = paired(first, second, auroc(group, one), auroc(group, two))
-        numbers = f"{_mean(first, auroc(group, one))} against {_mean(second, auroc(group, two))}"
-        texts.append(f"{group} {numbers}" + (f" ({notes[group]})" if notes else ""))
+        one, two = f"auroc.{group}.{one}", f"auroc.{group}.{two}"
+        cases[group] = paired(first, second, one, two)
+        texts.append(
+            f"{group} {_mean(first, one)} against {_mean(second, two)}" + (f" ({notes[group]})" if notes else "")
+        )
     return cases, ", ".join(texts)
 
 
 def _best(group: str, candidates: Mapping[Any, Detector]) -> Any:
     """Return the name of the candidate that detects best."""
-
-    def value(name: Any) -> float:
-        own, score = candidates[name]
-        return fmean(map(auroc(group, score), own.values()))
-
-    return max(candidates, key=value)
+    values = {name: fmean(own[f"auroc.{group}.{score}"]) for name, (own, score) in candidates.items()}
+    return max(values, key=values.__getitem__)
 
 
-def pretrained_claims(records: Sequence[Record]) -> dict[str, Record]:
+def pretrained_claims(frame: pd.DataFrame) -> dict[str, Record]:
     """Judge the document's claims on heads at its own ten epochs; return what replaces a claim's line, by its text."""
-    guided, guarded, plain = (_by_seed(records, 100, row) for row in (_GUIDED, _GUARDED, _INDEPENDENT))
-    if not (guided and guarded and plain):
+    guided, guarded, plain = (_arms(frame, 100, row) for row in (_GUIDED, _GUARDED, _INDEPENDENT))
+    if not (len(guided) and len(guarded) and len(plain)):
         return {}
-    strengths = {s: _by_seed(records, 100, f"ldr={s} none A=2 M=5") for s in ("0.1", "0.5", "1", "5")}
-    two, staged = (_by_seed(records, 100, row) for row in ("ldr=0.5 none M=2", "two-stage=0.5 A=2 M=5"))
-    known, other = unique("test"), unique("cifar10")
-    lost, held = (paired(own, plain, worst) for own in (guided, guarded))
+    strengths = {s: _arms(frame, 100, f"ldr={s} none A=2 M=5") for s in ("0.1", "0.5", "1", "5")}
+    two, staged = (_arms(frame, 100, row) for row in ("ldr=0.5 none M=2", "two-stage=0.5 A=2 M=5"))
+    lost, held = (paired(own, plain, "worst") for own in (guided, guarded))
+    sets = [name for name in plain if name.startswith("unique.") and plain[name].notna().all()]
 
-    def same(first: Detector, second: Detector) -> tuple[dict[str, Over], str]:
+    def same(first: Detector, second: Detector) -> tuple[dict[str, Summary], str]:
         return _detects(dict.fromkeys(GROUPS, (first, second)))
 
     best = {g: _best(g, {s: (own, PDS) for s, own in strengths.items()}) for g in GROUPS}
     at_best = {g: ((strengths[best[g]], PDS), (plain, PDS)) for g in GROUPS}
-    _, poor = same((plain, BMA), (plain, PDS))
-    scores = {s: (guided, s) for s in next(iter(guided.values()))["auroc"]["near"] if s != PDS}
+    poor, poor_text = same((plain, BMA), (plain, PDS))
+    more, more_text = same((guided, PDS), (two, PDS))
+    known_scores = (name.removeprefix("auroc.near.") for name in guided if name.startswith("auroc.near."))
+    scores = {score: (guided, score) for score in known_scores if score != PDS}
     top = {g: _best(g, scores) for g in GROUPS}
     others = ("a2d=0.1 M=5", "divdis=1 M=5", "two-stage=0.5 A=2 M=5", "joint=0.4 M=5")
-    rivals = {
-        (row, score): (_by_seed(records, 100, row), score) for row in (_INDEPENDENT, *others) for score in (BMA, PDS)
-    }
+    rivals = {(row, score): (_arms(frame, 100, row), score) for row in (_INDEPENDENT, *others) for score in (BMA, PDS)}
     first = {g: rivals[_best(g, rivals)] for g in GROUPS}
-    found: dict[str, tuple[dict[str, Over], str]] = {
+    found: dict[str, tuple[dict[str, Summary], str]] = {
         "Loss-guided members give more different answers on every set.": (
-            {name: paired(guided, plain, unique(name)) for name in next(iter(plain.values()))["unique"]},
-            f"{_mean(guided, known)} against {_mean(plain, known)} on known, {_mean(guided, other)} against "
-            f"{_mean(plain, other)} on CIFAR-10 images; guarded {_mean(guarded, known)} and {_mean(guarded, other)}",
+            {name.removeprefix("unique."): paired(guided, plain, name) for name in sets},
+            f"{_mean(guided, KNOWN)} against {_mean(plain, KNOWN)} on known, {_mean(guided, OTHER)} against "
+            f"{_mean(plain, OTHER)} on CIFAR-10 images; guarded {_mean(guarded, KNOWN)} and {_mean(guarded, OTHER)}",
         ),
         "Diversity rises with the strength.": (
-            {f"{b} against {a}": paired(strengths[b], strengths[a], known) for a, b in pairwise(strengths)},
-            f"different answers {', '.join(_mean(own, known) for own in strengths.values())} at {', '.join(strengths)}",
+            {f"{b} against {a}": paired(strengths[b], strengths[a], KNOWN) for a, b in pairwise(strengths)},
+            f"different answers {', '.join(_mean(own, KNOWN) for own in strengths.values())} at {', '.join(strengths)}",
         ),
         "Some strength detects better with PDS than none.": (
             _detects(at_best)[0],
             ", ".join(
-                f"{g} {_mean(own, auroc(g, PDS))} at {best[g]} against {_mean(plain, auroc(g, PDS))}"
+                f"{g} {_mean(own, f'auroc.{g}.{PDS}')} at {best[g]} against {_mean(plain, f'auroc.{g}.{PDS}')}"
                 for g, ((own, _), _) in at_best.items()
             ),
         ),
-        "PDS is poor without diversity.": (
-            same((plain, BMA), (plain, PDS))[0],
-            f"independent heads, BMA against PDS: {poor}",
-        ),
+        "PDS is poor without diversity.": (poor, f"independent heads, BMA against PDS: {poor_text}"),
         "PDS of loss-guided ensembles detects better than BMA.": same((guided, PDS), (guided, BMA)),
         "PDS is the best of all scores for them.": _detects({g: ((guided, PDS), scores[top[g]]) for g in GROUPS}, top),
         "Loss-guided training with PDS detects better than any other method with BMA or PDS.": _detects(
@@ -340,10 +307,7 @@ def pretrained_claims(records: Sequence[Record]) -> dict[str, Record]:
             {"the worst member": over(value + 0.02 for value in lost.values)},
             f"the worst member {_points(lost)} points; guarded {_points(held)}",
         ),
-        "More members detect better (PDS).": (
-            same((guided, PDS), (two, PDS))[0],
-            f"5 against 2: {same((guided, PDS), (two, PDS))[1]}",
-        ),
+        "More members detect better (PDS).": (more, f"5 against 2: {more_text}"),
         "Loss-guided weights detect better than two stages (PDS).": same((guided, PDS), (staged, PDS)),
     }
     common = {"seeds": len(guided), "setting": PRETRAINED, "command": COMMAND}
@@ -353,21 +317,13 @@ def pretrained_claims(records: Sequence[Record]) -> dict[str, Record]:
     }
 
 
-def with_runs(claims: Sequence[Record], rows: Sequence[Record]) -> list[Record]:
-    """Return the claims, those on heads as runs on a pretrained backbone judge them."""
-    measured = pretrained_claims(pretrained(rows))
-    return [
-        claim | (measured.get(claim.get("claim", ""), {}) if claim["table"] == "diversification/claims-heads" else {})
-        for claim in claims
-    ]
-
-
 def kinds_table(rows: Sequence[Record]) -> str:
     """Return kinds and objectives that trained for the same seconds, the lowest NLL first."""
     lines = []
     for record in sorted(runs(rows, "choosing"), key=lambda each: each["test"]["nll"]):
         test, best = record["test"], [max(record["auroc"][group].values()) for group in GROUPS]
-        numbers = (test["accuracy"], worst(record), test["nll"], test["ece"], record["corrupted"]["all"]["accuracy"])
+        shared = record["corrupted"]["all"]["accuracy"]
+        numbers = (test["accuracy"], min(record["members"]), test["nll"], test["ece"], shared)
         epochs, speed = f"{record['training']['epochs']:.0f}", f"{record['images_a_second'] / 1000:.0f} 000"
         lines.append([record["family"], epochs, *map(bare, numbers), " / ".join(map(bare, best)), speed])
     header = ["kind, objective", "epochs", "accuracy", "worst member", "NLL", "ECE", "corrupted"]
@@ -376,36 +332,18 @@ def kinds_table(rows: Sequence[Record]) -> str:
 
 def scores_table(kinds: Sequence[Record], heads: Sequence[Record]) -> str:
     """Return how each score detects on average: in all ensembles of the table, and in heads on a pretrained backbone that keep members."""
-    tabled = [record for record in runs(kinds, "choosing") if "mutual_information" in record["auroc"]["near"]]
-    kept = [
-        record
-        for record in pretrained(heads)
-        if record["auroc"]
-        and (
-            record["setting"]["method"] in ("deep", "joint")
-            or (record["row"].startswith("ldr") and "share" in record["row"])
-        )
-    ]
+    tabled, kept = framed(runs(kinds, "choosing")), pretrained(heads)
+    tabled = tabled[tabled["auroc.near.mutual_information"].notna()]
+    guarded = kept["row"].str.startswith("ldr") & kept["row"].str.contains("share")
+    kept = kept[(kept["setting.method"].isin(["deep", "joint"]) | guarded) & kept[f"auroc.near.{BMA}"].notna()]
     found = []
-    for score in tabled[0]["auroc"]["near"]:
+    for score in (name.removeprefix("auroc.near.") for name in tabled if name.startswith("auroc.near.")):
         cells, values = [], []
         for group in (tabled, kept):
-            means = [fmean(map(auroc(name, score), group)) for name in GROUPS]
-            lowest = min(record["auroc"][part][score] for record in group for part in record["auroc"])
+            means = [fmean(group[f"auroc.{name}.{score}"]) for name in GROUPS]
+            lowest = group[[n for n in group if n.startswith("auroc.") and n.endswith(f".{score}")]].min().min()
             cells += [" / ".join(map(bare, means)), bare(lowest, 2)]
             values += means
         found.append((fmean(values), [f"`{score}`", *cells]))
     header = ["score", "kinds: near / far", "their lowest set", "pretrained heads: near / far", "their lowest set"]
     return markdown(header, [line for _, line in sorted(found, key=lambda each: -each[0])])
-
-
-# Where names stand beside their points in the figure of kinds.
-BESIDE = {
-    "packed, loss-guided 0.5": (6, 4),
-    "packed": (6, -9),
-    "deep, joint 0.4": (-6, 4),
-    "deep": (-6, -9),
-    "mc dropout": (6, -9),
-    "heads, loss-guided 0.5": (6, -5),
-    "heads": (6, 4),
-}

@@ -2,37 +2,37 @@
 
 `studies/records/NAME.jsonl` has a line for each arm that was ever reported: its setting, seeds, machine, versions, seconds and all
 numbers; `"source"` is `"run"`, or `"page"` where the raw record is lost and only the page had the number. `claims.jsonl` has a line for
-each claim of the documents. `studies/pages` has the words around them and how each table is laid out.
+each claim of the documents. `studies/pages` has the words around them and how tables and figures are laid out.
 
     python -m dissensus_studies.results                           # write the pages; `make results`
-    python -m dissensus_studies.results add runs/masksembles      # add the arms of a run to the record
+    python -m dissensus_studies.results add runs/masksembles      # add the arms of a run to the record of that name, and write
+
+A folder's name begins with that of its record: `runs/collusion-images` and `runs/collusion-cifar100` go to `collusion.jsonl`.
 """
 
 import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from dissensus_studies.collusion import theory
-from dissensus_studies.harness.figures import draw, pareto, save_figure, sweeps
-from dissensus_studies.harness.page_figures import page_figures
+from dissensus_studies.collusion import image_records, theory
+from dissensus_studies.harness.figures import Line, Panel, draw, pareto, save_figure, sweeps
 from dissensus_studies.harness.statistics import Estimate, ece_floor, typical_confidence
 from dissensus_studies.recorded import (
-    BESIDE,
     TABLES,
     TEMPLATES,
     guard_figure,
     kinds_table,
     markdown,
     pretrained,
+    pretrained_claims,
     runs,
     scores_table,
-    with_runs,
 )
 from dissensus_studies.tabular.page import RANKS_FIGURE, ranks_figure, read_records, standing, write_report
 
@@ -76,20 +76,37 @@ def load(name: str, folder: Path = RECORDS) -> list[Record]:
     return [json.loads(line, parse_float=Decimal, parse_int=Decimal) for line in lines]
 
 
+def read_layouts(name: str, templates: Path = TEMPLATES) -> dict[str, Any]:
+    """Return how the tables or the figures of pages are laid out."""
+    found: dict[str, Any] = json.loads((templates / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def shown(name: str, records: Path = RECORDS) -> list[Record]:
+    """Return the lines of one record as its page shows them: arms of runs in place of numbers that only a page had."""
+    rows = load(name, records)
+    return image_records.shown(rows) if name == "collusion" else rows
+
+
 def judged_claims(records: Path = RECORDS) -> str:
     """Return the lines of `claims.jsonl`, with the verdicts that the arms of runs give."""
     stored = (records / "claims.jsonl").read_text(encoding="utf-8").splitlines()
-    found = with_runs([json.loads(line) for line in stored], load("diversification", records))
+    by_runs = {
+        "diversification/claims-heads": pretrained_claims(pretrained(load("diversification", records))),
+        "collusion/images": image_records.judged_claims(load("collusion", records)),
+    }
+    claims = [json.loads(line) for line in stored]
+    found = [claim | by_runs.get(claim["table"], {}).get(claim.get("claim", ""), {}) for claim in claims]
     return "\n".join(json.dumps(claim, ensure_ascii=False) for claim in found) + "\n"
 
 
 def pages(records: Path = RECORDS, templates: Path = TEMPLATES) -> dict[str, str]:
     """Return the text of every page by its file name."""
-    layouts = json.loads((templates / "tables.json").read_text(encoding="utf-8"))
+    layouts = read_layouts("tables", templates)
     claims = load("claims", records)
     found = {}
     for name, figure in FIGURES.items():
-        rows, lines = load(name, records), (templates / f"{name}.md").read_text(encoding="utf-8").split("\n")
+        rows, lines = shown(name, records), (templates / f"{name}.md").read_text(encoding="utf-8").split("\n")
         own = [claim for claim in claims if claim["table"].startswith(f"{name}/") and "claim" in claim]
         text = "\n".join(_filled(line, rows, claims, layouts) for line in lines)
         found[f"{name}.md"] = folded(text, verdicts(own), figure)
@@ -163,13 +180,13 @@ def _one_number(claim: Record) -> str:
 
 
 def _filled(line: str, rows: Sequence[Record], claims: Sequence[Record], layouts: Mapping[str, Any]) -> str:
-    """Return a line of a template, or what it asks for in a comment: `table ID`, `claims ID`, `floor ID images` or `runs NAME`."""
+    """Return a line of a template with its numbers, or what a comment asks for: `table ID`, `claims ID`, `floor ID images`, `runs NAME`."""
     words = line.split()
     if words[:1] != ["<!--"] or words[1] not in ("table", "claims", "floor", "runs"):
-        return line
+        return _NUMBER.sub(lambda found: _number(rows, *found.groups()), line)
     kind, name = words[1:3]
     if kind == "runs":
-        return TABLES[name](rows)
+        return {**TABLES, "collusion-resnet18": image_records.sentence}[name](rows)
     if kind == "floor":
         return floor_sentence(_of_table(rows, name), int(words[3]))
     layout = layouts[name]
@@ -177,6 +194,17 @@ def _filled(line: str, rows: Sequence[Record], claims: Sequence[Record], layouts
         return claims_table([claim for claim in claims if claim["table"] == name], layout)
     rows = _of_table(rows, name)
     return by_columns(rows, layout) if layout["kind"] == "transposed" else by_rows(rows, layout)
+
+
+# A number of the record within a sentence: `<<TABLE; ARM; NAME>>`, the table without its page.
+_NUMBER = re.compile(r"<<([^;>]+); ([^;>]+); ([^;>]+)>>")
+
+
+def _number(rows: Sequence[Record], table: str, arm: str, name: str) -> str:
+    """Return what the record has in a cell of a table; of a mean with its error, the mean."""
+    own = _of_table(rows, f"{rows[0]['study']}/{table}")
+    value = next(row["numbers"][name] for row in own if ", ".join(row["arm"]) == arm)
+    return str(value[0] if isinstance(value, list) else value)
 
 
 def by_rows(rows: Sequence[Record], layout: Mapping[str, Any]) -> str:
@@ -342,10 +370,11 @@ def figures() -> "dict[str, matplotlib.figure.Figure]":
     strengths = drawn_lines(heads, "diversification/figure-strength")
     worst, detected = (strengths[title] for title in ("worst member's accuracy", "AUROC of PDS, severity 5"))
     trade = {f: [(worst[f][s][0], detected[f][s][0], s) for s in worst[f]] for f in ("published", "guarded")}
+    beside = read_layouts("figures")["names beside points"]
     found = {
         "claims": verdict_figure([claim for claim in load("claims") if "claim" in claim]),
         "tabular": ranks_figure(read_records(RECORDS / "tabular.jsonl")),
-        "choosing": pareto({k["family"]: (1e6 / k["images_a_second"], k["test"]["nll"]) for k in kinds}, BESIDE),
+        "choosing": pareto({k["family"]: (1e6 / k["images_a_second"], k["test"]["nll"]) for k in kinds}, beside),
         "masksembles-diversity": diversity_figure(_of_table(masks, "masksembles/diversity-and-calibration")),
         "diversification-guard": guard_figure(pretrained(heads)),
         "diversification-strength": sweeps(strengths, "strength", level="deep ensemble"),
@@ -365,8 +394,32 @@ def figures() -> "dict[str, matplotlib.figure.Figure]":
         bars = [(name, Estimate(value, nan, (low, high))) for name, (value, low, high) in numbers.items()]
         found[f"diversification-bars-{kind}"] = baseline_figure(bars)
     for study in ("anchoring", "collusion", "masksembles"):
-        found |= page_figures(load(study))
+        found |= page_figures(shown(study))
     return found | {drawing.name: draw(drawing.panels) for drawing in theory.drawings()}
+
+
+def page_figures(rows: Iterable[Record]) -> dict[str, "matplotlib.figure.Figure"]:
+    """Return the figures that one study's record has as lines, by name.
+
+    A row of the table `NAME/figures` is one line: its arm is the figure, the panel and the line's name, its numbers are x, y and the ends
+    of a band. They were read off the figures that were drawn when the runs ended; of their values the record has only some.
+    """
+    found: dict[str, dict[str, list[Line]]] = {}
+    for row in rows:
+        if row["table"] == f"{row['study']}/figures":
+            figure, panel, name = row["arm"]
+            points = {key: [float(value) for value in values] for key, values in row["numbers"].items()}
+            colour = row["line"]["colour"]
+            line = Line(name, **points, colour=None if colour is None else int(colour), style=row["line"]["style"])
+            found.setdefault(figure, {}).setdefault(panel, []).append(line)
+    layouts = read_layouts("figures")["lines"]
+    figures = {}
+    for figure, lines in found.items():
+        layout = dict(layouts[figure])
+        xlabel, axes = layout.pop("xlabel"), layout.pop("axes", {})
+        panels = [Panel(title, xlabel, own, axes) for title, own in lines.items()]
+        figures[figure] = draw(panels, **layout)
+    return figures
 
 
 def members_figure(rows: Sequence[Record]) -> "matplotlib.figure.Figure":
@@ -412,14 +465,16 @@ def write(folder: Path = PAGES) -> list[str]:
 
 def add(run: Path, records: Path = RECORDS) -> int:
     """Add the arms of a run's folder to the record of its study; arms that it has with the same settings are replaced."""
-    study = run.name
+    fitting = [path.stem for path in records.glob("*.jsonl") if run.name.startswith(path.stem)]
+    study = max(fitting, key=len, default=run.name)
     path = records / f"{study}.jsonl"
     kept = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     arms = [json.loads(line) for line in (run / "arms.jsonl").read_text(encoding="utf-8").splitlines()]
-    new = [as_record(study, arm) for arm in arms]
-    names = {(tuple(row["arm"]), json.dumps(row["setting"])) for row in new}
-    kept = [line for line in kept if _name_of(json.loads(line)) not in names]
-    path.write_text("\n".join([*kept, *(json.dumps(row, ensure_ascii=False) for row in new)]) + "\n", encoding="utf-8")
+    # Of an arm that was done twice, the later record.
+    new = {_name_of(row): row for row in (as_record(study, arm) for arm in arms)}
+    kept = [line for line in kept if _name_of(json.loads(line)) not in new]
+    lines = [*kept, *(json.dumps(row, ensure_ascii=False) for row in new.values())]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return len(new)
 
 

@@ -1,9 +1,7 @@
-"""Regression ensembles between independent and joint training: data, training in groups, measures, protocol, pages."""
+"""Regression ensembles between independent and joint training: data, training, measures, protocol, pages."""
 
 import itertools
 import json
-import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,16 +13,7 @@ from dissensus_studies.collusion import theory, uci, uci_protocol
 from dissensus_studies.collusion import uci_data as data
 from dissensus_studies.collusion import uci_protocol as measures
 from dissensus_studies.collusion.uci import by_set, uci_claims
-from dissensus_studies.collusion.uci_protocol import (
-    SEARCH_SPACE,
-    Configuration,
-    GroupedJoint,
-    Settings,
-    measure_all,
-    train,
-)
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from dissensus_studies.collusion.uci_protocol import SEARCH_SPACE, Configuration, Settings, measure_all, train
 
 import dissensus as ds
 from dissensus import objectives as obj
@@ -88,22 +77,9 @@ def test_a_category_that_no_training_row_has_is_no_nan():
     assert data.standardised(values, torch.arange(9))[9].item() == 1.0
 
 
-@settings(deadline=None, max_examples=25)
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=4), st.integers(0, 1000))
-def test_the_grouped_objective_is_the_sum_of_joint_losses(betas, seed):
-    generator = torch.Generator().manual_seed(seed)
-    outputs = torch.randn(len(betas) * 3, 7, 1, generator=generator, dtype=torch.float64)
-    y = torch.randn(7, 1, generator=generator, dtype=torch.float64)
-    loss, parts = GroupedJoint(tuple(betas)).on_outputs(outputs, y, None)
-    groups = outputs.unflatten(0, (len(betas), 3))
-    expected = sum(3 * obj.joint_loss(group, y, beta, loss="mse") for group, beta in zip(groups, betas, strict=True))
-    torch.testing.assert_close(loss, expected)
-    torch.testing.assert_close(parts["loss"], (outputs - y).square().mean((1, 2)))
-
-
 @pytest.mark.parametrize("beta", [0.0, 0.7, 1.0])
-def test_a_group_is_trained_and_stopped_as_fit_does_it_with_the_joint_objective(split, beta):
-    found = train(split, SMALL, [0.3, beta], seed=3, most_epochs=40)
+def test_every_beta_is_trained_and_stopped_as_fit_does_it_with_the_joint_objective(split, beta):
+    found = train(split, SMALL, beta, seed=3, most_epochs=40)
     ensemble = ds.DeepEnsemble(lambda: mlp(5, [8], 1), 3, derive(3, "start"))
     run = ds.fit(
         ensemble,
@@ -119,22 +95,22 @@ def test_a_group_is_trained_and_stopped_as_fit_does_it_with_the_joint_objective(
         seed=3,
         device="cpu",
     )
-    assert found.validation_errors[1].item() == pytest.approx(run.best, rel=1e-3)
-    assert found.epochs[1].item() * 3 == run.best_step
-    torch.testing.assert_close(found.test_outputs[1], ds.predict(ensemble, split.test_x)[..., 0], atol=2e-3, rtol=1e-3)
+    assert found.validation_error == pytest.approx(run.best, rel=1e-3)
+    assert found.epochs * 3 == run.best_step
+    torch.testing.assert_close(found.test_outputs, ds.predict(ensemble, split.test_x)[..., 0], atol=2e-3, rtol=1e-3)
 
 
 def test_training_again_with_the_validation_rows_takes_the_epochs_found_without_them(split):
-    found = train(split, SMALL, [0.0, 1.0], seed=3, most_epochs=8, on_validation_too=True)
-    once = train(split, SMALL, [0.0, 1.0], seed=3, most_epochs=8)
-    torch.testing.assert_close(found.epochs, once.epochs)
-    for place, beta in enumerate((0.0, 1.0)):
+    for beta in (0.0, 1.0):
+        found = train(split, SMALL, beta, seed=3, most_epochs=8, on_validation_too=True)
+        once = train(split, SMALL, beta, seed=3, most_epochs=8)
+        assert found.epochs == once.epochs
         ensemble = ds.DeepEnsemble(lambda: mlp(5, [8], 1), 3, derive(3, "start"))
         ds.fit(
             ensemble,
             (torch.cat([split.x, split.validation_x]), torch.cat([split.y, split.validation_y])),
             objective=obj.Joint(beta, "mse"),
-            epochs=int(once.epochs[place]),
+            epochs=once.epochs,
             batch_size=32,
             optimizer="adam",
             lr=0.01,
@@ -144,13 +120,13 @@ def test_training_again_with_the_validation_rows_takes_the_epochs_found_without_
             engine="eager",
         )
         wanted = ds.predict(ensemble, split.test_x)[..., 0]
-        torch.testing.assert_close(found.test_outputs[place], wanted, atol=2e-3, rtol=1e-3)
+        torch.testing.assert_close(found.test_outputs, wanted, atol=2e-3, rtol=1e-3)
 
 
-def test_groups_with_the_same_beta_end_the_same_and_members_differ(split):
-    found = train(split, SMALL, [0.5, 0.5], seed=0, most_epochs=3)
-    torch.testing.assert_close(found.test_outputs[0], found.test_outputs[1])
-    assert (found.test_outputs[0][0] - found.test_outputs[0][1]).abs().max() > 0.01
+def test_ensembles_with_the_same_beta_end_the_same_and_members_differ(split):
+    first, again = (train(split, SMALL, 0.5, seed=0, most_epochs=3).test_outputs for _ in range(2))
+    torch.testing.assert_close(first, again)
+    assert (first[0] - first[1]).abs().max() > 0.01
 
 
 def test_joint_training_explodes_in_diversity_and_a_fifth_of_the_members_is_missed_as_the_closed_form_says():
@@ -159,22 +135,13 @@ def test_joint_training_explodes_in_diversity_and_a_fifth_of_the_members_is_miss
     x = torch.randn(800, 8, generator=generator)
     signal = torch.sin(2 * x[:, 0]) + x[:, 1] * x[:, 2] + 0.5 * x[:, 3].abs()
     y = ((signal + 0.3 * torch.randn(800, generator=generator)) / signal.std())[:, None]
-    nets = ds.DeepEnsemble(lambda: mlp(8, [20], 1), 10, 0)
-    both = ds.DeepEnsemble.from_members([nets.member(j) for _ in range(2) for j in range(10)])
-    ds.fit(
-        both,
-        (x[:400], y[:400]),
-        objective=GroupedJoint((0.0, 1.0)),
-        epochs=150,
-        batch_size=32,
-        optimizer="adam",
-        lr=0.01,
-        device="cpu",
-        engine="captured",
-    )
-    apart, joint = (
-        measures.measure(outputs, y[400:, 0]) for outputs in ds.predict(both, x[400:])[..., 0].unflatten(0, (2, 10))
-    )
+    measured = []
+    for beta in (0.0, 1.0):
+        nets = ds.DeepEnsemble(lambda: mlp(8, [20], 1), 10, 0)
+        options = {"epochs": 150, "batch_size": 32, "optimizer": "adam", "lr": 0.01, "device": "cpu"}
+        ds.fit(nets, (x[:400], y[:400]), objective=obj.Joint(beta, "mse"), engine="captured", **options)
+        measured.append(measures.measure(ds.predict(nets, x[400:])[..., 0], y[400:, 0]))
+    apart, joint = measured
     assert joint["diversity"] > 50 * apart["diversity"]
     assert joint["mse"] > apart["mse"]
     for share in measures.DROP_SHARES:
@@ -236,28 +203,20 @@ def test_without_optuna_the_study_says_how_to_get_it(tmp_path, monkeypatch):
         STUDIES["collusion-uci"].run(tmp_path, quick=True)
 
 
-def fake_run(job):
-    betas = [{"beta": beta, **dict.fromkeys(("mse", "train_mse", "diversity"), 1.0)} for beta in job.settings.betas]
-    return {
-        "set": job.name,
-        "run": job.run,
-        "settings": job.settings.as_json(),
-        "configuration": asdict(SMALL),
-        "betas": betas,
-        "search_seconds": 1.0,
-        "retrain_seconds": 1.0,
-    }
+def fake_run(name, run, problem, settings):
+    betas = [{"beta": beta, **dict.fromkeys(("mse", "train_mse", "diversity"), 1.0)} for beta in settings.betas]
+    return {"set": name, "run": run, "settings": settings.as_json(), "configuration": asdict(SMALL), "betas": betas}
 
 
 def test_a_study_that_was_ended_goes_on_where_it_was(tmp_path, monkeypatch):
     problems = {"one": make_problem(), "two": make_problem()}
     begun = []
 
-    def ends_at_the_fourth(job):
-        begun.append((job.name, job.run))
+    def ends_at_the_fourth(name, run, *rest):
+        begun.append((name, run))
         if len(begun) == 4:
             raise KeyboardInterrupt
-        return fake_run(job)
+        return fake_run(name, run, *rest)
 
     monkeypatch.setattr(uci_protocol, "measure_run", ends_at_the_fourth)
     with pytest.raises(KeyboardInterrupt):
@@ -272,48 +231,28 @@ def test_a_study_that_was_ended_goes_on_where_it_was(tmp_path, monkeypatch):
     assert len(begun) == 7 + 6
 
 
-def test_no_run_is_begun_after_the_time(tmp_path):
-    settings = Settings()
-    assert measure_all({"one": make_problem()}, 2, settings, tmp_path, minutes=-1) == []
+def test_no_run_is_begun_after_the_time_and_sets_may_be_chosen(tmp_path, monkeypatch):
+    problems = {"one": make_problem(), "two": make_problem()}
+    assert measure_all(problems, 2, Settings(), tmp_path, minutes=-1) == []
+    monkeypatch.setattr(uci_protocol, "measure_run", fake_run)
+    found = measure_all(problems, 2, Settings(), tmp_path, only=["two"])
+    assert [(result["set"], result["run"]) for result in found] == [("two", 0), ("two", 1)]
 
 
-def test_no_run_begins_after_the_time_though_others_are_measured_side_by_side(tmp_path, monkeypatch):
-    begun = []
+def test_runs_use_one_thread_and_give_the_others_back(tmp_path, monkeypatch):
+    before, seen = torch.get_num_threads(), []
 
-    def measured(job):
-        begun.append(job)
-        time.sleep(0.2)
-        return {"set": job.name, "run": job.run, "search_seconds": 0.0, "retrain_seconds": 0.0}
+    def measured(name, run, *rest):
+        seen.append(torch.get_num_threads())
+        return {"set": name, "run": run}
 
     monkeypatch.setattr(uci_protocol, "measure_run", measured)
-    monkeypatch.setattr(uci_protocol, "ProcessPoolExecutor", lambda workers, *_: ThreadPoolExecutor(workers))
-    settings = Settings()
-    options = {"workers": 2, "minutes": 0.1 / 60}
-    found = measure_all({"one": make_problem()}, 6, settings, tmp_path, **options)
-    assert len(begun) == len(found) == 2
-
-
-def test_runs_measured_here_use_one_thread_and_give_the_others_back(tmp_path, monkeypatch):
-    before, seen = torch.get_num_threads(), []
-    done = {"set": "made", "run": 0, "search_seconds": 0.0, "retrain_seconds": 0.0}
-    monkeypatch.setattr(
-        uci_protocol, "measure_run", lambda job: seen.append(torch.get_num_threads()) or {**done, "run": job.run}
-    )
-    chosen = Settings()
     torch.set_num_threads(2)
     try:
-        measure_all({"made": None}, 2, chosen, tmp_path)
+        measure_all({"made": None}, 2, Settings(), tmp_path)
         assert (seen, torch.get_num_threads()) == ([1, 1], 2)
     finally:
         torch.set_num_threads(before)
-
-
-def test_processes_side_by_side_find_what_one_finds(tmp_path):
-    settings = Settings(trials=1, betas=(0.0, 1.0), most_epochs=2)
-    problems = {"one": make_problem(rows=60)}
-    found = [measure_all(problems, 2, settings, tmp_path / str(workers), workers=workers) for workers in (1, 2)]
-    for here, there in zip(*found, strict=True):
-        assert here["betas"] == there["betas"]
 
 
 def with_numbers(**columns):

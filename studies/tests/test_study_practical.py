@@ -11,17 +11,14 @@ import sys
 import pytest
 import torch
 from dissensus_studies import STUDIES
-from dissensus_studies.deep_ensembles import regression as practical_regression
-from dissensus_studies.deep_ensembles import regression_arms, spiral_arms
-from dissensus_studies.deep_ensembles import spirals as practical_classification
+from dissensus_studies.deep_ensembles import regression, spirals
 from dissensus_studies.deep_ensembles.networks import fit_own_sets, scaled_mlp
-from dissensus_studies.deep_ensembles.regression_arms import practical_scales
+from dissensus_studies.deep_ensembles.regression import practical_scales
 from dissensus_studies.harness.claims import Claim
 from dissensus_studies.harness.statistics import Comparison, Summary
 from torch import nn
 from torch.distributions import Categorical, Laplace, MixtureSameFamily, Normal
 
-from dissensus.data import toy
 from dissensus.members import DeepEnsemble
 from dissensus.objectives import Independent
 from dissensus.training import fit
@@ -128,13 +125,13 @@ def constant_nets(means, scales):
 
 @pytest.mark.parametrize("family", ["gaussian", "laplace"])
 def test_measurements_are_those_of_the_mixture_distribution(family):
-    arm = regression_arms.Arm(family, False)
+    arm = regression.Arm(family, False)
     means, scales = [-1.0, 1.0, 0.0, 4.0], [1.0, 2.0, 0.5, 1.0]
     ensemble = DeepEnsemble.from_members(constant_nets(means, scales)).eval()
     x, y = torch.zeros(2, 3, 1), torch.tensor([[[0.0], [1.0], [5.0]], [[2.0], [-2.0], [0.5]]])
-    trained = regression_arms.Repeats(arm, ensemble, x, y)
+    trained = regression.Repeats(arm, ensemble, x, y)
     test = torch.linspace(-3, 3, 7)[:, None], torch.linspace(-4, 6, 7)[:, None]
-    found = regression_arms.measure(trained, 2, test)
+    found = regression.measure(trained, 2, test)
     kind = Normal if family == "gaussian" else Laplace
     for repeat in range(2):
         own = slice(2 * repeat, 2 * repeat + 2)
@@ -148,7 +145,7 @@ def test_measurements_are_those_of_the_mixture_distribution(family):
         assert found["rmse"].values[repeat] == pytest.approx(rmse, rel=1e-5)
         assert found["sd_outside"].values[repeat] == pytest.approx(whole.stddev.item(), rel=1e-5)
         assert found["knowledge_near"].values[repeat] == pytest.approx(parts.loc.std(correction=0).item(), rel=1e-5)
-        _, near = regression_arms.region("near")
+        _, near = regression.region("near")
         below = whole.cdf(near[:, 0].double())
         covered = ((below >= 0.05) & (below <= 0.95)).double().mean().item()
         assert found["coverage_near"].values[repeat] == pytest.approx(covered)
@@ -157,61 +154,59 @@ def test_measurements_are_those_of_the_mixture_distribution(family):
 
 
 def test_an_attack_moves_inputs_by_epsilon_up_each_ensembles_loss():
-    arm = regression_arms.ARMS[0]
+    arm = regression.ARMS[0]
     nets = [scaled_mlp((1, 10, 2), 1.0, member) for member in range(8)]
     x, y = torch.randn(2, 5, 1), torch.randn(2, 5, 1)
-    trained = regression_arms.Repeats(arm, DeepEnsemble.from_members(nets).eval(), x, y)
+    trained = regression.Repeats(arm, DeepEnsemble.from_members(nets).eval(), x, y)
     test = torch.randn(30, 1), torch.randn(30, 1)
-    moved = regression_arms.attack(trained, 2, test)
+    moved = regression.attack(trained, 2, test)
     assert moved.shape == (2, 2, 30, 1)
     step = (moved - test[0]).abs()
-    torch.testing.assert_close(step, torch.full_like(step, regression_arms.EPSILON), rtol=1e-4, atol=0)
-    before = arm.likelihood.mixture(trained.outputs(test[0], 2), test[1])
-    after = arm.likelihood.mixture(trained.outputs(moved, 2), test[1])
+    torch.testing.assert_close(step, torch.full_like(step, regression.EPSILON), rtol=1e-4, atol=0)
+    before = arm.objective.likelihood.mixture(trained.outputs(test[0], 2), test[1])
+    after = arm.objective.likelihood.mixture(trained.outputs(moved, 2), test[1])
     assert (after > before).double().mean() > 0.9
 
 
 def test_ensembles_of_any_size_are_made_of_all_nets():
-    assert all(regression_arms.NETS % count == 0 for count in regression_arms.COUNTS)
+    assert all(regression.NETS % count == 0 for count in regression.COUNTS)
 
 
 @pytest.fixture(scope="module")
 def practical():
-    return regression_arms.train_practical(regression_arms.ARMS[0])
+    return regression.train_practical(regression.ARMS[0])
 
 
 def test_every_member_of_the_practical_ends_between_2_and_12_nats(practical):
-    x, y = (torch.from_numpy(part).float() for part in toy.cubic())
-    losses = regression_arms.final_losses(practical, regression_arms.ARMS[0], (x, y))
+    losses = regression.final_losses(practical, regression.ARMS[0])
     assert len(losses) == 6
     assert all(2 < loss < 12 for loss in losses)
 
 
 def test_the_practicals_mixture_is_less_sure_where_there_are_no_data(practical):
     inside, outside = (
-        regression_arms.band(practical, "gaussian", regression_arms.region(place)[0])[3].mean()
-        for place in ("inside", "outside")
+        regression.band(practical, "gaussian", regression.region(place)[0])[3].mean() for place in ("inside", "outside")
     )
     assert outside > inside
 
 
 def test_the_practicals_members_start_from_its_scales():
-    run = regression_arms.train_practical(regression_arms.ARMS[0], steps=1)
+    run = regression.train_practical(regression.ARMS[0], steps=1)
     # One step of Adam moves every parameter by at most the learning rate.
-    for member, scale in enumerate(practical_scales().scales):
+    for member, scale in enumerate(practical_scales().values()):
         parameters = torch.cat([p.flatten() for p in run.members.member(member).parameters()])
         start = torch.cat(
-            [p.flatten() for p in scaled_mlp(regression_arms.SIZES, scale, 0, "practical", member).parameters()]
+            [p.flatten() for p in scaled_mlp(regression.SIZES, scale, 0, "practical", member).parameters()]
         )
-        assert (parameters - start).abs().max() <= 1.001 * regression_arms.LEARNING_RATE
+        assert (parameters - start).abs().max() <= 1.001 * regression.LEARNING_RATE
         assert start.std().item() == pytest.approx(scale, rel=0.2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arm", [arm for arm in spiral_arms.ARMS if not arm.adversarial], ids=lambda arm: arm.name)
+@pytest.mark.parametrize("arm", [arm for arm in spirals.ARMS if not arm.adversarial], ids=lambda arm: arm.name)
 def test_the_practicals_spirals_are_learnt_and_unknown_beyond_the_data(arm):
-    run = spiral_arms.train_spirals(arm, check_every=spiral_arms.STEPS)
-    found = spiral_arms.measure(run, spiral_arms.Plane.of(run.members))
+    run = spirals.train_spirals(arm, check_every=spirals.STEPS)
+    found = spirals.measure(run, spirals.Plane.of(run.members))
     assert found["train_accuracy"] >= 0.95
     assert found["train_nll"] <= 0.15
     assert found["knowledge_far"] > found["knowledge_data"]
@@ -221,9 +216,9 @@ def test_the_practicals_spirals_are_learnt_and_unknown_beyond_the_data(arm):
 
 
 def test_the_parity_loss_is_the_practicals():
-    arm = spiral_arms.Arm(parity=True, adversarial=False)
-    ensemble = DeepEnsemble.from_members([scaled_mlp(spiral_arms.SIZES, 0.1, m) for m in range(2)])
-    x, y = spiral_arms.spirals()
+    arm = spirals.Arm(parity=True, adversarial=False)
+    ensemble = DeepEnsemble.from_members([scaled_mlp(spirals.SIZES, 0.1, m) for m in range(2)])
+    x, y = spirals.spirals()
     loss, parts = arm.objective(ensemble.view(), x, y, _step(ensemble))
     expected = 0.0
     for member in range(2):
@@ -245,7 +240,7 @@ def test_boundaries_are_found_where_the_predicted_class_changes():
     # One linear net that says class 1 to the right of 0.5, wherever up or down.
     net = nn.Linear(2, 2)
     net.weight.data, net.bias.data = torch.tensor([[0.0, 0.0], [4.0, 0.0]]), torch.tensor([0.0, -2.0])
-    plane = spiral_arms.Plane.of(DeepEnsemble.from_members([net]), -1.0, 1.0, side=9)
+    plane = spirals.Plane.of(DeepEnsemble.from_members([net]), -1.0, 1.0, side=9)
     edge = plane.grid(plane.boundary())
     # Columns are at -1, -0.75, ...; at 0.5 both classes tie and the first wins.
     assert edge.all(0).nonzero().flatten().tolist() == [6, 7]
@@ -263,44 +258,44 @@ def check_outputs(folder, page):
 
 def test_the_regression_study_writes_its_page(tmp_path, monkeypatch, capsys):
     counts = (1, 2, 6)
-    monkeypatch.setattr(practical_regression, "COUNTS", counts)
+    monkeypatch.setattr(regression, "COUNTS", counts)
     for name in ("train_practical", "train_repeats"):
-        few = functools.partial(getattr(regression_arms, name), steps=20, num_members=6)
-        monkeypatch.setattr(practical_regression, name, few)
+        few = functools.partial(getattr(regression, name), steps=20, num_members=6)
+        monkeypatch.setattr(regression, name, few)
     page = STUDIES["practical-regression"].run(tmp_path / "new" / "folder", quick=True)
     results = check_outputs(tmp_path / "new" / "folder", page)
-    assert len(results["repeats"]) == len(regression_arms.ARMS) * len(counts)
+    assert len(results["repeats"]) == len(regression.ARMS) * len(counts)
     assert all(claim["verdict"] for claim in results["claims"])
     assert "Laplace + adversarial" in capsys.readouterr().out
 
 
 def test_the_classification_study_writes_its_page(tmp_path, monkeypatch, capsys):
-    def train(arm, seed, steps, **settings):
-        return spiral_arms.train_spirals(arm, seed, 10, **{**settings, "check_every": 5, "engine": "eager"})
+    original = spirals.train_spirals
 
-    coarse = functools.partial(spiral_arms.Plane.of, side=41)
-    monkeypatch.setattr(spiral_arms.Plane, "of", coarse)
-    monkeypatch.setattr(practical_classification, "train_spirals", train)
+    def train(arm, seed, steps, **settings):
+        return original(arm, seed, 10, **{**settings, "check_every": 5, "engine": "eager"})
+
+    coarse = functools.partial(spirals.Plane.of, side=41)
+    monkeypatch.setattr(spirals.Plane, "of", coarse)
+    monkeypatch.setattr(spirals, "train_spirals", train)
     page = STUDIES["practical-classification"].run(tmp_path, quick=True)
     results = check_outputs(tmp_path, page)
-    assert set(results["arms"]) == {arm.name for arm in spiral_arms.ARMS}
+    assert set(results["arms"]) == {arm.name for arm in spirals.ARMS}
     assert "usual loss" in capsys.readouterr().out
 
 
 def test_member_seeds_and_scales_are_the_practicals_print_out_exactly():
-    assert practical_scales() == (
-        (672, 7888, 3587, 1379, 5820, 19048),
-        (
-            0.05341477341995916,
-            0.12899350046504218,
-            0.06450740460784611,
-            0.1859958185502153,
-            0.021813948079358225,
-            0.17893712367557665,
-        ),
-    )
+    assert practical_scales() == {
+        672: 0.05341477341995916,
+        7888: 0.12899350046504218,
+        3587: 0.06450740460784611,
+        1379: 0.1859958185502153,
+        5820: 0.021813948079358225,
+        19048: 0.17893712367557665,
+    }
 
 
 def test_asking_for_more_members_leaves_earlier_scales_as_they_were():
-    assert practical_scales(20).scales[:6] == practical_scales(6).scales
-    assert len(set(practical_scales(20).scales)) == 20
+    scales = list(practical_scales(20).values())
+    assert scales[:6] == list(practical_scales(6).values())
+    assert len(set(scales)) == 20

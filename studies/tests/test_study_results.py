@@ -5,7 +5,6 @@ from decimal import Decimal
 
 import pytest
 from dissensus_studies import recorded, results
-from dissensus_studies.harness.page_figures import page_figures
 from dissensus_studies.harness.statistics import ece_floor, typical_confidence
 
 
@@ -99,6 +98,53 @@ def test_arms_of_a_run_are_added_once_with_what_made_them(tmp_path):
     assert row["numbers"] == {"accuracy": Decimal("0.5")}
 
 
+def test_arms_of_images_replace_what_only_the_page_had(tmp_path):
+    for path in results.RECORDS.glob("*.jsonl"):
+        rows = [line for line in path.read_text(encoding="utf-8").splitlines() if '"collusion/runs"' not in line]
+        (tmp_path / path.name).write_text("\n".join(rows) + "\n", encoding="utf-8")
+    run = tmp_path / "collusion-images"
+    run.mkdir()
+    before = results.pages(tmp_path)["collusion.md"]
+    with open(run / "arms.jsonl", "w") as file:
+        for beta in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0):
+            for seed in range(2 if beta in (0.0, 1.0) else 1):
+                file.write(json.dumps(_joint_arm(beta, seed)) + "\n")
+    assert results.add(run, tmp_path) == 8
+    (tmp_path / "claims.jsonl").write_text(results.judged_claims(tmp_path), encoding="utf-8")
+    after = results.pages(tmp_path)["collusion.md"]
+    assert before != after
+    assert "| 0.2 | 0.930 | 0.930 (0.920 to 0.940) | 0.320 | 0.012 | 0.010 |" in after
+    assert "| 1 (2 seeds) | 0.850 ±" in after
+    assert "CIFAR-10, 80 epochs (the document's 80), 8 arms in 40 minutes, a GPU" in after
+    claims = {claim["claim"]: claim for claim in results.load("claims", tmp_path) if "claim" in claim}
+    first = next(claim for text, claim in claims.items() if text.startswith("Joint training has the lowest accuracy"))
+    assert (first["verdict"], first["seeds"]) == ("reproduced", 2)
+    assert claims["It does so only near 1."]["verdict"] == "reproduced"
+    assert claims["… CIFAR-100 (figures 6, 14)."]["verdict"] == results.VERDICTS[-1]
+    lines = results.page_figures(results.shown("collusion", tmp_path))["collusion-images"].axes[0].lines
+    assert lines[0].get_ydata().tolist() == pytest.approx([0.95, 0.93, 0.91, 0.89, 0.87, 0.85])
+
+
+def _joint_arm(beta, seed):
+    accuracy = 0.95 - 0.1 * beta
+    setting = {"architecture": "resnet18", "num_members": 5, "beta": beta, "average": "probs", "member_dropout": 0.0}
+    record = {
+        "setting": {**setting, "experiment": "sweep", "seed": seed},
+        "family": "resnet18 M=5",
+        "members": [accuracy - 0.01, accuracy + 0.01],
+        "test": {"accuracy": [accuracy, accuracy - 0.005, accuracy + 0.005], "ece": [0.01, None, None]},
+        "accuracy": accuracy + 0.001 * seed - 0.0005 * (beta in (0.0, 1.0)),
+        "member_accuracy": accuracy,
+        "ensemble_error": 0.3 + 0.1 * beta,
+        "diversity": 1.0 if beta == 1 else 0.01 * (1 + beta),
+        "training": {"epochs": 80, "history": {"loss": [1.0]}},
+        "arm_seconds": 300.0,
+        "made": {"date": "2026-11-18", "torch": "2", "device": "a GPU"},
+    }
+    settings = {"data": "cifar10", "epochs": None, "limit": None, "quick": False, "images": 40000}
+    return {"arm": f"resnet18 M=5 beta={beta:g} seed={seed}", "settings": settings, "record": record}
+
+
 def test_the_floor_of_the_calibration_error_is_that_of_one_bin_where_all_are_equally_sure():
     # E|mean error| of a coin with p = .8: sqrt(2 p (1 - p) / (pi n)).
     assert ece_floor([0.8] * 4000) == pytest.approx((2 * 0.8 * 0.2 / (3.141593 * 4000)) ** 0.5, rel=0.15)
@@ -108,7 +154,7 @@ def test_the_floor_of_the_calibration_error_is_that_of_one_bin_where_all_are_equ
 def test_every_line_of_a_figure_is_drawn_from_the_record():
     for study in ("anchoring", "collusion", "masksembles"):
         rows = [row for row in results.load(study) if row["table"] == f"{study}/figures"]
-        drawn = page_figures(rows)
+        drawn = results.page_figures(rows)
         assert set(drawn) == {row["arm"][0] for row in rows}
         for name, figure in drawn.items():
             assert (results.PAGES / f"{name}.svg").is_file()

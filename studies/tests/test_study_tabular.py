@@ -1,5 +1,6 @@
 """The study of tables: fair splits, records that a stopped run goes on from, and a page made from records alone."""
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -28,11 +29,12 @@ def test_unlike_rows_are_kept_from_training(name):
 def test_a_forest_is_measured_and_a_run_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(tabular, "CLASSIFIERS", {"random forest": tabular.CLASSIFIERS["random forest"]})
     records = tmp_path / "records.jsonl"
-    first = tabular.measure_all(records, None, ["wine cultivars"], 1, 0)
+    tables = {"wine cultivars": functools.partial(tabular.TABLES["wine cultivars"], Path())}
+    first = tabular.measure_all(records, tables, tabular.methods_of, [0])
     assert first[0]["error"] < 0.15
     assert 0 <= first[0]["nll"] < 0.6
     assert set(first[0]["auroc"]) == {"far", "shuffled", "wrong unit"}
-    assert tabular.measure_all(records, None, ["wine cultivars"], 1, 0) == first
+    assert tabular.measure_all(records, tables, tabular.methods_of, [0]) == first
     assert len(records.read_text().splitlines()) == 1
 
 
@@ -55,6 +57,14 @@ def test_changes_are_compared_table_by_table():
     # Table x changes by (0.5 - 0.5) / 2 = 0, table y by 0.3.
     assert (name, ratio) == ("a", 1.5)
     np.testing.assert_allclose((mean, error), (0.15, 0.15))
+
+
+def test_every_change_of_the_settings_is_an_estimator_of_its_own():
+    for classes in (True, False):
+        made = [make(3).get_params() for make in tabular_defaults.changed(classes).values()]
+        assert [{name: each[name] for name in tabular_defaults.BASE} for each in made] == [
+            {**tabular_defaults.BASE, **change} for change in tabular_defaults.CHANGES
+        ]
 
 
 def test_the_defaults_are_those_that_were_taken():

@@ -258,31 +258,30 @@ _VERDICTS = {"reproduced": True, "unresolved": None, "not reproduced": False}
 
 def estimate(records: Sequence[Record], name: str) -> Estimate:
     """Return a number of `joint_numbers` over runs; of one run, with its error over test images."""
-    none = [None, None, None]
-    return Estimate.of(
-        [[float(record[name]), *record["test"].get(_INTERVAL_OF.get(name), none)[1:]] for record in records]
-    )
+    return Estimate.of([[float(record[name]), *interval_of(record, _INTERVAL_OF.get(name))[1:]] for record in records])
+
+
+def interval_of(record: Record, metric: str | None) -> Sequence[Any]:
+    """Return a metric's value and the ends of its interval over test images; compact records may lack the ends."""
+    found = record["test"].get(metric)
+    return found if isinstance(found, list) else [found, None, None]
 
 
 def image_claims(families: Mapping[str, Family], gaps: Mapping[str, Family], dropped: Family) -> list[Claim]:
     """Judge the document's statements about images, as far as there are arms for them.
 
-    Args:
-        families: For each architecture, size and average, beta to the records of its runs.
-        gaps: The same for arms that were trained to the end.
-        dropped: Share of dropped members to the records of joint training with it.
+    `families` have beta to the records of its runs for each architecture, size and average, `gaps` the same for arms that were trained
+    to the end, `dropped` the share of dropped members to the records of joint training with it.
     """
     ends, gap_ends = (
         {name: found for name, found in each.items() if {0.0, 1.0} <= set(found)} for each in (families, gaps)
     )
     small = {name: found for name, found in ends.items() if name.startswith("cnn") and len(found) > 2}
-    lowest = partial(_worst, name="accuracy", larger_is_worse=False)
-    highest = partial(_worst, name="ensemble_error", larger_is_worse=True)
     statements: tuple[tuple[str, Mapping[str, Family], Callable[[Family], Case]], ...] = (
-        ("Joint training has the lowest test accuracy of all beta.", ends, lowest),
-        ("It has the highest ensemble error, the very quantity that it minimises.", ends, highest),
-        ("Its members are far worse than independent ones.", ends, _members),
-        ("Diversity is larger in joint than in independent training.", ends, _diversity),
+        ("Joint training has the lowest test accuracy of all beta.", ends, least_accurate),
+        ("It has the highest ensemble error, the very quantity that it minimises.", ends, most_wrong),
+        ("Its members are far worse than independent ones.", ends, compare_members),
+        ("Diversity is larger in joint than in independent training.", ends, compare_diversity),
         ("Joint training has the larger generalisation gap.", gap_ends, _gap),
         ("The small network has its lowest test error between 0 and 1.", small, _between),
     )
@@ -318,12 +317,24 @@ def _worst(family: Family, name: str, *, larger_is_worse: bool) -> Case:
     return text, None if above is None else above == larger_is_worse
 
 
-def _members(family: Family) -> Case:
+def least_accurate(family: Family) -> Case:
+    """Whether joint training has the lowest accuracy."""
+    return _worst(family, "accuracy", larger_is_worse=False)
+
+
+def most_wrong(family: Family) -> Case:
+    """Whether joint training has the highest error of the ensemble."""
+    return _worst(family, "ensemble_error", larger_is_worse=True)
+
+
+def compare_members(family: Family) -> Case:
+    """Whether the mean member is worse in joint training."""
     independent, joint = (estimate(family[beta], "member_accuracy") for beta in (0.0, 1.0))
     return f"mean accuracy {independent.value:.4f} at 0, {joint.value:.4f} at 1", independent.above(joint)
 
 
-def _diversity(family: Family) -> Case:
+def compare_diversity(family: Family) -> Case:
+    """Whether diversity is larger in joint training."""
     independent, joint = (estimate(family[beta], "diversity") for beta in (0.0, 1.0))
     times = joint.value / max(independent.value, 1e-12)
     text = f"{independent.value:.4f} at 0, {joint.value:.4f} at 1 ({times:.1f} times)"

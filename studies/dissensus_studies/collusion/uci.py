@@ -1,7 +1,7 @@
 """Study `collusion-uci`: what becomes of small regression ensembles between independent and joint training.
 
-Four tables, ten runs each: a fresh split, a search for the network, then the same network trained for eleven values of beta, as
-one program. Each run is stored as it ends; a study that was ended goes on where it was.
+Four tables, ten runs each: a fresh split, a search for the network, then the same network trained for eleven values of beta.
+Each run is stored as it ends; a study that was ended goes on where it was.
 """
 
 import os
@@ -26,7 +26,8 @@ from dissensus_studies.collusion.uci_data import (
     find_sources,
     load_problem,
 )
-from dissensus_studies.collusion.uci_protocol import DROP_SHARES, Found, Settings, import_optuna, measure_all
+from dissensus_studies.collusion.uci_protocol import DROP_SHARES, Settings, import_optuna, measure_all
+from dissensus_studies.harness.arm_log import Record
 from dissensus_studies.harness.claims import Claim, claims_table, over_cases
 from dissensus_studies.harness.figures import sweep
 from dissensus_studies.harness.outputs import Outputs, print_table
@@ -59,7 +60,7 @@ def run(
     search_beta: float = 0.5,
     epochs: int | None = None,
     minutes: float | None = None,
-    workers: int | None = None,
+    arms: Sequence[str] | None = None,
 ) -> Path:
     """Run the study; see `dissensus_studies.Study.run`. One that was ended goes on from the runs that the folder holds.
 
@@ -74,7 +75,7 @@ def run(
         search_beta: The beta with which configurations are searched.
         epochs: Longest training.
         minutes: Begin no run after this time.
-        workers: Runs measured side by side, each in a process with one thread; as many as there are cores by default.
+        arms: Only these runs, such as "weather": one command for each set, with the same folder, uses as many cores.
     """
     import_optuna()
     if setting not in (None, "tangos", "train+validation"):
@@ -92,8 +93,8 @@ def run(
         runs or (QUICK_RUNS if quick else NUM_RUNS),
         settings,
         outputs.folder,
-        workers=1 if quick else workers or os.cpu_count() or 1,
         minutes=minutes,
+        only=arms,
     )
     if not found:
         raise ValueError("No run ended in the time given. Run it again for longer, or with quick.")
@@ -124,6 +125,10 @@ class SetRuns:
         values: list[float] = self[name][:, self.betas.index(beta)].tolist()
         return values
 
+    def ratio(self, name: str, beta: float) -> float:
+        """Return a quantity over the MSE at one beta, the median over runs."""
+        return median(np.divide(self.at(name, beta), self.at("mse", beta)).tolist())
+
 
 Sets = Mapping[str, SetRuns]
 
@@ -134,34 +139,40 @@ def by_set(found: Sequence[Mapping[str, Any]]) -> dict[str, SetRuns]:
     return {name: SetRuns([result for result in found if result["set"] == name]) for name in names}
 
 
+# What a condition finds on one set: in numbers, and whether the claim holds (None where runs cannot tell).
+Case = tuple[str, bool | None]
+
+
 def uci_claims(sets: Sets) -> list[Claim]:
     """Judge the document's statements on figures 2 to 4."""
     dropped = f"{100 * DROP_SHARES[-1]:.0f} % dropped raise the MSE by over {100 * HARM:.0f} % there"
-    return [
-        _higher("Joint training (β = 1) has a larger test error than independent training", sets, _at("mse")),
-        _worst(sets),
-        _each("Diversity at β = 1 is far above the ensemble's error (its median is above the MSE)", sets, _above),
-        _each(f"It stays low for most β (below the MSE for all β ≤ {ELSEWHERE:g})", sets, _low_elsewhere),
-        _each("Debiasing removes around half of the diversity at β = 1 (a third to two thirds)", sets, _half_is_bias),
-        _higher("Debiasing removes more at β = 1 than at β = 0", sets, _at("bias_share")),
-        _each(f"Dropping members harms only near β = 1 ({dropped}, by less up to {ELSEWHERE:g})", sets, _drop),
-        _higher("Joint training has the larger generalisation gap (test minus training error)", sets, _gap),
-    ]
+    joint = "Joint training"
+    judged: Mapping[str, Callable[[SetRuns], Case]] = {
+        f"{joint} (β = 1) has a larger test error than independent training": lambda runs: _higher(runs["mse"]),
+        "Diversity at β = 1 is far above the ensemble's error (its median is above the MSE)": _above,
+        f"It stays low for most β (below the MSE for all β ≤ {ELSEWHERE:g})": _low_elsewhere,
+        "Debiasing removes around half of the diversity at β = 1 (a third to two thirds)": _half_is_bias,
+        "Debiasing removes more at β = 1 than at β = 0": lambda runs: _higher(runs["bias_share"]),
+        f"Dropping members harms only near β = 1 ({dropped}, by less up to {ELSEWHERE:g})": _drop,
+        f"{joint} has the larger generalisation gap (test minus training error)": lambda runs: _higher(
+            runs["mse"] - runs["train_mse"]
+        ),
+    }
+    claims = [_each(statement, sets, judge) for statement, judge in judged.items()]
+    return [claims[0], _worst(sets), *claims[1:]]
 
 
-def _higher(statement: str, sets: Sets, read: Callable[[SetRuns, float], list[float]]) -> Claim:
-    """Judge that a quantity is higher at beta = 1 than at beta = 0."""
-    cases = {name: Comparison.of(read(runs, 0.0), read(runs, 1.0)) for name, runs in sets.items()}
-    return Claim.compared(statement, "higher", cases)
+def _each(statement: str, sets: Sets, judge: Callable[[SetRuns], Case]) -> Claim:
+    """Judge a claim on every set."""
+    found = {name: judge(runs) for name, runs in sets.items()}
+    measured = "; ".join(f"{name} {text}" for name, (text, _) in found.items())
+    return Claim(statement, measured, over_cases({name: holds for name, (_, holds) in found.items()}))
 
 
-def _at(column: str) -> Callable[[SetRuns, float], list[float]]:
-    return lambda runs, beta: runs.at(column, beta)
-
-
-def _gap(runs: SetRuns, beta: float) -> list[float]:
-    pairs = zip(runs.at("mse", beta), runs.at("train_mse", beta), strict=True)
-    return [test - train for test, train in pairs]
+def _higher(values: NDArray[np.float64]) -> Case:
+    """Judge that a quantity, `(runs, betas)`, is higher at the last beta, 1, than at the first, 0."""
+    compared = Comparison.of(values[:, 0].tolist(), values[:, -1].tolist())
+    return str(compared), None if compared.verdict == "unresolved" else compared.verdict == "higher"
 
 
 def _worst(sets: Sets) -> Claim:
@@ -173,48 +184,31 @@ def _worst(sets: Sets) -> Claim:
     )
 
 
-def _each(statement: str, sets: Sets, judge: Callable[[SetRuns], tuple[str, bool]]) -> Claim:
-    """Judge a claim by a condition on every set."""
-    found: Mapping[str, tuple[str, bool]] = {name: judge(runs) for name, runs in sets.items()}
-    measured = "; ".join(f"{name} {text}" for name, (text, _) in found.items())
-    return Claim(statement, measured, over_cases({name: holds for name, (_, holds) in found.items()}))
-
-
-def _above(runs: SetRuns) -> tuple[str, bool]:
-    ratio = median(_ratios(runs.at("diversity", 1.0), runs.at("mse", 1.0)))
-    growth = median(_ratios(runs.at("diversity", 1.0), runs.at("diversity", 0.0)))
+def _above(runs: SetRuns) -> Case:
+    ratio = runs.ratio("diversity", 1.0)
+    growth = median(np.divide(runs.at("diversity", 1.0), runs.at("diversity", 0.0)).tolist())
     return f"{ratio:.1f} × the MSE, {growth:.0f} × that of β = 0", ratio > 1
 
 
-def _elsewhere(runs: SetRuns, ratio: Callable[[float], float]) -> float:
-    return max(ratio(beta) for beta in runs.betas if beta <= ELSEWHERE)
-
-
-def _low_elsewhere(runs: SetRuns) -> tuple[str, bool]:
-    most = _elsewhere(runs, lambda beta: median(_ratios(runs.at("diversity", beta), runs.at("mse", beta))))
+def _low_elsewhere(runs: SetRuns) -> Case:
+    most = max(runs.ratio("diversity", beta) for beta in runs.betas if beta <= ELSEWHERE)
     return f"{most:.2f} × the MSE", most < 1
 
 
-def _half_is_bias(runs: SetRuns) -> tuple[str, bool]:
+def _half_is_bias(runs: SetRuns) -> Case:
     shares = runs.at("bias_share", 1.0)
     text = f"{100 * fmean(shares):.0f} ± {100 * float(np.std(shares)):.0f} %"
     return text, HALF[0] <= fmean(shares) <= HALF[1]
 
 
-def _drop(runs: SetRuns) -> tuple[str, bool]:
-    def harm(beta: float) -> float:
-        return median(_ratios(runs.at(f"drop_{DROP_SHARES[-1]:g}", beta), runs.at("mse", beta)))
-
-    near, far = harm(1.0), _elsewhere(runs, harm)
+def _drop(runs: SetRuns) -> Case:
+    column = f"drop_{DROP_SHARES[-1]:g}"
+    near, far = runs.ratio(column, 1.0), max(runs.ratio(column, beta) for beta in runs.betas if beta <= ELSEWHERE)
     text = f"+{100 * near:.0f} % at β = 1, at most +{100 * far:.1f} % up to {ELSEWHERE:g}"
     return text, near > HARM > far
 
 
-def _ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
-    return [a / b for a, b in zip(above, below, strict=True)]
-
-
-def _report(outputs: Outputs, found: Sequence[Found], settings: Settings, quick: bool) -> Path:
+def _report(outputs: Outputs, found: Sequence[Record], settings: Settings, quick: bool) -> Path:
     """Write tables, figures and the page."""
     sets = by_set(found)
     claims = uci_claims(sets)

@@ -1,30 +1,27 @@
-"""The protocol of the collusion study: search, train one network for every beta as one program, measure; each run stored as it ends."""
+"""The protocol of the collusion study: search, train one network for every beta, measure; each run stored as it ends."""
 
 import json
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from dissensus._machine import one_thread
 from dissensus.architectures import mlp
-from dissensus.members import DeepEnsemble, Members
-from dissensus.objectives import Likelihood, OutputObjective, Step, debias, decompose, likelihood_of
+from dissensus.members import DeepEnsemble
+from dissensus.objectives import Joint, debias, decompose
 from dissensus.predictions import predict
 from dissensus.randomness import bits, derive
 from dissensus.training import Run, fit
 from dissensus_studies.collusion.uci_data import Preparation, Problem, Split, split_problem
-from dissensus_studies.harness.arm_log import keep, read_records
+from dissensus_studies.harness.arm_log import Arm, Record, run_arms
 
 DROP_SHARES = (0.2, 0.4, 0.6)
 DROP_REPEATS = 100
@@ -47,154 +44,60 @@ class Configuration:
     layers: int
 
 
-@dataclass(frozen=True)
-class GroupedJoint(OutputObjective):
-    r"""Several ensembles in one, each trained between independent and joint with a `beta` of its own, squared error.
-
-    $$\sum_g M\left[(1-\beta_g)\,\overline{\mathrm{ERR}}_g + \beta_g\,\mathrm{ERR}_g\right]$$
-
-    Members stand group by group, with a beta for each. No group's gradient depends on another group.
-    """
-
-    betas: tuple[float, ...]
-
-    couples: ClassVar[bool] = True
-
-    @property
-    def likelihood(self) -> Likelihood:
-        """Squared error of point predictions."""
-        return likelihood_of("mse")
-
-    def on_outputs(self, outputs: Tensor, y: Tensor, step: Step) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the sum over groups, and each member's own error."""
-        member, ensemble = group_errors(outputs, y, len(self.betas))
-        own = member.mean(1)
-        betas = torch.tensor(self.betas, dtype=own.dtype, device=own.device)[:, None]
-        joint = (own + betas * (ensemble - own)).mean(-1)
-        return member.shape[1] * joint.sum(), {"loss": member.detach().mean(-1).flatten()}
-
-
-def group_errors(outputs: Tensor, y: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
-    """Return squared errors of members, `(groups, members, batch)`, and of each group's mean, `(groups, batch)`."""
-    grouped = outputs.unflatten(0, (num_groups, -1))
-    return (grouped - y).square().sum(-1), (grouped.mean(1) - y).square().sum(-1)
-
-
-class AllStopped(Exception):
-    """Every group has stopped improving, so that training may end."""
-
-
-class BestOfGroups:
-    """After every epoch, keeps the weights of the groups whose ensemble error on held-out rows is the best so far.
-
-    A group without a better check for `patience` epochs has stopped: what it does later does not count. Once all have,
-    `AllStopped` ends the training (`fit` has no other way to be ended from outside).
-    """
-
-    def __init__(self, num_groups: int, x: Tensor, y: Tensor, patience: int) -> None:
-        self.x, self.y, self.patience = x, y, patience
-        self.errors = torch.full((num_groups,), torch.inf)
-        self.epochs = torch.zeros(num_groups, dtype=torch.int64)
-        self.stopped = torch.zeros(num_groups, dtype=torch.bool)
-        self.weights: dict[str, Tensor] = {}
-
-    def __call__(self, run: Run) -> None:
-        """Look at the members; see `fit`'s `callback`."""
-        outputs = predict(run.members, self.x, batch_size=4096)
-        found = group_errors(outputs, self.y, len(self.errors))[1].mean(-1)
-        better = (found < self.errors) & ~self.stopped
-        self.errors = torch.where(better, found, self.errors)
-        self.epochs = torch.where(better, run.epoch, self.epochs)
-        self.keep(run.members, better)
-        self.stopped |= run.epoch - self.epochs >= self.patience
-        if self.stopped.all():
-            raise AllStopped
-
-    def keep(self, members: Members, groups: Tensor) -> None:
-        """Keep the weights of some groups, a mask `(groups,)`."""
-        rows = groups.repeat_interleave(members.num_members // len(groups))
-        for name, parameter in members.named_parameters():
-            kept = self.weights.setdefault(name, parameter.detach().clone())
-            kept[rows] = parameter.detach()[rows]
-
-    def restore(self, members: Members) -> None:
-        """Give every group the weights of its best epoch."""
-        with torch.no_grad():
-            for name, parameter in members.named_parameters():
-                parameter.copy_(self.weights[name])
-
-
-class AtEpochs(BestOfGroups):
-    """Keeps each group's weights of an epoch that was chosen before; training ends with the last."""
-
-    def __init__(self, epochs: Tensor) -> None:
-        self.epochs, self.weights = epochs, {}
-
-    def __call__(self, run: Run) -> None:
-        """Look at the epoch; see `fit`'s `callback`."""
-        self.keep(run.members, self.epochs == run.epoch)
-        if run.epoch >= int(self.epochs.max()):
-            raise AllStopped
-
-
 class Trained(NamedTuple):
-    """Ensembles as they were at their best epochs: outputs `(betas, members, rows)`, validation errors and these epochs `(betas,)`."""
+    """An ensemble as it was at its best epoch: outputs `(members, rows)`, its error on the validation rows, and that epoch."""
 
     train_outputs: Tensor
     test_outputs: Tensor
-    validation_errors: Tensor
-    epochs: Tensor
+    validation_error: float
+    epochs: int
 
 
 def train(
     split: Split,
     configuration: Configuration,
-    betas: Sequence[float],
+    beta: float,
     *,
     seed: int,
     most_epochs: int = MOST_EPOCHS,
     on_validation_too: bool = False,
 ) -> Trained:
-    """Train one ensemble for each beta, all in one call of `fit`.
+    """Train an ensemble; its best epoch on the validation rows is kept.
 
-    They differ in nothing but beta: member j of each starts with the same weights and all see the same batches. With
-    `on_validation_too` they are then trained again on training and validation rows, each beta for its own best number of epochs.
+    Those of other betas differ in nothing else: member j of each starts with the same weights and all see the same batches. With
+    `on_validation_too` it is then trained again on training and validation rows, for its best number of epochs.
     """
     widths = [configuration.hidden] * configuration.layers
-    start = DeepEnsemble(lambda: mlp(split.x.shape[1], widths, 1), configuration.num_members, derive(seed, "start"))
 
-    def fit_groups(x: Tensor, y: Tensor, kept: BestOfGroups) -> DeepEnsemble:
-        nets = [start.member(j) for _ in betas for j in range(configuration.num_members)]
-        ensemble = DeepEnsemble.from_members(nets, seed)
-        with suppress(AllStopped):
-            fit(
-                ensemble,
-                (x, y),
-                objective=GroupedJoint(tuple(betas)),
-                epochs=most_epochs,
-                batch_size=configuration.batch_size,
-                optimizer="adam",
-                lr=configuration.lr,
-                weight_decay=configuration.weight_decay,
-                seed=seed,
-                device="cpu",
-                # Not "auto", which would compile for all epochs: it cannot know that runs end early.
-                engine="captured" if len(x) >= STEPS_WORTH_RECORDING * configuration.batch_size else "eager",
-                progress=False,
-                callback=kept,
-            )
-        kept.restore(ensemble)
-        return ensemble
+    def fit_joint(x: Tensor, y: Tensor, epochs: int, **stopping: Any) -> Run:
+        start = derive(seed, "start")
+        return fit(
+            DeepEnsemble(lambda: mlp(x.shape[1], widths, 1), configuration.num_members, start),
+            (x, y),
+            objective=Joint(beta, "mse"),
+            epochs=epochs,
+            batch_size=configuration.batch_size,
+            optimizer="adam",
+            lr=configuration.lr,
+            weight_decay=configuration.weight_decay,
+            seed=seed,
+            device="cpu",
+            # Not "auto", which would compile for all epochs: it cannot know that runs end early.
+            engine="captured" if len(x) >= STEPS_WORTH_RECORDING * configuration.batch_size else "eager",
+            progress=False,
+            **stopping,
+        )
 
-    best = BestOfGroups(len(betas), split.validation_x, split.validation_y, PATIENCE)
-    ensemble = fit_groups(split.x, split.y, best)
+    validation = (split.validation_x, split.validation_y)
+    run = fit_joint(split.x, split.y, most_epochs, validation=validation, patience=PATIENCE)
+    assert run.best is not None
+    assert run.best_step is not None
+    epochs, members = run.best_step // -(-len(split.x) // configuration.batch_size), run.members
     if on_validation_too:
-        x, y = torch.cat([split.x, split.validation_x]), torch.cat([split.y, split.validation_y])
-        ensemble = fit_groups(x, y, AtEpochs(best.epochs))
-    train_outputs, test_outputs = (
-        predict(ensemble, x, batch_size=4096)[..., 0].unflatten(0, (len(betas), -1)) for x in (split.x, split.test_x)
-    )
-    return Trained(train_outputs, test_outputs, best.errors, best.epochs)
+        both = (torch.cat([split.x, split.validation_x]), torch.cat([split.y, split.validation_y]))
+        members = fit_joint(*both, epochs).members
+    on_train, on_test = (predict(members, x, batch_size=4096)[..., 0] for x in (split.x, split.test_x))
+    return Trained(on_train, on_test, run.best, epochs)
 
 
 def measure(outputs: Tensor, targets: Tensor, *, seed: int = 0) -> dict[str, Any]:
@@ -292,23 +195,10 @@ class Settings:
         return settings
 
 
-@dataclass(frozen=True)
-class Job:
-    """One run on one set."""
-
-    name: str
-    run: int
-    problem: Problem
-    settings: Settings
-
-
-Found = dict[str, Any]
-
-
-def search(evaluate: Callable[[Configuration], float], trials: int, seed: int) -> tuple[Configuration, list[Found]]:
+def search(evaluate: Callable[[Configuration], float], trials: int, seed: int) -> tuple[Configuration, list[Record]]:
     """Look for the configuration with the lowest value by Bayesian optimisation; return it, and every trial with its value."""
     optuna = import_optuna()
-    tried: list[Found] = []
+    tried: list[Record] = []
 
     def objective(trial: Any) -> float:
         # Places in the space, not values: the process then knows their order.
@@ -339,55 +229,49 @@ def import_optuna() -> Any:
     return import_module("optuna")
 
 
-def measure_run(job: Job) -> Found:
-    """Search, retrain and measure one run; return everything that is kept of it."""
-    settings = job.settings
-    key = derive(settings.seed, job.name, job.run)
-    split = split_problem(job.problem, settings.preparation, key, "split")
+def measure_run(name: str, run: int, problem: Problem, settings: Settings) -> Record:
+    """Search, retrain and measure one run on one set; return everything that is kept of it."""
+    key = derive(settings.seed, name, run)
+    split = split_problem(problem, settings.preparation, key, "split")
     # Processor time: with one thread it is what a run would take on a core of its own.
     start = time.process_time()
 
     def evaluate(configuration: Configuration) -> float:
-        tried = train(split, configuration, [settings.search_beta], seed=key, most_epochs=settings.most_epochs)
-        return float(tried.validation_errors[0])
+        return train(
+            split, configuration, settings.search_beta, seed=key, most_epochs=settings.most_epochs
+        ).validation_error
 
     configuration, tried = search(evaluate, settings.trials, derive(key, "search"))
     middle = time.process_time()
-    rows = measure_betas(split, configuration, settings, seed=key)
     return {
-        "set": job.name,
-        "run": job.run,
+        "set": name,
+        "run": run,
         "settings": settings.as_json(),
         "configuration": asdict(configuration),
         "trials": tried,
-        "betas": rows,
+        "betas": measure_betas(split, configuration, settings, seed=key),
         "search_seconds": middle - start,
         "retrain_seconds": time.process_time() - middle,
     }
 
 
-def measure_betas(split: Split, configuration: Configuration, settings: Settings, seed: int) -> list[Found]:
+def measure_betas(split: Split, configuration: Configuration, settings: Settings, seed: int) -> list[Record]:
     """Train one configuration for every beta and measure each ensemble on the test rows."""
-    trained = train(
-        split,
-        configuration,
-        settings.betas,
-        seed=seed,
-        most_epochs=settings.most_epochs,
-        on_validation_too=settings.on_validation_too,
-    )
-    train_y, test_y = split.y[:, 0], split.test_y[:, 0]
-    return [
-        {
-            "beta": beta,
-            **measure(trained.test_outputs[place], test_y, seed=seed),
-            "train_mse": float((trained.train_outputs[place].mean(0) - train_y).square().mean()),
-            "train_diversity": spread(trained.train_outputs[place]),
-            "validation_mse": float(trained.validation_errors[place]),
-            "epochs": int(trained.epochs[place]),
-        }
-        for place, beta in enumerate(settings.betas)
-    ]
+    options: dict[str, Any] = {"most_epochs": settings.most_epochs, "on_validation_too": settings.on_validation_too}
+    rows = []
+    for beta in settings.betas:
+        trained = train(split, configuration, beta, seed=seed, **options)
+        rows.append(
+            {
+                "beta": beta,
+                **measure(trained.test_outputs, split.test_y[:, 0], seed=seed),
+                "train_mse": float((trained.train_outputs.mean(0) - split.y[:, 0]).square().mean()),
+                "train_diversity": spread(trained.train_outputs),
+                "validation_mse": trained.validation_error,
+                "epochs": trained.epochs,
+            }
+        )
+    return rows
 
 
 def measure_all(
@@ -396,47 +280,17 @@ def measure_all(
     settings: Settings,
     folder: Path,
     *,
-    workers: int = 1,
     minutes: float | None = None,
-) -> list[Found]:
-    """Measure every run of every set that the folder's `arms.jsonl` has not yet; return all that have ended, set by set.
-
-    Several workers are processes that measure runs side by side; no run begins after so many minutes.
-    """
-    path, plain = folder / "arms.jsonl", settings.as_json()
-    jobs = {
-        f"{name} run={run}": Job(name, run, problems[name], settings) for run in range(num_runs) for name in problems
-    }
-    found = {arm: record for arm, record in read_records(path, plain).items() if arm in jobs}
-    deadline = float("inf") if minutes is None else time.time() + 60 * minutes
-    for result in _results([job for arm, job in jobs.items() if arm not in found], workers, deadline):
-        arm = f"{result['set']} run={result['run']}"
-        found[arm] = keep(path, arm, plain, result)
-        seconds = result["search_seconds"] + result["retrain_seconds"]
-        line = f"{len(found)} of {len(jobs)}: {result['set']}, run {result['run'] + 1}, {seconds:.0f} s"
-        print(line, file=sys.stderr, flush=True)
+    only: Sequence[str] | None = None,
+) -> list[Record]:
+    """Measure every run of every set that the folder's `arms.jsonl` has not yet (see `run_arms`); return all that ended, set by set."""
+    arms = [
+        Arm(f"{name} run={run}", partial(measure_run, name, run, problem, settings), like=name)
+        for run in range(num_runs)
+        for name, problem in problems.items()
+    ]
+    # Networks this small gain nothing from a second thread.
+    with one_thread():
+        found = run_arms(arms, folder, settings=settings.as_json(), minutes=minutes, only=only)
     order = list(problems)
-    return sorted(found.values(), key=lambda result: (order.index(result["set"]), result["run"]))
-
-
-def _results(jobs: Sequence[Job], workers: int, deadline: float) -> Iterator[Found]:
-    """Give each run's results as it ends."""
-    if workers <= 1 or len(jobs) <= 1:
-        # Networks this small gain nothing from a second thread.
-        with one_thread():
-            yield from filter(None, (_measure_until(deadline, job) for job in jobs))
-        return
-    # Not forked: a child would inherit torch's threads in whatever state they are.
-    with ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-        try:
-            for ended in as_completed([pool.submit(_measure_until, deadline, job) for job in jobs]):
-                if (result := ended.result()) is not None:
-                    yield result
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-
-
-def _measure_until(deadline: float, job: Job) -> Found | None:
-    """Measure a run, unless it would begin after the time."""
-    return None if time.time() > deadline else measure_run(job)
+    return sorted(found.done.values(), key=lambda result: order.index(result["set"]))

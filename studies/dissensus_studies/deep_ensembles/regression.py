@@ -6,36 +6,25 @@ of one sample. The recipe is kept as it was, with a learning rate so high that s
 """
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from dissensus import plots
 from dissensus.data import toy
 from dissensus.html import Section, Table, Text
-from dissensus_studies.deep_ensembles.regression_arms import (
-    ARMS,
-    COUNTS,
-    COVERED,
-    EPSILON,
-    HEADLINE_ENGINE,
-    NETS,
-    NUM_POINTS,
-    PRACTICAL_MEMBERS,
-    STEPS,
-    Arm,
-    Measures,
-    band,
-    final_losses,
-    headline,
-    measure,
-    region,
-    test_sample,
-    train_practical,
-    train_repeats,
-)
+from dissensus.members import DeepEnsemble
+from dissensus.objectives import Adversarial, Independent, Objective, mean_and_scale
+from dissensus.predictions import Family, mixture, predict
+from dissensus.randomness import derive
+from dissensus.training import Run, fit
+from dissensus_studies.deep_ensembles.networks import fit_own_sets, scaled_mlp
 from dissensus_studies.harness.claims import Claim, claims_table
 from dissensus_studies.harness.figures import name_lines, sweeps
 from dissensus_studies.harness.outputs import Outputs, print_table
@@ -44,51 +33,322 @@ from dissensus_studies.harness.statistics import Comparison, Summary
 if TYPE_CHECKING:
     import matplotlib.figure
 
-COLUMNS: Mapping[str, str] = {
-    "nll": "NLL",
-    "nll_attacked": "NLL, attacked",
-    "rmse": "RMSE",
-    "wild": "wild",
-    "sd_inside": "sd inside",
-    "sd_near": "sd beside",
-    "sd_outside": "sd outside",
-    "coverage_inside": "covered inside",
-    "coverage_near": "covered beside",
-    "coverage_outside": "covered outside",
+SIZES = (1, 10, 6, 30, 2)
+STEPS = 600
+LEARNING_RATE = 0.08
+EPSILON = 0.08
+NUM_POINTS = 40
+PRACTICAL_MEMBERS = 6
+COUNTS = (1, 2, 4, 6, 10, 20)
+# A multiple of every count: ensembles of each size are made of the same nets.
+NETS = 60
+COVERED = 0.9
+
+# Inside lie the data; near is just beside them; outside is where only a guess is left.
+REGIONS = {"inside": (0.0, 4.0), "near": (4.0, 4.5), "outside": (5.0, 6.0)}
+
+Measures: TypeAlias = dict[str, Summary]
+Engine: TypeAlias = Literal["auto", "eager"]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A likelihood, with or without adversarial training."""
+
+    family: Family
+    adversarial: bool
+
+    @property
+    def name(self) -> str:
+        """As tables and figures have it."""
+        return self.family.capitalize() + (" + adversarial" if self.adversarial else "")
+
+    @property
+    def objective(self) -> Objective:
+        """What `fit` minimises."""
+        plain = Independent(f"{self.family}_nll")
+        return Adversarial(plain, epsilon=EPSILON) if self.adversarial else plain
+
+
+ARMS = tuple(Arm(family, adversarial) for family in ("gaussian", "laplace") for adversarial in (False, True))
+
+
+def practical_scales(num_members: int = 6) -> dict[int, float]:
+    r"""Return the seeds of the practical's regression members, and the scale of the initial parameters that each seed gives.
+
+    $$s_j = 100 + \lfloor 10^4\,|z_j|\rfloor,\qquad \text{scale}_j = |u_j|,\ u_j \sim \mathcal N(0, 0.1^2)$$
+
+    The stream goes on where `cubic` left it and gives the standard normal $z_1$. Each seed $s_j$ starts a new
+    stream, which gives $u_j$ and then the next member's $z$.
+
+    Example:
+        >>> practical_scales(2)
+        {672: 0.05341477341995916, 7888: 0.12899350046504218}
+    """
+    stream = np.random.RandomState(toy.CUBIC_SEED)
+    # The forty points of `cubic`.
+    stream.uniform(size=40)
+    stream.normal(size=40)
+    scales = {}
+    for _ in range(num_members):
+        seed = 100 + abs(int(stream.normal(0, 1) * 10_000))
+        stream = np.random.RandomState(seed)
+        scales[seed] = abs(float(stream.normal(0, 0.1)))
+    return scales
+
+
+def train_practical(
+    arm: Arm,
+    num_members: int = PRACTICAL_MEMBERS,
+    seed: int = 0,
+    steps: int = STEPS,
+    *,
+    num_seeds: int = 1,
+    engine: Engine = "auto",
+) -> Run:
+    """Train the practical's ensemble: its data, its scales, one full batch a step; those of several seeds as one ensemble."""
+    nets = [
+        scaled_mlp(SIZES, scale, each, "practical", member)
+        for each in range(seed, seed + num_seeds)
+        for member, scale in enumerate(practical_scales(num_members).values())
+    ]
+    return fit(
+        DeepEnsemble.from_members(nets, seed),
+        toy.cubic(NUM_POINTS),
+        objective=arm.objective,
+        epochs=steps,
+        batch_size=NUM_POINTS,
+        optimizer="adam",
+        lr=LEARNING_RATE,
+        seed=seed,
+        device="cpu",
+        engine=engine,
+    )
+
+
+HEADLINE_ENGINE: Engine = "eager"
+
+
+def headline(num_seeds: int) -> list[dict[str, float]]:
+    """Train the practical's six Gaussian nets with several seeds, all in one call of `fit`; return what each seed ends with.
+
+    At this learning rate a run is chaotic: rounding decides it after some hundred steps, so that one seed gives other numbers on
+    another machine or engine, and only the distribution over seeds can be compared.
+    """
+    run = train_practical(ARMS[0], num_seeds=num_seeds, engine=HEADLINE_ENGINE)
+    losses = torch.tensor(final_losses(run, ARMS[0])).reshape(num_seeds, -1)
+    rows = [
+        {"seed": seed, "best_net": float(each.min()), "worst_net": float(each.max())}
+        for seed, each in enumerate(losses)
+    ]
+    for place in ("inside", "outside"):
+        mean, scale = mean_and_scale(predict(run.members, region(place)[0]).unflatten(0, (num_seeds, -1)))
+        for row, each_mean, each_scale in zip(rows, mean, scale, strict=True):
+            row[f"sd_{place}"] = float(mixture(each_mean, each_scale, ARMS[0].family)[1].mean())
+    return rows
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """One arm trained on several samples, `(repeats, points, 1)`, as one ensemble: nets of the first sample, of the second, and so on."""
+
+    arm: Arm
+    ensemble: DeepEnsemble
+    x: Tensor
+    y: Tensor
+
+    @property
+    def num_members(self) -> int:
+        """Nets on each sample."""
+        return self.ensemble.num_members // len(self.x)
+
+    def outputs(self, x: Tensor, num_members: int) -> Tensor:
+        """Return outputs in separate ensembles of a size: `(members, repeats, ensembles, points, 2)`.
+
+        Inputs are `(points, 1)` for all, or `(repeats, ensembles, points, 1)` for each ensemble its own.
+        """
+        if x.ndim == 2:
+            every = self.ensemble(x)
+        else:
+            every = self.ensemble.each(x.repeat_interleave(num_members, 1).flatten(0, 1))
+        return every.unflatten(0, (len(self.x), -1, num_members)).movedim(2, 0).double()
+
+
+def train_repeats(arm: Arm, num_repeats: int, num_members: int = NETS, seed: int = 0, steps: int = STEPS) -> Repeats:
+    """Train nets on fresh samples; samples, scales and initial draws are those of the other arms."""
+    samples = [toy.cubic(NUM_POINTS, seed=_numpy_seed(seed, "sample", r)) for r in range(num_repeats)]
+    x = torch.from_numpy(np.stack([x for x, _ in samples])).float()
+    y = torch.from_numpy(np.stack([y for _, y in samples])).float().unsqueeze(-1)
+    nets = []
+    for repeat in range(num_repeats):
+        draws = np.random.RandomState(_numpy_seed(seed, "scales", repeat)).normal(0, 0.1, num_members)
+        for member, scale in enumerate(np.abs(draws)):
+            nets.append(scaled_mlp(SIZES, float(scale), seed, "repeat", repeat, member))
+    ensemble = DeepEnsemble.from_members(nets, seed)
+    fit_own_sets(
+        ensemble,
+        x,
+        y,
+        [repeat for repeat in range(num_repeats) for _ in range(num_members)],
+        arm.objective,
+        epochs=steps,
+        batch_size=NUM_POINTS,
+        optimizer="adam",
+        lr=LEARNING_RATE,
+        seed=seed,
+        check_every=100,
+    )
+    return Repeats(arm, ensemble.eval(), x, y)
+
+
+def measure(trained: Repeats, num_members: int, test: tuple[Tensor, Tensor]) -> Measures:
+    """Measure ensembles of a size on fresh inputs and targets, `(points, 1)` each; quantities are means over the ensembles of a repeat.
+
+    Returns:
+        `nll`, `nll_train` and `nll_attacked` of the exact mixture in nats; `rmse` of its mean; `wild`, the share of ensembles with
+        a larger error than the constant 0; by region, the coverage of its central 90 % interval (`coverage_…`), mean standard
+        deviations of the mixture (`sd_…`) and of the members' means (`knowledge_…`); `overfit`, NLL minus that on the training
+        data; `ratio`, sd outside over sd inside.
+    """
+    x, y = test
+    arm = trained.arm
+    with torch.no_grad():
+        outputs = trained.outputs(x, num_members)
+        ensembles = outputs.shape[2]
+        own_x = trained.x[:, None].expand(-1, ensembles, -1, -1)
+        on_train = trained.outputs(own_x, num_members)
+        attacked = trained.outputs(attack(trained, num_members, test), num_members)
+        errors = (_moments(outputs, arm.family)[0] - y[:, 0]).square().mean(-1, keepdim=True).sqrt()
+        found = {
+            "nll": arm.objective.likelihood.mixture(outputs, y),
+            "nll_train": arm.objective.likelihood.mixture(on_train, trained.y[:, None]),
+            "nll_attacked": arm.objective.likelihood.mixture(attacked, y),
+            "rmse": errors,
+            "wild": (errors > y.square().mean().sqrt()).double(),
+        }
+        for name in REGIONS:
+            x, y = region(name)
+            there = trained.outputs(x, num_members)
+            found[f"coverage_{name}"] = _covered(there, y, arm.family).double()
+            found[f"sd_{name}"] = _moments(there, arm.family)[1]
+            found[f"knowledge_{name}"] = mean_and_scale(there)[0][..., 0].std(0, correction=0)
+        found["overfit"] = found["nll"].mean(-1, keepdim=True) - found["nll_train"].mean(-1, keepdim=True)
+        found["ratio"] = found["sd_outside"].mean(-1, keepdim=True) / found["sd_inside"].mean(-1, keepdim=True)
+    return {name: Summary(tuple(values.mean((1, 2)).tolist())) for name, values in found.items()}
+
+
+def attack(trained: Repeats, num_members: int, test: tuple[Tensor, Tensor]) -> Tensor:
+    """Move test inputs by `EPSILON` up the loss of each ensemble: `(repeats, ensembles, points, 1)`."""
+    x, y = test
+    shape = (len(trained.x), trained.num_members // num_members, *x.shape)
+    own = x.expand(shape).clone().requires_grad_()
+    with torch.enable_grad():
+        loss = trained.arm.objective.likelihood.mixture(trained.outputs(own, num_members), y).sum()
+        (gradient,) = torch.autograd.grad(loss, own)
+    return (own + EPSILON * gradient.sign()).detach()
+
+
+def test_sample(num_points: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Draw fresh points of the practical's law, `(points, 1)` each."""
+    x, y = toy.cubic(num_points, seed=_numpy_seed(seed, "test sample"))
+    return torch.from_numpy(x).float(), torch.from_numpy(y).float()[:, None]
+
+
+def region(name: str, points: int = 200) -> tuple[Tensor, Tensor]:
+    """Return evenly spaced inputs of a region, on both sides, and targets of the practical's law there."""
+    right = torch.linspace(*REGIONS[name], points)
+    x = torch.cat([-right, right])[:, None]
+    noise = np.random.RandomState(_numpy_seed(name)).normal(0, 3, (2 * points, 1))
+    return x, x**3 + torch.from_numpy(noise).float()
+
+
+def band(run: Run, family: Family, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return members' means and scales, `(members, points)`, and their mixture's mean and sd, `(points,)`."""
+    mean, scale = (part[..., 0] for part in mean_and_scale(predict(run.members, x)))
+    return mean, scale, *mixture(mean, scale, family)
+
+
+def final_losses(run: Run, arm: Arm) -> list[float]:
+    """Return each member's mean loss on the practical's data at the end of training."""
+    x, y = (torch.from_numpy(part).float() for part in toy.cubic(NUM_POINTS))
+    losses: list[float] = arm.objective.likelihood.per_example(predict(run.members, x), y).mean(-1).tolist()
+    return losses
+
+
+def _moments(outputs: Tensor, family: Family) -> tuple[Tensor, Tensor]:
+    """Return mean and sd of the mixture, `(repeats, ensembles, points)`."""
+    mean, scale = mean_and_scale(outputs)
+    return mixture(mean[..., 0], scale[..., 0], family)
+
+
+def _covered(outputs: Tensor, y: Tensor, family: Family) -> Tensor:
+    """Return whether each target lies in the mixture's central interval, by its distribution function."""
+    mean, scale = mean_and_scale(outputs)
+    z = ((y - mean) / scale)[..., 0]
+    if family == "gaussian":
+        below = 0.5 * (1 + torch.erf(z / sqrt(2)))
+    else:
+        below = 0.5 * (1 + z.sign() * (1 - torch.exp(-z.abs())))
+    return (below.mean(0) - 0.5).abs() <= COVERED / 2
+
+
+def _numpy_seed(*key: int | str) -> int:
+    return derive(*key) & 0xFFFFFFFF
+
+
+COLUMNS = (
+    *("nll", "nll_attacked", "rmse", "wild"),
+    *("sd_inside", "sd_near", "sd_outside", "coverage_inside", "coverage_near", "coverage_outside"),
+)
+SEEDS = ("sd_inside", "sd_outside", "best_net", "worst_net")
+DRAWN: Mapping[str, str] = {
+    "nll": "NLL on fresh data, nats",
+    "rmse": "median RMSE on fresh data",
+    "coverage_inside": "covered by 90 % intervals inside",
+    "coverage_outside": "covered by 90 % intervals outside",
 }
-
-
 Results = Mapping[tuple[Arm, int], Measures]
 
 
 def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None = None) -> Path:
     """Run the study; see `dissensus_studies.Study.run`. `data` is not needed."""
     outputs = Outputs(output)
-    practical = _practical(outputs, seed)
     num_repeats = 3 if quick else 20
-    seeds, results = headline(num_repeats), _repeat(num_repeats, seed)
+    practical, seeds = _practical(outputs, seed), headline(num_repeats)
+    trained, test = {arm: train_repeats(arm, num_repeats, seed=seed) for arm in ARMS}, test_sample(400, seed)
+    results = {(arm, count): measure(repeats, count, test) for arm, repeats in trained.items() for count in COUNTS}
     claims = regression_claims(results)
     medians = _arms_table(results, "Medians over repeats", lambda found: found.median)
+    quantiles = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0])
+    of_seeds = [
+        (_words(name), *torch.tensor([row[name] for row in seeds]).quantile(quantiles).tolist()) for name in SEEDS
+    ]
     judged = (
-        f"Paired over {num_repeats} repeats, judged by an exact sign test at 5 %: heavy tails do not matter to it. That an average "
-        "is better than its members are on average is no finding (Jensen's inequality); by how much is."
+        f"Paired over {num_repeats} repeats, judged by an exact sign test at 5 %. That an average is better than its members are on "
+        "average is no finding (Jensen's inequality); by how much is."
+    )
+    drawn = outputs.picture(
+        "practical_regression_members", count_figure(_counted(results)), "measures by number of members"
     )
     outputs.sections += [
-        _seeds_section(seeds),
+        Section(
+            f"The same with {len(seeds)} seeds",
+            Text(
+                "A run of this recipe is chaotic; what can be compared is the distribution over seeds (here: "
+                f"{platform.machine()}, torch {torch.__version__}, engine {HEADLINE_ENGINE!r})."
+            ),
+            Table(("six Gaussian nets", "least", "first quartile", "median", "third quartile", "largest"), of_seeds),
+        ),
         Section(
             "Single net, adversarial training, ensemble",
             Text(
-                f"Each arm trains {NETS} nets on each of {num_repeats} fresh samples of {NUM_POINTS} points. Inside is |x| ≤ 4, "
-                "where the data are, beside them 4 to 4.5, outside 5 to 6. NLL (nats) is that of the exact mixture on 400 fresh "
-                f"points; attacked points have moved by {EPSILON} up the loss. Covered is the share of fresh targets in the "
-                "mixture's central 90 % interval. Wild is the share whose error exceeds that of always predicting 0: one such net "
-                "decides the mean and the standard deviation of a mixture, though not its NLL, hence medians beside means."
+                f"{NETS} nets an arm on each of {num_repeats} fresh samples of {NUM_POINTS} points. Inside is |x| ≤ 4, where the data "
+                f"are, near 4 to 4.5, outside 5 to 6; attacked points have moved by {EPSILON} up the loss; coverage is the share of "
+                "targets in the mixture's central 90 % interval; wild the share of ensembles that are worse than always predicting 0."
             ),
             _arms_table(results, "Means over repeats ± standard errors", str),
             medians,
-            outputs.picture(
-                "practical_regression_members", count_figure(_counted(results)), "measures by number of members"
-            ),
+            drawn,
         ),
         Section("What the document says", claims_table(claims, judged)),
     ]
@@ -120,7 +380,7 @@ def _practical(outputs: Outputs, seed: int) -> dict[str, dict[str, Any]]:
         trained = train_practical(arm, seed=seed)
         mean, scale, centre, sd = band(trained, arm.family, grid)
         sds = {f"sd_{p}": float(band(trained, arm.family, region(p)[0])[3].mean()) for p in ("inside", "outside")}
-        found[arm.name] = {"final_losses": final_losses(trained, arm, (x, y)), **sds}
+        found[arm.name] = {"final_losses": final_losses(trained, arm), **sds}
         plots.bands(grid, centre, sd, ax, truth=grid**3, points=(x, y))
         ax.set(ylim=(-300, 300), xlabel="x", ylabel="y")
         ax.set_title(arm.name, fontsize=10, loc="left")
@@ -132,9 +392,7 @@ def _practical(outputs: Outputs, seed: int) -> dict[str, dict[str, Any]]:
         Section(
             "The practical",
             Text(
-                f"{PRACTICAL_MEMBERS} nets 1-10-6-30-2 with ReLU predict a mean and a standard deviation; all parameters start "
-                f"as a scale drawn for each net times normal noise; Adam at 0.08 takes {STEPS} steps on all 40 points. A perfect "
-                "net would end near 2.4 nats."
+                f"{PRACTICAL_MEMBERS} nets take {STEPS} steps on all {NUM_POINTS} points; a perfect one ends near 2.4."
             ),
             outputs.picture("practical_regression", main, "bands of six members and of their mixture"),
             outputs.picture("practical_regression_arms", figure, "bands of the mixture in four arms"),
@@ -144,44 +402,14 @@ def _practical(outputs: Outputs, seed: int) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _seeds_section(seeds: Sequence[Mapping[str, float]]) -> Section:
-    names = {
-        "sd_inside": "mean sd, |x| ≤ 4",
-        "sd_outside": "mean sd, 5 ≤ |x| ≤ 6",
-        "best_net": "best net, nats",
-        "worst_net": "worst net, nats",
-    }
-    quantiles = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0])
-    found = {words: torch.tensor([row[name] for row in seeds]) for name, words in names.items()}
-    rows = [(words, *values.quantile(quantiles).tolist()) for words, values in found.items()]
-    return Section(
-        f"The same with {len(seeds)} seeds",
-        Text(
-            "A run of this recipe is chaotic: another machine, engine or version of torch ends elsewhere with the same seed. What can be "
-            f"compared is the distribution over seeds (here: {platform.machine()}, torch {torch.__version__}, engine {HEADLINE_ENGINE!r})."
-        ),
-        Table(("six Gaussian nets", "least", "first quartile", "median", "third quartile", "largest"), rows),
-    )
-
-
-def _repeat(num_repeats: int, seed: int) -> Results:
-    test = test_sample(400, seed)
-    trained = {arm: train_repeats(arm, num_repeats, seed=seed) for arm in ARMS}
-    return {(arm, count): measure(repeats, count, test) for arm, repeats in trained.items() for count in COUNTS}
-
-
 def _arms_table(results: Results, caption: str, read: Callable[[Summary], object]) -> Table:
     shown = [(arm, count) for arm in ARMS for count in (1, PRACTICAL_MEMBERS)]
     rows = [(key[0].name, key[1], *(read(results[key][name]) for name in COLUMNS)) for key in shown]
-    return Table(("arm", "members", *COLUMNS.values()), rows, caption)
+    return Table(("arm", "members", *map(_words, COLUMNS)), rows, caption)
 
 
-DRAWN: Mapping[str, str] = {
-    "nll": "NLL on fresh data, nats",
-    "rmse": "median RMSE on fresh data",
-    "coverage_inside": "covered by 90 % intervals inside",
-    "coverage_outside": "covered by 90 % intervals outside",
-}
+def _words(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def _counted(results: Results) -> dict[tuple[str, float, str], tuple[float, float]]:
@@ -219,35 +447,25 @@ _ENSEMBLE = (
 
 
 def regression_claims(results: Results) -> list[Claim]:
-    """Judge every claim.
-
-    Args:
-        results: Measurements by arm and number of members.
-    """
+    """Judge every claim by measurements of each arm and number of members."""
     members, most = PRACTICAL_MEMBERS, max(count for _, count in results)
 
     def mean(name: str, count: int) -> dict[str, float]:
         return {arm.name: results[arm, count][name].mean for arm in ARMS}
 
-    def with_members(name: str, few: int, many: int) -> dict[str, Comparison]:
+    def compare(first: tuple[int, str], second: tuple[int, str]) -> dict[str, Comparison]:
+        """Compare two measurements of each arm, each by number of members and name."""
+        (few, before), (many, after) = first, second
         return {
-            arm.name: Comparison.of(results[arm, few][name].values, results[arm, many][name].values) for arm in ARMS
+            arm.name: Comparison.of(results[arm, few][before].values, results[arm, many][after].values) for arm in ARMS
         }
 
     def with_adversarial(name: str) -> dict[str, Comparison]:
         return {
-            family.capitalize(): Comparison.of(
-                *(results[Arm(family, adversarial), 1][name].values for adversarial in (False, True))
-            )
-            for family in sorted({arm.family for arm in ARMS})
+            plain.name: Comparison.of(results[plain, 1][name].values, results[attacked, 1][name].values)
+            for plain, attacked in (ARMS[:2], ARMS[2:])
         }
 
-    apart = {
-        arm.name: Comparison.of(
-            *(results[arm, members][f"knowledge_{place}"].values for place in ("inside", "outside"))
-        )
-        for arm in ARMS
-    }
     beside, inside = mean("coverage_near", 1), mean("coverage_inside", members)
     first, middle, last = (mean("nll", count) for count in (1, members, most))
     gained = {name: (first[name] - middle[name]) / (first[name] - last[name]) for name in first}
@@ -257,7 +475,7 @@ def regression_claims(results: Results) -> list[Claim]:
             f"Members that agree on the data disagree where there are none (sd of {members} members' means: "
             "5 < |x| < 6 against |x| < 4).",
             "higher",
-            apart,
+            compare((members, "knowledge_inside"), (members, "knowledge_outside")),
         ),
         Claim.checked(
             "A single net is too sure just beside the data.",
@@ -265,13 +483,13 @@ def regression_claims(results: Results) -> list[Claim]:
             max(beside.values()) < COVERED,
         ),
         *(
-            Claim.compared(f"An ensemble of {members} {statement}.", expected, with_members(name, 1, members))
+            Claim.compared(f"An ensemble of {members} {statement}.", expected, compare((1, name), (members, name)))
             for statement, expected, name in _ENSEMBLE
         ),
         Claim.compared(
             f"More members predict better (NLL of {most} against {members}).",
             "lower",
-            with_members("nll", members, most),
+            compare((members, "nll"), (most, "nll")),
         ),
         Claim.checked(
             "Returns diminish: a few members give most of the gain.",

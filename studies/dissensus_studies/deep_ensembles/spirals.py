@@ -4,59 +4,238 @@ The practical's own loss (cross-entropy divided by the number of classes, plus t
 beside the usual one, each with and without adversarial training, from several initialisations.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import pi
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
-from dissensus import plots, scores
+from dissensus import metrics, plots, scores
+from dissensus.data import toy
 from dissensus.html import Picture, Section, Table, Text
-from dissensus.training import Run
-from dissensus_studies.deep_ensembles.spiral_arms import (
-    AGREED,
-    ARMS,
-    EPSILON,
-    NUM_MEMBERS,
-    STEPS,
-    Arm,
-    Plane,
-    measure,
-    spirals,
-    train_spirals,
-)
+from dissensus.members import DeepEnsemble, Members
+from dissensus.objectives import Adversarial, Independent, NormPenalty, Objective, fast_gradient_sign
+from dissensus.predictions import predict
+from dissensus.randomness import derive
+from dissensus.training import Run, fit
+from dissensus_studies.deep_ensembles.networks import scaled_mlp
 from dissensus_studies.harness.claims import Claim, claims_table
-from dissensus_studies.harness.figures import name_lines
+from dissensus_studies.harness.figures import Line, Panel, draw, name_lines
 from dissensus_studies.harness.outputs import Outputs, print_table
 from dissensus_studies.harness.statistics import Comparison, Summary
 
 if TYPE_CHECKING:
     import matplotlib.figure
 
+SIZES = (2, 150, 150, 3)
+SCALE = 0.1
+STEPS = 300
+LEARNING_RATE = 0.1
+NUM_MEMBERS = 4
+EPSILON = 0.02
+NORM_WEIGHT = 1e-3
+# What the practical's penalty on the norm amounts to near its end, as a penalty on half the squared norm.
+WEIGHT_DECAY = 1e-4
+
+# Members agree to float32 precision below this many nats of knowledge uncertainty.
+AGREED = 1e-6
+
+
+@dataclass(frozen=True)
+class Arm:
+    """How the spirals are learnt: with or without attacked inputs, by the practical's own loss (`parity`) or by the usual one.
+
+    The first is cross-entropy divided by the number of classes plus the norm of all parameters, not squared; the other has weight decay.
+    """
+
+    parity: bool
+    adversarial: bool
+
+    @property
+    def name(self) -> str:
+        """As tables and figures have it."""
+        return ("practical" if self.parity else "usual loss") + (" + adversarial" if self.adversarial else "")
+
+    @property
+    def objective(self) -> Objective:
+        """What `fit` minimises."""
+        plain = Independent(over_classes=self.parity)
+        trained = Adversarial(plain, epsilon=EPSILON) if self.adversarial else plain
+        return NormPenalty(trained, NORM_WEIGHT) if self.parity else trained
+
+
+ARMS = tuple(Arm(parity, adversarial) for parity in (True, False) for adversarial in (False, True))
+
+
+def spirals(seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Return the practical's data set (seed 0), or another of the same law, as tensors."""
+    x, y = toy.spirals(seed=seed)
+    return torch.from_numpy(x).float(), torch.from_numpy(y)
+
+
+def train_spirals(arm: Arm, seed: int = 0, steps: int = STEPS, num_members: int = NUM_MEMBERS, **settings: Any) -> Run:
+    """Train the practical's ensemble on its data, one full batch a step; settings are passed on to `fit`."""
+    x, y = spirals()
+    nets = [scaled_mlp(SIZES, SCALE, seed, "spirals", member) for member in range(num_members)]
+    return fit(
+        DeepEnsemble.from_members(nets, seed),
+        (x, y),
+        objective=arm.objective,
+        epochs=steps,
+        batch_size=len(x),
+        optimizer="adam",
+        lr=LEARNING_RATE,
+        weight_decay=0.0 if arm.parity else WEIGHT_DECAY,
+        # Full batches: the order within them changes nothing.
+        batches="shared",
+        seed=seed,
+        device="cpu",
+        **settings,
+    )
+
+
+@dataclass(frozen=True)
+class Plane:
+    """What an ensemble says on a square grid: points are `(side * side, 2)`, row by row from below; logits are of all members."""
+
+    axis: Tensor
+    points: Tensor
+    logits: Tensor
+
+    @classmethod
+    def of(cls, ensemble: Members, low: float = -2.0, high: float = 2.0, side: int = 201) -> "Plane":
+        """Ask an ensemble everywhere on a square."""
+        axis = torch.linspace(low, high, side)
+        rows, columns = torch.meshgrid(axis, axis, indexing="ij")
+        points = torch.stack([columns, rows], -1).reshape(-1, 2)
+        return cls(axis, points, predict(ensemble, points, batch_size=8192))
+
+    @property
+    def radius(self) -> Tensor:
+        """Distance of the grid points from the centre; the data end at 1."""
+        return self.points.norm(dim=-1)
+
+    @property
+    def mean_probs(self) -> Tensor:
+        """The ensemble's probabilities, `(points, classes)`."""
+        return self.logits.softmax(-1).mean(0)
+
+    def boundary(self) -> Tensor:
+        """Whether the ensemble's class differs from that of a neighbour on the grid, `(points,)`."""
+        side = len(self.axis)
+        kind = self.mean_probs.argmax(-1).reshape(side, side)
+        edge = torch.zeros(side, side, dtype=torch.bool)
+        for grid, found in ((kind, edge), (kind.T, edge.T)):
+            changes = grid[1:] != grid[:-1]
+            found[1:] |= changes
+            found[:-1] |= changes
+        return edge.reshape(-1)
+
+    def grid(self, values: Tensor) -> Tensor:
+        """Return values on the points as rows of the grid, `(side, side, ...)`."""
+        return values.unflatten(0, (len(self.axis), len(self.axis)))
+
+
+def measure(run: Run, plane: Plane, seed: int = 0) -> dict[str, float]:
+    """Answer the practical's questions about a trained ensemble with numbers; `seed` decides the fresh test sample.
+
+    Returns:
+        Fit on the training data (`train_…`) and a fresh sample (`test_…`, `attacked_accuracy`); confidences, entropies and
+        knowledge uncertainty on the data, beyond them (radius > 1), at boundaries and in the corners.
+    """
+    found = _fit_of(run.members, seed) | _confidence(run.members, plane)
+    return found | _entropies(plane) | _knowledge(run.members, plane)
+
+
+def attack(ensemble: Members, x: Tensor, y: Tensor) -> Tensor:
+    """Move inputs by `EPSILON` up the ensemble's loss."""
+    x = x.clone().requires_grad_()
+    with torch.enable_grad():
+        loss = Independent().likelihood.mixture(ensemble(x), y).sum()
+        (gradient,) = torch.autograd.grad(loss, x)
+    return fast_gradient_sign(x, gradient, EPSILON)
+
+
+def _fit_of(ensemble: Members, seed: int) -> dict[str, float]:
+    ensemble.eval()
+    found = {}
+    fresh = spirals(derive(seed, "spirals, test") & 0xFFFFFFFF)
+    for name, (x, y) in (("train", spirals()), ("test", fresh)):
+        probs = predict(ensemble, x).softmax(-1).mean(0)
+        found[f"{name}_accuracy"] = metrics.accuracy(probs, y)
+        found[f"{name}_nll"] = metrics.nll(probs, y)
+    found["test_ece"] = metrics.ece(probs, y)
+    moved = predict(ensemble, attack(ensemble, *fresh)).softmax(-1).mean(0)
+    found["attacked_accuracy"] = metrics.accuracy(moved, fresh[1])
+    found["attacked_nll"] = metrics.nll(moved, fresh[1])
+    return found
+
+
+def _confidence(ensemble: Members, plane: Plane) -> dict[str, float]:
+    confidence = plane.mean_probs.amax(-1)
+    members = plane.logits.softmax(-1).amax(-1)
+    far = plane.radius > 1.5
+    angle = torch.linspace(0, 2 * pi, 721)[:-1]
+    ring = predict(ensemble, 10 * torch.stack([angle.sin(), angle.cos()], -1)).softmax(-1)
+    return {
+        "confidence_data": float(predict(ensemble, spirals()[0]).softmax(-1).mean(0).amax(-1).mean()),
+        "confidence_far": float(confidence[far].mean()),
+        "confidence_far_member": float(members[:, far].mean()),
+        "confidence_far_above_99": float((confidence[far] > 0.99).float().mean()),
+        "confidence_far_member_above_99": float((members[:, far] > 0.99).float().mean()),
+        "confidence_radius_10": float(ring.mean(0).amax(-1).mean()),
+        "confidence_radius_10_member": float(ring.amax(-1).mean()),
+    }
+
+
+def _entropies(plane: Plane) -> dict[str, float]:
+    total, data = scores.total_entropy(plane.logits), scores.expected_entropy(plane.logits)
+    edge, inside = plane.boundary(), plane.radius <= 1
+    return {
+        "entropy_boundary": float(total[edge & inside].mean()),
+        "entropy_elsewhere": float(total[~edge & inside].mean()),
+        "entropy_boundary_far": float(total[edge & ~inside].mean()),
+        "entropy_far_elsewhere": float(total[~edge & ~inside].mean()),
+        "data_share_boundary": float(data[edge & inside].sum() / total[edge & inside].sum()),
+        "data_uncertainty_inside": float(data[inside].mean()),
+        "data_uncertainty_far": float(data[~inside].mean()),
+        # Half of the largest entropy possible, log 3, is 0.549 nats.
+        "uncertain_area_inside": float((total[inside] > 0.549).float().mean()),
+    }
+
+
+def _knowledge(ensemble: Members, plane: Plane) -> dict[str, float]:
+    knowledge = scores.mutual_information(plane.logits)
+    edge, far = plane.boundary(), plane.radius > 1
+    side = len(plane.axis)
+    corners = torch.tensor([0, side - 1, side * (side - 1), side * side - 1])
+    return {
+        "knowledge_data": float(scores.mutual_information(predict(ensemble, spirals()[0])).mean()),
+        "knowledge_inside": float(knowledge[~far].mean()),
+        "knowledge_far": float(knowledge[far].mean()),
+        "knowledge_far_boundary": float(knowledge[far & edge].mean()),
+        "knowledge_far_elsewhere": float(knowledge[far & ~edge].mean()),
+        "knowledge_largest_corner": float(knowledge[corners].max()),
+        "agreed_corners": float((knowledge[corners] < AGREED).sum()),
+        "agreed_far": float((knowledge[far] < AGREED).float().mean()),
+        "confidence_smallest_corner": float(plane.mean_probs[corners].amax(-1).min()),
+    }
+
+
 PRACTICAL, ATTACKED = ARMS[0], ARMS[1]
 
-FIT_COLUMNS: Mapping[str, str] = {
-    "train_accuracy": "train accuracy",
-    "train_nll": "train NLL",
-    "test_accuracy": "test accuracy",
-    "test_nll": "test NLL",
-    "test_ece": "test ECE",
-    "attacked_accuracy": "accuracy, attacked",
-    "attacked_nll": "NLL, attacked",
-}
-
-QUESTION_COLUMNS: Mapping[str, str] = {
-    "confidence_far": "confidence far away",
-    "confidence_far_member": "that of one net",
-    "confidence_data": "confidence on the data",
-    "entropy_boundary": "entropy at boundaries",
-    "entropy_elsewhere": "entropy elsewhere",
-    "knowledge_far": "knowledge, radius > 1",
-    "knowledge_data": "knowledge on the data",
-    "agreed_corners": "agreed corners",
-    "data_uncertainty_inside": "data uncertainty inside",
-}
+FIT_COLUMNS = (
+    *("train_accuracy", "train_nll", "test_accuracy", "test_nll", "test_ece"),
+    *("attacked_accuracy", "attacked_nll"),
+)
+QUESTION_COLUMNS = (
+    *("confidence_far", "confidence_far_member", "confidence_data", "entropy_boundary", "entropy_elsewhere"),
+    *("knowledge_far", "knowledge_data", "agreed_corners", "data_uncertainty_inside"),
+)
 
 Results = Mapping[Arm, Mapping[str, Summary]]
 
@@ -74,9 +253,8 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
         Section(
             "The practical",
             Text(
-                f"{NUM_MEMBERS} nets 2-150-150-3 with ReLU, all parameters starting from 0.1 times normal noise, take {steps} "
-                "steps of Adam at 0.1 on all 3000 points. The practical's loss divides cross-entropy by the number of classes "
-                "and adds 0.001 times the norm of the parameters; the usual loss has neither, but weight decay of 0.0001, "
+                f"{NUM_MEMBERS} nets take {steps} steps of Adam on all 3000 points. The practical's loss divides cross-entropy by the "
+                "number of classes and adds 0.001 times the norm of the parameters; the usual loss has weight decay of 0.0001 instead, "
                 f"which is what that norm amounts to here. Adversarial training moves inputs by {EPSILON}."
             ),
             outputs.picture(
@@ -117,39 +295,7 @@ def classification_claims(results: Results) -> list[Claim]:
     """Judge what the practical says about its four questions; the practical's own loss is meant unless both are named."""
     plain = {name: summary.mean for name, summary in results[PRACTICAL].items()}
     return [
-        Claim.checked(
-            "Single nets are overconfident far from the data.",
-            f"Beyond radius 1.5 a single net's mean confidence is {plain['confidence_far_member']:.3f}, on "
-            f"{plain['confidence_far_member_above_99']:.0%} of that area above 0.99; on the data the ensemble's is "
-            f"{plain['confidence_data']:.3f}.",
-            plain["confidence_far_member"] > plain["confidence_data"],
-        ),
-        Claim.checked(
-            "An ensemble is not.",
-            f"Beyond radius 1.5 its mean confidence is {plain['confidence_far']:.3f}, at radius 10 "
-            f"{plain['confidence_radius_10']:.3f}.",
-            plain["confidence_far"] < plain["confidence_data"],
-        ),
-        Claim.checked(
-            "Entropy is highest at the boundaries between arms, and is data uncertainty there.",
-            f"Inside the disc, {plain['entropy_boundary']:.2f} nats at boundaries and {plain['entropy_elsewhere']:.2f} elsewhere; "
-            f"{plain['data_share_boundary']:.0%} of it is data uncertainty. Just as high, {plain['entropy_boundary_far']:.2f}, "
-            "on boundaries beyond the data.",
-            plain["entropy_boundary"] > plain["entropy_elsewhere"] and plain["data_share_boundary"] > 0.5,
-        ),
-        Claim.checked(
-            "Members differ most where there are no data.",
-            f"Mean knowledge uncertainty {plain['knowledge_far']:.3f} nats beyond radius 1, {plain['knowledge_data']:.3f} on the "
-            "data.",
-            plain["knowledge_far"] > plain["knowledge_data"],
-        ),
-        Claim.checked(
-            "In particular in the corners.",
-            f"{plain['agreed_corners']:.1f} of 4 corners have less than {AGREED:g} nats, and so has "
-            f"{plain['agreed_far']:.0%} of the area beyond radius 1. Knowledge uncertainty sits where boundaries leave the data: "
-            f"{plain['knowledge_far_boundary']:.2f} nats on them, {plain['knowledge_far_elsewhere']:.3f} off them.",
-            plain["agreed_corners"] < 2,
-        ),
+        *(Claim.checked(statement, text.format(**plain), holds(plain)) for statement, text, holds in _CHECKED),
         *(
             Claim.compared(statement, expected, {"both losses:": _adversarial(results, name)})
             for statement, expected, name in _ADVERSARIAL
@@ -157,6 +303,38 @@ def classification_claims(results: Results) -> list[Claim]:
     ]
 
 
+# Statement, what was measured, and whether it holds of the practical's own loss.
+_CHECKED: tuple[tuple[str, str, Callable[[Mapping[str, float]], bool]], ...] = (
+    (
+        "Single nets are overconfident far from the data.",
+        "Beyond radius 1.5 a single net's mean confidence is {confidence_far_member:.3f}, on {confidence_far_member_above_99:.0%} of "
+        "that area above 0.99; on the data the ensemble's is {confidence_data:.3f}.",
+        lambda found: found["confidence_far_member"] > found["confidence_data"],
+    ),
+    (
+        "An ensemble is not.",
+        "Beyond radius 1.5 its mean confidence is {confidence_far:.3f}, at radius 10 {confidence_radius_10:.3f}.",
+        lambda found: found["confidence_far"] < found["confidence_data"],
+    ),
+    (
+        "Entropy is highest at the boundaries between arms, and is data uncertainty there.",
+        "Inside the disc, {entropy_boundary:.2f} nats at boundaries and {entropy_elsewhere:.2f} elsewhere; {data_share_boundary:.0%} "
+        "of it is data uncertainty. Just as high, {entropy_boundary_far:.2f}, on boundaries beyond the data.",
+        lambda found: found["entropy_boundary"] > found["entropy_elsewhere"] and found["data_share_boundary"] > 0.5,
+    ),
+    (
+        "Members differ most where there are no data.",
+        "Mean knowledge uncertainty {knowledge_far:.3f} nats beyond radius 1, {knowledge_data:.3f} on the data.",
+        lambda found: found["knowledge_far"] > found["knowledge_data"],
+    ),
+    (
+        "In particular in the corners.",
+        f"{{agreed_corners:.1f}} of 4 corners have less than {AGREED:g} nats, and so has {{agreed_far:.0%}} of the area beyond radius 1. "
+        "Knowledge uncertainty sits where boundaries leave the data: {knowledge_far_boundary:.2f} nats on them, "
+        "{knowledge_far_elsewhere:.3f} off them.",
+        lambda found: found["agreed_corners"] < 2,
+    ),
+)
 # What adversarial training does: statement, direction, quantity.
 _ADVERSARIAL = (
     (
@@ -230,8 +408,9 @@ def _training_figure(runs: Mapping[Arm, Run]) -> "matplotlib.figure.Figure":
 
 def _profile_figure(runs: Mapping[Arm, Run]) -> "matplotlib.figure.Figure":
     """Draw means over rings of the grid, from the centre to the corners."""
-    figure, axes = plots.panels(3, width=3.6, height=2.6)
     edges = torch.linspace(0, 2.8, 57)
+    middles = ((edges[1:] + edges[:-1]) / 2).tolist()
+    lines: dict[str, list[Line]] = {}
     for index, arm in enumerate((PRACTICAL, ATTACKED)):
         plane = Plane.of(runs[arm].members)
         ring = torch.bucketize(plane.radius, edges[1:-1])
@@ -240,16 +419,10 @@ def _profile_figure(runs: Mapping[Arm, Run]) -> "matplotlib.figure.Figure":
             "data uncertainty, nats": scores.expected_entropy(plane.logits),
             "knowledge uncertainty, nats": scores.mutual_information(plane.logits),
         }
-        for ax, (name, values) in zip(axes, quantities.items(), strict=True):
+        for name, values in quantities.items():
             means = torch.bincount(ring, values.double()) / torch.bincount(ring)
-            ax.plot((edges[1:] + edges[:-1]) / 2, means, color=plots.COLOURS[index], label=arm.name)
-            ax.set_title(name, fontsize=10, loc="left")
-            ax.set_xlabel("distance from the centre")
-    for ax in axes:
-        ax.axvline(1, color=plots.NOTE_COLOUR, linestyle="--", linewidth=1)
-    axes[0].text(1.06, 0.05, "the data end", transform=axes[0].get_xaxis_transform(), fontsize=8)
-    name_lines(axes[-1])
-    return figure
+            lines.setdefault(name, []).append(Line(arm.name, middles, means.tolist(), colour=index, style="-"))
+    return draw([Panel(name, "distance from the centre", own) for name, own in lines.items()])
 
 
 def _members_figure(trained: Run) -> "matplotlib.figure.Figure":
@@ -258,10 +431,10 @@ def _members_figure(trained: Run) -> "matplotlib.figure.Figure":
     return plots.class_maps(plane.axis, probs, [f"member {number}" for number in range(len(probs))])
 
 
-def _table(names: Mapping[str, str], results: Results, caption: str) -> Table:
+def _table(names: Sequence[str], results: Results, caption: str) -> Table:
     several = len(results[PRACTICAL]["train_nll"].values) > 1
     rows = [
         (arm.name, *(str(found[name]) if several else fmean(found[name].values) for name in names))
         for arm, found in results.items()
     ]
-    return Table(("arm", *names.values()), rows, caption)
+    return Table(("arm", *(name.replace("_", " ") for name in names)), rows, caption)

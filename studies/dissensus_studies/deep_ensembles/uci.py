@@ -117,9 +117,8 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
         hidden = 100 if name == "protein" else 50
         results[name] = measure_set(splits, hidden, seed=seed)
         seconds[name] = time.monotonic() - start
-        set_rows.append(
-            (name, splits.x.shape[1] + splits.test_x.shape[1], splits.x.shape[2], len(splits.x), seconds[name])
-        )
+        rows = splits.x.shape[1] + splits.test_x.shape[1]
+        set_rows.append((name, rows, splits.x.shape[2], len(splits.x), seconds[name]))
         if name in small:
             fast[name] = measure_set(splits, hidden, lr=USUAL_RATE, clip_norm=None, seed=seed)
     fast_rows = [
@@ -128,18 +127,21 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
         for statistic in ("mean", "median")
     ]
     tables = {
-        metric: [[name, *(str(found[arm][metric]) for arm in ARMS)] for name, found in results.items()]
+        metric: Table(
+            (metric.upper(), *ARMS), [[n, *(str(f[arm][metric]) for arm in ARMS)] for n, f in results.items()]
+        )
         for metric in ("rmse", "nll")
     }
+    drawn = outputs.picture(
+        "uci_nll", change_figure(_changes(results)), "change of NLL against a single net, set by set"
+    )
     outputs.sections += [
         Section(
             "Error and likelihood",
             Text(
-                "Mean over splits ± standard error, in the targets' own units. A single net is the mean over the five members, each "
-                f"judged alone. Adam at {LEARNING_RATE:g}, each member's gradient clipped at norm {CLIP_NORM:g}."
+                "Mean over splits ± standard error, in the targets' own units; a single net is the mean over five members."
             ),
-            Table(("set", *ARMS), tables["rmse"], "RMSE"),
-            Table(("set", *ARMS), tables["nll"], "NLL, nats; of a mixture: the normal distribution with its moments"),
+            *tables.values(),
         ),
         Section(
             "Does it help?",
@@ -148,23 +150,17 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
                 "too small. That the mixture's RMSE is below the mean of its members' is no finding: it is so by Jensen's inequality."
             ),
             Table(("set", "what", "RMSE", "NLL"), _comparisons(results)),
-            outputs.picture(
-                "uci_nll", change_figure(_changes(results)), "change of NLL against a single net, set by set"
-            ),
+            drawn,
         ),
         Section(
             "The usual learning rate",
-            Text(
-                f"At {USUAL_RATE:g} and without clipping, nets run away: where a net is sure, its gradient goes with one over the "
-                "squared scale, and one such batch throws the weights far off. Means over splits show it, medians less."
-            ),
-            Table(("set", "statistic", *ARMS), fast_rows, f"RMSE, Adam at {USUAL_RATE:g}, no clipping"),
+            Table(("set", "statistic", *ARMS), fast_rows, f"RMSE, Adam at {USUAL_RATE:g}, no clipping: nets run away"),
         ),
         Section("The sets", Table(("set", "rows", "inputs", "splits", "seconds"), set_rows)),
     ]
     outputs.results({"sets": results, "usual_rate": fast, "seconds": seconds, "quick": quick, "seed": seed})
-    for metric, rows in tables.items():
-        print_table((metric.upper(), *ARMS), rows)
+    for table in tables.values():
+        print_table(table.columns, table.rows)
     return outputs.page(
         "Deep ensembles on tabular regression",
         "One hidden layer, forty epochs, five members: how much do averaging and adversarial training change?",
@@ -206,8 +202,9 @@ def measure_set(
     for suffix, objective in (("", plain), (" + adversarial", attack)):
         mean, scale = _train(splits, hidden, objective, owner, lr=lr, clip_norm=clip_norm, epochs=epochs, seed=seed)
         single = [_judge(mean[[m]], scale[[m]], splits.test_y) for m in range(NUM_MEMBERS)]
-        found[f"single{suffix}"] = {k: _over_splits(torch.stack([s[k] for s in single]).mean(0)) for k in single[0]}
-        found[f"mixture{suffix}"] = {k: _over_splits(own) for k, own in _judge(mean, scale, splits.test_y).items()}
+        average = {k: torch.stack([s[k] for s in single]).mean(0) for k in single[0]}
+        for kind, judged in (("single", average), ("mixture", _judge(mean, scale, splits.test_y))):
+            found[f"{kind}{suffix}"] = {k: Summary(tuple(own.tolist())) for k, own in judged.items()}
     return {arm: found[arm] for arm in ARMS}
 
 
@@ -233,10 +230,6 @@ def _judge(mean: Tensor, scale: Tensor, target: Tensor) -> dict[str, Tensor]:
     """Return RMSE and NLL of the mixture of the given members, `(splits,)` each."""
     centre, std = mixture(mean, scale)
     return {"rmse": (centre - target).square().mean(-1).sqrt(), "nll": gaussian_nll(centre, std, target).mean(-1)}
-
-
-def _over_splits(values: Tensor) -> Summary:
-    return Summary(tuple(values.tolist()))
 
 
 def _comparisons(results: Mapping[str, SetResult]) -> list[list[object]]:

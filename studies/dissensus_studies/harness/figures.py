@@ -86,15 +86,8 @@ def sweep(
 ) -> Drawing:
     """Return a figure with a panel for each column: means over repeats against what was varied, with two standard errors.
 
-    Args:
-        name: Of its files.
-        title: Of its section.
-        points: Name of a line, what was varied, and the record of one arm.
-        columns: Title of each panel, and what it reads of a record; NaN where that was not measured.
-        xlabel: What was varied.
-        levels: Records that others are compared with, drawn as dashed lines.
-        caption: What to know of it.
-        axes: Further arguments of `Axes.set`.
+    Points are the name of a line, what was varied, and the record of one arm; columns are the title of a panel and what it reads of
+    a record, NaN where that was not measured; `levels` are records that others are compared with, drawn as dashed lines.
     """
     points = list(points)
     ends = [min(x for _, x, _ in points), max(x for _, x, _ in points)]
@@ -120,14 +113,9 @@ Lines = Mapping[str, Mapping[float, tuple[float, float]]]
 def sweeps(
     panels: Mapping[str, Lines], along: str, *, level: str = "", columns: int = 3, logs: Sequence[str] = ()
 ) -> "matplotlib.figure.Figure":
-    """Draw quantities against what was varied, a panel each.
+    """Draw quantities against what was varied, `along`, a panel each by its title.
 
-    Args:
-        panels: Title of a panel to its lines by name.
-        along: What was varied.
-        level: Name of a line that is drawn as one level, that of its only value.
-        columns: Panels a row.
-        logs: Titles of panels whose upright axis is logarithmic.
+    The line called `level` is drawn as one level, that of its only value; panels named in `logs` have a logarithmic upright axis.
     """
     names = [name for name in dict.fromkeys(name for lines in panels.values() for name in lines) if name != level]
     places = sorted({x for lines in panels.values() for name in lines if name != level for x in lines[name]})

@@ -44,8 +44,7 @@ class PixelNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return images as the next layer takes them, float32."""
-        if x.dtype == torch.uint8:
-            x = x.float() / 255
+        x = x.float() / 255 if x.dtype == torch.uint8 else x
         return (x - self.mean) / self.std
 
 
@@ -112,22 +111,10 @@ def fit_images(
 ) -> Run:
     """Train on images, on a GPU where there is one and then in bf16; a step's augmentation runs on the device too.
 
-    What is not named here is as for `fit`, further arguments of which are `options`.
-
-    Args:
-        members: Takes uint8 images (see `on_pixels`), or what `transform` makes of them.
-        sets: The images.
-        objective: As `fit` takes it.
-        epochs: As `fit` takes it.
-        lr: Learning rate, on the scale of a member trained alone.
-        optimizer: "sgd" gets momentum 0.9 unless `optimizer_options` say otherwise.
-        changes: Augmentation: see `augmentation`.
-        all_train: Train on the validation images too.
-        watch: What `validation` of `fit` is.
-        transform: Applied to all images once, such as `sets.normalise`; then members need no `PixelNorm`.
-        part: Name of this training among those of its arm: an arm that was ended goes on from its last checkpoint. None begins
-            anew: for trainings that are timed, and those with a callback that gathers something.
-        options: What `fit` takes.
+    Members take uint8 images (see `on_pixels`), or what `transform`, applied to all images once, makes of them. `changes` are those of
+    `augmentation`; `all_train` trains on the validation images too; `watch` is what `validation` of `fit` is. `part` is the name of this
+    training among those of its arm, which goes on from its last checkpoint if it was ended; None begins anew, for trainings that are
+    timed or have a callback that gathers something. All else is as for `fit`; "sgd" has momentum 0.9 unless `optimizer_options` differ.
     """
     prepare = transform or (lambda x: x)
     train = sets.all_train if all_train else sets.train
@@ -188,14 +175,8 @@ def measure(
 ) -> Record:
     """Evaluate on test and unknown images, on a GPU in bf16 as in training; return the numbers of a results file.
 
-    Args:
-        members: The trained ensemble, where it is.
-        sets: The images.
-        corruptions: Names of corruptions to apply to the first `corrupted_images` test images; none by default.
-        severities: At which severities.
-        corrupted_images: How many images to corrupt.
-        scores: Names of scores; see `evaluate`.
-        options: What `evaluate` takes, such as `name`, `seed`, and `transform=sets.normalise` for members without a `PixelNorm`.
+    `corruptions` are applied at each of the severities to the first `corrupted_images` test images; none by default. `options` are
+    what `evaluate` takes, such as `name`, `seed`, and `transform=sets.normalise` for members without a `PixelNorm`.
 
     Returns:
         `{"test": {metric: [value, low, high]}, "members": [accuracy, ...], "auroc": {set: {score: [value, low, high]}}, ...}`;

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb, nan, sqrt
+from math import comb, inf, nan, sqrt
 from statistics import fmean, median, stdev
 from typing import Any
 
@@ -12,6 +12,8 @@ from torch import Tensor
 
 # Ends of a 95 % interval, in standard errors.
 NORMAL_95 = 1.959964
+# The same by Student's law, by the number of repeats.
+STUDENT_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571}
 Interval = list[float]
 # `[value, low, high]` of a record; ends may be missing.
 Value = Sequence[float | None]
@@ -41,6 +43,16 @@ class Summary:
     def error(self) -> float:
         """Standard error of the mean; NaN for a single repeat."""
         return stdev(self.values) / sqrt(len(self.values)) if len(self.values) > 1 else float("nan")
+
+    @property
+    def half(self) -> float:
+        """Half the width of a 95 % interval by Student's law; infinite for a single repeat."""
+        return STUDENT_95[len(self.values)] * self.error if len(self.values) > 1 else inf
+
+    @property
+    def sign(self) -> int:
+        """1 or -1 where that interval lies on one side of 0, else 0."""
+        return 0 if abs(self.mean) <= self.half else (1 if self.mean > 0 else -1)
 
     @property
     def median(self) -> float:

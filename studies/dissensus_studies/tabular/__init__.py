@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -253,14 +254,15 @@ def _gaussian_process(classes: bool) -> GaussianProcessClassifier | GaussianProc
     return GaussianProcessRegressor(kernel + WhiteKernel(0.1, (1e-4, 10)), random_state=0)
 
 
-CLASSIFIERS: Mapping[str, Callable[[int], Any]] = {
+Methods = Mapping[str, Callable[[int], Any]]
+CLASSIFIERS: Methods = {
     OURS: lambda seed: EnsembleClassifier(random_state=seed),
     "random forest": lambda seed: Encoded(RandomForestClassifier(random_state=seed)),
     "boosting": lambda seed: Encoded(HistGradientBoostingClassifier(random_state=seed)),
     "one MLP": lambda seed: Encoded(MLPClassifier(early_stopping=True, max_iter=500, random_state=seed)),
     "Gaussian process": lambda seed: Encoded(_gaussian_process(classes=True)),
 }
-REGRESSORS: Mapping[str, Callable[[int], Any]] = {
+REGRESSORS: Methods = {
     OURS: lambda seed: EnsembleRegressor(random_state=seed),
     "random forest": lambda seed: Encoded(RandomForestRegressor(random_state=seed)),
     "boosting": lambda seed: Encoded(HistGradientBoostingRegressor(random_state=seed)),
@@ -338,43 +340,51 @@ def _detected(model: Any, parts: Split, score: Callable[[pd.DataFrame], np.ndarr
     return found
 
 
-def measure_all(records: Path, data: Path | None, tables: Sequence[str], repeats: int, seed: int) -> list[Record]:
-    """Measure what the file has not yet, line by line; return all that it then has."""
-    known = read_records(records)
+def measure_all(
+    path: Path, tables: Mapping[str, Callable[[int], Table]], methods: Callable[[bool], Methods], seeds: Sequence[int]
+) -> list[Record]:
+    """Measure what the file has not yet, line by line; return all that it then has, flat.
+
+    Args:
+        path: The file.
+        tables: Each is made by a seed.
+        methods: Those for classes, or for numbers; each is made by a seed.
+        seeds: One for each repeat.
+    """
+    known = read_records(path)
     done = {(line["table"], line["repeat"], line["method"]) for line in known}
-    for repeat in range(repeats):
-        for name in tables:
-            table = TABLES[name](data or Path(), seed + repeat)
-            parts = split(table, seed + repeat)
-            for method, make in (CLASSIFIERS if table.classes else REGRESSORS).items():
-                if (name, repeat, method) in done:
+    for repeat, seed in enumerate(seeds):
+        for table, make in tables.items():
+            parts = split(make(seed), seed)
+            for method, model in methods(parts.train.classes).items():
+                if (table, repeat, method) in done:
                     continue
-                known.append(noted(records, name, method, repeat, seed + repeat, parts, make(seed + repeat)))
+                found = measure(model(seed), parts)
+                line: Record = {
+                    "study": "tabular",
+                    "table": table,
+                    "arm": [method],
+                    "task": "classes" if parts.train.classes else "numbers",
+                    "repeat": repeat,
+                    "seed": seed,
+                    "seeds": 1,
+                    "setting": f"{len(parts.train.y)} training rows, {parts.train.x.shape[1]} columns",
+                    "date": date.today().isoformat(),
+                    "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} thread",
+                    "versions": {name: version(name) for name in ("torch", "scikit-learn", "numpy")},
+                    "seconds": found.pop("seconds"),
+                    "source": "run",
+                    "numbers": found,
+                }
+                with path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(line) + "\n")
+                known.append(flat(line))
     return known
 
 
-def noted(path: Path, table: str, arm: str, repeat: int, seed: int, parts: Split, model: Any) -> Record:
-    """Measure a method, add the line to the file, and return it flat."""
-    found = measure(model, parts)
-    line: Record = {
-        "study": "tabular",
-        "table": table,
-        "arm": [arm],
-        "task": "classes" if parts.train.classes else "numbers",
-        "repeat": repeat,
-        "seed": seed,
-        "seeds": 1,
-        "setting": f"{len(parts.train.y)} training rows, {parts.train.x.shape[1]} columns",
-        "date": date.today().isoformat(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} thread",
-        "versions": {name: version(name) for name in ("torch", "scikit-learn", "numpy")},
-        "seconds": found.pop("seconds"),
-        "source": "run",
-        "numbers": found,
-    }
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
-    return flat(line)
+def methods_of(classes: bool) -> Methods:
+    """Return what is compared."""
+    return CLASSIFIERS if classes else REGRESSORS
 
 
 def run(
@@ -391,7 +401,9 @@ def run(
     if arms is not None:
         tables = [name for name in tables if name.startswith(tuple(arms))]
     output.mkdir(parents=True, exist_ok=True)
-    records = measure_all(output / "records.jsonl", data, tables, 1 if quick else REPEATS, seed)
+    made = {name: partial(TABLES[name], data or Path()) for name in tables}
+    seeds = range(seed, seed + (1 if quick else REPEATS))
+    records = measure_all(output / "records.jsonl", made, methods_of, seeds)
     page = output / "tabular.md"
     page.write_text(write_report(records), encoding="utf-8")
     return page

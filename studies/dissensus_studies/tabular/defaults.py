@@ -19,8 +19,8 @@ import torch
 from sklearn import datasets
 
 from dissensus.estimators import EnsembleClassifier, EnsembleRegressor
-from dissensus_studies.tabular import Table, noted, split
-from dissensus_studies.tabular.page import Record, compared, read_records
+from dissensus_studies.tabular import Methods, Table, measure_all
+from dissensus_studies.tabular.page import compared
 
 REPEATS = 2
 BASE: Mapping[str, Any] = MappingProxyType(
@@ -103,23 +103,17 @@ TABLES: Mapping[str, Callable[[int], Table]] = {
 }
 
 
-def measure_changes(path: Path) -> list[Record]:
-    """Measure what the file has not yet, line by line; return all that it then has."""
-    torch.set_num_threads(1)
-    known = read_records(path)
-    done = {(line["table"], line["repeat"], line["method"]) for line in known}
-    for repeat in range(REPEATS):
-        for name, make in TABLES.items():
-            seed = 100 + repeat
-            parts = split(make(seed), seed)
-            estimator = EnsembleClassifier if parts.train.classes else EnsembleRegressor
-            for change in CHANGES:
-                if (name, repeat, json.dumps(change)) not in done:
-                    model = estimator(random_state=seed, **{**BASE, **change})
-                    known.append(noted(path, name, json.dumps(change), repeat, seed, parts, model))
-    return known
+def changed(classes: bool) -> Methods:
+    """Return our estimator with each change of its settings, by the change."""
+    estimator = EnsembleClassifier if classes else EnsembleRegressor
+    return {
+        json.dumps(change): lambda seed, change=change: estimator(random_state=seed, **{**BASE, **change})  # type: ignore[misc]
+        for change in CHANGES
+    }
 
 
 if __name__ == "__main__":
-    for change, mean, error, seconds in compared(measure_changes(Path(sys.argv[1]))):
+    torch.set_num_threads(1)
+    trials = measure_all(Path(sys.argv[1]), TABLES, changed, range(100, 100 + REPEATS))
+    for change, mean, error, seconds in compared(trials):
         print(f"{change:40s} NLL {mean:+.4f} ± {error:.4f}, time x {seconds:.2f}")

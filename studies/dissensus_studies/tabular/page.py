@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.stats import rankdata
+import pandas as pd
 
 from dissensus_studies.harness.statistics import Summary
 from dissensus_studies.recorded import TEMPLATES, markdown
@@ -92,20 +92,37 @@ def standing(records: Sequence[Record]) -> str:
     rows = []
     for title, task in TASKS.items():
         lines = [line for line in records if line["task"] == task]
-        methods, ranks = _ranked(task, lines)
         repeats = len({line["repeat"] for line in lines})
-        for key, name in MEASURES[task]:
-            if key in ranks:
-                order = sorted(methods, key=ranks[key].__getitem__)
-                verdict = "**first**" if order[0] == OURS else f"{order.index(OURS) + 1}. behind {order[0]}"
-                rows.append([f"{title}, {name}", verdict, f"{ranks[key][OURS]:.2f} of {len(methods)}", str(repeats)])
+        for name, ranks in _ranks(task, lines).items():
+            place, first = _place(ranks)
+            verdict = "**first**" if first == OURS else f"{place}. behind {first}"
+            rows.append([f"{title}, {name}", verdict, f"{ranks[OURS]:.2f} of {len(ranks)}", str(repeats)])
     return _markdown(["the ensemble by", "place", "mean rank", "seeds"], rows)
 
 
-def _ranked(task: str, lines: Sequence[Record]) -> tuple[list[str], dict[str, dict[str, float]]]:
-    """Return the methods, and each one's mean rank by each measure that has a better end."""
-    methods = sorted(dict.fromkeys(line["method"] for line in lines), key=lambda method: method != OURS)
-    return methods, {key: _ranks(lines, methods, key) for key, _ in MEASURES[task] if key not in ("covered", "seconds")}
+def _summaries(lines: Sequence[Record], key: str) -> pd.DataFrame:
+    """Return a measure over repeats: a row for each table, a column for each method, the ensemble first."""
+    values: dict[str, dict[str, list[float]]] = {}
+    for line in sorted(lines, key=lambda line: line["method"] != OURS):
+        value = np.mean(list(line[key].values())) if isinstance(line[key], dict) else line[key]
+        values.setdefault(line["method"], {}).setdefault(line["table"], []).append(float(value))
+    tables = list(dict.fromkeys(line["table"] for line in lines))
+    return pd.DataFrame(values).loc[tables].map(lambda own: Summary(tuple(own)))
+
+
+def _ranks(task: str, lines: Sequence[Record]) -> dict[str, pd.Series]:
+    """Return each method's mean rank over tables, by its mean over repeats, for each measure that has a better end."""
+    return {
+        name: _summaries(lines, key).map(lambda own: own.mean).rank(axis=1, ascending=key != "auroc").mean()
+        for key, name in MEASURES[task]
+        if key not in ("covered", "seconds")
+    }
+
+
+def _place(ranks: pd.Series) -> tuple[int, str]:
+    """Return the place of the ensemble, and who is first."""
+    order = sorted(ranks.index, key=ranks.__getitem__)
+    return order.index(OURS) + 1, order[0]
 
 
 def ranks_figure(records: Sequence[Record]) -> "matplotlib.figure.Figure":
@@ -114,94 +131,59 @@ def ranks_figure(records: Sequence[Record]) -> "matplotlib.figure.Figure":
 
     figure, axes = plots.panels(columns=2, width=4.6, height=2.9)
     for ax, (title, task) in zip(axes, TASKS.items(), strict=True):
-        methods, ranks = _ranked(task, [line for line in records if line["task"] == task])
-        names = [name.split(",")[0] for key, name in MEASURES[task] if key in ranks]
-        for place, method in enumerate(methods):
+        ranks = pd.DataFrame(_ranks(task, [line for line in records if line["task"] == task])).T
+        for place, method in enumerate(ranks):
             own = method == OURS
-            colour = plots.COLOURS[1] if own else "#555555"
-            values = [ranks[key][method] for key in ranks]
-            ax.plot(
-                values,
-                range(len(names)),
-                "o" if own else "osD^v"[place % 5],
-                color=colour,
-                alpha=1 if own else 0.6,
-                markersize=9 if own else 5,
-                label=method,
-            )
-        ax.set_yticks(range(len(names)), names)
+            look: dict[str, Any] = {"color": plots.COLOURS[1] if own else "#555555", "alpha": 1 if own else 0.6}
+            marker, size = ("o", 9) if own else ("osD^v"[place % 5], 5)
+            ax.plot(ranks[method], range(len(ranks)), marker, markersize=size, label=method, **look)
+        ax.set_yticks(range(len(ranks)), [name.split(",")[0] for name in ranks.index])
         ax.invert_yaxis()
-        ax.set(title=title, xlabel="mean rank, 1 is best", xlim=(0.8, len(methods) + 0.2))
+        ax.set(title=title, xlabel="mean rank, 1 is best", xlim=(0.8, ranks.shape[1] + 0.2))
         ax.legend(frameon=False, fontsize="x-small", loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3)
     return figure
 
 
 def _task(title: str, task: str, lines: Sequence[Record]) -> str:
-    methods, ranks = _ranked(task, lines)
-    rows = [[method, *(_rank_text(ranks, key, method, lines) for key, _ in MEASURES[task])] for method in methods]
-    overview = _markdown(["mean rank, 1 is best", *(name for _, name in MEASURES[task])], rows)
-    tables = []
-    for key, name in MEASURES[task]:
-        body = [
-            [table, *(str(_summary(lines, table, method, key)) for method in methods)]
-            for table in dict.fromkeys(line["table"] for line in lines)
-        ]
-        tables.append(f"### {name}\n\n{_markdown(['', *methods], body)}")
-    return "\n\n".join([f"## {title}", overview, _verdict(task, lines, methods, ranks), *tables])
+    found = {name: _summaries(lines, key) for key, name in MEASURES[task]}
+    ranks = _ranks(task, lines)
+    methods = list(next(iter(found.values())))
+    rows = [[method, *(_rank_text(ranks, name, method, found) for name in found)] for method in methods]
+    overview = _markdown(["mean rank, 1 is best", *found], rows)
+    tables = [
+        f"### {name}\n\n{_markdown(['', *methods], [[table, *map(str, own)] for table, own in each.iterrows()])}"
+        for name, each in found.items()
+    ]
+    return "\n\n".join([f"## {title}", overview, _verdict(task, lines, ranks), *tables])
 
 
-def _rank_text(ranks: Mapping[str, Mapping[str, float]], key: str, method: str, lines: Sequence[Record]) -> str:
-    if key in ranks:
-        return f"{ranks[key][method]:.2f}"
-    values = [line[key] for line in lines if line["method"] == method]
-    return f"{np.mean(values):.2f} (mean)"
+def _rank_text(ranks: Mapping[str, pd.Series], name: str, method: str, found: Mapping[str, pd.DataFrame]) -> str:
+    if name in ranks:
+        return f"{ranks[name][method]:.2f}"
+    return f"{np.mean([value for own in found[name][method] for value in own.values]):.2f} (mean)"
 
 
-def _ranks(lines: Sequence[Record], methods: Sequence[str], key: str) -> dict[str, float]:
-    """Return each method's mean rank over tables, by its mean over repeats."""
-    sign = -1 if key == "auroc" else 1
-    tables = dict.fromkeys(line["table"] for line in lines)
-    ranks = [rankdata([sign * _summary(lines, table, method, key).mean for method in methods]) for table in tables]
-    return dict(zip(methods, np.mean(ranks, 0).tolist(), strict=True))
-
-
-def _summary(lines: Sequence[Record], table: str, method: str, key: str) -> Summary:
-    found = [line[key] for line in lines if line["table"] == table and line["method"] == method]
-    return Summary(tuple(float(np.mean(list(v.values()))) if isinstance(v, dict) else float(v) for v in found))
-
-
-def _verdict(
-    task: str, lines: Sequence[Record], methods: Sequence[str], ranks: Mapping[str, Mapping[str, float]]
-) -> str:
+def _verdict(task: str, lines: Sequence[Record], ranks: Mapping[str, pd.Series]) -> str:
     """Say in words where the ensemble stands, and where boosting is the better choice."""
     places = []
-    for key, name in MEASURES[task]:
-        if key in ranks:
-            place = sorted(methods, key=ranks[key].__getitem__).index(OURS) + 1
-            first = min(methods, key=ranks[key].__getitem__)
-            leader = "" if first == OURS else f" (first: {first})"
-            places.append(f"{place}. in {name.split(',')[0]}{leader}")
-    tables = list(dict.fromkeys(line["table"] for line in lines))
-    better = {
-        key: [
-            table
-            for table in tables
-            if _summary(lines, table, "boosting", key).mean < _summary(lines, table, OURS, key).mean
-        ]
-        for key in ("error", "nll")
-    }
+    for name, own in ranks.items():
+        place, first = _place(own)
+        places.append(f"{place}. in {name.split(',')[0]}" + ("" if first == OURS else f" (first: {first})"))
+    better = {}
+    for key in ("error", "nll"):
+        means = _summaries(lines, key).map(lambda own: own.mean)
+        some = means.index[means["boosting"] < means[OURS]]
+        better[key] = f"{len(some)} of {len(means)} tables" + (f" ({', '.join(some)})" if len(some) else "")
     error = MEASURES[task][0][1]
-    likewise = ": where a table of yours is like those, take `HistGradientBoosting`" if any(better.values()) else ""
+    likewise = (
+        ": where a table of yours is like those, take `HistGradientBoosting`" if "(" in "".join(better.values()) else ""
+    )
     return (
-        f"By mean rank of {len(methods)} the ensemble is {', '.join(places)}. Boosting has the lower {error} on "
-        f"{_listed(better['error'], tables)}, and the lower NLL on {_listed(better['nll'], tables)}{likewise}. It trains faster, and "
+        f"By mean rank of {len(own)} the ensemble is {', '.join(places)}. Boosting has the lower {error} on "
+        f"{better['error']}, and the lower NLL on {better['nll']}{likewise}. It trains faster, and "
         f"is the usual first choice for tables of many more rows than the {TRAINING_ROWS} here, which were not measured. Ranks "
         "within the standard errors below mean little."
     )
-
-
-def _listed(some: Sequence[str], tables: Sequence[str]) -> str:
-    return f"{len(some)} of {len(tables)} tables" + (f" ({', '.join(some)})" if some else "")
 
 
 def _detection(records: Sequence[Record]) -> str:
