@@ -445,7 +445,7 @@ class Trainer:
         bad = torch.zeros(count, dtype=torch.bool, device=self.state.index.device)
         if (losses := self.state.sums.get("loss")) is not None:
             bad |= ~torch.isfinite(losses)
-        for block in self.blocks:
+        for block in (block for block in self.blocks if block.flat.numel()):
             # The largest size in each row: one pass, and no temporary as large as all weights.
             broken = ~torch.isfinite(torch.linalg.vector_norm(block.flat, torch.inf, dim=1))
             bad[list(block.members) if block.members is not None else slice(None)] |= broken
