@@ -53,7 +53,7 @@ def test_a_program_for_each_member_is_the_same_step(monkeypatch, objective, batc
     whole, apart = ds.DeepEnsemble(conv_net, 3).double(), ds.DeepEnsemble(conv_net, 3).double()
     run = ds.fit(whole, (images.double(), labels), **settings)
 
-    def form(train_step, state, concurrent):
+    def form(train_step, state):
         assert why_not_by_member(train_step, state) is None
         return "by member"
 
