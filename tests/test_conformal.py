@@ -314,3 +314,25 @@ def test_states_are_json():
     state = json.loads(json.dumps(monitor.state()))
     assert set(state) >= {"counts", "log_value", "seed"}
     assert sum(state["counts"]) == 210
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x, mask=None):
+        return self.head(x if mask is None else x * mask)
+
+
+def test_a_tuple_is_several_inputs_as_in_predict():
+    draws = torch.Generator().manual_seed(0)
+    x, mask = torch.randn(200, 6, generator=draws), (torch.rand(200, 6, generator=draws) > 0.5).float()
+    ens, named = ds.DeepEnsemble(Masked, 3), {"x": x, "mask": mask}
+    alarm = ds.Alarm.calibrate(ens, named, false_alarms=0.1)
+    torch.testing.assert_close(alarm.p_values((x, mask)), alarm.p_values(named))
+    monitors = [ds.conformal.DriftMonitor.calibrate(ens, named) for _ in range(2)]
+    assert monitors[0].update((x, mask)) == monitors[1].update(named)
+    strange = (5 * x, mask)
+    chosen = [ds.Alarm.calibrate(ens, named, examples=own) for own in (strange, {"x": 5 * x, "mask": mask})]
+    assert chosen[0].aurocs == chosen[1].aurocs

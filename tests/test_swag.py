@@ -68,3 +68,15 @@ def test_members_are_the_network_until_weights_are_collected():
 def test_bad_settings(options):
     with pytest.raises(ValueError, match="`start` must be in"):
         ds.SWAG(norm_net, 2, **options)
+
+
+def test_networks_that_convolve_are_collected_and_drawn():
+    # Training lays the weights of convolutions out by channel: they are not contiguous then.
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, 6, 3), nn.Flatten(), nn.Linear(96, 3))
+
+    images = torch.randn(40, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    ens = ds.SWAG(make, 3, start=0.0)
+    ds.fit(ens, (images, torch.arange(40) % 3), epochs=2, batch_size=30)
+    assert int(ens.collected) == 2
+    assert ds.predict(ens, images).isfinite().all()

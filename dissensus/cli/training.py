@@ -58,8 +58,8 @@ def train(
         list[str] | None,
         Option("--set", metavar="TABLE.KEY=VALUE", help="Change a setting of the recipe; may be repeated."),
     ] = None,
-    jobs: Annotated[int, Option(min=1, help="How many arms of a [sweep] run at a time.")] = 1,
-    ray: Annotated[bool, Option("--ray", help="Run the arms of a [sweep] on a Ray cluster.")] = False,
+    jobs: Annotated[int, Option(min=1, help=r"How many arms of a \[sweep] run at a time.")] = 1,
+    ray: Annotated[bool, Option("--ray", help=r"Run the arms of a \[sweep] on a Ray cluster.")] = False,
     one: Annotated[bool, Option("--one", hidden=True, help="Train one run whatever [sweep] says.")] = False,
     allow_import: AllowImport = False,
     mesh: Annotated[
@@ -71,10 +71,10 @@ def train(
         ),
     ] = None,
 ) -> None:
-    """Train an ensemble as a recipe says.
+    r"""Train an ensemble as a recipe says.
 
     Writes the resolved recipe, checkpoints, history.csv and the trained ensemble into the run's folder. Under torchrun all
-    processes train together: torchrun --nproc-per-node 4 -m dissensus train RECIPE.toml. A recipe with a [sweep] is
+    processes train together: torchrun --nproc-per-node 4 -m dissensus train RECIPE.toml. A recipe with a \[sweep] is
     trained once for each combination of values, or for what a search tries, each in a folder of its own; what is finished
     is not trained again.
     """

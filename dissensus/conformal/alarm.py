@@ -31,7 +31,7 @@ class Scorer:
     loss: str = CLASSES
 
     def __call__(self, members: "Members | None", x: Any, instead: str = "") -> Floats:
-        """Return the score of each input, `(batch,)`, of data that may be a pair (inputs, targets)."""
+        """Return the score of each input, `(batch,)`; a tuple is several inputs, as `predict` reads it."""
         from dissensus.data.sources import all_inputs
         from dissensus.predictions import predict
 
@@ -39,7 +39,6 @@ class Scorer:
             raise ValueError(f"There is no ensemble to score inputs: pass scores to {instead}, or load it with `ens`.")
         if isinstance(self.score, str):
             return _named_scores([self.score], self.loss, members, x)[self.score]
-        x = inputs_of(x)
         seen = all_inputs(x, "x").split(1024) if self.of_inputs else [predict(members, x)]
         return np.concatenate([vector(self.score(part), "the score's answer") for part in seen])
 
@@ -136,7 +135,7 @@ class Alarm:
             raise ValueError(f"`examples` choose among scores, but `score` is {scorer.name!r}. Leave one out.")
         aurocs: dict[str, float] = {}
         if examples is None:
-            scores = scorer(ens, held_out)
+            scores = scorer(ens, inputs_of(held_out))
             kept = np.arange(len(scores))
         else:
             scorer, scores, kept, aurocs = _chosen(ens, held_out, examples, scorer.loss, seed)
@@ -251,7 +250,7 @@ def _chosen(
     names = list(SCORES if loss in (CLASSES, LABELS) else REGRESSION_SCORES)
     if loss in ("mse", "mae"):  # points have no other variance
         names = ["knowledge_variance"]
-    known, strange = (_named_scores(names, loss, members, x) for x in (held_out, examples))
+    known, strange = (_named_scores(names, loss, members, x) for x in (inputs_of(held_out), examples))
     total = len(next(iter(known.values())))
     if total < (least := 2 * _SHARE_TO_CHOOSE):
         raise ValueError(f"Choosing a score takes {least} held-out inputs or more; got {total}. Name a score instead.")
@@ -271,9 +270,9 @@ def _named_scores(names: list[str], loss: str, members: "Members", x: Any) -> di
     from dissensus.scores import REGRESSION_SCORES
 
     if loss in (CLASSES, LABELS):
-        found = predict_scores(members, inputs_of(x), names, loss=loss)  # type: ignore[arg-type]
+        found = predict_scores(members, x, names, loss=loss)  # type: ignore[arg-type]
         return {name: vector(own, name) for name, own in found.items()}
-    outputs = predict(members, inputs_of(x))
+    outputs = predict(members, x)
     outputs = outputs if outputs.ndim == 3 else outputs[..., None]
     points = likelihood_of(loss).kind == "points"
     mean, scale = (outputs, torch.zeros_like(outputs)) if points else mean_and_scale(outputs)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dissensus._files import read_state, write_state
 from dissensus._signatures import checked, whole_number
-from dissensus.conformal.alarm import Score, Scorer, scorer_of
+from dissensus.conformal.alarm import Score, Scorer, inputs_of, scorer_of
 from dissensus.conformal.ranks import Floats, Values, array, vector
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class DriftMonitor:
             seed: Decides which held-out inputs set the bins, and breaks ties.
         """
         scorer = scorer_of(ens, held_out, score, loss)
-        monitor = cls.of_scores(scorer(ens, held_out), bins=bins, seed=seed)
+        monitor = cls.of_scores(scorer(ens, inputs_of(held_out)), bins=bins, seed=seed)
         monitor.scorer, monitor.members = scorer, ens
         return monitor
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.nn.utils import vector_to_parameters
 
 from dissensus._signatures import checked
 from dissensus.data.sources import device_of, pair_batches
@@ -178,7 +178,7 @@ class SWAG(Trajectory):
             )
         super().__init__(make_net, num_members, seed, output=output)
         self.start, self.rank, self.scale = start, rank, scale
-        weights = parameters_to_vector(self.net.parameters()).detach()
+        weights = self._weights()
         self.register_buffer("mean", weights.clone())
         self.register_buffer("variance", torch.zeros_like(weights))
         self.register_buffer("deviations", weights.new_zeros(rank, len(weights)))
@@ -194,10 +194,14 @@ class SWAG(Trajectory):
         else:
             self.draw()
 
+    def _weights(self) -> Tensor:
+        """Return the network's weights as one vector, however they lie in memory."""
+        return torch.cat([p.detach().flatten() for p in self.net.parameters()])
+
     @torch.no_grad()
     def collect(self) -> None:
         """Let the network's weights enter the Gaussian."""
-        weights, count = parameters_to_vector(self.net.parameters()), int(self.collected)
+        weights, count = self._weights(), int(self.collected)
         away = weights - self.mean if count else torch.zeros_like(weights)
         self.mean.copy_(self.mean + away / (count + 1) if count else weights)
         # Not the mean of squares less the square of the mean, of which nothing is left where weights hardly move.
