@@ -17,8 +17,8 @@ _SMALLEST_IMAGENET_SIDE = 128
 class Values:
     """A keyword argument of a corruption at severities 1 to 5."""
 
-    cifar: tuple[float, ...]  # for 32 px
-    imagenet: tuple[float, ...] | None = None  # for 224 px; None where one table serves all sizes
+    cifar: tuple[int | float, ...]  # for 32 px
+    imagenet: tuple[int | float, ...] | None = None  # for 224 px; None where one table serves all sizes
     power: int = (
         0  # of the side: 1 for a length, 2 for an amplitude that is smoothed over a length and is a length itself
     )
