@@ -102,7 +102,7 @@ class TestFeatures:
     @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
     def test_are_kept_in_the_precision_asked_for_and_come_back_for_networks(self, tmp_path, dtype):
         cached = ds.cache_features(small_backbone(), (x, y), tmp_path, dtype=dtype)
-        assert cached.stored_rows(0, 5).dtype == dtype
+        assert cached.stored.dtype == dtype
         assert cached.rows(0, 5).dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
         torch.testing.assert_close(cached.rows(0, 100), self.wanted, rtol=1e-3, atol=1e-3, check_dtype=False)
 

@@ -1,7 +1,6 @@
 """Training, predicting and evaluating on cached features is doing so on the data, from the device or from a file."""
 
 import itertools
-import threading
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ import dissensus as ds
 from dissensus import objectives as obj
 from dissensus.data.augment import GaussianNoise
 from dissensus.training import feeds
-from dissensus.training.feeds import FeatureFeed, MappedFeed, fits
+from dissensus.training.feeds import ArrayFeed, HostFeed, lives_on
 from dissensus.training.step import read_batch
 
 NOISE = GaussianNoise(0.1)
@@ -124,11 +123,11 @@ def numbered(tmp_path, examples=103, passes=3, **options):
 
 def resident(cached, own):
     keys = torch.tensor([5, 6]) if own else torch.tensor(5)
-    return FeatureFeed(cached, cached.targets, 10, keys)
+    return ArrayFeed((cached.resident(), cached.targets), 10, keys, passes=cached.passes)
 
 
-def streamed(cached, **options):
-    return MappedFeed(cached, cached.targets, 10, seed=5, device=torch.device("cpu"), **options)
+def streamed(cached, key=5, **options):
+    return HostFeed((cached.stored, cached.targets), 10, torch.tensor(key), passes=cached.passes, **options)
 
 
 class TestOrder:
@@ -169,8 +168,7 @@ class TestOrder:
         cached = numbered(tmp_path)
         first, again = (orders(streamed(cached), 2) for _ in range(2))
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-        other = MappedFeed(cached, cached.targets, 10, seed=6, device=torch.device("cpu"))
-        assert not torch.equal(orders(other, 1)[0], first[0])
+        assert not torch.equal(orders(streamed(cached, key=6), 1)[0], first[0])
 
     def test_a_resumed_epoch_skips_what_was_seen(self, tmp_path):
         feed = streamed(numbered(tmp_path))
@@ -183,30 +181,28 @@ class TestOrder:
         assert feed.steps_per_epoch == 10
         assert len(orders(feed, 1)[0]) == 100
 
-    def test_a_file_that_cannot_be_read_stops_training_with_its_error(self, tmp_path):
-        feed = streamed(numbered(tmp_path))
+    def test_streaming_reads_neighbouring_rows_at_about_the_same_time(self, tmp_path):
+        (rows, *_) = orders(streamed(numbered(tmp_path, passes=1)), 1)
+        # A buffer holds 4 chunks of 7 rows: all rows of a chunk come within one of 28 rows.
+        places = torch.empty(103, dtype=torch.int64)
+        places[rows] = torch.arange(103)
+        assert all(int(chunk.max() - chunk.min()) < 28 for chunk in places.split(7))
 
-        def broken(spans):
-            raise OSError("the disk is gone")
-
-        object.__setattr__(feed.cached, "spans", broken)
-        with pytest.raises(OSError, match="the disk is gone"):
-            list(feed.epoch(0, 0))
-
-    def test_the_thread_ends_when_training_does(self, tmp_path):
-        feed = streamed(numbered(tmp_path))
-        epoch = feed.epoch(0, 0)
-        next(epoch)
-        assert any(thread.name.startswith("dissensus data") for thread in threading.enumerate())
-        epoch.close()
-        assert not any(thread.name.startswith("dissensus data") for thread in threading.enumerate())
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+    def test_streaming_keeps_the_precision_of_what_is_more_precise(self, tmp_path, dtype):
+        cached = ds.cache_features(small_backbone(), (x, y), tmp_path, dtype=dtype)
+        feed = streamed(cached)
+        size = next(feed.epoch(0, 0))
+        read = read_batch(feed, feed.tensors, size)[0]
+        assert feed.tensors["batch"][0].dtype == dtype
+        assert read.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
 
     def test_what_is_larger_than_its_limit_is_streamed(self, tmp_path):
         device = torch.device("cpu")
-        assert fits(numbered(tmp_path), device)
-        small = numbered(tmp_path, resident_limit=100)
-        assert not fits(small, device)
         heads = ds.DeepEnsemble(lambda: nn.Linear(2, 309), 2)
+        ds.fit(heads, numbered(tmp_path), epochs=1, batches="own", device="cpu")
+        small = numbered(tmp_path, resident_limit=100)
+        assert not lives_on(small.stored, device, small.resident_limit)
         run = ds.fit(heads, small, epochs=2, batch_size=32, device="cpu", engine="captured")
         assert run.step == 8
         with pytest.raises(ValueError, match="raise their `resident_limit`"):

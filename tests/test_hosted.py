@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 def no_room(monkeypatch):
     """Has everything fed from the host; returns what was made."""
     made = []
-    monkeypatch.setattr("dissensus.training.feeds.lives_on", lambda x, device: False)
+    monkeypatch.setattr("dissensus.training.feeds.lives_on", lambda *_: False)
     start = HostFeed.__init__
 
     def remember(self, *args, **options):
@@ -91,7 +91,7 @@ def test_a_dropped_member_leaves_the_others_as_they_were(no_room):
 
     here = run()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dissensus.training.feeds.lives_on", lambda x, device: True)
+        patch.setattr("dissensus.training.feeds.lives_on", lambda *_: True)
         assert torch.equal(run(), here)
 
 
@@ -105,7 +105,7 @@ def test_a_stopped_run_goes_on_from_the_host_and_from_the_device_alike(tmp_path,
 
     with pytest.raises(KeyboardInterrupt):
         trained(checkpoint_dir=tmp_path, callback=stop, **settings)
-    monkeypatch.setattr("dissensus.training.feeds.lives_on", lambda x, device: True)
+    monkeypatch.setattr("dissensus.training.feeds.lives_on", lambda *_: True)
     resumed, _ = trained(checkpoint_dir=tmp_path, resume=True, **settings)
     for name, tensor in straight.items():
         assert torch.equal(resumed[name], tensor)
@@ -176,7 +176,7 @@ class TestRoom:
 
 
 def hosted_rows(path):
-    from dissensus.data.sources import rows_of
+    from dissensus.data.arrays import rows_of
 
     return rows_of(np.load(path, mmap_mode="r"), "x")
 

@@ -1,7 +1,7 @@
 """Features of a frozen backbone, computed once and kept: in memory, or in a file that may be larger than memory."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from dissensus._files import replace_file
+from dissensus.data.arrays import OnDisk
 from dissensus.data.fingerprints import network_digest, sum_of_rows
 from dissensus.randomness import signed
 
@@ -84,30 +85,19 @@ class CachedFeatures(Dataset[tuple[Tensor, Tensor]]):
         return len(self) // self.passes
 
     @property
-    def nbytes(self) -> int:
-        """Size of the features."""
-        return int(self.features.nbytes)
+    def stored(self) -> Tensor | OnDisk:
+        """The features in the precision in which they are kept, read when they are asked for."""
+        if isinstance(self.features, Tensor):
+            return self.features
+        return OnDisk(self.features, torch.from_numpy(np.array(self.features[:0])).dtype)
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Return some rows as real numbers that networks take: half precision becomes float32."""
-        return as_real(self.stored_rows(start, stop))
-
-    def stored_rows(self, start: int, stop: int) -> Tensor:
-        """Return some rows in the precision in which they are kept."""
-        part = self.features[start:stop]
-        return part if isinstance(part, Tensor) else torch.from_numpy(np.array(part))
-
-    def spans(self, spans: Sequence[slice]) -> Tensor:
-        """Return several ranges of rows, one after the other, as `rows` does."""
-        parts = [self.features[span] for span in spans]
-        if isinstance(self.features, Tensor):
-            return as_real(torch.cat(parts))  # type: ignore[arg-type]
-        return as_real(torch.from_numpy(np.concatenate(parts)))
+        return as_real(self.stored[start:stop])
 
     def batches(self, batch_size: int) -> Iterator[Tensor]:
         """Yield the features in order."""
-        for start in range(0, len(self), batch_size):
-            yield self.rows(start, start + batch_size)
+        yield from map(as_real, self.stored.split(batch_size))
 
     def pairs(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield features and targets in order."""
@@ -117,12 +107,7 @@ class CachedFeatures(Dataset[tuple[Tensor, Tensor]]):
 
     def resident(self, device: torch.device | str = "cpu") -> Tensor:
         """Return all features on a device, in the precision in which they are kept."""
-        if isinstance(self.features, Tensor):
-            return self.features.to(device)
-        whole = self.stored_rows(0, 1).new_empty(self.features.shape, device=device)
-        for start in range(0, len(self), _AT_ONCE):
-            whole[start : start + _AT_ONCE] = self.stored_rows(start, start + _AT_ONCE).to(device)
-        return whole
+        return self.stored.to(torch.device(device))
 
     def check_backbone(self, net: nn.Module) -> None:
         """Refuse a backbone that did not compute these features: other weights, modules or plain attributes of them."""
@@ -142,10 +127,10 @@ class CachedFeatures(Dataset[tuple[Tensor, Tensor]]):
         # The targets of a file as they are there now.
         stored = self.targets is not None and self.path is not None
         targets = torch.from_numpy(np.load(self.path / TARGETS)) if stored else self.targets  # type: ignore[operator]
-        found = 0
-        for start in range(0, len(self), _AT_ONCE):
-            labels = None if targets is None else targets[start : start + _AT_ONCE]
-            found += content_of(self.stored_rows(start, start + _AT_ONCE), labels, start)
+        found = start = 0
+        for part in self.stored.split(_AT_ONCE):
+            found += content_of(part, None if targets is None else targets[start : start + len(part)], start)
+            start += len(part)
         if signed(found) != self.content:
             raise ValueError(
                 f"The features or targets in {self.path or 'memory'} are not those that were written: their hash is another one. "

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from dissensus._signatures import checked, whole_number
-from dissensus.data.sources import Array, as_tensor, device_of
+from dissensus.data.arrays import as_tensor
+from dissensus.data.sources import Array, device_of
 from dissensus.data.trees import Output, Tree
 from dissensus.members.deep_ensemble import DeepEnsemble, OnDeepEnsemble
 from dissensus.members.members import Keys, Members, View, under

@@ -15,8 +15,9 @@ from torch.autograd.function import once_differentiable
 
 from dissensus._checks import compute_dtype
 from dissensus._signatures import checked, real_number, whole_number
+from dissensus.data.arrays import as_tensor
 from dissensus.data.features import CachedFeatures, content_of
-from dissensus.data.sources import Array, Inputs, all_inputs, as_tensor
+from dissensus.data.sources import Array, Inputs, all_inputs
 from dissensus.data.trees import join_rows
 from dissensus.members import View
 from dissensus.objectives.likelihoods import (

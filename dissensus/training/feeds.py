@@ -1,6 +1,5 @@
 """Batches for every step of an epoch: gathered from arrays on the device or on the host, or loaded from elsewhere."""
 
-import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections import deque
@@ -15,9 +14,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from dissensus.data.features import CachedFeatures
+from dissensus.data.arrays import Rows
 from dissensus.data.fingerprints import digest_of, row_hashes
-from dissensus.data.sources import Rows, triple_of
+from dissensus.data.sources import triple_of
 from dissensus.data.trees import join_rows
 from dissensus.randomness import bits, derive, fold, permutation, seeded
 
@@ -29,6 +28,9 @@ Made = TypeVar("Made")
 _AHEAD, _UNDER_WAY = 3, 2
 # Memory of a batch that is being copied, or was given to the step last, is not written to.
 _SLOTS = _AHEAD + 1 + _UNDER_WAY
+
+# Rows of features that lie together in a file are read near each other, so many bytes of them, and shuffled among so many.
+CHUNK_BYTES, BUFFER_BYTES = 1 << 20, 256 << 20
 
 
 def parts_of(triple: tuple[Any, Any, Any]) -> Parts:
@@ -184,12 +186,20 @@ class Feed(ABC):
 class OrderedFeed(Feed):
     """Arrays in an order that depends on (seed, member, epoch), or on (seed, epoch) if shared.
 
-    `order_keys` are the keys of the orders: one, or one for each member.
+    `order_keys` are the keys of the orders: one, or one for each member. Of cached features the rows of all `passes` lie one after
+    another; an epoch takes every example once, from another pass than the epoch before. Where a `chunk` is more than one row, an
+    epoch goes through the chunks in a shuffled order, and shuffles rows among as many of them as a buffer holds.
     """
 
-    def __init__(self, data: Parts, batch_size: int, order_keys: Tensor, drop_last: bool) -> None:
+    chunk = 1
+    chunks_at_once = 1
+
+    def __init__(
+        self, data: Parts, batch_size: int, order_keys: Tensor, drop_last: bool = False, passes: int | None = None
+    ) -> None:
         super().__init__(order_keys.device)
-        self.data, self.count = data, len(data[0])
+        self.data, self.passes, self.as_real = data, passes or 1, passes is not None
+        self.count = len(data[0]) // self.passes
         self.own, self.order_keys = order_keys.ndim > 0, order_keys
         self.sizes = self.cut(self.count, batch_size, drop_last)
 
@@ -197,21 +207,33 @@ class OrderedFeed(Feed):
         """Return sizes, and a digest of all inputs and targets; of inputs in a file, of some thousand rows throughout."""
         step = max(1, self.count // 4096)
         hashes = [
-            row_hashes(leaf if isinstance(leaf, Tensor) else leaf[torch.arange(0, self.count, step)])
+            row_hashes(leaf[: self.count] if isinstance(leaf, Tensor) else leaf[torch.arange(0, self.count, step)])
             for leaf in tree_leaves(self.data)
         ]
-        return f"{self.count} examples in batches of {self.batch_size}, {digest_of(hashes)}"
+        features = f"features, {self.passes} passes, chunks of {self.chunk}, " if self.as_real else ""
+        return f"{features}{self.count} examples in batches of {self.batch_size}, {digest_of(hashes)}"
 
     def order_of(self, number: int) -> Tensor:
         """Return the order of an epoch, `order_keys.shape + (examples,)`."""
-        return permutation(fold(self.order_keys, number), self.count)
+        key = fold(self.order_keys, number)
+        order = permutation(key, self.count)
+        chunks = -(-self.count // self.chunk)
+        if self.chunk > 1:
+            buffers = permutation(fold(key, -3), chunks).gather(-1, order // self.chunk) // self.chunks_at_once
+            order = order.gather(-1, buffers.argsort(dim=-1, stable=True))
+        if self.passes == 1:
+            return order
+        first = bits(fold(self.order_keys, -2), chunks).remainder(self.passes)
+        return order + self.count * (first.gather(-1, order // self.chunk) + number).remainder(self.passes)
 
 
 class ArrayFeed(OrderedFeed):
     """Arrays on the device, from which each step gathers its batch."""
 
-    def __init__(self, data: Parts, batch_size: int, order_keys: Tensor, drop_last: bool = False) -> None:
-        super().__init__(data, batch_size, order_keys, drop_last)
+    def __init__(
+        self, data: Parts, batch_size: int, order_keys: Tensor, drop_last: bool = False, passes: int | None = None
+    ) -> None:
+        super().__init__(data, batch_size, order_keys, drop_last, passes)
         self.stride = self.batch_size
         order = torch.zeros(*order_keys.shape, self.count, dtype=torch.int64, device=data[1].device)
         self.tensors |= {"batch": data, "order": order}
@@ -229,10 +251,20 @@ class HostFeed(OrderedFeed):
     """
 
     def __init__(
-        self, data: Parts, batch_size: int, order_keys: Tensor, drop_last: bool = False, threads: int = 2
+        self,
+        data: Parts,
+        batch_size: int,
+        order_keys: Tensor,
+        drop_last: bool = False,
+        passes: int | None = None,
+        threads: int = 2,
     ) -> None:
-        super().__init__(data, batch_size, order_keys, drop_last)
+        super().__init__(data, batch_size, order_keys, drop_last, passes)
         self.threads, self.carrier = threads, Carrier(order_keys.device)
+        if self.as_real:
+            row = max(1, data[0].nbytes // len(data[0]))
+            self.chunk = max(1, CHUNK_BYTES // row)
+            self.chunks_at_once = max(1, BUFFER_BYTES // (self.chunk * row))
         self.data = tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, data)
         rows, device = order_keys.numel() * self.batch_size, order_keys.device
         self.tensors["batch"] = tree_map(
@@ -264,38 +296,14 @@ class HostFeed(OrderedFeed):
         held[:, :size].copy_(values.unflatten(0, (members, size)), non_blocking=True)
 
 
-class PlacedFeed(Feed):
-    """Batches from elsewhere that are placed among the tensors one by one; all members share them.
-
-    `ahead` says whether a thread takes them while the step before them runs.
-    """
+class LoaderFeed(Feed):
+    """A user's DataLoader, in its own order; all members share its batches, which are placed among the tensors one by one."""
 
     placed = True
-    ahead = True
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
-        self.carrier = Carrier(device)
-
-    def _fill(self, number: int, skip: int) -> Iterator[int]:
-        taken = self.batches(number, skip)
-        places = range(skip, self.steps_per_epoch)
-        moved = self.carrier.ahead(lambda _: next(taken, None), places) if self.ahead else map(self.carrier.move, taken)
-        for batch in moved:
-            self.tensors["batch"] = batch
-            yield len(batch[0])
-
-    @abstractmethod
-    def batches(self, number: int, skip: int) -> Iterator[Parts]:
-        """Return each batch of the epoch after the first `skip`, on any device."""
-
-
-class LoaderFeed(PlacedFeed):
-    """A user's DataLoader, in its own order."""
 
     def __init__(self, loader: DataLoader[Any], seed: int, device: torch.device, accumulate: int = 1) -> None:
         super().__init__(device)
-        self.accumulate = accumulate
+        self.accumulate, self.carrier = accumulate, Carrier(device)
         try:
             self.steps_per_epoch = -(-len(loader) // accumulate)
         except TypeError:
@@ -307,8 +315,16 @@ class LoaderFeed(PlacedFeed):
         self.loader, self.seed, self.ahead = loader, seed, _loads_elsewhere(loader)
         self.smallest = _smallest(loader, accumulate)
 
+    def _fill(self, number: int, skip: int) -> Iterator[int]:
+        taken = self.batches(number, skip)
+        places = range(skip, self.steps_per_epoch)
+        moved = self.carrier.ahead(lambda _: next(taken, None), places) if self.ahead else map(self.carrier.move, taken)
+        for batch in moved:
+            self.tensors["batch"] = batch
+            yield len(batch[0])
+
     def batches(self, number: int, skip: int) -> Iterator[Parts]:
-        """Return what the loader gives; its own shuffling is seeded by (seed, epoch)."""
+        """Return each batch of the epoch after the first `skip`; the loader's own shuffling is seeded by (seed, epoch)."""
         with seeded(derive(self.seed, "loader", number), alone=True):
             batches = iter(self.loader)
         return islice(self._joined(batches, number), skip, None)
@@ -329,7 +345,7 @@ def _loads_elsewhere(loader: DataLoader[Any]) -> bool:
     """Whether taking a batch draws no random numbers in this process, so that a thread may do it beside training."""
     # Torch's own samplers draw when an epoch begins; what is random in a dataset happens in the loader's processes.
     samplers = (loader.sampler, loader.batch_sampler)
-    own = all(s is None or type(s).__module__.startswith("torch.utils.data") for s in samplers)
+    own = all(s is None or type(s) is list or type(s).__module__.startswith("torch.utils.data") for s in samplers)
     return loader.num_workers > 0 and own
 
 
@@ -344,29 +360,28 @@ def _smallest(loader: DataLoader[Any], accumulate: int) -> int | None:
     return count % (each * accumulate) or each * accumulate
 
 
-class DatasetFeed(PlacedFeed):
+class DatasetFeed(LoaderFeed):
     """A map-style Dataset, loaded item by item in a seeded order."""
 
     def __init__(
         self, dataset: Dataset[Any], batch_size: int, seed: int, device: torch.device, drop_last: bool, workers: int = 0
     ) -> None:
-        super().__init__(device)
-        count = len(dataset)  # type: ignore[arg-type]
-        if count == 0:
+        self.count = len(dataset)  # type: ignore[arg-type]
+        if self.count == 0:
             raise ValueError("The training data is empty: the Dataset has no items.")
-        self.count, self.seed = count, seed
-        self.cut(count, batch_size, drop_last)
-        self.jobs: list[Job] = []
-        self.ahead = workers > 0
+        sizes = self.cut(self.count, batch_size, drop_last)
+        self.jobs: list[Job] = [(0, [])] * len(sizes)
         # Its processes stay from epoch to epoch; each epoch it goes through the jobs that the list then holds.
         options: dict[str, Any] = {"num_workers": workers, "persistent_workers": True, "prefetch_factor": 4}
-        self.loader: DataLoader[Any] = DataLoader(
+        loader: DataLoader[Any] = DataLoader(
             _SeededBatches(dataset),
             batch_size=None,
             sampler=self.jobs,
             generator=torch.Generator(),
             **options if workers else {},
         )
+        super().__init__(loader, seed, device)
+        self.smallest = sizes[-1]
 
     def batches(self, number: int, skip: int) -> Iterator[Parts]:
         """Return items as batches; random transforms in the dataset draw under seeds of (seed, epoch, batch)."""
@@ -393,13 +408,13 @@ class _SeededBatches(Dataset[Any]):
             return default_collate([self.dataset[index] for index in indices])
 
 
-def lives_on(x: Rows, device: torch.device) -> bool:
-    """Whether inputs are on a device whole: those that are, and up to half of the memory that is free on a GPU."""
+def lives_on(x: Rows, device: torch.device, limit: int | None = None) -> bool:
+    """Whether inputs are on a device whole: those that are, and others of up to `limit` bytes, by default half of a GPU's free memory."""
     leaves = tree_leaves(x)
-    if device.type == "cpu":
-        return all(isinstance(leaf, Tensor) for leaf in leaves)
-    there = [isinstance(leaf, Tensor) and leaf.device.type == device.type for leaf in leaves]
-    return all(there) or sum(leaf.nbytes for leaf in leaves) <= free_memory(device) // 2
+    if limit is None:
+        limit = 0 if device.type == "cpu" else free_memory(device) // 2
+    there = [isinstance(leaf, Tensor) and device.type in ("cpu", leaf.device.type) for leaf in leaves]
+    return all(there) or sum(leaf.nbytes for leaf in leaves) <= limit
 
 
 def free_memory(device: torch.device) -> int:
@@ -412,111 +427,3 @@ def free_memory(device: torch.device) -> int:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):  # not on every system
         return 4 << 30
-
-
-# Rows that lie together in the file are read together, so many bytes of them, in an order of their own.
-CHUNK_BYTES = 1 << 20
-# Chunks that are in memory at once, so many bytes of them: rows are shuffled among them.
-BUFFER_BYTES = 256 << 20
-
-
-def fits(cached: CachedFeatures, device: torch.device) -> bool:
-    """Whether features are moved to the device whole: up to their limit, or half of the memory that is free there."""
-    limit = cached.resident_limit
-    if limit is None:
-        limit = free_memory(device) // 2
-    return isinstance(cached.features, Tensor) or cached.nbytes <= limit
-
-
-class FeatureFeed(ArrayFeed):
-    """Features on the device. Each epoch takes every example once, from another pass than the epoch before."""
-
-    as_real = True
-
-    def __init__(
-        self, cached: CachedFeatures, y: Tensor, batch_size: int, order_keys: Tensor, drop_last: bool = False
-    ) -> None:
-        x, count = cached.resident(order_keys.device), cached.num_examples
-        self.passes = cached.passes
-        super().__init__((x[:count], y[:count]), batch_size, order_keys, drop_last)
-        self.tensors["batch"] = (x, y)
-
-    def identity(self) -> str:
-        """Return what tells other features apart, and how often the data was gone through for them."""
-        return f"features, {self.passes} passes, {super().identity()}"
-
-    def order_of(self, number: int) -> Tensor:
-        """Return the epoch's order, each example from one of the passes."""
-        order = super().order_of(number)
-        if self.passes == 1:
-            return order
-        first = bits(fold(self.order_keys, -2), self.count).remainder(self.passes)
-        return order + self.count * (first.gather(-1, order) + number).remainder(self.passes)
-
-
-class MappedFeed(PlacedFeed):
-    """Features read from their file by a thread that is ahead of training; all members share the batches.
-
-    Chunks of neighbouring rows are read in a shuffled order, and rows are shuffled among as many chunks as the buffer
-    holds: the order is a function of (seed, epoch). Each epoch takes every example once; a chunk comes from another pass
-    than in the epoch before.
-    """
-
-    def __init__(
-        self,
-        cached: CachedFeatures,
-        y: Tensor,
-        batch_size: int,
-        seed: int,
-        device: torch.device,
-        drop_last: bool = False,
-    ) -> None:
-        super().__init__(device)
-        self.cached, self.y, self.seed = cached, y, seed
-        self.cut(cached.num_examples, batch_size, drop_last)
-        row_bytes = max(1, cached.nbytes // len(cached))
-        self.chunk = max(1, CHUNK_BYTES // row_bytes)
-        self.chunks_at_once = max(1, BUFFER_BYTES // (self.chunk * row_bytes))
-
-    def identity(self) -> str:
-        """Return sizes, and a digest of the first rows and targets."""
-        digest = hashlib.sha256(self.cached.stored_rows(0, 32).cpu().numpy().tobytes())
-        digest.update(self.y[:4096].cpu().numpy().tobytes())
-        return (
-            f"features from a file, {self.cached.passes} passes, {self.cached.num_examples} examples in batches of "
-            f"{self.batch_size}, chunks of {self.chunk} by {self.chunks_at_once}, {digest.hexdigest()[:12]}"
-        )
-
-    def batches(self, number: int, skip: int) -> Iterator[Parts]:
-        """Return batches, joined across the ends of buffers."""
-        return islice(self._joined(number), skip, self.steps_per_epoch)
-
-    def _joined(self, number: int) -> Iterator[Parts]:
-        waiting: list[Parts] = []
-        missing = self.batch_size
-        for x, y, order in self._buffers(number):
-            while len(order):
-                rows, order = order[:missing], order[missing:]
-                waiting.append((x.index_select(0, rows), y.index_select(0, rows)))
-                missing -= len(rows)
-                if missing == 0:
-                    yield tuple(map(join_rows, zip(*waiting, strict=True)))
-                    waiting, missing = [], self.batch_size
-        if waiting:
-            yield tuple(map(join_rows, zip(*waiting, strict=True)))
-
-    def _buffers(self, number: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield the epoch's rows, buffer by buffer, and the order in which to take them."""
-        count, passes = self.cached.num_examples, self.cached.passes
-        key = torch.tensor(derive(self.seed, "chunks", number))
-        starts = range(0, count, self.chunk)
-        chunks = permutation(key, len(starts)).tolist()
-        first = bits(torch.tensor(derive(self.seed, "passes")), len(starts)).remainder(passes)
-        from_pass = (first + number).remainder(passes).tolist()
-        for place in range(0, len(chunks), self.chunks_at_once):
-            spans = []
-            for chunk in chunks[place : place + self.chunks_at_once]:
-                start, stop = starts[chunk], min(starts[chunk] + self.chunk, count)
-                spans.append(slice(from_pass[chunk] * count + start, from_pass[chunk] * count + stop))
-            x, y = self.cached.spans(spans), torch.cat([self.y[span] for span in spans])
-            yield x, y, permutation(fold(key, place), len(x))

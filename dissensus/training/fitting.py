@@ -62,6 +62,13 @@ class _Wishes:
         labels = [derive(seed, "order", m) for m in ids] if own else derive(seed, "order")
         return torch.tensor(labels, dtype=torch.int64, device=self.device)
 
+    def feed(self, data: feeds.Parts, keys: Tensor, whole: bool, passes: int | None = None) -> feeds.Feed:
+        """Return batches of arrays in an order by these keys, from the device if they are to be there whole."""
+        if whole:
+            there = tuple(part.to(self.device) for part in data)
+            return feeds.ArrayFeed(there, self.size, keys, self.settings.drop_last, passes)
+        return feeds.HostFeed(data, self.size, keys, self.settings.drop_last, passes, self.settings.workers or 2)
+
     def only_shared(self, reason: str) -> None:
         """Refuse batches of members' own, for this reason."""
         if self.settings.batches == "own":
@@ -104,31 +111,29 @@ def _array_feed(x: Rows, y: Tensor, weights: Tensor | None, wishes: _Wishes) -> 
     """Return batches of arrays, from the device if they fit there."""
     sources.check_pair(x, y, "training")
     sources.check_weights(weights, len(x), "training")
-    objective, settings, device = wishes.objective, wishes.settings, wishes.device
+    objective, device = wishes.objective, wishes.device
     y = _targets(x, y, objective.likelihood)
     keys = wishes.order(len(x), "shared" if wishes.members.prefers_shared_batches else objective.batches)
     # An objective that measures all inputs first has them read into memory, where that is the device's.
-    needs_all = device.type == "cpu" and objective.prepare(x[:2]) is not objective
-    data = (x, y) if weights is None else (x, y, weights.float())
-    if feeds.lives_on(x, device) or needs_all:
-        there = tuple(part.to(device) for part in data)
-        return feeds.ArrayFeed(there, wishes.size, keys, settings.drop_last), (x[:2], y)
-    return feeds.HostFeed(data, wishes.size, keys, settings.drop_last, settings.workers or 2), (x[:2], y)
+    whole = feeds.lives_on(x, device) or (device.type == "cpu" and objective.prepare(x[:2]) is not objective)
+    return wishes.feed((x, y) if weights is None else (x, y, weights.float()), keys, whole), (x[:2], y)
 
 
 def _feature_feed(data: CachedFeatures, wishes: _Wishes) -> tuple[feeds.Feed, tuple[Batch, Tensor]]:
     """Return batches of features, from the device if they fit there."""
     if data.targets is None:
         raise ValueError("These features have no targets to train on. Cache them from data that has labels.")
-    x, settings, device = data.rows(0, 2), wishes.settings, wishes.device
+    x, batches = data.rows(0, 2), wishes.objective.batches
     y = _targets(x, data.targets, wishes.objective.likelihood)
-    keys = wishes.order(data.num_examples, wishes.objective.batches)
-    if feeds.fits(data, device):
-        return feeds.FeatureFeed(data, y.to(device), wishes.size, keys, settings.drop_last), (x, y)
-    wishes.only_shared(
-        "Features that are streamed from their file come in shared batches. For batches='own' raise their `resident_limit`."
-    )
-    return feeds.MappedFeed(data, y, wishes.size, settings.seed, device, settings.drop_last), (x, y)
+    limit = feeds.free_memory(wishes.device) // 2 if data.resident_limit is None else data.resident_limit
+    whole = feeds.lives_on(data.stored, wishes.device, limit)
+    if not whole:
+        wishes.only_shared(
+            "Features that are streamed from their file come in shared batches. For batches='own' raise their `resident_limit`."
+        )
+        batches = "shared"
+    keys = wishes.order(data.num_examples, batches)
+    return wishes.feed((data.stored, y), keys, whole, data.passes), (x, y)
 
 
 def _targets(x: Rows, y: Tensor, likelihood: Likelihood) -> Tensor:
@@ -486,7 +491,7 @@ def _threads_of(members: Members, x: Batch, batch_size: int) -> AbstractContextM
 def _prepared(objective: Objective, feed: feeds.Feed, x: Batch) -> Objective:
     """Return the objective with what it measures of all training inputs; `x`: a few of them."""
     if isinstance(feed, feeds.ArrayFeed):
-        return objective.prepare(feed.data[0])
+        return objective.prepare(feed.data[0][: feed.count])
     if objective.prepare(x) is not objective:
         raise ValueError(
             f"{type(objective).__name__} measures all training inputs before it begins (`of_range` of Adversarial, "
