@@ -1,5 +1,7 @@
 """A named suite runs on whatever of its sets a folder holds, and says what is missing."""
 
+import io
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +10,7 @@ import torch
 from dissensus_studies.harness.image_sets import _unknown_suite
 from PIL import Image
 
+from dissensus.data.files import load
 from dissensus.data.suites import FILES, OPENOOD_CIFAR10, SUITES, load_suite
 
 SHARED = Path(__file__).parents[1].parent / "shared" / "data" / "images"
@@ -45,6 +48,28 @@ def test_the_test_split_of_an_archive_is_taken(tmp_path):
     arrays = {"x_train": np.zeros((3, 32, 32, 3), np.uint8), "x_test": np.ones((2, 32, 32, 3), np.uint8)}
     np.savez(tmp_path / "svhn.npz", **arrays)
     assert load_suite(OPENOOD_CIFAR10, tmp_path, (3, 32, 32)).sets["svhn"].sum() == 2 * 3 * 32 * 32
+
+
+def test_archives_of_pictures_are_read_in_the_order_of_their_names(tmp_path):
+    images = np.random.default_rng(2).integers(0, 256, (2, 32, 32, 3)).astype(np.uint8)
+    with tarfile.open(tmp_path / "dtd.tar.gz", "w:gz") as archive:
+        for number in (1, 0):
+            content = io.BytesIO()
+            Image.fromarray(images[number]).save(content, "png")
+            entry = tarfile.TarInfo(f"dtd/{number}.png")
+            entry.size = content.tell()
+            archive.addfile(entry, io.BytesIO(content.getvalue()))
+        note = tarfile.TarInfo("dtd/readme.txt")
+        archive.addfile(note, io.BytesIO())
+    found = load_suite(OPENOOD_CIFAR10, tmp_path, (3, 32, 32))
+    assert list(found.sets) == ["textures"]
+    assert torch.equal(found.sets["textures"], torch.from_numpy(images).permute(0, 3, 1, 2))
+
+
+def test_an_archive_that_was_cut_off_is_refused(tmp_path):
+    (tmp_path / "a.tar.gz").write_bytes(b"\x1f\x8b nothing of the kind")
+    with pytest.raises(ValueError, match="cannot be read as an archive"):
+        load(tmp_path / "a.tar.gz")
 
 
 def test_published_lists_decide_which_images_belong_to_a_set(tmp_path):

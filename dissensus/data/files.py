@@ -117,11 +117,8 @@ def _load_npz(path: Path, target: str | None, options: Options) -> Loaded:
             raise ValueError(f"{path} is not an .npz archive, whatever its name says.")
         needed = target is not None and options.strict
         targets = _find_array(arrays.files, "target", target, options, path, needed)
-        if options.inputs is None and images.is_packed(arrays.files):
-            x = torch.from_numpy(images.unpack(arrays, path.name))
-        else:
-            inputs = _find_array(arrays.files, "inputs", options.inputs, options, path, needed=True)
-            x = _as_inputs(_read_array(arrays, inputs, path), options.layout, f"{inputs} of {path.name}")
+        inputs = _find_array(arrays.files, "inputs", options.inputs, options, path, needed=True)
+        x = _as_inputs(_read_array(arrays, inputs, path), options.layout, f"{inputs} of {path.name}")
         y = None if targets is None else _read_array(arrays, targets, path)
     return _with_targets(Loaded(x), y, f"{targets} of {path.name}")
 
@@ -286,7 +283,6 @@ def load(source: str | Path | Any, target: str | None = None, **options: Any) ->
     | source | inputs | targets |
     |---|---|---|
     | `.npz` | array `x` or `images`, ..., `x_test` of `"a.npz#test"` | array `y` or `labels`, ..., or `target` |
-    | `.npz` of packed images | the images: see `dissensus.data.images` | array `y` or `labels`, ..., or `target` |
     | `.npy` | the array | another `.npy` beside it, named `target` |
     | `.csv`, `.tsv`, `.parquet` | all columns but the target; text becomes 0/1 columns | column `target` |
     | `.parquet` with an image column | the images | column `label`, or `target` |

@@ -14,7 +14,7 @@ from torch import Tensor
 from dissensus.data.images import match_images
 from dissensus.data.suites import Group, Suite, SuiteSet, load_suite, sets_of
 from dissensus.data.toy import digits, photographs
-from dissensus_studies.harness.labelled import SHAPE, Files, find_files, read_set
+from dissensus_studies.harness.labelled import SHAPE, Files, find_files, read_set, unpacked
 from dissensus_studies.harness.labelled import Images as Images
 
 VALIDATION_IMAGES = 10_000
@@ -235,10 +235,12 @@ def _unknown_suite(known: str) -> Suite:
 def _read_unknown(suite: Suite, folder: Path) -> dict[str, Tensor | str]:
     def read(each: SuiteSet) -> Tensor | str:
         one = replace(suite, sets=(each,))
-        if not one.find(folder):
+        path = one.find(folder).get(each.name)
+        if path is None:
             return f"not found; a file such as {each.files[0]}.npz is looked for"
         try:
-            return load_suite(one, folder, SHAPE).sets[each.name]
+            packed = unpacked(path)
+            return match_images(packed.x, *SHAPE)[0] if packed else load_suite(one, folder, SHAPE).sets[each.name]
         except (ValueError, ImportError) as problem:
             return f"not readable: {problem}"
 

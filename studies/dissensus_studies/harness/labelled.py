@@ -1,5 +1,6 @@
 """Labelled image sets of a folder, in any of the layouts they usually have: found by name, read as training and test images."""
 
+import lzma
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -139,7 +140,9 @@ def read_set(files: Files) -> tuple[Images, Images | None, tuple[str, ...]]:
 
 def _loaded(paths: Sequence[Path]) -> list[Loaded]:
     with ThreadPoolExecutor(max_workers=8) as pool:
-        loaded = list(pool.map(lambda path: load(path, size=SHAPE[1] if path.is_dir() else None), paths))
+        loaded = list(
+            pool.map(lambda path: unpacked(path) or load(path, size=SHAPE[1] if path.is_dir() else None), paths)
+        )
     for path, each in zip(paths, loaded, strict=True):
         if path.is_dir() and each.y is None:
             raise ValueError(
@@ -170,3 +173,47 @@ def _numbered(loaded: Loaded, classes: tuple[str, ...] | None) -> Loaded:
     if unknown := sorted(set(loaded.classes) - set(classes)):
         raise ValueError(f"the test images have the class {unknown[0]!r}, which the training images lack")
     return replace(loaded, y=torch.tensor([classes.index(name) for name in loaded.classes])[loaded.y], classes=classes)
+
+
+def unpacked(path: Path) -> Loaded | None:
+    """Return the images of an `.npz` of packed ones; None where it is something else.
+
+    Packed are `shape`, (images, height, width, 3), and `xz`, a stream of residues modulo 256 of three planes (red less green, green,
+    blue less green; each images x height x width), predicted pixel by pixel from the neighbours.
+    """
+    if path.suffix.lower() != ".npz":
+        return None
+    # numpy leaves a file open that it was to open itself and cannot read.
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        if "xz" not in arrays.files:
+            return None
+        (images, *frame, _), raw = arrays["shape"].tolist(), lzma.decompress(arrays["xz"].tobytes())
+        y = torch.from_numpy(arrays["y"].astype(np.int64)) if "y" in arrays.files else None
+    planes = np.frombuffer(raw, np.int8).reshape(3, images, *frame)
+    parts = [_pixels(planes[:, start : start + _AT_ONCE]) for start in range(0, images, _AT_ONCE)]
+    return Loaded(torch.from_numpy(np.concatenate(parts)), y)
+
+
+# Images unpacked at once: enough for numpy to be busy with each pixel, few enough to stay in a processor's cache.
+_AT_ONCE = 2500
+
+
+def _pixels(planes: np.ndarray) -> np.ndarray:
+    """Return `(images, 3, height, width)` of residues `(3, images, height, width)`."""
+    _, images, height, width = planes.shape
+    residues = np.ascontiguousarray(planes.transpose(2, 3, 0, 1))
+    # A frame of zeros above and to the left makes the first row and column no exception.
+    values = np.zeros((height + 1, width + 1, 3, images), np.int16)
+    for row, column in product(range(height), range(width)):
+        left, above, corner = values[row + 1, column], values[row, column + 1], values[row, column]
+        # The middle one of left, above and left + above - corner: an edge is followed, a slope continued.
+        low, high = np.minimum(left, above), np.maximum(left, above)
+        value = np.minimum(np.maximum(left + above - corner, low), high) + residues[row, column]
+        green = value[1] & 255
+        # Of all numbers with this residue a difference to green is the one whose colour lies in 0 to 255.
+        value = ((value + green) & 255) - green
+        value[1] = green
+        values[row + 1, column + 1] = value
+    values = values[1:, 1:]
+    values[:, :, ::2] += values[:, :, 1:2]
+    return np.ascontiguousarray(values.astype(np.uint8).transpose(3, 2, 0, 1))
