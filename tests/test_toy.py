@@ -66,5 +66,5 @@ def test_seeds_decide_the_draw(draw):
     ],
 )
 def test_an_empty_set_is_refused(draw, name):
-    with pytest.raises(ValueError, match=f"`{name}` must be at least 1; got 0"):
+    with pytest.raises(ValueError, match=f"`{name}` must be a whole number of at least 1; got 0"):
         draw()

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dissensus._signatures import need
 from dissensus.data.tables import columns_of, number_of, texts_of
 
 
@@ -25,12 +26,17 @@ def table_parts(path: Path, texts: Sequence[str] = (), rows: int | None = None) 
     Yields:
         The number of the part's first row, the part as a DataFrame, and the share of the file that was read by then.
     """
-    pandas = _import_pandas(path)
+    parquet = _is_parquet(path)
+    need(f"Reading {path.name}", "data", "pandas", *["pyarrow"] * parquet)
     start = 0
-    for frame, share in (_parquet_parts if _is_parquet(path) else _csv_parts)(pandas, path, texts, rows):
-        frame.columns = unique_names([str(name) for name in frame.columns])
-        yield start, frame, share
-        start += len(frame)
+    try:
+        for frame, share in _parquet_parts(path, rows) if parquet else _csv_parts(path, texts, rows):
+            frame.columns = unique_names([str(name) for name in frame.columns])
+            yield start, frame, share
+            start += len(frame)
+    except (ValueError, OSError) as problem:  # pandas' own errors are ValueErrors
+        kind = "parquet" if parquet else "a table"
+        raise ValueError(f"{path} cannot be read as {kind}: {str(problem).splitlines()[0]}") from None
     if start == 0:
         raise ValueError(f"{path} holds no rows.")
 
@@ -55,17 +61,6 @@ def unique_names(names: Sequence[str]) -> list[str]:
     return unique
 
 
-def _import_pandas(path: Path) -> Any:
-    """Return pandas, or say how to install it."""
-    try:
-        import pandas
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            f"Reading {path.name} needs pandas, which this environment lacks. Install with: pip install 'dissensus[data]'"
-        ) from None
-    return pandas
-
-
 def _csv_options(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return how pandas is to read a CSV file, by its first line; also what was assumed."""
     with open(path, encoding="utf-8-sig", errors="replace") as file:
@@ -78,39 +73,32 @@ def _csv_options(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     return {**options, "encoding": "utf-8-sig"}, notes
 
 
-def _csv_parts(pandas: Any, path: Path, texts: Sequence[str], rows: int | None) -> Iterator[tuple[Any, float]]:
+def _csv_parts(path: Path, texts: Sequence[str], rows: int | None) -> Iterator[tuple[Any, float]]:
+    import pandas
+
     options, _ = _csv_options(path)
-    size = path.stat().st_size
     named = {} if options["header"] is None else {"dtype": dict.fromkeys(texts, str)}
-    try:
-        with open(path, "rb") as file:
-            # Not in pandas' own parts: there a column's cells would be numbers in one and texts in another.
-            found = pandas.read_csv(file, chunksize=rows, low_memory=False, **options, **named)
-            for frame in [found] if rows is None else found:
-                yield frame, file.tell() / max(size, 1)
-    except (ValueError, UnicodeDecodeError) as problem:  # pandas' own errors are ValueErrors
-        raise ValueError(f"{path} cannot be read as a table: {str(problem).splitlines()[0]}") from None
+    with open(path, "rb") as file:
+        # Not in pandas' own parts: there a column's cells would be numbers in one and texts in another.
+        found = pandas.read_csv(file, chunksize=rows, low_memory=False, **options, **named)
+        for frame in [found] if rows is None else found:
+            yield frame, file.tell() / max(path.stat().st_size, 1)
 
 
-def _parquet_parts(pandas: Any, path: Path, texts: Sequence[str], rows: int | None) -> Iterator[tuple[Any, float]]:
-    try:
-        if rows is None:
-            yield pandas.read_parquet(path), 1.0
-            return
-        from pyarrow import parquet
+def _parquet_parts(path: Path, rows: int | None) -> Iterator[tuple[Any, float]]:
+    if rows is None:
+        import pandas
 
-        # Buffered ahead, all that was read would stay in memory.
-        with parquet.ParquetFile(path, pre_buffer=False) as file:
-            done = 0
-            for batch in file.iter_batches(rows):
-                done += len(batch)
-                yield batch.to_pandas(), done / max(file.metadata.num_rows, 1)
-    except ImportError:
-        raise ModuleNotFoundError(
-            f"Reading {path.name} needs pyarrow, which this environment lacks. Install with: pip install 'dissensus[data]'"
-        ) from None
-    except (ValueError, OSError) as problem:
-        raise ValueError(f"{path} cannot be read as parquet: {str(problem).splitlines()[0]}") from None
+        yield pandas.read_parquet(path), 1.0
+        return
+    from pyarrow import parquet
+
+    # Buffered ahead, all that was read would stay in memory.
+    with parquet.ParquetFile(path, pre_buffer=False) as file:
+        done = 0
+        for batch in file.iter_batches(rows):
+            done += len(batch)
+            yield batch.to_pandas(), done / max(file.metadata.num_rows, 1)
 
 
 def target_of(frame: Any, target: str) -> tuple[Tensor, tuple[str, ...] | None, np.ndarray]:

@@ -131,24 +131,21 @@ class _Readable:
     def codes(self, values: np.ndarray, problems: Problems) -> np.ndarray:
         """Return a number for each value, `(rows,)`, NaN where it is missing; rows that cannot be read are added to the problems."""
 
-    @property
     @abstractmethod
-    def _own_features(self) -> tuple[str, ...]: ...
+    def _made_of(self, codes: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the values of each of its own features, by name."""
 
-    @abstractmethod
-    def _made_of(self, codes: np.ndarray) -> list[np.ndarray]:
-        """Return the values of each of its own features."""
+    def _features(self, codes: np.ndarray) -> dict[str, np.ndarray]:
+        return self._made_of(codes) | ({f"{self.name} missing": np.isnan(codes)} if self.indicator else {})
 
     @property
     def features(self) -> tuple[str, ...]:
         """Names of the features that the column becomes."""
-        return (*self._own_features, f"{self.name} missing") if self.indicator else self._own_features
+        return tuple(self._features(np.empty(0)))
 
     def encode(self, values: np.ndarray, problems: Problems) -> np.ndarray:
         """Return the features, `(rows, features)`; rows that cannot be read are added to the problems."""
-        codes = self.codes(values, problems)
-        features = self._made_of(codes)
-        return np.stack([*features, np.isnan(codes)] if self.indicator else features, 1)
+        return np.stack(list(self._features(self.codes(values, problems)).values()), 1)
 
     def learn(self, values: np.ndarray) -> "Column":
         """Return the column with what training rows tell about it."""
@@ -185,10 +182,6 @@ class Number(_Readable):
         """What the column is, in a word."""
         return "true or false" if self.boolean else "number"
 
-    @property
-    def _own_features(self) -> tuple[str, ...]:
-        return (self.name,)
-
     def codes(self, values: np.ndarray, problems: Problems) -> np.ndarray:
         """Return the numbers, as `_Readable.codes` says."""
         if values.dtype.kind in "biuf":
@@ -209,8 +202,8 @@ class Number(_Readable):
             return math.nan
         return _BOOLEAN.get(text.lower()) if self.boolean else number_of(text)
 
-    def _made_of(self, codes: np.ndarray) -> list[np.ndarray]:
-        return [np.where(np.isnan(codes), self.fill, codes)]
+    def _made_of(self, codes: np.ndarray) -> dict[str, np.ndarray]:
+        return {self.name: np.where(np.isnan(codes), self.fill, codes)}
 
 
 @dataclass(frozen=True)
@@ -225,10 +218,6 @@ class Category(_Readable):
     def read_as(self) -> str:
         """What the column is, in words."""
         return f"category of {len(self.levels)}" + (f", {self.rarer} rarer ones" if self.rarer else "")
-
-    @property
-    def _own_features(self) -> tuple[str, ...]:
-        return tuple(f"{self.name}={level}" for level in self.levels)
 
     def learn(self, values: np.ndarray) -> "Column":
         """Return the column with the levels of training rows."""
@@ -245,8 +234,8 @@ class Category(_Readable):
         place[None] = math.nan
         return np.array([place.get(text, -1) for text in texts_of(values)], dtype=np.float64)
 
-    def _made_of(self, codes: np.ndarray) -> list[np.ndarray]:
-        return [codes == place for place in range(len(self.levels))]
+    def _made_of(self, codes: np.ndarray) -> dict[str, np.ndarray]:
+        return {f"{self.name}={level}": codes == place for place, level in enumerate(self.levels)}
 
 
 @dataclass(frozen=True)
@@ -267,11 +256,6 @@ class Date(_Readable):
     parts: tuple[str, ...] = ()
     form: str = "ISO"
 
-    @property
-    def _own_features(self) -> tuple[str, ...]:
-        waves = (f"{self.name} {wave} of {part}" for part in self.parts for wave in ("sine", "cosine"))
-        return (f"{self.name} days", *waves)
-
     def _learned(self, known: np.ndarray) -> dict[str, Any]:
         parts = tuple(part for part in PERIODS if np.ptp(_phase(known, part)) > 1e-9)
         return {**super()._learned(known), "origin": float(known.min()), "parts": parts}
@@ -287,10 +271,13 @@ class Date(_Readable):
         self._refuse(wrong, "dates", values, problems)
         return np.array([known[text] for text in texts], dtype=np.float64)
 
-    def _made_of(self, codes: np.ndarray) -> list[np.ndarray]:
+    def _made_of(self, codes: np.ndarray) -> dict[str, np.ndarray]:
         days = np.where(np.isnan(codes), self.fill, codes)
-        angles = [2 * np.pi * _phase(days, part) for part in self.parts]
-        return [days - self.origin, *(wave(angle) for angle in angles for wave in (np.sin, np.cos))]
+        made = {f"{self.name} days": days - self.origin}
+        for part in self.parts:
+            angle = 2 * np.pi * _phase(days, part)
+            made |= {f"{self.name} sine of {part}": np.sin(angle), f"{self.name} cosine of {part}": np.cos(angle)}
+        return made
 
 
 def _day(text: str, form: str) -> float:

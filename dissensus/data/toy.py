@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dissensus._signatures import need, whole_number
 from dissensus.data.files import Loaded
 from dissensus.data.tables import Number, TableEncoder
 
@@ -45,7 +46,7 @@ def cubic(
         >>> x.shape, [round(float(value), 4) for value in (x[0, 0], y[0])]
         ((40, 1), [-3.2539, -35.7691])
     """
-    _check_counts(num_points=num_points)
+    whole_number("num_points", num_points, 1)
     stream = np.random.RandomState(seed)
     x = stream.uniform(low, high, (num_points, 1))
     return x, x[:, 0] ** 3 + stream.normal(0, noise, num_points)
@@ -92,18 +93,13 @@ def spiral_angles(points_per_class: int = 1000, num_classes: int = 3, noise: flo
         >>> [round(float(angle), 4) for angle in spiral_angles()[0, [0, -1]]]
         [0.5292, 7.7851]
     """
-    _check_counts(points_per_class=points_per_class, num_classes=num_classes)
+    whole_number("points_per_class", points_per_class, 1)
+    whole_number("num_classes", num_classes, 1)
     # Arm by arm, as the frozen stream is drawn.
     wobble = np.random.RandomState(seed).randn(num_classes, points_per_class) * noise
     radius = np.linspace(0.0, 1.0, points_per_class)
     arms = [np.linspace(8 * j, 8 * (j + 1), points_per_class) for j in range(num_classes)]
     return np.stack(arms) + wobble * (radius + 1)
-
-
-def _check_counts(**counts: int) -> None:
-    for name, count in counts.items():
-        if count < 1:
-            raise ValueError(f"`{name}` must be at least 1; got {count}. Ask for one or more.")
 
 
 def digits() -> Loaded:
@@ -134,12 +130,9 @@ BUILT_IN: Mapping[str, Callable[[], Loaded]] = MappingProxyType(
 
 
 def _datasets() -> Any:
-    try:
-        from sklearn import datasets
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            "The built-in data comes with scikit-learn, which this environment lacks. Install with: pip install 'dissensus[demo]'"
-        ) from None
+    need("The built-in data", "demo", "sklearn")
+    from sklearn import datasets
+
     return datasets
 
 
