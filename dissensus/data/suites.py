@@ -8,7 +8,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from dissensus.data.files import TABLE_ENDINGS, TAR_ENDINGS, Loaded, load
+from dissensus.data.files import TABLE_ENDINGS, TAR_ENDINGS, load
 from dissensus.data.images import describe_shape, match_images
 
 Group = Literal["near", "far"]
@@ -122,12 +122,16 @@ def load_suite(suite: Suite, folder: str | Path, shape: tuple[int, int, int]) ->
         )
     sets, notes = {}, {}
     for name, path in found.items():
+        # Arrays are made like the known data below; pictures of many sizes need one to be arrays.
+        size = None if shape[1] != shape[2] or path.suffix in (".npz", ".npy", ".parquet") else shape[1]
         try:
-            loaded = _load(path, folder, shape)
-            sets[name], notes[name] = match_images(loaded.x, *shape)
+            loaded = load(path, split="test", root=folder / _PICTURES, size=size, strict=False)
+            if loaded.x.ndim != 4:
+                raise ValueError(f"{path.name} must hold images; it holds {describe_shape(loaded.x.shape[1:])}.")
+            sets[name], changes = match_images(loaded.x, *shape)
         except ValueError as problem:
             raise ValueError(f"The set {name} of {suite.name}: {problem}") from None
-        notes[name] = (*loaded.notes, *notes[name])
+        notes[name] = (*loaded.notes, *changes)
     groups = {each.name: each.group for each in suite.sets if each.name in found}
     missing = tuple(each.name for each in suite.sets if each.name not in found)
     return LoadedSuite(sets, groups, missing, notes)
@@ -141,18 +145,6 @@ def plain_name(name: str) -> str:
         'oxfordiiitpet.npz'
     """
     return name.lower().replace("-", "").replace("_", "")
-
-
-def _load(path: Path, folder: Path, shape: tuple[int, int, int]) -> Loaded:
-    size = shape[1] if shape[1] == shape[2] else None
-    if path.suffix == ".txt":
-        return load(path, root=folder / _PICTURES, size=size)
-    if path.is_dir() or path.name.lower().endswith(TAR_ENDINGS):
-        return load(path, size=size)
-    loaded = load(path, split="test") if path.suffix == ".npz" else load(path)
-    if loaded.x.ndim != 4:
-        raise ValueError(f"{path.name} must hold images; it holds {describe_shape(loaded.x.shape[1:])}.")
-    return loaded
 
 
 FILES: Mapping[str, tuple[str, ...]] = MappingProxyType(

@@ -135,17 +135,14 @@ class _Readable:
     def _made_of(self, codes: np.ndarray) -> dict[str, np.ndarray]:
         """Return the values of each of its own features, by name."""
 
-    def _features(self, codes: np.ndarray) -> dict[str, np.ndarray]:
+    def features_of(self, codes: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the values of each feature that the column becomes, by name."""
         return self._made_of(codes) | ({f"{self.name} missing": np.isnan(codes)} if self.indicator else {})
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Names of the features that the column becomes."""
-        return tuple(self._features(np.empty(0)))
-
-    def encode(self, values: np.ndarray, problems: Problems) -> np.ndarray:
-        """Return the features, `(rows, features)`; rows that cannot be read are added to the problems."""
-        return np.stack(list(self._features(self.codes(values, problems)).values()), 1)
+        """Names of these features."""
+        return tuple(self.features_of(np.empty(0)))
 
     def learn(self, values: np.ndarray) -> "Column":
         """Return the column with what training rows tell about it."""
@@ -153,8 +150,7 @@ class _Readable:
         known = codes[~np.isnan(codes)]
         if not len(known):
             return LeftOut(self.name, "it is empty")
-        learned = self._learned(known)
-        return replace(self, indicator=len(known) < len(codes), **learned)  # type: ignore[return-value]
+        return replace(self, indicator=len(known) < len(codes), **self._learned(known))  # type: ignore[return-value]
 
     def _learned(self, known: np.ndarray) -> dict[str, Any]:
         return {"fill": float(np.median(known))}
@@ -189,9 +185,9 @@ class Number(_Readable):
         else:
             texts = texts_of(values)
             known = {text: self._number(text) for text in set(texts)}
+            numbers = np.array([known[text] for text in texts], dtype=np.float64)
             wrong = [row for row, text in enumerate(texts) if known[text] is None]
             self._refuse(wrong, "true or false" if self.boolean else "numbers", texts, problems)
-            numbers = np.array([known[text] for text in texts], dtype=np.float64)
         too_large = np.abs(numbers) > np.finfo(np.float32).max
         for row in np.flatnonzero(too_large).tolist():
             problems.setdefault(row, f"column {self.name!r} must hold finite numbers; it holds {numbers[row]:g} there")
@@ -299,14 +295,10 @@ class LeftOut:
     """A column that is no feature; its note says why."""
 
     kind: ClassVar[str] = "left out"
-    name: str
-    note: str
     read_as: ClassVar[str] = "left out"
     features: ClassVar[tuple[str, ...]] = ()
-
-    def learn(self, values: np.ndarray) -> "Column":
-        """Return the column as it is."""
-        return self
+    name: str
+    note: str
 
 
 Column = Number | Category | Date | LeftOut
@@ -367,7 +359,8 @@ class TableEncoder:
     def refit(self, table: Any, rows: Any) -> "TableEncoder":
         """Return the same reading with what is filled in and which categories there are learned from some rows only."""
         found = columns_of(table)
-        return TableEncoder(tuple(column.learn(found[column.name][rows]) for column in self.columns))
+        learned = {column.name: column.learn(found[column.name][rows]) for column in self._readable}
+        return TableEncoder(tuple(learned.get(column.name, column) for column in self.columns))
 
     @property
     def _readable(self) -> list["Number | Category | Date"]:
@@ -383,19 +376,15 @@ class TableEncoder:
         """Names of the features, in order."""
         return tuple(feature for column in self.columns for feature in column.features)
 
-    def _of_columns(self, table: Any, what: str) -> tuple[list[np.ndarray], Problems]:
-        """Return what a method of the columns makes of each of them, and the rows that cannot be read."""
-        found = columns_of(table)
-        for name in self.names:
-            _check_column(name, found)
-        problems: Problems = {}
-        parts = [getattr(column, what)(found[column.name], problems) for column in self._readable]
-        return parts, dict(sorted(problems.items()))
-
     def encode(self, table: Any, dtype: Any = np.float32) -> tuple[np.ndarray, Problems]:
         """Return the features of a table, `(rows, features)`, and the rows that cannot be read with the reason for each."""
-        parts, problems = self._of_columns(table, "encode")
-        return np.concatenate(parts, axis=1, dtype=dtype, casting="unsafe"), problems
+        codes, problems = self.codes(table)
+        parts = [
+            part
+            for column, own in zip(self._readable, codes.T, strict=True)
+            for part in column.features_of(own).values()
+        ]
+        return np.stack(parts, 1, dtype=dtype, casting="unsafe"), problems
 
     def codes(self, table: Any) -> tuple[np.ndarray, Problems]:
         """Return one number for each column that is read, `(rows, columns)`, and the rows that cannot be read.
@@ -403,8 +392,12 @@ class TableEncoder:
         Numbers are as they are, words are their place among the levels (-1 for others), dates are days since 1970, missing
         values are NaN: what an exported file takes, which makes features of them itself.
         """
-        parts, problems = self._of_columns(table, "codes")
-        return np.stack(parts, 1), problems
+        found = columns_of(table)
+        for name in self.names:
+            _check_column(name, found)
+        problems: Problems = {}
+        codes = np.stack([column.codes(found[column.name], problems) for column in self._readable], 1)
+        return codes, dict(sorted(problems.items()))
 
     def transform(self, table: Any, dtype: Any = np.float32) -> np.ndarray:
         """Return the features of a table, `(rows, features)`; refuse rows that cannot be read."""
@@ -542,7 +535,7 @@ def _why_identifier(values: np.ndarray, named: bool) -> str:
         return "names rows, no two alike" if named or len(values) > _SURELY else ""
     if not isinstance(column, Number):
         return ""
-    numbers = column.encode(values, {})[:, 0]
+    numbers = column.features_of(column.codes(values, {}))[""]
     if not np.equal(np.floor(numbers), numbers).all():
         return ""
     # Whole numbers drawn from so small a range would have met.
