@@ -218,7 +218,7 @@ def _check_same(facts: Facts, job: _Job, folder: Path) -> None:
             f"The feature cache in {folder} cannot be recognised with this `augment`: it holds what has no value that Python shows (a "
             "generator, a lock, a file). Open it with ds.CachedFeatures.open, or write the augmentation as a dataclass of numbers."
         )
-    stored = {**facts.identity, "examples": facts.examples, "passes": facts.passes, "dtype": facts.dtype}
+    stored = facts.identity | vars(facts)
     asked = {
         "backbone": network_digest(job.net, facts.identity.get("changing", ())),
         **job.identity,
@@ -239,7 +239,7 @@ def _check_first(facts: Facts, job: _Job, stored: np.ndarray, folder: Path) -> N
         raise _another(folder, f"its features are shaped {tuple(facts.shape)}, and this backbone gives {shape}")
     if facts.done == 0:
         return
-    now, then = features[0].double().cpu(), torch.from_numpy(np.array(stored[0])).double()
+    now, then = features[0].double().cpu(), torch.tensor(stored[0]).double()
     apart = float((now - then).norm()) / max(float(now.norm()), float(then.norm()), 1e-30)
     if not apart <= _ROUNDING:
         made = "what this backbone, or `augment`, makes of the first example differs from what is stored"
@@ -262,8 +262,10 @@ def _write(job: _Job, facts: Facts, arrays: dict[str, np.ndarray], folder: Path 
         values = features.float() if features.dtype == torch.bfloat16 else features
         with np.errstate(over="ignore"):  # what is too large for half precision is found below
             arrays[FEATURES][rows] = values.cpu().numpy()
+        labels = None
         if targets is not None:
             arrays[TARGETS][rows] = targets.cpu().numpy()
+            labels = torch.from_numpy(np.array(arrays[TARGETS][rows]))
         kept = torch.from_numpy(np.array(arrays[FEATURES][rows]))
         if not bool(torch.isfinite(kept).all()):
             bad = int((~torch.isfinite(kept)).flatten(1).any(1).nonzero()[0])
@@ -271,7 +273,6 @@ def _write(job: _Job, facts: Facts, arrays: dict[str, np.ndarray], folder: Path 
                 f"Features must be finite; those of row {facts.done + bad} are not, as {facts.dtype}. Look at that input, or "
                 "keep them as torch.float32."
             )
-        labels = None if targets is None else torch.from_numpy(np.array(arrays[TARGETS][rows]))
         facts.content = signed(facts.content + content_of(kept, labels, facts.done))
         facts.done = rows.stop
         if folder is not None and (time.monotonic() - noted > _NOTE_EVERY or facts.done == facts.rows):

@@ -141,7 +141,8 @@ def linear_probe(
     curve: tuple[Tried, ...] = ()
     strength = tried[0]
     if len(tried) > 1:
-        (x, y), held_out = _split((x, y), held_out, validation_share, seed)
+        if held_out is None:
+            (x, y), held_out = _split(x, y, validation_share, seed)
         check_labels_fit(held_out[1], classes, "validation")
         heads = list(_path(solve, x, y, tried, _CHOOSING, standardise))
         curve = tuple(_tried(strength, head, *held_out) for strength, head in heads)
@@ -159,7 +160,7 @@ def linear_probe(
 def _checked(strengths: Sequence[float] | Array) -> list[float]:
     listed = strengths.tolist() if isinstance(strengths, Tensor | np.ndarray) else list(strengths)
     numbers = isinstance(listed, list) and all(isinstance(each, int | float | np.number) for each in listed)
-    if not numbers or not all(0 < each < inf for each in listed or [0]):
+    if not listed or not numbers or not all(0 < each < inf for each in listed):
         raise ValueError(
             f"`strengths` must be finite positive numbers, at least one; got {strengths!r}. For one alone write [1.0]."
         )
@@ -167,12 +168,7 @@ def _checked(strengths: Sequence[float] | Array) -> list[float]:
 
 
 def _features(
-    net: nn.Module,
-    batch_size: int,
-    device: torch.device,
-    name: str,
-    data: Pairs | CachedFeatures,
-    width: int | None = None,
+    net: nn.Module, batch_size: int, device: torch.device, name: str, data: Any, width: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return all features, of the width of the training data's, and labels of a set, on the device."""
     if not isinstance(data, CachedFeatures):
@@ -190,21 +186,15 @@ def _features(
     return x, data.targets.long().to(device)
 
 
-def _split(
-    pair: tuple[Tensor, Tensor], held_out: tuple[Tensor, Tensor] | None, share: float, seed: int
-) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Return training and validation data; the latter is held out where there is none."""
-    if held_out is not None:
-        return pair, held_out
-    x, y = pair
+def _split(x: Tensor, y: Tensor, share: float, seed: int) -> list[tuple[Tensor, Tensor]]:
+    """Return training and validation data, of which the latter is held out."""
     count = round(share * len(x))
     if not 0 < count < len(x):
         raise ValueError(
             f"Holding out {share} of {len(x)} examples leaves one side empty. Pass `validation`, or one strength."
         )
     order = permutation(torch.tensor(derive(seed, "held out")), len(x)).to(x.device)
-    first, rest = order[:count], order[count:]
-    return (x[rest], y[rest]), (x[first], y[first])
+    return [(x[rows], y[rows]) for rows in (order[count:], order[:count])]
 
 
 @torch.no_grad()

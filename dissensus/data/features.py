@@ -119,8 +119,7 @@ class CachedFeatures(Dataset[tuple[Tensor, Tensor]]):
 
     def of_another_backbone(self, other: "CachedFeatures") -> bool:
         """Whether these and other features are known to come from different backbones."""
-        told = self.backbone and other.backbone and self.changing == other.changing
-        return bool(told) and self.backbone != other.backbone
+        return self.changing == other.changing and "" != self.backbone != other.backbone != ""
 
     def verify(self) -> None:
         """Read everything and compare it with the hash that was taken when it was written; ValueError if it was changed."""
@@ -176,13 +175,12 @@ class Facts:
             return None
         try:
             stored = json.loads(path.read_text(encoding="utf-8"))
-            if stored.pop("format") != FORMAT:
-                raise ValueError(f"{path} was written by another version; delete the folder and cache again.")
-            return cls(**stored)
-        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
-            raise ValueError(
-                f"{path} is not what a feature cache writes (damaged?). Delete it and cache again."
-            ) from None
+            facts = cls(**stored) if stored.pop("format") == FORMAT else None
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ValueError(f"{path} is not what a feature cache writes. Delete it and cache again.") from None
+        if facts is None:
+            raise ValueError(f"{path} was written by another version; delete the folder and cache again.")
+        return facts
 
     def write(self, folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
         """Have what the arrays hold in their files, then replace the facts in one step."""

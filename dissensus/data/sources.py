@@ -131,10 +131,7 @@ def triple_of(batch: Any) -> Triple:
 
 
 def arrays_of(data: Any) -> tuple[Rows, Tensor, Tensor | None] | None:
-    """Return (inputs, targets, weights or None) where data is such arrays or a TensorDataset; None where it must be iterated.
-
-    Inputs that lie in a file stay there.
-    """
+    """Return (inputs, targets, weights or None) of arrays, which may lie in files, or a TensorDataset; None for other data."""
     if isinstance(data, TensorDataset):
         data = data.tensors
     if isinstance(data, Dataset | DataLoader):
@@ -314,15 +311,14 @@ _LOOKED_AT = 32
 
 
 def source_of(data: Any, batch_size: int, key: int, workers: int) -> Source:
-    """Return data in order; `key` decides what random transforms draw.
-
-    Of a DataLoader its dataset, its collate function and its workers are used.
-    """
+    """Return data in order, of a DataLoader what it loads and how; `key` decides what random transforms draw."""
     if isinstance(data, CachedFeatures):
         raise ValueError("These are features already. Hand over the data that the backbone reads.")
     collate = None
     if isinstance(data, DataLoader):
-        if not _is_in_order(data) and not isinstance(data.dataset, IterableDataset):
+        batches = data.batch_sampler  # of one's own it leaves `data.sampler` at its default
+        in_order = type(batches) is BatchSampler and isinstance(batches.sampler, SequentialSampler)
+        if not in_order and not isinstance(data.dataset, IterableDataset):
             raise ValueError("A DataLoader must give batches of its items in order: hand over its dataset.")
         collate = None if data.collate_fn is default_collate else data.collate_fn
         data, workers = data.dataset, workers or data.num_workers
@@ -336,12 +332,6 @@ def source_of(data: Any, batch_size: int, key: int, workers: int) -> Source:
     if len(source) == 0:
         raise ValueError("There is nothing to cache: the data is empty.")
     return source
-
-
-def _is_in_order(loader: DataLoader[Any]) -> bool:
-    # A batch sampler of one's own leaves `loader.sampler` at its default.
-    batches = loader.batch_sampler
-    return type(batches) is BatchSampler and isinstance(batches.sampler, SequentialSampler)
 
 
 def _arrays_in_order(data: Any, batch_size: int) -> Arrays:

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, nullcontext
+from functools import partial
 from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 
@@ -39,10 +40,7 @@ def parts_of(triple: tuple[Any, Any, Any]) -> Parts:
 
 
 def prefetched(make: Callable[[int], Made], places: range, threads: int = 1) -> Generator[Made, None, None]:
-    """Yield `make(place)` for every place, in order, made ahead by threads; their errors come out here.
-
-    The threads end with the iterator.
-    """
+    """Yield `make(place)` for every place, in order, made ahead by threads, which end with the iterator; errors come out here."""
     with ThreadPoolExecutor(threads, thread_name_prefix="dissensus data") as pool:
         waiting: deque[Future[Made]] = deque()
         try:
@@ -86,7 +84,8 @@ class Carrier:
                 if batch is None:
                     return
                 if self.device.type == "cuda" and not self.slots and not tree_leaves(batch)[0].is_pinned():
-                    self.slots = [tree_map(_pinned_like, batch) for _ in range(_SLOTS)]
+                    pinned = partial(torch.empty_like, device="cpu", pin_memory=True)
+                    self.slots = [tree_map(pinned, batch) for _ in range(_SLOTS)]
                 yield self.move(batch)
 
     def move(self, batch: Parts) -> Parts:
@@ -111,10 +110,6 @@ class Carrier:
         """Wait until no more than so many copies are under way."""
         while len(self.under_way) > left:
             self.under_way.popleft().synchronize()
-
-
-def _pinned_like(values: Tensor) -> Tensor:
-    return torch.empty_like(values, device="cpu", pin_memory=True)
 
 
 def _into(slot: Tensor, values: Tensor) -> Tensor:
@@ -285,15 +280,12 @@ class HostFeed(OrderedFeed):
         places = range(skip, self.steps_per_epoch)
         with closing(self.carrier.ahead(rows, places, self.threads)) as batches:
             for position, batch in zip(places, batches, strict=True):
-                for pair in zip(tree_leaves(self.tensors["batch"]), tree_leaves(batch), strict=True):
-                    self._write(*pair, self.sizes[position])
-                yield self.sizes[position]
-
-    def _write(self, held: Tensor, values: Tensor, size: int) -> None:
-        """Put rows, member by member, where `order` looks for them."""
-        members = len(values) // size
-        held = held[: members * self.batch_size].unflatten(0, (members, self.batch_size))
-        held[:, :size].copy_(values.unflatten(0, (members, size)), non_blocking=True)
+                size = self.sizes[position]
+                for place, values in zip(tree_leaves(self.tensors["batch"]), tree_leaves(batch), strict=True):
+                    # Member by member, where `order` looks for them.
+                    rows_of = place[: len(values) // size * self.batch_size].unflatten(0, (-1, self.batch_size))
+                    rows_of[:, :size].copy_(values.unflatten(0, (-1, size)), non_blocking=True)
+                yield size
 
 
 class LoaderFeed(Feed):
