@@ -251,8 +251,8 @@ class HostFeed(OrderedFeed):
         batch_size: int,
         order_keys: Tensor,
         drop_last: bool = False,
-        passes: int | None = None,
         threads: int = 2,
+        passes: int | None = None,
     ) -> None:
         super().__init__(data, batch_size, order_keys, drop_last, passes)
         self.threads, self.carrier = threads, Carrier(order_keys.device)

@@ -62,13 +62,6 @@ class _Wishes:
         labels = [derive(seed, "order", m) for m in ids] if own else derive(seed, "order")
         return torch.tensor(labels, dtype=torch.int64, device=self.device)
 
-    def feed(self, data: feeds.Parts, keys: Tensor, whole: bool, passes: int | None = None) -> feeds.Feed:
-        """Return batches of arrays in an order by these keys, from the device if they are to be there whole."""
-        if whole:
-            there = tuple(part.to(self.device) for part in data)
-            return feeds.ArrayFeed(there, self.size, keys, self.settings.drop_last, passes)
-        return feeds.HostFeed(data, self.size, keys, self.settings.drop_last, passes, self.settings.workers or 2)
-
     def only_shared(self, reason: str) -> None:
         """Refuse batches of members' own, for this reason."""
         if self.settings.batches == "own":
@@ -111,29 +104,34 @@ def _array_feed(x: Rows, y: Tensor, weights: Tensor | None, wishes: _Wishes) -> 
     """Return batches of arrays, from the device if they fit there."""
     sources.check_pair(x, y, "training")
     sources.check_weights(weights, len(x), "training")
-    objective, device = wishes.objective, wishes.device
+    objective, settings, device = wishes.objective, wishes.settings, wishes.device
     y = _targets(x, y, objective.likelihood)
     keys = wishes.order(len(x), "shared" if wishes.members.prefers_shared_batches else objective.batches)
     # An objective that measures all inputs first has them read into memory, where that is the device's.
-    whole = feeds.lives_on(x, device) or (device.type == "cpu" and objective.prepare(x[:2]) is not objective)
-    return wishes.feed((x, y) if weights is None else (x, y, weights.float()), keys, whole), (x[:2], y)
+    needs_all = device.type == "cpu" and objective.prepare(x[:2]) is not objective
+    data = (x, y) if weights is None else (x, y, weights.float())
+    if feeds.lives_on(x, device) or needs_all:
+        there = tuple(part.to(device) for part in data)
+        return feeds.ArrayFeed(there, wishes.size, keys, settings.drop_last), (x[:2], y)
+    return feeds.HostFeed(data, wishes.size, keys, settings.drop_last, settings.workers or 2), (x[:2], y)
 
 
 def _feature_feed(data: CachedFeatures, wishes: _Wishes) -> tuple[feeds.Feed, tuple[Batch, Tensor]]:
     """Return batches of features, from the device if they fit there."""
     if data.targets is None:
         raise ValueError("These features have no targets to train on. Cache them from data that has labels.")
-    x, batches = data.rows(0, 2), wishes.objective.batches
+    x, settings, device = data.rows(0, 2), wishes.settings, wishes.device
     y = _targets(x, data.targets, wishes.objective.likelihood)
-    limit = feeds.free_memory(wishes.device) // 2 if data.resident_limit is None else data.resident_limit
-    whole = feeds.lives_on(data.stored, wishes.device, limit)
-    if not whole:
-        wishes.only_shared(
-            "Features that are streamed from their file come in shared batches. For batches='own' raise their `resident_limit`."
-        )
-        batches = "shared"
-    keys = wishes.order(data.num_examples, batches)
-    return wishes.feed((data.stored, y), keys, whole, data.passes), (x, y)
+    keys = wishes.order(data.num_examples, wishes.objective.batches)
+    limit = feeds.free_memory(device) // 2 if data.resident_limit is None else data.resident_limit
+    if feeds.lives_on(data.stored, device, limit):
+        there = data.resident(device), y.to(device)
+        return feeds.ArrayFeed(there, wishes.size, keys, settings.drop_last, data.passes), (x, y)
+    wishes.only_shared(
+        "Features that are streamed from their file come in shared batches. For batches='own' raise their `resident_limit`."
+    )
+    keys, threads = wishes.order(data.num_examples, "shared"), settings.workers or 2
+    return feeds.HostFeed((data.stored, y), wishes.size, keys, settings.drop_last, threads, data.passes), (x, y)
 
 
 def _targets(x: Rows, y: Tensor, likelihood: Likelihood) -> Tensor:
