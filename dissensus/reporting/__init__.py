@@ -29,7 +29,7 @@ def report(
         results: What `evaluate` returned; several must be of one task. The first is what others are compared with.
         path: The file to write.
         title: Title of the page; by default what is predicted, and from what data.
-        score: The uncertainty score of curves and trade-offs; total entropy (or variance) by default. Tables have all.
+        score: The uncertainty score of curves; total entropy (or variance) by default. Tables have all.
 
     Returns:
         The path of the page.

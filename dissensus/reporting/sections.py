@@ -11,7 +11,7 @@ import torch
 
 from dissensus.evaluation import Disputed, Evaluation, Histogram, Number, Reliability, tables
 from dissensus.evaluation.comparison import BEST_HIGH, compare
-from dissensus.evaluation.results import ALL_CORRUPTIONS, ID, MEMBER_METRICS, AlarmCheck, Examples, find
+from dissensus.evaluation.results import ALL_CORRUPTIONS, ID, MEMBER_METRICS, AlarmCheck, Examples
 from dissensus.evaluation.tables import Cells, short, title_of, title_with_unit
 from dissensus.html import Block, Picture, Section, Table, Text
 from dissensus.plots import martingale_path, p_value_histogram
@@ -534,42 +534,6 @@ def _fixed(value: float, decimals: int | None) -> str:
     return short(value) if decimals is None else f"{value:,.{decimals}f}".replace(",", "\u202f")
 
 
-def trade_offs(runs: Runs, score: str) -> Section | None:
-    """Numbers that should all be large, run by run, on a radar."""
-    found = {run.name: _good_numbers(run, score) for run in runs}
-    shared = [axis for axis in found[runs[0].name] if all(axis in own for own in found.values())]
-    if runs[0].task != "classification" or len(shared) < 3:
-        return None
-    values = {name: {axis: own[axis] for axis in shared} for name, own in found.items()}
-    listed = "; ".join(f"{name}: {_axes(own)}" for name, own in values.items())
-    return _section(
-        "Trade-offs",
-        f"Every axis is a number that should be large, on one scale, which begins at {figures.radar_floor(values):.1f} in the "
-        "middle and ends at 1. Further out is better; a run that gains on one side often gives up another. Compare axis by axis: "
-        "the area means nothing.",
-        [Picture(figures.radar(values), f"Radar of trade-offs. {listed}.")],
-    )
-
-
-def _axes(numbers: dict[str, float]) -> str:
-    return ", ".join(f"{' '.join(axis.split())} {value:.3f}" for axis, value in numbers.items())
-
-
-def _good_numbers(run: Evaluation, score: str) -> dict[str, float]:
-    """Return numbers in [0, 1] that should be large, by the name of their axis."""
-    told = list(run.groups) or [part.name for part in run.sets if part.kind == "ood"]
-    found = {
-        "accuracy": find(run.numbers, "accuracy"),
-        "corruption\naccuracy": find(run.numbers, "accuracy", ALL_CORRUPTIONS),
-        "1 −\nsmooth ECE": find(run.numbers, "smooth_ece"),
-        "1 − smooth ECE\n(corrupted)": find(run.numbers, "smooth_ece", ALL_CORRUPTIONS),
-        **{f"AUROC\n{name}": find(run.numbers, "auroc", name, score=score) for name in told[:6]},
-        "AUROC\ncorruptions": find(run.numbers, "auroc", ALL_CORRUPTIONS, score=score),
-    }
-    values = {axis: number.value for axis, number in found.items() if number is not None}
-    return {axis: 1 - value if axis.startswith("1") else value for axis, value in values.items()}
-
-
 def settings(runs: Runs, score: str) -> Section:
     """How the page was made: what decides the numbers on it, run by run."""
     own = [
@@ -611,6 +575,5 @@ SECTIONS: tuple[Callable[[Runs, str], Section | None], ...] = (
     collusion,
     disputed_inputs,
     single_inputs,
-    trade_offs,
     settings,
 )
