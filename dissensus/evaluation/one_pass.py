@@ -1,7 +1,7 @@
 """An ensemble and sets of inputs in, one pass over each, an Evaluation out."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from itertools import chain
 from math import inf
@@ -177,7 +177,7 @@ def evaluate(
         histograms=tuple(_histograms(task, samples)),
         gallery=tuple(chain.from_iterable(part.disputed for part in samples)),
         diagnosis=reader.known.diagnose(task, shares, seed),
-        examples=_examples(task, samples, num_outputs),
+        examples=tuple(_examples(task, samples, num_outputs)),
         data=Path(id_data).name if isinstance(id_data, str | Path) else "",
         date=date.today().isoformat(),
     )
@@ -195,7 +195,7 @@ def _told_loss(members: Members, known: NamedSet, transform: Callable[[Tensor], 
         return regression_loss(outputs.shape[-1], y) or "cross_entropy"
     if y.is_floating_point():
         raise ValueError(
-            "Targets that are all 0 or 1 may be labels or numbers; say which: loss='binary_cross_entropy' or loss='mse'."
+            "Targets that are all 0 or 1 may be labels or numbers: say loss='binary_cross_entropy' or loss='mse'."
         )
     return "binary_cross_entropy"
 
@@ -256,23 +256,20 @@ def _severity_rows(numbers: Sequence[Number]) -> dict[Number, list[int]]:
     return {mean: rows[mean] for mean in order}
 
 
-def _examples(task: Task, samples: Sequence[Sample], num_outputs: int) -> tuple[results.Examples, ...]:
-    """Return the inputs of each set that the ensemble is least certain about; none where each has several predictions."""
-    if not (isinstance(task, Classification) or (isinstance(task, Regression) and num_outputs == 1)):
-        return ()
+def _examples(task: Task, samples: Sequence[Sample], num_outputs: int) -> Iterator[results.Examples]:
+    """Yield the inputs of each set that the ensemble is least certain about; none where each has several predictions."""
+    single = isinstance(task, Classification) or (isinstance(task, Regression) and num_outputs == 1)
     shown = [name for name in task.score_names if name in _SHOWN] or [task.score_names[0]]
-    found = []
-    for part in samples:
+    for part in samples if single else ():
         columns = dict(zip(task.score_names, part.columns["scores"], strict=True)) | part.columns
         order = columns[shown[0]].argsort(descending=True, stable=True)[:_EXAMPLES]
         names = ("predicted", "truth", "confidence", *shown)
         values = {name: floats(columns[name][order].double().numpy()) if name in columns else () for name in names}
         scores = {name: values.pop(name) for name in shown}
-        found.append(results.Examples(part.info.name, tuple(order.tolist()), **values, scores=scores))
-    return tuple(found)
+        yield results.Examples(part.info.name, tuple(order.tolist()), **values, scores=scores)
 
 
-def _rocs(task: Task, samples: Sequence[Sample]) -> Iterable[results.Roc]:
+def _rocs(task: Task, samples: Sequence[Sample]) -> Iterator[results.Roc]:
     known = samples[0].columns["scores"]
     for part in samples[1:]:
         for score, ood_scores, id_scores in zip(task.score_names, part.columns["scores"], known, strict=True):
@@ -280,7 +277,7 @@ def _rocs(task: Task, samples: Sequence[Sample]) -> Iterable[results.Roc]:
             yield results.Roc(part.info.name, score, floats(curve.fpr.numpy()), floats(curve.tpr.numpy()))
 
 
-def _histograms(task: Task, samples: Sequence[Sample]) -> Iterable[results.Histogram]:
+def _histograms(task: Task, samples: Sequence[Sample]) -> Iterator[results.Histogram]:
     ranked = {part.info.name: np.sort(part.columns["scores"].numpy()).astype(np.float64) for part in samples}
     for place, score in enumerate(task.score_names):
         edges, logarithmic = _edges(np.concatenate([values[place] for values in ranked.values()]))
